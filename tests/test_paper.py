@@ -1,0 +1,152 @@
+"""The paper's derived numbers follow from its measured ones, and what does not fit together is found."""
+
+import copy
+import tomllib
+from importlib.resources import files
+
+import pytest
+
+from voidpad.paper import findings, geomean, published, recomputed, reduction
+from voidpad.paper.findings import attainable, fitting_size
+from voidpad.paper.numbers import Paper
+
+RAW = tomllib.loads(files("voidpad.paper").joinpath("published.toml").read_text(encoding="utf-8"))
+
+
+def altered(sheet: str, path: list[str], column: int, value: float) -> Paper:
+    """The paper with one printed number replaced."""
+    raw = copy.deepcopy(RAW)
+    cells = next(each for each in raw["sheet"] if each["id"] == sheet)["cells"]
+    for key in path[:-1]:
+        cells = cells[key]
+    cells[path[-1]][column] = value
+    return Paper.model_validate(raw)
+
+
+def about(paper: Paper, rule: str) -> list[str]:
+    return [finding.what for finding in findings(paper) if finding.rule == rule]
+
+
+def test_every_derived_number_recomputes():
+    checks = recomputed(published())
+    assert len(checks) == 360
+    assert [check for check in checks if not check.agrees] == []
+
+
+@pytest.mark.parametrize(
+    ("what", "printed"),
+    [
+        ("table1-llada: mean void over tasks, block 64", 51.13),
+        ("table1-dream: mean void mean", 60.21),
+        ("appendix-blocks-base: gsm8k eos worst", 7.88),
+        ("table2-reduction: mbpp", 84.6),
+        ("abstract: Dream NFE reduction", 55.7),
+        ("readme-reduction: humaneval", 80.4),
+        ("table3b-speedup: void-expansion mean from seconds", 2.12),
+        ("table3b-speedup: rho-eos geomean", 1.81),
+        ("table5: void difference", 9.64),
+        ("table5: void NFE reduction", 63.8),
+        ("table6: thresholds largest nfe", 175.5),
+        ("table6: window smallest score", 51.4),
+        ("claim: Dream: VOID over original", 17.84),
+    ],
+)
+def test_the_checks_cover_every_kind_of_derived_number(what, printed):
+    assert [check.printed for check in recomputed(published()) if check.what == what] == [printed]
+
+
+@pytest.mark.parametrize("column", range(4))
+def test_a_wrong_digit_in_a_table_is_found(column):
+    values = RAW["sheet"][0]["cells"]["gsm8k"]["void"]
+    paper = altered("table1-llada", ["gsm8k", "void"], column, values[column] + 0.5)
+    assert about(published(), "wrong-arithmetic") == []
+    assert about(paper, "wrong-arithmetic")
+
+
+def test_measurements_printed_twice_differ_in_three_settings():
+    found = [
+        f for f in findings(published()) if f.rule == "differing-sources" and not f.what.endswith("mean")
+    ]
+    assert [sorted(set(f.values["counts"])) for f in found] == [
+        [60, 61],
+        [378, 387],
+        [69, 70],
+        [442, 453],
+        [416, 417],
+    ]
+    assert [("graded" in f.meaning) for f in found] == [False, False, True, True, False]
+
+
+def test_a_repaired_source_is_no_longer_reported():
+    repaired = altered("fig-canvas", ["mbpp"], 5, 42.81)
+    assert len(about(published(), "differing-sources")) - len(about(repaired, "differing-sources")) == 1
+
+
+def test_cells_that_differ_along_an_idle_threshold_are_found():
+    assert about(published(), "idle-thresholds") == [
+        "LLaDA-8B-Instruct, mbpp score at tau_nonvoid 0.03",
+        "LLaDA-8B-Instruct, mean score at tau_nonvoid 0.03",
+        "LLaDA-8B-Instruct, mbpp nfe at tau_nonvoid 0.03",
+        "LLaDA-8B-Instruct, mean nfe at tau_nonvoid 0.03",
+        "LLaDA-8B-Base, math500 score at tau_nonvoid 0.12",
+        "LLaDA-8B-Base, math500 score at tau_nonvoid 0.15",
+        "LLaDA-8B-Base, mean score at tau_nonvoid 0.12",
+        "LLaDA-8B-Base, mean score at tau_nonvoid 0.15",
+    ]
+
+
+def test_mbpp_is_two_test_sets():
+    paper = published()
+    sizes = {name: fitting_size(paper, name, "mbpp") for name in paper.models if name != "dream-7b-base"}
+    assert sizes == {"llada-8b-instruct": 974, "llada-8b-base": 974, "dream-7b-instruct": 500}
+    assert about(paper, "test-sets") == ["mbpp has several test sets"]
+
+
+def test_every_other_score_is_a_count_over_its_test_set():
+    scores = [n for n in published().numbers if n.metric == "score" and n.task not in ("mbpp", "mean")]
+    assert len(scores) > 300
+    assert all(attainable(n.value, published().sizes[n.task][0]) for n in scores)
+
+
+def test_an_unattainable_score_is_found():
+    assert "humaneval, LLaDA-8B-Instruct" in about(altered("table3a", ["daedal"], 2, 44.6), "test-sets")
+
+
+def test_table_5_gain_is_text_after_the_end():
+    gains = {
+        f.what.split(",")[1].split(":")[0].strip(): f.values
+        for f in findings(published())
+        if f.rule == "text-after-eos"
+    }
+    assert gains["void"] == {"mean": 9.64, "gsm8k": 18.25, "math500": 0.0, "humaneval": 20.32, "mbpp": 0.0}
+
+
+def test_settings_that_disagree_are_found():
+    assert "LLaDA-Base selected (tau_nonvoid, tau_gap)" in about(published(), "statements")
+    assert about(published(), "unequal-limits") == [
+        "Table 3a: largest canvas",
+        "Figure large-block stress: largest canvas",
+    ]
+    assert "Dream-7B-Instruct, gsm8k, original" in about(published(), "rising-with-block")
+    assert about(published(), "rounded-twice") == ["table5: rainbow vanilla", "table5: rainbow termination"]
+
+
+def test_a_published_number_is_found_by_its_settings():
+    settings = {"canvas": 512, "block": 128, "steps": 512}
+    (number,) = published().find(("score", "dream-7b-instruct", "void", "gsm8k"), settings)
+    assert (number.value, number.source) == (80.89, "Table 1")
+    assert published().find(("score", "dream-7b-instruct", "void", "gsm8k"), {**settings, "block": 16}) == []
+
+
+def test_models_are_known_by_hub_id_and_short_name():
+    assert (
+        published().model_of("GSAI-ML/LLaDA-8B-Base")
+        == "llada-8b-base"
+        == published().model_of("llada-8b-base")
+    )
+    assert published().model_of("tiny-void") is None
+
+
+def test_means_and_reductions():
+    assert geomean([0.5, 2.0, 4.0, 0.25]) == pytest.approx(1.0)
+    assert reduction(128, 512) == 75.0

@@ -1,0 +1,210 @@
+"""The published numbers of the VoidPadding paper, as values that can be looked up and recomputed."""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Setting = int | float | str
+SUMMARIES = ("mean", "geomean", "best", "worst")
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Number(NamedTuple):
+    """One printed measurement with everything that identifies it."""
+
+    sheet: str
+    source: str
+    metric: str  # score | nfe | nfe_reduction | speedup | wall
+    model: str
+    method: str
+    task: str  # "mean": the paper's own mean over its tasks
+    settings: frozenset[tuple[str, Setting]]
+    value: float
+
+    @property
+    def at(self) -> dict[str, Any]:
+        return dict(self.settings)
+
+    @property
+    def identity(self) -> tuple[str, str, str, str, frozenset[tuple[str, Setting]]]:
+        """What must be equal for two numbers to be the same measurement."""
+        return self.metric, self.model, self.method, self.task, self.settings
+
+
+class Sheet(Frozen):
+    """One printed block: nested rows named by `levels`, columns along `across`, then summary columns."""
+
+    id: str
+    source: str
+    metric: str
+    model: str
+    levels: tuple[str, ...]
+    across: str
+    columns: tuple[Setting, ...]
+    cells: dict[str, Any]
+    method: str | None = None
+    settings: dict[str, Setting] = {}
+    per: dict[str, dict[str, Setting]] = {}  # settings of one method only
+    summary: tuple[str, ...] = ()
+    decimals: int = 2
+
+    def rows(self) -> Iterator[tuple[dict[str, str], tuple[float, ...]]]:
+        """(names of the row, its printed values) for every row, the means over tasks included."""
+        yield from _walk(self.cells, self.levels, {})
+
+    def row(self, *path: str) -> tuple[float, ...]:
+        """The measured values of one row, summaries left out."""
+        return self._values(path)[: len(self.columns)]
+
+    def at(self, *path: str, column: Setting) -> float:
+        """One printed value; `column` may be a summary."""
+        return self._values(path)[(*self.columns, *self.summary).index(column)]
+
+    def _values(self, path: tuple[str, ...]) -> tuple[float, ...]:
+        return next(values for names, values in self.rows() if tuple(names.values()) == path)
+
+    def numbers(self) -> Iterator[Number]:
+        """Every printed measurement; a summary over tasks counts as the task "mean"."""
+        for names, values in self.rows():
+            for column, value in zip((*self.columns, *self.summary), values, strict=True):
+                if column in SUMMARIES and self.across != "task":
+                    continue
+                place: dict[str, Any] = {"method": self.method, **names}
+                place[self.across] = "mean" if column in SUMMARIES else column
+                yield self._number(place, value)
+
+    def _number(self, place: dict[str, Any], value: float) -> Number:
+        method, task = place.pop("method"), place.pop("task")
+        moved = {name: float(at) if name.startswith("tau") else at for name, at in place.items()}
+        settings = frozenset({**self.settings, **self.per.get(method, {}), **moved}.items())
+        return Number(self.id, self.source, self.metric, self.model, method, task, settings, value)
+
+
+class PaperModel(Frozen):
+    hub: str
+    family: str
+    title: str
+
+
+class Method(Frozen):
+    padding: str
+    ban: tuple[str, ...]
+    stop: str
+    length: str
+
+
+class Stopping(Frozen):
+    """A row of Table 5: the method under both stopping rules."""
+
+    vanilla: str
+    termination: str
+    printed: tuple[float, float, float, float]
+
+
+class Table5(Frozen):
+    blocks: tuple[int, ...]
+    rows: dict[str, Stopping]
+
+
+class Spread(Frozen):
+    """A row of Table 6: what moves, and the range the results then cover."""
+
+    axes: tuple[str, ...]
+    score: tuple[float, float]
+    nfe: tuple[float, float]
+    sheets: tuple[str, ...] = ()
+    values: tuple[int, ...] = ()
+
+
+class Claim(Frozen):
+    """A difference stated in the text: the first row minus the second, in one column of a sheet."""
+
+    what: str
+    source: str
+    value: float
+    sheet: str
+    rows: tuple[tuple[str, ...], tuple[str, ...]]
+    column: Setting
+
+
+class Statement(Frozen):
+    """A setting stated in several places."""
+
+    id: str
+    what: str
+    values: dict[str, Any]
+    effect: str
+
+
+class Observation(Frozen):
+    task: str
+    model: str
+    method: str
+    canvas: int
+    block: int
+    plain: float
+    eos_banned_first_answer: float
+
+
+class Abstract(Frozen):
+    dream_nfe_reduction: float
+    observation1: Observation
+
+
+class Paper(Frozen):
+    version: int
+    tasks: tuple[str, ...]
+    models: dict[str, PaperModel]
+    sizes: dict[str, tuple[int, ...]]
+    methods: dict[str, Method]
+    table5: Table5
+    table6: dict[str, Spread]
+    abstract: Abstract
+    sheets: tuple[Sheet, ...] = Field(alias="sheet")
+    claims: tuple[Claim, ...] = Field(alias="claim")
+    statements: tuple[Statement, ...] = Field(alias="statement")
+
+    def sheet(self, name: str) -> Sheet:
+        return next(sheet for sheet in self.sheets if sheet.id == name)
+
+    @cached_property
+    def numbers(self) -> list[Number]:
+        return [number for sheet in self.sheets for number in sheet.numbers()]
+
+    def find(self, wanted: tuple[str, str, str, str], settings: Mapping[str, Any]) -> list[Number]:
+        """The printed values of a (metric, model, method, task), one per place; `settings` may say more."""
+        return [
+            number
+            for number in self.numbers
+            if number.identity[:4] == wanted
+            and all(settings.get(name) == value for name, value in number.settings)
+        ]
+
+    def model_of(self, hub: str) -> str | None:
+        """Our short name of one of the paper's models, or None for any other."""
+        return next((name for name, model in self.models.items() if hub in (name, model.hub)), None)
+
+
+def _walk(
+    cells: Mapping[str, Any], levels: tuple[str, ...], names: dict[str, str]
+) -> Iterator[tuple[dict[str, str], tuple[float, ...]]]:
+    for key, below in cells.items():
+        here = {**names, levels[0]: key}
+        if len(levels) == 1:
+            yield here, tuple(below)
+        else:
+            yield from _walk(below, levels[1:], here)
+
+
+@cache
+def published() -> Paper:
+    """The data file beside this module."""
+    text = files("voidpad.paper").joinpath("published.toml").read_text(encoding="utf-8")
+    return Paper.model_validate(tomllib.loads(text))
