@@ -1,0 +1,118 @@
+"""The canvas: prompts followed by answer slots, many rows at once, each with its own length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from voidpad.roles import Roles
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """Row b is ids[b, :stop[b]]: its prompt, then its slots. Right of `stop` is filler nobody may read."""
+
+    ids: Tensor  # (B, L) int64
+    prompt: Tensor  # (B,) int64, prompt lengths
+    stop: Tensor  # (B,) int64, prompt length + canvas length
+    key: Tensor  # (B,) int64, the row's identity: randomness and results hang on it
+    roles: Roles
+
+    @classmethod
+    def blank(
+        cls, prompts: Sequence[Sequence[int]], length: int, roles: Roles, keys: Sequence[int]
+    ) -> Canvas:
+        """Every prompt followed by `length` masks."""
+        prompt = torch.tensor([len(p) for p in prompts], dtype=torch.long)
+        ids = torch.full(
+            (len(prompts), int(prompt.max()) if len(prompts) else 0), roles.eos, dtype=torch.long
+        )
+        for row, tokens in enumerate(prompts):
+            ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+        bare = cls(ids, prompt, prompt, torch.tensor(keys, dtype=torch.long), roles)
+        return bare.resize(prompt + length)
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    @property
+    def offset(self) -> Tensor:
+        return torch.arange(self.ids.shape[1])[None]  # (1, L)
+
+    @property
+    def inside(self) -> Tensor:
+        return self.offset < self.stop[:, None]  # (B, L)
+
+    @property
+    def slots(self) -> Tensor:
+        return self.inside & (self.offset >= self.prompt[:, None])  # (B, L)
+
+    @property
+    def masked(self) -> Tensor:
+        return self.slots & (self.ids == self.roles.mask)  # (B, L)
+
+    @property
+    def length(self) -> Tensor:
+        return self.stop - self.prompt  # (B,)
+
+    @property
+    def first_eos(self) -> Tensor:
+        """Absolute position of each row's leftmost EOS on the canvas; `stop` where there is none."""
+        return first(self.slots & (self.ids == self.roles.eos), otherwise=self.stop)
+
+    def fill(self, chosen: Tensor, tokens: Tensor) -> Canvas:
+        return replace(self, ids=torch.where(chosen, tokens, self.ids))
+
+    def resize(self, stop: Tensor, token: int | None = None) -> Canvas:
+        """Rows end at `stop`: tails are cut off, new slots hold `token` (MASK unless told)."""
+        width = int(stop.max()) if len(stop) else 0
+        ids = torch.nn.functional.pad(self.ids, (0, max(0, width - self.ids.shape[1])), value=self.roles.eos)[
+            :, :width
+        ]
+        where = torch.arange(width)[None]
+        fresh = (where >= self.stop[:, None]) & (where < stop[:, None])
+        ids = torch.where(fresh, self.roles.mask if token is None else token, ids)
+        return replace(self, ids=ids, stop=stop)
+
+    def insert(self, at: Tensor, count: Tensor) -> Canvas:
+        """`count[b]` masks before position `at[b]`; what was there moves right."""
+        stop = self.stop + count
+        where = torch.arange(int(stop.max()))[None]
+        before, after = where < at[:, None], where >= (at + count)[:, None]
+        source = torch.where(before, where, where - count[:, None]).clamp(0, self.ids.shape[1] - 1)
+        ids = torch.where(before | after, self.ids.gather(1, source), self.roles.mask)
+        return replace(self, ids=torch.where(where < stop[:, None], ids, self.roles.eos), stop=stop)
+
+    def select(self, rows: Tensor) -> Canvas:
+        """Only these rows (bool mask or indices), as narrow as they allow."""
+        stop = self.stop[rows]
+        width = int(stop.max()) if len(stop) else 0
+        return Canvas(self.ids[rows][:, :width], self.prompt[rows], stop, self.key[rows], self.roles)
+
+    def without_prompt(self) -> Canvas:
+        """The prompt replaced by masks, for classifier-free guidance."""
+        hidden = self.offset < self.prompt[:, None]
+        return replace(self, ids=torch.where(hidden, self.roles.mask, self.ids))
+
+    def answer(self, row: int) -> list[int]:
+        return self.ids[row, int(self.prompt[row]) : int(self.stop[row])].tolist()
+
+
+def join(canvases: Sequence[Canvas]) -> Canvas:
+    """All rows of several canvases in one, as wide as the widest."""
+    if len(canvases) == 1:
+        return canvases[0]
+    width = max(c.ids.shape[1] for c in canvases)
+    ids = [torch.nn.functional.pad(c.ids, (0, width - c.ids.shape[1]), value=c.roles.eos) for c in canvases]
+    parts = [torch.cat([getattr(c, name) for c in canvases]) for name in ("prompt", "stop", "key")]
+    return Canvas(torch.cat(ids), *parts, canvases[0].roles)
+
+
+def first(found: Tensor, *, otherwise: Tensor) -> Tensor:
+    """Column of the first True of each row of `found` (B, L), or `otherwise` (B,)."""
+    if not found.shape[1]:
+        return otherwise
+    return torch.where(found.any(1), found.int().argmax(1), otherwise)

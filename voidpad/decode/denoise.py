@@ -1,0 +1,75 @@
+"""Denoisers: (canvas, where) -> logits at those slots. Whatever is peculiar to a model family ends here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from voidpad.decode.canvas import Canvas
+
+Forbid = Callable[[Canvas], Tensor]  # -> (B, L, L) bool: query (second axis) must not see key (third axis)
+
+
+@dataclass(frozen=True)
+class HFDenoiser:
+    """A transformers decoder with full attention. The vocabulary head runs only at the slots asked for."""
+
+    body: nn.Module  # LlamaModel or Qwen2Model with config.is_causal = False
+    head: nn.Module
+    shift: int = 0  # Dream predicts token j at position j - 1
+    forbid: Forbid | None = None  # attention intervention
+
+    @torch.inference_mode()
+    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
+        hidden = self.hidden(canvas)
+        row, column = where.nonzero(as_tuple=True)
+        device = hidden.device
+        return self.head(hidden[row.to(device), (column - self.shift).to(device)])
+
+    def hidden(self, canvas: Canvas, **kwargs: Any) -> Tensor:
+        """Last hidden states (B, L, H)."""
+        device = next(self.body.parameters()).device
+        mask = self.visible(canvas)
+        return self.body(
+            input_ids=canvas.ids.to(device, non_blocking=True),
+            attention_mask=None if mask is None else mask.to(device, non_blocking=True),
+            use_cache=False,
+            **kwargs,
+        ).last_hidden_state
+
+    def visible(self, canvas: Canvas) -> Tensor | None:
+        """Which keys may be seen: all (None), a row mask (B, L), or pairs (B, 1, L, L)."""
+        inside = canvas.inside
+        if self.forbid is None:
+            return None if bool(inside.all()) else inside.long()
+        return (inside[:, None, :] & ~self.forbid(canvas))[:, None]
+
+
+@dataclass(frozen=True)
+class Guided:
+    """Classifier-free guidance: away from what the model would say without the prompt."""
+
+    inner: Callable[[Canvas, Tensor], Tensor]
+    scale: float
+
+    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
+        bare = self.inner(canvas.without_prompt(), where)
+        return bare + (1 + self.scale) * (self.inner(canvas, where) - bare)
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Pays for the inner denoiser's pass, then answers by a script: real cost, chosen tokens."""
+
+    inner: Callable[[Canvas, Tensor], Tensor]
+    script: Callable[[Canvas, Tensor], Tensor]  # (canvas, where) -> token ids (N,)
+    margin: float = 20.0
+
+    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
+        logits = self.inner(canvas, where)
+        tokens = self.script(canvas, where).to(logits.device)
+        return logits.scatter(1, tokens[:, None], logits.max(1, keepdim=True).values + self.margin)

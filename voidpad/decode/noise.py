@@ -1,0 +1,58 @@
+"""Counter-based randomness: a draw is a hash of what it is for, so it does not depend on the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # splitmix64's constants, as signed 64-bit integers
+MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+MIX_2 = 0x94D049BB133111EB - (1 << 64)
+
+
+def shift_right(z: Tensor, bits: int) -> Tensor:
+    return (z >> bits) & ((1 << (64 - bits)) - 1)  # torch's >> keeps the sign; a hash must not
+
+
+def mix(z: Tensor) -> Tensor:
+    """The splitmix64 finaliser on int64 tensors; arithmetic wraps."""
+    z = (z ^ shift_right(z, 30)) * MIX_1
+    z = (z ^ shift_right(z, 27)) * MIX_2
+    return z ^ shift_right(z, 31)
+
+
+def absorb(state: Tensor, part: Tensor) -> Tensor:
+    return mix(state + GOLDEN * (part + 1))
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Draws for N slots, each identified by (seed, row key, pass, slot)."""
+
+    state: Tensor  # (N,) int64
+
+    @classmethod
+    def at(cls, seed: Tensor, key: Tensor, count: Tensor, slot: Tensor) -> Noise:
+        state = seed
+        for part in (key, count, slot):
+            state = absorb(state, part)
+        return cls(state)
+
+    def to(self, device: torch.device) -> Noise:
+        return Noise(self.state.to(device))
+
+    def split(self, size: int) -> list[Noise]:
+        return [Noise(part) for part in self.state.split(size)]
+
+    def per_slot(self) -> Tensor:
+        return self._uniform(absorb(self.state, torch.zeros_like(self.state)))  # (N,)
+
+    def per_token(self, vocab: int) -> Tensor:
+        tokens = torch.arange(1, vocab + 1, device=self.state.device)
+        return self._uniform(absorb(self.state[:, None], tokens[None]))  # (N, V)
+
+    @staticmethod
+    def _uniform(bits: Tensor) -> Tensor:
+        return (shift_right(bits, 11).double() + 0.5) * 2.0**-53  # in (0, 1)

@@ -1,0 +1,73 @@
+"""The state of decoding: a canvas and, for each row, its clocks and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from voidpad.decode.canvas import Canvas, first, join
+from voidpad.decode.commit import Clock
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Everything a row needs to go on, with any other rows beside it."""
+
+    canvas: Canvas
+    seed: Tensor  # (B,)
+    open: Tensor  # (B,) absolute position at which the active block starts
+    entry: Tensor  # (B,) masks of the active block when it was opened
+    spent: Tensor  # (B,) passes used in the active block
+    still: Tensor  # (B,) decoding passes in a row that changed nothing
+    probing: Tensor  # (B,) bool, the canvas length is still being chosen
+    settled: Tensor  # (B,) bool, the length rule may no longer edit
+    decoded: Tensor  # (B,) decoding passes
+    probed: Tensor  # (B,) probes
+    shared: Tensor  # (B,) passes that were both
+
+    @classmethod
+    def begin(cls, canvas: Canvas, block: int, *, seeds: Sequence[int], probing: bool) -> Rows:
+        zero = torch.zeros(len(canvas), dtype=torch.long)
+        no = torch.zeros(len(canvas), dtype=torch.bool)
+        seed = torch.tensor(seeds, dtype=torch.long)
+        rows = cls(canvas, seed, canvas.prompt, zero, zero, zero, no | probing, no, zero, zero, zero)
+        return replace(rows, entry=rows.window(block).sum(1))
+
+    def __len__(self) -> int:
+        return len(self.canvas)
+
+    def window(self, block: int) -> Tensor:
+        """Masked slots of each row's active block (B, L)."""
+        offset, start = self.canvas.offset, self.open[:, None]
+        return self.canvas.masked & (offset >= start) & (offset < start + block)
+
+    def clock(self, frontier: Tensor, steps: int) -> Clock:
+        return Clock(frontier.sum(1), self.entry, self.spent, steps)
+
+    def advance(self, block: int) -> Rows:
+        """Move past full blocks; a row with no mask from its block on stands at its end."""
+        canvas = self.canvas
+        ahead = first(canvas.masked & (canvas.offset >= self.open[:, None]), otherwise=canvas.stop)
+        skipped = torch.div(ahead - self.open, block, rounding_mode="floor") * block
+        opened = torch.where(ahead < canvas.stop, self.open + skipped, canvas.stop)
+        moved = replace(self, open=opened)
+        fresh = opened != self.open
+        entry = torch.where(fresh, moved.window(block).sum(1), self.entry)
+        return replace(moved, entry=entry, spent=torch.where(fresh, 0, self.spent))
+
+    def select(self, rows: Tensor) -> Rows:
+        parts = {name: getattr(self, name)[rows] for name in COUNTERS}
+        return Rows(self.canvas.select(rows), **parts)
+
+
+COUNTERS = tuple(field.name for field in fields(Rows) if field.name != "canvas")
+
+
+def join_rows(groups: Sequence[Rows]) -> Rows:
+    if len(groups) == 1:
+        return groups[0]
+    parts = {name: torch.cat([getattr(group, name) for group in groups]) for name in COUNTERS}
+    return Rows(join([group.canvas for group in groups]), **parts)
