@@ -1,8 +1,8 @@
 """The decoding loop. Read this first.
 
 Every pass: find the slots that may be written (the masked slots of each row's active block), ask the denoiser
-for the slots somebody needs, propose, commit, fill, let the length rule edit the canvas, let the stop rule end
-rows. Each row has its own clock, so ragged prompts, ragged canvases and early ends need no special case.
+for the slots somebody needs, propose, commit, fill, let the length rule edit the canvas, let the stop rule
+end rows. Each row has its own clock, so ragged prompts, ragged canvases and early ends need no special case.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ ALIASES = {"eos": "original", "rainbow": "original"}
 def plan(
     name: str = "void", *, family: str = "llada", calibration: Mapping[str, Any] | None = None, **fields: Any
 ) -> Plan:
-    """The preset `name`; fields given here win over the checkpoint's calibration and the family's defaults."""
+    """The preset `name`; fields given here win over the checkpoint's calibration and the defaults."""
     return describe(name, family=family, calibration=calibration, **fields)[0]
 
 

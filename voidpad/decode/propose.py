@@ -1,8 +1,8 @@
 """Proposals: for every slot of the frontier, a token and how sure we are of it.
 
 Two sets of ids shape a proposal. `ban` may not be chosen. `mute` leaves the distribution that is scored: with
-nothing muted, a banned token keeps its mass in the denominator (LLaDA's way: a slot that wants VOID scores low
-and is filled last); with the ban set muted, the rest is renormalised (Dream's way).
+nothing muted, a banned token keeps its mass in the denominator (LLaDA's way: a slot that wants VOID scores
+low and is filled last); with the ban set muted, the rest is renormalised (Dream's way).
 """
 
 from __future__ import annotations
