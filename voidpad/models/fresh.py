@@ -1,0 +1,86 @@
+"""Models with random weights and a small real tokenizer, for tests and benchmarks."""
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from voidpad.errors import ConfigError
+from voidpad.models.card import Card
+from voidpad.models.family import FAMILIES
+from voidpad.models.model import Model
+from voidpad.roles import RAINBOW_NAMES, VOID_NAME, resolve
+
+SPECIAL = ("<|mask|>", "<|endoftext|>", "<|eot_id|>", "<|unk|>", VOID_NAME, *RAINBOW_NAMES)
+# Every printable character, the likeliest first: a small vocabulary keeps those that fit.
+LETTERS = (
+    " etaoinshrdlcumwfgypbvkjxqz0123456789\n.,:?!+-*/=()'\"ABCDEFGHIJKLMNOPQRSTUVWXYZ<>[]{}#$%&@\\^_`|~;"
+)
+TEMPLATE = (
+    "{% for turn in messages %}{{ turn['role'] + ': ' + turn['content'] + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+
+
+def character_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
+    """One id per character, special tokens first; characters that do not fit become <|unk|>."""
+    if vocab <= len(SPECIAL):
+        raise ConfigError(f"vocab {vocab} is too small; use at least {len(SPECIAL) + 1}.")
+    table = {token: place for place, token in enumerate((*SPECIAL, *LETTERS)[:vocab])}
+    core = Tokenizer(models.WordLevel(table, unk_token="<|unk|>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    core.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        mask_token="<|mask|>",
+        eos_token="<|endoftext|>",
+        pad_token="<|endoftext|>",
+        unk_token="<|unk|>",
+        clean_up_tokenization_spaces=False,
+        chat_template=TEMPLATE,
+    )
+    tokenizer.add_tokens(list(SPECIAL), special_tokens=True)
+    return tokenizer
+
+
+def random_model(
+    family: str = "llada",
+    *,
+    vocab: int = 64,
+    hidden: int = 32,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int | None = None,
+    intermediate: int = 64,
+    context: int = 512,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> Model:
+    """A model of either family with random weights and a character tokenizer."""
+    if family not in FAMILIES:
+        raise ConfigError(f"family {family!r} is unknown; use one of {', '.join(FAMILIES)}.")
+    if hidden % heads or heads % (kv_heads or heads):
+        raise ConfigError(
+            f"heads {heads} must divide hidden {hidden}, and kv_heads {kv_heads} must divide heads."
+        )
+    tokenizer = character_tokenizer(vocab)
+    config = FAMILIES[family].config(
+        {
+            "vocab_size": vocab,
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads or heads,
+            "intermediate_size": intermediate,
+            "max_position_embeddings": context,
+            "initializer_range": hidden**-0.5,  # activations and logits of order one at any width
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        }
+    )
+    with torch.random.fork_rng(), torch.device(device):
+        torch.manual_seed(seed)
+        net = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    roles = resolve(tokenizer, {}, rows=vocab)
+    return Model(net, tokenizer, roles, FAMILIES[family], Card(family, roles), f"random-{family}")

@@ -1,0 +1,53 @@
+"""Names users type: built in, a folder, or a hub id, each as a folder on disk."""
+
+from importlib.resources import files
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from voidpad.errors import WeightsError
+from voidpad.models.card import read_json
+
+BUILT_IN = ("tiny-instruct", "tiny-eos", "tiny-rainbow", "tiny-void")
+PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.jinja"]  # never code, never pickles
+
+
+def locate(name: str | Path) -> Path:
+    """The folder of a model or adapter, downloaded if it is a hub id."""
+    if name in BUILT_IN:
+        folder = Path(str(files("voidpad"))) / "tiny" / "assets" / str(name)
+        if not folder.is_dir():
+            raise WeightsError(
+                f"{name}: the built-in weights are not in this installation; install the full package."
+            )
+        return folder
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise WeightsError(f"{name}: is a file; give the folder that holds config.json and the weights.")
+    return _download(str(name))
+
+
+def base_of(folder: Path) -> str:
+    """The base model an adapter folder names."""
+    base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+    if not base:
+        raise WeightsError(
+            f"{folder}: adapter_config.json names no base; load the base and pass adapter={folder}."
+        )
+    return base
+
+
+def _download(name: str) -> Path:
+    known = ", ".join(BUILT_IN)
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise WeightsError(f"{name}: no such folder; use {known}, a folder, or a hub id (owner/name).")
+    try:
+        return Path(snapshot_download(name, allow_patterns=PATTERNS))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise WeightsError(
+            f"{name}: no such folder, and the hub gave nothing ({reason}); check the name."
+        ) from error
