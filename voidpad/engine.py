@@ -109,7 +109,7 @@ class Engine:
             self._put(plan, begin([r.prompt for r in requests], self.roles, plan, keys=keys, seeds=seeds))
 
     def _share(self) -> tuple[list[tuple[Plan, Rows]], dict[Plan, Rows]]:
-        """Who takes part in this pass, oldest first, and who rests because canvases have grown past the limit."""
+        """Who takes part in this pass, and who rests because canvases have grown past the limit."""
         load, groups, resting = 0, [], {}
         for plan, rows in self.live.items():
             size = load + rows.canvas.stop.cumsum(0)
