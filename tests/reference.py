@@ -1,0 +1,523 @@
+"""The specification as a decoder: one row, full float64 logits, plain loops, nothing shared with `voidpad.decode`.
+
+Slots are 0-based canvas offsets. `logits(ids)` gets the whole row (prompt and canvas) and returns aligned
+logits of shape (len(ids), V). Speed does not matter here; being readable beside the specification does.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+Logits = Callable[[list[int]], Tensor]
+GOLDEN, WORD = 0x9E3779B97F4A7C15, 2**64
+
+
+# ------------------------------------------------------------------------------------------ settings
+@dataclass(frozen=True)
+class Fixed:
+    canvas: int
+
+
+@dataclass(frozen=True)
+class Expansion:  # section 4
+    start: int
+    limit: int
+    window: int
+    tau_nonvoid: float
+    tau_gap: float
+    cap: str = "ceil"  # or "floor"
+    mask_in_max: bool = False
+
+
+@dataclass(frozen=True)
+class Daedal:  # section 5
+    start: int = 64
+    limit: int = 2048
+    hi: float = 0.9
+    lo: float = 0.1
+    factor: int = 8  # E
+    stage1: float = 0.5  # c1
+    stage2: float = 0.9  # c2
+    check: int = 32  # n
+
+
+@dataclass(frozen=True)
+class Rho:  # section 6
+    start: int = 64
+    limit: int = 2048
+    hi: float = 0.9
+    unit: int = 8
+    low: float = 0.4
+    high: float = 0.6
+    interval: float = 0.1
+    scheduler: str = "exp"  # or "const", "linear"
+    most: int = 8  # the multiplier's cap
+    edits: int = 64  # iterations that may change the length
+    signal: str = "density"  # or "tail_confidence"
+    insert: str = "end"  # or "before_first_eos"
+    rounding: str = "tolerant"  # or "float32"
+    check: int = 32
+    shortest: int | None = None  # None: one block
+
+
+@dataclass(frozen=True)
+class Crop:  # section 7
+    limit: int
+    tau: float = 0.95
+
+
+@dataclass(frozen=True)
+class Settings:
+    length: Fixed | Expansion | Daedal | Rho | Crop
+    block: int
+    steps: int | None = None  # per block; None: the block size
+    schedule: str = "even"  # or "dream"
+    commit: str = "quota"  # or "threshold", "factor"
+    tau: float = 0.9  # of threshold; f of factor
+    score: str = "confidence"  # or "neg_entropy", "margin", "random"
+    ban: tuple[int, ...] = ()
+    mute: tuple[int, ...] = ()  # tokens that leave the scored distribution: the ban set where scores are renormalised
+    sampling: str = "argmax"  # or "gumbel" (LLaDA), "tempered" (Dream)
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+    eos_stop: bool = False
+    mask_proposable: bool = False
+    cut: bool = True
+
+    @property
+    def per_block(self) -> int:
+        return self.block if self.steps is None else self.steps
+
+
+@dataclass
+class Result:
+    ids: list[int]
+    tokens: list[int]
+    passes_decode: int
+    passes_probe: int
+    stop_reason: str
+    commits: list[list[tuple[int, int, float]]]  # per decoding pass: slot, token, score
+    states: list[list[int]]  # the canvas after each decoding pass
+    signals: list[float]  # DAEDAL's conf, rho-EOS's rho, pass by pass
+    events: Counter  # how often the interesting things happened
+
+    @property
+    def canvas(self) -> int:
+        return len(self.ids)
+
+
+@dataclass
+class Row:
+    """What changes while one row is decoded."""
+
+    logits: Logits
+    prompt: list[int]
+    settings: Settings
+    mask: int
+    eos: int
+    void: int | None
+    seed: int
+    key: int
+    canvas: list[int] = field(default_factory=list)
+    passes: int = 0
+    probes: int = 0
+    commits: list[list[tuple[int, int, float]]] = field(default_factory=list)
+    states: list[list[int]] = field(default_factory=list)
+    signals: list[float] = field(default_factory=list)
+    events: Counter = field(default_factory=Counter)
+
+    def forward(self) -> Tensor:
+        """Logits of the canvas slots, (length, V)."""
+        if not self.canvas:
+            return torch.empty(0, 1, dtype=torch.float64)
+        return self.logits(self.prompt + self.canvas)[len(self.prompt) :].double()
+
+    def masks(self, start: int, stop: int) -> list[int]:
+        return [j for j in range(start, min(stop, len(self.canvas))) if self.canvas[j] == self.mask]
+
+    def write(self, commits: list[tuple[int, int, float]]) -> None:
+        """End a decoding pass."""
+        for slot, token, _ in commits:
+            self.canvas[slot] = token
+        self.commits.append(commits)
+        self.passes += 1
+
+    def ended(self) -> bool:
+        """Close the books of a pass; 3.2: is there an EOS with nothing masked before it?"""
+        self.states.append(list(self.canvas))
+        if not self.settings.eos_stop or self.eos not in self.canvas:
+            return False
+        return self.mask not in self.canvas[: self.canvas.index(self.eos)]
+
+
+def decode(
+    logits: Logits, prompt: list[int], roles, settings: Settings, *, seed: int = 0, key: int = 0
+) -> Result:
+    """Decode one row; `roles` needs mask, eos and void."""
+    row = Row(logits, list(prompt), settings, roles.mask, roles.eos, roles.void, seed, key)
+    length = settings.length
+    if isinstance(length, Daedal):
+        reason = daedal(row, length)
+    elif isinstance(length, Rho):
+        reason = rho_eos(row, length)
+    else:
+        reason = blocks(row, choose_length(row, length))
+    tokens = list(row.canvas)
+    if row.eos in tokens and (settings.cut or settings.eos_stop):
+        tokens = tokens[: tokens.index(row.eos) + 1]
+    books = (row.commits, row.states, row.signals, row.events)
+    return Result(row.canvas, tokens, row.passes, row.probes, reason, *books)
+
+
+# ------------------------------------------------------------------------------- 0.2, 2.3-2.6: proposals
+def mix64(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % WORD
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % WORD
+    return z ^ (z >> 31)
+
+
+def uniform(seed: int, key: int, number: int, slot: int, v: int) -> float:
+    """A draw in (0, 1) that depends on nothing but its five coordinates."""
+    h = seed % WORD
+    for part in (key, number, slot, v + 1):
+        h = mix64((h + GOLDEN * (part + 1)) % WORD)
+    return ((h >> 11) + 0.5) * 2.0**-53
+
+
+def best(values: dict[int, float]) -> int:
+    """The index with the largest value; a tie goes to the smallest index."""
+    return min(values, key=lambda index: (-values[index], index))
+
+
+def softmax(z: Tensor, without: Iterable[int] = ()) -> Tensor:
+    z = z.clone()
+    z[list(without)] = -math.inf
+    return torch.softmax(z, -1) if bool((z > -math.inf).any()) else torch.zeros_like(z)
+
+
+def kept(z: Tensor, top_k: int | None, top_p: float | None) -> list[int]:
+    """Top-k, then the smallest set of likeliest tokens whose mass reaches top-p; at least one token."""
+    order = sorted((v for v in range(len(z)) if z[v] > -math.inf), key=lambda v: (-float(z[v]), v))
+    order = order[:top_k] if top_k else order
+    if top_p is None or not order:
+        return order
+    p = softmax(z, set(range(len(z))) - set(order))
+    mass, few = 0.0, []
+    for v in order:
+        if few and mass >= top_p:
+            break
+        few.append(v)
+        mass += float(p[v])
+    return few
+
+
+def propose(row: Row, z: Tensor, slot: int) -> tuple[int | None, float]:
+    """Token and score of one masked slot."""
+    s = row.settings
+    refused = set(s.ban) | (set() if s.mask_proposable else {row.mask})
+    gone = set(s.mute)
+    z = z / s.temperature if s.sampling == "tempered" and s.temperature > 0 else z
+    allowed = {v for v in range(len(z)) if v not in refused and z[v] > -math.inf}
+    if not allowed:
+        return None, 0.0
+    if s.sampling == "tempered" and s.temperature > 0:
+        choice = z.clone()
+        choice[list(refused)] = -math.inf
+        few = set(kept(choice, s.top_k, s.top_p))
+        allowed, gone = few, gone | (allowed - few)
+    wish = {v: float(z[v]) for v in allowed}
+    if s.sampling != "argmax" and s.temperature > 0:
+        scale = s.temperature if s.sampling == "gumbel" else 1.0
+        for v in wish:
+            wish[v] -= scale * math.log(-math.log(uniform(row.seed, row.key, row.passes, slot, v)))
+    token = best(wish)
+    return token, score_of(row, softmax(z, gone), token, slot)
+
+
+def score_of(row: Row, p: Tensor, token: int, slot: int) -> float:
+    score = row.settings.score
+    if score == "random":
+        return uniform(row.seed, row.key, row.passes, slot, -1)
+    if score == "neg_entropy":
+        return float((p * torch.log(p + 1e-10)).sum())
+    if score == "margin":
+        first, second = torch.topk(p, 2).values.tolist()
+        return first - second
+    return float(p[token])
+
+
+# ---------------------------------------------------------------------------------- 2.1-2.8: block decoding
+def even_quota(n: int, steps: int, step: int) -> int | None:
+    """2.2; None means everything that is left. The quota is 0 only where MASK was proposed (authors' switch)."""
+    if step >= steps:
+        return None
+    return n // steps + (1 if step < n % steps else 0)
+
+
+def dream_quota(left: int, steps: int, step: int) -> int | None:
+    """2.4, in exact arithmetic."""
+    if step >= steps - 1:
+        return None
+    tau = [1 - Fraction(999, 1000) * i / steps for i in (step, step + 1)]
+    return math.floor(left * (1 - tau[1] / tau[0]))
+
+
+def taken(row: Row, scores: dict[int, float], *, opened: int, step: int) -> list[int]:
+    """Which of the scored slots are committed in this pass."""
+    s = row.settings
+    order = sorted(scores, key=lambda j: (-scores[j], j))
+    if s.commit == "threshold":
+        return [j for j in order if scores[j] >= s.tau] or order[:1]
+    if s.commit == "factor":
+        fits = [n for n in range(1, len(order) + 1) if scores[order[n - 1]] >= 1 - s.tau / (n + 1)]
+        return order[: max(fits, default=1)]
+    if s.schedule == "dream":
+        return order[: dream_quota(len(order), s.per_block, step)]
+    return order[: even_quota(opened, s.per_block, step)]
+
+
+def blocks(row: Row, length: int) -> str:
+    """2.1: fill a canvas of `length` masks block by block. Returns the reason for stopping."""
+    s = row.settings
+    row.canvas = [row.mask] * length
+    still = 0
+    for start in range(0, length, s.block):
+        opened, step = len(row.masks(start, start + s.block)), 0
+        while row.masks(start, start + s.block):
+            before = list(row.canvas)
+            block_pass(row, range(start, start + s.block), opened=opened, step=step)
+            step += 1
+            if row.ended():
+                return "eos"
+            still = still + 1 if row.canvas == before else 0
+            if still == max(s.per_block, s.block) + 1:
+                return "stalled"
+    return "full"
+
+
+def block_pass(row: Row, block: range, *, opened: int, step: int) -> None:
+    z = row.forward()
+    proposals = {j: propose(row, z[j], j) for j in row.masks(block.start, block.stop)}
+    chosen = taken(row, {j: score for j, (_, score) in proposals.items()}, opened=opened, step=step)
+    commits = []
+    for j in chosen:
+        token, score = proposals[j]
+        if token is None:
+            raise ValueError(f"slot {j}: every token is banned")
+        commits.append((j, token, score))
+    row.write(commits)
+
+
+# ------------------------------------------------------------------- 4, 7: a canvas chosen before decoding
+def choose_length(row: Row, length: Fixed | Expansion | Crop) -> int:
+    if isinstance(length, Expansion):
+        return void_expansion(row, length)
+    if isinstance(length, Crop):
+        return smart_crop(row, length)
+    return length.canvas
+
+
+def void_expansion(row: Row, rule: Expansion) -> int:
+    block = row.settings.block
+    size = math.ceil(rule.start / block) * block
+    limit = (math.ceil if rule.cap == "ceil" else math.floor)(rule.limit / block) * block
+    if size > limit or rule.limit < rule.start:
+        raise ValueError(f"start {rule.start} does not fit under the cap {limit}")
+    while size <= limit:
+        row.canvas = [row.mask] * size
+        p = torch.softmax(row.forward(), -1)
+        row.probes += 1
+        rivals = [v for v in range(p.shape[-1]) if v != row.void and (rule.mask_in_max or v != row.mask)]
+        tail = range(size - min(rule.window, size), size)
+        void = [float(p[i][row.void]) for i in tail]
+        other = [max(float(p[i][v]) for v in rivals) for i in tail]
+        nonvoid = sum(other) / len(tail)
+        gap = sum(v - o for v, o in zip(void, other, strict=True)) / len(tail)
+        if nonvoid <= rule.tau_nonvoid and gap >= rule.tau_gap:
+            row.events["enough"] += 1
+            return size
+        row.events["expanded"] += size + block <= limit
+        size += block
+    row.events["cap"] += 1
+    return limit
+
+
+def smart_crop(row: Row, rule: Crop) -> int:
+    block = row.settings.block
+    if rule.limit % block:
+        raise ValueError(f"limit {rule.limit} is no multiple of the block {block}")
+    row.canvas = [row.mask] * rule.limit
+    q = torch.softmax(row.forward(), -1)[:, row.eos].tolist()
+    row.probes += 1
+    alive, found = 1.0, rule.limit
+    for i, chance in enumerate(q, start=1):
+        alive *= 1 - chance
+        if 1 - alive >= rule.tau:
+            found = i
+            break
+    size = math.ceil(found / block) * block
+    row.events["contracted"] += size < rule.limit
+    return size
+
+
+# ----------------------------------------------------------------------------------------- 5: DAEDAL
+def likeliest(p: Tensor, without: Iterable[int] = ()) -> int:
+    return best({v: float(p[v]) for v in range(len(p)) if v not in set(without)})
+
+
+def tail_confidence(row: Row, p: Tensor, n: int) -> float:
+    """EOS confidence: the last n slots whose argmax is EOS, their sum divided by n."""
+    found: list[float] = []
+    for j in reversed(range(len(row.canvas))):
+        if len(found) < n and likeliest(p[j]) == row.eos:
+            found.append(float(p[j][row.eos]))
+    return sum(found) / n
+
+
+def confident(row: Row, z: Tensor, window: list[int], hi: float) -> tuple[list, dict[int, float]]:
+    """Step 3: the commits of one pass, and the confidence of each masked slot of the window."""
+    p = torch.softmax(z, -1)
+    ban = set(row.settings.ban)
+    y = {j: likeliest(p[j], ban) for j in window}
+    c = {j: float(p[j][y[j]]) for j in window}
+    words = {j: c[j] for j in window if y[j] != row.mask}
+    sure = [(j, y[j], c[j]) for j in words if c[j] > hi]
+    if sure or not window:
+        return sure, c
+    if words:
+        j = best(words)
+        return [(j, y[j], c[j])], c
+    without = {j: softmax(z[j], {row.mask}) for j in window}
+    y = {j: likeliest(without[j], ban | {row.mask}) for j in window}
+    again = {j: float(without[j][y[j]]) for j in window}
+    j = best(again)
+    row.events["mask banned"] += 1
+    return [(j, y[j], again[j])], c
+
+
+def advance(row: Row, pos: int) -> int:
+    """Step 6: move past windows without masks."""
+    while pos < len(row.canvas) and not row.masks(pos, pos + row.settings.block):
+        pos = min(pos + row.settings.block, len(row.canvas))
+    return pos
+
+
+def daedal_start(row: Row, rule: Daedal) -> None:
+    row.canvas = [row.mask] * rule.start
+    while True:
+        p = torch.softmax(row.forward(), -1)
+        row.probes += 1
+        row.signals.append(tail_confidence(row, p, rule.check))
+        if row.signals[-1] >= rule.stage1 or len(row.canvas) == rule.limit:
+            break
+        row.canvas += [row.mask] * min(rule.factor, rule.limit - len(row.canvas))
+        row.events["expanded"] += 1
+    row.events["cap"] += len(row.canvas) == rule.limit
+    row.canvas += [row.eos] * min(rule.check // 2, rule.limit - len(row.canvas))
+
+
+def daedal(row: Row, rule: Daedal) -> str:
+    daedal_start(row, rule)
+    pos, denoise_only = 0, False
+    while pos < len(row.canvas):
+        denoise_only = denoise_only or len(row.canvas) >= rule.limit
+        before = list(row.canvas)
+        z = row.forward()
+        conf = tail_confidence(row, torch.softmax(z, -1), rule.check)
+        row.signals.append(conf)
+        window = row.masks(pos, pos + row.settings.block)
+        fill, c = confident(row, z, window, rule.hi)
+        low = {j: -c[j] for j in window if c[j] < rule.lo and j not in {slot for slot, _, _ in fill}}
+        may_grow = conf < rule.stage2 and len(row.canvas) < rule.limit and not denoise_only
+        row.write(fill)
+        if low and may_grow:
+            j = best(low)
+            row.canvas[j : j + 1] = [row.mask] * rule.factor
+            row.events["cut off"] += len(row.canvas) > rule.limit
+            row.canvas = row.canvas[: rule.limit]
+            row.events["grown"] += 1
+        pos = advance(row, pos)
+        if row.ended():
+            return "eos"
+        if row.canvas == before:
+            return "stalled" if row.mask in row.canvas else "full"
+    return "full"
+
+
+# ---------------------------------------------------------------------------------------- 6: rho-EOS
+def density(row: Row, p: Tensor, masks: list[int]) -> float:
+    return sum(likeliest(p[j]) == row.eos for j in masks) / len(masks) if masks else 0.0
+
+
+def segments(gap: float, interval: float, rounding: str) -> int:
+    if rounding == "float32":
+        ratio = torch.tensor(gap, dtype=torch.float32) / torch.tensor(interval, dtype=torch.float32)
+        return max(1, math.ceil(float(ratio)))
+    return max(1, math.ceil(gap / interval - 1e-6))
+
+
+def edit(rule: Rho, rho: float) -> int:
+    """How many slots to add (positive) or drop (negative)."""
+    low, high = rule.low, rule.high
+    if rule.rounding == "float32":
+        rho, low, high = (float(torch.tensor(x, dtype=torch.float32)) for x in (rho, low, high))
+    if low <= rho <= high:
+        return 0
+    gap = low - rho if rho < low else rho - high
+    seg = segments(gap, rule.interval, rule.rounding)
+    mult = {"const": 1, "linear": seg, "exp": 2 ** (seg - 1)}[rule.scheduler]
+    return (1 if rho < low else -1) * rule.unit * min(mult, rule.most)
+
+
+def resize(row: Row, rule: Rho, change: int) -> None:
+    length = len(row.canvas)
+    if change > 0:
+        new = [row.mask] * (min(length + change, rule.limit) - length)
+        at = length
+        if rule.insert == "before_first_eos" and row.eos in row.canvas:
+            at = row.canvas.index(row.eos)
+            row.events["inserted"] += 1
+        row.canvas[at:at] = new
+        row.events["expanded"] += 1
+        row.events["cap"] += len(row.canvas) == rule.limit
+    if change < 0:
+        shortest = row.settings.block if rule.shortest is None else rule.shortest
+        keep = max(length + change, min(shortest, length), 0)
+        row.events["contracted"] += keep < length
+        row.events["dropped a token"] += any(t != row.mask for t in row.canvas[keep:])
+        row.canvas = row.canvas[:keep]
+
+
+def rho_eos(row: Row, rule: Rho) -> str:
+    row.canvas = [row.mask] * rule.start
+    pos, denoise_only, iteration = 0, False, 0
+    while True:
+        iteration += 1
+        if iteration > rule.limit and rule.insert != "end":
+            return "limit"  # inserting at the end never leaves a mask: it goes on without edits until all is full
+        denoise_only = denoise_only or len(row.canvas) >= rule.limit or iteration > min(rule.edits, rule.limit)
+        before = list(row.canvas)
+        z = row.forward()
+        p = torch.softmax(z, -1)
+        tail = rule.signal == "tail_confidence"
+        everywhere = row.masks(0, len(row.canvas))
+        rho = tail_confidence(row, p, rule.check) if tail else density(row, p, everywhere)
+        row.signals.append(rho)
+        fill, _ = confident(row, z, row.masks(pos, pos + row.settings.block), rule.hi)
+        row.write(fill)
+        pos = advance(row, pos)
+        if not denoise_only:
+            resize(row, rule, edit(rule, rho))
+        pos = min(pos, len(row.canvas))
+        if row.ended():
+            return "eos"
+        if row.canvas == before:
+            return "stalled" if row.mask in row.canvas else "full"
+        if pos >= len(row.canvas):
+            return "full"
