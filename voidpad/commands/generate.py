@@ -1,0 +1,148 @@
+"""`voidpad generate` and `voidpad plans`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from voidpad.commands.options import takes_plan_fields
+from voidpad.commands.prompts import gather
+from voidpad.decode.length import VoidExpansion
+from voidpad.decode.plan import HELP, PRESETS, Plan, describe
+from voidpad.errors import ConfigError
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class Detail(StrEnum):
+    commits = "commits"
+    probs = "probs"
+    top5 = "top5"
+
+
+@takes_plan_fields
+def generate(
+    prompt: Annotated[list[str] | None, typer.Argument(help="one or more prompts")] = None,
+    model: Annotated[str, typer.Option(help="built-in name, hub id or folder")] = "tiny-void",
+    adapter: Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")] = None,
+    plan: Annotated[str, typer.Option(help="how to decode; `voidpad plans` lists them")] = "void",
+    file: Annotated[
+        Path | None, typer.Option(help="prompts: text or JSON lines; - is standard input")
+    ] = None,
+    messages: Annotated[Path | None, typer.Option(help="JSON file with the turns of a conversation")] = None,
+    system: Annotated[str | None, typer.Option(help="system prompt")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="no chat template")] = False,
+    seed: Annotated[int, typer.Option(help="for temperature > 0")] = 0,
+    rows: Annotated[int, typer.Option(help="most rows in one pass")] = 32,
+    tokens: Annotated[int, typer.Option(help="most tokens in one pass")] = 16384,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per prompt")] = False,
+    trace: Annotated[Path | None, typer.Option(help="record every pass to this file")] = None,
+    trace_detail: Annotated[Detail, typer.Option(help="what the trace holds")] = Detail.probs,
+    live: Annotated[bool, typer.Option("--live", help="watch the canvas fill")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto to spread over GPUs")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or auto")] = "auto",
+    quantize: Annotated[str | None, typer.Option(help="8bit or 4bit, through transformers")] = None,
+    fields: dict[str, Any] | None = None,
+) -> None:
+    """Answer prompts with a masked diffusion language model."""
+    prompts = gather(prompt, file=file, messages=messages)
+    from voidpad.models import load
+
+    place = {"device_map": "auto"} if device == "auto" else {"device": device}
+    loaded = load(model, adapter, dtype=dtype, quantize=quantize, **place)
+    built = loaded.plan(plan, **(fields or {}))
+    warn(built)
+    if live or trace is not None:
+        from voidpad.commands.streamed import stream
+
+        recorded = {"path": trace, "detail": trace_detail.value, "name": plan}
+        ids = [loaded.encode(p, system=system, raw=raw) for p in prompts]
+        results = stream(loaded, ids, built, seed=seed, live=err if live else None, trace=recorded)
+    else:
+        with bar(len(prompts), shown=len(prompts) > 1) as tick:
+            results = loaded.generate(
+                prompts, built, seed=seed, rows=rows, tokens=tokens, raw=raw, system=system, progress=tick
+            )
+    for result in results:
+        show(result, as_json=as_json, many=len(prompts) > 1)
+
+
+def show(result: Any, *, as_json: bool, many: bool) -> None:
+    if as_json:
+        print(json.dumps({key: value for key, value in asdict(result).items() if key not in ("ids", "key")}))
+        return
+    if many:
+        out.print(f"--- {result.key}", style="bold")
+    out.print(result.text, markup=False)
+    probes = f" + {result.passes_probe} probes" if result.passes_probe else ""
+    shared = f" ({result.passes_shared} shared)" if result.passes_shared else ""
+    err.print(
+        f"{len(result.tokens)} tokens, {result.passes_decode} passes{probes}{shared}, "
+        f"canvas {result.canvas}, stopped: {result.stop_reason}, {result.seconds:.2f} s",
+        style="dim",
+    )
+
+
+def warn(plan: Plan) -> None:
+    """VoidExpansion's second test holds by itself when tau_gap <= -tau_nonvoid: say so once."""
+    rule = plan.length
+    if isinstance(rule, VoidExpansion) and rule.tau_gap <= -rule.tau_nonvoid:
+        err.print(
+            f"warning: tau_gap={rule.tau_gap} cannot bind with tau_nonvoid={rule.tau_nonvoid}; "
+            "only the non-VOID test decides the canvas.",
+            style="yellow",
+        )
+
+
+class bar:
+    """A progress bar on standard error; calling the value it gives moves it by one."""
+
+    def __init__(self, total: int, *, shown: bool, label: str = "decoding") -> None:
+        columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.progress = Progress(*columns, console=err, disable=not shown)
+        self.task = self.progress.add_task("", total=total)
+
+    def __enter__(self) -> Any:
+        self.progress.start()
+        return lambda *_: self.progress.advance(self.task)
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+
+def plans(
+    name: Annotated[str | None, typer.Argument(help="show the fields of this plan")] = None,
+    family: Annotated[str, typer.Option(help="llada or dream: defaults differ")] = "llada",
+    model: Annotated[str | None, typer.Option(help="use this checkpoint's family and calibration")] = None,
+) -> None:
+    """List the ways to decode, or the fields of one of them."""
+    if family not in ("llada", "dream"):
+        raise ConfigError(f"family={family!r} is unknown; use llada or dream.")
+    calibration = None
+    if model is not None:
+        from voidpad.models import load
+
+        loaded = load(model)
+        family, calibration = loaded.family.name, loaded.card.calibration
+    if name is None:
+        table = Table("plan", "what it does", box=None)
+        for key, preset in PRESETS.items():
+            table.add_row(key, preset.about)
+        table.add_row("<plan>@authors", "with the switches as the authors' code has them")
+        out.print(table)
+        return
+    _, values = describe(name, family=family, calibration=calibration)
+    table = Table("option", "default", "meaning", box=None)
+    for key, value in values.items():
+        shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        table.add_row("--" + key.replace("_", "-"), shown, HELP[key])
+    out.print(table)

@@ -1,0 +1,79 @@
+"""Prompts from arguments, files and standard input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from voidpad.errors import ConfigError, DataError
+
+Prompt = str | list[dict[str, Any]]
+
+
+def gather(arguments: list[str] | None, *, file: Path | None, messages: Path | None) -> list[Prompt]:
+    """All prompts asked for; standard input where nothing is named."""
+    found: list[Prompt] = list(arguments or [])
+    if file is not None:
+        found += from_lines(read(file), name=str(file))
+    if messages is not None:
+        found.append(conversation(parsed(read(messages), f"{messages}"), f"{messages}"))
+    if not found and file is None and not sys.stdin.isatty():
+        text = sys.stdin.read().strip()
+        found += [text] if text else []
+    if not found:
+        raise ConfigError(
+            "no prompt: give one as an argument, with --file, with --messages or on standard input."
+        )
+    return found
+
+
+def read(path: Path) -> str:
+    try:
+        raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}. Check the path.") from None
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise DataError(f"{path}, line {line}: not UTF-8 (byte {error.start}). Convert the file.") from None
+
+
+def from_lines(text: str, *, name: str) -> list[Prompt]:
+    """One prompt a line: plain text, or JSON objects with `prompt` or `messages`."""
+    lines = text.splitlines()
+    if not lines:
+        raise DataError(f"{name}: the file is empty. Put one prompt on each line.")
+    objects = lines[0].lstrip().startswith("{")
+    found: list[Prompt] = []
+    for number, line in enumerate(lines, 1):
+        place = f"{name}, line {number}"
+        if not line.strip():
+            raise DataError(f"{place}: the line is empty. Remove it.")
+        found.append(from_object(parsed(line, place), place) if objects else line)
+    return found
+
+
+def parsed(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{place}: not JSON ({error.msg}).") from None
+
+
+def from_object(value: Any, place: str) -> Prompt:
+    if isinstance(value, dict) and isinstance(value.get("prompt"), str) and value["prompt"]:
+        return value["prompt"]
+    if isinstance(value, dict) and "messages" in value:
+        return conversation(value["messages"], place)
+    raise DataError(f'{place}: needs "prompt": text or "messages": [...].')
+
+
+def conversation(value: Any, place: str) -> Prompt:
+    turns = value.get("messages") if isinstance(value, dict) else value
+    fine = isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns)
+    if not fine or any(not isinstance(turn.get(part), str) for turn in turns for part in ("role", "content")):
+        raise DataError(f'{place}: messages must be a list of {{"role": ..., "content": ...}}.')
+    return turns
