@@ -57,17 +57,18 @@ def from_original(config: LoraConfig, tensors: Mapping[str, Tensor]) -> tuple[Lo
 
     `ff_out` is a block's output there and the vocabulary head too, so modules are listed by their full path.
     """
-    lora, saved = set(), set()
+    lora: set[str] = set()
+    saved: set[str] = set()
     for name in tensors:
         module, kind = CHANGE.sub("", name.removeprefix(PREFIX)), CHANGE.search(name)
         (lora if kind and kind[1].startswith("lora_") else saved).add(module)
         if kind and kind[1] == "token_adapter":
             saved.discard(module)
     found = deepcopy(config)
-    found.target_modules = {_module(name) for name in lora}
-    found.modules_to_save = sorted(_module(name) for name in saved) or None
-    found.rank_pattern = _patterns(config.rank_pattern, lora)
-    found.alpha_pattern = _patterns(config.alpha_pattern, lora)
+    found.target_modules = sorted(map(_module, lora))
+    found.modules_to_save = sorted(map(_module, saved)) or None
+    found.rank_pattern = _patterns(config.rank_pattern or {}, lora)
+    found.alpha_pattern = _patterns(config.alpha_pattern or {}, lora)
     found.layers_to_transform = found.layers_pattern = found.exclude_modules = None
     if isinstance(config.trainable_token_indices, dict):
         known = {"wte": "embed_tokens", "ff_out": "lm_head"}

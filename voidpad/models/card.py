@@ -43,8 +43,9 @@ def read_card(folder: Path) -> Card | None:
             f"{path}: card version is not {VERSION}; update voidpad or save the checkpoint again."
         )
     try:
-        roles = {k: tuple(v) if isinstance(v, list) else v for k, v in values.pop("roles").items()}
-        card = Card(roles=Roles(**roles), **values)
+        roles: dict[str, Any] = values.pop("roles")
+        lists = {name: tuple(ids) for name, ids in roles.items() if isinstance(ids, list)}
+        card = Card(roles=Roles(**{**roles, **lists}), **values)
     except (TypeError, KeyError, AttributeError) as error:
         raise WeightsError(f"{path}: not a voidpad card ({error}); save the checkpoint again.") from None
     if card.family not in FAMILIES:

@@ -126,8 +126,8 @@ LLADA_COVERED = Covered(
     ),
     ignored=_NEUTRAL
     | _words(  # initialisation, training and kernels: none reaches a trained forward
-        "alibi_bias_max attention_layer_norm_with_affine flash_attention init_cutoff_factor init_device init_fn "
-        "init_std precision"
+        "alibi_bias_max attention_layer_norm_with_affine flash_attention init_cutoff_factor init_device "
+        "init_fn init_std precision"
     ),
 )
 _DREAM_SAME = _words(  # fields Qwen2 has under the same name
@@ -147,8 +147,8 @@ def translate(config: Mapping[str, Any], *, where: str) -> tuple[Family, dict[st
     kind = str(config.get("model_type")).lower()
     if kind not in ("llada", "dream"):
         raise WeightsError(
-            f"{where}: model_type {config.get('model_type')!r} is not covered; use a LLaDA or Dream checkpoint, "
-            "or a folder saved by voidpad (with its voidpad.json)."
+            f"{where}: model_type {config.get('model_type')!r} is not covered; use a LLaDA or Dream "
+            "checkpoint, or a folder saved by voidpad (with its voidpad.json)."
         )
     covered, read = (LLADA_COVERED, _llada) if kind == "llada" else (DREAM_COVERED, _dream)
     covered.check(config, where=where)

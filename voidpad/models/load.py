@@ -65,7 +65,7 @@ def merge(model: Model) -> Model:
     """The model with its adapter folded into the weights. The network is changed in place."""
     if not isinstance(model.net, PeftModel):
         raise ConfigError(f"{model.name}: has no adapter to merge; load it with adapter=...")
-    if model.net.get_base_model().config.to_dict().get("quantization_config"):
+    if "quantization_config" in model.net.config.to_dict():
         raise ConfigError(f"{model.name}: cannot merge into quantized weights; load it without quantize.")
     return replace(model, net=model.net.merge_and_unload(safe_merge=True))
 
@@ -118,8 +118,8 @@ def _with_adapter(model: Model, folder: Path, name: str, given: Mapping[str, Any
     card = read_card(folder)
     if card is not None and card.family != model.family.name:
         raise WeightsError(
-            f"{folder}: an adapter of family {card.family!r} for {model.name}, of family {model.family.name!r}; "
-            "use the adapter's own base."
+            f"{folder}: an adapter of family {card.family!r}, but {model.name} is of family "
+            f"{model.family.name!r}; use the adapter's own base."
         )
     card = card or model.card
     net = attach(model, folder)

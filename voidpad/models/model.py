@@ -1,10 +1,11 @@
 """Model: a network, its tokenizer and its roles, ready to answer."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from voidpad.errors import ConfigError
@@ -14,9 +15,8 @@ from voidpad.models.text import Messages, chat, chat_ids, raw_ids, special_ids
 from voidpad.roles import Roles
 
 if TYPE_CHECKING:
-    from peft import PeftModel
-
     from voidpad.decode.denoise import HFDenoiser
+    from voidpad.decode.loop import Observe, Outcome, Step
     from voidpad.decode.plan import Plan
 
 Prompt = str | Messages
@@ -42,7 +42,7 @@ class Result:
 class Model:
     """What `load` returns. The network is transformers' own, or a PeftModel around it."""
 
-    net: "PreTrainedModel | PeftModel"
+    net: PreTrainedModel | PeftModel
     tokenizer: PreTrainedTokenizerBase
     roles: Roles
     family: Family
@@ -82,21 +82,109 @@ class Model:
             )
         return list(ids)
 
-    def text(self, ids: Sequence[int]) -> str:
-        """The text up to the first end, without special tokens."""
+    def text(self, ids: Sequence[int], *, cut: bool = True) -> str:
+        """The text up to the first end (all of it without `cut`), special tokens left out."""
         ends = [place for place, token in enumerate(ids) if token in self.roles.ends]
-        kept = ids[: ends[0]] if ends else ids
+        kept = ids[: ends[0]] if cut and ends else ids
         dropped = special_ids(self.tokenizer) | self.roles.all()
-        return self.tokenizer.decode([token for token in kept if token not in dropped])
+        return str(self.tokenizer.decode([token for token in kept if token not in dropped]))
 
     def denoiser(self, **fields: Any) -> "HFDenoiser":
         """Aligned logits of this network, as the decoder wants them."""
         from voidpad.decode.denoise import HFDenoiser
 
-        return HFDenoiser(self.net, shift=self.family.shift, **fields)
+        # An adapter lives inside the base's modules, so the base's body and head carry it.
+        net: Any = self.net.get_base_model() if isinstance(self.net, PeftModel) else self.net
+        return HFDenoiser(net.model, net.lm_head, shift=self.family.shift, **fields)
 
-    def plan(self, name: str = "void", **fields: Any) -> "Plan":
-        """A preset with this model's family and calibration."""
+    def plan(self, name: "str | Plan" = "void", **fields: Any) -> "Plan":
+        """A preset with this model's family and calibration; a ready plan is taken as it is."""
         from voidpad.decode.plan import plan
 
-        return plan(name, family=self.family.name, calibration=self.card.calibration, **fields)
+        if isinstance(name, str):
+            return plan(name, family=self.family.name, calibration=self.card.calibration, **fields)
+        if fields:
+            raise ConfigError(f"a ready plan takes no fields, got {', '.join(fields)}; set them in the plan.")
+        return name
+
+    def fit(self, ids: Sequence[int], plan: "Plan") -> "Plan":
+        """The plan with its longest canvas cut to what the context leaves beside this prompt."""
+        from voidpad.decode.length import Daedal, RhoEos, VoidExpansion
+
+        length = plan.length
+        self.admit(ids, canvas=length.canvas)
+        room = (self.context - len(ids)) // plan.block * plan.block
+        if not isinstance(length, VoidExpansion | Daedal | RhoEos) or length.limit <= room:
+            return plan
+        return replace(plan, length=replace(length, limit=max(room, length.canvas)))
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        plan: "str | Plan" = "void",
+        *,
+        seed: int = 0,
+        rows: int = 32,
+        tokens: int = 16384,
+        raw: bool = False,
+        system: str | None = None,
+        progress: Callable[[Result], None] | None = None,
+        **fields: Any,
+    ) -> list[Result]:
+        """Answers in the order of the prompts; `progress` sees each one as it ends.
+
+        `rows` and `tokens` (prompts and canvases) bound one forward pass; they change no answer.
+        """
+        from voidpad.engine import Engine
+
+        chosen = self.plan(plan, **fields)
+        engine = Engine(self.denoiser(), self.roles, rows=rows, tokens=tokens)
+        for key, prompt in enumerate(listed(prompts)):
+            ids = self.encode(prompt, raw=raw, system=system)
+            engine.submit(ids, self.fit(ids, chosen), seed=seed, key=key)
+        results: list[Result] = []
+        while engine.busy:
+            for outcome in engine.step():
+                results.append(self.result(outcome, cut=chosen.cut))
+                if progress is not None:
+                    progress(results[-1])
+        return sorted(results, key=lambda result: result.key)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        plan: "str | Plan" = "void",
+        *,
+        seed: int = 0,
+        raw: bool = False,
+        system: str | None = None,
+        observe: "Observe | None" = None,
+        **fields: Any,
+    ) -> "Iterator[Step]":
+        """One answer, pass by pass."""
+        from voidpad.decode.loop import decode
+
+        ids = self.encode(prompt, raw=raw, system=system)
+        chosen = self.fit(ids, self.plan(plan, **fields))
+        return decode(self.denoiser(), [ids], self.roles, chosen, seed=seed, observe=observe)
+
+    def result(self, outcome: "Outcome", *, cut: bool = True) -> Result:
+        """A finished row with its text."""
+        return Result(
+            text=self.text(outcome.tokens, cut=cut),
+            tokens=outcome.tokens,
+            passes_decode=outcome.passes_decode,
+            passes_probe=outcome.passes_probe,
+            passes_shared=outcome.passes_shared,
+            canvas=outcome.canvas,
+            stop_reason=outcome.stop_reason,
+            seconds=outcome.seconds,
+            ids=outcome.ids,
+            key=outcome.key,
+        )
+
+
+def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One text or one conversation as a list of one; a list of prompts as it is."""
+    single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Mapping))
+    return [cast(Prompt, prompts)] if single else list(cast(Sequence[Prompt], prompts))

@@ -52,8 +52,9 @@ class Place:
 
     def move(self, net: PreTrainedModel) -> PreTrainedModel:
         """Put a freshly read network on its device, unless from_pretrained has."""
-        mapped = self.device_map is not None or self.quantize is not None
-        return net if mapped else net.to(self.device)
+        if self.device_map is None and self.quantize is None:
+            torch.nn.Module.to(net, self.device)
+        return net
 
     def _number(self, stored: str) -> torch.dtype:
         if self.dtype != "auto":
