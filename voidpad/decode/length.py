@@ -268,7 +268,7 @@ class RhoEos(EosReader):
 
     def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows:
         length = before.canvas.length
-        settled = before.settled | (length >= self.limit) | (before.decoded >= self.adjust)
+        settled = before.settled | (length >= self.limit) | (before.decoded >= min(self.adjust, self.limit))
         rows = replace(rows.advance(block), settled=settled)
         change = torch.where(settled, 0, self.change(look.signal["rho"]))
         least = torch.full_like(length, block if self.minimum is None else self.minimum).minimum(length)

@@ -20,7 +20,7 @@ NOTHING = -1  # the token of a slot at which every token is banned
 
 
 def confidence(p: Tensor, tokens: Tensor, noise: Noise) -> Tensor:
-    return p.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
+    return torch.where(tokens == NOTHING, 0, p.gather(1, tokens.clamp(min=0)[:, None])[:, 0])
 
 
 def neg_entropy(p: Tensor, tokens: Tensor, noise: Noise) -> Tensor:
