@@ -1,0 +1,170 @@
+"""Padding policies: what stands after the answer's EOS, the one thing in which the three trainings differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from voidpad.errors import ConfigError, RoleError
+from voidpad.roles import Roles
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prompt and its answer, as ids, without the closing EOS."""
+
+    prompt: Sequence[int]
+    response: Sequence[int]
+    complete: bool = True  # False: the answer was cut, so no EOS may follow it
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Many examples in one flat tensor: `prompt response prompt response ...`."""
+
+    tokens: Tensor  # (T,) integer ids
+    prompt: Tensor  # (N,) prompt lengths
+    response: Tensor  # (N,) response lengths
+    complete: Tensor  # (N,) bool
+
+    @classmethod
+    def of(cls, rows: Sequence[Example]) -> Pairs:
+        tokens = [token for row in rows for part in (row.prompt, row.response) for token in part]
+        return cls(
+            torch.tensor(tokens, dtype=torch.long),
+            torch.tensor([len(row.prompt) for row in rows]),
+            torch.tensor([len(row.response) for row in rows]),
+            torch.tensor([row.complete for row in rows]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    @cached_property
+    def size(self) -> Tensor:
+        """Prompt and response together, (N,) int64."""
+        return self.prompt.long() + self.response.long()
+
+    @cached_property
+    def start(self) -> Tensor:
+        """Where each example begins in `tokens`."""
+        return self.size.cumsum(0) - self.size
+
+    def to(self, device: torch.device | str) -> Pairs:
+        return Pairs(*(part.to(device) for part in (self.tokens, self.prompt, self.response, self.complete)))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How the slots after EOS are filled: `fill(roles, j)` is the id of padding slot j (counted from 0)."""
+
+    name: str
+    fill: Callable[[Roles, Tensor], Tensor]
+    forced: bool  # the semantic EOS is always hidden and weighs 1 (spec 1.3)
+    longest_row_gets_eos: bool  # what the authors' collator does
+
+
+def _eos(roles: Roles, j: Tensor) -> Tensor:
+    return torch.full_like(j, roles.eos)
+
+
+def _rainbow(roles: Roles, j: Tensor) -> Tensor:
+    colours = torch.tensor(roles.ids(["rainbow"]), device=j.device)
+    return colours[j % len(colours)]
+
+
+def _void(roles: Roles, j: Tensor) -> Tensor:
+    return torch.full_like(j, roles.ids(["void"])[0])
+
+
+POLICIES = {
+    "eos": Policy("eos", _eos, forced=False, longest_row_gets_eos=False),
+    "rainbow": Policy("rainbow", _rainbow, forced=False, longest_row_gets_eos=False),
+    "void": Policy("void", _void, forced=True, longest_row_gets_eos=True),
+}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Clean rows and what each slot is. Rows are right padded; `inside` is what the model may see."""
+
+    ids: Tensor  # (B, S) int64
+    target: Tensor  # (B, S) bool: may carry loss - response, EOS and padding
+    eos: Tensor  # (B, S) bool: the semantic EOS
+    padding: Tensor  # (B, S) bool: after it
+    prompt: Tensor  # (B,)
+    inside: Tensor | None = None  # (B, S) bool; None: every slot of every row
+
+
+def policy(name: str) -> Policy:
+    if name not in POLICIES:
+        raise ConfigError(f"padding.policy: {name!r} is unknown; use one of {', '.join(POLICIES)}.")
+    return POLICIES[name]
+
+
+def pad(
+    rows: Sequence[Example],
+    how: Policy | str,
+    roles: Roles,
+    *,
+    longest_row_gets_eos: bool = True,
+    width: Tensor | None = None,
+) -> Batch:
+    """A mini-batch padded to its own width S_B, or row by row to `width` (B,)."""
+    how = policy(how) if isinstance(how, str) else how
+    pairs = Pairs.of(rows)
+    if not len(pairs):
+        raise ConfigError("pad: no rows given; a mini-batch needs at least one.")
+    if width is None:
+        width = batch_width(pairs.size, how, longest_row_gets_eos=longest_row_gets_eos)
+    return lay_out(pairs, torch.arange(len(pairs)), how, roles, width=width)
+
+
+def batch_width(sizes: Tensor, how: Policy, *, longest_row_gets_eos: bool = True) -> Tensor:
+    """S_B for every row of a mini-batch whose prompt + response lengths are `sizes` (spec 1.1)."""
+    extra = 1 if longest_row_gets_eos or how.longest_row_gets_eos else 0
+    return (sizes.max() + extra).expand(len(sizes))
+
+
+def virtual_width(sizes: Tensor, pool: Tensor, draw: Tensor, *, rows: int) -> Tensor:
+    """The width a row would have had in a random mini-batch of `rows` examples.
+
+    The row itself is one of them; the maximum of the other `rows - 1` has distribution F ** (rows - 1), sampled
+    by inversion. So the padding a row shows does not depend on which rows it is really computed with.
+    `pool` is the sorted prompt + response lengths of the data set, `draw` a uniform number per row.
+    """
+    if rows < 2:
+        return sizes + 1
+    rank = (draw ** (1 / (rows - 1)) * len(pool)).long().clamp(max=len(pool) - 1)
+    return torch.maximum(sizes, pool[rank]) + 1
+
+
+def lay_out(pairs: Pairs, rows: Tensor, how: Policy, roles: Roles, *, width: Tensor, columns: int | None = None) -> Batch:
+    """Rows of `pairs` as padded tensors, by index arithmetic alone. A cut answer is followed by nothing.
+
+    `columns` is the width of the tensors when the caller knows it (so that nothing waits for a device).
+    """
+    _check_roles(how, roles)
+    device = pairs.tokens.device
+    prompt, size = pairs.prompt[rows, None], pairs.size[rows, None]
+    whole, width = pairs.complete[rows, None], width.to(device)[:, None]
+    columns = int(width.max()) if columns is None else columns
+    column = torch.arange(columns, device=device)[None]
+    body = column < size
+    end = torch.where(whole, width, torch.minimum(size, width))
+    inside = column < end
+    source = (pairs.start[rows, None] + column).clamp(max=len(pairs.tokens) - 1)
+    eos = (column == size) & inside
+    padding = (column > size) & inside
+    ids = torch.where(body, pairs.tokens[source].long(), how.fill(roles, (column - size - 1).clamp(min=0)))
+    ids = torch.where(eos, roles.eos, ids)
+    return Batch(ids, inside & (column >= prompt), eos, padding, prompt[:, 0], inside)
+
+
+def _check_roles(how: Policy, roles: Roles) -> None:
+    if how.name in ("void", "rainbow") and not getattr(roles, how.name):
+        raise RoleError(f"padding.policy: {how.name} needs the role {how.name!r}, and these roles have none: {roles}.")

@@ -1,0 +1,180 @@
+"""Mini-batches as a pure function of their place in the run, built by tensor operations on the device.
+
+Nothing here depends on the number of processes, on the micro-batch or on restarts: row `p` of epoch `e` is the same
+row with the same noise however the run is divided, because every draw is a hash of (seed, epoch, example).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from voidpad.errors import DataError
+from voidpad.losses import Normaliser, loss_slots
+from voidpad.noising import WIDTH, At, Noising
+from voidpad.padding import Batch, Pairs, Policy, batch_width, lay_out, virtual_width
+from voidpad.roles import Roles
+
+
+class Rows(Protocol):
+    """A source of clean rows."""
+
+    count: int  # rows in an epoch
+
+    def __call__(self, epoch: int, position: Tensor) -> tuple[Batch, At]:
+        """The rows at `position` (B,) of an epoch's order; the position lives on the host."""
+        ...
+
+
+def shuffled(count: int, seed: int, epoch: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    return torch.randperm(count, generator=generator)
+
+
+@dataclass(frozen=True)
+class Width:
+    """How wide a row is padded: its mini-batch's maximum, an imagined mini-batch's, or a fixed number."""
+
+    kind: str | int = "batch"
+    virtual_batch: int = 6
+    longest_row_gets_eos: bool = True
+    multiple: int = 1  # tensors are made a multiple of this wide (the extra slots are masked): few shapes to compile
+
+
+class Padded:
+    """Prompt, response, EOS and padding, one example per row."""
+
+    def __init__(self, pairs: Pairs, roles: Roles, how: Policy, *, width: Width, noising: Noising, device: str = "cpu"):
+        self.count = len(pairs)
+        self.host, self.pairs = pairs, pairs.to(device)
+        self.roles, self.how, self.width, self.noising = roles, how, width, noising
+        self.pool = pairs.size.sort().values
+        self.order = lru_cache(2)(lambda epoch: shuffled(self.count, noising.seed, epoch))
+        if isinstance(width.kind, int) and int(self.pool[-1]) + 1 > width.kind:
+            raise DataError(f"padding.width: {width.kind} slots, but the longest example needs {int(self.pool[-1]) + 1}.")
+
+    def __call__(self, epoch: int, position: Tensor) -> tuple[Batch, At]:
+        example = self.order(epoch)[position]
+        width = self._width(epoch, example)
+        columns = -(-int(width.max()) // self.width.multiple) * self.width.multiple
+        size, whole = self.host.size[example], self.host.complete[example]
+        full = bool(((whole & (width == columns)) | (size == columns)).all())
+        device = self.pairs.tokens.device
+        rows = example.to(device, non_blocking=True)
+        batch = lay_out(self.pairs, rows, self.how, self.roles, width=width.to(device, non_blocking=True), columns=columns)
+        if full:  # nothing to hide from attention: the plain kernel is the fast one
+            batch = Batch(batch.ids, batch.target, batch.eos, batch.padding, batch.prompt, None)
+        return batch, At(torch.full_like(rows, epoch), rows, position.to(device, non_blocking=True))
+
+    def _width(self, epoch: int, example: Tensor) -> Tensor:
+        sizes = self.host.size[example]
+        if isinstance(self.width.kind, int):
+            return torch.full_like(sizes, self.width.kind)
+        if self.width.kind == "virtual":
+            draw = self.noising.draw(torch.full_like(example, epoch), example, torch.full_like(example, WIDTH))
+            return virtual_width(sizes, self.pool, draw, rows=self.width.virtual_batch)
+        return batch_width(sizes, self.how, longest_row_gets_eos=self.width.longest_row_gets_eos)
+
+
+class Packed:
+    """Documents `prompt response EOS` end to end, cut into rows of fixed length; masks anywhere."""
+
+    def __init__(self, pairs: Pairs, roles: Roles, *, length: int, align: bool, seed: int, device: str = "cpu"):
+        self.pairs, self.roles, self.length, self.align = pairs.to(device), roles, length, align
+        self.total = int((pairs.size + pairs.complete).sum())
+        self.count = self.total // length
+        self.stream = lru_cache(1)(lambda epoch: self._stream(shuffled(len(pairs), seed, epoch)))
+        if not self.count:
+            raise DataError(f"data.length: {length} slots per row, but the data has only {self.total} tokens.")
+
+    def _stream(self, order: Tensor) -> tuple[Tensor, Tensor]:
+        order = order.to(self.pairs.tokens.device)
+        return order, (self.pairs.size + self.pairs.complete)[order].cumsum(0)
+
+    def __call__(self, epoch: int, position: Tensor) -> tuple[Batch, At]:
+        order, ends = self.stream(epoch)
+        rows = position.to(ends.device, non_blocking=True)
+        begin = rows * self.length
+        if self.align:  # back to the start of the document that holds the first slot
+            document = torch.searchsorted(ends, begin, right=True)
+            begin = torch.where(document > 0, ends[document - 1], 0)
+        slot = begin[:, None] + torch.arange(self.length, device=ends.device)
+        document = torch.searchsorted(ends, slot, right=True)
+        example = order[document]
+        inside = slot - torch.where(document > 0, ends[document - 1], 0)
+        eos = inside == self.pairs.size[example]
+        source = (self.pairs.start[example] + inside).clamp(max=len(self.pairs.tokens) - 1)
+        ids = torch.where(eos, self.roles.eos, self.pairs.tokens[source].long())
+        everywhere, nowhere = torch.ones_like(eos), torch.zeros_like(eos)
+        batch = Batch(ids, everywhere, eos, nowhere, torch.zeros_like(rows))
+        return batch, At(torch.full_like(rows, epoch), rows, rows)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which micro-batches this process computes. Consecutive micro-batches of an update go round the processes."""
+
+    global_batch: int
+    micro_batch: int
+    rank: int = 0
+    processes: int = 1
+
+    @property
+    def accumulation(self) -> int:
+        return self.global_batch // (self.micro_batch * self.processes)
+
+    def first(self, index: int) -> tuple[int, int]:
+        """(update, first row within the update) of this process's micro-batch number `index`."""
+        update, step = divmod(index, self.accumulation)
+        return update, (step * self.processes + self.rank) * self.micro_batch
+
+
+class MicroBatches(Dataset):
+    """Micro-batch number i of this process, ready for the model. Trainer sees the whole run as one epoch of these."""
+
+    def __init__(self, rows: Rows, noising: Noising, roles: Roles, *, share: Share, loss: tuple[Normaliser, int], forced: bool):
+        self.rows, self.noising, self.roles, self.share = rows, noising, roles, share
+        self.normaliser, self.shift = loss
+        self.forced = forced
+        self.length = 1  # set once the number of updates is known
+        self.updates_per_epoch = -(-rows.count // share.global_batch)
+        self.side: torch.cuda.Stream | None = None
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        update, first = self.share.first(index)
+        epoch, update = divmod(update, self.updates_per_epoch)
+        position = (update * self.share.global_batch + first + torch.arange(self.share.micro_batch)) % self.rows.count
+        return self._on_the_side(epoch, position)
+
+    def build(self, epoch: int, position: Tensor) -> dict[str, Tensor]:
+        batch, at = self.rows(epoch, position)
+        noised = self.noising(batch, self.roles.mask, forced=self.forced, at=at)
+        slots = loss_slots(batch, noised, self.normaliser, shift=self.shift)
+        inputs = {"ids": noised.ids, "where": slots.where, "label": slots.label}
+        inputs |= {} if batch.inside is None else {"inside": batch.inside}
+        return inputs | {"weight": slots.weight, "kind": slots.kind}
+
+    def _on_the_side(self, epoch: int, position: Tensor) -> dict[str, Tensor]:
+        """On a GPU, build in a stream of its own: counting the loss slots then waits for this batch alone,
+        not for the step still running, and the device never goes idle between steps."""
+        if not torch.cuda.is_available():
+            return self.build(epoch, position)
+        main = torch.cuda.current_stream()
+        if self.side is None:
+            torch.cuda.synchronize()  # the data's own upload
+            self.side = torch.cuda.Stream(priority=-1)
+        with torch.cuda.stream(self.side):
+            inputs = self.build(epoch, position)
+        main.wait_stream(self.side)
+        for tensor in inputs.values():
+            tensor.record_stream(main)
+        return inputs
+

@@ -1,0 +1,141 @@
+"""Optimisers and the learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from voidpad.training.config import OptimPart
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Warm-up, stable, decay, as a factor on the learning rate over progress in [0, 1]."""
+
+    warmup: float = 0.0
+    decay: float = 0.0
+    shape: str = "linear"
+    floor: float = 0.0
+
+    def __call__(self, progress: float) -> float:
+        rise = min(1.0, progress / self.warmup) if self.warmup else 1.0
+        left = min(1.0, max(0.0, 1 - progress) / self.decay) if self.decay else 1.0
+        return rise * (self.floor + (1 - self.floor) * SHAPES[self.shape](left))
+
+
+SHAPES: dict[str, Callable[[float], float]] = {  # of the part of the decay that is left
+    "linear": lambda left: left,
+    "cosine": lambda left: (1 - math.cos(math.pi * left)) / 2,
+    "sqrt": lambda left: 1 - math.sqrt(1 - left),
+}
+
+
+def optimiser(model: nn.Module, part: OptimPart) -> torch.optim.Optimizer:
+    """AdamW for everything, or Muon for the matrices inside the layers and AdamW for the rest."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    matrices = [p for name, p in named if part.name == "muon" and p.ndim == 2 and ".layers." in name]
+    chosen = {id(p) for p in matrices}
+    rest = [p for _, p in named if id(p) not in chosen]
+    groups = [
+        {"params": [p for p in rest if p.ndim >= 2], "weight_decay": part.weight_decay},
+        {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},  # norms and biases
+    ]
+    groups = [group for group in groups if group["params"]]
+    adamw = torch.optim.AdamW(groups, lr=part.lr, betas=part.betas, fused=_fusible(rest))
+    if part.name == "adamw":
+        return adamw
+    muon = Muon(matrices, lr=part.muon_lr or part.lr, momentum=part.momentum, weight_decay=part.weight_decay)
+    return Together(muon, adamw)
+
+
+def _fusible(parameters: Iterable[Tensor]) -> bool:
+    return all(p.is_cuda and p.is_floating_point() for p in parameters)
+
+
+class Muon(torch.optim.Optimizer):
+    """torch.optim.Muon's update with all matrices of one shape orthogonalised together.
+
+    torch's own runs 15 small products per matrix, one matrix after the other: at 7M parameters that is longer than
+    the rest of the step. The step size is matched to AdamW's (0.2 sqrt(max dimension)), so one rate serves both.
+    """
+
+    def __init__(self, params: Iterable[Tensor], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.1):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        for group in self.param_groups:
+            shapes: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            for p in group["params"]:
+                if p.grad is not None:
+                    shapes[p.shape].append(p)
+            for shape, matrices in shapes.items():
+                self._step(group, shape, matrices)
+
+    def _step(self, group: dict[str, Any], shape: torch.Size, matrices: list[Tensor]) -> None:
+        momentum, lr = group["momentum"], group["lr"]
+        for p in matrices:
+            if not self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        grads = [p.grad for p in matrices]
+        buffers = [self.state[p]["momentum_buffer"] for p in matrices]
+        torch._foreach_lerp_(buffers, grads, 1 - momentum)
+        ahead = torch._foreach_lerp(grads, buffers, momentum)  # Nesterov
+        update = orthogonal(torch.stack(ahead))
+        torch._foreach_mul_(matrices, 1 - lr * group["weight_decay"])
+        torch._foreach_add_(matrices, list(update.unbind()), alpha=-lr * 0.2 * math.sqrt(max(shape)))
+
+
+def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
+    """The nearest (semi-)orthogonal matrices, roughly: a quintic Newton-Schulz iteration in bfloat16. (N, r, c)"""
+    a, b, c = NEWTON_SCHULZ
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = (matrices.mT if tall else matrices).to(_product_dtype(matrices))
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(steps):
+        square = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).to(matrices.dtype)
+
+
+def _product_dtype(matrices: Tensor) -> torch.dtype:
+    return torch.bfloat16 if matrices.is_cuda else matrices.dtype
+
+
+class Together(torch.optim.Optimizer):
+    """Several optimisers behind one face, so that Trainer, scheduler and checkpoints see a single one."""
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self.parts = parts
+        self.defaults: dict[str, Any] = {}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return [group for part in self.parts for group in part.param_groups]
+
+    @property
+    def state(self) -> dict[Tensor, Any]:  # type: ignore[override]
+        return {p: value for part in self.parts for p, value in part.state.items()}
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)

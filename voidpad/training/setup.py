@@ -1,0 +1,180 @@
+"""From a recipe to a network ready to train and the rows it trains on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, get_peft_model
+
+from voidpad import data, models
+from voidpad.errors import ConfigError, DataError, RoleError
+from voidpad.losses import NORMALISERS
+from voidpad.models.text import read_tokenizer
+from voidpad.noising import Noising
+from voidpad.padding import POLICIES, Pairs
+from voidpad.roles import Roles
+from voidpad.training.batches import MicroBatches, Packed, Padded, Share, Width
+from voidpad.training.config import AUTHORS_TARGETS, Recipe, Scratch
+
+TOKENIZER_FREE = "data"
+
+
+def network(recipe: Recipe, prepared: data.Prepared) -> models.Model:
+    """The model to train, with the card its checkpoints will carry. Weights on the host."""
+    if recipe.model.scratch:
+        model = _from_scratch(recipe, recipe.model.scratch, prepared)
+    else:
+        model = _from_checkpoint(recipe)
+    _check_ids(model, prepared)
+    roles = _training_roles(recipe, model.roles)
+    padding = recipe.padding.policy if recipe.data.layout == "pairs" else None
+    if padding and model.card.padding != padding and not recipe.model.scratch:
+        init_rows(model, new_ids(recipe, roles), recipe.model.init_void)
+    card = models.Card(model.family.name, roles, padding, recipe.model_dump(mode="json"))
+    model = replace(model, roles=roles, card=card)
+    return _with_lora(model, recipe) if recipe.lora else model
+
+
+def _from_checkpoint(recipe: Recipe) -> models.Model:
+    part = recipe.model
+    dtype = part.dtype if part.dtype != "auto" or recipe.lora else "float32"  # full training: float32 weights
+    device = "cuda" if torch.cuda.is_available() and dtype == "auto" else "cpu"
+    model = models.load(part.name, part.adapter, device=device, dtype=dtype)
+    model = models.merge(model) if part.adapter or "adapter_config" in str(type(model.net)) else model
+    if part.attention:
+        model.net.set_attn_implementation(part.attention)
+    return model
+
+
+def _from_scratch(recipe: Recipe, part: Scratch, prepared: data.Prepared) -> models.Model:
+    family = models.FAMILIES[part.family]
+    if recipe.model.tokenizer is None:
+        raise ConfigError("model.tokenizer: a network from scratch needs the folder of its tokenizer.")
+    tokenizer = read_tokenizer(Path(recipe.model.tokenizer))
+    config = family.config(
+        {
+            "vocab_size": part.vocab or len(tokenizer),
+            "hidden_size": part.hidden,
+            "num_hidden_layers": part.layers,
+            "num_attention_heads": part.heads,
+            "num_key_value_heads": part.kv_heads or part.heads,
+            "intermediate_size": part.intermediate,
+            "max_position_embeddings": part.context,
+            "tie_word_embeddings": part.tied,
+            "bos_token_id": None,
+            "eos_token_id": prepared.roles.eos,
+            "pad_token_id": prepared.roles.eos,
+        }
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.run.seed)
+        net = family.net_class(config)
+    if recipe.model.attention:
+        net.set_attn_implementation(recipe.model.attention)
+    return models.Model(net, tokenizer, prepared.roles, family, models.Card(family.name, prepared.roles), "scratch")
+
+
+def _check_ids(model: models.Model, prepared: data.Prepared) -> None:
+    theirs, ours = prepared.roles, model.roles
+    if (theirs.mask, theirs.eos) != (ours.mask, ours.eos):
+        raise DataError(
+            f"data.path: prepared for mask {theirs.mask}, eos {theirs.eos}, but {model.name} has mask {ours.mask}, "
+            f"eos {ours.eos}; prepare the data with this model's tokenizer."
+        )
+    top = int(prepared.pairs.tokens.max())
+    if top >= model.net.config.vocab_size:
+        raise DataError(f"data.path: token id {top} is outside the vocabulary of {model.net.config.vocab_size}.")
+
+
+def _training_roles(recipe: Recipe, roles: Roles) -> Roles:
+    if recipe.padding.policy != "rainbow" or recipe.data.layout == "packed":
+        return roles
+    if len(roles.rainbow) < recipe.padding.colours:
+        raise RoleError(f"padding.colours: {recipe.padding.colours} asked for, the model has {len(roles.rainbow)}.")
+    return replace(roles, rainbow=roles.rainbow[: recipe.padding.colours])
+
+
+def new_ids(recipe: Recipe, roles: Roles) -> tuple[int, ...]:
+    """The ids that only the padding policy uses, so that the model has yet to learn them."""
+    if recipe.data.layout == "packed" or recipe.padding.policy == "eos":
+        return ()
+    return roles.ids([recipe.padding.policy])
+
+
+@torch.no_grad()
+def init_rows(model: models.Model, ids: tuple[int, ...], rule: str) -> None:
+    """Start the padding tokens' rows of embedding and head from EOS's rows, from the mean row, or as they are."""
+    if rule == "keep":
+        return
+    for layer in (model.net.get_input_embeddings(), model.net.get_output_embeddings()):
+        source = layer.weight[model.roles.eos] if rule == "eos" else layer.weight.float().mean(0)
+        for row in ids:
+            layer.weight[row] = source.to(layer.weight.dtype)
+
+
+def _with_lora(model: models.Model, recipe: Recipe) -> models.Model:
+    part, ids = recipe.lora, list(new_ids(recipe, model.roles))
+    targets = part.targets
+    if recipe.preset == "authors" and "targets" not in part.model_fields_set:
+        targets = AUTHORS_TARGETS[model.family.name]
+    rows = {"embed_tokens": ids, "lm_head": ids} if part.void_rows and ids else None
+    if rows and model.net.config.tie_word_embeddings:
+        rows = {"embed_tokens": ids}
+    config = LoraConfig(
+        r=part.r,
+        lora_alpha=part.alpha,
+        lora_dropout=part.dropout,
+        target_modules=list(targets),
+        trainable_token_indices=rows,
+        base_model_name_or_path=recipe.model.name,
+        task_type=None,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.run.seed)
+        net = get_peft_model(model.net, config)
+    net.peft_config["default"].base_model_name_or_path = recipe.model.name
+    return replace(model, net=net)
+
+
+def micro_batches(recipe: Recipe, model: models.Model, prepared: data.Prepared, *, share: Share, device: str) -> MicroBatches:
+    """The run's batches for one process."""
+    noise = recipe.noise
+    noising = Noising(recipe.run.seed, noise.eps, noise.stratified, noise.suffix)
+    pairs = prepared.pairs
+    if recipe.padding.truncated_gets_eos:
+        pairs = replace(pairs, complete=torch.ones_like(pairs.complete))
+    normaliser = NORMALISERS[noise.normaliser or model.family.name]
+    loss = (normaliser, model.family.shift)
+    if recipe.data.layout == "packed":
+        _check_length(model, recipe.data.length)
+        rows = Packed(pairs, model.roles, length=recipe.data.length, align=recipe.data.align, seed=noising.seed, device=device)
+        return MicroBatches(rows, noising, model.roles, share=share, loss=loss, forced=False)
+    how = POLICIES[recipe.padding.policy]
+    rows = Padded(pairs, model.roles, how, width=_width(recipe), noising=noising, device=device)
+    _check_pairs(recipe, model, pairs)
+    return MicroBatches(rows, noising, model.roles, share=share, loss=loss, forced=how.forced)
+
+
+def _width(recipe: Recipe) -> Width:
+    part = recipe.padding
+    multiple = 64 if recipe.run.compile and not isinstance(part.width, int) else 1
+    return Width(part.width, part.virtual_batch, part.longest_row_gets_eos, multiple)
+
+
+def _check_pairs(recipe: Recipe, model: models.Model, pairs: Pairs) -> None:
+    longest = int(pairs.size.max()) + 1
+    limit = recipe.data.length
+    if limit and longest > limit:
+        raise DataError(f"data.length: {limit} slots, but the longest example needs {longest}; prepare it again.")
+    if int(pairs.prompt.min()) < 1:
+        raise DataError("data.path: an example has an empty prompt; prepare the data again.")
+    _check_length(model, recipe.padding.width if isinstance(recipe.padding.width, int) else longest)
+
+
+def _check_length(model: models.Model, slots: int) -> None:
+    if slots > model.net.config.max_position_embeddings:
+        raise ConfigError(
+            f"rows of {slots} slots are longer than the model's context of {model.net.config.max_position_embeddings}."
+        )

@@ -1,0 +1,294 @@
+"""transformers.Trainer with our loss, our batches, our clock and checkpoints that are whole or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel, set_peft_model_state_dict
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import SaveStrategy
+
+from voidpad import models
+from voidpad.losses import KINDS, SlotLoss
+from voidpad.training import checkpoint
+from voidpad.training.batches import MicroBatches
+from voidpad.training.config import Recipe
+from voidpad.training.optim import Schedule, optimiser
+
+CLOCK = "clock.json"
+FOREVER = 10**9  # updates of a run that ends by the clock
+
+
+class Clock:
+    """Training time and tokens over all restarts of a run."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.now = now
+        self.before = 0.0  # seconds of earlier processes
+        self.began: float | None = None
+        self.tokens = 0
+
+    def start(self) -> None:
+        self.began = self.now()
+
+    @property
+    def here(self) -> float:
+        """Seconds in this process."""
+        return 0.0 if self.began is None else self.now() - self.began
+
+    @property
+    def total(self) -> float:
+        return self.before + self.here
+
+    def write(self, folder: Path) -> None:
+        (folder / CLOCK).write_text(json.dumps({"seconds": self.total, "tokens": self.tokens}))
+
+    def read(self, folder: Path) -> None:
+        if (folder / CLOCK).is_file():
+            values = json.loads((folder / CLOCK).read_text())
+            self.before, self.tokens = values["seconds"], values["tokens"]
+
+
+class Meter:
+    """Mean cross entropy at loss slots by what the slot is. Sums stay on the device until they are read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(2, len(KINDS), device=device)
+
+    def add(self, entropy: Tensor, kind: Tensor) -> None:
+        member = (kind[:, None] == torch.arange(len(KINDS), device=kind.device)).to(entropy.dtype)
+        self.sums += torch.stack([entropy @ member, member.sum(0)])
+
+    def read(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        totals, counts = reduce(self.sums.clone()).tolist()
+        self.sums.zero_()
+        return {f"loss_{name}": s / n for name, s, n in zip(KINDS, totals, counts, strict=True) if n}
+
+
+class VoidTrainer(Trainer):
+    """One training implementation for every size: only the recipe differs."""
+
+    def __init__(
+        self,
+        model: models.Model,
+        recipe: Recipe,
+        batches: MicroBatches,
+        *,
+        arguments: TrainingArguments,
+        callbacks: list[TrainerCallback],
+    ) -> None:
+        self.subject, self.recipe, self.batches = model, recipe, batches
+        self.clock = Clock()
+        self.staging: Path | None = None
+        self._logged = (0, 0.0)
+        part = recipe.optim
+        self.schedule = Schedule(part.warmup, part.decay, part.shape, part.floor)
+        super().__init__(model=SlotLoss(model.net), args=arguments, train_dataset=batches, callbacks=callbacks)
+        self.meter = Meter(self.args.device)
+        batches.length = arguments.max_steps * batches.share.accumulation
+
+    # Batches and loss
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Ready micro-batches, one after the other; accelerate has nothing to shard or to move."""
+        return DataLoader(self.batches, batch_size=1, collate_fn=_only, num_workers=0)
+
+    def compute_loss(self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any) -> Any:
+        weight, kind = inputs.pop("weight"), inputs.pop("kind")
+        self.clock.tokens += inputs["ids"].numel() * self.args.world_size
+        entropy = model(**inputs)
+        self.meter.add(entropy.detach(), kind)
+        loss = (entropy * weight).sum()
+        return (loss, entropy) if return_outputs else loss
+
+    # Optimiser and schedule
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            self.optimizer = optimiser(self.model if model is None else model, self.recipe.optim)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        if self.lr_scheduler is None:
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, self._factor)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _factor(self, update: int) -> float:
+        if self.recipe.run.seconds:
+            return self.schedule(max(self.clock.total / self.recipe.run.seconds, 1e-3 * self.recipe.optim.warmup))
+        return self.schedule((update + 0.5) / self.args.max_steps)
+
+    # Logs
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            logs |= self.meter.read(lambda sums: self.accelerator.reduce(sums, "sum"))
+            tokens, seconds = self._logged
+            self._logged = (self.clock.tokens, self.clock.total)
+            if self.clock.total > seconds and tokens:
+                logs["tokens_per_second"] = round((self.clock.tokens - tokens) / (self.clock.total - seconds))
+            logs |= {"seconds": round(self.clock.total, 3), "tokens": self.clock.tokens}
+            logs["rows_epoch"] = round(self.state.global_step / self.batches.updates_per_epoch, 6)
+        super().log(logs, start_time)
+
+    # Checkpoints
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self.staging) if self.staging else super()._get_output_dir(trial)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        output, step = Path(self.args.output_dir), self.state.global_step
+        with checkpoint.explained(output, step), self._staged(output) as staging:
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                staged = staging / f"checkpoint-{step}"
+                self.clock.write(staged)
+                self.subject.card.write(staged)  # last: without its card a full checkpoint does not load
+                checkpoint.publish(staged, output / staged.name)
+                checkpoint.rotate(output, self.recipe.run.keep)
+            self.accelerator.wait_for_everyone()
+
+    @contextmanager
+    def _staged(self, output: Path) -> Any:
+        self.staging = output / checkpoint.STAGING
+        if self.args.should_save:
+            shutil.rmtree(self.staging, ignore_errors=True)
+            self.staging.mkdir(parents=True)
+        self.accelerator.wait_for_everyone()
+        try:
+            yield self.staging
+        finally:
+            self.staging = None
+            if self.args.should_save:
+                shutil.rmtree(output / checkpoint.STAGING, ignore_errors=True)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        folder = Path(output_dir or self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        state = None if state_dict is None else {name.removeprefix("net."): t for name, t in state_dict.items()}
+        net = self.subject.net
+        if isinstance(net, PeftModel):
+            net.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
+            return
+        net.save_pretrained(folder, state_dict=state, save_original_format=False)
+        self.subject.tokenizer.save_pretrained(folder)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        folder = Path(resume_from_checkpoint)
+        if self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        if isinstance(self.subject.net, PeftModel):
+            set_peft_model_state_dict(self.subject.net, load_file(folder / "adapter_model.safetensors"))
+            return
+        tensors = {name: t for file in sorted(folder.glob("model*.safetensors")) for name, t in load_file(file).items()}
+        missing, surplus = self.subject.net.load_state_dict(tensors, strict=False)
+        tied = set(self.subject.net.all_tied_weights_keys)
+        assert not surplus, surplus
+        assert set(missing) <= tied, missing
+
+
+def _only(items: list[Any]) -> Any:
+    return items[0]
+
+
+class StopByClock(TrainerCallback):
+    """End this process's part of the run after so many seconds, or the run when its time is spent."""
+
+    def __init__(self, max_seconds: float | None, budget: float | None) -> None:
+        self.max_seconds, self.budget = max_seconds, budget
+        self.clock: Clock | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.clock.start()
+
+    def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
+        if args.world_size > 1 and state.global_step % args.logging_steps:
+            return  # processes must agree, and agreeing costs a message
+        spent = self.clock.here >= (self.max_seconds or float("inf"))
+        spent |= self.clock.total >= (self.budget or float("inf"))
+        if args.world_size > 1:
+            vote = torch.tensor(float(spent), device=args.device)
+            torch.distributed.all_reduce(vote, torch.distributed.ReduceOp.MAX)
+            spent = bool(vote.item())
+        if spent:
+            control.should_training_stop = control.should_save = control.should_log = True
+
+
+class Curve(TrainerCallback):
+    """The loss curve as JSON lines beside the checkpoints; a restart drops what it is about to repeat."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not state.is_world_process_zero or not self.path.exists():
+            return
+        lines = [line for line in self.path.read_text().splitlines() if _step(line) <= state.global_step]
+        beside = self.path.with_suffix(".tmp")
+        beside.write_text("".join(f"{line}\n" for line in lines))
+        os.replace(beside, self.path)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        if state.is_world_process_zero and logs and "loss" in logs:
+            with self.path.open("a") as file:
+                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+
+
+def _step(line: str) -> int:
+    try:
+        return json.loads(line)["step"]
+    except (json.JSONDecodeError, KeyError):  # the last line of a killed process
+        return FOREVER
+
+
+def arguments(recipe: Recipe, *, accumulation: int, updates: int) -> TrainingArguments:
+    """The recipe in Trainer's words. Its own rotation, bars and reports are off: ours replace them."""
+    run, cuda = recipe.run, torch.cuda.is_available()
+    return TrainingArguments(
+        output_dir=run.output,
+        max_steps=updates,
+        per_device_train_batch_size=run.micro_batch,
+        gradient_accumulation_steps=accumulation,
+        learning_rate=recipe.optim.lr,
+        max_grad_norm=recipe.optim.clip,
+        seed=run.seed,
+        bf16=run.bf16 == "on" or (run.bf16 == "auto" and cuda),
+        use_cpu=not cuda,
+        logging_steps=run.log_every,
+        logging_nan_inf_filter=False,  # it would wait for the device at every step
+        save_strategy=SaveStrategy.STEPS,
+        save_steps=run.save_every,
+        save_total_limit=None,
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        ddp_find_unused_parameters=False,
+        ddp_backend="gloo" if not cuda and int(os.environ.get("WORLD_SIZE", 1)) > 1 else None,
+        average_tokens_across_devices=False,
+    )
+
+
+def export(model: models.Model, folder: Path, dtype: str | None) -> None:
+    """The final weights as a folder that `load` reads."""
+    if dtype:
+        model = replace(model, net=model.net.to(getattr(torch, dtype)))
+    replaced = folder.with_name(f".{folder.name}.old")
+    if folder.exists():
+        os.replace(folder, replaced)
+    models.save(model, folder)
+    shutil.rmtree(replaced, ignore_errors=True)
