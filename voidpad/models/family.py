@@ -32,8 +32,13 @@ class Family:
         return self.config_class.model_type
 
     def config(self, values: Mapping[str, Any]) -> PretrainedConfig:
-        """A bidirectional config of this family."""
-        return self.config_class(**{**values, "is_causal": False, "use_cache": False})
+        """A bidirectional config of this family.
+
+        No pad_token_id: transformers would make it the embedding's padding_idx, and where it is EOS, as in
+        both releases, that row would start at zero and never learn.
+        """
+        fixed = {"is_causal": False, "use_cache": False, "pad_token_id": None}
+        return self.config_class(**{**values, **fixed})
 
 
 LLADA = Family("llada", shift=0, config_class=LlamaConfig, net_class=LlamaForCausalLM)
@@ -182,5 +187,5 @@ def _dream(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shared(config: Mapping[str, Any]) -> dict[str, Any]:
-    ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id")}
     return ids | {"rope_parameters": {"rope_type": "default", "rope_theta": config["rope_theta"]}}

@@ -76,7 +76,6 @@ def random_model(
             "initializer_range": hidden**-0.5,  # activations and logits of order one at any width
             "bos_token_id": None,
             "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
         }
     )
     with torch.random.fork_rng(), torch.device(device):

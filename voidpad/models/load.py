@@ -10,6 +10,7 @@ from typing import Any
 
 from peft import PeftModel
 from transformers import GenerationConfig, PretrainedConfig
+from transformers.utils import logging
 
 from voidpad.errors import ConfigError, WeightsError
 from voidpad.models.adapter import attach, is_adapter
@@ -52,9 +53,9 @@ def load(
 
 def save(model: Model, folder: str | Path) -> None:
     """Write a folder that `load` reads: the whole model, or the adapter alone where it is not merged."""
-    with _fresh_folder(Path(folder)) as beside:
+    with _fresh_folder(Path(folder)) as beside, quiet():
         if isinstance(model.net, PeftModel):
-            model.net.save_pretrained(str(beside), safe_serialization=True)
+            model.net.save_pretrained(str(beside), save_embedding_layers=False)
         else:
             model.net.save_pretrained(str(beside), save_original_format=False)
             model.tokenizer.save_pretrained(str(beside))
@@ -90,15 +91,18 @@ def _load_base(folder: Path, name: str, place: Place, given: Mapping[str, Any] |
     family, config = read_config(folder)
     found = headers(folder)
     check(found, family, config, where=str(folder))
-    net = family.net_class.from_pretrained(
-        str(folder),
-        config=config,
-        key_mapping=LLADA_NAMES,
-        use_safetensors=True,
-        local_files_only=True,
-        generation_config=GenerationConfig(),  # a release's own asks for remote decoding code
-        **place.options(stored_dtype(found)),
-    )
+    with quiet():
+        net = family.net_class.from_pretrained(
+            str(folder),
+            config=config,
+            key_mapping=LLADA_NAMES,
+            use_safetensors=True,
+            local_files_only=True,
+            generation_config=GenerationConfig(),  # a release's own is about its remote decoding code
+            **place.options(stored_dtype(found)),
+        )
+    # Forget the old names, or a later save_pretrained by a trainer writes them beside our config.
+    net._weight_conversions = None
     tokenizer = read_tokenizer(folder)
     card = read_card(folder)
     if card is None:
@@ -124,6 +128,18 @@ def _with_adapter(model: Model, folder: Path, name: str, given: Mapping[str, Any
     card = card or model.card
     net = attach(model, folder)
     return _given(replace(model, net=net, card=card, roles=card.roles, name=f"{model.name}+{name}"), given)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' progress bars: whether to show progress is the caller's choice."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 @contextmanager

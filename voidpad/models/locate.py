@@ -9,6 +9,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from voidpad.errors import WeightsError
 from voidpad.models.card import read_json
 
+ASSETS = Path(str(files("voidpad"))) / "tiny" / "assets"
 BUILT_IN = ("tiny-instruct", "tiny-eos", "tiny-rainbow", "tiny-void")
 PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.jinja"]  # never code, never pickles
 
@@ -16,7 +17,7 @@ PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.jinja"]  # never code, never 
 def locate(name: str | Path) -> Path:
     """The folder of a model or adapter, downloaded if it is a hub id."""
     if name in BUILT_IN:
-        folder = Path(str(files("voidpad"))) / "tiny" / "assets" / str(name)
+        folder = ASSETS / str(name)
         if not folder.is_dir():
             raise WeightsError(
                 f"{name}: the built-in weights are not in this installation; install the full package."

@@ -1,0 +1,111 @@
+"""Random checkpoints written the way the two releases are written."""
+
+import json
+import re
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from voidpad.models import Model
+from voidpad.models.family import LLADA_NAMES
+
+# The other way round: transformers' name -> released LLaDA name.
+BACK = {
+    "^" + re.escape(new).replace(r"\\1", r"(\d+)"): re.sub(r"\(\\d\+\)", r"\\1", old[1:]).replace(r"\.", ".")
+    for old, new in LLADA_NAMES.items()
+}
+FIXED = {
+    "activation_type": "silu",
+    "alibi": False,
+    "attention_dropout": 0.0,
+    "attention_layer_norm": False,
+    "bias_for_layer_norm": False,
+    "block_group_size": 1,
+    "block_type": "llama",
+    "embedding_dropout": 0.0,
+    "include_bias": False,
+    "include_qkv_bias": False,
+    "input_emb_norm": False,
+    "layer_norm_type": "rms",
+    "layer_norm_with_affine": True,
+    "residual_dropout": 0.0,
+    "rope": True,
+    "rope_full_precision": True,
+    "scale_logits": False,
+}
+
+
+def original_name(name: str) -> str:
+    for new, old in BACK.items():
+        renamed, hits = re.subn(new, old, name)
+        if hits:
+            return renamed
+    raise KeyError(name)
+
+
+def llada_config(model: Model) -> dict:
+    config = model.net.config
+    return FIXED | {
+        "model_type": "llada",
+        "d_model": config.hidden_size,
+        "n_layers": config.num_hidden_layers,
+        "n_heads": config.num_attention_heads,
+        "n_kv_heads": config.num_key_value_heads,
+        "mlp_hidden_size": config.intermediate_size,
+        "mlp_ratio": 4,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_parameters["rope_theta"],
+        "embedding_size": config.vocab_size,
+        "vocab_size": config.vocab_size,
+        "max_sequence_length": config.max_position_embeddings,
+        "weight_tying": False,
+        "mask_token_id": model.roles.mask,
+        "eos_token_id": model.roles.eos,
+        "pad_token_id": model.roles.eos,
+    }
+
+
+def dream_config(model: Model) -> dict:
+    config = model.net.config
+    same = (
+        "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size "
+        "max_position_embeddings rms_norm_eps tie_word_embeddings"
+    )
+    return {name: getattr(config, name) for name in same.split(" ")} | {
+        "model_type": "Dream",
+        "hidden_act": "silu",
+        "use_mrope": False,
+        "use_sliding_window": False,
+        "rope_scaling": None,
+        "rope_theta": config.rope_parameters["rope_theta"],
+        "mask_token_id": model.roles.mask,
+        "eos_token_id": model.roles.eos,
+    }
+
+
+def write_original(model: Model, folder: Path, *, shards: int = 1, **changes) -> Path:
+    """A released-style folder; `changes` go into config.json."""
+    folder.mkdir(parents=True)
+    llada = model.family.name == "llada"
+    config = llada_config(model) if llada else dream_config(model)
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    model.tokenizer.save_pretrained(str(folder))
+    state = model.net.state_dict().items()
+    tensors = {original_name(name) if llada else name: tensor.clone() for name, tensor in state}
+    write_tensors(folder, tensors, shards)
+    return folder
+
+
+def write_tensors(folder: Path, tensors: dict[str, torch.Tensor], shards: int) -> None:
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors")
+        return
+    names = sorted(tensors)
+    files = {
+        name: f"model-{1 + place % shards:05d}-of-{shards:05d}.safetensors"
+        for place, name in enumerate(names)
+    }
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in names if files[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))

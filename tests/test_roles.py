@@ -1,0 +1,117 @@
+"""Roles: ids by meaning, found once."""
+
+import pytest
+from transformers import Qwen2Tokenizer
+
+from voidpad.errors import RoleError
+from voidpad.models import character_tokenizer
+from voidpad.models.card import read_json
+from voidpad.roles import Roles, build, resolve
+
+DREAM_ROWS = 152064
+
+
+@pytest.fixture(scope="module")
+def dream(data_dir):
+    folder = data_dir / "hub" / "dream-7b-instruct"
+    tokenizer = Qwen2Tokenizer.from_pretrained(str(folder))
+    return tokenizer, resolve(tokenizer, read_json(folder / "config.json"), rows=DREAM_ROWS)
+
+
+class Named:
+    """A tokenizer that only has names, for releases whose tokenizer.json is not at hand."""
+
+    mask_token_id = None
+
+    def __init__(self, names: dict[str, int], eos: int) -> None:
+        self.names, self.eos_token_id = names, eos
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.names
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def test_eos_is_always_an_end():
+    assert Roles(mask=0, eos=1).ends == (1,)
+    assert Roles(mask=0, eos=1, ends=(5,)).ends == (1, 5)
+    assert Roles(mask=0, eos=1, ends=(5, 1)).ends == (5, 1)
+
+
+@pytest.mark.parametrize("clash", [{"void": 0}, {"void": 1}, {"rainbow": (4, 1)}, {"eos": 0}])
+def test_roles_do_not_overlap(clash):
+    with pytest.raises(RoleError, match="roles overlap"):
+        Roles(**{"mask": 0, "eos": 1, **clash})
+
+
+def test_ids_by_name_without_repeats():
+    roles = Roles(mask=0, eos=1, ends=(1, 2), void=4, rainbow=(4, 5))
+    assert roles.ids(["rainbow", "void", 9, "ends"]) == (4, 5, 9, 1, 2)
+    assert roles.all() == {0, 1, 2, 4, 5}
+
+
+def test_absent_and_unknown_roles_are_named():
+    roles = Roles(mask=0, eos=1)
+    with pytest.raises(RoleError, match=r"role 'void': this checkpoint has none. Pass void=<id>"):
+        roles.ids(["void"])
+    with pytest.raises(RoleError, match="role 'pad' is unknown; use one of"):
+        roles.ids(["pad"])
+
+
+def test_llada_takes_reserved_entries(data_dir):
+    folder = data_dir / "hub" / "llada-8b-instruct"
+    added = read_json(folder / "tokenizer_config.json")["added_tokens_decoder"]
+    names = {token["content"]: int(i) for i, token in added.items()}
+    roles = resolve(Named(names, eos=126081), read_json(folder / "config.json"), rows=126464)
+    assert (roles.mask, roles.eos, roles.void) == (126336, 126081, 126084)
+    assert roles.rainbow == tuple(range(126084, 126091))
+    assert roles.ends == (126081, 126348)
+
+
+def test_llada_names_of_the_authors_and_of_the_base():
+    names = {f"<|pad_{n}|>": 100 + n for n in (2, 10, 0, 1, 3, 4, 5, 6, 7)} | {"<|mdm_mask|>": 9}
+    roles = resolve(Named(names, eos=1), {}, rows=200)
+    assert (roles.mask, roles.void, roles.rainbow) == (9, 100, tuple(range(100, 107)))
+    assert roles.ends == (1,)  # no turn end among its names
+
+
+def test_dream_gets_void_in_a_spare_row(dream):
+    tokenizer, roles = dream
+    assert roles == Roles(
+        mask=151666, eos=151643, ends=(151643, 151645), void=151667, rainbow=tuple(range(151667, 151674))
+    )
+    assert tokenizer("a<|void|>b")["input_ids"][1:-1] == [151667]
+    assert tokenizer.decode([64, 151667, 65, 151670], skip_special_tokens=True) == "ab"
+
+
+@pytest.mark.parametrize("text", [" " * 128, "a" + " " * 128 + "b", "naïve\n\n日本 🙂\tx", "2 + 2 = 4"])
+def test_dream_text_survives(dream, text):
+    tokenizer, _ = dream
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_no_spare_row_means_no_void():
+    tokenizer = Named({"a": 0, "<mask>": 1, "</s>": 2}, eos=2)
+    tokenizer.add_tokens = lambda names, special_tokens: len(names)
+    tokenizer.convert_tokens_to_ids = lambda names: []
+    assert resolve(tokenizer, {}, rows=3) == Roles(mask=1, eos=2)
+
+
+def test_mask_and_eos_must_be_known():
+    with pytest.raises(RoleError, match="role 'mask': neither the config nor the tokenizer names one"):
+        resolve(Named({"<|void|>": 3}, eos=2), {}, rows=9)
+
+
+def test_resolving_twice_finds_the_same():
+    tokenizer = character_tokenizer(64)
+    first = resolve(tokenizer, {}, rows=64)
+    assert resolve(tokenizer, {}, rows=64) == first
+    assert first.rainbow[0] == first.void
+
+
+def test_ids_outside_the_embedding_are_refused():
+    with pytest.raises(RoleError, match=r"role id 64 is outside the embedding \(0 to 63\)"):
+        build({"mask": 0, "eos": 1, "void": 64}, rows=64)
+    with pytest.raises(RoleError, match="role 'pad' is unknown"):
+        build({"mask": 0, "eos": 1, "pad": 2}, rows=64)
