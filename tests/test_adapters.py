@@ -1,0 +1,263 @@
+"""LoRA adapters: loaded beside the weights, merged into them, and translated from LLaDA's original names."""
+
+import json
+
+import pytest
+import torch
+from originals import original_name, write_original
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+
+from voidpad.errors import ConfigError, WeightsError
+from voidpad.models import Card, Model, load, merge, random_model, save
+from voidpad.models.card import read_json
+
+BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
+ROWS = [[7, 20, 33, 12, 4, 0, 0, 1], [9, 40, 0, 4, 5, 0, 0, 0]]
+BLOCKS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+VOID = 4
+
+
+def logits(model: Model) -> torch.Tensor:
+    with torch.inference_mode():
+        return model.net(torch.tensor(ROWS)).logits
+
+
+def shake(net: torch.nn.Module) -> None:
+    """Give every adapter weight a value of its own; a fresh LoRA changes nothing."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in net.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+
+
+def adapted(family: str, **config) -> Model:
+    """A base with a trained-looking adapter, as training leaves it."""
+    model = random_model(family, kv_heads=2)
+    settings = {"r": 4, "lora_alpha": 8, "target_modules": BLOCKS, "task_type": "CAUSAL_LM", **config}
+    net = get_peft_model(model.net, LoraConfig(**settings))
+    shake(net)
+    return Model(net.eval(), model.tokenizer, model.roles, model.family, model.card, model.name)
+
+
+@pytest.fixture
+def bases(tmp_path):
+    folders = {}
+    for family in ("llada", "dream"):
+        save(random_model(family, kv_heads=2), tmp_path / family)
+        folders[family] = tmp_path / family
+    return folders
+
+
+TOKENS = {"embed_tokens": [VOID, 5], "lm_head": [VOID]}
+KINDS = {
+    "blocks": {},
+    "head": {"target_modules": [*BLOCKS, "lm_head"]},
+    "void rows": {"trainable_token_indices": TOKENS},
+    "saved head": {"modules_to_save": ["lm_head"]},
+    "ranks": {"rank_pattern": {"down_proj": 2}, "alpha_pattern": {"down_proj": 16}},
+    "rslora, dora": {"use_rslora": True, "use_dora": True},
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_loads_and_merges(bases, tmp_path, family, kind):
+    trained = adapted(family, **KINDS[kind])
+    wanted = logits(trained)
+    save(trained, tmp_path / "adapter")
+    loaded = load(bases[family], tmp_path / "adapter")
+    base = logits(load(bases[family]))
+    assert (base - wanted).abs().max() > 0.01  # the adapter does something
+    assert (logits(loaded) - wanted).abs().max() == 0.0
+    assert not loaded.net.training
+    merged = merge(loaded)
+    assert (logits(merged) - wanted).abs().max() <= 1e-5
+    save(merged, tmp_path / "whole")
+    assert (logits(load(tmp_path / "whole")) - logits(merged)).abs().max() == 0.0
+
+
+@BOTH
+def test_trained_rows_move_the_embedding_and_the_head(bases, tmp_path, family):
+    """A bare list of indices trains the input row only; the VOID row of the untied head must move too."""
+    save(adapted(family, trainable_token_indices=TOKENS), tmp_path / "adapter")
+    merged, base = merge(load(bases[family], tmp_path / "adapter")), load(bases[family])
+    for side, moved in (("get_input_embeddings", {VOID, 5}), ("get_output_embeddings", {VOID})):
+        before, after = (getattr(model.net, side)().weight for model in (base, merged))
+        assert set((before != after).any(1).nonzero()[:, 0].tolist()) == moved
+
+
+def test_an_adapter_folder_names_its_base(bases, tmp_path):
+    trained = adapted("llada")
+    save(trained, tmp_path / "adapter")
+    config = read_json(tmp_path / "adapter" / "adapter_config.json")
+    (tmp_path / "adapter" / "adapter_config.json").write_text(
+        json.dumps(config | {"base_model_name_or_path": str(bases["llada"])})
+    )
+    loaded = load(tmp_path / "adapter")
+    assert (logits(loaded) - logits(trained)).abs().max() == 0.0
+    assert loaded.name == str(tmp_path / "adapter")
+    with pytest.raises(ConfigError, match="is an adapter itself; give its base as the model"):
+        load(tmp_path / "adapter", tmp_path / "adapter")
+    save(loaded, tmp_path / "again")
+    assert read_json(tmp_path / "again" / "adapter_config.json")["base_model_name_or_path"] == str(
+        bases["llada"]
+    )
+    (tmp_path / "adapter" / "adapter_config.json").write_text(
+        json.dumps(config | {"base_model_name_or_path": None})
+    )
+    with pytest.raises(
+        WeightsError, match=r"adapter_config.json names no base; load the base and pass adapter="
+    ):
+        load(tmp_path / "adapter")
+
+
+def test_the_adapters_card_wins(bases, tmp_path):
+    trained = adapted("llada")
+    base_roles = trained.roles
+    trained.roles = type(base_roles)(mask=0, eos=1, void=30, rainbow=(30, 31))
+    trained.card = Card("llada", trained.roles, padding="void", calibration={"void": {"block": 8}})
+    save(trained, tmp_path / "adapter")
+    loaded = load(bases["llada"], tmp_path / "adapter")
+    assert loaded.roles == trained.roles
+    assert loaded.card == trained.card
+    assert loaded.plan("void", canvas=16).block == 8
+    assert load(bases["llada"], tmp_path / "adapter", roles={"void": 32}).roles.void == 32
+    (tmp_path / "adapter" / "voidpad.json").unlink()
+    assert load(bases["llada"], tmp_path / "adapter").roles == base_roles
+
+
+def write_original_adapter(trained: Model, folder, **config) -> None:
+    """The adapter as one trained with the original LLaDA code would have been saved."""
+    save(trained, folder)
+    (folder / "voidpad.json").unlink()
+    prefix = "base_model.model."
+    tensors = load_file(folder / "adapter_model.safetensors")
+    named = {prefix + original_name(name.removeprefix(prefix)): tensor for name, tensor in tensors.items()}
+    save_file(named, folder / "adapter_model.safetensors")
+    old = read_json(folder / "adapter_config.json") | config
+    (folder / "adapter_config.json").write_text(json.dumps(old))
+
+
+PAPER = {  # the targets of the authors' LLaDA runs; ff_out is a block's output and the head
+    "target_modules": ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj", "lm_head"],
+}
+PAPER_NAMES = ["q_proj", "k_proj", "v_proj", "ff_proj", "up_proj", "ff_out"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (PAPER, {"target_modules": PAPER_NAMES}),
+        (PAPER, {"target_modules": r".*\.(q_proj|k_proj|v_proj|ff_proj|up_proj|ff_out)"}),
+        ({"target_modules": ["o_proj", "down_proj"]}, {"target_modules": r".*blocks.*(attn_out|ff_out)"}),
+        (
+            {"target_modules": ["q_proj"], "layers_to_transform": [1]},
+            {"target_modules": ["q_proj"], "layers_to_transform": [1], "layers_pattern": "blocks"},
+        ),
+        (
+            PAPER | {"rank_pattern": {"lm_head": 2, "down_proj": 3}, "alpha_pattern": {"lm_head": 32}},
+            {
+                "target_modules": PAPER_NAMES,
+                "rank_pattern": {r"transformer\.ff_out": 2, "ff_out": 3},
+                "alpha_pattern": {r"transformer\.ff_out": 32},
+            },
+        ),
+        (
+            {"target_modules": ["q_proj"], "trainable_token_indices": TOKENS},
+            {"target_modules": ["q_proj"], "trainable_token_indices": {"wte": [VOID, 5], "ff_out": [VOID]}},
+        ),
+        (
+            {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+            {"target_modules": ["q_proj"], "modules_to_save": ["wte"]},
+        ),
+    ],
+    ids=["paper", "regex", "blocks only", "one layer", "patterns", "token rows", "saved module"],
+)
+def test_original_names_are_translated(tmp_path, ours, theirs):
+    trained = adapted("llada", **ours)
+    write_original_adapter(trained, tmp_path / "adapter", **theirs)
+    base = write_original(random_model("llada", kv_heads=2), tmp_path / "base")
+    loaded = load(base, tmp_path / "adapter")
+    assert (logits(loaded) - logits(trained)).abs().max() == 0.0
+    save(loaded, tmp_path / "resaved")
+    assert (logits(load(base, tmp_path / "resaved")) - logits(trained)).abs().max() == 0.0
+
+
+def test_translation_equals_a_merge_by_hand(tmp_path):
+    """W + (alpha / r) B A, tensor by tensor under the original names."""
+    base = random_model("llada", kv_heads=2)
+    write_original_adapter(adapted("llada", **PAPER), tmp_path / "adapter", target_modules=PAPER_NAMES)
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    state = {original_name(name): tensor.clone() for name, tensor in base.net.state_dict().items()}
+    for name, a in tensors.items():
+        if name.endswith(".lora_A.weight"):
+            b = tensors[name.replace("lora_A", "lora_B")]
+            module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            state[f"{module}.weight"] += 8 / 4 * b @ a
+    folder = write_original(base, tmp_path / "base")
+    merged = merge(load(folder, tmp_path / "adapter"))
+    save_file(state, folder / "model.safetensors")
+    assert (logits(merged) - logits(load(folder))).abs().max() <= 1e-6
+    assert any("transformer.ff_out" in name for name in tensors)
+
+
+def test_adapters_that_do_not_fit(bases, tmp_path):
+    save(adapted("llada"), tmp_path / "adapter")
+    folder, path = tmp_path / "adapter", tmp_path / "adapter" / "adapter_model.safetensors"
+    with pytest.raises(WeightsError, match=r"an adapter of family 'llada', but .* is of family 'dream'"):
+        load(bases["dream"], folder)
+    whole = load_file(path)
+    first = sorted(whole)[0]
+    save_file({name: tensor for name, tensor in whole.items() if name != first}, path)
+    with pytest.raises(
+        WeightsError, match=r"1 missing tensor\(s\): base_model.model.model.layers.0.mlp.down"
+    ):
+        load(bases["llada"], folder)
+    save_file(whole | {"base_model.model.other.lora_A.weight": torch.zeros(4, 4)}, path)
+    with pytest.raises(WeightsError, match=r"1 surplus tensor\(s\): base_model.model.other.lora_A.weight"):
+        load(bases["llada"], folder)
+    save_file(whole | {first: torch.zeros(4, 7)}, path)
+    with pytest.raises(WeightsError, match=r"is \[4, 7\], the config asks for \[4, 64\]"):
+        load(bases["llada"], folder)
+    path.write_bytes(b"no tensors")
+    with pytest.raises(WeightsError, match=r"adapter_model.safetensors: damaged safetensors file"):
+        load(bases["llada"], folder)
+    path.rename(folder / "adapter_model.bin")
+    with pytest.raises(WeightsError, match=r"adapter_model.bin: pickle weights can run code"):
+        load(bases["llada"], folder)
+    (folder / "adapter_model.bin").unlink()
+    with pytest.raises(WeightsError, match=r"adapter_model.safetensors: no such file"):
+        load(bases["llada"], folder)
+
+
+def test_adapter_configs_that_do_not_fit(bases, tmp_path):
+    save(adapted("llada"), tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_config.json"
+    config = read_json(path)
+    path.write_text(json.dumps(config | {"peft_type": "IA3"}))
+    with pytest.raises(WeightsError, match="peft_type 'IA3' is not covered; use a LORA adapter"):
+        load(bases["llada"], tmp_path / "adapter")
+    path.write_text(json.dumps(config | {"target_modules": ["nothing"]}))
+    with pytest.raises(WeightsError, match=r"does not fit .* use the adapter's own base"):
+        load(bases["llada"], tmp_path / "adapter")
+    path.write_text("{")
+    with pytest.raises(WeightsError, match=r"adapter_config.json: damaged JSON"):
+        load(bases["llada"], tmp_path / "adapter")
+    path.unlink()
+    with pytest.raises(WeightsError, match=r"adapter_config.json: no such file"):
+        load(bases["llada"], tmp_path / "adapter")
+
+
+def test_nothing_to_merge():
+    with pytest.raises(ConfigError, match="random-llada: has no adapter to merge"):
+        merge(random_model())
+
+
+@BOTH
+def test_an_adapted_model_answers_as_the_merged_one(bases, tmp_path, family):
+    save(adapted(family, trainable_token_indices=TOKENS), tmp_path / "adapter")
+    loaded = load(bases[family], tmp_path / "adapter")
+    before = loaded.generate(["hi", "2+2?"], "void", canvas=16, block=8)
+    after = merge(loaded).generate(["hi", "2+2?"], "void", canvas=16, block=8)
+    assert [result.tokens for result in before] == [result.tokens for result in after]
