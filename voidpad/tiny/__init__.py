@@ -1,0 +1,1 @@
+"""The built-in model: generated tasks, tokenizer, weights."""
