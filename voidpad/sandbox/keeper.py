@@ -1,0 +1,294 @@
+"""The process between the library and the jobs: warm, in namespaces of its own, forking two jails per job.
+
+It never reads a program, a check or a verdict: those travel by descriptor, straight to the one process that
+may see them, so that nothing about a check is ever in memory that a program inherits.
+"""
+
+import gc
+import importlib
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from voidpad.sandbox import checker, jail, kernel, root, subject
+
+# Loaded once here, so that a program's own import of them costs nothing.
+_WARM = ("array", "bisect", "calendar", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal",
+         "enum", "fractions", "functools", "heapq", "itertools", "json", "math", "numbers", "operator",
+         "random", "re", "statistics", "string", "textwrap", "time", "typing")  # fmt: skip
+_GLANCE = 0.02  # seconds between looks at the memory in use
+_OVERHEAD = 64 << 20  # bytes that two idle interpreters hold
+_LAST_BREATH = 0.1  # seconds a program that closed its channel has to be seen ending
+_LOST = 3  # exit status of checks whose program went away
+_FULL_NAMESPACES = frozenset({"pid namespace", "mount namespace"})
+
+
+@dataclass(frozen=True)
+class Job:
+    """One line from the library; the texts come beside it as descriptors."""
+
+    seconds: float
+    memory_mb: int
+    disk_mb: int
+    processes: int
+    output_kb: int
+    lenient: bool
+
+    @property
+    def bounds(self) -> jail.Bounds:
+        return jail.Bounds(int(self.seconds) + 2, self.memory_mb << 20, self.disk_mb << 20, self.processes)
+
+
+class Keeper:
+    def __init__(self, control: socket.socket, prison: jail.Jail) -> None:
+        self._control, self._jail = control, prison
+        self._own_proc = prison.layers >= _FULL_NAMESPACES
+
+    def serve(self) -> None:
+        """Jobs, one after another, until the library goes away."""
+        while True:
+            message, fds, _, _ = socket.recv_fds(self._control, 4096, 3)
+            if not message:
+                return
+            reply = self.run(Job(**json.loads(message)), fds)
+            for fd in fds:
+                os.close(fd)
+            self._control.send(json.dumps(reply).encode())
+
+    def run(self, job: Job, fds: list[int]) -> tuple[str, float, int | str | None]:
+        """How the job ended, how long it took, and the program's own exit status if it had one."""
+        start, home = time.monotonic(), self._home()
+        try:
+            ended, status = self._run(job, fds, home, start + job.seconds)
+            return ended, time.monotonic() - start, status
+        except jail.JailError as error:
+            return "broken", time.monotonic() - start, str(error)
+        finally:
+            self._sweep(home)
+
+    def _run(self, job: Job, fds: list[int], home: str, deadline: float) -> tuple[str, int | None]:
+        program, checks, verdict = fds
+        ours, theirs = socket.socketpair()
+        heard, said = os.pipe()
+        null = os.open(os.devnull, os.O_WRONLY)
+        pids: list[int] = []
+        try:
+            pids.append(self._jail.start(_run_program, (said, theirs.fileno(), program),
+                                         home=home, bounds=job.bounds))  # fmt: skip
+            pids.append(self._jail.start(lambda: _run_checks(lenient=job.lenient),
+                                         (null, ours.fileno(), checks, verdict),
+                                         home=home, bounds=job.bounds))  # fmt: skip
+            for end in (ours, theirs):
+                end.close()
+            os.close(said)
+            said = null
+            ended, lost = self._watch(job, pids[1], heard, deadline)
+            status = _status(pids[0], _LAST_BREATH if lost else 0)
+        finally:
+            for fd in {heard, said, null}:
+                os.close(fd)
+            for pid in pids:
+                _end(pid)
+        return ended, status
+
+    def _watch(self, job: Job, checks: int, heard: int, deadline: float) -> tuple[str, bool]:
+        """Until the checks end or something has to be stopped: which, and whether the program left."""
+        done, room = os.pidfd_open(checks), job.output_kb << 10
+        poll = select.poll()
+        for fd in (done, heard, self._control.fileno()):
+            poll.register(fd, select.POLLIN)
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                ready = {fd for fd, _ in poll.poll(1000 * min(left, _GLANCE))}
+                if self._control.fileno() in ready:  # the library left, or broke its word
+                    os._exit(0)
+                if heard in ready:
+                    size = len(os.read(heard, 1 << 16))
+                    room -= size
+                    if not size:
+                        poll.unregister(heard)
+                if room < 0:
+                    return "output", False
+                if done in ready:
+                    return "done", _status(checks, 0) == _LOST
+                if done not in ready and self._memory() > job.bounds.memory + _OVERHEAD:
+                    return "memory", False
+            return "timeout", False
+        finally:
+            os.close(done)
+
+    def _memory(self) -> int:
+        """Bytes resident in every process below this one: a limit per process does not bind their sum."""
+        pages = 0
+        for pid in self._below():
+            try:
+                with open(f"/proc/{pid}/statm") as file:
+                    pages += int(file.read().split()[1])
+            except (OSError, IndexError):
+                continue  # it ended meanwhile
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def _below(self) -> list[int]:
+        if self._own_proc:
+            return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+        return _descendants(os.getpid())
+
+    def _home(self) -> str:
+        if "mount namespace" in self._jail.layers:
+            return "/tmp"
+        home = tempfile.mkdtemp(prefix="voidpad-sandbox-")
+        os.chmod(home, 0o777)
+        return home
+
+    def _sweep(self, home: str) -> None:
+        """Without a PID namespace, end the orphans that came here; without a mount one, drop the folder."""
+        if "pid namespace" not in self._jail.layers:
+            for _ in range(100):
+                below = _descendants(os.getpid())
+                if not below:
+                    break
+                for pid in below:
+                    _end(pid)
+        if "mount namespace" not in self._jail.layers:
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def _run_program() -> None:
+    random.seed(0)
+    with open(4, encoding="utf-8", errors="surrogatepass") as file:
+        program = file.read()
+    subject.main(socket.socket(fileno=3), program)
+
+
+def _run_checks(*, lenient: bool) -> None:
+    random.seed(0)
+    kernel.hide_memory()
+    with open(4, encoding="utf-8", errors="surrogatepass") as file:
+        checks = file.read()
+    if checker.main(socket.socket(fileno=3), checks, 5, lenient=lenient):
+        os._exit(_LOST)
+
+
+def _status(pid: int, seconds: float) -> int | None:
+    """The exit status of a process that ended by itself, waiting at most `seconds` for it; not reaped."""
+    fd = os.pidfd_open(pid)
+    try:
+        if not select.select([fd], [], [], seconds)[0]:
+            return None
+        result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if result is None:
+            return None
+        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+    finally:
+        os.close(fd)
+
+
+def _end(pid: int) -> None:
+    """Kill and reap; the first process of a PID namespace takes everyone in it along."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    except (ProcessLookupError, ChildProcessError):
+        pass
+
+
+def _descendants(top: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as file:
+                parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            continue
+    found = [top]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[1:]
+
+
+def main(control: socket.socket, without: frozenset[str]) -> None:
+    """Enter the namespaces, say what they are, serve. The first process only waits for the one inside."""
+    for name in _WARM:
+        importlib.import_module(name)
+    if os.geteuid() == 0:
+        os.setgroups([])
+    available, paths = _probe() - without, root.library_paths()
+    _enter(available)
+    child = os.fork()
+    if child:
+        control.close()
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
+    kernel.die_with_parent()
+    kernel.adopt_orphans()
+    problem = _settle(jail.Jail(available, paths))
+    gc.freeze()
+    control.send(json.dumps({"layers": sorted(available), "problem": problem}).encode())
+    Keeper(control, jail.Jail(available, paths)).serve()
+    os._exit(0)
+
+
+def _settle(prison: jail.Jail) -> str:
+    """Build the root and close one empty jail; what went wrong, if anything."""
+    try:
+        if "mount namespace" in prison.layers:
+            root.build(prison.paths)
+        null = os.open(os.devnull, os.O_WRONLY)
+        _end(prison.start(lambda: None, (null,), home="/tmp", bounds=jail.Bounds(2, 1 << 30, 1 << 20, 4)))
+        os.close(null)
+    except (OSError, jail.JailError) as error:
+        return str(error)
+    return ""
+
+
+def _probe() -> frozenset[str]:
+    """The layers this kernel gives this user, each tried in a process of its own."""
+    base = 0 if os.geteuid() == 0 else kernel.NEWUSER
+    trials: dict[str, Callable[[], None]] = {
+        name: partial(kernel.unshare, base | bits) for name, bits in jail.NAMESPACES.items()
+    }
+    trials["landlock"] = partial(_sealed, partial(kernel.landlock, read=["/"], write=[]))
+    trials["seccomp"] = partial(_sealed, partial(kernel.seccomp, signals=True))
+    trials["no new privileges"] = kernel.no_new_privileges
+    found = {name for name, act in trials.items() if _works(act)}
+    if os.geteuid() == 0 or "user namespace" in found:
+        found.add("other uid")
+    return frozenset(found)
+
+
+def _sealed(act: Callable[[], None]) -> None:
+    kernel.no_new_privileges()
+    act()
+
+
+def _works(act: Callable[[], None]) -> bool:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _enter(layers: frozenset[str]) -> None:
+    """The keeper's own namespaces. Root needs no user namespace to make the others, and keeps its rights to
+    read a Python that only root may read until the new root is built."""
+    wanted = jail.flags(layers - {"user namespace"})
+    if os.geteuid() == 0 or "user namespace" not in layers:
+        kernel.unshare(wanted if os.geteuid() == 0 else 0)
+        return
+    uid, gid = os.geteuid(), os.getegid()
+    kernel.unshare(wanted | kernel.NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)

@@ -1,0 +1,160 @@
+"""Calls across the wire, in both directions: ask the other side to act on its object, serve what it asks."""
+
+import builtins
+from collections.abc import Callable
+from typing import Any
+
+from voidpad.sandbox.wire import BrokenWire, Channel, Decoder, Encoder, changed, snapshot
+
+_TEXT_LIMIT = 1000
+UNCROSSABLE = "Uncrossable"
+
+
+class Peer:
+    """One end. Objects that do not cross by value stay here, in `kept`, and the other side gets a number.
+
+    Arguments changed in place by the other side are changed here too, and a container that comes back is the
+    same object that went: programs that sort their argument and return it behave as in one process.
+    """
+
+    def __init__(self, channel: Channel, verbs: dict[str, Callable], *, keep: Callable[[object], bool],
+                 remote: Callable[[int, str], object]) -> None:  # fmt: skip
+        self._channel, self._verbs, self._keep, self._remote = channel, verbs, keep, remote
+        self._kept: list[object] = []
+        self._number: dict[int, int] = {}
+        self._remotes: dict[int, object] = {}
+        self._handle_of: dict[int, int] = {}
+
+    def ask(self, verb: str, *args: object, **named: object) -> Any:
+        """Have the other side do `verb`; its exception is raised here, its changes to `args` made here."""
+        sent = Encoder(self._export)
+        self._channel.send(["do", verb, [sent.encode(a) for a in args],
+                            [[k, sent.encode(v)] for k, v in named.items()]])  # fmt: skip
+        while (message := self._message())[0] == "do":
+            self._serve(message)
+        error, result = self._outcome(message, sent.shared)
+        if error is not None:
+            raise error
+        return result
+
+    def _outcome(self, message: list, shared: list) -> tuple[BaseException | None, Any]:
+        received = Decoder(self._import, shared)
+        outcome, value, changes = message
+        try:
+            result = received.decode(value)
+            for n, body in changes:
+                received.fill(shared[n], body)
+            return (fault(*result), None) if outcome == "raise" else (None, result)
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise BrokenWire(f"a malformed answer ({type(error).__name__}: {error})"[:200]) from None
+
+    def serve_forever(self) -> None:
+        while True:
+            self._serve(self._message())
+
+    def report(self, error: BaseException) -> None:
+        """Say, unasked, that the program could not start."""
+        self._channel.send(["raise", Encoder(self._export).encode(describe(error)), []])
+
+    def ready(self) -> None:
+        self._channel.send(["ok", None, []])
+
+    def await_ready(self) -> None:
+        message = self._message()
+        if message[0] == "do":
+            raise BrokenWire("a request out of turn")
+        error, _ = self._outcome(message, [])
+        if error is not None:
+            raise error
+
+    def _message(self) -> list:
+        message = self._channel.receive()
+        sizes = {"do": 4, "ok": 3, "raise": 3}
+        if type(message) is not list or not message or sizes.get(str(message[0])) != len(message):
+            raise BrokenWire("a message of no known form")
+        return message
+
+    def _serve(self, message: list) -> None:
+        received = Decoder(self._import)
+        verb = self._verbs.get(str(message[1]))
+        if message[0] != "do" or verb is None:
+            raise BrokenWire(f"a request that is not served ({str(message[1])[:40]})")
+        args = [received.decode(a) for a in message[2]]
+        named = {str(k): received.decode(v) for k, v in message[3]}
+        before = snapshot(received.shared)
+        try:
+            outcome, value = "ok", verb(*args, **named)
+        except Exception as error:
+            outcome, value = "raise", describe(error)
+        self._answer(outcome, value, received.shared, before)
+
+    def _answer(self, outcome: str, value: object, shared: list, before: list) -> None:
+        answer = Encoder(self._export, shared)
+        try:
+            encoded = answer.encode(value)
+            changes = [[n, answer.body(shared[n])] for n in changed(shared, before)]
+            self._channel.send([outcome, encoded, changes])
+        except (BrokenWire, RecursionError) as error:
+            stuck = ((UNCROSSABLE,), (), f"the result cannot cross: {error}")
+            self._channel.send(["raise", Encoder(self._export).encode(stuck), []])
+
+    def _export(self, value: object) -> list:
+        if id(value) in self._handle_of:
+            return ["yours", self._handle_of[id(value)]]
+        if not self._keep(value):
+            raise BrokenWire(f"the checks pass a {type(value).__name__}, which cannot cross as plain data")
+        if id(value) not in self._number:
+            self._number[id(value)] = len(self._kept)
+            self._kept.append(value)
+        return ["mine", self._number[id(value)], type(value).__name__]
+
+    def _import(self, tagged: list) -> object:
+        if tagged[0] == "yours":
+            return self._kept[tagged[1]]
+        if tagged[0] != "mine":
+            raise BrokenWire(f"a value with an unknown tag ({str(tagged[0])[:40]})")
+        handle = int(tagged[1])
+        if handle not in self._remotes:
+            remote = self._remotes[handle] = self._remote(handle, str(tagged[2])[:80])
+            self._handle_of[id(remote)] = handle
+        return self._remotes[handle]
+
+
+class Fault(Exception):
+    """Mixed into every exception that came from the other side."""
+
+
+def describe(error: BaseException) -> tuple:
+    """An exception as plain data: its class and bases by name, its arguments where they are plain."""
+    names = tuple(kind.__name__ for kind in type(error).__mro__ if kind is not object)
+    args = tuple(a if isinstance(a, int | float | bool | None) else _text(a) for a in error.args[:4])
+    return names, args, _text(error)
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)[:_TEXT_LIMIT]
+    except Exception as error:
+        return f"<unprintable: {type(error).__name__}>"
+
+
+def fault(names: tuple, args: tuple, text: str) -> BaseException:
+    """The nearest built-in exception, also a Fault; leaving (SystemExit and the like) is none here."""
+    own = names[0] if names and str(names[0]).isidentifier() else "Exception"
+    for name in names:
+        base = vars(builtins).get(str(name))
+        if isinstance(base, type) and issubclass(base, Exception):
+            return _make(own, base, args, text)
+    return Left(own, text)
+
+
+def _make(name: str, base: type[Exception], args: tuple, text: str) -> BaseException:
+    kind = type(name, (Fault, base), {"__str__": lambda self: str(text)})
+    try:
+        return kind(*args)
+    except Exception:  # UnicodeDecodeError and its like insist on their own arguments
+        return type(name, (Fault, Exception), {})(text)
+
+
+class Left(BaseException):
+    """The program asked to leave (sys.exit, KeyboardInterrupt): no check may take that for a caught error."""

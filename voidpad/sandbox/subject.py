@@ -1,0 +1,73 @@
+"""The untrusted side of a job: runs the program, then answers questions about it.
+
+Nothing in this process is believed. A program that rewrites this module while it runs gains what it had
+before: the choice of the values it returns.
+"""
+
+import operator
+import socket
+import sys
+import types
+from typing import Any
+
+from voidpad.sandbox.peer import Peer
+from voidpad.sandbox.wire import BrokenWire, Channel, Gone
+
+
+def main(sock: socket.socket, program: str) -> None:
+    module = types.ModuleType("candidate")
+    sys.modules["candidate"] = module
+    peer = Peer(Channel(sock), _verbs(vars(module)), keep=lambda value: True,
+                remote=lambda handle, label: _CallBack(peer))  # fmt: skip
+    try:
+        exec(compile(program, "<program>", "exec", dont_inherit=True), vars(module))
+    except BaseException as error:
+        peer.report(error)
+        return
+    peer.ready()
+    try:
+        peer.serve_forever()
+    except (Gone, BrokenWire):
+        return
+    except BaseException as error:  # sys.exit inside a function
+        peer.report(error)
+
+
+class _CallBack:
+    """A function of the checks, called where it lives."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def __call__(self, *args: object, **named: object) -> Any:
+        return self._peer.ask("call", self, *args, **named)
+
+
+def _verbs(names: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": lambda name: _name(names, name),
+        "defines": lambda wanted: [name for name in wanted if name in names],
+        "call": lambda target, *args, **named: target(*args, **named),
+        "getattr": getattr, "setattr": setattr, "getitem": operator.getitem, "setitem": operator.setitem,
+        "iter": iter, "next": next, "len": len, "bool": bool, "str": str, "repr": repr, "operate": _operate,
+    }  # fmt: skip
+
+
+def _name(names: dict[str, Any], name: str) -> tuple[str, Any]:
+    if name not in names:
+        return "missing", None
+    value = names[name]
+    return ("module", value.__name__) if isinstance(value, types.ModuleType) else ("value", value)
+
+
+def _operate(target: Any, name: str, *args: Any) -> Any:
+    """`target <operator> args`, through Python's own rules for operators where there are two sides."""
+    word = name.strip("_")
+    if word in ("eq", "ne", "lt", "le", "gt", "ge", "contains"):
+        return getattr(operator, word)(target, *args)
+    if word == "instancecheck":
+        return isinstance(args[0], target)
+    answer = getattr(target, name)(*args)
+    if answer is NotImplemented:
+        raise TypeError(f"{type(target).__name__} has no {name} for these operands")
+    return answer

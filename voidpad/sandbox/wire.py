@@ -1,0 +1,267 @@
+"""Plain data between two processes that do not trust each other.
+
+Values of built-in kinds cross by value, as JSON with tags; everything else crosses as a handle, a number that
+only its owner can turn back into the object. Decoding builds built-in objects and nothing else: no class, no
+method and no comparison of the sender ever runs on the receiving side.
+"""
+
+import json
+import socket
+import struct
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+FRAME_LIMIT = 16 << 20
+_BIG = 1 << 4096  # larger integers cross in hexadecimal: decimal text of that length is refused by Python
+_TYPES: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range,
+                 type(None))
+}  # fmt: skip
+_DIRECT = frozenset({bool, str, float, type(None)})
+_MUTABLE: dict[str, type] = {
+    "list": list, "dict": dict, "set": set, "bytearray": bytearray, "deque": deque, "Counter": Counter,
+    "OrderedDict": OrderedDict,
+}  # fmt: skip
+_TAG = {kind: tag for tag, kind in _MUTABLE.items()}
+_PAIRS = ("dict", "Counter", "OrderedDict")
+_VIEWS: dict[type, tuple[str, Callable[[list], Any]]] = {
+    type({}.keys()): ("keys", lambda items: dict.fromkeys(items).keys()),
+    type({}.values()): ("values", lambda items: dict(enumerate(items)).values()),
+    type({}.items()): ("items", lambda items: dict(items).items()),
+}
+_VIEW_OF = dict(_VIEWS.values())
+
+
+class BrokenWire(Exception):
+    """What arrived is not a message, or a value has no way to cross."""
+
+
+class Gone(Exception):
+    """The other side is no longer there."""
+
+
+class Channel:
+    """Whole JSON messages over a stream socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def send(self, message: object) -> None:
+        try:
+            body = json.dumps(message, check_circular=False).encode()
+        except (RecursionError, ValueError) as error:
+            raise BrokenWire(f"a value nested too deeply or too large to cross ({error})") from None
+        if len(body) > FRAME_LIMIT:
+            raise BrokenWire(f"a value of {len(body)} bytes; at most {FRAME_LIMIT} cross")
+        try:
+            self._sock.sendall(struct.pack("!I", len(body)) + body)
+        except OSError as error:
+            raise Gone(str(error)) from None
+
+    def receive(self) -> Any:
+        (length,) = struct.unpack("!I", self._exactly(4))
+        if length > FRAME_LIMIT:
+            raise BrokenWire(f"a message of {length} bytes; at most {FRAME_LIMIT} are read")
+        try:
+            return json.loads(self._exactly(length))
+        except (ValueError, RecursionError) as error:
+            raise BrokenWire(f"a message that is not JSON ({error})") from None
+
+    def _exactly(self, count: int) -> bytes:
+        parts = []
+        while count:
+            try:
+                part = self._sock.recv(min(count, 1 << 20))
+            except OSError as error:
+                raise Gone(str(error)) from None
+            if not part:
+                raise Gone("the other side closed the channel")
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+
+class Encoder:
+    """One message's values. `shared` lists the mutable containers in the order both sides meet them."""
+
+    def __init__(self, handle: Callable[[object], list], shared: list | None = None) -> None:
+        self._handle = handle
+        self.shared = list(shared or ())
+        self._number = {id(value): n for n, value in enumerate(self.shared)}
+
+    def encode(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _DIRECT:
+            return value
+        if kind is int:
+            return value if -_BIG < value < _BIG else ["int", hex(value)]
+        if id(value) in self._number:
+            return ["@", self._number[id(value)]]
+        if kind in _TAG:
+            self._number[id(value)] = len(self.shared)
+            self.shared.append(value)
+            return [_TAG[kind], *self.body(value)]
+        if kind is tuple or kind is frozenset:
+            return [kind.__name__, *map(self.encode, value)]
+        return self._scalar(value, kind)
+
+    def body(self, value: Any) -> list:
+        """The contents of a mutable container, without its own number."""
+        kind = type(value)
+        if kind is bytearray:
+            return [value.hex()]
+        if _TAG[kind] in _PAIRS:
+            return [self.encode(x) for pair in value.items() for x in pair]
+        head = [value.maxlen] if kind is deque else []
+        return head + [self.encode(x) for x in value]
+
+    def _scalar(self, value: Any, kind: type) -> list:
+        if kind is bytes:
+            return ["bytes", value.hex()]
+        if kind is complex:
+            return ["complex", value.real, value.imag]
+        if kind is range:
+            return ["range", *map(self.encode, (value.start, value.stop, value.step))]
+        if kind is Decimal:
+            return ["Decimal", str(value)]
+        if kind is Fraction:
+            return ["Fraction", hex(value.numerator), hex(value.denominator)]
+        if value is Ellipsis:
+            return ["..."]
+        if kind is type and _TYPES.get(value.__name__) is value:
+            return ["type", value.__name__]
+        if kind in _VIEWS:
+            return [_VIEWS[kind][0], *map(self.encode, value)]
+        return self._clock(value, kind) or self._kin(value, kind)
+
+    def _clock(self, value: Any, kind: type) -> list | None:
+        if kind is timedelta:
+            return ["timedelta", value.days, value.seconds, value.microseconds]
+        if kind is date:
+            return ["date", value.year, value.month, value.day]
+        if kind in (datetime, time) and value.tzinfo is None:
+            return [kind.__name__, value.isoformat(), value.fold]
+        return None
+
+    def _kin(self, value: Any, kind: type) -> Any:
+        """Subclasses of built-in kinds (named tuples, defaultdict, IntEnum) cross as what they extend."""
+        if isinstance(value, int):
+            return self.encode(int.__index__(value))
+        if isinstance(value, str):
+            return str.__str__(value)
+        if isinstance(value, float):
+            return float.__float__(value)
+        base: Any
+        for base in (tuple, frozenset):
+            if isinstance(value, base):
+                return [base.__name__, *map(self.encode, base.__iter__(value))]
+        for base in (OrderedDict, Counter, dict):
+            if isinstance(value, base):
+                return self._pairs(base(), value)
+        for base in (list, set, deque):
+            if isinstance(value, base):
+                return self.encode(base(base.__iter__(value)))
+        return self._handle(value)
+
+
+    def _pairs(self, plain: dict, value: dict) -> Any:
+        for key, item in dict.items(value):
+            plain[key] = item
+        return self.encode(plain)
+
+
+class Decoder:
+    """The other half; `shared` starts as the containers both sides already know."""
+
+    def __init__(self, handle: Callable[[list], object], shared: list | None = None) -> None:
+        self._handle = handle
+        self.shared = list(shared or ())
+
+    def decode(self, value: Any) -> Any:
+        if type(value) is not list:
+            return value if type(value) is not dict else self._refuse(value)
+        try:
+            return self._tagged(value[0], value[1:])
+        except BrokenWire:
+            raise
+        except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+            raise BrokenWire(f"a malformed value ({type(error).__name__}: {error})"[:200]) from None
+
+    def _tagged(self, tag: str, items: list) -> Any:
+        if tag in _MUTABLE:
+            value = deque(maxlen=items[0]) if tag == "deque" else _MUTABLE[tag]()
+            self.shared.append(value)
+            return self.fill(value, items)
+        if tag == "@":
+            return self.shared[items[0]]
+        if tag in ("tuple", "frozenset", "range"):
+            return _TYPES[tag](*([map(self.decode, items)] if tag != "range" else map(self.decode, items)))
+        if tag in _VIEW_OF:
+            return _VIEW_OF[tag](list(map(self.decode, items)))
+        if tag in _SCALARS:
+            return _SCALARS[tag](*items)
+        return self._handle([tag, *items])
+
+    def fill(self, value: Any, items: list) -> Any:
+        """Put the encoded contents into a container, replacing what it held."""
+        if type(value) is bytearray:
+            value[:] = bytes.fromhex(items[0])
+            return value
+        start = 1 if type(value) is deque else 0
+        plain = [self.decode(x) for x in items[start:]]
+        value.clear()
+        if _TAG[type(value)] in _PAIRS:
+            for key, item in zip(plain[::2], plain[1::2], strict=True):
+                value[key] = item
+        elif type(value) is set:
+            value.update(plain)
+        else:
+            value.extend(plain)
+        return value
+
+    def _refuse(self, value: object) -> Any:
+        raise BrokenWire(f"a malformed value ({str(value)[:80]})")
+
+
+_SCALARS: dict[str, Callable[..., Any]] = {
+    "int": lambda text: int(text, 16),
+    "bytes": bytes.fromhex,
+    "complex": complex,
+    "Decimal": Decimal,
+    "Fraction": lambda top, bottom: Fraction(int(top, 16), int(bottom, 16)),
+    "...": lambda: Ellipsis,
+    "type": _TYPES.__getitem__,
+    "timedelta": timedelta,
+    "date": date,
+    "datetime": lambda text, fold: datetime.fromisoformat(text).replace(fold=fold),
+    "time": lambda text, fold: time.fromisoformat(text).replace(fold=fold),
+}
+
+
+def snapshot(shared: list) -> list[list | bytes]:
+    """What each container holds now, by identity, so that a later change is seen without comparing values."""
+    return [_contents(value) for value in shared]
+
+
+def changed(shared: list, before: list) -> list[int]:
+    """Numbers of the containers that no longer hold the very same things."""
+    return [n for n, old in enumerate(before) if not _same(_contents(shared[n]), old)]
+
+
+def _contents(value: Any) -> list | bytes:
+    if type(value) is bytearray:
+        return bytes(value)
+    if isinstance(value, dict):
+        return [x for pair in dict.items(value) for x in pair]
+    return list(value)
+
+
+def _same(now: Any, old: Any) -> bool:
+    if type(now) is bytes:
+        return now == old
+    return len(now) == len(old) and all(a is b for a, b in zip(now, old, strict=True))
