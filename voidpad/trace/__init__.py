@@ -2,5 +2,18 @@
 
 from voidpad.trace.files import read, records, write
 from voidpad.trace.format import VERSION, Edit, Header, Pass, Prompt, Summary, Trace
+from voidpad.trace.recorder import Recorder
 
-__all__ = ["VERSION", "Edit", "Header", "Pass", "Prompt", "Summary", "Trace", "read", "records", "write"]
+__all__ = [
+    "VERSION",
+    "Edit",
+    "Header",
+    "Pass",
+    "Prompt",
+    "Recorder",
+    "Summary",
+    "Trace",
+    "read",
+    "records",
+    "write",
+]

@@ -11,7 +11,7 @@ import binascii
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
@@ -21,6 +21,7 @@ from voidpad.roles import Roles
 
 VERSION = 1
 Detail = Literal["commits", "probs", "top5"]
+DETAILS: tuple[Detail, ...] = get_args(Detail)
 Phase = Literal["probe", "decode", "shared"]
 _ARRAYS = ConfigDict(arbitrary_types_allowed=True)
 
@@ -86,7 +87,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of length: `count` slots holding `id` come in before slot `at`, or `count` slots from it go."""
+    """A change of length: `count` slots holding `id` come in at slot `at`, or `count` slots from it go."""
 
     kind: Literal["append", "insert", "cut"]
     at: Count
