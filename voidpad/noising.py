@@ -33,7 +33,7 @@ class Noising:
 
     def draw(self, epoch: Tensor, example: Tensor, slot: Tensor) -> Tensor:
         """Uniform numbers in (0, 1), one per element of the broadcast arguments."""
-        seed = torch.tensor(self.seed, device=example.device)
+        seed = torch.full((), self.seed, device=example.device)
         return Noise.at(seed, epoch, example, slot).per_slot()
 
     def level(self, epoch: Tensor, example: Tensor, position: Tensor) -> Tensor:

@@ -67,7 +67,8 @@ def prepare(recipe: Recipe, *, max_seconds: float | None = None, callbacks: Sequ
     if recipe.run.checkpointing:
         model.net.gradient_checkpointing_enable({"use_reentrant": False})
     if recipe.run.compile:
-        model.net.get_decoder().compile()
+        for layer in model.net.get_decoder().layers:  # layer by layer: one compilation serves them all
+            layer.compile()
     share = _share(recipe)
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     batches = micro_batches(recipe, model, prepared, share=share, device=device)
