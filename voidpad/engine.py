@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -37,6 +37,7 @@ class Engine:
     roles: Roles
     rows: int = 32
     tokens: int = 16384
+    ended: Callable[[int], None] = lambda key: None  # told when a row is over; caches drop it then
     waiting: deque[Request] = field(default_factory=deque)
     live: dict[Plan, Rows] = field(default_factory=dict)
     started: dict[int, float] = field(default_factory=dict)
@@ -145,4 +146,5 @@ class Engine:
         return done
 
     def _timed(self, finished: Outcome) -> Outcome:
+        self.ended(finished.key)
         return replace(finished, seconds=time.perf_counter() - self.started.pop(finished.key))

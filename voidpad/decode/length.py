@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -208,6 +208,22 @@ class Daedal(EosReader):
         canvas = rows.canvas.insert(at, torch.where(unsure.any(1), self.grow - 1, 0))
         canvas = canvas.resize(torch.minimum(canvas.stop, canvas.prompt + self.limit))
         return replace(rows, canvas=canvas, settled=settled)
+
+
+@dataclass(frozen=True)
+class Trimmed:
+    """Another rule, with the canvas cut right after the leftmost EOS. Approximate: those masks were context."""
+
+    inner: Length
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows:
+        rows = self.inner.revise(before, rows, look, block)
+        return replace(
+            rows, canvas=rows.canvas.resize(torch.minimum(rows.canvas.stop, rows.canvas.first_eos + 1))
+        )
 
 
 def density(rows: Rows, grid: Tensor, check: int) -> Tensor:

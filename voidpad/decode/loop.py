@@ -106,11 +106,11 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
     roles = rows.canvas.roles
     bans = Bans(roles.ids(plan.ban), roles.ids(plan.mute), roles.mask)
     watched = plan.length.watch(rows)
-    grid = scatter(watched, plan.length.measure(logits[watched[where].to(logits.device)], roles, bans).cpu())
+    grid = scatter(watched, plan.length.measure(at(logits, watched[where]), roles, bans).cpu())
     signal = plan.length.signal(rows, grid)
     ready = plan.length.ready(rows, signal)
     frontier = rows.window(plan.block) & ready[:, None]
-    tokens, score = propose(rows, plan, frontier, logits[frontier[where].to(logits.device)], bans)
+    tokens, score = propose(rows, plan, frontier, at(logits, frontier[where]), bans)
     chosen = plan.commit(score, frontier, rows.clock(frontier, plan.steps))
     if (chosen & (tokens == NOTHING)).any():
         raise VoidpadError(f"every token is banned at a chosen slot: ban={plan.ban}. Ban fewer ids.")
@@ -166,6 +166,11 @@ def outcome(rows: Rows, row: int, plan: Plan, reason: str) -> Outcome:
     tokens = ids[: ids.index(eos) + 1] if ends_here else ids
     counts = (int(rows.decoded[row]), int(rows.probed[row]), int(rows.shared[row]))
     return Outcome(int(rows.canvas.key[row]), ids, tokens, *counts, reason)
+
+
+def at(logits: Tensor, wanted: Tensor) -> Tensor:
+    """The rows of `logits` marked in `wanted` (N,); the places are found on the host, so a GPU need not wait."""
+    return logits if wanted.all() else logits[wanted.nonzero()[:, 0].to(logits.device, non_blocking=True)]
 
 
 def scatter(where: Tensor, values: Tensor, empty: float = 0) -> Tensor:

@@ -1,0 +1,1 @@
+"""Faster denoisers: packed rows on a GPU (exact), key-value caches (approximate, off unless asked for)."""

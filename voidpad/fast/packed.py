@@ -1,0 +1,156 @@
+"""Packed rows: every live row in one sequence without padding, attention inside each row. Exact.
+
+On a GPU, attention is torch's variable-length kernel and short passes are replayed as CUDA graphs, one for each
+bucket of lengths; on a CPU, attention runs row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from voidpad.decode.canvas import Canvas
+from voidpad.decode.denoise import HFDenoiser
+
+NAME = "voidpad_varlen"
+
+
+def varlen_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Attention over packed rows: (1, heads, T, size) in, (1, T, heads, size) out."""
+    bounds, longest = kwargs["cu_seq_lens_q"], kwargs["max_length_q"]
+    groups = query.shape[1] // key.shape[1]
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (T, heads, size)
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    if q.is_cuda:
+        from torch.nn.attention.varlen import varlen_attn
+
+        return varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), bounds, bounds, longest, longest)[
+            None
+        ], None
+    ends = bounds.tolist()
+    parts = [row_attention(q, k, v, slice(a, b)) for a, b in zip(ends, ends[1:], strict=False) if b > a]
+    return torch.cat(parts)[None], None
+
+
+def row_attention(q: Tensor, k: Tensor, v: Tensor, span: slice) -> Tensor:
+    one = [x[span].transpose(0, 1)[None] for x in (q, k, v)]  # (1, heads, n, size)
+    return nn.functional.scaled_dot_product_attention(*one)[0].transpose(0, 1)
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, varlen_attention)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Rows laid end to end, the tail filled to a bucket with a row of its own that nobody reads."""
+
+    ids: Tensor  # (1, T)
+    positions: Tensor  # (1, T)
+    bounds: Tensor  # (S + 1,) int32
+    longest: int
+
+    @classmethod
+    def of(cls, canvas: Canvas, *, bucket: int) -> Packing:
+        inside = canvas.inside
+        ids = canvas.ids[inside]
+        positions = canvas.offset.expand_as(canvas.ids)[inside]
+        spare = -len(ids) % bucket
+        ids = torch.cat([ids, ids.new_full((spare,), canvas.roles.eos)])
+        positions = torch.cat([positions, torch.arange(spare)])
+        lengths = torch.cat([torch.zeros(1, dtype=torch.long), canvas.stop, torch.tensor([spare])])
+        slots = next_power(len(lengths))
+        lengths = torch.cat([lengths, lengths.new_zeros(slots + 1 - len(lengths))])
+        longest = -(-int(max(canvas.stop.max(), spare)) // 256) * 256
+        return cls(ids[None], positions[None], lengths.cumsum(0).int(), longest)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.ids.shape[1], len(self.bounds), self.longest
+
+
+def next_power(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+@dataclass
+class Packed:
+    """A denoiser that packs rows. It switches the network it is given to its own attention."""
+
+    inner: HFDenoiser
+    bucket: int = 1
+    graph_up_to: int = 0  # tokens; passes up to this size are replayed as CUDA graphs
+    graphs: dict[tuple[int, int, int], Callable[[Packing], Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.inner.body.set_attn_implementation(NAME)  # type: ignore[operator]
+
+    @torch.inference_mode()
+    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
+        packing = Packing.of(canvas, bucket=self.bucket)
+        hidden = self._hidden(packing)
+        starts = canvas.stop.cumsum(0) - canvas.stop
+        row, column = where.nonzero(as_tuple=True)
+        place = (starts[row] + column - self.inner.shift).to(hidden.device, non_blocking=True)
+        return self.inner.head(hidden[place])
+
+    def _hidden(self, packing: Packing) -> Tensor:
+        if packing.shape[0] > self.graph_up_to:
+            return self._forward(*self._sent(packing), packing.longest)
+        if packing.shape not in self.graphs:
+            self.graphs[packing.shape] = self._captured(packing)
+        return self.graphs[packing.shape](packing)
+
+    def _sent(self, packing: Packing) -> tuple[Tensor, Tensor, Tensor]:
+        device = next(self.inner.body.parameters()).device
+        parts = (packing.ids, packing.positions, packing.bounds)
+        if device.type != "cuda":
+            return parts
+        sent = [part.pin_memory().to(device, non_blocking=True) for part in parts]
+        return sent[0], sent[1], sent[2]
+
+    def _forward(self, ids: Tensor, positions: Tensor, bounds: Tensor, longest: int) -> Tensor:
+        return self.inner.body(
+            input_ids=ids,
+            position_ids=positions,
+            use_cache=False,
+            cu_seq_lens_q=bounds,
+            cu_seq_lens_k=bounds,
+            max_length_q=longest,
+            max_length_k=longest,
+        ).last_hidden_state[0]
+
+    def _captured(self, packing: Packing) -> Callable[[Packing], Tensor]:
+        """The forward pass of this shape as a CUDA graph over buffers of its own."""
+        buffers = self._sent(packing)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # kernels are chosen and compiled before the capture
+                self._forward(*buffers, packing.longest)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            hidden = self._forward(*buffers, packing.longest)
+
+        def replay(new: Packing) -> Tensor:
+            for buffer, part in zip(buffers, (new.ids, new.positions, new.bounds), strict=True):
+                buffer.copy_(part.pin_memory(), non_blocking=True)
+            graph.replay()
+            return hidden
+
+        return replay
+
+
+def compiled(denoiser: HFDenoiser) -> HFDenoiser:
+    """The same denoiser with each layer compiled: norms, rotary embedding and gating fuse; the layers share code."""
+    for layer in denoiser.body.layers:  # type: ignore[union-attr]
+        layer.compile(dynamic=True)
+    return denoiser
