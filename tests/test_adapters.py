@@ -28,7 +28,7 @@ def shake(net: torch.nn.Module) -> None:
     generator = torch.Generator().manual_seed(0)
     for parameter in net.parameters():
         if parameter.requires_grad:
-            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+            parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
 
 
 def adapted(family: str, **config) -> Model:
@@ -110,6 +110,21 @@ def test_an_adapter_folder_names_its_base(bases, tmp_path):
         WeightsError, match=r"adapter_config.json names no base; load the base and pass adapter="
     ):
         load(tmp_path / "adapter")
+
+
+def test_built_in_names(tmp_path, monkeypatch):
+    monkeypatch.setattr("voidpad.models.locate.ASSETS", tmp_path)
+    base, tuned = random_model("llada", kv_heads=2), adapted("llada")
+    base.net.half()
+    save(base, tmp_path / "tiny-instruct")
+    tuned.net.peft_config["default"].base_model_name_or_path = "tiny-instruct"
+    save(tuned, tmp_path / "tiny-void")
+    loaded = load("tiny-void")
+    assert (loaded.name, load("tiny-instruct").name) == ("tiny-void", "tiny-instruct")
+    assert loaded.net.dtype == torch.float32
+    assert (logits(loaded) - logits(load("tiny-instruct", "tiny-void"))).abs().max() == 0.0
+    with pytest.raises(WeightsError, match="tiny-eos: the built-in weights are not in this installation"):
+        load("tiny-eos")
 
 
 def test_the_adapters_card_wins(bases, tmp_path):

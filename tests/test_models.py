@@ -80,6 +80,55 @@ def test_released_shapes(data_dir):
     assert (config.rms_norm_eps, config.rope_parameters["rope_theta"]) == (1e-6, 1000000.0)
 
 
+def plain_forward(tensors, config, ids):
+    """The LLaDA block from its own tensor names, one head at a time: what the release computes."""
+    width, heads = config["d_model"], config["n_heads"]
+    size, group = width // heads, heads // config["n_kv_heads"]
+    step = config["rope_theta"] ** -(torch.arange(0, size, 2) / size)
+    angle = torch.outer(torch.arange(len(ids)).float(), step)
+    cos, sin = torch.cat([angle.cos()] * 2, 1), torch.cat([angle.sin()] * 2, 1)
+
+    def norm(x, name):
+        scale = (x.pow(2).mean(-1, keepdim=True) + config["rms_norm_eps"]).rsqrt()
+        return x * scale * tensors[f"model.transformer.{name}.weight"]
+
+    def turn(x):
+        return x * cos + torch.cat([-x[:, size // 2 :], x[:, : size // 2]], 1) * sin
+
+    x = tensors["model.transformer.wte.weight"][ids]
+    for layer in range(config["n_layers"]):
+        block = {
+            name: tensors[f"model.transformer.blocks.{layer}.{name}.weight"].T
+            for name in ("q_proj", "k_proj", "v_proj", "attn_out", "ff_proj", "up_proj", "ff_out")
+        }
+        y = norm(x, f"blocks.{layer}.attn_norm")
+        q, k, v = (y @ block[name] for name in ("q_proj", "k_proj", "v_proj"))
+        mixed = []
+        for head in range(heads):
+            mine = slice(head * size, (head + 1) * size)
+            theirs = slice(head // group * size, (head // group + 1) * size)
+            weight = (turn(q[:, mine]) @ turn(k[:, theirs]).T / size**0.5).softmax(1)
+            mixed.append(weight @ v[:, theirs])
+        x = x + torch.cat(mixed, 1) @ block["attn_out"]
+        y = norm(x, f"blocks.{layer}.ff_norm")
+        x = x + (torch.nn.functional.silu(y @ block["ff_proj"]) * (y @ block["up_proj"])) @ block["ff_out"]
+    return norm(x, "ln_f") @ tensors["model.transformer.ff_out.weight"].T
+
+
+def test_the_names_mean_what_the_release_means(llada):
+    tensors = load_file(llada / "model.safetensors")
+    wanted = plain_forward(tensors, read_json(llada / "config.json"), ROWS[0])
+    assert (logits(load(llada), ROWS)[0] - wanted).abs().max() <= 5e-6
+
+
+@BOTH
+def test_eos_has_an_ordinary_embedding_row(models, tmp_path, family):
+    """The releases pad with EOS; a padding row would get no gradient."""
+    net = load(write_original(models[family], tmp_path / "released", pad_token_id=1)).net
+    net(torch.tensor(ROWS)[:, :4] * 0 + 1).logits[..., 9].sum().backward()
+    assert net.get_input_embeddings().weight.grad[1].abs().max() > 0
+
+
 @BOTH
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_released_checkpoint_loads_exactly(models, tmp_path, family, shards):
@@ -250,6 +299,12 @@ def test_other_architectures_are_refused(llada):
         load(llada)
 
 
+def test_a_model_with_an_adapter_inside_is_refused(llada):
+    (llada / "adapter_config.json").write_text("{}")
+    with pytest.raises(WeightsError, match=r"holds a whole model and an adapter; move adapter_config.json"):
+        load(llada)
+
+
 def test_card_and_config_must_agree(models, tmp_path):
     save(models["llada"], tmp_path / "saved")
     Card("dream", models["llada"].roles).write(tmp_path / "saved")
@@ -328,6 +383,20 @@ def test_names_that_lead_nowhere(tmp_path, monkeypatch):
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(WeightsError, match="is a file; give the folder"):
         load(tmp_path / "model.safetensors")
+
+
+def test_a_hub_id_is_its_snapshot(models, tmp_path, monkeypatch):
+    import huggingface_hub.constants
+
+    repo = tmp_path / "models--someone--something"
+    write_original(models["dream"], repo / "snapshots" / "0123abc")
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("0123abc")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    loaded = load("someone/something")
+    assert loaded.name == "someone/something"
+    assert (logits(loaded, ROWS) - logits(models["dream"], ROWS)).abs().max() == 0.0
 
 
 def test_an_unreachable_hub_is_one_line(monkeypatch, tmp_path):

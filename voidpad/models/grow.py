@@ -1,9 +1,11 @@
 """VOID for a vocabulary that has no room for it."""
 
 from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from peft import PeftModel
+from transformers import PreTrainedModel
 
 from voidpad.errors import ConfigError
 from voidpad.models.model import Model
@@ -21,12 +23,20 @@ def with_void(model: Model) -> Model:
         raise ConfigError(f"{model.name}: add VOID before the adapter, or merge(model) first.")
     names = [VOID_NAME, *RAINBOW_NAMES]
     model.tokenizer.add_tokens(names, special_tokens=True)
-    old = model.net.config.vocab_size
-    if len(model.tokenizer) > old:
-        model.net.resize_token_embeddings(len(model.tokenizer), mean_resizing=False)
-        for rows in (model.net.get_input_embeddings().weight, model.net.get_output_embeddings().weight):
-            with torch.no_grad():
-                rows[old:] = rows[:old].float().mean(0)
-    ids = tuple(model.tokenizer.convert_tokens_to_ids(names))
+    if len(model.tokenizer) > model.net.config.vocab_size:
+        _grow(model.net, len(model.tokenizer))
+    vocab = model.tokenizer.get_vocab()
+    ids = tuple(vocab[name] for name in names)
     roles = replace(model.roles, void=ids[0], rainbow=model.roles.rainbow or ids)
     return replace(model, roles=roles, card=replace(model.card, roles=roles))
+
+
+def _grow(net: PreTrainedModel, rows: int) -> None:
+    old = net.config.vocab_size
+    net.resize_token_embeddings(rows, mean_resizing=False)
+    for matrix in (
+        cast(Any, net.get_input_embeddings()).weight,
+        cast(Any, net.get_output_embeddings()).weight,
+    ):
+        with torch.no_grad():
+            matrix[old:] = matrix[:old].float().mean(0)

@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PretrainedConfig
 from transformers.utils import logging
 
 from voidpad.errors import ConfigError, WeightsError
+from voidpad.models.adapter import CONFIG as ADAPTER_CONFIG
 from voidpad.models.adapter import attach, is_adapter
 from voidpad.models.card import Card, read_card, read_json
 from voidpad.models.family import FAMILIES, LLADA_NAMES, Family, translate
@@ -88,6 +89,8 @@ def read_config(folder: Path) -> tuple[Family, PretrainedConfig]:
 
 
 def _load_base(folder: Path, name: str, place: Place, given: Mapping[str, Any] | None) -> Model:
+    if (folder / ADAPTER_CONFIG).is_file():  # transformers would attach it without a word
+        raise WeightsError(f"{folder}: holds a whole model and an adapter; move {ADAPTER_CONFIG} elsewhere.")
     family, config = read_config(folder)
     found = headers(folder)
     check(found, family, config, where=str(folder))
@@ -102,7 +105,7 @@ def _load_base(folder: Path, name: str, place: Place, given: Mapping[str, Any] |
             **place.options(stored_dtype(found)),
         )
     # Forget the old names, or a later save_pretrained by a trainer writes them beside our config.
-    net._weight_conversions = None
+    net.__dict__.pop("_weight_conversions", None)
     tokenizer = read_tokenizer(folder)
     card = read_card(folder)
     if card is None:
