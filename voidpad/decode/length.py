@@ -221,9 +221,8 @@ class Trimmed:
 
     def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows:
         rows = self.inner.revise(before, rows, look, block)
-        return replace(
-            rows, canvas=rows.canvas.resize(torch.minimum(rows.canvas.stop, rows.canvas.first_eos + 1))
-        )
+        canvas = rows.canvas
+        return replace(rows, canvas=canvas.resize(torch.minimum(canvas.stop, canvas.first_eos + 1)))
 
 
 def density(rows: Rows, grid: Tensor, check: int) -> Tensor:

@@ -146,11 +146,11 @@ def count(before: Rows, rows: Rows, ready: Tensor) -> Rows:
 
 def finish(rows: Rows, plan: Plan, ready: Tensor) -> dict[int, Outcome]:
     """Rows that end with this pass, and why."""
-    done: list[tuple[str, Tensor]] = [
+    over = (rows.open >= rows.canvas.stop) | (rows.still >= plan.patience)
+    done: list[tuple[str, Tensor]] = [  # the first that holds is the reason
         ("eos", plan.stop(rows.canvas)),
-        ("full", rows.open >= rows.canvas.stop),
-        ("full", (rows.still >= plan.patience) & ~rows.canvas.masked.any(1)),
-        ("stalled", rows.still >= plan.patience),
+        ("full", over & ~rows.canvas.masked.any(1)),
+        ("stalled", over),
         ("limit", rows.decoded >= plan.length.passes),
     ]
     reasons: dict[int, str] = {}
@@ -169,7 +169,7 @@ def outcome(rows: Rows, row: int, plan: Plan, reason: str) -> Outcome:
 
 
 def at(logits: Tensor, wanted: Tensor) -> Tensor:
-    """The rows of `logits` marked in `wanted` (N,); the places are found on the host, so a GPU need not wait."""
+    """The rows of `logits` marked in `wanted` (N,), found on the host so that a GPU need not wait."""
     return logits if wanted.all() else logits[wanted.nonzero()[:, 0].to(logits.device, non_blocking=True)]
 
 

@@ -1,8 +1,8 @@
-"""Key-value caches for block decoding. Approximate: with full attention every key depends on the active block.
+"""Key-value caches for block decoding. Approximate: with full attention every key depends on the block.
 
-At the first pass of a block the whole row is computed and its keys and values are kept. The block's further passes
-compute only the block (dual cache) or the block and everything right of it (prefix cache) and read the rest from
-the cache.
+At the first pass of a block the whole row is computed and its keys and values are kept. The block's further
+passes compute only the block (dual cache) or the block and everything right of it (prefix cache) and read the
+rest from the cache.
 """
 
 from __future__ import annotations

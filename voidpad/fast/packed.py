@@ -1,13 +1,14 @@
 """Packed rows: every live row in one sequence without padding, attention inside each row. Exact.
 
-On a GPU, attention is torch's variable-length kernel and short passes are replayed as CUDA graphs, one for each
-bucket of lengths; on a CPU, attention runs row by row.
+On a GPU, attention is torch's variable-length kernel and short passes are replayed as CUDA graphs, one for
+each bucket of lengths; on a CPU, attention runs row by row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def varlen_attention(
             None
         ], None
     ends = bounds.tolist()
-    parts = [row_attention(q, k, v, slice(a, b)) for a, b in zip(ends, ends[1:], strict=False) if b > a]
+    parts = [row_attention(q, k, v, slice(a, b)) for a, b in pairwise(ends) if b > a]
     return torch.cat(parts)[None], None
 
 
@@ -150,7 +151,7 @@ class Packed:
 
 
 def compiled(denoiser: HFDenoiser) -> HFDenoiser:
-    """The same denoiser with each layer compiled: norms, rotary embedding and gating fuse; the layers share code."""
+    """The same denoiser, its layers compiled: norms, rotary embedding and gating fuse; layers share code."""
     for layer in denoiser.body.layers:  # type: ignore[union-attr]
         layer.compile(dynamic=True)
     return denoiser
