@@ -212,7 +212,7 @@ class Daedal(EosReader):
 
 @dataclass(frozen=True)
 class Trimmed:
-    """Another rule, with the canvas cut right after the leftmost EOS. Approximate: those masks were context."""
+    """Another rule, the canvas cut right after the leftmost EOS. Approximate: those masks were context."""
 
     inner: Length
 
