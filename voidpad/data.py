@@ -60,25 +60,37 @@ def read(path: Path | str) -> Prepared:
             if metadata.get("format") != FORMAT or missing:
                 raise DataError(f"{path}: not a prepared data file; make one with `voidpad data prepare`.")
             if metadata.get("version") != VERSION:
-                raise DataError(f"{path}: data version {metadata.get('version')!r} is unknown; prepare it again.")
+                raise DataError(
+                    f"{path}: data version {metadata.get('version')!r} is unknown; prepare it again."
+                )
             pairs = Pairs(*(file.get_tensor(name) for name in TENSORS))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; make one with `voidpad data prepare`.") from None
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path}: damaged data file ({error}); prepare it again.") from None
     _check(path, pairs)
-    roles = {key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(metadata["roles"]).items()}
+    roles = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in json.loads(metadata["roles"]).items()
+    }
     return Prepared(_wide(pairs), Roles(**roles), json.loads(metadata.get("notes", "{}")))
 
 
 def _check(path: Path | str, pairs: Pairs) -> None:
     sizes = {len(pairs.prompt), len(pairs.response), len(pairs.complete)}
     if sizes == {0} or len(sizes) != 1:
-        raise DataError(f"{path}: it holds no examples, or its length tensors differ in size; prepare it again.")
-    if int(pairs.size.sum()) != len(pairs.tokens) or min(int(pairs.prompt.min()), int(pairs.response.min())) < 0:
+        raise DataError(
+            f"{path}: it holds no examples, or its length tensors differ in size; prepare it again."
+        )
+    if (
+        int(pairs.size.sum()) != len(pairs.tokens)
+        or min(int(pairs.prompt.min()), int(pairs.response.min())) < 0
+    ):
         raise DataError(f"{path}: lengths do not add up to the {len(pairs.tokens)} tokens; prepare it again.")
     if bool(((pairs.response == 0) & ~pairs.complete.bool()).any()):
-        raise DataError(f"{path}: an example has an empty response and no EOS, so nothing to learn; prepare it again.")
+        raise DataError(
+            f"{path}: an example has an empty response and no EOS, so nothing to learn; prepare it again."
+        )
 
 
 def _wide(pairs: Pairs) -> Pairs:

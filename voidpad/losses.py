@@ -70,14 +70,19 @@ class SlotLoss(nn.Module):
         self.piece = piece
 
     def forward(self, ids: Tensor, where: Tensor, label: Tensor, inside: Tensor | None = None) -> Tensor:
-        decoder, head = self.net.get_decoder(), self.net.get_output_embeddings()  # PEFT passes these on to the model
+        decoder, head = (
+            self.net.get_decoder(),
+            self.net.get_output_embeddings(),
+        )  # PEFT passes these on to the model
         hidden = decoder(input_ids=ids, attention_mask=self._mask(inside), use_cache=False).last_hidden_state
         chosen = hidden.flatten(0, 1).index_select(0, where)
         rows = max(1, self.piece // self.net.config.vocab_size)
         if len(where) <= rows:
             return _cross_entropy(head, chosen, label)
         pieces = zip(chosen.split(rows), label.split(rows), strict=True)
-        return torch.cat([checkpoint(_cross_entropy, head, part, wanted, use_reentrant=False) for part, wanted in pieces])
+        return torch.cat(
+            [checkpoint(_cross_entropy, head, part, wanted, use_reentrant=False) for part, wanted in pieces]
+        )
 
     def _mask(self, inside: Tensor | None) -> Tensor | None:
         """The key mask. For sdpa in its final shape: transformers would ask the device whether it is all true."""

@@ -54,6 +54,10 @@ class Pairs:
         """Where each example begins in `tokens`."""
         return self.size.cumsum(0) - self.size
 
+    @cached_property
+    def sorted_size(self) -> Tensor:
+        return self.size.sort().values
+
     def to(self, device: torch.device | str) -> Pairs:
         return Pairs(*(part.to(device) for part in (self.tokens, self.prompt, self.response, self.complete)))
 
@@ -143,7 +147,18 @@ def virtual_width(sizes: Tensor, pool: Tensor, draw: Tensor, *, rows: int) -> Te
     return torch.maximum(sizes, pool[rank]) + 1
 
 
-def lay_out(pairs: Pairs, rows: Tensor, how: Policy, roles: Roles, *, width: Tensor, columns: int | None = None) -> Batch:
+def window_width(prompt: Tensor, draw: Tensor, *, low: int, high: int) -> Tensor:
+    """The prompt and a canvas of low..high slots, whatever the answer needs.
+
+    Where every row holds its whole answer, the end of a row always means EOS and padding, and a model learns to
+    call any short canvas sufficient. Here an answer longer than the canvas is cut, without an EOS.
+    """
+    return prompt + low + (draw * (high - low + 1)).long()
+
+
+def lay_out(
+    pairs: Pairs, rows: Tensor, how: Policy, roles: Roles, *, width: Tensor, columns: int | None = None
+) -> Batch:
     """Rows of `pairs` as padded tensors, by index arithmetic alone. A cut answer is followed by nothing.
 
     `columns` is the width of the tensors when the caller knows it (so that nothing waits for a device).
@@ -167,4 +182,6 @@ def lay_out(pairs: Pairs, rows: Tensor, how: Policy, roles: Roles, *, width: Ten
 
 def _check_roles(how: Policy, roles: Roles) -> None:
     if how.name in ("void", "rainbow") and not getattr(roles, how.name):
-        raise RoleError(f"padding.policy: {how.name} needs the role {how.name!r}, and these roles have none: {roles}.")
+        raise RoleError(
+            f"padding.policy: {how.name} needs the role {how.name!r}, and these roles have none: {roles}."
+        )

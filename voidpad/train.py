@@ -24,7 +24,19 @@ from voidpad.training.trainer import FOREVER, Curve, StopByClock, VoidTrainer, a
 
 FINAL, CURVE = "model", "metrics.jsonl"
 # Settings a restart may change without changing what is learnt.
-FREE = {"output", "steps", "epochs", "seconds", "log_every", "save_every", "keep", "report_to", "export", "compile", "micro_batch"}
+FREE = {
+    "output",
+    "steps",
+    "epochs",
+    "seconds",
+    "log_every",
+    "save_every",
+    "keep",
+    "report_to",
+    "export",
+    "compile",
+    "micro_batch",
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +72,9 @@ def train(
     return Trained(folder, finished, trainer.state.global_step, trainer.clock.total, trainer.clock.tokens)
 
 
-def prepare(recipe: Recipe, *, max_seconds: float | None = None, callbacks: Sequence[TrainerCallback] = ()) -> VoidTrainer:
+def prepare(
+    recipe: Recipe, *, max_seconds: float | None = None, callbacks: Sequence[TrainerCallback] = ()
+) -> VoidTrainer:
     """Everything up to the first step."""
     prepared = data.read(recipe.data.path)
     model = network(recipe, prepared)
@@ -87,7 +101,9 @@ def prepare(recipe: Recipe, *, max_seconds: float | None = None, callbacks: Sequ
 
 
 def _share(recipe: Recipe) -> Share:
-    rank, processes = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+    rank, processes = (
+        int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1))
+    )
     run = recipe.run
     if run.global_batch % (run.micro_batch * processes):
         raise ConfigError(
@@ -114,7 +130,9 @@ def _start(recipe: Recipe, output: Path, resume: bool | str | Path) -> Path | No
     last = checkpoint.latest(output)
     if not resume:
         if last:
-            raise ConfigError(f"run.output: {output} already holds {last.name}; pass --resume or choose another folder.")
+            raise ConfigError(
+                f"run.output: {output} already holds {last.name}; pass --resume or choose another folder."
+            )
         return None
     chosen = last if resume is True else Path(resume)
     if chosen is None:
@@ -138,7 +156,9 @@ def _same_recipe(recipe: Recipe, folder: Path) -> None:
         if value != _stored(card.recipe, part, name)
     ]
     if changed:
-        raise ConfigError(f"--resume: {', '.join(changed)} differ from the recipe of {folder}; start a new run.output.")
+        raise ConfigError(
+            f"--resume: {', '.join(changed)} differ from the recipe of {folder}; start a new run.output."
+        )
 
 
 def _stored(recipe: Any, part: str, name: str) -> Any:
@@ -155,7 +175,10 @@ def _reports(recipe: Recipe) -> list[TrainerCallback]:
     from transformers.integrations import get_reporting_integration_callbacks
     from transformers.integrations.integration_utils import TensorBoardCallback
 
-    found = [kind() for kind in get_reporting_integration_callbacks([name for name in wanted if name != "tensorboard"])]
+    found = [
+        kind()
+        for kind in get_reporting_integration_callbacks([name for name in wanted if name != "tensorboard"])
+    ]
     if "tensorboard" in wanted:
         from torch.utils.tensorboard import SummaryWriter
 

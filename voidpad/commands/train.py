@@ -15,22 +15,35 @@ from voidpad.errors import ConfigError, VoidpadError
 class Lines(TrainerCallback):
     """One line per log: what a file or a remote terminal wants."""
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
         if not state.is_world_process_zero or not logs or "loss" not in logs:
             return
         names = {"loss": "loss", "loss_response": "response", "loss_eos": "eos", "loss_padding": "padding"}
         parts = [f"{label} {logs[name]:.4f}" for name, label in names.items() if name in logs]
         rate = f"{logs['tokens_per_second'] / 1e6:.3f}M tokens/s" if "tokens_per_second" in logs else ""
-        tail = [f"lr {logs['learning_rate']:.3g}", f"norm {logs['grad_norm']:.3g}", f"{logs['seconds']:.1f} s", rate]
+        tail = [
+            f"lr {logs['learning_rate']:.3g}",
+            f"norm {logs['grad_norm']:.3g}",
+            f"{logs['seconds']:.1f} s",
+            rate,
+        ]
         typer.echo("  ".join([f"step {state.global_step}", *parts, *filter(None, tail)]))
 
 
 def train(
     recipe: Annotated[Path, typer.Argument(help="Recipe, a TOML file.")],
-    change: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: part.field=value.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in run.output.")] = False,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting: part.field=value.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint in run.output.")
+    ] = False,
     checkpoint: Annotated[Path | None, typer.Option("--from", help="Go on from this checkpoint.")] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="Save and stop after so many seconds; --resume goes on.")] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="Save and stop after so many seconds; --resume goes on.")
+    ] = None,
 ) -> None:
     """Train a model from a recipe."""
     from voidpad import train as training
@@ -39,7 +52,9 @@ def train(
     settings = config.read(recipe, change or ())
     done = training.train(settings, resume=checkpoint or resume, max_seconds=max_seconds, callbacks=[Lines()])
     state = "finished" if done.finished else "paused; --resume goes on"
-    typer.echo(f"{done.folder}: {state} after {done.steps} steps, {done.seconds:.1f} s, {done.tokens:,} tokens")
+    typer.echo(
+        f"{done.folder}: {state} after {done.steps} steps, {done.seconds:.1f} s, {done.tokens:,} tokens"
+    )
 
 
 def main() -> None:

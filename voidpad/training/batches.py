@@ -6,7 +6,8 @@ row with the same noise however the run is divided, because every draw is a hash
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from torch.utils.data import Dataset
 from voidpad.errors import DataError
 from voidpad.losses import Normaliser, loss_slots
 from voidpad.noising import WIDTH, At, Noising
-from voidpad.padding import Batch, Pairs, Policy, batch_width, lay_out, virtual_width
+from voidpad.padding import Batch, Pairs, Policy, batch_width, lay_out, virtual_width, window_width
 from voidpad.roles import Roles
 
 
@@ -36,61 +37,110 @@ def shuffled(count: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(count, generator=generator)
 
 
-@dataclass(frozen=True)
-class Width:
-    """How wide a row is padded: its mini-batch's maximum, an imagined mini-batch's, or a fixed number."""
+Width = Callable[[Pairs, Tensor, Tensor], Tensor]  # (host pairs, rows (B,), uniform draw (B,)) -> (B,) widths
 
-    kind: str | int = "batch"
-    virtual_batch: int = 6
+
+@dataclass(frozen=True)
+class BatchWidth:
+    """The paper's S_B: the maximum over the rows that are computed together."""
+
+    how: Policy
     longest_row_gets_eos: bool = True
-    multiple: int = 1  # tensors are made a multiple of this wide (the extra slots are masked): few shapes to compile
+
+    def __call__(self, pairs: Pairs, rows: Tensor, draw: Tensor) -> Tensor:
+        return batch_width(pairs.size[rows], self.how, longest_row_gets_eos=self.longest_row_gets_eos)
+
+
+@dataclass(frozen=True)
+class VirtualWidth:
+    """The maximum over an imagined mini-batch of so many rows."""
+
+    rows: int = 6
+
+    def __call__(self, pairs: Pairs, rows: Tensor, draw: Tensor) -> Tensor:
+        return virtual_width(pairs.size[rows], pairs.sorted_size, draw, rows=self.rows)
+
+
+@dataclass(frozen=True)
+class WindowWidth:
+    """A canvas drawn evenly from low..high slots; answers that do not fit are cut."""
+
+    low: int
+    high: int
+
+    def __call__(self, pairs: Pairs, rows: Tensor, draw: Tensor) -> Tensor:
+        return window_width(pairs.prompt[rows], draw, low=self.low, high=self.high)
+
+
+@dataclass(frozen=True)
+class FixedWidth:
+    slots: int
+
+    def __call__(self, pairs: Pairs, rows: Tensor, draw: Tensor) -> Tensor:
+        return torch.full_like(rows, self.slots)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How rows become tensors; none of it changes what is learnt."""
+
+    device: str = "cpu"
+    multiple: int = 1  # tensors are a multiple of this wide, the extra slots masked: few shapes to compile
+    group: int = 0  # rows of an update, to be ordered by width
 
 
 class Padded:
     """Prompt, response, EOS and padding, one example per row."""
 
-    def __init__(self, pairs: Pairs, roles: Roles, how: Policy, *, width: Width, noising: Noising, device: str = "cpu"):
+    def __init__(
+        self, pairs: Pairs, roles: Roles, how: Policy, *, width: Width, noising: Noising, layout: Layout
+    ):
         self.count = len(pairs)
-        self.host, self.pairs = pairs, pairs.to(device)
-        self.roles, self.how, self.width, self.noising = roles, how, width, noising
-        self.pool = pairs.size.sort().values
-        self.order = lru_cache(2)(lambda epoch: shuffled(self.count, noising.seed, epoch))
-        if isinstance(width.kind, int) and int(self.pool[-1]) + 1 > width.kind:
-            raise DataError(f"padding.width: {width.kind} slots, but the longest example needs {int(self.pool[-1]) + 1}.")
+        self.host, self.pairs = pairs, pairs.to(layout.device)
+        self.roles, self.how, self.width, self.noising, self.layout = roles, how, width, noising, layout
+        self.order = lru_cache(2)(self._order)
 
     def __call__(self, epoch: int, position: Tensor) -> tuple[Batch, At]:
         example = self.order(epoch)[position]
         width = self._width(epoch, example)
-        columns = -(-int(width.max()) // self.width.multiple) * self.width.multiple
-        size, whole = self.host.size[example], self.host.complete[example]
-        full = bool(((whole & (width == columns)) | (size == columns)).all())
+        columns = -(-int(width.max()) // self.layout.multiple) * self.layout.multiple
+        end = torch.where(self.host.complete[example], width, torch.minimum(self.host.size[example], width))
         device = self.pairs.tokens.device
         rows = example.to(device, non_blocking=True)
-        batch = lay_out(self.pairs, rows, self.how, self.roles, width=width.to(device, non_blocking=True), columns=columns)
-        if full:  # nothing to hide from attention: the plain kernel is the fast one
-            batch = Batch(batch.ids, batch.target, batch.eos, batch.padding, batch.prompt, None)
+        width = width.to(device, non_blocking=True)
+        batch = lay_out(self.pairs, rows, self.how, self.roles, width=width, columns=columns)
+        if bool((end == columns).all()):  # nothing to hide from attention: the plain kernel is the fast one
+            batch = replace(batch, inside=None)
         return batch, At(torch.full_like(rows, epoch), rows, position.to(device, non_blocking=True))
 
     def _width(self, epoch: int, example: Tensor) -> Tensor:
-        sizes = self.host.size[example]
-        if isinstance(self.width.kind, int):
-            return torch.full_like(sizes, self.width.kind)
-        if self.width.kind == "virtual":
-            draw = self.noising.draw(torch.full_like(example, epoch), example, torch.full_like(example, WIDTH))
-            return virtual_width(sizes, self.pool, draw, rows=self.width.virtual_batch)
-        return batch_width(sizes, self.how, longest_row_gets_eos=self.width.longest_row_gets_eos)
+        draw = self.noising.draw(torch.full_like(example, epoch), example, torch.full_like(example, WIDTH))
+        return self.width(self.host, example, draw)
+
+    def _order(self, epoch: int) -> Tensor:
+        """Shuffled; with grouping, each update's rows by width: micro-batches get even, updates stay what they were."""
+        order = shuffled(self.count, self.noising.seed, epoch)
+        if self.layout.group > 1:
+            widths = self._width(epoch, order)
+            update = torch.arange(self.count) // self.layout.group
+            order = order[(update * (int(widths.max()) + 1) + widths).argsort(stable=True)]
+        return order
 
 
 class Packed:
     """Documents `prompt response EOS` end to end, cut into rows of fixed length; masks anywhere."""
 
-    def __init__(self, pairs: Pairs, roles: Roles, *, length: int, align: bool, seed: int, device: str = "cpu"):
+    def __init__(
+        self, pairs: Pairs, roles: Roles, *, length: int, align: bool, seed: int, device: str = "cpu"
+    ):
         self.pairs, self.roles, self.length, self.align = pairs.to(device), roles, length, align
         self.total = int((pairs.size + pairs.complete).sum())
         self.count = self.total // length
         self.stream = lru_cache(1)(lambda epoch: self._stream(shuffled(len(pairs), seed, epoch)))
         if not self.count:
-            raise DataError(f"data.length: {length} slots per row, but the data has only {self.total} tokens.")
+            raise DataError(
+                f"data.length: {length} slots per row, but the data has only {self.total} tokens."
+            )
 
     def _stream(self, order: Tensor) -> tuple[Tensor, Tensor]:
         order = order.to(self.pairs.tokens.device)
@@ -137,7 +187,16 @@ class Share:
 class MicroBatches(Dataset):
     """Micro-batch number i of this process, ready for the model. Trainer sees the whole run as one epoch of these."""
 
-    def __init__(self, rows: Rows, noising: Noising, roles: Roles, *, share: Share, loss: tuple[Normaliser, int], forced: bool):
+    def __init__(
+        self,
+        rows: Rows,
+        noising: Noising,
+        roles: Roles,
+        *,
+        share: Share,
+        loss: tuple[Normaliser, int],
+        forced: bool,
+    ):
         self.rows, self.noising, self.roles, self.share = rows, noising, roles, share
         self.normaliser, self.shift = loss
         self.forced = forced
@@ -151,7 +210,9 @@ class MicroBatches(Dataset):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         update, first = self.share.first(index)
         epoch, update = divmod(update, self.updates_per_epoch)
-        position = (update * self.share.global_batch + first + torch.arange(self.share.micro_batch)) % self.rows.count
+        position = (
+            update * self.share.global_batch + first + torch.arange(self.share.micro_batch)
+        ) % self.rows.count
         return self._on_the_side(epoch, position)
 
     def build(self, epoch: int, position: Tensor) -> dict[str, Tensor]:
@@ -177,4 +238,3 @@ class MicroBatches(Dataset):
         for tensor in inputs.values():
             tensor.record_stream(main)
         return inputs
-

@@ -68,11 +68,22 @@ class DataPart(Part):
 
 class PaddingPart(Part):
     policy: Literal["eos", "rainbow", "void"] = "void"
-    width: Literal["batch", "virtual"] | Count = "batch"  # batch: the paper's S_B; virtual: see docs/train.md
+    width: Literal["batch", "virtual", "window"] | Count = (
+        "batch"  # batch: the paper's S_B; others: docs/train.md
+    )
     virtual_batch: Count = 6  # examples in the imagined mini-batch of width = "virtual"
+    window: tuple[Count, Count] = (16, 208)  # canvas slots, drawn evenly between these, of width = "window"
     longest_row_gets_eos: bool = True  # False: the authors' collator
     truncated_gets_eos: bool = False  # True: the authors' data
     colours: Count = 7  # Rainbow tokens used
+
+    @model_validator(mode="after")
+    def _window(self) -> PaddingPart:
+        if self.window[0] > self.window[1]:
+            raise ValueError(
+                f"window: {self.window[0]} is more than {self.window[1]}; give the smaller number first"
+            )
+        return self
 
 
 class NoisePart(Part):
@@ -126,14 +137,18 @@ class RunPart(Part):
     save_every: Count = 1000
     keep: Count = 2  # checkpoints
     report_to: tuple[str, ...] | None = None  # None: tensorboard where installed
-    export: Literal["float32", "bfloat16", "float16"] | None = None  # dtype of the final weights; None: as trained
+    export: Literal["float32", "bfloat16", "float16"] | None = (
+        None  # dtype of the final weights; None: as trained
+    )
 
     @model_validator(mode="after")
     def _one_length(self) -> RunPart:
         if sum(value is not None for value in (self.steps, self.epochs, self.seconds)) != 1:
             raise ValueError("give exactly one of run.steps, run.epochs, run.seconds")
         if self.global_batch % self.micro_batch:
-            raise ValueError(f"global_batch {self.global_batch} is not a multiple of micro_batch {self.micro_batch}")
+            raise ValueError(
+                f"global_batch {self.global_batch} is not a multiple of micro_batch {self.micro_batch}"
+            )
         return self
 
 
@@ -153,6 +168,9 @@ class Recipe(Part):
             raise ValueError(
                 'data.group_by_length erases the length signal when padding.width = "batch"; use padding.width = "virtual"'
             )
+        padded = self.data.layout == "pairs" and self.padding.policy != "eos"
+        if self.lora and padded and not self.lora.void_rows and self.model.init_void != "keep":
+            raise ValueError('lora.void_rows = false saves no rows, so model.init_void must be "keep"')
         if self.optim.name == "muon" and self.lora:
             raise ValueError("optim.name = 'muon' is for full-parameter training; drop [lora] or use adamw")
         return self
@@ -187,7 +205,9 @@ def check(values: Mapping[str, Any], *, name: str = "recipe") -> Recipe:
     """Validated settings; all faults are reported together."""
     values = dict(values)
     if values.get("preset") == "authors":
-        values = _merge({key: part for key, part in AUTHORS.items() if key != "lora" or "lora" in values}, values)
+        values = _merge(
+            {key: part for key, part in AUTHORS.items() if key != "lora" or "lora" in values}, values
+        )
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:

@@ -67,7 +67,9 @@ class Muon(torch.optim.Optimizer):
     the rest of the step. The step size is matched to AdamW's (0.2 sqrt(max dimension)), so one rate serves both.
     """
 
-    def __init__(self, params: Iterable[Tensor], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.1):
+    def __init__(
+        self, params: Iterable[Tensor], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.1
+    ):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()

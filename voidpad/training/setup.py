@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 
 from voidpad import data, models
 from voidpad.errors import ConfigError, DataError, RoleError
@@ -15,10 +15,19 @@ from voidpad.models.text import read_tokenizer
 from voidpad.noising import Noising
 from voidpad.padding import POLICIES, Pairs
 from voidpad.roles import Roles
-from voidpad.training.batches import MicroBatches, Packed, Padded, Share, Width
+from voidpad.training.batches import (
+    BatchWidth,
+    FixedWidth,
+    Layout,
+    MicroBatches,
+    Packed,
+    Padded,
+    Share,
+    VirtualWidth,
+    Width,
+    WindowWidth,
+)
 from voidpad.training.config import AUTHORS_TARGETS, Recipe, Scratch
-
-TOKENIZER_FREE = "data"
 
 
 def network(recipe: Recipe, prepared: data.Prepared) -> models.Model:
@@ -42,7 +51,7 @@ def _from_checkpoint(recipe: Recipe) -> models.Model:
     dtype = part.dtype if part.dtype != "auto" or recipe.lora else "float32"  # full training: float32 weights
     device = "cuda" if torch.cuda.is_available() and dtype == "auto" else "cpu"
     model = models.load(part.name, part.adapter, device=device, dtype=dtype)
-    model = models.merge(model) if part.adapter or "adapter_config" in str(type(model.net)) else model
+    model = models.merge(model) if isinstance(model.net, PeftModel) else model
     if part.attention:
         model.net.set_attn_implementation(part.attention)
     return model
@@ -73,7 +82,9 @@ def _from_scratch(recipe: Recipe, part: Scratch, prepared: data.Prepared) -> mod
         net = family.net_class(config)
     if recipe.model.attention:
         net.set_attn_implementation(recipe.model.attention)
-    return models.Model(net, tokenizer, prepared.roles, family, models.Card(family.name, prepared.roles), "scratch")
+    return models.Model(
+        net, tokenizer, prepared.roles, family, models.Card(family.name, prepared.roles), "scratch"
+    )
 
 
 def _check_ids(model: models.Model, prepared: data.Prepared) -> None:
@@ -85,14 +96,18 @@ def _check_ids(model: models.Model, prepared: data.Prepared) -> None:
         )
     top = int(prepared.pairs.tokens.max())
     if top >= model.net.config.vocab_size:
-        raise DataError(f"data.path: token id {top} is outside the vocabulary of {model.net.config.vocab_size}.")
+        raise DataError(
+            f"data.path: token id {top} is outside the vocabulary of {model.net.config.vocab_size}."
+        )
 
 
 def _training_roles(recipe: Recipe, roles: Roles) -> Roles:
     if recipe.padding.policy != "rainbow" or recipe.data.layout == "packed":
         return roles
     if len(roles.rainbow) < recipe.padding.colours:
-        raise RoleError(f"padding.colours: {recipe.padding.colours} asked for, the model has {len(roles.rainbow)}.")
+        raise RoleError(
+            f"padding.colours: {recipe.padding.colours} asked for, the model has {len(roles.rainbow)}."
+        )
     return replace(roles, rainbow=roles.rainbow[: recipe.padding.colours])
 
 
@@ -138,7 +153,9 @@ def _with_lora(model: models.Model, recipe: Recipe) -> models.Model:
     return replace(model, net=net)
 
 
-def micro_batches(recipe: Recipe, model: models.Model, prepared: data.Prepared, *, share: Share, device: str) -> MicroBatches:
+def micro_batches(
+    recipe: Recipe, model: models.Model, prepared: data.Prepared, *, share: Share, device: str
+) -> MicroBatches:
     """The run's batches for one process."""
     noise = recipe.noise
     noising = Noising(recipe.run.seed, noise.eps, noise.stratified, noise.suffix)
@@ -149,32 +166,56 @@ def micro_batches(recipe: Recipe, model: models.Model, prepared: data.Prepared, 
     loss = (normaliser, model.family.shift)
     if recipe.data.layout == "packed":
         _check_length(model, recipe.data.length)
-        rows = Packed(pairs, model.roles, length=recipe.data.length, align=recipe.data.align, seed=noising.seed, device=device)
+        rows = Packed(
+            pairs,
+            model.roles,
+            length=recipe.data.length,
+            align=recipe.data.align,
+            seed=noising.seed,
+            device=device,
+        )
         return MicroBatches(rows, noising, model.roles, share=share, loss=loss, forced=False)
     how = POLICIES[recipe.padding.policy]
-    rows = Padded(pairs, model.roles, how, width=_width(recipe), noising=noising, device=device)
     _check_pairs(recipe, model, pairs)
+    layout = Layout(
+        device,
+        multiple=64 if recipe.run.compile and not isinstance(recipe.padding.width, int) else 1,
+        group=recipe.run.global_batch if recipe.data.group_by_length else 0,
+    )
+    rows = Padded(pairs, model.roles, how, width=_width(recipe), noising=noising, layout=layout)
     return MicroBatches(rows, noising, model.roles, share=share, loss=loss, forced=how.forced)
 
 
 def _width(recipe: Recipe) -> Width:
     part = recipe.padding
-    multiple = 64 if recipe.run.compile and not isinstance(part.width, int) else 1
-    return Width(part.width, part.virtual_batch, part.longest_row_gets_eos, multiple)
+    if isinstance(part.width, int):
+        return FixedWidth(part.width)
+    if part.width == "window":
+        return WindowWidth(*part.window)
+    if part.width == "virtual":
+        return VirtualWidth(part.virtual_batch)
+    return BatchWidth(POLICIES[part.policy], part.longest_row_gets_eos)
 
 
 def _check_pairs(recipe: Recipe, model: models.Model, pairs: Pairs) -> None:
-    longest = int(pairs.size.max()) + 1
-    limit = recipe.data.length
-    if limit and longest > limit:
-        raise DataError(f"data.length: {limit} slots, but the longest example needs {longest}; prepare it again.")
     if int(pairs.prompt.min()) < 1:
         raise DataError("data.path: an example has an empty prompt; prepare the data again.")
-    _check_length(model, recipe.padding.width if isinstance(recipe.padding.width, int) else longest)
+    longest, width = int(pairs.size.max()) + 1, recipe.padding.width
+    if width == "window":
+        _check_length(model, int(pairs.prompt.max()) + recipe.padding.window[1])
+        return
+    for name, limit in (
+        ("data.length", recipe.data.length),
+        ("padding.width", width if isinstance(width, int) else None),
+    ):
+        if limit and longest > limit:
+            raise DataError(
+                f"{name}: {limit} slots, but the longest example needs {longest}; prepare the data again."
+            )
+    _check_length(model, width if isinstance(width, int) else longest)
 
 
 def _check_length(model: models.Model, slots: int) -> None:
-    if slots > model.net.config.max_position_embeddings:
-        raise ConfigError(
-            f"rows of {slots} slots are longer than the model's context of {model.net.config.max_position_embeddings}."
-        )
+    context = model.net.config.max_position_embeddings
+    if slots > context:
+        raise ConfigError(f"rows of {slots} slots are longer than the model's context of {context}.")

@@ -95,7 +95,9 @@ class VoidTrainer(Trainer):
         self._logged = (0, 0.0)
         part = recipe.optim
         self.schedule = Schedule(part.warmup, part.decay, part.shape, part.floor)
-        super().__init__(model=SlotLoss(model.net), args=arguments, train_dataset=batches, callbacks=callbacks)
+        super().__init__(
+            model=SlotLoss(model.net), args=arguments, train_dataset=batches, callbacks=callbacks
+        )
         self.meter = Meter(self.args.device)
         batches.length = arguments.max_steps * batches.share.accumulation
 
@@ -105,7 +107,9 @@ class VoidTrainer(Trainer):
         """Ready micro-batches, one after the other; accelerate has nothing to shard or to move."""
         return DataLoader(self.batches, batch_size=1, collate_fn=_only, num_workers=0)
 
-    def compute_loss(self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any
+    ) -> Any:
         weight, kind = inputs.pop("weight"), inputs.pop("kind")
         self.clock.tokens += inputs["ids"].numel() * self.args.world_size
         entropy = model(**inputs)
@@ -128,7 +132,9 @@ class VoidTrainer(Trainer):
 
     def _factor(self, update: int) -> float:
         if self.recipe.run.seconds:
-            return self.schedule(max(self.clock.total / self.recipe.run.seconds, 1e-3 * self.recipe.optim.warmup))
+            return self.schedule(
+                max(self.clock.total / self.recipe.run.seconds, 1e-3 * self.recipe.optim.warmup)
+            )
         return self.schedule((update + 0.5) / self.args.max_steps)
 
     # Logs
@@ -179,7 +185,9 @@ class VoidTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        state = None if state_dict is None else {name.removeprefix("net."): t for name, t in state_dict.items()}
+        state = (
+            None if state_dict is None else {name.removeprefix("net."): t for name, t in state_dict.items()}
+        )
         net = self.subject.net
         if isinstance(net, PeftModel):
             net.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
@@ -195,7 +203,11 @@ class VoidTrainer(Trainer):
         if isinstance(self.subject.net, PeftModel):
             set_peft_model_state_dict(self.subject.net, load_file(folder / "adapter_model.safetensors"))
             return
-        tensors = {name: t for file in sorted(folder.glob("model*.safetensors")) for name, t in load_file(file).items()}
+        tensors = {
+            name: t
+            for file in sorted(folder.glob("model*.safetensors"))
+            for name, t in load_file(file).items()
+        }
         missing, surplus = self.subject.net.load_state_dict(tensors, strict=False)
         tied = set(self.subject.net.all_tied_weights_keys)
         assert not surplus, surplus
@@ -243,7 +255,9 @@ class Curve(TrainerCallback):
         beside.write_text("".join(f"{line}\n" for line in lines))
         os.replace(beside, self.path)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any
+    ) -> None:
         if state.is_world_process_zero and logs and "loss" in logs:
             with self.path.open("a") as file:
                 file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
