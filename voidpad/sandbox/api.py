@@ -183,7 +183,12 @@ class Sandbox:
     def map(self, jobs: Iterable[tuple[str, str]]) -> list[Verdict]:
         """Verdicts in the order of the jobs, `workers` of them at a time."""
         with ThreadPoolExecutor(self._workers) as pool:
-            return list(pool.map(lambda job: self.run(*job), jobs))
+            waiting = [pool.submit(self.run, program, checks) for program, checks in jobs]
+            try:
+                return [job.result() for job in waiting]
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
 
     def close(self) -> None:
         _close_all(self._idle, self._owner)

@@ -89,7 +89,7 @@ class Jail:
         if there.recv(64) != b"named":
             return
         if "user namespace" in self.layers:
-            _become_nobody()
+            become_nobody()
         child = os.fork()
         if child:
             there.send(f"pid {child}".encode())
@@ -123,7 +123,7 @@ class Jail:
             kernel.set_hostname("sandbox")
         if "user namespace" not in self.layers and os.geteuid() == 0:
             os.setgroups([])
-            _become_nobody()
+            become_nobody()
         os.environ.clear()
         os.environ.update(HOME=home, TMPDIR=home, LANG="C.UTF-8", PATH="")
         os.chdir(home)
@@ -154,7 +154,7 @@ def _identify(pid: int) -> None:
             file.write(text)
 
 
-def _become_nobody() -> None:
+def become_nobody() -> None:
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
 
@@ -172,7 +172,7 @@ def _arrange(fds: tuple[int, ...], there: socket.socket) -> socket.socket:
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 32) for fd in wanted]
     for target, fd in enumerate(high, start=1):
         os.dup2(fd, target)
-    os.closerange(len(wanted) + 1, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(len(wanted) + 1, 1 << 20)
     there.detach()
     return socket.socket(fileno=len(wanted))
 

@@ -219,49 +219,57 @@ def main(control: socket.socket, without: frozenset[str]) -> None:
     """Enter the namespaces, say what they are, serve. The first process only waits for the one inside."""
     for name in _WARM:
         importlib.import_module(name)
-    if os.geteuid() == 0:
-        os.setgroups([])
+    kernel.warm_up()
     available, paths = _probe() - without, root.library_paths()
-    _enter(available)
+    problem = _attempt(partial(_enter, available))
     child = os.fork()
     if child:
         control.close()
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
     kernel.die_with_parent()
     kernel.adopt_orphans()
-    problem = _settle(jail.Jail(available, paths))
+    prison = jail.Jail(available, paths)
+    problem = problem or _attempt(partial(_settle, prison))
     gc.freeze()
     control.send(json.dumps({"layers": sorted(available), "problem": problem}).encode())
-    Keeper(control, jail.Jail(available, paths)).serve()
+    Keeper(control, prison).serve()
     os._exit(0)
 
 
-def _settle(prison: jail.Jail) -> str:
-    """Build the root and close one empty jail; what went wrong, if anything."""
+def _attempt(act: Callable[[], None]) -> str:
     try:
-        if "mount namespace" in prison.layers:
-            root.build(prison.paths)
-        null = os.open(os.devnull, os.O_WRONLY)
-        _end(prison.start(lambda: None, (null,), home="/tmp", bounds=jail.Bounds(2, 1 << 30, 1 << 20, 4)))
-        os.close(null)
+        act()
     except (OSError, jail.JailError) as error:
         return str(error)
     return ""
 
 
+def _settle(prison: jail.Jail) -> None:
+    """Build the root, and close one empty jail to see that it can be done."""
+    if "mount namespace" in prison.layers:
+        root.build(prison.paths)
+    null = os.open(os.devnull, os.O_WRONLY)
+    _end(prison.start(lambda: None, (null,), home="/tmp", bounds=jail.Bounds(2, 1 << 30, 1 << 20, 4)))
+    os.close(null)
+
+
 def _probe() -> frozenset[str]:
     """The layers this kernel gives this user, each tried in a process of its own."""
-    base = 0 if os.geteuid() == 0 else kernel.NEWUSER
+    base = 0 if _privileged() else kernel.NEWUSER
     trials: dict[str, Callable[[], None]] = {
         name: partial(kernel.unshare, base | bits) for name, bits in jail.NAMESPACES.items()
     }
     trials["landlock"] = partial(_sealed, partial(kernel.landlock, read=["/"], write=[]))
     trials["seccomp"] = partial(_sealed, partial(kernel.seccomp, signals=True))
     trials["no new privileges"] = kernel.no_new_privileges
-    found = {name for name, act in trials.items() if _works(act)}
-    if os.geteuid() == 0 or "user namespace" in found:
-        found.add("other uid")
-    return frozenset(found)
+    trials["other uid"] = jail.become_nobody
+    found = frozenset(name for name, act in trials.items() if _works(act))
+    return found | {"other uid"} if "user namespace" in found else found
+
+
+def _privileged() -> bool:
+    """Whether namespaces can be had without a user namespace: real root, not root in a container."""
+    return os.geteuid() == 0 and _works(partial(kernel.unshare, kernel.NEWNS | kernel.NEWPID))
 
 
 def _sealed(act: Callable[[], None]) -> None:
@@ -272,23 +280,19 @@ def _sealed(act: Callable[[], None]) -> None:
 def _works(act: Callable[[], None]) -> bool:
     pid = os.fork()
     if pid == 0:
-        try:
-            act()
-            os._exit(0)
-        finally:
-            os._exit(1)
+        os._exit(1 if _attempt(act) else 0)
     return os.waitpid(pid, 0)[1] == 0
 
 
 def _enter(layers: frozenset[str]) -> None:
     """The keeper's own namespaces. Root needs no user namespace to make the others, and keeps its rights to
     read a Python that only root may read until the new root is built."""
-    wanted = jail.flags(layers - {"user namespace"})
-    if os.geteuid() == 0 or "user namespace" not in layers:
-        kernel.unshare(wanted if os.geteuid() == 0 else 0)
-        return
-    uid, gid = os.geteuid(), os.getegid()
-    kernel.unshare(wanted | kernel.NEWUSER)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+    wanted, uid, gid = jail.flags(layers - {"user namespace"}), os.geteuid(), os.getegid()
+    if _privileged():
+        os.setgroups([])
+        kernel.unshare(wanted)
+    elif "user namespace" in layers:
+        kernel.unshare(wanted | kernel.NEWUSER)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)

@@ -8,6 +8,7 @@ import os
 import platform
 import struct
 from collections.abc import Iterable
+from functools import cache
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -209,10 +210,22 @@ def seccomp_filter(*, refuse: Iterable[str]) -> bytes:
 
 def seccomp(*, signals: bool) -> None:
     """Refuse the calls no checked program needs; without `signals`, also every way to signal a process."""
+    install(_usual_filter(signals=signals))
+
+
+@cache
+def _usual_filter(*, signals: bool) -> bytes:
     if platform.machine() not in _BY_MACHINE:
         raise OSError(38, f"seccomp: no call numbers for {platform.machine()}")
-    refused = [name for name in _numbers() if name not in _NEEDED] + ([] if signals else list(_SIGNALS))
-    install(seccomp_filter(refuse=refused))
+    refused = [name for name in _numbers() if name not in _NEEDED]
+    return seccomp_filter(refuse=refused if signals else [*refused, *_SIGNALS])
+
+
+def warm_up() -> None:
+    """Build the filters once, before the forks that need them."""
+    if platform.machine() in _BY_MACHINE:
+        for signals in (True, False):
+            _usual_filter(signals=signals)
 
 
 def install(code: bytes) -> None:

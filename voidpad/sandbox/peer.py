@@ -18,7 +18,7 @@ class Peer:
     """
 
     def __init__(self, channel: Channel, verbs: dict[str, Callable], *, keep: Callable[[object], bool],
-                 remote: Callable[[int, str], object]) -> None:  # fmt: skip
+                 remote: Callable[[str], object]) -> None:  # fmt: skip
         self._channel, self._verbs, self._keep, self._remote = channel, verbs, keep, remote
         self._kept: list[object] = []
         self._number: dict[int, int] = {}
@@ -115,7 +115,7 @@ class Peer:
             raise BrokenWire(f"a value with an unknown tag ({str(tagged[0])[:40]})")
         handle = int(tagged[1])
         if handle not in self._remotes:
-            remote = self._remotes[handle] = self._remote(handle, str(tagged[2])[:80])
+            remote = self._remotes[handle] = self._remote(str(tagged[2])[:80])
             self._handle_of[id(remote)] = handle
         return self._remotes[handle]
 

@@ -38,7 +38,7 @@ def build(paths: tuple[str, ...]) -> None:
         if path not in DEVICES:
             kernel.read_only(root + path)
     for name in ("proc", "tmp"):
-        os.mkdir(f"{root}/{name}")
+        os.makedirs(f"{root}/{name}", exist_ok=True)
     kernel.mount("proc", f"{root}/proc", "proc", flags=_SEALED)
     kernel.pivot(root)
     fixed = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV

@@ -15,10 +15,11 @@ from voidpad.sandbox.wire import BrokenWire, Channel, Gone
 
 
 def main(sock: socket.socket, program: str) -> None:
+    sys.argv = ["program"]
     module = types.ModuleType("candidate")
     sys.modules["candidate"] = module
-    peer = Peer(Channel(sock), _verbs(vars(module)), keep=lambda value: True,
-                remote=lambda handle, label: _CallBack(peer))  # fmt: skip
+    verbs = _verbs(vars(module))
+    peer = Peer(Channel(sock), verbs, keep=lambda value: True, remote=lambda label: _CallBack(peer))
     try:
         exec(compile(program, "<program>", "exec", dont_inherit=True), vars(module))
     except BaseException as error:

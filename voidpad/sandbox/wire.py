@@ -133,7 +133,7 @@ class Encoder:
             return ["Fraction", hex(value.numerator), hex(value.denominator)]
         if value is Ellipsis:
             return ["..."]
-        if kind is type and _TYPES.get(value.__name__) is value:
+        if kind is type and value in _TYPES.values():
             return ["type", value.__name__]
         if kind in _VIEWS:
             return [_VIEWS[kind][0], *map(self.encode, value)]
@@ -167,7 +167,6 @@ class Encoder:
             if isinstance(value, base):
                 return self.encode(base(base.__iter__(value)))
         return self._handle(value)
-
 
     def _pairs(self, plain: dict, value: dict) -> Any:
         for key, item in dict.items(value):
