@@ -18,6 +18,10 @@ BLOCKS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 VOID = 4
 
 
+def plain(family: str) -> Model:
+    return random_model(family, kv_heads=2, hidden=64, intermediate=128)  # 4-bit blocks want multiples of 64
+
+
 def logits(model: Model) -> torch.Tensor:
     with torch.inference_mode():
         return model.net(torch.tensor(ROWS)).logits
@@ -33,7 +37,7 @@ def shake(net: torch.nn.Module) -> None:
 
 def adapted(family: str, **config) -> Model:
     """A base with a trained-looking adapter, as training leaves it."""
-    model = random_model(family, kv_heads=2)
+    model = plain(family)
     settings = {"r": 4, "lora_alpha": 8, "target_modules": BLOCKS, "task_type": "CAUSAL_LM", **config}
     net = get_peft_model(model.net, LoraConfig(**settings))
     shake(net)
@@ -44,7 +48,7 @@ def adapted(family: str, **config) -> Model:
 def bases(tmp_path):
     folders = {}
     for family in ("llada", "dream"):
-        save(random_model(family, kv_heads=2), tmp_path / family)
+        save(plain(family), tmp_path / family)
         folders[family] = tmp_path / family
     return folders
 
@@ -114,7 +118,7 @@ def test_an_adapter_folder_names_its_base(bases, tmp_path):
 
 def test_built_in_names(tmp_path, monkeypatch):
     monkeypatch.setattr("voidpad.models.locate.ASSETS", tmp_path)
-    base, tuned = random_model("llada", kv_heads=2), adapted("llada")
+    base, tuned = plain("llada"), adapted("llada")
     base.net.half()
     save(base, tmp_path / "tiny-instruct")
     tuned.net.peft_config["default"].base_model_name_or_path = "tiny-instruct"
@@ -192,7 +196,7 @@ PAPER_NAMES = ["q_proj", "k_proj", "v_proj", "ff_proj", "up_proj", "ff_out"]
 def test_original_names_are_translated(tmp_path, ours, theirs):
     trained = adapted("llada", **ours)
     write_original_adapter(trained, tmp_path / "adapter", **theirs)
-    base = write_original(random_model("llada", kv_heads=2), tmp_path / "base")
+    base = write_original(plain("llada"), tmp_path / "base")
     loaded = load(base, tmp_path / "adapter")
     assert (logits(loaded) - logits(trained)).abs().max() == 0.0
     save(loaded, tmp_path / "resaved")
@@ -201,7 +205,7 @@ def test_original_names_are_translated(tmp_path, ours, theirs):
 
 def test_translation_equals_a_merge_by_hand(tmp_path):
     """W + (alpha / r) B A, tensor by tensor under the original names."""
-    base = random_model("llada", kv_heads=2)
+    base = plain("llada")
     write_original_adapter(adapted("llada", **PAPER), tmp_path / "adapter", target_modules=PAPER_NAMES)
     tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     state = {original_name(name): tensor.clone() for name, tensor in base.net.state_dict().items()}
@@ -233,7 +237,7 @@ def test_adapters_that_do_not_fit(bases, tmp_path):
     with pytest.raises(WeightsError, match=r"1 surplus tensor\(s\): base_model.model.other.lora_A.weight"):
         load(bases["llada"], folder)
     save_file(whole | {first: torch.zeros(4, 7)}, path)
-    with pytest.raises(WeightsError, match=r"is \[4, 7\], the config asks for \[4, 64\]"):
+    with pytest.raises(WeightsError, match=r"is \[4, 7\], the config asks for \[4, 128\]"):
         load(bases["llada"], folder)
     path.write_bytes(b"no tensors")
     with pytest.raises(WeightsError, match=r"adapter_model.safetensors: damaged safetensors file"):
@@ -267,6 +271,20 @@ def test_adapter_configs_that_do_not_fit(bases, tmp_path):
 def test_nothing_to_merge():
     with pytest.raises(ConfigError, match="random-llada: has no adapter to merge"):
         merge(random_model())
+
+
+@BOTH
+@pytest.mark.parametrize("bits", ["8bit", "4bit"])
+def test_quantized_weights_carry_an_adapter(tmp_path, family, bits):
+    pytest.importorskip("bitsandbytes")
+    trained = adapted(family)
+    base = write_original(plain(family), tmp_path / "base")
+    save(trained, tmp_path / "adapter")
+    loaded = load(base, tmp_path / "adapter", quantize=bits)
+    pair = torch.stack([logits(loaded).flatten(), logits(trained).flatten()])
+    assert pair.corrcoef()[0, 1] > 0.95
+    with pytest.raises(ConfigError, match="cannot merge into quantized weights; load it without quantize"):
+        merge(loaded)
 
 
 @BOTH

@@ -1,24 +1,16 @@
 """Checkpoints: what loads is exact, and what could load wrong is refused by name."""
 
 import json
-import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 from originals import original_name, write_original
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
 
-import voidpad
-from voidpad.errors import ConfigError, RoleError, WeightsError
-from voidpad.models import DREAM, FAMILIES, LLADA, Card, load, merge, random_model, read_card, save
+from voidpad.errors import ConfigError, WeightsError
+from voidpad.models import DREAM, FAMILIES, LLADA, Card, load, random_model, read_card, save
 from voidpad.models.card import read_json
 from voidpad.models.family import rename, translate
-from voidpad.models.grow import with_void
 from voidpad.models.weights import Header, check
 from voidpad.roles import Roles
 
@@ -444,262 +436,17 @@ def test_device_map_loads_the_same(models, tmp_path):
     assert (logits(loaded, ROWS) - logits(models["llada"], ROWS)).abs().max() == 0.0
 
 
-# Roles, prompts, text
-
-
-def test_given_ids_override_the_checkpoint(llada):
-    loaded = load(llada, roles={"void": 40, "rainbow": (40, 41)})
-    assert (loaded.roles.void, loaded.roles.rainbow, loaded.roles.mask) == (40, (40, 41), 0)
-    with pytest.raises(RoleError, match="role id 99 is outside the embedding"):
-        load(llada, roles={"void": 99})
-    with pytest.raises(RoleError, match="role 'pad' is unknown"):
-        load(llada, roles={"pad": 9})
-
-
-def test_dream_takes_the_authors_void(data_dir, models, tmp_path):
-    folder = write_original(
-        random_model("dream", vocab=152064, hidden=4, heads=1, layers=1), tmp_path / "dream"
-    )
-    for path in folder.glob("*tokenizer*"):
-        path.unlink()
-    (folder / "chat_template.jinja").unlink()
-    for path in (data_dir / "hub" / "dream-7b-instruct").iterdir():
-        if path.name.split(".")[0] in (
-            "vocab",
-            "merges",
-            "tokenizer_config",
-            "special_tokens_map",
-            "added_tokens",
-        ):
-            shutil.copy(path, folder)
-    config = read_json(folder / "config.json") | {"mask_token_id": 151666, "eos_token_id": 151643}
-    (folder / "config.json").unlink()
-    (folder / "config.json").write_text(json.dumps(config))
-    ours = load(folder)
-    assert (ours.roles.void, ours.roles.rainbow[1]) == (151667, 151668)
-    theirs = load(folder, roles={"void": 56940, "rainbow": (56940, 86766)})
-    assert theirs.roles.void == 56940
-    assert theirs.text([64, 56940, 65, 151643, 64]) == "ab"
-    turns = [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Hello!"},
-        {"role": "user", "content": "2+2?"},
-    ]
-    text = ours.tokenizer.decode(ours.encode(turns, system="Be brief."))
-    assert text == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
-        "<|im_start|>assistant\nHello!<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
-    )
-    save(ours, tmp_path / "saved")
-    again = load(tmp_path / "saved")
-    assert again.encode(turns, system="Be brief.") == ours.encode(turns, system="Be brief.")
-    assert again.encode(" " * 128 + "<|void|>", raw=True) == [56940, 151667]
-    assert "auto_map" not in read_json(tmp_path / "saved" / "tokenizer_config.json")
-
-
-def test_chat_template_with_system_and_turns(models):
-    model = models["llada"]
-    turns = [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "yes?"},
-        {"role": "user", "content": "add"},
-    ]
-    text = (
-        "system: be nice<|eot_id|>user: hi<|eot_id|>assistant: yes?<|eot_id|>user: add<|eot_id|>assistant: "
-    )
-    assert model.encode(turns, system="be nice") == model.encode(text, raw=True)
-    assert model.encode("hi") == model.encode([{"role": "user", "content": "hi"}])
-    assert model.encode("hi", raw=True) == model.encode("hi")[6:8]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "options", "message"),
-    [
-        ("", {}, "prompt is empty"),
-        (" \n", {}, "prompt is empty"),
-        ("", {"raw": True}, "prompt is empty"),
-        ([], {}, "prompt is empty"),
-        ("say <|mask|> now", {"raw": True}, r"prompt token 4 is the mask \(0\); remove it"),
-        (
-            "x" * 512,
-            {"raw": True},
-            "prompt of 512 tokens and canvas 1 make 513, over the model's context of 512",
-        ),
-        ([{"role": "user"}], {}, r"messages\[0\]: .* needs the text fields 'role' and 'content'"),
-        ([{"role": "assistant", "content": "a"}], {}, r"messages\[0\] is an assistant turn"),
-        (
-            [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}],
-            {"system": "c"},
-            "given twice",
-        ),
-        ([{"role": "user", "content": "b"}], {"raw": True}, "raw=True takes plain text"),
-        ("hi", {"raw": True, "system": "c"}, "raw=True takes plain text"),
-    ],
-)
-def test_prompts_that_cannot_be_answered(models, prompt, options, message):
-    with pytest.raises(ConfigError, match=message):
-        models["llada"].encode(prompt, **options)
-
-
-def test_a_tokenizer_without_a_template_wants_raw(models, tmp_path):
-    folder = write_original(models["llada"], tmp_path / "bare")
-    (folder / "chat_template.jinja").unlink()
-    bare = load(folder)
-    with pytest.raises(ConfigError, match="no chat template; use raw=True"):
-        bare.encode("hi")
-    assert bare.encode("hi", raw=True) == models["llada"].encode("hi", raw=True)
-
-
-def test_text_is_cut_at_an_end_and_holds_no_special_token(models):
-    model = models["llada"]
-    hi, roles = model.encode("hi", raw=True), model.roles
-    assert model.text([*hi, roles.void, *hi, roles.eos, *hi]) == "hihi"
-    assert model.text([*hi, roles.ends[1], *hi]) == "hi"
-    assert model.text([*hi, roles.eos, roles.rainbow[3], *hi], cut=False) == "hihi"
-    assert model.text([]) == ""
-
-
-# Random models and generation
-
-
-def test_random_models_are_reproducible_and_of_the_asked_shape():
-    state = torch.get_rng_state()
-    sizes = {
-        "vocab": 120,
-        "hidden": 24,
-        "layers": 3,
-        "heads": 6,
-        "kv_heads": 3,
-        "intermediate": 40,
-        "context": 96,
-    }
-    a, b, c = (random_model("dream", **sizes, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert (logits(a, ROWS) == logits(b, ROWS)).all()
-    assert (logits(a, ROWS) != logits(c, ROWS)).any()
-    config = a.net.config
-    assert (config.vocab_size, config.hidden_size, config.num_hidden_layers, a.context) == (120, 24, 3, 96)
-    assert (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size) == (6, 3, 40)
-    assert logits(a, ROWS).shape == (2, 8, 120)
-    text = "The answer: 2 + 2 = 4!\n#### 4"
-    assert a.text(a.encode(text, raw=True)) == text
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"vocab": 11}, "vocab 11 is too small; use at least 12"),
-        ({"heads": 5}, "heads 5 must divide hidden 32"),
-        ({"family": "gpt"}, "family 'gpt' is unknown; use one of llada, dream"),
-    ],
-)
-def test_random_models_that_cannot_be(sizes, message):
-    with pytest.raises(ConfigError, match=message):
-        random_model(**sizes)
-
-
+@pytest.mark.gpu
 @BOTH
-def test_generate_answers_in_order(models, family):
-    prompts = ["hi", "what is 2+2?", [{"role": "user", "content": "add"}]]
-    seen = []
-    results = models[family].generate(prompts, "void", canvas=16, block=8, rows=2, progress=seen.append)
-    assert [result.key for result in results] == [0, 1, 2]
-    assert sorted(seen, key=lambda result: result.key) == results
-    for prompt, result in zip(prompts, results, strict=True):
-        (alone,) = models[family].generate(prompt, "void", canvas=16, block=8)
-        assert (alone.tokens, alone.text, alone.passes_decode) == (
-            result.tokens,
-            result.text,
-            result.passes_decode,
-        )
-        assert result.text == models[family].text(result.tokens)
-        assert result.canvas == len(result.ids) <= 16
-
-
-@BOTH
-def test_stream_is_generate_pass_by_pass(models, family):
-    steps = list(models[family].stream("hi", "original", canvas=16, block=8))
-    (result,) = models[family].generate("hi", "original", canvas=16, block=8)
-    assert len(steps) == result.passes_decode
-    assert steps[-1].finished[0].ids == result.ids
-
-
-def test_the_denoiser_is_aligned(models):
-    """Row j of Dream's logits predicts token j + 1; after the denoiser both families speak of token j."""
-    for name, shift in (("llada", 0), ("dream", 1)):
-        model = models[name]
-        (step, *_) = model.stream("hi", "original", canvas=8, block=8)
-        raw = logits(model, step.before.canvas.ids.tolist())[0]
-        place = step.where[0].nonzero()[:, 0] - shift
-        assert (step.logits - raw[place]).abs().max() <= 1e-6
-
-
-def test_a_canvas_beyond_the_context_is_refused(models):
-    with pytest.raises(
-        ConfigError, match="prompt of 20 tokens and canvas 512 make 532, over the model's context"
-    ):
-        models["llada"].generate("hi", "void")
-
-
-def test_rules_that_grow_stay_inside_the_context():
-    model = random_model(context=64)
-    (result,) = model.generate("hi", "void-expansion", canvas=16, block=16, tau_nonvoid=0.0)
-    assert (result.canvas, result.passes_probe) == (32, 2)  # 20 prompt tokens leave 44: two whole blocks
-    assert model.fit([20] * 10, model.plan("daedal", canvas=16, block=16)).length.limit == 48
-
-
-def test_a_ready_plan_takes_no_fields(models):
-    ready = models["llada"].plan("original", canvas=16, block=8)
-    by_plan, by_name = (
-        models["llada"].generate("hi", ready),
-        models["llada"].generate("hi", "eos", canvas=16, block=8),
-    )
-    assert by_plan[0].tokens == by_name[0].tokens
-    with pytest.raises(ConfigError, match="a ready plan takes no fields, got block"):
-        models["llada"].generate("hi", ready, block=4)
-
-
-@BOTH
-def test_void_for_a_vocabulary_without_room(family, tmp_path):
-    model = random_model(family, vocab=64)
-    core = Tokenizer(WordLevel({"<|mask|>": 0, "<|endoftext|>": 1} | {f"w{n}": n for n in range(2, 64)}))
-    model.tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|endoftext|>", mask_token="<|mask|>"
-    )
-    model.roles = Roles(mask=0, eos=1)
-    model.card = Card(family, model.roles)
-    before, rows = logits(model, ROWS), model.net.get_output_embeddings().weight.detach().clone()
-    grown = with_void(model)
-    assert (grown.roles.void, grown.roles.rainbow) == (64, tuple(range(64, 71)))
-    assert (logits(grown, ROWS)[..., :64] - before).abs().max() == 0.0
-    for matrix in (grown.net.get_input_embeddings().weight, grown.net.get_output_embeddings().weight):
-        assert (matrix[64:] - matrix[:64].mean(0)).abs().max() <= 1e-7
-    assert (grown.net.get_output_embeddings().weight[:64] == rows).all()
-    assert with_void(grown) is grown
-    save(grown, tmp_path / "grown")
-    again = load(tmp_path / "grown")
-    assert again.roles == grown.roles
-    assert (logits(again, ROWS) - logits(grown, ROWS)).abs().max() == 0.0
-
-
-# The package
-
-
-def test_public_names():
-    assert voidpad.__all__ == ["Model", "Result", "Roles", "load", "merge", "plan", "random_model", "save"]
-    assert dir(voidpad) == voidpad.__all__
-    assert (voidpad.load, voidpad.merge, voidpad.Roles) == (load, merge, Roles)
-    with pytest.raises(AttributeError, match="no attribute 'get_model'"):
-        voidpad.get_model  # noqa: B018
-
-
-def test_importing_voidpad_imports_no_torch():
-    code = "import sys, voidpad; sys.exit(bool({'torch', 'transformers', 'peft'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-@pytest.mark.parametrize("name", ["tiny-instruct", "tiny-eos", "tiny-rainbow", "tiny-void"])
-def test_built_in_names(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("voidpad.models.locate.ASSETS", tmp_path)
-    with pytest.raises(WeightsError, match=f"{name}: the built-in weights are not in this installation"):
-        load(name)
+@pytest.mark.parametrize("place", [{"device": "cuda"}, {"device_map": "auto"}])
+def test_a_gpu_computes_the_same(models, tmp_path, family, place):
+    save(models[family], tmp_path / "saved")
+    loaded = load(tmp_path / "saved", dtype="float32", **place)
+    assert loaded.device.type == "cuda"
+    with torch.inference_mode():
+        found = loaded.net(torch.tensor(ROWS, device="cuda")).logits.cpu()
+    assert (found - logits(models[family], ROWS)).abs().max() <= 1e-3
+    coarse = load(tmp_path / "saved", dtype="bfloat16", **place)
+    assert coarse.net.dtype == torch.bfloat16
+    (result,) = coarse.generate("hi", "void", canvas=16, block=8)
+    assert result.canvas == 16

@@ -43,9 +43,13 @@ class Place:
 
     def options(self, stored: str) -> dict[str, Any]:
         """Arguments of from_pretrained for weights stored in this dtype."""
-        options: dict[str, Any] = {"dtype": self._number(stored)}
+        number = self._number(stored)
+        options: dict[str, Any] = {"dtype": number}
         if self.quantize is not None:
-            options["quantization_config"] = BitsAndBytesConfig(**{f"load_in_{self.quantize}": True})
+            bits = {f"load_in_{self.quantize}": True}
+            options["quantization_config"] = BitsAndBytesConfig(
+                **bits, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=number
+            )
         if self.device_map is not None or self.quantize is not None:
             options["device_map"] = self.device_map or {"": self.device}
         return options
