@@ -1,4 +1,4 @@
-"""Small made-up decodes in the real trace format: an answer that overflows, and the same one that ends well."""
+"""Small made-up decodes in the real trace format: an answer that overflows, and one that ends well."""
 
 import math
 from dataclasses import dataclass

@@ -46,12 +46,18 @@ def line(record: dict[str, Any]) -> str:
 
 
 def write(path: Path | str, traces: Iterable[Trace]) -> None:
-    """A trace file, written beside and then renamed."""
-    path = Path(path)
+    store(Path(path), (line(record) for trace in traces for record in records(trace)))
+
+
+def store(path: Path, parts: Iterable[str]) -> None:
+    """A text file, whole or not at all: written beside and then renamed."""
     beside = path.with_name(path.name + ".tmp")
-    with beside.open("w", encoding="ascii") as file:
-        file.writelines(line(record) for trace in traces for record in records(trace))
-    beside.replace(path)
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.writelines(parts)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def read(path: Path | str) -> list[Trace]:
@@ -101,7 +107,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _take(rows: dict[int, _Row], record: dict[str, Any]) -> None:
-    kind, row = record["type"], record["row"]
+    kind, row = record.get("type"), record["row"]
     if kind == "header":
         if record.get("version") != VERSION:
             raise ValueError(f"version {record.get('version')!r}; this release reads version {VERSION}.")

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
 from string import Template
 from typing import Any
 
@@ -30,13 +29,6 @@ def page(traces: Sequence[Named]) -> str:
     style, script = _asset("page.css"), "\n".join(_asset(name) for name in SCRIPTS)
     parts = {"csp": policy(style, script), "style": style, "script": script, "data": embedded(traces)}
     return Template(_asset("page.html")).substitute(parts)
-
-
-def write(traces: Sequence[Named], path: Path) -> None:
-    """The page as a file, written beside and then renamed."""
-    beside = path.with_name(path.name + ".tmp")
-    beside.write_text(page(traces), encoding="utf-8")
-    beside.replace(path)
 
 
 def embedded(traces: Sequence[Named]) -> str:

@@ -1,0 +1,301 @@
+"""Traces: what was recorded is what happened, what is written is read back, and damage is named."""
+
+import contextlib
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stories import EOS, MASK, expansion, overflow
+
+from voidpad.decode.loop import decode
+from voidpad.errors import ConfigError, DataError
+from voidpad.models import Model, random_model
+from voidpad.trace import Recorder, Trace, read, records, write
+from voidpad.trace.recorder import edits
+
+PLANS = {
+    "original": {"canvas": 16, "block": 8},
+    "void": {"canvas": 24, "block": 8, "threshold": 0.04},
+    "void-expansion": {"canvas": 8, "limit": 32, "block": 8, "tau_nonvoid": 0.045, "tau_gap": -1.0},
+    "daedal": {"canvas": 8, "limit": 40, "block": 8, "low": 0.9, "grow": 3, "enough": 0.0, "check": 4},
+    "rho-eos": {"canvas": 24, "limit": 32, "block": 8, "rho_low": 0.0, "rho_high": 0.0, "unit": 4},
+    "smart-crop": {"canvas": 32, "block": 8, "tau": 0.3},
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return random_model(vocab=64, seed=3)
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(text) for text in path.read_text().splitlines()]
+
+
+def same(a: Trace, b: Trace) -> bool:
+    return list(records(a)) == list(records(b))
+
+
+@pytest.mark.parametrize("detail", ["commits", "probs", "top5"])
+def test_what_is_written_is_read_back(tmp_path, detail):
+    told = [dataclasses.replace(overflow(12, detail), row=0), dataclasses.replace(expansion(detail), row=1)]
+    write(tmp_path / "t.jsonl", told)
+    again = read(tmp_path / "t.jsonl")
+    assert all(same(a, b) for a, b in zip(told, again, strict=True))
+    assert list(list(again[1].canvases())[-1]) == list(again[1].result.ids)
+    assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+def test_the_format_is_the_documented_one(tmp_path):
+    write(tmp_path / "t.jsonl", [expansion("top5")])
+    header, first, *_, end = lines(tmp_path / "t.jsonl")
+    assert (header["type"], header["version"], header["row"], header["detail"]) == ("header", 1, 0, "top5")
+    assert header["roles"] == {"mask": 0, "eos": 1, "ends": [1], "void": 2, "rainbow": []}
+    assert (first["type"], first["n"], first["phase"], first["length"]) == ("pass", 0, "probe", 32)
+    assert first["edits"] == [{"kind": "append", "at": 32, "count": 16, "id": MASK}]
+    assert (first["masks"], first["first_eos"], first["commits"]) == (48, None, [])
+    assert set(first["signal"]) == {"s_nonvoid", "s_gap"}
+    assert (len(first["p_eos"]), len(first["top5_ids"])) == (4 * -(-32 * 2 // 3), 4 * -(-32 * 5 * 4 // 3))
+    assert end["result"]["stop_reason"] == "eos"
+    assert end["pieces"]["1"] == "<eos>"
+
+
+def test_probabilities_are_little_endian_half_floats(tmp_path):
+    trace = overflow(4, "probs")
+    first = dataclasses.replace(trace.passes[0], p_eos=np.array([0.0, 0.5, 1.0, 0.25]))
+    write(tmp_path / "t.jsonl", [dataclasses.replace(trace, passes=(first, *trace.passes[1:]))])
+    assert lines(tmp_path / "t.jsonl")[1]["p_eos"] == "AAAAOAA8ADQ="  # 0000 3800 3c00 3400
+
+
+def test_a_number_json_cannot_hold_is_recorded_as_none(tmp_path):
+    trace = overflow(4, "commits")
+    (slot, token, _), *_ = trace.passes[0].commits
+    odd = dataclasses.replace(trace.passes[0], commits=((slot, token, -np.inf),), signal={"rho": np.nan})
+    write(tmp_path / "t.jsonl", [dataclasses.replace(trace, passes=(odd, *trace.passes[1:]))])
+    assert read(tmp_path / "t.jsonl")[0].passes[0].commits == ((slot, token, None),)
+
+
+def change(number: int, **fields):
+    def damage(records):
+        records[number] = {**records[number], **fields}
+
+    return damage
+
+
+def drop(number: int):
+    return lambda records: records.pop(number)
+
+
+DAMAGE = {
+    "version 9": (change(0, version=9), "version 9"),
+    "roles that overlap": (change(0, roles={"mask": 1, "eos": 1}), "line 1: roles overlap"),
+    "a detail nobody knows": (change(0, detail="all"), "line 1: detail"),
+    "no header": (drop(0), "line 1: 'pass' for row 0 outside"),
+    "two headers": (lambda records: records.insert(1, records[0]), "line 2: a second header"),
+    "a lost pass": (drop(3), "line 4: row 0 jumps to pass 3; pass 2 is missing"),
+    "no end": (drop(-1), "row 0 has no end line"),
+    "a pass after the end": (lambda records: records.append(records[1]), "outside its header and end"),
+    "an unknown line": (change(2, type="note"), "line 3: line type 'note'"),
+    "a type that is no word": (change(2, type=["pass"]), "line 3: line type"),
+    "a row that is no number": (change(2, row="0"), "line 3: no row number"),
+    "bytes that are not base64": (change(1, p_eos="%%%%"), "line 2: p_eos: .*not base64"),
+    "half a number": (change(1, p_eos="AAAA"), "line 2: p_eos: .*whole number"),
+    "too few numbers": (change(1, p_eos="AAAAAA=="), "line 2: .*p_eos has 2 values for 8 slots"),
+    "numbers as a list": (change(1, p_eos=[0.5] * 8), "line 2: p_eos: .*base64"),
+    "a commit outside": (change(1, commits=[[8, 7, 0.5]]), "line 2: .*slot 8 of a canvas of 8"),
+    "a probe that writes": (change(1, phase="probe"), "line 2: .*a probe commits nothing"),
+    "an edit without a token": (
+        change(1, edits=[{"kind": "append", "at": 8, "count": 2}]),
+        "line 2: edits.0: .*needs the id",
+    ),
+    "an edit out of reach": (change(1, edits=[{"kind": "cut", "at": 5, "count": 9}]), "damaged: cut of 9"),
+    "a length that lies": (change(2, length=7, commits=[], p_eos="", p_void="", top=""), "line 3"),
+    "a length that jumps": (
+        change(2, length=7, commits=[], **dict.fromkeys(("p_eos", "p_void", "top"), "AAAAAAAAAAAAAAAAAAA=")),
+        "pass 1 has 7 slots",
+    ),
+    "masks that lie": (change(2, masks=1), "pass 1 says 1 masks"),
+    "an EOS that is not there": (change(2, first_eos=0), "pass 1 says .*first EOS 0"),
+    "a canvas of a terabyte": (change(1, length=10**12), "line 2: length"),
+    "a missing field": (lambda records: records[1].pop("masks"), "line 2: masks"),
+    "a result that is none": (change(-1, result=None), "line 10: result"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_damage_is_a_data_error_that_says_where(tmp_path, damage, message):
+    parts = list(records(overflow(8, "probs")))
+    damage(parts)
+    path = tmp_path / "bad.jsonl"
+    path.write_text("".join(json.dumps(part) + "\n" for part in parts))
+    with pytest.raises(DataError, match=message) as caught:
+        read(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty"),
+        (b"\xff\xfe\x00", "line 1: not JSON"),
+        (b"PK\x03\x04 a zip", "line 1: not JSON"),
+        (b'{"id": 1, "prompt": "hello"}\n', "line 1: no row number"),
+        (b"[1, 2]\n", "line 1: no row number"),
+        (b"[" * 100_000, "line 1: not JSON"),
+    ],
+)
+def test_foreign_files_are_refused(tmp_path, content, message):
+    (tmp_path / "foreign").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / "foreign")
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path):
+    for path in (tmp_path / "absent.jsonl", tmp_path):
+        with pytest.raises(DataError, match="cannot be read"):
+            read(path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_damage_raises_anything_else(tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "fuzz.jsonl"
+    write(path, [overflow(5, "probs")])
+    raw = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(32, 126))
+    path.write_bytes(raw[: data.draw(st.integers(0, len(raw)))] if data.draw(st.booleans()) else raw)
+    with contextlib.suppress(DataError):
+        read(path)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "t.jsonl"
+    write(path, [overflow(4)])
+    kept = path.read_bytes()
+
+    def breaks():
+        yield overflow(6)
+        raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError):
+        write(path, breaks())
+    assert path.read_bytes() == kept
+    assert list(tmp_path.iterdir()) == [path]
+
+
+tokens = st.lists(st.sampled_from([MASK, EOS, 7]), max_size=9)
+
+
+@given(before=tokens, after=tokens)
+def test_edits_lead_from_one_canvas_to_any_other(before, after):
+    canvas = np.array(before, dtype=np.int64)
+    for edit in edits(canvas, np.array(after, dtype=np.int64)):
+        canvas = edit.apply(canvas)
+    assert canvas.tolist() == after
+
+
+@given(before=tokens.filter(bool), count=st.integers(1, 5), limit=st.integers(0, 12), data=st.data())
+def test_growth_inside_a_canvas_never_rewrites_its_words(before, count, limit, data):
+    """DAEDAL puts masks in the middle, up to a limit: what was written keeps its history."""
+    at = data.draw(st.integers(0, len(before)))
+    after = (before[:at] + [MASK] * count + before[at:])[: max(limit, len(before))]
+    added = [edit for edit in edits(np.array(before), np.array(after)) if edit.kind != "cut"]
+    assert {edit.id for edit in added} <= {MASK}
+
+
+def recorded(model: Model, name: str, *, prompts=("hello", "what is 2+2?"), detail="probs"):
+    """The recorder after a decode, and what an onlooker saw of every pass."""
+    plan = model.plan(name, **PLANS[name])
+    recorder = Recorder(model, plan, plan_name=name, seed=5, detail=detail)
+    seen: dict[int, list] = {}
+    ids = [model.encode(prompt) for prompt in prompts]
+    for step in decode(model.denoiser(), ids, model.roles, plan, seed=5, observe=recorder.observe):
+        recorder(step, seconds=1.5)
+        for row, key in enumerate(step.before.canvas.key.tolist()):
+            seen.setdefault(key, []).append((step.before.canvas.answer(row), step.after.canvas.answer(row)))
+    return recorder, seen
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_recorded_decode_replays_pass_for_pass(model, name, tmp_path):
+    recorder, seen = recorded(model, name)
+    recorder.write(tmp_path / "t.jsonl")
+    traces = read(tmp_path / "t.jsonl")
+    assert [trace.row for trace in traces] == [0, 1]
+    for trace in traces:
+        assert [canvas.tolist() for canvas in trace.canvases()] == [after for _, after in seen[trace.row]]
+        assert [step.length for step in trace.passes] == [len(before) for before, _ in seen[trace.row]]
+        phases = [step.phase for step in trace.passes]
+        result = trace.result
+        assert phases.count("shared") == result.passes_shared
+        assert phases.count("probe") + phases.count("shared") == result.passes_probe
+        assert phases.count("decode") + phases.count("shared") == result.passes_decode
+        assert list(trace.result.ids) == seen[trace.row][-1][1]
+        assert result.seconds == 1.5
+
+
+def test_the_plans_cover_every_kind_of_edit_and_phase(model):
+    """Otherwise the test above shows less than it says."""
+    traces = [trace for name in PLANS for trace in recorded(model, name)[0].traces]
+    passes = [step for trace in traces for step in trace.passes]
+    assert {edit.kind for step in passes for edit in step.edits} == {"append", "insert", "cut"}
+    assert {step.phase for step in passes} == {"probe", "shared", "decode"}
+    assert {key for step in passes for key in step.signal} >= {"s_nonvoid", "s_gap", "conf", "rho", "length"}
+
+
+@pytest.mark.parametrize("name", ["void", "void-expansion", "daedal"])
+def test_recorded_probabilities_are_the_models(model, name):
+    recorder, seen = recorded(model, name, prompts=("hello",), detail="top5")
+    trace = recorder.traces[0]
+    prompt, roles = list(trace.header.prompt.ids), model.roles
+    for step, (before, _) in zip(trace.passes, seen[0], strict=True):
+        with torch.no_grad():
+            logits = model.net(torch.tensor([prompt + before])).logits[0, len(prompt) :]
+        p = logits.softmax(-1).numpy()
+        np.testing.assert_allclose(step.p_eos, p[:, roles.eos], atol=1e-3)
+        np.testing.assert_allclose(step.p_void, p[:, roles.void], atol=1e-3)
+        np.testing.assert_allclose(step.top, p.max(1), atol=1e-3)
+        five = step.top5_ids.reshape(-1, 5)
+        np.testing.assert_allclose(step.top5_p.reshape(-1, 5), np.take_along_axis(p, five, 1), atol=1e-3)
+        np.testing.assert_allclose(step.top5_p.reshape(-1, 5), -np.sort(-p, axis=1)[:, :5], atol=1e-3)
+
+
+def test_a_row_is_recorded_alike_alone_and_in_company(model):
+    alone = recorded(model, "void", prompts=("hello",))[0].traces[0]
+    both = {
+        trace.row: trace for trace in recorded(model, "void", prompts=("hello", "longer than that"))[0].traces
+    }
+    assert [step.commits for step in alone.passes] == [
+        tuple((s, t, pytest.approx(p)) for s, t, p in step.commits) for step in both[0].passes
+    ]
+    for a, b in zip(alone.passes, both[0].passes, strict=True):
+        np.testing.assert_allclose(a.p_eos, b.p_eos, atol=1e-3)
+
+
+def test_the_least_detail_asks_for_no_extra_logits(model):
+    recorder, _ = recorded(model, "original", detail="commits")
+    canvas = next(iter(decode(model.denoiser(), [[5]], model.roles, model.plan("original")))).before.canvas
+    assert not recorder.observe(canvas).any()
+    assert all(step.p_eos is None and step.top5_ids is None for step in recorder.traces[0].passes)
+
+
+def test_every_id_of_a_trace_has_its_text(model):
+    trace = recorded(model, "daedal", detail="top5")[0].traces[0]
+    named = {*trace.header.prompt.ids, *trace.result.ids}
+    for step in trace.passes:
+        named |= {token for _, token, _ in step.commits} | set(step.top5_ids.tolist())
+    assert named <= trace.pieces.keys()
+    assert trace.header.plan["length"]["rule"] == "Daedal"
+    assert trace.header.plan["stop"] == "vanilla"
+
+
+def test_an_unknown_detail_is_refused(model):
+    with pytest.raises(ConfigError, match="trace detail 'all' is unknown; use one of commits, probs, top5"):
+        Recorder(model, model.plan("void"), plan_name="void", detail="all")
