@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from voidpad.decode.plan import describe
 from voidpad.errors import ConfigError, VoidpadError
+from voidpad.evaluate.settings import Settings, fingerprint
 from voidpad.paper import published
 from voidpad.report.layout import FigureLayout, TableLayout
 
@@ -63,22 +64,24 @@ class Recipe(Closed):
 class Cell:
     """One evaluation: a model, a plan with its fields, a task. Its id is a hash of all that decides it."""
 
-    id: str
     model: str  # label
     method: str  # label
-    settings: Mapping[str, Any] = field(hash=False)  # what `evaluate` takes
+    settings: Settings = field(hash=False)
+
+    @cached_property
+    def id(self) -> str:
+        return fingerprint(self.settings.plain())[:12]
 
     @property
     def task(self) -> str:
-        return self.settings["tasks"][0]
+        return self.settings.tasks[0]
 
     @property
-    def weights(self) -> tuple[Any, ...]:
-        """What must be loaded; cells with equal weights share a model."""
-        return tuple(self.settings[name] for name in ("model", "adapter", "dtype", "quantize"))
+    def folder(self) -> str:
+        return f"cells/{self.id}"
 
     def __str__(self) -> str:
-        given = " ".join(f"{name}={value}" for name, value in self.settings["fields"].items())
+        given = " ".join(f"{name}={value}" for name, value in self.settings.fields.items())
         return f"{self.id} {self.model} {self.method} {self.task} {given}".rstrip()
 
 
@@ -98,7 +101,7 @@ def parse(raw: Mapping[str, Any], name: str) -> Recipe:
         recipe = Recipe.model_validate(raw)
     except ValidationError as fault:
         raise ConfigError(f"recipe {name}: {'; '.join(_said(error) for error in fault.errors())}") from None
-    faults = [*_plan_faults(recipe), *_label_faults(recipe)]
+    faults = list(_faults(recipe))
     if faults:
         raise ConfigError(f"recipe {name}: {'; '.join(dict.fromkeys(faults))}")
     return recipe
@@ -113,23 +116,20 @@ def _said(error: Mapping[str, Any]) -> str:
     return f"{place}: {error['msg']}{value}"
 
 
-def _plan_faults(recipe: Recipe) -> Iterator[str]:
-    """What the plans themselves refuse, cell by cell."""
+def _faults(recipe: Recipe) -> Iterator[str]:
+    """What the plans and the evaluation refuse, and evaluations that have two names."""
+    seen: dict[str, Cell] = {}
     for at, group in enumerate(recipe.groups):
-        for model, plan, fields in _points(recipe, group):
+        for point in _points(recipe, group):
             try:
-                describe(plan, family=family(group, model), **fields)
+                describe(point.plan, family=family(group, point.model), **point.fields)
+                cell = _cell(recipe, group, point)
             except VoidpadError as fault:
                 yield f"group.{at}: {fault}"
-
-
-def _label_faults(recipe: Recipe) -> Iterator[str]:
-    """One evaluation under two names would be run once and reported under one of them."""
-    seen: dict[str, Cell] = {}
-    for cell in _all_cells(recipe):
-        first = seen.setdefault(cell.id, cell)
-        if (first.model, first.method) != (cell.model, cell.method):
-            yield f"{first.method!r} and {cell.method!r} are the same evaluation; remove or change one"
+                continue
+            first = seen.setdefault(cell.id, cell)
+            if (first.model, first.method) != (cell.model, cell.method):
+                yield f"{first.method!r} and {cell.method!r} are the same evaluation; remove or change one"
 
 
 def family(group: Group, model: str) -> str:
@@ -139,46 +139,48 @@ def family(group: Group, model: str) -> str:
 
 def cells(recipe: Recipe) -> list[Cell]:
     """Every cell once, in the order of the recipe."""
-    return list({cell.id: cell for cell in reversed(list(_all_cells(recipe)))}.values())[::-1]
-
-
-def _all_cells(recipe: Recipe) -> Iterator[Cell]:
+    found: dict[str, Cell] = {}
     for group in recipe.groups:
-        for model, plan, fields in _points(recipe, group):
-            for task in group.tasks or recipe.tasks:
-                yield _cell(recipe, group, (model, plan, task), fields)
+        for point in _points(recipe, group):
+            cell = _cell(recipe, group, point)
+            found.setdefault(cell.id, cell)
+    return list(found.values())
 
 
-def _cell(recipe: Recipe, group: Group, names: tuple[str, str, str], fields: Fields) -> Cell:
-    model, plan, task = names
-    settings = {
-        "model": model,
-        "adapter": group.adapter,
-        "dtype": recipe.dtype,
-        "quantize": recipe.quantize,
-        "plan": plan,
-        "fields": fields,
-        "tasks": [task],
-        "limit": recipe.limit,
-        "seed": recipe.seed,
-        "fewshot": recipe.fewshot,
-        "parity": group.parity,
-    }
-    return Cell(fingerprint(settings), group.of or model, group.method or plan, settings)
+class Point(NamedTuple):
+    """One combination of a group."""
+
+    model: str
+    plan: str
+    task: str
+    fields: Fields
 
 
-def _points(recipe: Recipe, group: Group) -> Iterator[tuple[str, str, Fields]]:
-    """Models x plans x the grid. A group's own field or axis replaces the recipe's."""
+def _points(recipe: Recipe, group: Group) -> Iterator[Point]:
+    """Models x plans x the grid x tasks. A group's own field or axis replaces the recipe's."""
     grid = {**{k: v for k, v in recipe.grid.items() if k not in group.fields}, **group.grid}
     for model, plan in product(_listed(group.model), _listed(group.plan)):
         for values in product(*grid.values()):
-            yield model, plan, {**recipe.fields, **group.fields, **dict(zip(grid, values, strict=True))}
+            fields = {**recipe.fields, **group.fields, **dict(zip(grid, values, strict=True))}
+            yield from (Point(model, plan, task, fields) for task in group.tasks or recipe.tasks)
+
+
+def _cell(recipe: Recipe, group: Group, point: Point) -> Cell:
+    settings = Settings(
+        model=point.model,
+        tasks=(point.task,),
+        plan=point.plan,
+        fields=point.fields,
+        adapter=group.adapter,
+        dtype=recipe.dtype,
+        quantize=recipe.quantize,
+        limit=recipe.limit,
+        seed=recipe.seed,
+        fewshot=recipe.fewshot,
+        parity=group.parity,
+    )
+    return Cell(group.of or point.model, group.method or point.plan, settings)
 
 
 def _listed(value: str | Sequence[str]) -> Sequence[str]:
     return [value] if isinstance(value, str) else value
-
-
-def fingerprint(settings: Mapping[str, Any]) -> str:
-    text = json.dumps(settings, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]

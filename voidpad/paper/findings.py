@@ -73,7 +73,7 @@ def idle_thresholds(paper: Paper) -> Iterator[Finding]:
         one = same[0]
         where = f"{paper.models[one.model].title}, {one.task} {one.metric}"
         what = f"{where} at tau_nonvoid {one.at['tau_nonvoid']}"
-        meaning = "tau_gap cannot bind here, so a deterministic run prints equal cells: run or build noise"
+        meaning = "here tau_gap cannot bind, so a deterministic run prints equal cells: run or build noise"
         yield Finding("idle-thresholds", what, values, meaning)
 
 

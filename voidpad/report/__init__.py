@@ -1,5 +1,1 @@
-"""Run folders -> the paper's tables and figures, as Markdown, LaTeX and HTML."""
-
-from voidpad.report.pages import Report, as_html, as_latex, as_markdown, report
-
-__all__ = ["Report", "as_html", "as_latex", "as_markdown", "report"]
+"""Run folders -> the paper's tables and figures, as Markdown, LaTeX and HTML. `pages` puts them together."""

@@ -6,6 +6,7 @@ from itertools import groupby
 from math import sqrt
 from statistics import fmean
 
+from voidpad.evaluate.scores import wilson
 from voidpad.paper import geomean, reduction
 from voidpad.report.records import Record
 
@@ -42,9 +43,11 @@ def _from(name: str, scale: float = 1.0) -> Callable[[Record], float]:
     return lambda record: scale * record.result[name]
 
 
-def budget(record: Record) -> float:
-    """The passes a run to the end of a fixed canvas takes."""
-    return record.at.get("steps", record.at["canvas"])
+def saved(record: Record) -> float | None:
+    """Percent saved of the passes to the end of a fixed canvas; lengths that adapt have no such number."""
+    if {"limit", "tau"} & record.at.keys():
+        return None
+    return reduction(record.result["passes_decode"], record.at["steps"])
 
 
 METRICS: Mapping[str, Metric] = {
@@ -52,13 +55,7 @@ METRICS: Mapping[str, Metric] = {
     for metric in (
         Metric("score", "Score (%)", 2, +1, lambda r: 100 * r.result["correct"] / r.result["n"]),
         Metric("nfe", "NFE", 2, -1, _from("passes_decode")),
-        Metric(
-            "nfe_reduction",
-            "NFE reduction (%)",
-            1,
-            +1,
-            lambda r: reduction(r.result["passes_decode"], budget(r)),
-        ),
+        Metric("nfe_reduction", "NFE reduction (%)", 1, +1, saved),
         Metric("probes", "Probes", 2, -1, _from("passes_probe")),
         Metric("passes", "All passes", 2, -1, _from("passes_total")),
         Metric("canvas", "Canvas", 1, 0, _from("canvas")),
@@ -132,14 +129,6 @@ def _place(value: Value, better: int, order: Sequence[float]) -> int:
         return 0
     printed = round(better * value.number, value.decimals)
     return order.index(printed) + 1 if printed in order else 0
-
-
-def wilson(correct: float, size: int, z: float = 1.959964) -> Interval:
-    """Wilson's 95 % interval of a share."""
-    share, weight = correct / size, z * z / size
-    centre = (share + weight / 2) / (1 + weight)
-    half = z / (1 + weight) * sqrt(share * (1 - share) / size + weight / (4 * size))
-    return centre - half, centre + half
 
 
 def ordered(values: Iterable[object]) -> list:

@@ -18,6 +18,7 @@ def provenance(records: Sequence[Record]) -> list[tuple[str, str]]:
         ("Plans", listed(_plan(records, name) for name in sorted({r.settings["plan"] for r in records}))),
         ("Settings", settings_text(records)),
         ("Test sets", test_sets(records)),
+        ("Graders", ", ".join(dict.fromkeys(f"{r.task} {r.result['filter']}" for r in records))),
         ("Passes", probes(records)),
         ("Versions", ", ".join(f"{name} {one_of(records, name)}" for name in VERSIONS)),
         ("Commit", listed(_commit(r.provenance) for r in records)),

@@ -56,7 +56,7 @@ def _(layout: Blocks, records: Sequence[Record]) -> Table:
     models, tasks = (ordered(record.get(name) for record in records) for name in ("model", "task"))
     groups = []
     for model in models:
-        for task in [*tasks, "mean"]:
+        for task in [*tasks, "mean"] if len(tasks) > 1 else tasks:
             inside = [r for r in records if r.model == model and task in (r.task, "mean")]
             rows = [
                 Row((paper_title(model), task, method), block_values(mine, layout, columns, len(tasks)))

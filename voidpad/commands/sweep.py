@@ -1,0 +1,157 @@
+"""`voidpad sweep`: run the missing cells of a recipe, here or on a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from voidpad.errors import ConfigError, VoidpadError
+
+if TYPE_CHECKING:
+    from voidpad.evaluate.settings import Resources
+    from voidpad.experiments.recipe import Cell
+    from voidpad.experiments.sweep import Ended
+
+
+RecipeFile = Annotated[Path, typer.Argument(help="Recipe, a TOML file; recipes/sweeps has the paper's.")]
+Out = Annotated[Path, typer.Option(help="Folder of the cells; recipes may share one.")]
+OnRay = Annotated[
+    bool, typer.Option("--ray", help="Run on a Ray cluster; of this machine without an address.")
+]
+Address = Annotated[str | None, typer.Option(help="Address of a running Ray cluster; implies --ray.")]
+Shards = Annotated[int, typer.Option(min=1, help="Ray tasks that share the examples of a cell.")]
+Only = Annotated[list[str] | None, typer.Option(help="Only cells whose id starts so; may be repeated.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cells without results; run nothing.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many items of each task.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
+RowLimit = Annotated[int, typer.Option(min=1, help="Most rows in one forward pass.")]
+TokenLimit = Annotated[int, typer.Option(min=1, help="Most tokens in one forward pass.")]
+Data = Annotated[Path | None, typer.Option(help="Folder with the benchmarks' files; the hub without it.")]
+Code = Annotated[bool, typer.Option("--allow-code-execution", help="Run generated code, in the sandbox.")]
+Weak = Annotated[bool, typer.Option("--weak-sandbox", help="Accept a sandbox with layers missing.")]
+Programs = Annotated[int, typer.Option(min=1, help="Generated programs tested side by side.")]
+
+
+def sweep(
+    recipe: RecipeFile,
+    out: Out,
+    ray: OnRay = False,
+    ray_address: Address = None,
+    shards: Shards = 1,
+    only: Only = None,
+    dry_run: DryRun = False,
+    limit: Limit = None,
+    device: Device = "cpu",
+    rows: RowLimit = 32,
+    tokens: TokenLimit = 16384,
+    data: Data = None,
+    allow_code_execution: Code = False,
+    weak_sandbox: Weak = False,
+    workers: Programs = 1,
+) -> None:
+    """Run the cells of a recipe that have no results yet; interrupted sweeps go on where they stopped."""
+    from voidpad.evaluate.settings import Resources
+
+    resources = Resources(device, rows, tokens, data, allow_code_execution, weak_sandbox, workers)
+    where = None if not (ray or ray_address) else Cluster(ray_address, shards)
+    if shards > 1 and where is None:
+        raise ConfigError(f"shards={shards} needs a cluster; add --ray, or leave it out.")
+    run(Job(recipe, out, only or [], limit, dry_run), resources, where)
+
+
+@dataclass(frozen=True)
+class Job:
+    recipe: Path
+    out: Path
+    only: list[str]
+    limit: int | None
+    dry_run: bool
+
+
+@dataclass(frozen=True)
+class Cluster:
+    address: str | None
+    shards: int
+
+
+def run(job: Job, resources: Resources, where: Cluster | None) -> None:
+    from voidpad.experiments import recipe as recipes
+    from voidpad.experiments import sweep as sweeps
+
+    wanted = recipes.read(job.recipe)
+    if job.limit:
+        wanted = wanted.model_copy(update={"limit": job.limit})
+    found = recipes.cells(wanted) if job.dry_run else sweeps.begin(wanted, job.recipe.stem, job.out)
+    left = sweeps.missing(sweeps.only(found, job.only), job.out)
+    typer.echo(f"{wanted.title}: {len(found)} cells, {len(left)} to run.")
+    if job.dry_run:
+        typer.echo("\n".join(map(str, left)))
+        return
+    with bars() as shown:
+        failed = watch(started(left, job.out, resources, where, shown), shown, len(left))
+    if failed:
+        raise VoidpadError(f"{len(failed)} of {len(left)} cells failed; the first: {failed[0]}")
+    typer.echo(f"{job.out}: complete; `voidpad report {job.out}` shows it.")
+
+
+def started(
+    left: Sequence[Cell], out: Path, resources: Resources, where: Cluster | None, shown: Progress
+) -> Iterator[Ended]:
+    if where is None:
+        from voidpad.experiments.sweep import run_local
+
+        inside = Inside(shown, shown.add_task("examples", total=None))
+        return run_local(left, out, resources=resources, progress=inside)
+    from voidpad.experiments.cluster import run_ray
+
+    return run_ray(left, out, resources=resources, address=where.address, shards=where.shards)
+
+
+def bars() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True))
+
+
+class Inside:
+    """The bar of the cell that runs now."""
+
+    def __init__(self, shown: Progress, bar: TaskID) -> None:
+        self.shown, self.bar = shown, bar
+
+    def __call__(self, cell: Cell, done: int, total: int) -> None:
+        label = f"{cell.model} {cell.method} {cell.task}"
+        self.shown.update(self.bar, completed=done, total=total, description=label)
+
+
+def watch(ended: Iterator[Ended], shown: Progress, total: int) -> list[str]:
+    """A line per finished cell; what failed."""
+    bar = shown.add_task("cells", total=total)
+    failed = []
+    for one in ended:
+        if one.error:
+            failed.append(f"{one.cell}: {one.error}")
+        shown.console.print(outcome(one), markup=False, highlight=False, soft_wrap=True)
+        shown.advance(bar)
+    return failed
+
+
+def outcome(one: Ended) -> str:
+    if one.results is None:
+        return f"{one.cell}: failed: {one.error}"
+    result = one.results["tasks"][one.cell.task]
+    low, high = result["interval"]
+    score = f"{result['score']:.2f} [{low:.1f}, {high:.1f}]"
+    return f"{one.cell}: {score}, {result['passes_decode']:.1f} passes, {one.results['wall_seconds']:.1f} s"

@@ -1,0 +1,143 @@
+"""A sweep on a Ray cluster: a cell, or a shard of its examples, is one Ray task.
+
+Tasks, not actors: Ray moves a lost task to any worker that is free, while the tasks of a lost actor wait for
+a place as large as the one it had. A worker process keeps its model, so it is loaded once per worker.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from voidpad.errors import ConfigError, VoidpadError
+from voidpad.evaluate.folder import read_run
+from voidpad.evaluate.run import evaluate, join, shard_of
+from voidpad.evaluate.settings import Resources, Settings
+from voidpad.experiments.recipe import Cell
+from voidpad.experiments.sweep import Ended, Loader
+
+LOADER = Loader()  # of this worker process
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one Ray task does. The folder's files travel back, because nodes need not share a disk."""
+
+    settings: Settings
+    resources: Resources
+
+    def __call__(self) -> dict[str, bytes]:
+        model = LOADER(self.settings, self.resources.device)
+        with tempfile.TemporaryDirectory(prefix="voidpad-") as folder:
+            evaluate(self.settings, Path(folder), model=model, resources=self.resources)
+            return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A shard of a cell and where its files go."""
+
+    cell: Cell
+    at: int
+    of: int
+
+    @property
+    def settings(self) -> Settings:
+        return self.cell.settings if self.of == 1 else shard_of(self.cell.settings, self.at, self.of)
+
+    def folder(self, out: Path) -> Path:
+        if self.of == 1:
+            return out / self.cell.folder
+        return out / "shards" / self.cell.id / f"{self.at}-of-{self.of}"
+
+
+def parts_of(cell: Cell, shards: int) -> list[Part]:
+    """At most one shard per example that is known to exist; a stream of shots cannot be split."""
+    settings = cell.settings
+    count = 1 if settings.fewshot == "stream" else min(shards, settings.limit or shards)
+    return [Part(cell, at, count) for at in range(count)]
+
+
+def run_ray(
+    left: Sequence[Cell], out: Path, *, resources: Resources, address: str | None = None, shards: int = 1
+) -> Iterator[Ended]:
+    """Run the cells on the cluster, in whatever order they end; parts already on disk are not run again."""
+    ray = ray_module()
+    started = not ray.is_initialized()
+    if started:
+        ray.init(address=address, log_to_driver=False)
+    try:
+        yield from _drive(ray, [parts_of(cell, shards) for cell in left], out, resources)
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def ray_module() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("ray is not installed; `pip install voidpad[ray]`, or leave out --ray.") from None
+    return ray
+
+
+def _drive(ray: Any, cells: Sequence[Sequence[Part]], out: Path, resources: Resources) -> Iterator[Ended]:
+    left = [[part for part in parts if not stored(part.folder(out))] for parts in cells]
+    yield from (_finish(parts, out, resources) for parts, none in zip(cells, left, strict=True) if not none)
+    gpus = int(resources.device != "cpu")
+    remote = ray.remote(max_retries=-1, max_calls=0, num_cpus=1, num_gpus=gpus)(_call)
+    jobs = [(part, parts) for parts, some in zip(cells, left, strict=True) for part in some]
+    running = {remote.remote(Work(part.settings, resources)): (part, parts) for part, parts in jobs}
+    while running:
+        (ready,), _ = ray.wait(list(running))
+        part, parts = running.pop(ready)
+        error = _receive(ray, ready, part.folder(out))
+        if error:
+            yield Ended(part.cell, error=error)
+        elif all(stored(one.folder(out)) for one in parts):
+            yield _finish(parts, out, resources)
+
+
+def stored(folder: Path) -> bool:
+    return (folder / "results.json").is_file()
+
+
+def _call(work: Work) -> dict[str, bytes]:
+    return work()
+
+
+def _receive(ray: Any, ready: Any, folder: Path) -> VoidpadError | None:
+    """Store a finished part; what voidpad refused on the worker comes back as it was."""
+    try:
+        files = ray.get(ready)
+    except ray.exceptions.RayTaskError as fault:
+        if isinstance(fault.cause, VoidpadError):
+            return fault.cause
+        raise
+    store(files, folder)
+    return None
+
+
+def store(files: dict[str, bytes], folder: Path) -> None:
+    """A whole folder at once: written beside, then renamed over whatever an interrupted run left."""
+    beside = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    for name, content in files.items():
+        (beside / name).write_bytes(content)
+    shutil.rmtree(folder, ignore_errors=True)
+    beside.rename(folder)
+
+
+def _finish(parts: Sequence[Part], out: Path, resources: Resources) -> Ended:
+    """Unite a cell's shards and drop them."""
+    cell = parts[0].cell
+    if len(parts) == 1:
+        return Ended(cell, read_run(out / cell.folder).results)
+    results = join([part.folder(out) for part in parts], out / cell.folder, resources=resources)
+    shutil.rmtree(out / "shards" / cell.id)
+    if not any((out / "shards").iterdir()):
+        (out / "shards").rmdir()
+    return Ended(cell, results)
