@@ -176,7 +176,7 @@ def lay_out(
     eos = (column == size) & inside
     padding = (column > size) & inside
     ids = torch.where(body, pairs.tokens[source].long(), how.fill(roles, (column - size - 1).clamp(min=0)))
-    ids = torch.where(eos, roles.eos, ids)
+    ids = torch.where(eos | ~inside, roles.eos, ids)  # outside: any valid id, never seen
     return Batch(ids, inside & (column >= prompt), eos, padding, prompt[:, 0], inside)
 
 

@@ -1,0 +1,146 @@
+"""Padding policies: the numbers of spec 1.1-1.2, and laws against a plain per-token writer."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from voidpad.errors import ConfigError, RoleError
+from voidpad.padding import Example, Pairs, lay_out, pad, policy, virtual_width, window_width
+from voidpad.roles import Roles
+
+ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(20, 27)))
+ROWS = [Example([5, 6, 7], [8, 9]), Example([5], [8, 9, 10, 11, 12, 13])]
+POLICIES = ("eos", "rainbow", "void")
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("eos", [5, 6, 7, 8, 9, 1, 1, 1]),
+        ("void", [5, 6, 7, 8, 9, 1, 2, 2]),
+        ("rainbow", [5, 6, 7, 8, 9, 1, 20, 21]),
+    ],
+)
+def test_worked_example(name, first):
+    batch = pad(ROWS, name, ROLES)
+    assert batch.ids.tolist() == [first, [5, 8, 9, 10, 11, 12, 13, 1]]
+    assert batch.target.sum(1).tolist() == [5, 7]  # L_{B,k}
+    assert batch.padding.sum(1).tolist() == [2, 0]
+    assert batch.eos.nonzero().tolist() == [[0, 5], [1, 7]]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("eos", [[5, 6, 7, 8, 9, 1, 1], [5, 8, 9, 10, 11, 12, 13]]),
+        ("rainbow", [[5, 6, 7, 8, 9, 1, 20], [5, 8, 9, 10, 11, 12, 13]]),
+        ("void", [[5, 6, 7, 8, 9, 1, 2, 2], [5, 8, 9, 10, 11, 12, 13, 1]]),
+    ],
+)
+def test_authors_collator_leaves_the_longest_row_without_eos(name, expected):
+    batch = pad(ROWS, name, ROLES, longest_row_gets_eos=False)
+    assert batch.ids.tolist() == expected
+    assert batch.eos.sum(1).tolist() == [1, int(name == "void")]
+
+
+def test_rainbow_cycles_from_the_rows_own_eos():
+    rows = [Example([5], [8, 9]), Example([5], [8] * 11)]
+    assert pad(rows, "rainbow", ROLES).ids[0, 1:].tolist() == [8, 9, 1, *range(20, 27), 20, 21]
+
+
+def test_a_cut_answer_is_followed_by_nothing():
+    batch = pad([Example([5], [8, 9], complete=False), Example([5], [8] * 5)], "void", ROLES)
+    assert batch.inside[0].tolist() == [True, True, True, False, False, False, False]
+    assert batch.target.sum(1).tolist() == [2, 6]
+    assert not batch.eos[0].any()
+    assert not batch.padding[0].any()
+
+
+def plain(row, name, width):
+    """One row, token by token."""
+    ids = [*row.prompt, *row.response]
+    if row.complete:
+        ids.append(ROLES.eos)
+        for j in range(width - len(ids)):
+            ids.append({"eos": 1, "void": 2, "rainbow": 20 + j % 7}[name])
+    return ids[:width]
+
+
+tokens = st.lists(st.integers(30, 99), min_size=1, max_size=9)
+examples = st.lists(st.builds(Example, tokens, tokens, st.booleans()), min_size=1, max_size=6)
+
+
+@given(examples, st.sampled_from(POLICIES), st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_every_row_is_the_plain_writers(rows, name, extra):
+    width = max(len(row.prompt) + len(row.response) + 1 for row in rows) + extra
+    batch = pad(rows, name, ROLES, width=torch.full((len(rows),), width))
+    for k, row in enumerate(rows):
+        expected = plain(row, name, width)
+        assert batch.ids[k, : len(expected)].tolist() == expected
+        assert batch.inside[k].sum() == len(expected)
+        kinds = batch.eos[k].int() + batch.padding[k].int()
+        assert kinds.max() <= 1
+        assert batch.target[k].sum() == len(expected) - len(row.prompt)
+
+
+@given(examples)
+@settings(max_examples=30, deadline=None)
+def test_policies_differ_in_the_padding_and_nothing_else(rows):
+    batches = [pad(rows, name, ROLES) for name in POLICIES]
+    first = batches[0]
+    for batch in batches[1:]:
+        assert torch.equal(batch.target, first.target)
+        assert torch.equal(batch.eos, first.eos)
+        assert torch.equal(batch.ids[~batch.padding], first.ids[~first.padding])
+
+
+def test_rows_of_a_store_equal_rows_padded_directly():
+    pairs = Pairs.of(ROWS)
+    batch = lay_out(pairs, torch.tensor([1, 0]), policy("void"), ROLES, width=torch.tensor([9, 8]))
+    direct = pad(ROWS[::-1], "void", ROLES, width=torch.tensor([9, 8]))
+    assert torch.equal(batch.ids[batch.inside], direct.ids[direct.inside])
+
+
+def test_a_narrow_row_is_cut_without_an_eos():
+    batch = pad(ROWS, "void", ROLES, width=torch.tensor([5, 4]))
+    assert batch.ids[:, :4].tolist() == [[5, 6, 7, 8], [5, 8, 9, 10]]
+    assert not batch.eos.any()
+
+
+def test_virtual_width_has_the_distribution_of_a_real_mini_batch():
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randint(5, 200, (400,), generator=generator)
+    rows = torch.randint(0, 400, (20_000, 6), generator=generator)
+    real = sizes[rows].max(1).values + 1
+    draw = torch.rand(20_000, generator=generator)
+    drawn = virtual_width(sizes[rows[:, 0]], sizes.sort().values, draw, rows=6)
+    for q in (0.1, 0.25, 0.5, 0.75, 0.9):
+        assert abs(real.double().quantile(q) - drawn.double().quantile(q)) <= 3
+
+
+def test_virtual_width_of_one_row_is_its_own():
+    sizes = torch.tensor([3, 8])
+    assert virtual_width(sizes, sizes, torch.rand(2), rows=1).tolist() == [4, 9]
+
+
+def test_window_width_covers_its_range_evenly():
+    draw = (torch.arange(1000) + 0.5) / 1000
+    width = window_width(torch.full((1000,), 7), draw, low=2, high=5)
+    assert width.unique(return_counts=True)[0].tolist() == [9, 10, 11, 12]
+    assert width.unique(return_counts=True)[1].tolist() == [250] * 4
+
+
+def test_a_missing_role_is_named():
+    with pytest.raises(RoleError, match="void"):
+        pad(ROWS, "void", Roles(mask=0, eos=1))
+    with pytest.raises(RoleError, match="rainbow"):
+        pad(ROWS, "rainbow", Roles(mask=0, eos=1))
+
+
+def test_unknown_policy_and_no_rows_are_refused():
+    with pytest.raises(ConfigError, match=r"padding\.policy: 'blank'"):
+        pad(ROWS, "blank", ROLES)
+    with pytest.raises(ConfigError, match="no rows"):
+        pad([], "eos", ROLES)
