@@ -2,7 +2,7 @@
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from voidpad.errors import ConfigError
 from voidpad.models.card import Card
@@ -78,8 +78,15 @@ def random_model(
             "eos_token_id": tokenizer.eos_token_id,
         }
     )
-    with torch.random.fork_rng(), torch.device(device):
-        torch.manual_seed(seed)
-        net = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    net = random_net(config, seed=seed, dtype=dtype, device=device)
     roles = resolve(tokenizer, {}, rows=vocab)
     return Model(net, tokenizer, roles, FAMILIES[family], Card(family, roles), f"random-{family}")
+
+
+def random_net(
+    config: PretrainedConfig, *, seed: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> PreTrainedModel:
+    """A network of this config with random weights, the caller's random state left alone."""
+    with torch.random.fork_rng(), torch.device(device):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
