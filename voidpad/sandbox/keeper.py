@@ -109,8 +109,8 @@ class Keeper:
         try:
             while (left := deadline - time.monotonic()) > 0:
                 ready = {fd for fd, _ in poll.poll(1000 * min(left, _GLANCE))}
-                if self._control.fileno() in ready:  # the library left, or broke its word
-                    os._exit(0)
+                if self._control.fileno() in ready:
+                    raise EOFError("the library left, or broke its word")
                 if heard in ready:
                     size = len(os.read(heard, 1 << 16))
                     room -= size
@@ -232,8 +232,10 @@ def main(control: socket.socket, without: frozenset[str]) -> None:
     problem = problem or _attempt(partial(_settle, prison))
     gc.freeze()
     control.send(json.dumps({"layers": sorted(available), "problem": problem}).encode())
-    Keeper(control, prison).serve()
-    os._exit(0)
+    try:
+        Keeper(control, prison).serve()
+    finally:
+        os._exit(0)
 
 
 def _attempt(act: Callable[[], None]) -> str:
@@ -288,7 +290,7 @@ def _enter(layers: frozenset[str]) -> None:
     """The keeper's own namespaces. Root needs no user namespace to make the others, and keeps its rights to
     read a Python that only root may read until the new root is built."""
     wanted, uid, gid = jail.flags(layers - {"user namespace"}), os.geteuid(), os.getegid()
-    if _privileged():
+    if wanted and _privileged():
         os.setgroups([])
         kernel.unshare(wanted)
     elif "user namespace" in layers:

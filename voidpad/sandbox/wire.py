@@ -96,6 +96,8 @@ class Encoder:
 
     def encode(self, value: Any) -> Any:
         kind = type(value)
+        if kind is str and len(value) > FRAME_LIMIT:  # before the work of escaping it
+            raise BrokenWire(f"a text of {len(value)} characters; at most {FRAME_LIMIT} cross")
         if kind in _DIRECT:
             return value
         if kind is int:

@@ -1,0 +1,7 @@
+# expect: exited
+class Quiet(BaseException):
+    pass
+
+
+def square(x):
+    raise Quiet

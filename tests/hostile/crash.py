@@ -1,0 +1,4 @@
+# expect: killed
+import ctypes
+
+ctypes.string_at(0)

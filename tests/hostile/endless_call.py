@@ -1,0 +1,4 @@
+# expect: timeout
+def square(x):
+    while True:
+        x += 1

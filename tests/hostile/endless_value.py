@@ -1,0 +1,6 @@
+# expect: opaque
+import itertools
+
+
+def square(x):
+    return itertools.count()

@@ -1,0 +1,6 @@
+# expect: exited
+import sys
+
+
+def square(x):
+    sys.exit(0)

@@ -1,0 +1,4 @@
+# expect: exited
+import sys
+
+sys.exit(0)

@@ -1,0 +1,4 @@
+# expect: exited
+import os
+
+os._exit(0)

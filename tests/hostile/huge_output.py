@@ -1,0 +1,3 @@
+# expect: output
+while True:
+    print("passed" * 1000)

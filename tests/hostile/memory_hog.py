@@ -1,0 +1,4 @@
+# expect: memory
+hoard = []
+while True:
+    hoard.append(bytearray(1 << 24))

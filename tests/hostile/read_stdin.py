@@ -1,0 +1,2 @@
+# expect: error
+square = int(input("the answer? "))

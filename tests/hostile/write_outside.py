@@ -1,0 +1,27 @@
+# expect: failed
+import os
+import sys
+from contextlib import suppress
+
+written = []
+folders = ["/", "/dev", "/dev/shm", "/var/tmp", "/proc", "/etc", "/root", "/home", "/lib", "/usr/lib", "/mnt"]
+folders += [os.path.dirname(os.__file__), sys.base_prefix, *sys.modules["voidpad.sandbox"].__path__]
+link = os.path.join(os.environ["TMPDIR"], "link")
+os.symlink("/", link)
+for folder in [*folders, link, os.environ["TMPDIR"] + "/.."]:
+    for act in (
+        lambda path: open(path, "w").close(),
+        os.mkdir,
+        lambda path: os.symlink("/", path),
+        os.mkfifo,
+    ):
+        with suppress(OSError):
+            act(os.path.join(folder, "voidpad-hostile"))
+            written.append(folder)
+with suppress(OSError):
+    os.remove(os.__file__)
+    written.append(os.__file__)
+
+
+def square(x):
+    return x * x if written else 0

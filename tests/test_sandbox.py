@@ -1,0 +1,490 @@
+"""The sandbox: right programs pass, wrong ones fail, hostile ones gain nothing and leave nothing."""
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from voidpad.errors import ConfigError
+from voidpad.sandbox import Limits, Sandbox, layers
+
+if not sys.platform.startswith("linux"):
+    pytest.skip("the sandbox is made of Linux namespaces", allow_module_level=True)
+
+HOSTILE = sorted((Path(__file__).parent / "hostile").glob("*.py"))
+CHECKS = "assert square(3) == 9\nassert square(4) == 16\n"
+SLACK = 1.0  # seconds a program may outlive its limit by
+MARK = "voidpad-hostile"
+PLACES = (
+    "/",
+    "/tmp",
+    "/dev",
+    "/dev/shm",
+    "/var/tmp",
+    "/root",
+    Path.home(),
+    Path.cwd(),
+    Path(os.__file__).parent,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def complete():
+    missing = [name for name, there in layers().items() if not there]
+    if missing:
+        pytest.skip(f"this kernel lacks {', '.join(missing)}")
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(limits=Limits(seconds=10)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def cells():
+    """By seconds: a short limit for programs that have to be stopped, a long one for a slow machine."""
+    limits = {seconds: Limits(seconds=seconds, memory_mb=512, disk_mb=8) for seconds in (1, 10)}
+    made = {seconds: Sandbox(limits=limit) for seconds, limit in limits.items()}
+    for sandbox in made.values():
+        sandbox.run("", "")  # its keeper is there before processes are counted
+    yield made
+    for sandbox in made.values():
+        sandbox.close()
+
+
+def passes(sandbox, program, checks):
+    verdict = sandbox.run(program, checks)
+    assert verdict.passed, verdict
+    assert (verdict.reason, verdict.detail) == ("passed", "")
+
+
+def processes():
+    """Everything below this process that is not a keeper: each sandbox keeps two idle processes."""
+    below = psutil.Process().children(recursive=True)
+    return [p for p in below if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+# Hostile programs
+
+
+@pytest.mark.parametrize("path", HOSTILE, ids=lambda path: path.stem)
+def test_hostile_program_gains_nothing(path, cells):
+    program = path.read_text()
+    expected = re.match(r"# expect: (.*)", program)[1].split(", ")
+    seconds = 1 if "timeout" in expected else 10
+    before, start = processes(), time.monotonic()
+    verdict = cells[seconds].run(program, CHECKS)
+    assert not verdict.passed
+    assert verdict.reason in expected, verdict
+    assert time.monotonic() - start < seconds + SLACK
+    assert processes() == before
+    assert not [place for place in PLACES if (Path(place) / MARK).exists()]
+
+
+def test_there_are_enough_hostile_programs():
+    assert len(HOSTILE) >= 25
+
+
+@pytest.mark.parametrize("program", ["def square(x) return 9", "square = abs\n\0", "\ud800"])
+def test_what_is_not_python_is_an_error(program, sandbox):
+    assert sandbox.run(program, CHECKS).reason == "error"
+
+
+LYING = "class Lie:\n def __init__(self, *a): pass\n def __hash__(self): return 0\n" + "".join(
+    f" def __{name}__(self, *a): return {value}\n"
+    for name, value in {"eq": True, "lt": True, "le": True, "sub": 0, "rsub": 0, "contains": True, "abs": 0,
+                        "round": 9, "int": 9, "float": 9.0, "index": 9}.items()
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "checks",
+    [
+        "assert 9 == f(3)",
+        "assert f(3) <= 9",
+        "assert abs(f(3) - 9) < 1e-6",
+        "assert abs(9 - f(3)) < 1e-6",
+        "assert 9 in f(3)",
+        "assert f(3) in [9]",
+        "assert [f(3), 9] == [9, f(3)]",
+        "assert {'a': f(3)} == {'a': 9}",
+        "assert sorted([f(3), f(4)]) == [9, 16]",
+        "assert round(f(3), 2) == 9",
+        "assert (f(3), 1) == (9, 1)",
+        "import math\nassert math.isclose(f(3), 9)",
+        "import copy\nassert copy.deepcopy(f(3)) == 9",
+        "try:\n    assert f(3) == 9\nexcept:\n    pass",
+    ],
+)
+def test_an_object_never_meets_the_expected_value(checks, sandbox):
+    verdict = sandbox.run(LYING + "def f(x): return Lie()", checks)
+    assert not verdict.passed
+    assert verdict.reason in ("opaque", "failed", "error"), verdict
+
+
+def test_objects_answer_for_themselves_only_when_told(sandbox):
+    program, checks = LYING + "def f(x): return Lie()", "assert f(3) == 9\nassert abs(f(3) - 9) < 1e-6"
+    with Sandbox(trust_objects=True) as trusting:
+        assert trusting.run(program, checks).passed
+    assert "trust_objects" in sandbox.run(program, checks).detail
+
+
+@pytest.mark.parametrize(
+    "name", ["abs", "round", "len", "all", "sorted", "isinstance", "AssertionError", "True_"]
+)
+def test_a_program_does_not_judge_itself_with_its_own_builtins(name, sandbox):
+    program = f"def {name}(*a): return 0\ndef f(x): return 5"
+    checks = "assert all([round(abs(f(3) - 9)) == 0, len(sorted([f(3)])) == 1, isinstance(f(3), int)])"
+    assert sandbox.run(program, checks).reason == "failed"
+
+
+def test_a_function_named_like_a_builtin_can_be_the_one_under_test(sandbox):
+    passes(sandbox, "def sum(a, b): return a * b", "assert sum(10, 15) == 150\nassert sum(1, 1) == 1")
+
+
+def test_the_module_in_the_checks_is_pythons_own(sandbox):
+    program = "import math\nmath.isclose = lambda *a, **k: True\ndef f(x): return 5"
+    assert sandbox.run(program, "assert math.isclose(f(3), 9)").reason == "failed"
+    passes(sandbox, "import math\ndef f(x): return x * x", "assert math.isclose(f(3), 9)")
+    passes(
+        sandbox, "import sys\ndef f(x): return sys.getsizeof(x)", "assert f((1, 2)) == sys.getsizeof((1, 2))"
+    )
+    assert sandbox.run("import subprocess", "subprocess.run([])").reason == "opaque"
+
+
+# What the checks see of a program
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "None", "True", "-7", "2**70000", "-(2**5000)", "1.5", "-0.0", "float('inf')", "1e-320", "3+4j",
+        "'text \\ud83d \\x00 \\u00e9'", "b'\\x00\\xff'", "bytearray(b'ab')", "[1, [2, (3,)]]", "()", "{}", "set()",
+        "{1: {2: {3}}, (1, 2): None, 'a': [b'']}", "{1, 2.5, 'x', (1, frozenset({2}))}", "frozenset({1})",
+        "range(3, 9, 2)", "...", "int", "type(None)", "collections.Counter('abca')", "collections.deque([1, 2], 5)",
+        "collections.OrderedDict([(2, 1), (1, 2)])", "decimal.Decimal('1.10')", "fractions.Fraction(1, 3)",
+        "datetime.date(2024, 2, 29)", "datetime.datetime(2024, 2, 29, 1, 2, 3, 4)", "datetime.time(1, 2, 3, 4)",
+        "datetime.timedelta(days=-1, microseconds=5)", "{1: 2}.keys()", "{1: [2]}.items()",
+    ],
+)  # fmt: skip
+def test_plain_values_arrive_as_they_are(value, sandbox):
+    imports = "import collections, datetime, decimal, fractions\n"
+    checks = (
+        f"{imports}want, got = {value}, f()\nassert got == want and type(got) is type(want)\nassert g(want)"
+    )
+    passes(sandbox, f"{imports}def f(): return {value}\ndef g(x): return x == {value}", checks)
+
+
+def test_nan_is_nan(sandbox):
+    passes(sandbox, "def f(): return [float('nan')]", "assert f()[0] != f()[0]")
+
+
+def test_wrong_values_fail(sandbox):
+    for value in ("8", "9.0001", "'9'", "[9]", "None", "True", "(9,)"):
+        verdict = sandbox.run(f"def square(x): return {value}", CHECKS)
+        assert (verdict.passed, verdict.reason) == (False, "failed")
+    assert "assert square(3) == 9" in verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("program", "checks"),
+    [
+        ("def f(x): x.sort()", "a = [3, 1, 2]\nassert f(a) is None\nassert a == [1, 2, 3]"),
+        ("def f(x): x.sort(); return x", "a = [3, 1, 2]\nassert f(a) is a"),
+        ("def f(x): x['a'].append(1); x['b'] = x", "d = {'a': []}\nf(d)\nassert d['a'] == [1] and d['b'] is d"),
+        ("def f(a, b): a.append(1); return len(b)", "x = []\nassert f(x, x) == 1 and x == [1]"),
+        ("def f(s, b, q): s.add(1); b[:] = b'z'; q.pop()",
+         "import collections\ns, b, q = set(), bytearray(b'ab'), collections.deque([1, 2])\nf(s, b, q)\n"
+         "assert (s, b, q) == ({1}, bytearray(b'z'), collections.deque([1]))"),
+        ("def f(x): x.append(1); raise ValueError('no')",
+         "a = []\ntry:\n    f(a)\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'no'\n"
+         "assert a == [1]"),
+        ("def f():\n a = []\n a.append(a)\n return a", "a = f()\nassert a[0] is a"),
+        ("def f(): yield from (1, 2)", "assert list(f()) == [1, 2]"),
+        ("import itertools\ndef f(): return itertools.count()", "g = f()\nassert [next(g), next(g)] == [0, 1]"),
+        ("def f(x): return map(str, x)", "assert list(f([1, 2])) == ['1', '2'] and tuple(f([])) == ()"),
+        ("def f(n): return lambda x: x + n", "assert f(2)(3) == 5"),
+        ("def f(g, x): return g(g(x))", "assert f(lambda x: x + 1, 1) == 3\nassert f(str.upper, 'a') == 'A'"),
+        ("def f(x, key=None): return sorted(x, key=key)", "assert f([1, 2], key=lambda x: -x) == [2, 1]"),
+        ("def f(*a, **k): return a, k", "assert f(1, *[2], b=3) == ((1, 2), {'b': 3})"),
+        ("class P:\n def __init__(s, a): s.a = a\n def get(s): return s.a",
+         "p = P(1)\np.a = [5]\nassert p.get() == [5] and p.a[0] == 5"),
+        ("class Node:\n def __init__(s, v): s.v = v; s.next = None\n"
+         "def f(n): return n.v + (f(n.next) if n.next else 0)",
+         "n = Node(1)\nn.next = Node(2)\nassert f(n) == 3 and n.next.next is None"),
+        ("class B:\n def __len__(s): return 3\n def __getitem__(s, i): return i * 2\n def __str__(s): return 'b'",
+         "b = B()\nassert len(b) == 3 and b[4] == 8 and str(b) == 'b' and f'{b}' == 'b'"),
+        ("from collections import namedtuple, defaultdict\n"
+         "def f(): return namedtuple('N', 'a b')(1, 2), defaultdict(int, a=1)",
+         "assert f() == ((1, 2), {'a': 1})"),
+        ("from enum import IntEnum\nE = IntEnum('E', 'a b')\ndef f(): return E.b", "assert f() == 2"),
+        ("count = 0\ndef f():\n global count\n count += 1", "f()\nf()\nassert count == 2"),
+        ("class Own(KeyError): pass\ndef f(): raise Own('k')",
+         "try:\n    f()\nexcept LookupError as e:\n    assert type(e).__name__ == 'Own'\nelse:\n    assert False"),
+        ("from dataclasses import dataclass\n@dataclass\nclass P:\n a: 'int'\ndef f(): return P(3)",
+         "assert f().a == 3"),
+        ("if __name__ == '__main__':\n raise SystemExit\ndef f(): return 1", "assert f() == 1"),
+        ("import tempfile\ndef f():\n with tempfile.TemporaryFile() as t:\n  t.write(b'x')\n  return t.tell()",
+         "assert f() == 1"),
+        ("import random, threading\ndef f():\n out = []\n t = threading.Thread(target=out.append, args=(1,))\n"
+         " t.start(); t.join()\n return out", "assert f() == [1]"),
+        ("import sqlite3, ssl, ctypes, zoneinfo, lzma, unittest", "assert True"),
+    ],
+)  # fmt: skip
+def test_checks_see_a_program_as_if_it_were_in_their_process(program, checks, sandbox):
+    passes(sandbox, program, checks)
+
+
+def test_a_generator_is_not_a_list(sandbox):
+    assert not sandbox.run("def f(): yield 1", "assert f() == [1]").passed
+
+
+@pytest.mark.parametrize(
+    ("program", "checks", "reason", "words"),
+    [
+        ("def f(): return 1 / 0", "f()", "error", "ZeroDivisionError: division by zero"),
+        ("raise KeyError('x')", "", "error", "KeyError: 'x'"),
+        ("", "assert g() == 1", "failed", "'g' is not defined"),
+        ("def f(): return 1", "assert f() == 1\nassert f() == 2, 'why'", "failed", "line 2: assert f() == 2"),
+        ("def f(): return 1", "assert f(", "failed", "SyntaxError"),
+        ("def f(x): return 1", "class Own: pass\nf(Own())", "opaque", "the checks pass a Own"),
+        ("import os\ndef f(): os._exit(7)", "f()", "exited", "status 7"),
+        ("def f(): return bytearray(1 << 40)", "f()", "memory", "MemoryError"),
+    ],
+)
+def test_a_verdict_says_what_happened(program, checks, reason, words, sandbox):
+    verdict = sandbox.run(program, checks)
+    assert (verdict.passed, verdict.reason) == (False, reason), verdict
+    assert words in verdict.detail
+
+
+# Running many, stopping, refusing
+
+
+def test_map_keeps_the_order_and_uses_its_workers():
+    slow = "import time; time.sleep({})\ndef f(): return {}"
+    jobs = [(slow.format(0.3 * (n % 2), n), f"assert f() == {n % 5}") for n in range(8)]
+    with Sandbox(workers=4) as sandbox:
+        sandbox.map([("", "")] * 4)
+        start = time.monotonic()
+        assert [v.passed for v in sandbox.map(jobs)] == [n < 5 for n in range(8)]
+        assert time.monotonic() - start < 4 * 0.3 + 1
+        assert len(processes()) >= 4 * 2
+
+
+def test_one_job_leaves_nothing_for_the_next(sandbox):
+    program = "import builtins, os, math\nassert not hasattr(builtins, 'seen') and os.listdir() == []\n"
+    program += "builtins.seen = math.pi = 3\nopen('left', 'w').close()"
+    for _ in range(3):
+        passes(sandbox, program, "")
+
+
+def test_verdicts_do_not_depend_on_chance(sandbox):
+    program = "import random\ndef f(): return random.random(), list({'a', 'b', 'c', 'd'})"
+    first = sandbox.run(program, "assert f() == 0").detail
+    assert sandbox.run(program, "assert f() == 0").detail == first
+
+
+def test_nothing_is_left_when_a_sandbox_closes():
+    before = processes()
+    with Sandbox(limits=Limits(seconds=1)) as sandbox:
+        sandbox.run("import os, time\nif os.fork() == 0:\n os.setsid(); time.sleep(99)\n", "")
+        assert len(processes()) > len(before)
+    assert processes() == before
+
+
+def test_nothing_is_left_when_the_caller_is_killed():
+    code = (
+        "import sys\nfrom voidpad.sandbox import Sandbox, Limits\nsandbox = Sandbox(limits=Limits(seconds=60))\n"
+        "sandbox.run('', '')\nprint('ready', flush=True)\nsandbox.run('while True: pass', '')"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    caller.stdout.readline()
+    time.sleep(0.3)
+    below = psutil.Process(caller.pid).children(recursive=True)
+    assert len(below) >= 4  # two keeper processes, the program, its checks
+    caller.kill()
+    caller.wait()
+    caller.stdout.close()
+    assert not psutil.wait_procs(below, timeout=5)[1]
+
+
+def test_a_lost_keeper_costs_one_verdict():
+    with Sandbox(limits=Limits(seconds=30)) as sandbox:
+        before = set(psutil.Process().children())
+        sandbox.run("", "")
+        (keeper,) = set(psutil.Process().children()) - before
+        keeper.kill()
+        assert sandbox.run("", "").reason == "killed"
+        assert sandbox.run("", "").passed
+
+
+@pytest.mark.parametrize("field", ["seconds", "memory_mb", "disk_mb", "processes", "output_kb"])
+def test_limits_are_positive(field):
+    with pytest.raises(ConfigError, match=f"{field}=0"):
+        Limits(**{field: 0})
+    with pytest.raises(ConfigError, match="workers=0"):
+        Sandbox(workers=0)
+
+
+def test_the_limits_are_those_asked_for():
+    with Sandbox(limits=Limits(seconds=0.4, memory_mb=200, disk_mb=2, output_kb=1)) as sandbox:
+        slow = sandbox.run("while True: pass", "")
+        assert slow.reason == "timeout"
+        assert 0.4 <= slow.seconds < 0.4 + SLACK
+        passes(sandbox, "x = bytearray(100 << 20)", "")
+        assert sandbox.run("x = bytearray(300 << 20)", "").reason == "memory"
+        passes(sandbox, "open('x', 'wb').write(bytes(1 << 20))", "")
+        assert sandbox.run("open('x', 'wb').write(bytes(3 << 20))", "").reason == "error"
+        passes(sandbox, "print('x' * 500, flush=True)", "")
+        assert sandbox.run("print('x' * 5000, flush=True)\nwhile True: pass", "").reason == "output"
+
+
+# Other machines: layers missing, ordinary users
+
+RESTRICTED = """
+import json, sys
+from voidpad.sandbox import kernel
+kernel.no_new_privileges()
+kernel.install(kernel.seccomp_filter(refuse=sys.argv[1].split(",")))
+from voidpad.errors import SandboxError
+from voidpad.sandbox import Limits, Sandbox, layers
+print(json.dumps([name for name, there in layers().items() if not there]))
+try:
+    Sandbox().run("", "")
+except SandboxError as error:
+    print(json.dumps(str(error)))
+with Sandbox(weak=True, limits=Limits(seconds=1, memory_mb=512, disk_mb=8)) as sandbox:
+    print(json.dumps([v.__dict__ for v in sandbox.map(json.load(sys.stdin))]))
+"""
+NAMESPACES = "user namespace, pid namespace, mount namespace, network namespace, ipc namespace"
+# Some of those that end quickly, and all that try to leave something behind.
+WITHOUT_NAMESPACES = ("always_equal", "become_root", "detached_answerer", "detached_child", "fork_bomb",
+                      "forged_answers", "ignored_signals", "kill_everyone", "late_work", "one_large_file",
+                      "other_memory", "own_group_killed", "read_descriptors", "read_environment", "read_files",
+                      "run_commands", "shared_memory", "sockets", "stopped_child", "write_outside")  # fmt: skip
+
+
+def restricted(refuse, jobs):
+    command = [sys.executable, "-c", RESTRICTED, refuse]
+    done = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_missing_layer_is_named_and_refused_unless_told():
+    good = ["def square(x): return x * x", CHECKS]
+    missing, error, verdicts = restricted("landlock_create_ruleset", [good])
+    assert missing == ["landlock"]
+    assert "no landlock" in error
+    assert "weak" in error
+    assert verdicts[0]["passed"]
+
+
+def test_without_namespaces_the_other_layers_still_hold():
+    hostile = [p for p in HOSTILE if p.stem in WITHOUT_NAMESPACES]
+    jobs = [["def square(x): return x * x", CHECKS], *([p.read_text(), CHECKS] for p in hostile)]
+    missing, error, verdicts = restricted("unshare", jobs)
+    assert ", ".join(missing) == NAMESPACES
+    assert NAMESPACES in error
+    assert verdicts[0]["passed"]
+    assert len(verdicts) == 1 + len(WITHOUT_NAMESPACES)
+    assert [p.stem for p, v in zip(hostile, verdicts[1:], strict=True) if v["passed"]] == []
+    assert all(v["seconds"] < 1 + SLACK for v in verdicts)
+    assert not list(Path("/tmp").glob("voidpad-sandbox-*"))
+
+
+AS_NOBODY = """
+import os, sys
+from voidpad.sandbox import kernel
+kernel.unshare(kernel.NEWNS)
+kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+for path in sys.argv[2:]:  # folders that only root may enter: the same content below open ones
+    held = os.open(path, os.O_PATH)
+    top = "/" + path.split("/")[1]
+    kernel.mount("tmpfs", top, "tmpfs", data="mode=755")
+    os.makedirs(path)
+    kernel.mount(f"/proc/self/fd/{held}", path, flags=kernel.MS_BIND | kernel.MS_REC)
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+"""
+ORDINARY = """
+import os
+from voidpad.sandbox import Limits, Sandbox, layers
+assert os.getuid() == 65534 and all(layers().values()), layers()
+with Sandbox(limits=Limits(seconds=1)) as sandbox:
+    assert sandbox.run("def f(): return 1", "assert f() == 1").passed
+    assert sandbox.run("import os\\nos.fork()\\nwhile True: pass", "").reason == "timeout"
+    assert sandbox.run("open('/etc/passwd')", "").reason == "error"
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="the whole file runs as an ordinary user")
+def test_an_ordinary_user_gets_every_layer():
+    closed = (
+        [] if os.stat("/root").st_mode & 1 or not sys.base_prefix.startswith("/root/") else [sys.base_prefix]
+    )
+    command = [sys.executable, "-c", AS_NOBODY, ORDINARY, *closed]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# The benchmarks' own solutions
+
+
+def humaneval(data_dir):
+    with gzip.open(data_dir / "benchmarks" / "HumanEval.jsonl.gz", "rt") as file:
+        rows = [json.loads(line) for line in file]
+    return {
+        row["task_id"]: (
+            row["prompt"] + row["canonical_solution"],
+            f"{row['test']}\ncheck({row['entry_point']})",
+        )
+        for row in rows
+    }
+
+
+def mbpp(data_dir):
+    rows = [json.loads(line) for line in (data_dir / "benchmarks" / "mbpp.jsonl").read_text().splitlines()]
+    return {r["task_id"]: (r["code"], "\n".join([r["test_setup_code"], *r["test_list"]])) for r in rows}
+
+
+def failures(items):
+    with Sandbox(limits=Limits(seconds=10), workers=2) as sandbox:
+        verdicts = sandbox.map(items.values())
+    return {name: v.detail for name, v in zip(items, verdicts, strict=True) if not v.passed}
+
+
+def test_every_humaneval_solution_passes(data_dir):
+    items = humaneval(data_dir)
+    assert len(items) == 164
+    assert failures(items) == {}
+
+
+def test_no_humaneval_solution_passes_another_tasks_checks(data_dir):
+    items = list(humaneval(data_dir).items())[:30]
+    swapped = {name: (items[n - 1][1][0], checks) for n, (name, (_, checks)) in enumerate(items)}
+    assert set(failures(swapped)) == set(swapped)
+
+
+def test_mbpp_solutions_pass_sample(data_dir):
+    items = list(mbpp(data_dir).items())
+    named = {126, 367, 596, 601, 927}  # a built-in's name, trees and objects, a module of the program
+    assert failures({k: v for n, (k, v) in enumerate(items) if n % 18 == 0 or k in named}) == {}
+
+
+@pytest.mark.slow
+def test_every_mbpp_solution_passes(data_dir):
+    items = mbpp(data_dir)
+    assert len(items) == 974
+    assert failures(items) == {}
