@@ -13,6 +13,7 @@ from voidpad.tasks.boxes import boxed
 
 Item = dict[str, Any]
 Splits = dict[str, datasets.Dataset]
+ITEM = "voidpad_item"  # an item's place in its split; lm-eval renumbers items when it is given a selection
 MBPP_SHOTS = (2, 3, 4)
 MBPP_TEST = range(11, 511)
 
@@ -74,7 +75,7 @@ def hub(*name: str) -> datasets.DatasetDict:
 
 
 def indexed(items: Iterable[Item]) -> datasets.Dataset:
-    return datasets.Dataset.from_list([{**item, "index": index} for index, item in enumerate(items)])
+    return datasets.Dataset.from_list([{**item, ITEM: index} for index, item in enumerate(items)])
 
 
 def read(folder: Path, name: str, *, needs: tuple[str, ...]) -> list[Item]:

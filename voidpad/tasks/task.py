@@ -5,6 +5,7 @@ line): `data` (folder with local files), `fewshot` ("keyed" or "stream"), `weak_
 """
 
 import hashlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from voidpad.errors import ConfigError
 from voidpad.sandbox import Limits, Sandbox, Verdict
+from voidpad.tasks.data import ITEM
 from voidpad.tasks.graders import Doc
 
 FEWSHOT = ("keyed", "stream")
@@ -46,16 +48,21 @@ class Benchmark(ConfigurableTask):
 
     def fewshot_context(self, doc: Doc, num_fewshot: int, **kwargs: Any) -> str:
         if self.options.get("fewshot", "keyed") == "keyed":
-            self.sampler.set_rnd(item_seed(self.shots_seed, doc["index"]))
+            self.sampler.set_rnd(item_seed(self.shots_seed, doc[ITEM]))
         return super().fewshot_context(doc, num_fewshot=num_fewshot, **kwargs)
 
     def detail(self, doc: Doc, graded: Any) -> dict[str, Any]:
         """What an example's line records about the primary grader's work."""
-        return {}
+        return {"extracted": graded} if isinstance(graded, str) else asdict(graded)
 
 
 def item_seed(seed: int | None, index: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{index}".encode()).digest()[:8], "big")
+
+
+def by_sandbox(doc: Doc, results: list[str]) -> dict[str, float]:
+    """Named in the YAML of code tasks, so that lm-eval looks for no metric of its own."""
+    raise ConfigError("code tasks are scored by voidpad.tasks.task.CodeBenchmark; keep `class` in the YAML")
 
 
 class CodeBenchmark(Benchmark):
@@ -76,7 +83,8 @@ class CodeBenchmark(Benchmark):
         super().apply_filters()
         graded = [(self.doc_to_target(one.doc), one.filtered_resps.values()) for one in self.instances]
         jobs = dict.fromkeys((program, checks) for checks, programs in graded for program in programs)
-        self.verdicts = dict(zip(jobs, self.sandbox().map(jobs), strict=True))
+        with self.sandbox() as sandbox:
+            self.verdicts = dict(zip(jobs, sandbox.map(jobs), strict=True))
 
     def process_results(self, doc: Doc, results: list[str]) -> dict[str, float]:
         verdict = self.verdicts[results[0], self.doc_to_target(doc)]

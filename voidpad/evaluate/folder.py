@@ -1,0 +1,75 @@
+"""The run folder on disk: what is in it, how it is written, how it is read back."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from voidpad.errors import ConfigError, DataError
+from voidpad.evaluate.journal import Journal
+from voidpad.evaluate.settings import fingerprint
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder's content; `results` is None until the run is complete."""
+
+    config: dict[str, Any]
+    examples: list[dict[str, Any]]
+    results: dict[str, Any] | None
+
+
+def read_run(folder: Path) -> Run:
+    results, examples = folder / "results.json", folder / "examples.jsonl"
+    return Run(
+        config=_object(folder / "config.json"),
+        examples=[json.loads(line) for line in examples.read_text().splitlines()]
+        if examples.exists()
+        else [],
+        results=_object(results) if results.exists() else None,
+    )
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not a run folder's file ({error})") from error
+    if found.get("version") != VERSION:
+        raise DataError(f"{path}: version {found.get('version')} is unknown; this voidpad reads {VERSION}")
+    return found
+
+
+def begin(folder: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> Journal:
+    """Open the folder for a run with these settings: a new one, or one to go on with."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "config.json"
+    if path.exists():
+        refuse_others(path, _object(path)["settings"], settings)
+    else:
+        mark = fingerprint(settings)
+        head = {"version": VERSION, "settings": settings, "fingerprint": mark, "provenance": provenance}
+        write(path, [json.dumps(head, indent=1)])
+    return Journal(folder / "progress.jsonl")
+
+
+def refuse_others(path: Path, there: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    for name in sorted({*there, *mine}):
+        if there.get(name) != mine.get(name):
+            raise ConfigError(
+                f"{path}: a run with {name}={there.get(name)!r}, now {mine.get(name)!r}; use another --out"
+            )
+
+
+def write(path: Path, lines: Iterable[str]) -> None:
+    """All or nothing: written beside, synced, renamed."""
+    beside = path.with_name(f".{path.name}.part")
+    with beside.open("w", encoding="utf-8") as file:
+        file.writelines(line + "\n" for line in lines)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

@@ -1,0 +1,130 @@
+"""Log-likelihood of a text by the masked-diffusion bound, estimated by Monte Carlo.
+
+For a continuation of n tokens, draw how many to hide (uniform on 1..n, spread evenly over the samples), hide
+that many at random, and weigh the log-probabilities of the hidden tokens by n / hidden. The mean over the
+samples is an unbiased estimate of a lower bound of log p(continuation | context) (Nie et al. 2025, LLaDA).
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from torch import Tensor
+
+from voidpad.decode.canvas import Canvas
+from voidpad.decode.loop import Denoiser
+from voidpad.engine import Engine
+from voidpad.errors import ConfigError
+from voidpad.models import Model
+from voidpad.models.text import raw_ids
+from voidpad.roles import Roles
+
+Pair = tuple[list[int], list[int]]  # context and continuation, as ids
+
+
+@dataclass(frozen=True)
+class Bound:
+    """`samples` passes a continuation; `tokens` bounds one forward pass."""
+
+    model: Model
+    samples: int = 128
+    seed: int = 0
+    tokens: int = 16384
+    greedy: bool = True
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ConfigError(f"mc_samples={self.samples} must be at least 1")
+
+    def pairs(self, texts: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
+        """For each context and continuation: the bound, and whether greedy decoding writes the latter."""
+        pairs = [self._fitting(self._split(*text)) for text in texts]
+        greedy = self._greedy(pairs) if self.greedy else [False] * len(pairs)
+        return list(zip(map(self._estimate, pairs), greedy, strict=True))
+
+    def texts(self, texts: Sequence[str]) -> list[float]:
+        """Whole texts, in windows as long as the context allows; every token counts once."""
+        return [sum(map(self._estimate, self._windows(text))) for text in texts]
+
+    def _estimate(self, pair: Pair) -> float:
+        return estimate(self.model.denoiser(), self.model.roles, pair, self._draw(pair), tokens=self.tokens)
+
+    def _draw(self, pair: Pair) -> Tensor:
+        """Hidden places of every sample; they hang on the seed and the pair, not on its neighbours."""
+        digest = hashlib.sha256(repr((self.seed, *pair)).encode()).digest()
+        rng = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        return hide(len(pair[1]), self.samples, rng)
+
+    def _split(self, context: str, continuation: str) -> Pair:
+        """Tokens of both parts as they fall in the joined text; spaces between belong to the second."""
+        bare = context.rstrip()
+        whole = raw_ids(self.model.tokenizer, context + continuation)
+        start = len(raw_ids(self.model.tokenizer, bare)) if bare else 0
+        return whole[:start] or [self._first()], whole[start:]
+
+    def _fitting(self, pair: Pair) -> Pair:
+        context, continuation = pair
+        room = self.model.context - len(continuation)
+        if not continuation or room < 1:
+            raise ConfigError(
+                f"continuation of {len(continuation)} tokens: it must have 1 to {self.model.context - 1}"
+            )
+        return context[-room:], continuation
+
+    def _windows(self, text: str) -> Iterator[Pair]:
+        ids = raw_ids(self.model.tokenizer, text)
+        windows = get_rolling_token_windows(ids, self._first(), self.model.context - 1, 1)
+        yield from (make_disjoint_window(window) for window in windows)
+
+    def _first(self) -> int:
+        """What stands before a text that has nothing before it."""
+        bos = self.model.tokenizer.bos_token_id
+        return self.model.roles.eos if bos is None else bos
+
+    def _greedy(self, pairs: Sequence[Pair]) -> list[bool]:
+        """One token a pass on a canvas of the continuation's length."""
+        engine = Engine(self.model.denoiser(), self.model.roles, tokens=self.tokens)
+        for key, (context, continuation) in enumerate(pairs):
+            size = len(continuation)
+            plan = self.model.plan("original", canvas=size, block=size, steps=size, cut=False)
+            engine.submit(context, plan, key=key)
+        written = {}
+        while engine.busy:
+            written |= {outcome.key: outcome.ids for outcome in engine.step()}
+        return [written[key] == continuation for key, (_, continuation) in enumerate(pairs)]
+
+
+def hide(size: int, samples: int, rng: torch.Generator) -> Tensor:
+    """(samples, size) bool: a uniform number of hidden places in each row, spread evenly over the rows."""
+    first = int(torch.randint(size, (), generator=rng))
+    counts = (first + torch.arange(samples) * size // samples) % size + 1
+    order = torch.rand(samples, size, generator=rng).argsort(1).argsort(1)
+    return order < counts[:, None]
+
+
+def estimate(denoise: Denoiser, roles: Roles, pair: Pair, hidden: Tensor, *, tokens: int) -> float:
+    """The mean over the rows of `hidden` (samples, size)."""
+    context, continuation = pair
+    size, width = len(continuation), len(context) + len(continuation)
+    total = 0.0
+    for part in hidden.split(max(1, tokens // width)):
+        canvas, where = hidden_canvas(pair, part, roles)
+        logits = denoise(canvas, where).double().log_softmax(-1)
+        row, slot = part.nonzero(as_tuple=True)
+        truth = torch.tensor(continuation)[slot].to(logits.device)
+        weight = size / part.sum(1)[row].double()
+        total += float((logits.gather(1, truth[:, None])[:, 0].cpu() * weight).sum())
+    return total / len(hidden)
+
+
+def hidden_canvas(pair: Pair, hidden: Tensor, roles: Roles) -> tuple[Canvas, Tensor]:
+    """A row per sample, masks at its hidden places; and those places, as the denoiser wants them."""
+    context, continuation = pair
+    count = len(hidden)
+    ids = torch.tensor(context + continuation).repeat(count, 1)
+    where = torch.nn.functional.pad(hidden, (len(context), 0))
+    prompt = torch.full((count,), len(context))
+    stop = torch.full((count,), ids.shape[1])
+    return Canvas(ids.masked_fill(where, roles.mask), prompt, stop, torch.arange(count), roles), where

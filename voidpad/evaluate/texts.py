@@ -1,0 +1,48 @@
+"""From a decoded canvas to the text that is scored: our way, and the two ways of the paper's harness."""
+
+from collections.abc import Callable, Sequence
+
+from voidpad.models import Model
+from voidpad.models.text import raw_ids, special_ids
+
+Reader = Callable[[Model, Sequence[int], Sequence[str]], str]  # (model, decoded slots, stop strings) -> text
+LLADA_MARKERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+
+
+def until(text: str, stops: Sequence[str]) -> str:
+    """For each stop string in turn, only what precedes its first occurrence."""
+    for stop in stops:
+        if stop:
+            text = text.split(stop, 1)[0]
+    return text
+
+
+def cut_first(model: Model, slots: Sequence[int], stops: Sequence[str]) -> str:
+    """Ours: cut at the first end, drop special tokens by id, then the stop strings."""
+    return until(model.text(slots), stops)
+
+
+def llada_harness(model: Model, slots: Sequence[int], stops: Sequence[str]) -> str:
+    """Text after an EOS counts. Specials go by tokenising the text once more; HumanEval has no stop strings,
+    and loses the chat markers, which this harness's tokenizer spells out."""
+    if not stops:
+        text = _without_specials(model, slots)
+        for marker in LLADA_MARKERS:
+            text = text.replace(marker, "")
+        return text
+    text = until(str(model.tokenizer.decode(list(slots))), stops)
+    return _without_specials(model, raw_ids(model.tokenizer, text))
+
+
+def dream_harness(model: Model, slots: Sequence[int], stops: Sequence[str]) -> str:
+    """Cut where EOS is spelled; every other special token stays as literal text."""
+    text = str(model.tokenizer.decode(list(slots)))
+    return until(text.split(str(model.tokenizer.decode([model.roles.eos])), 1)[0], stops)
+
+
+def _without_specials(model: Model, ids: Sequence[int]) -> str:
+    dropped = special_ids(model.tokenizer) | model.roles.all()
+    return str(model.tokenizer.decode([token for token in ids if token not in dropped]))
+
+
+READERS: dict[str | None, Reader] = {None: cut_first, "llada": llada_harness, "dream": dream_harness}
