@@ -1,7 +1,7 @@
 """Small made-up decodes in the real trace format: an answer that overflows, and one that ends well."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ FULL = split("The baker has 12 trays of 8 rolls , so there are 12 * 8 = 96 rolls
 )
 TERSE = split("#### 41")
 MASK, EOS, VOID = 0, 1, 2
+HOSTILE = "</script><img src=x onerror=window.hacked=1><!--"
 WORDS = list(dict.fromkeys([*ASK, *FULL, *TERSE]))
 ID = {word: number for number, word in enumerate(WORDS, start=10)}
 PIECES = {MASK: "<mask>", EOS: "<eos>", VOID: "<void>"} | {number: word for word, number in ID.items()}
@@ -168,3 +169,15 @@ def expansion(detail: str = "top5") -> Trace:
         step, canvas = decode_pass(len(passes), canvas, void_padded(canvas), detail=detail)
         passes.append(step)
     return ended(header("tiny-void", "void-expansion", detail), passes, canvas)
+
+
+def hostile() -> Trace:
+    """The overflow story with markup wherever a trace holds text."""
+    trace = overflow(16)
+    odd = dict(trace.pieces) | {token: HOSTILE for token in trace.result.tokens if token > VOID}
+    first = replace(trace.passes[0], signal={HOSTILE: 0.5})
+    prompt = replace(trace.header.prompt, text=HOSTILE)
+    head = replace(trace.header, model=HOSTILE, plan_name=HOSTILE, family=HOSTILE, prompt=prompt)
+    result = replace(trace.result, text=HOSTILE, stop_reason=HOSTILE)
+    odd[trace.header.prompt.ids[0]] = "\u2028\u2029 \ud800 \x00 ${data} $script &amp; ]]>"
+    return Trace(0, head, (first, *trace.passes[1:]), result, odd)

@@ -19,7 +19,14 @@ function palette() {
     tail: read("map-tail"), cut: read("map-cut"), spare: read("map-cut") };
   const ramps = Object.fromEntries(["conf", "eos", "void"].map((kind) => [kind, ramp(colours.mask, read(`heat-${kind}`))]));
   sample.remove();
-  return { state: colours, heat: (kind, p) => ramps[kind][Math.max(0, Math.min(100, Math.round(p * 100))) || 0] };
+  const heat = (kind, p) => ramps[kind][Math.max(0, Math.min(100, Math.round(p * 100))) || 0];
+  return { state: colours, heat, bright: (kind, p) => luminance(heat(kind, p)) > 0.179 };
+}
+
+// Black and white text stand out alike from a ground of luminance 0.179.
+function luminance(rgb) {
+  const linear = rgb.slice(0, 3).map((v) => (v <= 10.3 ? v / 3294.6 : ((v / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
 }
 
 function ramp(low, high) {
@@ -44,10 +51,11 @@ function assemble() {
   Object.assign(byId("time"), { min: state.span.from, max: state.span.to });
   offer(chosen);
   for (const pane of state.panes) { pane.layout(); pane.charts.layout(); }
+  state.time = state.span.from;
   const total = state.span.to - state.span.from;
   byId("speed").value = SPEEDS.find((speed) => total / speed <= 15) ?? SPEEDS.at(-1);
-  seek(state.span.from);
   recolour();
+  seek(state.time);
 }
 
 function prompts(chosen) {
@@ -143,7 +151,7 @@ function tick(now) {
 function recolour() {
   state.palette = palette();
   document.documentElement.dataset.mode = state.mode;
-  for (const pane of state.panes) { pane.show(position(pane.replay), state); pane.repaint(state.palette); }
+  for (const pane of state.panes) { pane.show(position(pane.replay), state); pane.repaint(); }
   legend();
 }
 
@@ -222,7 +230,7 @@ function listen() {
   document.addEventListener("keydown", pressed);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
   for (const kind of ["pointerover", "focusin"]) byId("panes").addEventListener(kind, (event) => point(event.target));
-  byId("panes").addEventListener("focusout", () => card.close());
+  for (const kind of ["pointerleave", "focusout"]) byId("panes").addEventListener(kind, () => card.close());
   new ResizeObserver(() => state.panes.forEach((pane) => { pane.layout(); pane.charts.layout(); card.refresh(); }))
     .observe(byId("panes"));
 }

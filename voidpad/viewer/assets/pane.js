@@ -74,8 +74,8 @@ class Pane {
     this.grid.replaceChildren(...rows);
   }
 
-  show(position, { mode, guessing }) {
-    Object.assign(this, { position, mode, guessing });
+  show(position, { mode, guessing, palette }) {
+    Object.assign(this, { position, mode, guessing, palette });
     for (let slot = 0; slot < this.cells.length; slot++) this.paint(slot);
     for (const row of this.strips) row.button.classList.toggle("here", row.position === position);
     this.tell();
@@ -89,13 +89,18 @@ class Pane {
     const value = outside || mode === "state" ? null : replay.value(mode, position, slot);
     const heat = value === null ? null : Math.round(value * 200) / 2;
     const guess = this.guessing && state === "mask" ? replay.guess(position, slot) : null;
-    const key = `${state} ${id} ${heat} ${guess} ${this.flags(slot, frame)}`;
+    const key = `${state} ${id} ${heat} ${guess}${this.warmth(value)}${this.flags(slot, frame)}`;
     if (cell.key_ === key) return;
     cell.key_ = key;
-    cell.className = `slot ${state}${this.flags(slot, frame)}${heat === null ? "" : heat > 58 ? " heat hot" : " heat"}`;
+    cell.className = `slot ${state}${this.flags(slot, frame)}${this.warmth(value)}`;
     if (heat !== null) cell.style.setProperty("--p", `${heat}%`);
     this.write(cell, slot, state, guess ?? id);
     cell.classList.toggle("guess", guess !== null);
+  }
+
+  warmth(value) {
+    if (value === null) return "";
+    return this.palette.bright(this.mode, value) ? " heat bright" : " heat";
   }
 
   flags(slot, frame) {
@@ -145,13 +150,13 @@ class Pane {
     return parts.length ? parts : [el("span", { class: "gap" }, "nothing")];
   }
 
-  repaint(palette) {
-    for (const { strip, position } of this.strips) this.strip(strip, position, palette);
-    this.charts.paint(this.mode, palette);
+  repaint() {
+    for (const { strip, position } of this.strips) this.strip(strip, position);
+    this.charts.paint(this.mode, this.palette);
   }
 
-  strip(strip, position, palette) {
-    const fallback = this.replay.has("void") ? "void" : "eos", kind = this.mode === "state" ? fallback : this.mode;
+  strip(strip, position) {
+    const { palette } = this, fallback = this.replay.has("void") ? "void" : "eos", kind = this.mode === "state" ? fallback : this.mode;
     const context = strip.getContext("2d"), image = context.createImageData(strip.width, 1);
     const column = this.replay.column(kind, position - 1);
     for (let slot = 0; slot < strip.width; slot++) {

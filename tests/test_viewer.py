@@ -1,0 +1,115 @@
+"""The replay page as a file, as a command and on its own address."""
+
+import base64
+import hashlib
+import http.client
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from stories import HOSTILE, expansion, hostile, overflow
+from typer.testing import CliRunner
+
+from voidpad.commands.view import view
+from voidpad.errors import ConfigError, DataError
+from voidpad.trace import Trace, read, write
+from voidpad.viewer import Named, Server, page
+from voidpad.viewer.page import embedded
+
+
+def named(*traces: Trace) -> list[Named]:
+    return [Named(f"{trace.header.model}.jsonl", trace) for trace in traces]
+
+
+# --- the file ---------------------------------------------------------------------------------------------
+
+
+def test_data_is_inert_inside_markup():
+    data = embedded([Named(HOSTILE, hostile())])
+    assert data.isascii()
+    assert not set(data) & set("<>&")
+    text = page([Named(HOSTILE, hostile())])
+    assert text.lower().count("</script>") == 2
+    assert "<img" not in text
+
+
+def test_the_policy_allows_this_script_and_nothing_else():
+    text = page(named(overflow(8)))
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text).group(1)
+    for tag in ("style", "script"):
+        inside = re.search(rf"<{tag}(?: type=\"module\")?>(.*?)</{tag}>", text, re.S).group(1)
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+def test_the_page_names_no_address():
+    text = page(named(overflow(8)))
+    assert set(re.findall(r"""(?:src|href)=["']?([^"' >]+)""", text)) == {"data:,", "#bar"}
+    assert set(re.findall(r"https?://[^\s\"']+", text)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|@import|url\(", text)
+
+
+# --- the command ------------------------------------------------------------------------------------------
+
+app = typer.Typer()
+app.command()(view)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    write(tmp_path / "eos.jsonl", [overflow(16)])
+    write(tmp_path / "void.jsonl", [expansion()])
+    return [tmp_path / "eos.jsonl", tmp_path / "void.jsonl"]
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_view_writes_one_file_beside_the_trace(files, tmp_path):
+    done = run(*files)
+    assert done.exit_code == 0, done.output
+    assert "eos.html: 2 traces" in done.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["eos.html", "eos.jsonl", "void.jsonl"]
+    assert (tmp_path / "eos.html").read_text().startswith("<!doctype html>")
+
+
+def test_view_refuses_what_it_cannot_do(files, tmp_path):
+    assert isinstance(run(tmp_path / "none.jsonl").exception, DataError)
+    assert isinstance(run(files[0], "--out", tmp_path / "no" / "x.html").exception, DataError)
+    taken = run(files[0], "--out", files[0])
+    assert isinstance(taken.exception, ConfigError)
+    assert "is one of the traces" in str(taken.exception)
+    assert isinstance(run(files[0], "--serve", "--port", "99999").exception, ConfigError)
+    read(files[0])
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(page(named(overflow(8)))) as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def ask(server: Server, path: str, host: str | None = None) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(*server.server_address)
+    connection.request("GET", path, headers={"Host": host} if host else {})
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def test_the_server_shows_the_page_to_this_machine_only(server):
+    assert server.server_address[0] == "127.0.0.1"
+    assert ask(server, "/") == (200, page(named(overflow(8))))
+    assert ask(server, "/etc/passwd")[0] == 404
+    assert ask(server, "/", "evil.example")[0] == 403
+    assert ask(server, "/", f"localhost:{server.server_port}")[0] == 200

@@ -1,0 +1,451 @@
+"""The replay page in a real browser: it shows what was recorded, by keyboard too, and asks nobody for anything."""
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from stories import EOS, HOSTILE, MASK, VOID, expansion, header, hostile, overflow
+from test_trace import PLANS
+
+from voidpad.decode.loop import decode
+from voidpad.models import random_model
+from voidpad.trace import Pass, Recorder, Summary, Trace
+from voidpad.viewer import Named, page
+
+FLAGS = """--no-sandbox --headless --disable-gpu --disable-background-networking --disable-component-update
+--disable-sync --no-first-run"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    sync = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed (pip install playwright)"
+    )
+    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if binary is None:
+        pytest.skip("no Chromium to test the page in: `make browser` installs it")
+    with sync.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=binary, args=FLAGS.split())
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def show(chromium, tmp_path) -> Iterator[Callable[..., Any]]:
+    """Opens traces as a page; afterwards the page must have said and fetched nothing."""
+    said, fetched, contexts = [], [], []
+
+    def opened(*traces: Trace, size=(1280, 900), scheme="light", name: str | None = None) -> Any:
+        path = tmp_path / "page.html"
+        shown = [Named(name or f"{trace.header.model}.jsonl", trace) for trace in traces]
+        path.write_text(page(shown), encoding="utf-8")
+        context = chromium.new_context(
+            viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, reduced_motion="reduce"
+        )
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda message: said.append(message.text))
+        tab.on("pageerror", lambda error: said.append(str(error)))
+        tab.on("request", lambda request: fetched.append(request.url))
+        tab.goto(path.as_uri())
+        tab.wait_for_selector("html[data-ready]", timeout=20_000)
+        return tab
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert [url for url in fetched if not url.startswith(("file:///", "data:"))] == []
+    assert all(url.endswith("page.html") for url in fetched if url.startswith("file:"))
+
+
+def tiles(tab: Any, pane: int = 0) -> list[str]:
+    """What the canvas shows, slot by slot; a dot for a mask, nothing beyond the canvas."""
+    return tab.evaluate(
+        """pane => [...document.querySelectorAll('.pane')[pane].querySelectorAll('.grid .slot')]
+            .filter(cell => !cell.classList.contains('out'))
+            .map(cell => cell.classList.contains('mask') || cell.classList.contains('spare')
+                ? '·' : cell.textContent)""",
+        pane,
+    )
+
+
+def expected(trace: Trace, position: int) -> list[str]:
+    """The same from the trace: after the position's commits, before its edits."""
+    canvases = [np.full(trace.passes[0].length, trace.header.roles.mask), *trace.canvases()]
+    canvas = canvases[max(0, position - 1)].copy()
+    for slot, token, _ in trace.passes[position - 1].commits if position else ():
+        canvas[slot] = token
+    special = {trace.header.roles.mask: "·", trace.header.roles.eos: "EOS", trace.header.roles.void: "VOID"}
+    special |= {token: f"R{i}" for i, token in enumerate(trace.header.roles.rainbow) if token not in special}
+    blank = {"": "∅", " ": "␣", "\n": "↵"}
+    return [special.get(t) or blank.get(trace.pieces[t]) or trace.pieces[t].strip() for t in canvas.tolist()]
+
+
+def until(tab: Any, condition: str) -> None:
+    """Playwright's own waiting evaluates text inside the page, which the page's policy forbids."""
+    for _ in range(500):
+        if tab.evaluate(condition):
+            return
+        tab.wait_for_timeout(20)
+    raise AssertionError(f"never true: {condition}")
+
+
+def press(tab: Any, *keys: str) -> None:
+    for key in keys:
+        tab.keyboard.press(key)
+
+
+def test_every_step_shows_the_recorded_canvas(show):
+    trace = overflow(20)
+    tab = show(trace)
+    assert tab.locator("#clock").inner_text() == "start"
+    for position in range(len(trace.passes) + 1):
+        assert tiles(tab) == expected(trace, position)
+        press(tab, "ArrowRight")
+    assert tab.locator("#clock").inner_text() == "pass 20 of 20"
+    assert tiles(tab)[:3] == ["####", "41", "EOS"]
+
+
+@pytest.mark.parametrize("name", ["daedal", "void-expansion"])
+def test_a_recorded_decode_with_a_changing_canvas_replays(show, name):
+    model = random_model(vocab=64, seed=3)
+    plan = model.plan(name, **PLANS[name])
+    recorder = Recorder(model, plan, plan_name=name, detail="top5")
+    for step in decode(model.denoiser(), [model.encode("hi")], model.roles, plan, observe=recorder.observe):
+        recorder(step)
+    trace = recorder.traces[0]
+    tab = show(trace)
+    press(tab, "Home")
+    for position in range(len(trace.passes) + 1):
+        assert tiles(tab) == expected(trace, position)
+        press(tab, "ArrowRight")
+
+
+def test_the_verdict_and_the_counts(show):
+    trace = expansion()
+    tab = show(trace)
+    assert tab.locator("h2").inner_text().split() == ["tiny-void", "void-expansion"]
+    told = tab.locator(".verdict").inner_text()
+    assert "Stopped at its EOS" in told
+    assert "39 passes (36 decode, 3 probe, 0 shared) · canvas 64 · answer 35 tokens" in told.replace(
+        "\n", " "
+    )
+    press(tab, "End")
+    readings = tab.locator("figcaption b").all_inner_texts()
+    assert readings == ["slot 35", str(trace.passes[-1].masks)]
+    assert tab.locator(".text").inner_text() == trace.result.text
+
+
+def test_probes_are_rows_before_the_decode(show):
+    tab = show(expansion())
+    rows = tab.locator(".probe").all_inner_texts()
+    assert [re.search(r"(\d+) slots", row).group(1) for row in rows] == ["32", "48", "64"]
+    assert "s_nonvoid 0.380" in rows[0]
+    widths = [box["width"] for box in (strip.bounding_box() for strip in tab.locator(".track canvas").all())]
+    assert widths[0] * 2 == pytest.approx(widths[2], rel=0.02)
+    press(tab, "Home", "ArrowRight", "ArrowRight")
+    assert tab.locator("#clock").inner_text() == "probe 2 of 3"
+    assert len(tiles(tab)) == 48
+    assert "then 16 slots added" in tab.locator(".now").inner_text()
+    tab.locator(".probe").nth(0).click()
+    assert len(tiles(tab)) == 32
+
+
+def test_playing_runs_to_the_end_and_pauses(show):
+    tab = show(overflow(40))
+    tab.select_option("#speed", "40")
+    tab.locator("body").click(position={"x": 5, "y": 5})
+    press(tab, " ")
+    until(tab, "document.querySelector('#time').value > 3")
+    press(tab, " ")
+    held = tab.input_value("#time")
+    assert 3 < int(held) < 40
+    assert f"pass {held} of 40" in tab.locator("#status").inner_text()
+    tab.wait_for_timeout(120)
+    assert tab.input_value("#time") == held
+    tab.locator("#play").click()
+    until(tab, "document.querySelector('#time').value == 40")
+    until(tab, "document.querySelector('#play').ariaLabel == 'Play'")
+    tab.locator("#play").click()
+    until(tab, "document.querySelector('#time').value < 40")
+
+
+FIELD = {"2": "top", "3": "p_eos", "4": "p_void"}
+
+
+def test_colour_is_the_recorded_probability(show):
+    trace = expansion()
+    tab = show(trace)
+    press(tab, *["ArrowRight"] * 12)
+    for key in FIELD:
+        press(tab, key)
+        check_colours(tab, trace, FIELD[key])
+
+
+def check_colours(tab, trace, field):
+    shown = tab.evaluate(
+        """() => [...document.querySelectorAll('.grid .slot.heat')].map(cell =>
+            [cell.slot_, parseFloat(cell.style.getPropertyValue('--p')) / 100])"""
+    )
+    masked = np.flatnonzero(list(trace.canvases())[11] == MASK)
+    values = getattr(trace.passes[11], field)
+    assert len(shown) == 64
+    found = dict(shown)
+    assert [found[slot] for slot in masked] == pytest.approx([values[slot] for slot in masked], abs=0.003)
+    (slot, _, _), *_ = trace.passes[8].commits  # a committed slot keeps what its own pass said
+    assert found[slot] == pytest.approx(getattr(trace.passes[8], field)[slot], abs=0.003)
+
+
+def test_states_have_their_colours(show):
+    tab = show(overflow(20))
+    press(tab, *["ArrowRight"] * 9)
+    kinds = tab.evaluate(
+        """() => Object.fromEntries(['mask', 'eos.first', 'eos:not(.first)', 'fresh'].map(kind => {
+            const cell = document.querySelector('.grid .slot.' + kind);
+            return [kind, cell && getComputedStyle(cell).backgroundColor]}))"""
+    )
+    assert len({kinds["mask"], kinds["eos.first"], kinds["eos:not(.first)"]}) == 3
+    assert kinds["fresh"] is not None
+
+
+def test_colours_a_trace_cannot_give_are_off(show):
+    tab = show(overflow(12, "commits"))
+    off = tab.evaluate("() => [...document.querySelectorAll('#modes input')].map(input => input.disabled)")
+    assert off == [False, False, True, True]
+    press(tab, "3")
+    assert tab.evaluate("document.documentElement.dataset.mode") == "state"
+    assert "--trace-detail" in tab.locator("#modes label").nth(2).get_attribute("title")
+    assert tab.locator("#guess").is_hidden()
+
+
+def test_two_traces_run_in_step_from_where_decoding_starts(show):
+    left, right = overflow(64), expansion()
+    tab = show(left, right, size=(1400, 1000))
+    press(tab, "Home")
+    assert (tiles(tab, 0), len(tiles(tab, 1))) == (["·"] * 64, 32)
+    for _ in range(3 + 10):
+        press(tab, "ArrowRight")
+    assert tiles(tab, 0) == expected(left, 10)
+    assert tiles(tab, 1) == expected(right, 13)
+    assert tab.locator(".now b").all_inner_texts() == ["pass 10 of 64", "pass 10 of 36"]
+    press(tab, "End")
+    assert tiles(tab, 1) == expected(right, len(right.passes))
+    assert len(tab.locator(".ask").all()) == 1, "the same prompt is shown once"
+    tab.select_option("#right", "-1")
+    assert tab.locator(".pane").count() == 1
+    tab.select_option("#left", "1")
+    assert tab.locator("h2").inner_text().startswith("tiny-void")
+
+
+def test_the_charts_follow_and_lead(show):
+    trace = overflow(32)
+    tab = show(trace)
+    line = tab.locator(".line").first.get_attribute("d")
+    assert line.count("M") == 1
+    assert line.count("L") == 2 * len([step for step in trace.passes if step.first_eos is not None]) - 1
+    press(tab, "Home")
+    before = float(tab.locator(".cursor").first.get_attribute("x1"))
+    box = tab.locator(".plot").first.bounding_box()
+    tab.mouse.click(box["x"] + box["width"] * 0.6, box["y"] + 20)
+    assert float(tab.locator(".cursor").first.get_attribute("x1")) > before
+    assert 15 < int(tab.input_value("#time")) < 22
+    assert "first appears at slot" in tab.locator(".plot svg").first.get_attribute("aria-label")
+
+
+def test_a_slot_tells_its_candidates_by_pointer_and_by_key(show):
+    trace = expansion()
+    tab = show(trace)
+    press(tab, *["ArrowRight"] * 13)
+    step = trace.passes[12]
+    slot = int(np.flatnonzero(list(trace.canvases())[12] == MASK)[4])
+    tab.locator(".grid .slot").nth(slot).hover()
+    ids = step.top5_ids.reshape(-1, 5)[slot]
+    bars = [row.split("\n")[0] for row in tab.locator("#card li").all_inner_texts()]
+    assert bars == [{EOS: "EOS", VOID: "VOID"}.get(int(token), trace.pieces[int(token)]) for token in ids]
+    assert f"slot {slot}" in tab.locator("#card").inner_text()
+    tab.mouse.move(2, 2)
+    assert tab.locator("#card").is_hidden()
+    tab.locator(".grid .slot").nth(0).focus()
+    press(tab, "ArrowRight", "ArrowRight", "ArrowDown")
+    at = tab.evaluate("document.activeElement.slot_")
+    assert at == 2 + tab.evaluate("document.querySelector('.row').querySelectorAll('.slot').length")
+    assert f"slot {at}" in tab.locator("#card").inner_text()
+    assert tab.evaluate("document.activeElement.getAttribute('aria-describedby')") == "card"
+    here = tab.input_value("#time")
+    press(tab, ".")
+    assert int(tab.input_value("#time")) == int(here) + 1
+    press(tab, "Escape")
+    assert tab.locator("#card").is_hidden()
+
+
+def test_guesses_fill_masked_slots_on_request(show):
+    trace = expansion()
+    tab = show(trace)
+    press(tab, *["ArrowRight"] * 12, "g")
+    shown = tab.evaluate(
+        "() => [...document.querySelectorAll('.grid .slot.guess')].map(cell => [cell.slot_, cell.textContent])"
+    )
+    best = trace.passes[11].top5_ids.reshape(-1, 5)[:, 0]
+    label = {EOS: "EOS", VOID: "VOID"}
+    assert len(shown) == trace.passes[11].masks
+    assert shown == [[slot, label.get(int(best[slot]), trace.pieces[int(best[slot])])] for slot, _ in shown]
+    press(tab, "g")
+    assert tab.locator(".slot.guess").count() == 0
+
+
+def test_keys_move_through_time(show):
+    tab = show(overflow(30))
+    time_of = lambda: int(tab.input_value("#time"))  # noqa: E731
+    press(tab, "End")
+    assert time_of() == 30
+    press(tab, "ArrowLeft", "ArrowLeft", ",")
+    assert time_of() == 27
+    press(tab, "PageUp")
+    assert time_of() == 17
+    press(tab, "Home", "ArrowRight")
+    assert time_of() == 1
+    tab.locator("#time").focus()
+    press(tab, "ArrowRight", "End")
+    assert time_of() == 30
+    assert "0 masks left, first EOS at slot 2" in tab.locator("#time").get_attribute("aria-valuetext")
+
+
+def test_the_page_reads_without_eyes(show):
+    tab = show(overflow(16), expansion())
+    named_all = tab.evaluate(
+        """() => [...document.querySelectorAll('button, select, input, [role=grid], [role=img], [role=gridcell]')]
+            .filter(node => node.checkVisibility())
+            .filter(node => !(node.ariaLabel || node.textContent.trim() || node.labels?.length))
+            .map(node => node.outerHTML)"""
+    )
+    assert named_all == []
+    stops = tab.evaluate(
+        "() => [...document.querySelectorAll('.grid')].map(g => g.querySelectorAll('[tabindex=\"0\"]').length)"
+    )
+    assert stops == [1, 1], "a canvas is one tab stop"
+    assert tab.locator("#status").get_attribute("aria-live") == "polite"
+    press(tab, "ArrowRight")
+    assert "tiny-eos, original, start" in tab.locator("#status").inner_text()
+    assert "probe 1 of 3" in tab.locator("#status").inner_text()
+    labels = tab.locator(".pane").nth(0).locator("[role=gridcell]").nth(0).get_attribute("aria-label")
+    assert labels == "slot 0: masked"
+
+
+CONTRAST = """() => {
+  const paint = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  const rgb = colour => { paint.clearRect(0, 0, 1, 1); paint.fillStyle = colour; paint.fillRect(0, 0, 1, 1);
+    return [...paint.getImageData(0, 0, 1, 1).data]; };
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = node => { for (; node; node = node.parentElement) {
+    const c = rgb(getComputedStyle(node).backgroundColor); if (c[3] === 255) return c; } return [255, 255, 255]; };
+  const texts = [...document.querySelectorAll('.grid .slot span, .token, .verdict *, .origin, .legend span, .now *,'
+    + ' .probe *, figcaption, .keys, .chip, h1 span, .gap, #clock, .none, .modes span')];
+  return texts.filter(node => node.textContent.trim() && node.checkVisibility()).map(node => {
+    const [a, b] = [light(rgb(getComputedStyle(node).color)), light(ground(node))].sort((x, y) => y - x);
+    return [(a + 0.05) / (b + 0.05), node.className, node.textContent];
+  }).sort((a, b) => a[0] - b[0])[0];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_in_both_themes(show, scheme):
+    tab = show(overflow(40), expansion(), scheme=scheme, size=(1500, 1000))
+    for key in "1234":
+        for jump in ("Home", *["PageDown"] * 4, "End"):
+            press(tab, key, jump)
+            worst = tab.evaluate(CONTRAST)
+            assert worst[0] >= 4.5, (scheme, key, jump, worst)
+
+
+def test_light_and_dark_follow_the_system_and_the_button(show):
+    tab = show(overflow(8), scheme="dark")
+    ground = "getComputedStyle(document.documentElement).backgroundColor"
+    pixel = "document.querySelector('.map').toDataURL()"
+    dark, dark_pixel = tab.evaluate(ground), tab.evaluate(pixel)
+    press(tab, "t")
+    light, light_pixel = tab.evaluate(ground), tab.evaluate(pixel)
+    assert dark != light
+    assert dark_pixel != light_pixel
+    assert tab.locator("#theme").inner_text() == "Theme: light"
+    press(tab, "t")
+    assert tab.evaluate(ground) == dark
+
+
+def test_a_narrow_screen_needs_no_sideways_scrolling(show):
+    tab = show(overflow(64), expansion(), size=(390, 800))
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_model_text_is_only_text(show):
+    tab = show(hostile(), name=HOSTILE)
+    press(tab, "End")
+    assert tab.evaluate("window.hacked") is None
+    assert tab.locator("img").count() == 0
+    assert HOSTILE in tiles(tab)
+    assert HOSTILE in tab.locator("h2").inner_text()
+    tab.locator(".grid .slot").nth(0).hover()
+    assert "img src=x" in tab.locator("#card").inner_text()
+    assert tab.evaluate("document.scripts.length") == 2
+
+
+def test_a_decode_of_no_passes_is_shown(show):
+    result = Summary(text="", tokens=(), ids=(), passes_decode=0, canvas=0, stop_reason="cancelled")
+    tab = show(Trace(0, header("tiny-eos", "original", "commits"), (), result, {}))
+    assert "Cancelled" in tab.locator(".verdict").inner_text()
+    press(tab, "ArrowRight", "End", " ")
+
+
+def large(side: int = 512) -> Trace:
+    """As many slots as passes, everything recorded."""
+    rng = np.random.default_rng(0)
+    order, passes = rng.permutation(side), []
+    for n in range(side):
+        p = np.sort(rng.random((side, 5)) / 5, axis=1)[:, ::-1]
+        passes.append(
+            Pass(
+                n=n,
+                phase="decode",
+                length=side,
+                open=0,
+                window=side,
+                masks=side - n - 1,
+                first_eos=None,
+                commits=((int(order[n]), 10 + n % 20, 0.5),),
+                p_eos=rng.random(side),
+                p_void=rng.random(side),
+                top=p[:, 0],
+                top5_ids=rng.integers(10, 40, (side, 5)),
+                top5_p=p,
+            )
+        )
+    canvas = np.empty(side, dtype=int)
+    canvas[order] = 10 + np.arange(side) % 20
+    ids = canvas.tolist()
+    result = Summary(text="", tokens=ids, ids=ids, passes_decode=side, canvas=side, stop_reason="full")
+    pieces = {**overflow(4).pieces, **{i: f"w{i}" for i in range(10, 40)}}
+    return Trace(0, header("tiny-eos", "original", "top5"), tuple(passes), result, pieces)
+
+
+def test_a_large_trace_opens_in_two_seconds(show):
+    trace = large()
+    took = []
+    for _ in range(2):  # the machine may be busy: the better of two
+        tab = show(trace)
+        painted = (
+            "() => new Promise(go => requestAnimationFrame(() => setTimeout(() => go(performance.now()))))"
+        )
+        took.append(tab.evaluate(painted))
+        if took[-1] < 2000:
+            break
+    assert min(took) < 2000, took
+    begun = time.perf_counter()
+    press(tab, "3", *["ArrowRight"] * 20)
+    assert tab.input_value("#time") == "20"
+    assert time.perf_counter() - begun < 4
