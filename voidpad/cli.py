@@ -8,7 +8,7 @@ import traceback
 import click
 import typer
 
-from voidpad.commands import generate
+from voidpad.commands import calibrate, generate, merge, report, sweep, train, view
 from voidpad.errors import ConfigError, VoidpadError
 
 app = typer.Typer(
@@ -21,6 +21,12 @@ app = typer.Typer(
 )
 app.command()(generate.generate)
 app.command()(generate.plans)
+app.command()(train.train)
+app.command()(sweep.sweep)
+app.command()(report.report)
+app.command()(calibrate.calibrate)
+app.command()(merge.merge)
+app.command()(view.view)
 
 
 def main() -> None:

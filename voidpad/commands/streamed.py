@@ -25,7 +25,8 @@ def stream(
     live: Console | None,
     trace: dict[str, Any],
 ) -> list[Result]:
-    """Decode the prompts side by side; the results in order."""
+    """Decode the prompts side by side; the results in order. The longest prompt bounds every canvas."""
+    plan = model.fit(max(prompts, key=len), plan)
     recorder = None
     if trace["path"] is not None:
         recorder = Recorder(model, plan, plan_name=trace["name"], seed=seed, detail=trace["detail"])
@@ -36,7 +37,7 @@ def stream(
     begun, results = time.perf_counter(), {}
     for step in steps:
         if recorder:
-            recorder(step)
+            recorder(step, seconds=time.perf_counter() - begun)
         for outcome in step.finished.values():
             timed = replace(outcome, seconds=time.perf_counter() - begun)
             results[outcome.key] = model.result(timed, cut=plan.cut)
