@@ -4,9 +4,12 @@ import gzip
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -14,6 +17,8 @@ import pytest
 
 from voidpad.errors import ConfigError
 from voidpad.sandbox import Limits, Sandbox, layers
+from voidpad.sandbox.checker import judge
+from voidpad.sandbox.wire import Channel, Gone
 
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox is made of Linux namespaces", allow_module_level=True)
@@ -158,6 +163,63 @@ def test_the_module_in_the_checks_is_pythons_own(sandbox):
         sandbox, "import sys\ndef f(x): return sys.getsizeof(x)", "assert f((1, 2)) == sys.getsizeof((1, 2))"
     )
     assert sandbox.run("import subprocess", "subprocess.run([])").reason == "opaque"
+
+
+class Impostor(threading.Thread):
+    """A process that is no program at all: answers the checks' questions with whatever messages it was given."""
+
+    def __init__(self, sock, answers):
+        super().__init__(daemon=True)
+        self._channel, self._answers = Channel(sock), answers
+        self.start()
+
+    def run(self):
+        with suppress(Gone):
+            for answer in self._answers:
+                self._channel.send(answer)
+                self._channel.receive()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ["ok", ["yours", -1], []], ["ok", ["yours", 0], []], ["ok", ["yours", "0"], []], ["ok", ["mine"], []],
+        ["ok", ["list", 9], [[0, [9]]]], ["ok", 9, [[-1, [0]]]], ["ok", 9, {}], ["ok", {"a": 9}, []],
+        ["ok", [], []], ["ok", [[]], []], ["ok", ["unknown", 9], []], ["ok", ["@", 5], []], ["ok", ["dict", 1], []],
+        ["ok", ["type", "object"], []], ["ok", ["type", "type"], []], ["ok", ["set", ["list"]], []],
+        ["ok", ["int", "0x9", 1], []], ["ok", ["bytes", 9], []], ["ok", ["deque"], []],
+        ["raise", 9, []], ["raise", ["tuple"], []], ["raise", ["tuple", ["tuple", "a\0b"], ["tuple"], ""], []],
+        ["raise", ["tuple", ["tuple", "Abort"], ["tuple"], ""], []],
+        ["do", "call", [["type", "int"], 9], []], ["do", "call", [["type", "dict"]], []],
+        ["do", "call", [["yours", 0], 9], []], ["do", "getattr", [["yours", 0], "__globals__"], []],
+        ["do", "call", [], []], ["do", [], [], []], ["ok"], [], "ok", None, 9, {}, ["passed", ""],
+    ],
+)  # fmt: skip
+def test_no_message_makes_a_check_true(answer):
+    checks = "assert f(lambda x: x) == (1, 2, 3)"
+    for preface in ([], [["ok", None, []]], [["ok", None, []], ["ok", ["list", "f"], []]],
+                    [["ok", None, []], ["ok", ["list", "f"], []],
+                     ["ok", ["tuple", "value", ["mine", 0, "function"]], []]]):  # fmt: skip
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            Impostor(theirs, [*preface, answer, answer, None])
+            reason, _ = judge(ours, checks, lenient=False)
+        assert reason in ("failed", "error", "opaque", "exited", "gone")
+
+
+def test_a_true_answer_by_hand_is_what_a_pass_takes():
+    answers = [["ok", None, []], ["ok", ["list", "f"], []], ["ok", ["tuple", "value", ["mine", 0, "f"]], []],
+               ["ok", 9, []], None]  # fmt: skip
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        Impostor(theirs, answers)
+        assert judge(ours, "assert f(3) == 9", lenient=False) == ("passed", "")
+
+
+def test_a_call_cannot_end_a_loop_of_the_checks(sandbox):
+    program = "def f(x): raise StopIteration"
+    verdict = sandbox.run(program, "for got, want in zip(map(f, [1, 2]), [1, 4]): assert got == want")
+    assert verdict.reason == "error"
 
 
 # What the checks see of a program
@@ -373,10 +435,19 @@ WITHOUT_NAMESPACES = ("always_equal", "become_root", "detached_answerer", "detac
                       "run_commands", "shared_memory", "sockets", "stopped_child", "write_outside")  # fmt: skip
 
 
+def strangers():
+    """Processes of nobody, whoever's children they are by now."""
+    with suppress(psutil.NoSuchProcess):
+        return {p.pid for p in psutil.process_iter() if p.uids().real == 65534}
+    return strangers()
+
+
 def restricted(refuse, jobs):
     command = [sys.executable, "-c", RESTRICTED, refuse]
+    before = strangers()
     done = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert strangers() <= before
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -392,6 +463,7 @@ def test_a_missing_layer_is_named_and_refused_unless_told():
 def test_without_namespaces_the_other_layers_still_hold():
     hostile = [p for p in HOSTILE if p.stem in WITHOUT_NAMESPACES]
     jobs = [["def square(x): return x * x", CHECKS], *([p.read_text(), CHECKS] for p in hostile)]
+    folders = set(Path("/tmp").glob("voidpad-sandbox-*"))
     missing, error, verdicts = restricted("unshare", jobs)
     assert ", ".join(missing) == NAMESPACES
     assert NAMESPACES in error
@@ -399,7 +471,7 @@ def test_without_namespaces_the_other_layers_still_hold():
     assert len(verdicts) == 1 + len(WITHOUT_NAMESPACES)
     assert [p.stem for p, v in zip(hostile, verdicts[1:], strict=True) if v["passed"]] == []
     assert all(v["seconds"] < 1 + SLACK for v in verdicts)
-    assert not list(Path("/tmp").glob("voidpad-sandbox-*"))
+    assert set(Path("/tmp").glob("voidpad-sandbox-*")) <= folders
 
 
 AS_NOBODY = """

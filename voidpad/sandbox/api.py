@@ -76,7 +76,8 @@ def _verdict(ended: str, seconds: float, status: int | None, *, told: bytes) -> 
         reason = "killed" if status is not None and status < 0 else "exited"
         how = {"killed": f"signal {-(status or 0)}", "exited": f"status {status}"}[reason]
         detail = f"{detail} ({how})" if status is not None else detail
-    return Verdict(reason == "passed", reason, detail, seconds)
+    printable = str(detail).encode(errors="backslashreplace").decode()
+    return Verdict(reason == "passed", reason, printable, seconds)
 
 
 @cache
@@ -98,6 +99,7 @@ class _Keeper:
                 [*boot, *without],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL, cwd="/", env={"PYTHONHASHSEED": "0", "LANG": "C.UTF-8"},
+                start_new_session=True,  # an interrupt at the terminal is for the caller
             )  # fmt: skip
         self._control.settimeout(_START_PATIENCE)
         hello = self._receive()

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from voidpad.sandbox.peer import UNCROSSABLE, Fault, Left, Peer
+from voidpad.sandbox.peer import UNCROSSABLE, Fault, Left, Peer, fault
 from voidpad.sandbox.remote import Abort, Remote
 from voidpad.sandbox.wire import BrokenWire, Channel, Gone
 
@@ -45,7 +45,13 @@ class Witness:
         return self.lost
 
     def ask(self, verb: str, *args: object, **named: object) -> Any:
-        return self._guard(lambda: self._peer.ask(verb, *args, **named))
+        try:
+            return self._guard(lambda: self._peer.ask(verb, *args, **named))
+        except StopIteration as error:
+            if verb == "next":
+                raise
+            # Raised by a call it would quietly end a loop of the checks, as Python's generators know too.
+            raise fault(("RuntimeError",), (), f"the program raised StopIteration: {error}") from None
 
     def await_ready(self) -> None:
         self._guard(self._peer.await_ready)

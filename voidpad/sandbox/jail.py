@@ -173,7 +173,7 @@ def _arrange(fds: tuple[int, ...], there: socket.socket) -> socket.socket:
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 32) for fd in wanted]
     for target, fd in enumerate(high, start=1):
         os.dup2(fd, target)
-    os.closerange(len(wanted) + 1, 1 << 20)
+    os.closerange(len(wanted) + 1, 1 << 16)
     there.detach()
     return socket.socket(fileno=len(wanted))
 

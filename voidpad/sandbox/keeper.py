@@ -16,6 +16,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -77,28 +78,22 @@ class Keeper:
 
     def _run(self, job: Job, fds: list[int], home: str, deadline: float) -> tuple[str, int | None]:
         program, checks, verdict = fds
-        ours, theirs = socket.socketpair()
-        heard, said = os.pipe()
-        null = os.open(os.devnull, os.O_WRONLY)
+        asking, answering = socket.socketpair()
+        ear, mouth = (os.fdopen(fd, mode, 0) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
+        settle = partial(self._jail.start, home=home, bounds=job.bounds)
         pids: list[int] = []
         try:
-            pids.append(self._jail.start(_run_program, (said, theirs.fileno(), program),
-                                         home=home, bounds=job.bounds))  # fmt: skip
-            pids.append(self._jail.start(lambda: _run_checks(lenient=job.lenient),
-                                         (null, ours.fileno(), checks, verdict),
-                                         home=home, bounds=job.bounds))  # fmt: skip
-            for end in (ours, theirs):
-                end.close()
-            os.close(said)
-            said = null
-            ended, lost = self._watch(job, pids[1], heard, deadline)
-            status = _status(pids[0], _LAST_BREATH if lost else 0)
+            # The program last: from its first instruction on, someone watches the clock.
+            with asking, answering, mouth, open(os.devnull, "wb") as null:
+                run_checks = partial(_run_checks, lenient=job.lenient)
+                pids.append(settle(run_checks, (null.fileno(), asking.fileno(), checks, verdict)))
+                pids.append(settle(_run_program, (mouth.fileno(), answering.fileno(), program)))
+            ended, lost = self._watch(job, pids[0], ear.fileno(), deadline)
+            return ended, _status(pids[1], _LAST_BREATH if lost else 0)
         finally:
-            for fd in {heard, said, null}:
-                os.close(fd)
+            ear.close()
             for pid in pids:
                 _end(pid)
-        return ended, status
 
     def _watch(self, job: Job, checks: int, heard: int, deadline: float) -> tuple[str, bool]:
         """Until the checks end or something has to be stopped: which, and whether the program left."""
@@ -152,12 +147,7 @@ class Keeper:
     def _sweep(self, home: str) -> None:
         """Without a PID namespace, end the orphans that came here; without a mount one, drop the folder."""
         if "pid namespace" not in self._jail.layers:
-            for _ in range(100):
-                below = _descendants(os.getpid())
-                if not below:
-                    break
-                for pid in below:
-                    _end(pid)
+            _end_below(os.getpid())
         if "mount namespace" not in self._jail.layers:
             shutil.rmtree(home, ignore_errors=True)
 
@@ -194,11 +184,25 @@ def _status(pid: int, seconds: float) -> int | None:
 
 def _end(pid: int) -> None:
     """Kill and reap; the first process of a PID namespace takes everyone in it along."""
-    try:
+    with suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    except (ProcessLookupError, ChildProcessError):
-        pass
+
+
+def _end_below(top: int) -> None:
+    """Kill every descendant: all are stopped first, because one that runs can fork faster than it is killed."""
+    stopped: set[int] = set()
+    while new := set(_descendants(top)) - stopped:
+        for pid in new:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        stopped |= new
+    for pid in stopped:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    with suppress(ChildProcessError):  # their children come to this process as they die
+        while True:
+            os.waitpid(-1, 0)
 
 
 def _descendants(top: int) -> list[int]:

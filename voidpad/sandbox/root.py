@@ -26,7 +26,8 @@ def build(paths: tuple[str, ...]) -> None:
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     root = "/tmp"
     # By descriptor, because the new root is mounted over a folder that may hold some of them.
-    sources = {path: os.open(path, os.O_PATH) for path in (*paths, *DEVICES) if not os.path.islink(path)}
+    wanted = (*paths, *filter(os.path.exists, DEVICES))
+    sources = {path: os.open(path, os.O_PATH) for path in wanted if not os.path.islink(path)}
     links = {path: os.readlink(path) for path in paths if os.path.islink(path)}
     kernel.mount("tmpfs", root, "tmpfs", flags=kernel.MS_NOSUID | kernel.MS_NODEV, data="size=1m,mode=755")
     for path, target in links.items():
