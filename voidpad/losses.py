@@ -58,8 +58,8 @@ def loss_slots(batch: Batch, noised: Noised, normaliser: Normaliser, *, shift: i
 class SlotLoss(nn.Module):
     """A language model as (rows, loss slots) -> cross entropy per slot, in float32.
 
-    It is the module that DDP and FSDP wrap, so that the head is inside their forward. The head runs in pieces of
-    at most `piece` logits, recomputed in the backward pass: at 126k words the logits are the largest tensor there is.
+    It is the module that DDP and FSDP wrap, so that the head is inside their forward. The head runs in pieces
+    of at most `piece` logits, recomputed in the backward pass: at 126k words nothing else is as large.
     """
 
     accepts_loss_kwargs = False  # or Trainer would not divide by the accumulation steps

@@ -1,4 +1,4 @@
-"""Training from a recipe: `train(recipe)`, `voidpad train RECIPE.toml`, `accelerate launch -m voidpad.train RECIPE.toml`."""
+"""Training from a recipe: `train(recipe)`, or `voidpad train RECIPE.toml`, or `torchrun -m voidpad.train`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from voidpad.training import checkpoint
 from voidpad.training.batches import MicroBatches, Share
 from voidpad.training.config import Recipe
 from voidpad.training.setup import micro_batches, network
-from voidpad.training.trainer import FOREVER, Curve, StopByClock, VoidTrainer, arguments, export
+from voidpad.training.sharding import ShardedTrainer
+from voidpad.training.trainer import VoidTrainer, arguments, export
+from voidpad.training.watch import FOREVER, Curve, StopByClock
 
 FINAL, CURVE = "model", "metrics.jsonl"
 # Settings a restart may change without changing what is learnt.
@@ -57,7 +59,7 @@ def train(
     max_seconds: float | None = None,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> Trained:
-    """Run a recipe to its end, or until `max_seconds` have passed in this process; `resume` goes on from a checkpoint."""
+    """Run a recipe to its end, or until `max_seconds` have passed here; `resume` goes on from a checkpoint."""
     output = Path(recipe.run.output)
     start = _start(recipe, output, resume)
     trainer = prepare(recipe, max_seconds=max_seconds, callbacks=callbacks)
@@ -66,7 +68,9 @@ def train(
     trainer.train(resume_from_checkpoint=str(start) if start else None)
     finished = _finished(recipe, trainer)
     if finished and trainer.args.should_save:
-        export(trainer.subject, output / FINAL, recipe.run.export)
+        # Sharded weights are gathered in the last checkpoint and nowhere else.
+        model = models.load(checkpoint.latest(output)) if recipe.run.fsdp else trainer.subject
+        export(model, output / FINAL, recipe.run.export)
     trainer.accelerator.wait_for_everyone()
     folder = output / FINAL if finished else checkpoint.latest(output)
     return Trained(folder, finished, trainer.state.global_step, trainer.clock.total, trainer.clock.tokens)
@@ -88,11 +92,14 @@ def prepare(
     batches = micro_batches(recipe, model, prepared, share=share, device=device)
     stop = StopByClock(max_seconds, recipe.run.seconds)
     reports = _reports(recipe)
-    trainer = VoidTrainer(
+    layer = type(model.net.get_decoder().layers[0]).__name__
+    updates = _updates(recipe, batches)
+    ours = recipe.run.fsdp and not torch.cuda.is_available()
+    trainer = (ShardedTrainer if ours else VoidTrainer)(
         model,
         recipe,
         batches,
-        arguments=arguments(recipe, accumulation=share.accumulation, updates=_updates(recipe, batches)),
+        arguments=arguments(recipe, accumulation=share.accumulation, updates=updates, layer=layer),
         callbacks=[stop, Curve(Path(recipe.run.output) / CURVE), *reports, *callbacks],
     )
     trainer.remove_callback(PrinterCallback)
@@ -107,7 +114,8 @@ def _share(recipe: Recipe) -> Share:
     run = recipe.run
     if run.global_batch % (run.micro_batch * processes):
         raise ConfigError(
-            f"run.global_batch: {run.global_batch} is not a multiple of micro_batch {run.micro_batch} x {processes} processes."
+            f"run.global_batch: {run.global_batch} is not a multiple of micro_batch {run.micro_batch} "
+            f"x {processes} processes."
         )
     return Share(run.global_batch, run.micro_batch, rank, processes)
 

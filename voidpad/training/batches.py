@@ -118,7 +118,7 @@ class Padded:
         return self.width(self.host, example, draw)
 
     def _order(self, epoch: int) -> Tensor:
-        """Shuffled; with grouping, each update's rows by width: micro-batches get even, updates stay what they were."""
+        """Shuffled; grouped: each update's rows by width. Micro-batches get even, updates stay the same."""
         order = shuffled(self.count, self.noising.seed, epoch)
         if self.layout.group > 1:
             widths = self._width(epoch, order)
@@ -185,7 +185,7 @@ class Share:
 
 
 class MicroBatches(Dataset):
-    """Micro-batch number i of this process, ready for the model. Trainer sees the whole run as one epoch of these."""
+    """Micro-batch number i of this process, ready for the model; to Trainer, the whole run is one epoch."""
 
     def __init__(
         self,

@@ -70,7 +70,8 @@ def explained(output: Path, step: int) -> Iterator[None]:
         kept = f"the last good checkpoint is {last}" if last else "no earlier checkpoint exists"
         reason = str(error).strip().splitlines()[0]
         raise WeightsError(
-            f"{output / f'checkpoint-{step}'}: cannot be written ({reason}); {kept}. Free some space, then --resume."
+            f"{output / f'checkpoint-{step}'}: cannot be written ({reason}); {kept}. "
+            "Free some space, then --resume."
         ) from error
 
 

@@ -166,11 +166,14 @@ class Recipe(Part):
     def _length_signal(self) -> Recipe:
         if self.data.group_by_length and self.padding.width == "batch" and self.data.layout == "pairs":
             raise ValueError(
-                'data.group_by_length erases the length signal when padding.width = "batch"; use padding.width = "virtual"'
+                'data.group_by_length erases the length signal when padding.width = "batch"; '
+                'use padding.width = "virtual"'
             )
         padded = self.data.layout == "pairs" and self.padding.policy != "eos"
         if self.lora and padded and not self.lora.void_rows and self.model.init_void != "keep":
             raise ValueError('lora.void_rows = false saves no rows, so model.init_void must be "keep"')
+        if self.optim.name == "muon" and self.run.fsdp:
+            raise ValueError("optim.name = 'muon' needs whole matrices; use adamw with run.fsdp")
         if self.optim.name == "muon" and self.lora:
             raise ValueError("optim.name = 'muon' is for full-parameter training; drop [lora] or use adamw")
         return self

@@ -11,7 +11,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from voidpad import data, models
 from voidpad.errors import ConfigError, DataError, RoleError
 from voidpad.losses import NORMALISERS
+from voidpad.models.adapter import is_adapter
+from voidpad.models.locate import base_of, locate
 from voidpad.models.text import read_tokenizer
+from voidpad.models.weights import headers, stored_dtype
 from voidpad.noising import Noising
 from voidpad.padding import POLICIES, Pairs
 from voidpad.roles import Roles
@@ -48,13 +51,22 @@ def network(recipe: Recipe, prepared: data.Prepared) -> models.Model:
 
 def _from_checkpoint(recipe: Recipe) -> models.Model:
     part = recipe.model
-    dtype = part.dtype if part.dtype != "auto" or recipe.lora else "float32"  # full training: float32 weights
-    device = "cuda" if torch.cuda.is_available() and dtype == "auto" else "cpu"
-    model = models.load(part.name, part.adapter, device=device, dtype=dtype)
+    model = models.load(part.name, part.adapter, dtype=_dtype(recipe))  # Trainer moves it to the device
     model = models.merge(model) if isinstance(model.net, PeftModel) else model
     if part.attention:
         model.net.set_attn_implementation(part.attention)
     return model
+
+
+def _dtype(recipe: Recipe) -> str:
+    """Weights that train are float32; frozen ones under LoRA stay bfloat16 where they are stored so (on a GPU)."""
+    if recipe.model.dtype != "auto":
+        return recipe.model.dtype
+    if recipe.lora is None or not torch.cuda.is_available():
+        return "float32"
+    folder = locate(recipe.model.name)
+    base = locate(base_of(folder)) if is_adapter(folder) else folder
+    return "bfloat16" if stored_dtype(headers(base)) == "BF16" else "float32"
 
 
 def _from_scratch(recipe: Recipe, part: Scratch, prepared: data.Prepared) -> models.Model:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import time
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,60 +18,12 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
 from voidpad import models
-from voidpad.losses import KINDS, SlotLoss
+from voidpad.losses import SlotLoss
 from voidpad.training import checkpoint
 from voidpad.training.batches import MicroBatches
 from voidpad.training.config import Recipe
 from voidpad.training.optim import Schedule, optimiser
-
-CLOCK = "clock.json"
-FOREVER = 10**9  # updates of a run that ends by the clock
-
-
-class Clock:
-    """Training time and tokens over all restarts of a run."""
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self.now = now
-        self.before = 0.0  # seconds of earlier processes
-        self.began: float | None = None
-        self.tokens = 0
-
-    def start(self) -> None:
-        self.began = self.now()
-
-    @property
-    def here(self) -> float:
-        """Seconds in this process."""
-        return 0.0 if self.began is None else self.now() - self.began
-
-    @property
-    def total(self) -> float:
-        return self.before + self.here
-
-    def write(self, folder: Path) -> None:
-        (folder / CLOCK).write_text(json.dumps({"seconds": self.total, "tokens": self.tokens}))
-
-    def read(self, folder: Path) -> None:
-        if (folder / CLOCK).is_file():
-            values = json.loads((folder / CLOCK).read_text())
-            self.before, self.tokens = values["seconds"], values["tokens"]
-
-
-class Meter:
-    """Mean cross entropy at loss slots by what the slot is. Sums stay on the device until they are read."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(2, len(KINDS), device=device)
-
-    def add(self, entropy: Tensor, kind: Tensor) -> None:
-        member = (kind[:, None] == torch.arange(len(KINDS), device=kind.device)).to(entropy.dtype)
-        self.sums += torch.stack([entropy @ member, member.sum(0)])
-
-    def read(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        totals, counts = reduce(self.sums.clone()).tolist()
-        self.sums.zero_()
-        return {f"loss_{name}": s / n for name, s, n in zip(KINDS, totals, counts, strict=True) if n}
+from voidpad.training.watch import Clock, Meter
 
 
 class VoidTrainer(Trainer):
@@ -111,7 +60,7 @@ class VoidTrainer(Trainer):
         self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any
     ) -> Any:
         weight, kind = inputs.pop("weight"), inputs.pop("kind")
-        self.clock.tokens += inputs["ids"].numel() * self.args.world_size
+        self.clock.uncounted += inputs["ids"].numel()
         entropy = model(**inputs)
         self.meter.add(entropy.detach(), kind)
         loss = (entropy * weight).sum()
@@ -142,6 +91,7 @@ class VoidTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs |= self.meter.read(lambda sums: self.accelerator.reduce(sums, "sum"))
+            self.clock.count(self._over_processes)
             tokens, seconds = self._logged
             self._logged = (self.clock.tokens, self.clock.total)
             if self.clock.total > seconds and tokens:
@@ -150,6 +100,11 @@ class VoidTrainer(Trainer):
             logs["rows_epoch"] = round(self.state.global_step / self.batches.updates_per_epoch, 6)
         super().log(logs, start_time)
 
+    def _over_processes(self, count: int) -> int:
+        if self.args.world_size == 1:
+            return count
+        return int(self.accelerator.reduce(torch.tensor(count, device=self.args.device), "sum"))
+
     # Checkpoints
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -157,6 +112,7 @@ class VoidTrainer(Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         output, step = Path(self.args.output_dir), self.state.global_step
+        self.clock.count(self._over_processes)
         with checkpoint.explained(output, step), self._staged(output) as staging:
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
@@ -218,61 +174,11 @@ def _only(items: list[Any]) -> Any:
     return items[0]
 
 
-class StopByClock(TrainerCallback):
-    """End this process's part of the run after so many seconds, or the run when its time is spent."""
-
-    def __init__(self, max_seconds: float | None, budget: float | None) -> None:
-        self.max_seconds, self.budget = max_seconds, budget
-        self.clock: Clock | None = None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.clock.start()
-
-    def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
-        if args.world_size > 1 and state.global_step % args.logging_steps:
-            return  # processes must agree, and agreeing costs a message
-        spent = self.clock.here >= (self.max_seconds or float("inf"))
-        spent |= self.clock.total >= (self.budget or float("inf"))
-        if args.world_size > 1:
-            vote = torch.tensor(float(spent), device=args.device)
-            torch.distributed.all_reduce(vote, torch.distributed.ReduceOp.MAX)
-            spent = bool(vote.item())
-        if spent:
-            control.should_training_stop = control.should_save = control.should_log = True
-
-
-class Curve(TrainerCallback):
-    """The loss curve as JSON lines beside the checkpoints; a restart drops what it is about to repeat."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if not state.is_world_process_zero or not self.path.exists():
-            return
-        lines = [line for line in self.path.read_text().splitlines() if _step(line) <= state.global_step]
-        beside = self.path.with_suffix(".tmp")
-        beside.write_text("".join(f"{line}\n" for line in lines))
-        os.replace(beside, self.path)
-
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any
-    ) -> None:
-        if state.is_world_process_zero and logs and "loss" in logs:
-            with self.path.open("a") as file:
-                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
-
-
-def _step(line: str) -> int:
-    try:
-        return json.loads(line)["step"]
-    except (json.JSONDecodeError, KeyError):  # the last line of a killed process
-        return FOREVER
-
-
-def arguments(recipe: Recipe, *, accumulation: int, updates: int) -> TrainingArguments:
+def arguments(recipe: Recipe, *, accumulation: int, updates: int, layer: str) -> TrainingArguments:
     """The recipe in Trainer's words. Its own rotation, bars and reports are off: ours replace them."""
     run, cuda = recipe.run, torch.cuda.is_available()
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    sharded = {"transformer_layer_cls_to_wrap": [layer], "version": 2, "state_dict_type": "FULL_STATE_DICT"}
     return TrainingArguments(
         output_dir=run.output,
         max_steps=updates,
@@ -292,8 +198,10 @@ def arguments(recipe: Recipe, *, accumulation: int, updates: int) -> TrainingArg
         disable_tqdm=True,
         remove_unused_columns=False,
         ddp_find_unused_parameters=False,
-        ddp_backend="gloo" if not cuda and int(os.environ.get("WORLD_SIZE", 1)) > 1 else None,
+        ddp_backend="gloo" if not cuda and processes > 1 else None,
         average_tokens_across_devices=False,
+        fsdp=True if run.fsdp and cuda else None,
+        fsdp_config=sharded if run.fsdp and cuda else None,
     )
 
 

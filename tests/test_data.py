@@ -1,0 +1,223 @@
+"""Prepared files, and the way from conversations to one."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from voidpad import data
+from voidpad.errors import ConfigError, DataError
+from voidpad.models import character_tokenizer
+from voidpad.padding import Example, Pairs
+from voidpad.roles import Roles
+
+ROLES = Roles(mask=0, eos=1, void=2)
+ROWS = [Example([5, 6, 7], [8, 9]), Example([5], [300, 9, 10], complete=False), Example([4], [], True)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory):
+    import datasets
+
+    before = datasets.config.HF_DATASETS_CACHE
+    datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("cache")
+    datasets.disable_progress_bars()
+    yield
+    datasets.config.HF_DATASETS_CACHE = before
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    character_tokenizer(100).save_pretrained(folder)
+    return str(folder)
+
+
+def lines(path, records):
+    path.write_bytes(b"".join(r if isinstance(r, bytes) else json.dumps(r).encode() + b"\n" for r in records))
+    return str(path)
+
+
+def pair(prompt, response):
+    return {"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]}
+
+
+def prepare(*given, **wanted):
+    from voidpad.training.corpus import Wanted
+    from voidpad.training.corpus import prepare as build
+
+    return build(given[0], given[1], Wanted(**{"raw": True, **wanted}))
+
+
+def test_a_prepared_file_gives_back_what_was_written(tmp_path):
+    pairs = Pairs.of(ROWS)
+    data.write(tmp_path / "x.safetensors", pairs, ROLES, notes={"a": 1})
+    again = data.read(tmp_path / "x.safetensors")
+    assert again.roles == ROLES
+    assert again.notes == {"a": 1}
+    for name in data.TENSORS:
+        assert torch.equal(getattr(again.pairs, name).long(), getattr(pairs, name).long())
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+@pytest.mark.parametrize(("top", "bytes_each"), [(255, 1), (256, 2), (40_000, 4)])
+def test_tokens_take_the_narrowest_type(tmp_path, top, bytes_each):
+    data.write(tmp_path / "x", Pairs.of([Example([1], [top])]), ROLES)
+    assert data.read(tmp_path / "x").pairs.tokens.element_size() == bytes_each
+
+
+def test_damaged_files_are_refused_with_a_reason(tmp_path):
+    path = tmp_path / "x.safetensors"
+    with pytest.raises(DataError, match="no such file"):
+        data.read(path)
+    data.write(path, Pairs.of(ROWS), ROLES)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    with pytest.raises(DataError, match="damaged"):
+        data.read(path)
+    save_file({"tokens": torch.zeros(2)}, path)
+    with pytest.raises(DataError, match="not a prepared data file"):
+        data.read(path)
+    path.write_bytes(whole.replace(b'"version":"1"', b'"version":"7"'))
+    with pytest.raises(DataError, match="version '7'"):
+        data.read(path)
+
+
+def test_lengths_that_do_not_add_up_are_refused(tmp_path):
+    pairs = Pairs.of(ROWS)
+    data.write(tmp_path / "x", Pairs(pairs.tokens[1:], pairs.prompt, pairs.response, pairs.complete), ROLES)
+    with pytest.raises(DataError, match="do not add up"):
+        data.read(tmp_path / "x")
+    data.write(tmp_path / "x", Pairs.of([Example([5], [], complete=False)]), ROLES)
+    with pytest.raises(DataError, match="nothing to learn"):
+        data.read(tmp_path / "x")
+
+
+def test_every_example_read_is_counted_once(tmp_path, tokenizer):
+    source = lines(
+        tmp_path / "x.jsonl",
+        [
+            pair("one", "first answer"),
+            pair(" one ", "first answer "),  # a repeat, after stripping
+            {"messages": [{"role": "user", "content": "alone"}]},
+            pair("two", ""),
+            pair("p" * 30, "r"),
+            pair("three", "r" * 40),
+            pair("four", "r" * 17),
+            {"prompt": "five", "response": "plain fields"},
+            b"\n",
+        ],
+    )
+    prepared, counts = prepare([source], tokenizer, max_length=20, drop_longer=40, sample=2, skip_bad=True)
+    expected = {"read": 9, "bad": 1, "not_two_messages": 1, "repeated": 1, "empty": 1, "too_long": 1}
+    expected |= {"no_room": 1, "not_sampled": 1, "kept": 2}
+    found = asdict(counts)
+    assert {name: found[name] for name in expected} == expected
+    assert counts.read == sum(v for k, v in found.items() if k not in ("read", "truncated"))
+    assert prepared.notes["counts"] == found
+
+
+def test_prompt_and_response_are_tokenised_apart_and_cut_without_an_eos(tmp_path, tokenizer):
+    source = lines(tmp_path / "x.jsonl", [pair("ab", "c" * 9), pair("d", "ef")])
+    prepared, counts = prepare([source], tokenizer, max_length=6, drop_longer=99)
+    text = character_tokenizer(100).convert_ids_to_tokens(prepared.pairs.tokens.tolist())
+    assert "".join(text) == "ab" + "cccc" + "d" + "ef"
+    assert prepared.pairs.prompt.tolist() == [2, 1]
+    assert prepared.pairs.response.tolist() == [4, 2]
+    assert prepared.pairs.complete.tolist() == [False, True]
+    assert counts.truncated == 1
+
+
+def test_the_chat_template_is_used_unless_raw(tmp_path, tokenizer):
+    source = lines(tmp_path / "x.jsonl", [pair("hi", "yo")])
+    prepared, _ = prepare([source], tokenizer, raw=False)
+    ids = prepared.pairs.tokens[: int(prepared.pairs.prompt[0])]
+    assert character_tokenizer(100).decode(ids) == "user: hi<|eot_id|>assistant: "
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"\xff\xfe\n", "not UTF-8"),
+        (b"  \n", "empty line"),
+        (b"{oops\n", "not JSON"),
+        (b"[1]\n", "not an object"),
+        (b'{"text": "x"}\n', "neither 'messages'"),
+        (b'{"messages": [1, 2]}\n', "messages is not a list"),
+        (json.dumps(pair(" ", "x")).encode() + b"\n", "empty prompt"),
+    ],
+)
+def test_bad_lines_are_named_by_file_and_line(tmp_path, tokenizer, line, reason):
+    source = lines(tmp_path / "x.jsonl", [pair("a", "b"), line, pair("c", "d")])
+    with pytest.raises(DataError, match=rf"x\.jsonl:2: {reason}.*--skip-bad"):
+        prepare([source], tokenizer)
+    _, counts = prepare([source], tokenizer, skip_bad=True)
+    assert (counts.bad, counts.kept) == (1, 2)
+
+
+def test_parquet_and_json_lines_give_the_same(tmp_path, tokenizer):
+    from datasets import Dataset
+
+    rows = [pair(f"question {k}", f"answer {k}" * (k % 3 + 1)) for k in range(20)]
+    Dataset.from_list(rows).to_parquet(tmp_path / "x.parquet")
+    one, _ = prepare([lines(tmp_path / "x.jsonl", rows)], tokenizer, sample=7)
+    two, _ = prepare([str(tmp_path / "x.parquet")], tokenizer, sample=7)
+    assert torch.equal(one.pairs.tokens, two.pairs.tokens)
+    assert len(one.pairs) == 7
+
+
+def test_the_sample_follows_its_seed_and_not_the_number_of_processes(tmp_path, tokenizer):
+    source = lines(tmp_path / "x.jsonl", [pair(f"question {k}", "yes") for k in range(30)])
+    first, again, other = (
+        prepare([source], tokenizer, sample=5, seed=seed, processes=processes)[0].pairs.tokens.tolist()
+        for seed, processes in ((1, 1), (1, 2), (2, 1))
+    )
+    assert first == again
+    assert first != other
+
+
+def test_sources_that_are_not_there(tmp_path, tokenizer):
+    with pytest.raises(DataError, match="no such file"):
+        prepare([str(tmp_path / "x.jsonl")], tokenizer)
+    with pytest.raises(ConfigError, match=r"give a \.jsonl or \.parquet"):
+        prepare(["nowhere"], tokenizer)
+    (tmp_path / "x.parquet").write_bytes(b"no")
+    with pytest.raises(DataError, match="damaged Parquet"):
+        prepare([str(tmp_path / "x.parquet")], tokenizer)
+
+
+def test_nothing_left_is_an_error(tmp_path, tokenizer):
+    source = lines(tmp_path / "x.jsonl", [pair("a", "b" * 50)])
+    with pytest.raises(DataError, match="nothing to learn"):
+        prepare([source], tokenizer, drop_longer=10, max_length=10)
+
+
+def test_statistics_of_the_spec_example():
+    from voidpad.training.corpus import stats
+
+    rows = [Example([5] * p, [8] * r) for p, r in ((2, 1), (1, 4), (3, 2), (1, 1))]
+    found = stats(data.Prepared(Pairs.of(rows), ROLES))
+    assert found.cdf[4] == 1
+    assert (found.examples, found.tokens, found.truncated) == (4, 15, 0)
+    assert found.response["mean"] == 2
+    assert (found.response["min"], found.response["max"]) == (1, 4)
+
+
+def test_data_commands(tmp_path, tokenizer):
+    from typer.testing import CliRunner
+
+    from voidpad.commands.train import data as app
+
+    source = lines(tmp_path / "x.jsonl", [pair(f"question {k}", "yes" * (k + 1)) for k in range(12)])
+    target = tmp_path / "x.safetensors"
+    run = CliRunner().invoke(app, ["prepare", str(target), "--from", source, "--model", tokenizer, "--raw"])
+    assert run.exit_code == 0, run.output
+    assert "kept" in run.output
+    run = CliRunner().invoke(app, ["stats", str(target), "--json", "--plot", str(tmp_path / "x.png")])
+    found = json.loads(run.output)
+    assert found["examples"] == 12
+    assert found["cdf"]["16"] == pytest.approx(5 / 12)
+    assert (tmp_path / "x.png").stat().st_size > 1000
+    assert "F(m)" in CliRunner().invoke(app, ["stats", str(target)]).output

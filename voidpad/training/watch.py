@@ -1,0 +1,122 @@
+"""What watches a run: its clock, its meters, its loss curve."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import TrainerCallback, TrainingArguments
+
+from voidpad.losses import KINDS
+
+CLOCK = "clock.json"
+FOREVER = 10**9  # updates of a run that ends by the clock
+
+
+class Clock:
+    """Training time and tokens over all restarts of a run."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.now = now
+        self.before = 0.0  # seconds before this restart
+        self.began: float | None = None
+        self.tokens = 0  # of all processes, as far as they have been counted together
+        self.uncounted = 0  # of this process since then
+
+    def start(self) -> None:
+        self.began = self.now()
+
+    @property
+    def here(self) -> float:
+        """Seconds in this process."""
+        return 0.0 if self.began is None else self.now() - self.began
+
+    @property
+    def total(self) -> float:
+        return self.before + self.here
+
+    def count(self, together: Callable[[int], int]) -> None:
+        """Add what all processes have computed; every process must call this."""
+        self.tokens, self.uncounted = self.tokens + together(self.uncounted), 0
+
+    def write(self, folder: Path) -> None:
+        (folder / CLOCK).write_text(json.dumps({"seconds": self.total, "tokens": self.tokens}))
+
+    def read(self, folder: Path) -> None:
+        if (folder / CLOCK).is_file():
+            values = json.loads((folder / CLOCK).read_text())
+            self.before, self.tokens = values["seconds"], values["tokens"]
+
+
+class Meter:
+    """Mean cross entropy at loss slots by what the slot is. Sums stay on the device until they are read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(2, len(KINDS), device=device)
+
+    def add(self, entropy: Tensor, kind: Tensor) -> None:
+        member = (kind[:, None] == torch.arange(len(KINDS), device=kind.device)).to(entropy.dtype)
+        self.sums += torch.stack([entropy @ member, member.sum(0)])
+
+    def read(self, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        totals, counts = reduce(self.sums.clone()).tolist()
+        self.sums.zero_()
+        return {f"loss_{name}": s / n for name, s, n in zip(KINDS, totals, counts, strict=True) if n}
+
+
+class StopByClock(TrainerCallback):
+    """End this process's part of the run after so many seconds, or the run when its time is spent."""
+
+    def __init__(self, max_seconds: float | None, budget: float | None) -> None:
+        self.max_seconds, self.budget = max_seconds, budget
+        self.clock: Clock | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.clock.start()
+
+    def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
+        if args.world_size > 1 and state.global_step % args.logging_steps:
+            return  # processes must agree, and agreeing costs a message
+        spent = self.clock.here >= (self.max_seconds or float("inf"))
+        spent |= self.clock.total >= (self.budget or float("inf"))
+        if args.world_size > 1:
+            vote = torch.tensor(float(spent), device=args.device)
+            torch.distributed.all_reduce(vote, torch.distributed.ReduceOp.MAX)
+            spent = bool(vote.item())
+        if spent:
+            control.should_training_stop = control.should_save = control.should_log = True
+
+
+class Curve(TrainerCallback):
+    """The loss curve as JSON lines beside the checkpoints; a restart drops what it is about to repeat."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not state.is_world_process_zero or not self.path.exists():
+            return
+        lines = [line for line in self.path.read_text().splitlines() if _step(line) <= state.global_step]
+        beside = self.path.with_suffix(".tmp")
+        beside.write_text("".join(f"{line}\n" for line in lines))
+        os.replace(beside, self.path)
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any
+    ) -> None:
+        if state.is_world_process_zero and logs and "loss" in logs:
+            with self.path.open("a") as file:
+                file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+
+
+def _step(line: str) -> int:
+    try:
+        return json.loads(line)["step"]
+    except (json.JSONDecodeError, KeyError):  # the last line of a killed process
+        return FOREVER
