@@ -44,6 +44,8 @@ class Engine:
     cancelled: set[int] = field(default_factory=set)
     submitted: int = 0
     passes: int = 0
+    took_part: int = 0  # rows of the last pass
+    tokens_read: int = 0  # tokens of the last pass
 
     def submit(self, prompt: Sequence[int], plan: Plan, *, seed: int = 0, key: int | None = None) -> int:
         """Queue a prompt. The key identifies the row and, with the seed, its randomness."""
@@ -82,6 +84,7 @@ class Engine:
         self.passes += 1
         asks = [wanted(rows, plan) for plan, rows in groups]
         canvas = join([rows.canvas for _, rows in groups])
+        self.took_part, self.tokens_read = len(canvas), int(canvas.stop.sum())
         width = canvas.ids.shape[1]
         where = torch.cat([torch.nn.functional.pad(ask, (0, width - ask.shape[1])) for ask in asks])
         logits = self.denoise(canvas, where).split([int(ask.sum()) for ask in asks])

@@ -63,13 +63,15 @@ class Guided:
 
 @dataclass(frozen=True)
 class Scripted:
-    """Pays for the inner denoiser's pass, then answers by a script: real cost, chosen tokens."""
+    """Pays for the inner denoiser's pass, then answers by a script: real cost, chosen tokens, left to right."""
 
     inner: Callable[[Canvas, Tensor], Tensor]
     script: Callable[[Canvas, Tensor], Tensor]  # (canvas, where) -> token ids (N,)
-    margin: float = 20.0
+    margin: float = 30.0
 
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
         logits = self.inner(canvas, where)
+        column = where.nonzero(as_tuple=True)[1]
+        sure = (self.margin - 0.01 * column).to(logits.device, logits.dtype)
         tokens = self.script(canvas, where).to(logits.device)
-        return logits.scatter(1, tokens[:, None], logits.max(1, keepdim=True).values + self.margin)
+        return torch.zeros_like(logits).scatter(1, tokens[:, None], sure[:, None])
