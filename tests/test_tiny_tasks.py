@@ -10,7 +10,7 @@ import torch
 from voidpad import data
 from voidpad.tiny.prepare import chunk, examples, main, prepare
 from voidpad.tiny.problems import split_of
-from voidpad.tiny.tasks import CANVAS, TASKS, check, program, heldout
+from voidpad.tiny.tasks import CANVAS, TASKS, check, heldout, program
 from voidpad.tiny.tokenizer import RAINBOW, ROLES, SPECIAL, build, tokenizer, wrap
 
 every_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)

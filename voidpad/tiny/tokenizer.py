@@ -1,4 +1,4 @@
-"""The built-in tokenizer: word level, single digits; tokens carry their leading space, so text round-trips."""
+"""The built-in tokenizer: word level, single digits; tokens carry their leading space, so text survives."""
 
 from collections.abc import Iterable
 from functools import cache

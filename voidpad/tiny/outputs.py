@@ -1,0 +1,129 @@
+"""Decode the tasks' test problems in every cell of a list, many rows to a pass; judging is `voidpad.tiny.score`.
+
+`python -m voidpad.tiny.outputs recipes/tiny/score.toml --out outputs.jsonl --device cuda`. It needs no sandbox and
+no evaluation harness, so that a machine lent for its GPU does the decoding and another one the judging.
+"""
+
+import argparse
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from voidpad.decode.canvas import Canvas
+from voidpad.engine import Engine
+from voidpad.errors import ConfigError
+from voidpad.models import Model, load
+from voidpad.tiny.tasks import TASKS, heldout
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way to decode with one model."""
+
+    name: str  # the method's name in the tables
+    model: str  # built-in name or folder
+    plan: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    first: bool = False  # judge the first answer of the text: for decodes that cannot stop
+    hide_eos: bool = False  # masked slots do not see committed EOS (the paper's attention intervention)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one pass may hold; it changes no answer."""
+
+    rows: int = 1024
+    tokens: int = 1 << 18
+
+
+def read_cells(path: Path) -> tuple[int, list[Cell]]:
+    """Problems per task, and the cells: every entry once per value of its `block` list."""
+    try:
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cells {path}: cannot be read ({error}).") from None
+    shared, found = given.get("fields", {}), []
+    for entry in given.get("cell", []):
+        blocks = entry.pop("block")
+        own = {**shared, **entry.pop("fields", {})}
+        for block in blocks:
+            found.append(Cell(**entry, fields={**own, "block": block}))
+    return given["problems"], found
+
+
+def hidden_eos(canvas: Canvas) -> Tensor:
+    """Masked slots (queries) must not see EOS (keys); (B, L, L)."""
+    return canvas.masked[:, :, None] & (canvas.ids == canvas.roles.eos)[:, None, :]
+
+
+def decode(model: Model, cells: Sequence[Cell], count: int, *, limits: Limits) -> Iterator[dict[str, Any]]:
+    """Every cell on every task's first `count` test problems; records come as rows finish.
+
+    All cells share the passes of one engine. The cells must agree on `hide_eos`: it belongs to the network.
+    """
+    (hide,) = {cell.hide_eos for cell in cells}
+    denoise = model.denoiser(forbid=hidden_eos) if hide else model.denoiser()
+    engine = Engine(denoise, model.roles, rows=limits.rows, tokens=limits.tokens)
+    jobs: list[tuple[Cell, str, int]] = []
+    prompts = {name: [model.encode(p.prompt) for p in heldout(name, count)] for name in TASKS}
+    for cell in cells:
+        plan = model.plan(cell.plan, **cell.fields)
+        for task, encoded in prompts.items():
+            for index, ids in enumerate(encoded):
+                engine.submit(ids, model.fit(ids, plan), key=len(jobs))
+                jobs.append((cell, task, index))
+    while engine.busy:
+        for outcome in engine.step():
+            cell, task, index = jobs[outcome.key]
+            yield {**asdict(cell), "task": task, "index": index, **record(model, outcome)}
+
+
+def record(model: Model, outcome: Any) -> dict[str, Any]:
+    result = model.result(outcome)
+    length = next(
+        (n for n, token in enumerate(result.tokens) if token in model.roles.ends), len(result.tokens)
+    )
+    kept = ("text", "passes_decode", "passes_probe", "passes_shared", "canvas", "stop_reason")
+    return {name: getattr(result, name) for name in kept} | {"answer_tokens": length}
+
+
+def decode_all(cells: Iterable[Cell], count: int, *, device: str, limits: Limits) -> Iterator[dict[str, Any]]:
+    """Model by model, so that each is loaded once. Weights are those of the file, arithmetic is float32."""
+
+    def kind(cell: Cell) -> tuple[str, bool]:
+        return cell.model, cell.hide_eos
+
+    for (name, _), group in groupby(sorted(cells, key=kind), key=kind):
+        model = load(name, device=device, dtype="float32")
+        yield from decode(model, list(group), count, limits=limits)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m voidpad.tiny.outputs", description=__doc__)
+    parser.add_argument("cells", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default="", help="names of cells, separated by commas")
+    parser.add_argument("--problems", type=int, help="per task; overrides the file")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rows", type=int, default=Limits.rows)
+    given = parser.parse_args(arguments)
+    count, cells = read_cells(given.cells)
+    wanted = [cell for cell in cells if not given.only or cell.name in given.only.split(",")]
+    beside = given.out.with_name(given.out.name + ".tmp")
+    with beside.open("w", encoding="utf-8") as file:
+        limits = Limits(rows=given.rows)
+        for line in decode_all(wanted, given.problems or count, device=given.device, limits=limits):
+            file.write(json.dumps(line) + "\n")
+    os.replace(beside, given.out)
+    print(f"{given.out}: {len(wanted)} cells")
+
+
+if __name__ == "__main__":
+    main()

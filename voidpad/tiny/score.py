@@ -1,0 +1,131 @@
+"""Judge decoded outputs and tabulate them: `python -m voidpad.tiny.score outputs.jsonl --out scores.json`."""
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from voidpad.evaluate.scores import Z95, wilson
+from voidpad.sandbox import Sandbox
+from voidpad.tiny.problems import Problem
+from voidpad.tiny.tasks import TASKS, check, heldout, program
+
+Record = dict[str, Any]
+
+
+def judge(records: Sequence[Record], sandbox: Sandbox) -> list[bool]:
+    """Whether each record's text is right. A program seen before is not run again."""
+    sets = {task: heldout(task, 1 + max(r["index"] for r in records if r["task"] == task)) for task in TASKS
+            if any(r["task"] == task for r in records)}  # fmt: skip
+    found: list[bool | None] = []
+    jobs: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for place, record in enumerate(records):
+        problem = sets[record["task"]][record["index"]]
+        job = job_of(problem, record)
+        found.append(check(problem, record["text"], first=record["first"]) if job is None else None)
+        if job is not None:
+            jobs[job].append(place)
+    for places, verdict in zip(jobs.values(), sandbox.map(jobs), strict=True):
+        for place in places:
+            found[place] = verdict.passed
+    return [bool(one) for one in found]
+
+
+def job_of(problem: Problem, record: Record) -> tuple[str, str] | None:
+    """The program to run and its checks, or None when the text alone decides."""
+    if not TASKS[problem.task].is_code:
+        return None
+    source = program(problem, record["text"], first=record["first"])
+    return None if source is None else (source, problem.target)
+
+
+def token_passes(record: Record) -> int | None:
+    """Canvas slots computed over all passes; None for rules that edit the canvas as they go."""
+    if record["plan"] == "void-expansion":
+        step, decoded = record["fields"]["block"], record["passes_decode"] - record["passes_shared"]
+        probed = record["passes_probe"]
+        return record["canvas"] * (decoded + probed) - step * (probed * (probed - 1) // 2)
+    return record["canvas"] * record["passes_decode"] if record["plan"] in ("original", "void") else None
+
+
+def summary(records: Sequence[Record], right: Sequence[bool]) -> Record:
+    """One cell: accuracy by task with intervals, their mean, and what it cost."""
+    by_task: dict[str, list[bool]] = defaultdict(list)
+    for record, good in zip(records, right, strict=True):
+        by_task[record["task"]].append(good)
+    shares = {task: sum(values) / len(values) for task, values in by_task.items()}
+    spread = math.sqrt(sum(p * (1 - p) / len(by_task[t]) for t, p in shares.items())) / len(shares)
+    costs = [token_passes(record) for record in records]
+    return {
+        "tasks": {task: [p, *wilson(sum(by_task[task]), len(by_task[task]))] for task, p in shares.items()},
+        "mean": sum(shares.values()) / len(shares),
+        "half_width": Z95 * spread,
+        "problems": len(records),
+        "answer_tokens": average(r["answer_tokens"] for r in records),
+        "passes_decode": average(r["passes_decode"] for r in records),
+        "passes_probe": average(r["passes_probe"] for r in records),
+        "canvas": average(r["canvas"] for r in records),
+        "token_passes": None if None in costs else average(cost for cost in costs if cost is not None),
+    }
+
+
+def average(values: Iterable[float]) -> float:
+    kept = list(values)
+    return math.fsum(kept) / len(kept)
+
+
+def scores(records: Sequence[Record], sandbox: Sandbox) -> list[Record]:
+    """A summary for every cell, in the order of the records' cells."""
+    right = judge(records, sandbox)
+    cells: dict[str, list[int]] = defaultdict(list)
+    names = ("name", "model", "plan", "fields", "first", "hide_eos")
+    for place, record in enumerate(records):
+        cells[json.dumps({name: record[name] for name in names}, sort_keys=True)].append(place)
+    return [
+        {**json.loads(cell), **summary([records[p] for p in places], [right[p] for p in places])}
+        for cell, places in sorted(cells.items())
+    ]
+
+
+def table(found: Sequence[Record]) -> str:
+    """Markdown, one line per cell."""
+    heads = ("method", "block", "mean", *(task.removeprefix("tiny_") for task in TASKS),
+             "answer", "passes", "probes", "canvas", "slot passes")  # fmt: skip
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for cell in sorted(found, key=lambda c: (c["name"], c["fields"]["block"])):
+        tasks = [f"{100 * cell['tasks'][task][0]:.1f}" if task in cell["tasks"] else "" for task in TASKS]
+        cost = "" if cell["token_passes"] is None else f"{cell['token_passes']:.0f}"
+        numbers = [
+            f"{cell[name]:.1f}" for name in ("answer_tokens", "passes_decode", "passes_probe", "canvas")
+        ]
+        share = f"{100 * cell['mean']:.1f} ± {100 * cell['half_width']:.1f}"
+        lines.append(
+            "| "
+            + " | ".join([cell["name"], str(cell["fields"]["block"]), share, *tasks, *numbers, cost])
+            + " |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m voidpad.tiny.score", description=__doc__)
+    parser.add_argument("outputs", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, help="the summaries as JSON")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--weak-sandbox", action="store_true")
+    given = parser.parse_args(arguments)
+    records = [
+        json.loads(line) for path in given.outputs for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    with Sandbox(workers=given.workers, weak=given.weak_sandbox) as sandbox:
+        found = scores(records, sandbox)
+    if given.out:
+        given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
