@@ -13,8 +13,8 @@ progress.jsonl, the journal: one line per generated example in the order they en
 examples.jsonl, written at the end: one line per example, by task and index
     task, index (place in the whole test set), prompt_sha256 (of the prompt's text), prompt_tokens, output
     (the text that was scored), score (the task's primary metric), scores (by grader), detail (of the primary
-    grader), passes_decode, passes_probe, passes_shared, canvas (final length), answer_tokens (before the first end),
-    stop_reason, eos (the canvas holds an end), at_cap (it holds none and may not grow), seconds
+    grader), passes_decode, passes_probe, passes_shared, canvas (final length), answer_tokens (before the first
+    end), stop_reason, eos (the canvas holds an end), at_cap (it holds none and may not grow), seconds
 
 results.json, written last: its presence means the run is complete
     version, provenance, finished, wall_seconds (generation, without loading the model, over all starts),

@@ -40,16 +40,15 @@ def evaluate(
     resources = resources or Resources()
     tasks = load_tasks(settings, resources)
     started = now()
-    model = model or load(
-        settings.model,
-        settings.adapter,
-        device=resources.device,
-        dtype=settings.dtype,
-        quantize=settings.quantize,
-    )
+    model = model or loaded(settings, resources)
     journal = folders.begin(out, resolved(settings, model), provenance(model, resources, started=started))
     lm = VoidpadLM(answering(settings, model, resources), journal, progress=progress)
     return score(out, tasks, lm, settings=settings)
+
+
+def loaded(settings: Settings, resources: Resources) -> Model:
+    place = {"device_map": "auto"} if resources.device == "auto" else {"device": resources.device}
+    return load(settings.model, settings.adapter, dtype=settings.dtype, quantize=settings.quantize, **place)
 
 
 def join(shards: Sequence[Path], out: Path, *, resources: Resources | None = None) -> dict[str, Any]:

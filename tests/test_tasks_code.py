@@ -1,0 +1,204 @@
+"""From answers to programs: our default, and what the published post-processors keep and lose."""
+
+import ast
+
+import pytest
+
+from voidpad.tasks import humaneval, mbpp
+from voidpad.tasks.code import fullest_span, longest_span, tidy
+from voidpad.tasks.program import free_names, program
+
+F = {
+    "prompt": 'def f(x):\n    """One more than x."""\n',
+    "entry_point": "f",
+    "test": "def check(candidate):\n    assert candidate(1) == 2",
+}
+HUMANEVAL = [humaneval.voidpad_program, humaneval.authors_program, humaneval.fast_dllm_program]
+M = {"test_list": ["assert g(2) == 4", "assert g(3) == 6", "assert g(0) == 0"], "test_setup_code": ""}
+MBPP = [mbpp.voidpad_program, mbpp.authors_program, mbpp.helper_program]
+
+
+def passes(source: str, checks: str) -> bool:
+    """Only for the texts of this file: benchmarks go through the sandbox."""
+    try:
+        exec(source + "\n" + checks, {"__name__": "candidate"})
+    except Exception:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("grade", HUMANEVAL)
+def test_the_example_of_the_specification(grade):
+    answer = "Here:\n```python\ndef f(x):\n    return x+1\n```\nDone"
+    source = grade(answer, F)
+    assert passes(source, humaneval.checks(F))
+    if (
+        grade is not humaneval.voidpad_program
+    ):  # the stub has no return, so only the second definition survives
+        assert source == "def f(x):\n    return x + 1"
+
+
+def test_which_fences_count():
+    answer = "```\ndef f(x):\n    return x+1\n```\nDone with it"
+    assert passes(humaneval.voidpad_program(answer, F), humaneval.checks(F))
+    assert passes(humaneval.authors_program(answer, F), humaneval.checks(F))
+    other = "```\ndef f(x):\n    return x+1\n```\n" + "\n".join(f"y{n} = {n}" for n in range(9))
+    assert "y8" not in humaneval.authors_program(other, F)
+    assert not passes(
+        humaneval.fast_dllm_program(answer.replace("Done with it", "```"), F), humaneval.checks(F)
+    )
+
+
+def test_a_body_continues_the_stub():
+    for grade in HUMANEVAL:
+        assert passes(grade("    return x + 1", F), humaneval.checks(F))
+
+
+def test_functions_without_return_are_lost_by_the_published_cleaners_only():
+    doc = {**F, "test": "def check(candidate):\n    assert list(candidate(2)) == [0, 1]"}
+    answer = "```python\ndef f(x):\n    for n in range(x):\n        yield n\n```"
+    assert passes(humaneval.voidpad_program(answer, doc), humaneval.checks(doc))
+    assert not passes(humaneval.authors_program(answer, doc), humaneval.checks(doc))
+    assert not passes(humaneval.fast_dllm_program(answer, doc), humaneval.checks(doc))
+
+
+def test_a_helper_behind_a_dot_is_lost_by_the_published_cleaners_only():
+    doc = {**F, "test": "def check(candidate):\n    assert candidate(7) == '7'"}
+    answer = "```python\ndef helper(x):\n    return f' {x} '\n\ndef f(x):\n    return helper(x).strip()\n```"
+    assert passes(humaneval.voidpad_program(answer, doc), humaneval.checks(doc))
+    assert "helper" not in humaneval.authors_program(answer, doc).split("def f")[0]
+    body = "    return helper(x).strip()\n\ndef helper(x):\n    return f' {x} '"
+    assert passes(humaneval.authors_program(body, doc), humaneval.checks(doc))  # nothing is filtered here
+    assert not passes(humaneval.fast_dllm_program(body, doc), humaneval.checks(doc))
+
+
+def test_a_helper_that_only_the_tests_call_stays():
+    doc = {**F, "test": "def check(candidate):\n    assert candidate(twice(1)) == 3"}
+    doc["prompt"] = "def twice(x):\n    return 2 * x\n\n" + F["prompt"]
+    answer = "```python\ndef f(x):\n    return x + 1\n```"
+    assert passes(humaneval.voidpad_program(answer, doc), humaneval.checks(doc))
+    assert not passes(humaneval.authors_program(answer, doc), humaneval.checks(doc))
+
+
+def test_a_repeated_name_keeps_its_first_place_and_its_last_meaning():
+    text = "a = 1\nb = 2\na = 3\nimport os\n"
+    source = humaneval.CLEANER.emit(ast.parse(text), None)
+    assert source == "import os\na = 3\nb = 2"
+
+
+def test_spans():
+    text = "Sure, here you go:\ndef f():\n    return 1\n\nThat is it."
+    assert fullest_span(text) == "def f():\n    return 1"
+    assert fullest_span("x = 1\n(\ny = 2") == "x = 1"
+    assert fullest_span("(\n(") == longest_span("(\n(") == ""
+    assert longest_span("a b\nx = 1\n\n\n\n(\ny = 1\nz = 2") == "x = 1"  # five lines, four of them blank
+    assert fullest_span("a b\nx = 1\n\n\n\n(\ny = 1\nz = 2") == "y = 1\nz = 2"
+    assert longest_span("oops (\n    x = 1\n    y = 2") == "x = 1"  # trimmed: the first line loses its indent
+    assert tidy("\tx\r\ny\rz ") == "x\ny\nz"
+
+
+def test_nothing_that_parses_is_no_program():
+    for grade in HUMANEVAL:
+        assert not passes(grade("((((", {**F, "prompt": "((\n"}), humaneval.checks(F))
+    assert mbpp.authors_program("((((", M) == ""
+    assert mbpp.helper_program("((((", M) == "(((("
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "def g(x):\n    return 2 * x",
+        "```python\ndef g(x):\n    return 2 * x\n```",
+        "```py\ndef g(x):\n    return 2 * x\n``` and so on",
+        "```\ndef g(x):\n    return 2 * x\n```",
+        "```python\ndef g(x):\n    return 2 * x",
+        "[BEGIN]\ndef g(x):\n    return 2 * x\n[DONE]\nprint(g(",
+        "[BEGIN] 'def g(x):\n    return 2 * x' [DONE]",
+        "BEGIN\ndef g(x):\n    return 2 * x\nDONE",
+        "Here is the code:\ndef g(x):\n    return 2 * x",
+    ],
+)
+def test_mbpp_answers_in_every_wrapping(answer):
+    for grade in MBPP[:2]:
+        assert passes(grade(answer, M), mbpp.checks(M)), grade.__name__
+
+
+def test_mbpp_unwrapping():
+    assert mbpp.unwrapped("return 'No'") == "return 'No'"
+    assert mbpp.unwrapped("'x = 1' [DONE] more") == "x = 1"
+    assert mbpp.unwrapped(r"my\_name = 1 DONE") == "my_name = 1"
+
+
+def test_mbpp_cleaners_differ_where_the_specification_says():
+    generator = "def g(x):\n    yield x"
+    assert "def g" in mbpp.authors_program(generator, M)
+    assert "def g" in mbpp.voidpad_program(generator, M)
+    assert (
+        mbpp.helper_program(generator, M) == generator
+    )  # dropped by the cleaner, so the text is kept as it is
+    annotated = "N: int = 2\ndef g(x):\n    return N * x"
+    constant = "import os\nN = 2\ndef g(x):\n    return N * x"
+    assert passes(mbpp.voidpad_program(annotated, M), mbpp.checks(M))
+    assert all(passes(grade(constant, M), mbpp.checks(M)) for grade in MBPP)
+    first = "N = 2\ndef g(x):\n    return N * x"
+    assert passes(mbpp.voidpad_program(first, M), mbpp.checks(M))
+    assert not passes(mbpp.authors_program(first, M), mbpp.checks(M))  # starts at the first definition
+
+
+def test_mbpp_entry_point():
+    assert mbpp.entry_point(M) == "g"
+    assert mbpp.entry_point({**M, "test_list": ["assert (g(2)) == 4"]}) is None
+    source = mbpp.authors_program("def h():\n    return 0\ndef g(x):\n    return 2 * x", M)
+    assert "def h" not in source
+
+
+def test_tests_are_the_set_up_and_the_first_three_asserts():
+    doc = {"test_setup_code": "import math", "test_list": ["assert 1", "assert 2", "assert 3", "assert 0"]}
+    assert mbpp.checks(doc) == "import math\nassert 1\nassert 2\nassert 3"
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("n = int(input())\ndef f(n):\n    return n\nprint(f(n))", "def f(n):\n    return n"),
+        ("a, b = 1, 2\ndef f():\n    return b", "a, b = (1, 2)\ndef f():\n    return b"),
+        ("t = [0] * 3\nfor i in range(3):\n    t[i] = i\ndef f():\n    return t[2]", None),
+        (
+            "def f():\n    return 1\nif __name__ == '__main__':\n    x = f()\n    print(x)",
+            "def f():\n    return 1",
+        ),
+        ("x = 1\nx += 1\ndef f():\n    return x", None),
+        ("class A:\n    b = c\nc = 1\ndef f():\n    return A", None),
+    ],
+)
+def test_our_program_keeps_what_is_needed(text, kept):
+    expected = ast.unparse(ast.parse(kept or text))
+    assert ast.unparse(ast.parse(program(text, entry="f", tests="f()"))) == expected
+
+
+def test_our_program_puts_future_imports_first_and_keeps_tried_imports():
+    tried = "try:\n    import sys\nexcept ImportError:\n    pass"
+    text = f"import os\nfrom __future__ import annotations\n{tried}\ndef f(): ..."
+    source = program(text, entry="f", tests="f()")
+    assert source.startswith("from __future__ import annotations\n")
+    assert "import sys" in source
+    compile(source, "program", "exec")
+
+
+def test_without_the_entry_point_every_definition_stays():
+    source = program("def g():\n    return 1\nx = 2\nprint(x)", entry="f", tests="f()")
+    assert source == "def g():\n    return 1\nx = 2"
+
+
+def test_scopes_decide_what_a_function_needs():
+    node = ast.parse(
+        "def f(a, b=D):\n    c = a\n    def g():\n        global E\n        return c + H\n    return [x for x in K]"
+    )
+    assert free_names(node.body[0]) == {"D", "H", "K"}
+
+
+def test_deep_nesting_is_no_program_and_no_crash():
+    for grade in HUMANEVAL:
+        grade("x = " + "(" * 5000 + ")" * 5000, F)
+        grade("x = " + "-" * 100_000 + "1", F)
+        grade("x = '\x00'", F)

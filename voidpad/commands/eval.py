@@ -1,0 +1,142 @@
+"""`voidpad eval`: score a model on benchmarks and leave a run folder."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from voidpad.commands.options import PANEL, takes_plan_fields
+from voidpad.decode.plan import HELP
+from voidpad.errors import ConfigError
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def with_canvas_limit(command: Callable[..., None]) -> Callable[..., None]:
+    """Here --limit counts items, so the plan's field of that name is --canvas-limit."""
+    option = typer.Option("--canvas-limit", help=HELP["limit"], rich_help_panel=PANEL)
+    hint = Annotated[int | None, option]
+    signature = inspect.signature(command)
+    changed = [
+        one.replace(annotation=hint) if one.name == "limit" else one for one in signature.parameters.values()
+    ]
+    command.__signature__ = signature.replace(parameters=changed)  # type: ignore[attr-defined]
+    command.__annotations__["limit"] = hint
+    return command
+
+
+@with_canvas_limit
+@takes_plan_fields
+def evaluate(
+    out_dir: Annotated[Path, typer.Option("--out", help="run folder; an interrupted run goes on from it")],
+    tasks: Annotated[str, typer.Option(help="task names, separated by commas")],
+    model: Annotated[str, typer.Option(help="built-in name, hub id or folder")] = "tiny-void",
+    adapter: Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")] = None,
+    plan: Annotated[str, typer.Option(help="how to decode; `voidpad plans` lists them")] = "void",
+    items: Annotated[
+        int | None, typer.Option("--limit", help="only the first so many items of each task")
+    ] = None,
+    shard: Annotated[str | None, typer.Option(help="r/W: of those, items r, r+W, ...")] = None,
+    seed: Annotated[int, typer.Option(help="for temperature > 0")] = 0,
+    fewshot: Annotated[str, typer.Option(help="keyed: shots by seed and item; stream: lm-eval's")] = "keyed",
+    fewshot_seed: Annotated[int, typer.Option(help="seed of the shots")] = 1234,
+    parity: Annotated[str | None, typer.Option(help="llada or dream: read text as the paper did")] = None,
+    data: Annotated[Path | None, typer.Option(help="folder with the benchmarks' files; else the hub")] = None,
+    system: Annotated[str | None, typer.Option(help="system prompt")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="no chat template")] = False,
+    allow_code_execution: Annotated[
+        bool, typer.Option("--allow-code-execution", help="let generated programs run, in the sandbox")
+    ] = False,
+    weak_sandbox: Annotated[
+        bool, typer.Option("--weak-sandbox", help="run them even where the kernel lacks a protection")
+    ] = False,
+    workers: Annotated[int, typer.Option(help="programs tested side by side")] = 1,
+    rows: Annotated[int, typer.Option(help="most rows in one pass")] = 32,
+    tokens: Annotated[int, typer.Option(help="most tokens in one pass")] = 16384,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto to spread over GPUs")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or auto")] = "auto",
+    quantize: Annotated[str | None, typer.Option(help="8bit or 4bit, through transformers")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="results as one JSON object")] = False,
+    fields: dict[str, Any] | None = None,
+) -> None:
+    """Score a model on benchmarks: GSM8K, MATH500, HumanEval, MBPP, and the built-in model's four tasks."""
+    from voidpad.evaluate import Resources, Settings
+
+    settings = Settings(
+        model=model,
+        tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
+        plan=plan,
+        fields=fields or {},
+        adapter=adapter,
+        dtype=dtype,
+        quantize=quantize,
+        limit=items,
+        shard=shard_of(shard),
+        seed=seed,
+        fewshot=fewshot,
+        fewshot_seed=fewshot_seed,
+        parity=parity,
+        system=system,
+        raw=raw,
+    )
+    resources = Resources(
+        device=device,
+        rows=rows,
+        tokens=tokens,
+        data=data,
+        allow_code_execution=allow_code_execution,
+        weak_sandbox=weak_sandbox,
+        workers=workers,
+    )
+    results = run(settings, out_dir, resources)
+    if as_json:
+        print(json.dumps(results))
+    else:
+        out.print(table(results))
+        err.print(f"run folder: {out_dir}", style="dim")
+
+
+def run(settings: Any, out_dir: Path, resources: Any) -> dict[str, Any]:
+    from voidpad.evaluate.run import evaluate as evaluated
+
+    columns = (TextColumn("examples"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err) as bar:
+        shown = bar.add_task("", total=None)
+        return evaluated(
+            settings,
+            out_dir,
+            resources=resources,
+            progress=lambda done, total: bar.update(shown, completed=done, total=total),
+        )
+
+
+def shard_of(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not found:
+        raise ConfigError(f"shard={text!r} is not of the form r/W, such as 0/4")
+    return int(found[1]), int(found[2])
+
+
+def table(results: dict[str, Any]) -> Table:
+    shown = Table(box=None, padding=(0, 1))
+    for head in ("task", "score", "95 %", "n", "passes", "probes", "canvas", "answer", "cap %", "no EOS %"):
+        shown.add_column(head, justify="left" if head == "task" else "right", no_wrap=True)
+    for name, task in results["tasks"].items():
+        low, high = task["interval"]
+        numbers = [f"{task[key]:.1f}" for key in ("passes_decode", "passes_probe", "canvas", "answer_tokens")]
+        shares = [f"{100 * task[key]:.1f}" for key in ("share_at_cap", "share_without_eos")]
+        size = str(task["n"]) if task["n"] == task["test_size"] else f"{task['n']}/{task['test_size']}"
+        shown.add_row(name, f"{task['score']:.2f}", f"{low:.1f}-{high:.1f}", size, *numbers, *shares)
+    return shown
