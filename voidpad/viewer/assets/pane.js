@@ -87,15 +87,14 @@ class Pane {
     const outside = slot >= frame.length, id = outside ? -1 : frame.ids[slot];
     const state = outside ? "out" : replay.state(position, slot);
     const value = outside || mode === "state" ? null : replay.value(mode, position, slot);
-    const heat = value === null ? null : Math.round(value * 200) / 2;
     const guess = this.guessing && state === "mask" ? replay.guess(position, slot) : null;
-    const key = `${state} ${id} ${heat} ${guess}${this.warmth(value)}${this.flags(slot, frame)}`;
-    if (cell.key_ === key) return;
-    cell.key_ = key;
-    cell.className = `slot ${state}${this.flags(slot, frame)}${this.warmth(value)}`;
-    if (heat !== null) cell.style.setProperty("--p", `${heat}%`);
-    this.write(cell, slot, state, guess ?? id);
-    cell.classList.toggle("guess", guess !== null);
+    const look = `slot ${state}${this.flags(slot, frame)}${this.warmth(value)}${guess === null ? "" : " guess"}`;
+    if (cell.look_ !== look) cell.className = cell.look_ = look;
+    const ground = value === null ? "" : `rgb(${this.palette.heat(mode, value).slice(0, 3)})`;
+    if (cell.ground_ !== ground) cell.style.backgroundColor = cell.ground_ = ground;
+    const words = `${look} ${guess ?? id}`;
+    if (cell.words_ !== words) this.write(cell, slot, state, guess ?? id);
+    cell.words_ = words;
   }
 
   warmth(value) {
@@ -116,7 +115,7 @@ class Pane {
     const label = blank ? "" : shown(this.replay.label(id));
     const fresh = cell.classList.contains("fresh") ? ", just committed" : "";
     cell.firstChild.textContent = label;
-    cell.classList.toggle("long", label.length > this.letters);
+    cell.firstChild.className = label.length > this.letters ? "long" : "";
     cell.setAttribute("aria-hidden", state === "out");
     cell.setAttribute("aria-label", `slot ${slot}: ${blank ? "" : label + ", "}${STATES[state] ?? "none"}${fresh}`);
   }
