@@ -30,6 +30,16 @@ class Bounds:
     processes: int
 
 
+@dataclass(frozen=True)
+class Cell:
+    """One process to jail: what it runs, and all that it holds while it does."""
+
+    role: Callable[[], None]
+    fds: tuple[int, ...]  # become its descriptors 1 (and 2), 3, 4, ...
+    home: str  # the only folder it may write in
+    bounds: Bounds
+
+
 class JailError(Exception):
     """A jail that could not be closed; nothing was run in it."""
 
@@ -45,8 +55,8 @@ class Jail:
     layers: frozenset[str]
     paths: tuple[str, ...]  # readable
 
-    def start(self, role: Callable[[], None], fds: tuple[int, ...], *, home: str, bounds: Bounds) -> int:
-        """Run `role` in a jail with `fds` as its descriptors 1 (and 2), 3, 4, ...; its pid, seen from here.
+    def start(self, cell: Cell) -> int:
+        """Fork a process into a jail; its pid, as seen from here.
 
         A go-between makes the namespaces, because only its children enter a new PID namespace, and leaves at
         once; the jailed process, first in its namespace, becomes the keeper's own child.
@@ -55,7 +65,7 @@ class Jail:
         keeper, between = os.getpid(), os.fork()
         if between == 0:
             here.close()
-            self._guarded(there, lambda: self._pass(there, keeper, role, fds, home, bounds))
+            self._guarded(there, lambda: self._pass(there, keeper, cell))
         there.close()
         try:
             with here:
@@ -83,7 +93,7 @@ class Jail:
             said.setdefault("problem", str(error))
         return said
 
-    def _pass(self, there, keeper, role, fds, home, bounds) -> None:  # type: ignore[no-untyped-def]
+    def _pass(self, there: socket.socket, keeper: int, cell: Cell) -> None:
         if flags(self.layers):
             kernel.unshare(flags(self.layers))
         there.send(b"apart")
@@ -97,14 +107,14 @@ class Jail:
             os._exit(0)
         if "pid namespace" not in self.layers:
             _await_parent(keeper)
-        kept = _arrange(fds, there)
-        self._guarded(kept, lambda: self._run(kept, role, home, bounds))
+        kept = _arrange(cell.fds, there)
+        self._guarded(kept, lambda: self._run(kept, cell))
 
-    def _run(self, kept: socket.socket, role: Callable[[], None], home: str, bounds: Bounds) -> None:
-        self._close(home, bounds)
+    def _run(self, kept: socket.socket, cell: Cell) -> None:
+        self._close(cell.home, cell.bounds)
         with kept:
             kept.send(b"closed")
-        role()
+        cell.role()
 
     def _guarded(self, there: socket.socket, act: Callable[[], None]) -> None:
         """Run `act` in a forked process, which ends here whatever happens."""

@@ -80,14 +80,15 @@ class Keeper:
         program, checks, verdict = fds
         asking, answering = socket.socketpair()
         ear, mouth = (os.fdopen(fd, mode, 0) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
-        settle = partial(self._jail.start, home=home, bounds=job.bounds)
         pids: list[int] = []
         try:
             # The program last: from its first instruction on, someone watches the clock.
             with asking, answering, mouth, open(os.devnull, "wb") as null:
+                judging = (null.fileno(), asking.fileno(), checks, verdict)
+                judged = (mouth.fileno(), answering.fileno(), program)
                 run_checks = partial(_run_checks, lenient=job.lenient)
-                pids.append(settle(run_checks, (null.fileno(), asking.fileno(), checks, verdict)))
-                pids.append(settle(_run_program, (mouth.fileno(), answering.fileno(), program)))
+                pids.append(self._jail.start(jail.Cell(run_checks, judging, home, job.bounds)))
+                pids.append(self._jail.start(jail.Cell(_run_program, judged, home, job.bounds)))
             ended, lost = self._watch(job, pids[0], ear.fileno(), deadline)
             return ended, _status(pids[1], _LAST_BREATH if lost else 0)
         finally:
@@ -255,7 +256,7 @@ def _settle(prison: jail.Jail) -> None:
     if "mount namespace" in prison.layers:
         root.build(prison.paths)
     null = os.open(os.devnull, os.O_WRONLY)
-    _end(prison.start(lambda: None, (null,), home="/tmp", bounds=jail.Bounds(2, 1 << 30, 1 << 20, 4)))
+    _end(prison.start(jail.Cell(lambda: None, (null,), "/tmp", jail.Bounds(2, 1 << 30, 1 << 20, 4))))
     os.close(null)
 
 
