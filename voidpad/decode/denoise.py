@@ -23,6 +23,10 @@ class HFDenoiser:
     shift: int = 0  # Dream predicts token j at position j - 1
     forbid: Forbid | None = None  # attention intervention
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.body.parameters()).device
+
     @torch.inference_mode()
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
         hidden = self.hidden(canvas)
@@ -32,11 +36,10 @@ class HFDenoiser:
 
     def hidden(self, canvas: Canvas, **kwargs: Any) -> Tensor:
         """Last hidden states (B, L, H)."""
-        device = next(self.body.parameters()).device
         mask = self.visible(canvas)
         return self.body(
-            input_ids=canvas.ids.to(device, non_blocking=True),
-            attention_mask=None if mask is None else mask.to(device, non_blocking=True),
+            input_ids=canvas.ids.to(self.device, non_blocking=True),
+            attention_mask=None if mask is None else mask.to(self.device, non_blocking=True),
             use_cache=False,
             **kwargs,
         ).last_hidden_state

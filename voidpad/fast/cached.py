@@ -7,6 +7,7 @@ rest from the cache.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import Cache
 
 from voidpad.decode.canvas import Canvas, first
 from voidpad.decode.denoise import HFDenoiser
+from voidpad.fast.graphs import Graphs, send
 
 
 class Window(Cache):
@@ -43,11 +45,20 @@ class Store:
 
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
+    room: int = 0  # slots and width asked for
+    width: int = 0
+    version: int = 0  # counts reallocations
 
     def reserve(self, slots: int, width: int) -> None:
         """Make room; what is stored stays."""
+        slots, width = (
+            1 << (slots - 1).bit_length(),
+            -(-width // 128) * 128,
+        )  # in large steps: growing copies all
+        self.room, self.width = max(self.room, slots), max(self.width, width)
         if not self.keys or (self.keys[0].shape[0] >= slots and self.keys[0].shape[2] >= width):
             return
+        self.version += 1
         self.keys = [widened(k, slots, width) for k in self.keys]
         self.values = [widened(v, slots, width) for v in self.values]
 
@@ -56,7 +67,7 @@ class Store:
     ) -> tuple[Tensor, Tensor]:
         """Put (B, heads, n, size) pairs at (slot, column); the rows' keys and values up to `width`."""
         if layer == len(self.keys):
-            shape = (int(slots.max()) + 1, pair[0].shape[1], width, pair[0].shape[3])
+            shape = (self.room, pair[0].shape[1], self.width, pair[0].shape[3])
             self.keys.append(pair[0].new_zeros(shape))
             self.values.append(pair[1].new_zeros(shape))
         out = []
@@ -88,6 +99,7 @@ class Cached:
     inner: HFDenoiser
     block: int
     keep_suffix: bool = True  # dual cache; without it only the prefix is kept
+    graphs: Graphs = field(default_factory=Graphs)
     store: Store = field(default_factory=Store)
     held: dict[int, Held] = field(default_factory=dict)
     free: list[int] = field(default_factory=list)
@@ -153,19 +165,30 @@ class Cached:
 
     def _forward(self, canvas: Canvas, where: Tensor, columns: Tensor) -> Tensor:
         """Logits at `where`, computing the states of `columns` (B, n) only."""
-        device = next(self.inner.body.parameters()).device
         width = canvas.ids.shape[1]
-        slots = torch.tensor([self.held[key].slot for key in canvas.key.tolist()], device=device)
-        visible = None if bool(canvas.inside.all()) else canvas.inside[:, None, None, :]
-        if visible is not None:
-            visible = visible.expand(-1, 1, columns.shape[1], -1).to(device)
-        hidden = self.inner.body(
-            input_ids=canvas.ids.gather(1, columns).to(device),
-            position_ids=columns.to(device),
-            attention_mask=visible,
-            past_key_values=Window(self.store, slots, columns.to(device), width),
-            use_cache=True,
-        ).last_hidden_state
+        slots = torch.tensor([self.held[key].slot for key in canvas.key.tolist()])
         row, column = where.nonzero(as_tuple=True)
         local = column - self.inner.shift - columns[row, 0]
-        return self.inner.head(hidden[row.to(device), local.to(device)])
+        parts = [canvas.ids.gather(1, columns), columns, slots]
+        if not bool(canvas.inside.all()):
+            parts.append(canvas.inside[:, None, None, :].expand(-1, 1, columns.shape[1], -1))
+        *inputs, row, local = send(self.inner.device, *parts, row, local)
+
+        def forward(ids: Tensor, places: Tensor, slots: Tensor, visible: Tensor | None = None) -> Tensor:
+            return self.inner.body(
+                input_ids=ids,
+                position_ids=places,
+                attention_mask=visible,
+                past_key_values=Window(self.store, slots, places, width),
+                use_cache=True,
+            ).last_hidden_state
+
+        # A graph freezes the store's addresses; the first pass of a row may move them.
+        block_pass = columns.shape[1] < width
+        run = self.graphs if block_pass else direct
+        hidden = run(forward, tuple(inputs), tokens=columns.numel(), key=(width, self.store.version))
+        return self.inner.head(hidden[row, local])
+
+
+def direct(call: Callable[..., Tensor], inputs: tuple[Tensor, ...], **_: Any) -> Tensor:
+    return call(*inputs)

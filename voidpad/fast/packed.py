@@ -6,7 +6,6 @@ each bucket of lengths; on a CPU, attention runs row by row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -17,6 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from voidpad.decode.canvas import Canvas
 from voidpad.decode.denoise import HFDenoiser
+from voidpad.fast.graphs import Graphs, send
 
 NAME = "voidpad_varlen"
 
@@ -72,10 +72,6 @@ class Packing:
         longest = -(-int(max(canvas.stop.max(), spare)) // 256) * 256
         return cls(ids[None], positions[None], lengths.cumsum(0).int(), longest)
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.ids.shape[1], len(self.bounds), self.longest
-
 
 def next_power(n: int) -> int:
     return 1 << (n - 1).bit_length()
@@ -87,8 +83,7 @@ class Packed:
 
     inner: HFDenoiser
     bucket: int = 1
-    graph_up_to: int = 0  # tokens; passes up to this size are replayed as CUDA graphs
-    graphs: dict[tuple[int, int, int], Callable[[Packing], Tensor]] = field(default_factory=dict)
+    graphs: Graphs = field(default_factory=Graphs)
 
     def __post_init__(self) -> None:
         self.inner.body.set_attn_implementation(NAME)  # type: ignore[operator]
@@ -96,58 +91,24 @@ class Packed:
     @torch.inference_mode()
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
         packing = Packing.of(canvas, bucket=self.bucket)
-        hidden = self._hidden(packing)
         starts = canvas.stop.cumsum(0) - canvas.stop
         row, column = where.nonzero(as_tuple=True)
-        place = (starts[row] + column - self.inner.shift).to(hidden.device, non_blocking=True)
+        places = starts[row] + column - self.inner.shift
+        *inputs, place = send(self.inner.device, packing.ids, packing.positions, packing.bounds, places)
+
+        def forward(ids: Tensor, positions: Tensor, bounds: Tensor) -> Tensor:
+            return self.inner.body(
+                input_ids=ids,
+                position_ids=positions,
+                use_cache=False,
+                cu_seq_lens_q=bounds,
+                cu_seq_lens_k=bounds,
+                max_length_q=packing.longest,
+                max_length_k=packing.longest,
+            ).last_hidden_state[0]
+
+        hidden = self.graphs(forward, tuple(inputs), tokens=packing.ids.shape[1], key=packing.longest)
         return self.inner.head(hidden[place])
-
-    def _hidden(self, packing: Packing) -> Tensor:
-        if packing.shape[0] > self.graph_up_to:
-            return self._forward(*self._sent(packing), packing.longest)
-        if packing.shape not in self.graphs:
-            self.graphs[packing.shape] = self._captured(packing)
-        return self.graphs[packing.shape](packing)
-
-    def _sent(self, packing: Packing) -> tuple[Tensor, Tensor, Tensor]:
-        device = next(self.inner.body.parameters()).device
-        parts = (packing.ids, packing.positions, packing.bounds)
-        if device.type != "cuda":
-            return parts
-        sent = [part.pin_memory().to(device, non_blocking=True) for part in parts]
-        return sent[0], sent[1], sent[2]
-
-    def _forward(self, ids: Tensor, positions: Tensor, bounds: Tensor, longest: int) -> Tensor:
-        return self.inner.body(
-            input_ids=ids,
-            position_ids=positions,
-            use_cache=False,
-            cu_seq_lens_q=bounds,
-            cu_seq_lens_k=bounds,
-            max_length_q=longest,
-            max_length_k=longest,
-        ).last_hidden_state[0]
-
-    def _captured(self, packing: Packing) -> Callable[[Packing], Tensor]:
-        """The forward pass of this shape as a CUDA graph over buffers of its own."""
-        buffers = self._sent(packing)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):  # kernels are chosen and compiled before the capture
-                self._forward(*buffers, packing.longest)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            hidden = self._forward(*buffers, packing.longest)
-
-        def replay(new: Packing) -> Tensor:
-            for buffer, part in zip(buffers, (new.ids, new.positions, new.bounds), strict=True):
-                buffer.copy_(part.pin_memory(), non_blocking=True)
-            graph.replay()
-            return hidden
-
-        return replay
 
 
 def compiled(denoiser: HFDenoiser) -> HFDenoiser:
