@@ -9,6 +9,10 @@ STRICT = re.compile(r"#### (-?[0-9.,]+)")
 FLEXIBLE = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")  # the longer form is tried first at each place
 
 
+def prompt(doc: Doc) -> str:
+    return f"Question: {doc['question']}\nAnswer:"
+
+
 def strict_match(text: str) -> str:
     """The first number written the way the training answers write it."""
     found = STRICT.search(text)
