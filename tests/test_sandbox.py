@@ -40,7 +40,7 @@ PLACES = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def complete():
     missing = [name for name, there in layers().items() if not there]
     if missing:
@@ -48,13 +48,13 @@ def complete():
 
 
 @pytest.fixture(scope="module")
-def sandbox():
+def sandbox(complete):
     with Sandbox(limits=Limits(seconds=10)) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def cells():
+def cells(complete):
     """By seconds: a short limit for programs that have to be stopped, a long one for a slow machine."""
     limits = {seconds: Limits(seconds=seconds, memory_mb=512, disk_mb=8) for seconds in (1, 10)}
     made = {seconds: Sandbox(limits=limit) for seconds, limit in limits.items()}
@@ -153,6 +153,15 @@ def test_a_program_does_not_judge_itself_with_its_own_builtins(name, sandbox):
 
 def test_a_function_named_like_a_builtin_can_be_the_one_under_test(sandbox):
     passes(sandbox, "def sum(a, b): return a * b", "assert sum(10, 15) == 150\nassert sum(1, 1) == 1")
+
+
+def test_what_the_checks_define_is_theirs(sandbox):
+    program = "def encode(s): return s\ndef decode(s): return s\ndef check(f): pass"
+    checks = "def check(f):\n    assert f(encode('ab')) == 'ab'\ncheck(decode)"
+    assert sandbox.run(program, checks).passed  # the program's word, where the checks have none of their own
+    trusted = "def encode(s): return s[::-1]\n" + checks
+    assert sandbox.run(program, trusted).reason == "failed"
+    passes(sandbox, "def decode(s): return s[::-1]", trusted)
 
 
 def test_the_module_in_the_checks_is_pythons_own(sandbox):
@@ -331,7 +340,7 @@ def test_a_verdict_says_what_happened(program, checks, reason, words, sandbox):
 # Running many, stopping, refusing
 
 
-def test_map_keeps_the_order_and_uses_its_workers():
+def test_map_keeps_the_order_and_uses_its_workers(complete):
     slow = "import time; time.sleep({})\ndef f(): return {}"
     jobs = [(slow.format(0.3 * (n % 2), n), f"assert f() == {n % 5}") for n in range(8)]
     with Sandbox(workers=4) as sandbox:
@@ -355,7 +364,7 @@ def test_verdicts_do_not_depend_on_chance(sandbox):
     assert sandbox.run(program, "assert f() == 0").detail == first
 
 
-def test_nothing_is_left_when_a_sandbox_closes():
+def test_nothing_is_left_when_a_sandbox_closes(complete):
     before = processes()
     with Sandbox(limits=Limits(seconds=1)) as sandbox:
         sandbox.run("import os, time\nif os.fork() == 0:\n os.setsid(); time.sleep(99)\n", "")
@@ -363,7 +372,7 @@ def test_nothing_is_left_when_a_sandbox_closes():
     assert processes() == before
 
 
-def test_nothing_is_left_when_the_caller_is_killed():
+def test_nothing_is_left_when_the_caller_is_killed(complete):
     code = (
         "import sys\nfrom voidpad.sandbox import Sandbox, Limits\nsandbox = Sandbox(limits=Limits(seconds=60))\n"
         "sandbox.run('', '')\nprint('ready', flush=True)\nsandbox.run('while True: pass', '')"
@@ -379,7 +388,7 @@ def test_nothing_is_left_when_the_caller_is_killed():
     assert not psutil.wait_procs(below, timeout=5)[1]
 
 
-def test_a_lost_keeper_costs_one_verdict():
+def test_a_lost_keeper_costs_one_verdict(complete):
     with Sandbox(limits=Limits(seconds=30)) as sandbox:
         before = set(psutil.Process().children())
         sandbox.run("", "")
@@ -397,7 +406,7 @@ def test_limits_are_positive(field):
         Sandbox(workers=0)
 
 
-def test_the_limits_are_those_asked_for():
+def test_the_limits_are_those_asked_for(complete):
     with Sandbox(limits=Limits(seconds=0.4, memory_mb=200, disk_mb=2, output_kb=1)) as sandbox:
         slow = sandbox.run("while True: pass", "")
         assert slow.reason == "timeout"
@@ -451,7 +460,7 @@ def restricted(refuse, jobs):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_missing_layer_is_named_and_refused_unless_told():
+def test_a_missing_layer_is_named_and_refused_unless_told(complete):
     good = ["def square(x): return x * x", CHECKS]
     missing, error, verdicts = restricted("landlock_create_ruleset", [good])
     assert missing == ["landlock"]
@@ -460,7 +469,7 @@ def test_a_missing_layer_is_named_and_refused_unless_told():
     assert verdicts[0]["passed"]
 
 
-def test_without_namespaces_the_other_layers_still_hold():
+def test_without_namespaces_the_other_layers_still_hold(complete):
     hostile = [p for p in HOSTILE if p.stem in WITHOUT_NAMESPACES]
     jobs = [["def square(x): return x * x", CHECKS], *([p.read_text(), CHECKS] for p in hostile)]
     folders = set(Path("/tmp").glob("voidpad-sandbox-*"))
@@ -502,7 +511,7 @@ with Sandbox(limits=Limits(seconds=1)) as sandbox:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="the whole file runs as an ordinary user")
-def test_an_ordinary_user_gets_every_layer():
+def test_an_ordinary_user_gets_every_layer(complete):
     closed = (
         [] if os.stat("/root").st_mode & 1 or not sys.base_prefix.startswith("/root/") else [sys.base_prefix]
     )
@@ -537,26 +546,26 @@ def failures(items):
     return {name: v.detail for name, v in zip(items, verdicts, strict=True) if not v.passed}
 
 
-def test_every_humaneval_solution_passes(data_dir):
+def test_every_humaneval_solution_passes(complete, data_dir):
     items = humaneval(data_dir)
     assert len(items) == 164
     assert failures(items) == {}
 
 
-def test_no_humaneval_solution_passes_another_tasks_checks(data_dir):
+def test_no_humaneval_solution_passes_another_tasks_checks(complete, data_dir):
     items = list(humaneval(data_dir).items())[:30]
     swapped = {name: (items[n - 1][1][0], checks) for n, (name, (_, checks)) in enumerate(items)}
     assert set(failures(swapped)) == set(swapped)
 
 
-def test_mbpp_solutions_pass_sample(data_dir):
+def test_mbpp_solutions_pass_sample(complete, data_dir):
     items = list(mbpp(data_dir).items())
     named = {126, 367, 596, 601, 927}  # a built-in's name, trees and objects, a module of the program
     assert failures({k: v for n, (k, v) in enumerate(items) if n % 18 == 0 or k in named}) == {}
 
 
 @pytest.mark.slow
-def test_every_mbpp_solution_passes(data_dir):
+def test_every_mbpp_solution_passes(complete, data_dir):
     items = mbpp(data_dir)
     assert len(items) == 974
     assert failures(items) == {}
