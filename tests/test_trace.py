@@ -299,3 +299,16 @@ def test_every_id_of_a_trace_has_its_text(model):
 def test_an_unknown_detail_is_refused(model):
     with pytest.raises(ConfigError, match="trace detail 'all' is unknown; use one of commits, probs, top5"):
         Recorder(model, model.plan("void"), plan_name="void", detail="all")
+
+
+def test_a_stream_is_recorded_as_the_docs_say(model, tmp_path):
+    plan = model.plan("void", canvas=16, block=8)
+    recorder = Recorder(model, plan, plan_name="void", detail="top5")
+    for step in model.stream("What is 17 + 25?", plan, observe=recorder.observe):
+        recorder(step)
+    recorder.write(tmp_path / "trace.jsonl")
+    (trace,) = read(tmp_path / "trace.jsonl")
+    (result,) = model.generate("What is 17 + 25?", plan)
+    assert trace.result.text == result.text
+    assert list(trace.result.tokens) == result.tokens
+    assert trace.result.seconds is None

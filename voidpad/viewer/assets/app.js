@@ -35,7 +35,8 @@ function ramp(low, high) {
 
 function span(chosen) {
   const most = (measure) => Math.max(1, ...chosen.map(measure));
-  return { from: -Math.max(0, ...chosen.map((r) => r.probes)), to: most((r) => r.decodes), longest: most((r) => r.longest) };
+  const from = -Math.max(0, ...chosen.map((replay) => replay.probes));
+  return { from, to: most((replay) => replay.decodes), longest: most((replay) => replay.longest), alone: chosen.length < 2 };
 }
 
 function assemble() {

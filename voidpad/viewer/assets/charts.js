@@ -5,8 +5,8 @@ const EDGE = { left: 34, right: 8, top: 6, bottom: 16 };
 class Charts {
   constructor(replay, span, seek) {
     Object.assign(this, { replay, span, seek, position: 0 });
-    this.map = new Plot("Canvas over passes, first EOS", span, { high: span.longest, tall: 150, down: true });
-    this.masks = new Plot("Masks left", span, { high: span.longest, tall: 74, down: false });
+    this.map = new Plot("Canvas over passes, first EOS", span, { high: span.longest, tall: span.alone ? 200 : 150, down: true });
+    this.masks = new Plot("Masks left", span, { high: span.longest, tall: span.alone ? 96 : 74, down: false });
     this.image = el("canvas", { class: "map", "aria-hidden": "true" });
     this.image.width = Math.max(1, span.to - span.from);
     this.image.height = Math.max(1, span.longest);

@@ -173,11 +173,10 @@ class Replay {
     return { masks: this.frames[0].length, first_eos: null };
   }
 
-  // Some tokenizers keep the space in the token, others put it between tokens; the recorded text tells which.
+  // Some tokenizers keep the space in the token, others put it between tokens.
   get glue() {
-    const bare = this.result.tokens.filter((id) => id !== this.roles.eos).map((id) => this.pieces[id] ?? "");
-    const [text, tight] = [this.result.text, bare.join("")].map((s) => s.replace(/\s+/g, " ").trim());
-    return text === tight ? "" : " ";
+    const said = [...this.header.prompt.ids, ...this.result.tokens].map((id) => this.pieces[id] ?? "");
+    return said.some((piece) => /^\s/.test(piece)) ? "" : " ";
   }
 }
 
