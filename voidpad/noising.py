@@ -34,7 +34,7 @@ class Noising:
     def draw(self, epoch: Tensor, example: Tensor, slot: Tensor) -> Tensor:
         """Uniform numbers in (0, 1), one per element of the broadcast arguments."""
         seed = torch.full((), self.seed, device=example.device)
-        return Noise.at(seed, epoch, example, slot).per_slot()
+        return Noise((seed, epoch, example, slot), example.device).per_slot()
 
     def level(self, epoch: Tensor, example: Tensor, position: Tensor) -> Tensor:
         """t of each row. Stratified: a golden-ratio walk over the epoch's order, so that any run of consecutive
