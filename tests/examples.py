@@ -18,8 +18,9 @@ class Example:
     name: str
     logits: Callable
     settings: Settings
-    expect: dict  # any of: tokens, ids, canvas, stop_reason, passes_decode, passes_probe, commits, counts, states
-    vocab: int = 64
+    expect: (
+        dict  # any of: tokens, ids, canvas, stop_reason, passes_decode, passes_probe, commits, counts, states
+    )
     roles: Roles = LOW
     prompt: list[int] = field(default_factory=lambda: [5])
 
@@ -90,35 +91,30 @@ BANS = [
         BANNED,
         Settings(Fixed(2), 2, ban=(VOID,)),
         {"commits": [[(1, A, 0.55)], [(2, A, 0.10)]]},
-        vocab=16,
     ),
     Example(
         "2.5 renormalised scores",
         BANNED,
         Settings(Fixed(2), 2, ban=(VOID,), mute=(VOID,), score="neg_entropy"),
         {"commits": [[(2, A, -0.1101)], [(1, A, -0.7967)]]},
-        vocab=16,
     ),
     Example(
         "2.5 renormalised confidence",
         BANNED,
         Settings(Fixed(2), 2, ban=(VOID,), mute=(VOID,)),
         {"commits": [[(2, A, 0.9804)], [(1, A, 0.5612)]]},
-        vocab=16,
     ),
     Example(
         "2.5 confidence_eos_eot_inf",
         OFFICIAL,
         Settings(Fixed(2), 2, mute=(EOS, EOT)),
         {"commits": [[(1, A, 0.5455)], [(2, A, 0.35)]]},
-        vocab=16,
     ),
     Example(
         "2.5 muted proposals come last, from the left",
         ENDS_LAST,
         Settings(Fixed(3), 3, mute=(EOS, EOT)),
         {"commits": [[(2, A, 0.5)], [(1, EOS, 0.0)], [(3, EOT, 0.0)]], "ids": [EOS, A, EOT]},
-        vocab=16,
     ),
 ]
 COMMITS = [
@@ -127,7 +123,6 @@ COMMITS = [
         Table(lambda canvas: [{A: 0.5, B: 0.5}, {A: 1.0}, {B: 0.25, C: 0.25, D: 0.25, A: 0.25}]),
         Settings(Fixed(3), 3, commit="threshold", tau=0.5),
         {"commits": [[(1, A, 0.5), (2, A, 1.0)], [(3, A, 0.25)]], "passes_decode": 2},
-        vocab=16,
     ),
     Example(
         "2.8 factor",  # n = 3 needs .75, n = 4 needs .8
@@ -146,9 +141,9 @@ COMMITS = [
         Table(
             lambda canvas: [
                 sure(A, 0.95),
-                sure(B, 0.7 if M == canvas[0] else 0.8),
+                sure(B, 0.7 if canvas[0] == M else 0.8),
                 sure(EOS, 0.92),
-                sure(D, 0.5 if M == canvas[0] else 0.85),
+                sure(D, 0.5 if canvas[0] == M else 0.85),
             ],
             vocab=64,
         ),
@@ -237,7 +232,9 @@ EVEN_TAIL = Table(lambda canvas: [{VOID: 0.25, A: 0.25, B: 0.25, M: 0.25}] * len
 MASKED_TAIL = Table(lambda canvas: [{VOID: 0.25, A: 0.125, B: 0.125, M: 0.5}] * len(canvas), vocab=16)
 GROWTH = [
     expansion("4 second probe passes", canvases(twelve=PASS), RULE, {"canvas": 12, "passes_probe": 2}),
-    expansion("4 all fail", canvases(twelve=FAIL), RULE, {"canvas": 16, "passes_probe": 3, "passes_decode": 16}),
+    expansion(
+        "4 all fail", canvases(twelve=FAIL), RULE, {"canvas": 16, "passes_probe": 3, "passes_decode": 16}
+    ),
     expansion("4 all fail, cap down", canvases(twelve=FAIL), FLOOR, {"canvas": 12, "passes_probe": 2}),
     expansion("4 T = L_hat", canvases(twelve=PASS), RULE, {"passes_decode": 12, "counts": [1] * 12}),
     expansion("4 inclusive", EVEN_TAIL, Expansion(4, 8, 4, 0.25, 0.0), {"canvas": 4, "passes_probe": 1}),
@@ -272,7 +269,10 @@ DAEDAL_SECOND_STAGE = {
 
 def daedal(name: str, six: list[dict[int, float]], expect: dict) -> Example:
     table = by_length(
-        n4=[sure(B, 0.5), sure(A, 0.5), *ends(0.6, 0.9)], n6=six, n8=SECOND_STAGE, n9=WORDS * 7 + ends(0.95, 0.95)
+        n4=[sure(B, 0.5), sure(A, 0.5), *ends(0.6, 0.9)],
+        n6=six,
+        n8=SECOND_STAGE,
+        n9=WORDS * 7 + ends(0.95, 0.95),
     )
     return Example(f"5 {name}", table, DAEDAL, expect)
 
@@ -286,8 +286,7 @@ DAEDALS = [
         "5 every proposal is MASK",
         Table(lambda canvas: [{M: 0.6, A: 0.3, B: 0.1}, {M: 0.8, C: 0.19, B: 0.01}], vocab=16),
         Settings(Daedal(2, 2, factor=2, check=4, lo=0.0), 2),
-        {"commits": [[(2, C, 0.95)], [(1, A, 0.75)]], "passes_probe": 1, "ids": [A, C]},
-        vocab=16,
+        {"commits": [[(2, C, None)], [(1, A, None)]], "passes_probe": 1, "ids": [A, C]},
     ),
 ]
 
@@ -304,7 +303,15 @@ def rho(name: str, logits: Table, rule: Rho, expect: dict) -> Example:
 
 
 ONE_EDIT = {"start": 200, "limit": 2048, "edits": 1}
-CHANGES = {50: 16, 10: 64, 79: 8, 90: 0, 122: -8, 150: -16, 190: -64}  # EOS slots of 200: rho .25 .05 .395 ...
+CHANGES = {
+    50: 16,
+    10: 64,
+    79: 8,
+    90: 0,
+    122: -8,
+    150: -16,
+    190: -64,
+}  # EOS slots of 200: rho .25 .05 .395 ...
 EMPTIED = crowd(64, 60)
 RHOS = [
     *[rho(f"{n}/200", crowd(200, n), Rho(**ONE_EDIT), {"canvas": 200 + d}) for n, d in CHANGES.items()],
@@ -323,13 +330,58 @@ RHOS = [
     ),
 ]
 
+# Eight slots all read EOS and shrink, seven read words and grow; the last masked slot is always the surest.
+SEESAW = Table(
+    lambda canvas: [sure(EOS if len(canvas) == 8 else A, 0.5 + j / 100) for j in range(len(canvas))], 64
+)
+SEESAW_RULE = {"start": 8, "limit": 12, "unit": 1, "scheduler": "const", "shortest": 0}
+REOPENED = Table(lambda canvas: [sure(EOS if j == 1 else A, 0.95) for j in range(len(canvas))], 64)
+HAZARDS = [
+    rho(
+        "vi: the authors' iteration limit leaves masks",
+        SEESAW,
+        Rho(**SEESAW_RULE, insert="before_first_eos"),
+        {"ids": [M, *[A] * 6, M], "passes_decode": 12, "stop_reason": "limit"},
+    ),
+    rho(
+        "vi: ours fills what is left",
+        SEESAW,
+        Rho(**SEESAW_RULE),
+        {"ids": [EOS, *[A] * 6, EOS], "passes_decode": 14, "stop_reason": "full"},
+    ),
+    Example(
+        "6 i: masks behind the window stay",
+        REOPENED,
+        Settings(Rho(4, 8, unit=2, scheduler="const", edits=1, insert="before_first_eos"), 2),
+        {
+            "first_state": [A, M, M, EOS, M, M],
+            "ids": [A, M, A, EOS, A, A],
+            "tokens": [A, M, A, EOS],
+            "passes_decode": 3,
+            "stop_reason": "stalled",
+        },
+    ),
+    Example(
+        "6 i: at the end nothing stays behind",
+        REOPENED,
+        Settings(Rho(4, 8, unit=2, scheduler="const", edits=1), 2),
+        {"ids": [A, EOS, A, A, A, A], "passes_decode": 3, "stop_reason": "full"},
+    ),
+]
+
 # ------------------------------------------------------------------------------------------- 7: SmartCrop
 Q = (0.01, 0.05, 0.30, 0.60, 0.90, 0.97, 0.99, 0.99)
 CROP = Table(lambda canvas: [spread({EOS: q, A: (1 - q) * 0.6}, FILLER) for q in Q[: len(canvas)]], vocab=64)
 CROPS = [
-    Example("7 SmartCrop B=1", CROP, Settings(Crop(6), 1), {"canvas": 5, "passes_probe": 1, "passes_decode": 5}),
-    Example("7 SmartCrop B=4", CROP, Settings(Crop(8), 4), {"canvas": 8, "passes_probe": 1, "passes_decode": 8}),
-    Example("7 SmartCrop B=2", CROP, Settings(Crop(8), 2), {"canvas": 6, "passes_probe": 1, "passes_decode": 6}),
+    Example(
+        "7 SmartCrop B=1", CROP, Settings(Crop(6), 1), {"canvas": 5, "passes_probe": 1, "passes_decode": 5}
+    ),
+    Example(
+        "7 SmartCrop B=4", CROP, Settings(Crop(8), 4), {"canvas": 8, "passes_probe": 1, "passes_decode": 8}
+    ),
+    Example(
+        "7 SmartCrop B=2", CROP, Settings(Crop(8), 2), {"canvas": 6, "passes_probe": 1, "passes_decode": 6}
+    ),
     Example("7 SmartCrop no end", CROP, Settings(Crop(4), 4), {"canvas": 4, "passes_probe": 1}),
 ]
 
@@ -346,7 +398,7 @@ def oracle(padding: str, line: str, ids: str, **fields) -> Example:
     expect = {"commits": commits, "ids": [names[x] for x in ids.split()], "passes_decode": len(commits)}
     name = " ".join(["8.6", padding, *map(str, fields.values())])
     settings = Settings(Fixed(6), **{"block": 6, **fields})
-    return Example(name, Oracle(padding), settings, expect, vocab=30)
+    return Example(name, Oracle(padding), settings, expect)
 
 
 WORDS_LEFT = "1:c .1, 2:c .1, 3:c .1, 4:c .1, 5:c .1"
@@ -360,7 +412,7 @@ ORACLE = [
     oracle("void", "2:E .35, 1:c .1", "c E M M M M", block=2, **STOPPED),
 ]
 
-EXAMPLES = [*QUOTAS, *EARLY, *BANS, *COMMITS, *STOPS, *GROWTH, *DAEDALS, *RHOS, *CROPS, *ORACLE]
+EXAMPLES = [*QUOTAS, *EARLY, *BANS, *COMMITS, *STOPS, *GROWTH, *DAEDALS, *RHOS, *HAZARDS, *CROPS, *ORACLE]
 
 
 def check(example: Example, seen) -> None:
@@ -385,4 +437,5 @@ def check(example: Example, seen) -> None:
 
 def check_commits(found: list, wanted: list) -> None:
     assert [pair[:2] for pair in found] == [pair[:2] for pair in wanted]
-    assert all(abs(f[2] - w[2]) < 6e-5 for f, w in zip(found, wanted, strict=True))
+    pairs = [(f[2], w[2]) for f, w in zip(found, wanted, strict=True) if w[2] is not None]
+    assert all(abs(score - rounded) < 6e-5 for score, rounded in pairs)

@@ -81,7 +81,7 @@ class Settings:
     tau: float = 0.9  # of threshold; f of factor
     score: str = "confidence"  # or "neg_entropy", "margin", "random"
     ban: tuple[int, ...] = ()
-    mute: tuple[int, ...] = ()  # tokens that leave the scored distribution: the ban set where scores are renormalised
+    mute: tuple[int, ...] = ()  # not in the scored distribution: the ban set where scores are renormalised
     sampling: str = "argmax"  # or "gumbel" (LLaDA), "tempered" (Dream)
     temperature: float = 0.0
     top_p: float | None = None
@@ -92,7 +92,8 @@ class Settings:
 
     @property
     def per_block(self) -> int:
-        return self.block if self.steps is None else self.steps
+        """S; thresholds and factors know no steps."""
+        return self.block if self.steps is None or self.commit != "quota" else self.steps
 
 
 @dataclass
@@ -368,7 +369,7 @@ def smart_crop(row: Row, rule: Crop) -> int:
 
 # ----------------------------------------------------------------------------------------- 5: DAEDAL
 def likeliest(p: Tensor, without: Iterable[int] = ()) -> int:
-    return best({v: float(p[v]) for v in range(len(p)) if v not in set(without)})
+    return best({v: chance for v, chance in enumerate(p.tolist()) if v not in set(without)})
 
 
 def tail_confidence(row: Row, p: Tensor, n: int) -> float:
@@ -446,7 +447,7 @@ def daedal(row: Row, rule: Daedal) -> str:
         if row.ended():
             return "eos"
         if row.canvas == before:
-            return "stalled" if row.mask in row.canvas else "full"
+            return "stalled"
     return "full"
 
 
@@ -501,7 +502,9 @@ def rho_eos(row: Row, rule: Rho) -> str:
         iteration += 1
         if iteration > rule.limit and rule.insert != "end":
             return "limit"  # inserting at the end never leaves a mask: it goes on without edits until all is full
-        denoise_only = denoise_only or len(row.canvas) >= rule.limit or iteration > min(rule.edits, rule.limit)
+        denoise_only = (
+            denoise_only or len(row.canvas) >= rule.limit or iteration > min(rule.edits, rule.limit)
+        )
         before = list(row.canvas)
         z = row.forward()
         p = torch.softmax(z, -1)
@@ -517,7 +520,5 @@ def rho_eos(row: Row, rule: Rho) -> str:
         pos = min(pos, len(row.canvas))
         if row.ended():
             return "eos"
-        if row.canvas == before:
+        if row.canvas == before or pos >= len(row.canvas):
             return "stalled" if row.mask in row.canvas else "full"
-        if pos >= len(row.canvas):
-            return "full"

@@ -14,9 +14,9 @@ def test_worked_example(example):
     check(example, reference.decode(example.logits, example.prompt, example.roles, example.settings))
 
 
-def test_dream_counts_for_every_block_up_to_599():
-    """2.4: with as many steps as slots the counts are 0, 1, ..., 1, 2."""
-    for block in range(2, 600):
+def test_dream_counts_with_as_many_steps_as_slots():
+    """2.4: 0, 1, ..., 1, 2. Every block up to 599 is voidpad's to prove; exact fractions are slow."""
+    for block in (*range(2, 40), 64, 128, 599):
         left, counts = block, []
         for step in range(block):
             share = reference.dream_quota(left, block, step)
@@ -32,14 +32,19 @@ def test_rho_edits_of_the_specification():
 
 
 def test_both_roundings_agree_at_the_default_thresholds():
-    for m in range(1, 300):
+    for m in (*range(1, 60), 128, 299):
         for k in range(m + 1):
             assert reference.edit(Rho(), k / m) == reference.edit(Rho(rounding="float32"), k / m)
 
 
 def test_draws_are_uniform_and_their_own():
-    draws = [reference.uniform(7, key, number, slot, v) for key in range(6) for number in range(6)
-             for slot in range(6) for v in range(-1, 5)]
+    draws = [
+        reference.uniform(7, key, number, slot, v)
+        for key in range(6)
+        for number in range(6)
+        for slot in range(6)
+        for v in range(-1, 5)
+    ]
     assert len(set(draws)) == len(draws)
     assert all(0 < u < 1 for u in draws)
     assert abs(sum(draws) / len(draws) - 0.5) < 4 / math.sqrt(12 * len(draws))

@@ -163,7 +163,9 @@ class Oracle:
         if slot == length + 1 or self.padding == "eos":
             return [(self.roles.eos, 1.0)]
         rainbow = self.roles.rainbow
-        return [(self.roles.void if self.padding == "void" else rainbow[(slot - length - 2) % len(rainbow)], 1.0)]
+        return [
+            (self.roles.void if self.padding == "void" else rainbow[(slot - length - 2) % len(rainbow)], 1.0)
+        ]
 
     def fits(self, answer: Sequence[int], length: int) -> bool:
         return all(
@@ -191,7 +193,7 @@ class Table:
 def spread(chosen: dict[int, float], over: Sequence[int]) -> dict[int, float]:
     """The given probabilities, and what is missing to 1 shared by `over`."""
     rest = (1 - sum(chosen.values())) / len(over)
-    return {**{token: rest for token in over}, **chosen}
+    return {**dict.fromkeys(over, rest), **chosen}
 
 
 @dataclass(frozen=True)
@@ -199,12 +201,11 @@ class Toy:
     """A toy as a Denoiser: row by row the same floats, and a count of the calls each row took part in."""
 
     logits: Callable[[list[int]], Tensor]
-    vocab: int = VOCAB
     calls: Counter = field(default_factory=Counter, compare=False)
 
     def __call__(self, canvas, where: Tensor) -> Tensor:
         assert not (where & ~canvas.inside).any(), "logits were asked for outside a row"
-        parts = [torch.empty(0, self.vocab, dtype=torch.float64)]
+        parts = []
         for row, key in enumerate(canvas.key.tolist()):
             self.calls[key] += 1
             ids = canvas.ids[row, : int(canvas.stop[row])].tolist()

@@ -1,0 +1,253 @@
+"""Generated cases: a random draw of model, prompts and settings, for the reference and for voidpad alike."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from reference import Crop, Daedal, Expansion, Fixed, Logits, Rho, Settings
+from toys import HIGH, LOW, SEPARATOR, Chaos, MaskLover, Toy, Twins, World, words
+
+from voidpad.decode import Outcome, Plan, Step, advance, begin, plan, wanted
+from voidpad.roles import Roles
+
+
+# ------------------------------------------------------------------------------- running voidpad.decode
+@dataclass
+class Seen:
+    """What voidpad did with one row, in the reference's terms."""
+
+    commits: list[list[tuple[int, int, float]]] = field(default_factory=list)
+    states: list[list[int]] = field(default_factory=list)
+    signals: list[float] = field(default_factory=list)  # conf or rho, as the reference keeps them
+    readings: list[dict[str, float]] = field(default_factory=list)  # whatever the length rule read
+    outcome: Outcome | None = None
+
+    def __getattr__(self, name: str):
+        return getattr(self.outcome, name)
+
+    def add(self, step: Step, row: int) -> None:
+        reading = {name: float(values[row]) for name, values in step.signal.items()}
+        self.readings.append(reading)
+        self.signals += [reading[name] for name in ("conf", "rho") if name in reading]
+        if step.after.decoded[row] == step.before.decoded[row]:
+            return
+        start = int(step.before.canvas.prompt[row])
+        slots = step.chosen[row].nonzero()[:, 0].tolist()
+        self.commits.append([(j - start, int(step.tokens[row, j]), float(step.score[row, j])) for j in slots])
+        self.states.append(step.after.canvas.answer(row))
+
+
+def steps_of(denoise, prompts, roles: Roles, plan: Plan, *, seed: int = 0, keys: Sequence[int] | None = None):
+    """`decode`, for rows whose keys are given: alone or in company, a row keeps its own."""
+    keys = range(len(prompts)) if keys is None else keys
+    rows = begin(prompts, roles, plan, keys=keys, seeds=[seed] * len(prompts))
+    while len(rows):
+        where = wanted(rows, plan)
+        step = advance(rows, plan, where, denoise(rows.canvas, where))
+        yield step
+        rows = step.live
+
+
+def watch(denoise, prompts, roles: Roles, plan: Plan, *, seed: int = 0, keys: Sequence[int] | None = None):
+    """Decode side by side; what was seen of each row, in the order of the prompts."""
+    keys = list(range(len(prompts)) if keys is None else keys)
+    seen = {key: Seen() for key in keys}
+    for step in steps_of(denoise, prompts, roles, plan, seed=seed, keys=keys):
+        for row, key in enumerate(step.before.canvas.key.tolist()):
+            seen[key].add(step, row)
+        for outcome in step.finished.values():
+            seen[outcome.key].outcome = outcome
+    return [seen[key] for key in keys]
+
+
+# ------------------------------------------------------------------------ the same settings as a plan
+def plan_of(s: Settings) -> Plan:
+    """The plan that says what the reference's settings say, through the presets people use."""
+    name, fields = PLANS[type(s.length)](s)
+    fields |= {"block": s.block, "ban": s.ban, "cut": s.cut, "stop": "eos" if s.eos_stop else "vanilla"}
+    if isinstance(s.length, Daedal | Rho):
+        return plan(name, **fields)
+    family = "dream" if s.sampling == "tempered" else "llada"
+    fields |= {"mute": s.mute, "score": s.score, "temperature": s.temperature, "schedule": s.schedule}
+    fields |= {"mask_proposable": s.mask_proposable}
+    if s.commit != "quota":
+        fields[s.commit] = s.tau
+    if family == "dream":
+        fields |= {"top_p": s.top_p, "top_k": s.top_k}
+    return plan(name, family=family, **fields)
+
+
+def fixed_fields(s: Settings):
+    return "original", {"canvas": s.length.canvas, "steps": s.per_block * (s.length.canvas // s.block)}
+
+
+def expansion_fields(s: Settings):
+    rule = s.length
+    fields = {"canvas": rule.start, "limit": rule.limit, "window": rule.window, "steps": s.per_block}
+    fields |= {"tau_nonvoid": rule.tau_nonvoid, "tau_gap": rule.tau_gap}
+    return "void-expansion", fields | {"cap_rounding": rule.cap, "mask_in_max": rule.mask_in_max}
+
+
+def crop_fields(s: Settings):
+    return "smart-crop", {"canvas": s.length.limit, "tau": s.length.tau, "steps": s.per_block}
+
+
+def daedal_fields(s: Settings):
+    rule = s.length
+    fields = {"canvas": rule.start, "limit": rule.limit, "high": rule.hi, "low": rule.lo, "grow": rule.factor}
+    return "daedal", fields | {"enough": rule.stage1, "content": rule.stage2, "check": rule.check}
+
+
+def rho_fields(s: Settings):
+    rule = s.length
+    fields = {
+        "canvas": rule.start,
+        "limit": rule.limit,
+        "high": rule.hi,
+        "unit": rule.unit,
+        "check": rule.check,
+    }
+    fields |= {"rho_low": rule.low, "rho_high": rule.high, "interval": rule.interval, "cap": rule.most}
+    fields |= {
+        "scheduler": rule.scheduler,
+        "adjust": rule.edits,
+        "signal": rule.signal,
+        "rounding": rule.rounding,
+    }
+    return "rho-eos", fields | {"insert_at": rule.insert, "minimum": rule.shortest}
+
+
+PLANS: dict[type, Callable[[Settings], tuple[str, dict]]] = {
+    Fixed: fixed_fields,
+    Expansion: expansion_fields,
+    Crop: crop_fields,
+    Daedal: daedal_fields,
+    Rho: rho_fields,
+}
+
+
+# ------------------------------------------------------------------------------------ random cases
+@dataclass(frozen=True)
+class Case:
+    logits: Logits
+    roles: Roles
+    prompts: list[list[int]]
+    settings: Settings
+    seed: int
+
+    @property
+    def plan(self) -> Plan:
+        return plan_of(self.settings)
+
+    @property
+    def denoise(self) -> Toy:
+        return Toy(self.logits)
+
+    def with_stop(self, eos_stop: bool) -> "Case":
+        return replace(self, settings=replace(self.settings, eos_stop=eos_stop))
+
+
+LENGTHS = ("fixed", "expansion", "daedal", "rho", "crop")
+
+
+def case(number: int, lengths: Sequence[str] = LENGTHS) -> Case:
+    """Case `number` of the endless list; length rules and stops take turns."""
+    rng = random.Random(number)
+    roles = rng.choice([LOW, HIGH])
+    kind = lengths[number % len(lengths)]
+    eos_stop = number // len(lengths) % 2 == 0
+    settings = confident(rng, roles, kind) if kind in ("daedal", "rho") else blockwise(rng, roles, kind)
+    settings = replace(settings, eos_stop=eos_stop, cut=rng.random() < 0.8)
+    return Case(model(rng, roles, settings), roles, prompts(rng, roles), settings, rng.randrange(2**31))
+
+
+def prompts(rng: random.Random, roles: Roles) -> list[list[int]]:
+    vocabulary = [*words(roles), roles.eos]
+    sizes = [rng.randrange(7) for _ in range(rng.choice([1, 2, 2, 3]))]
+    return [[rng.choice(vocabulary) for _ in range(size)] + [SEPARATOR[roles]] for size in sizes]
+
+
+def model(rng: random.Random, roles: Roles, settings: Settings) -> Logits:
+    seed = rng.randrange(10**6)
+    adapts = isinstance(settings.length, Daedal | Rho)  # by EOS predictions: EOS padding makes them happen
+    kind = rng.choice(["chaos", "world", "world", "world", "twins"])
+    if kind == "chaos":
+        pulled = rng.sample([roles.eos, roles.void, roles.mask, words(roles)[0]], 2)
+        lean = tuple((token, rng.choice([-2.0, 1.0, 3.0])) for token in pulled)
+        toy: Logits = Chaos(roles, seed, rng.choice([1.0, 4.0, 9.0]), lean)
+    elif kind == "twins":
+        toy = Twins(roles, seed, rng.choice([1, 2, 4]))
+    else:
+        lengths = tuple(sorted(rng.sample(range(10 if adapts else 20), rng.choice([1, 2, 4]))))
+        padding = rng.choice(["eos", "eos", "void"] if adapts else ["eos", "void", "void", "rainbow"])
+        doubt, jitter = rng.choice([0.01, 0.1, 0.5]), rng.choice([0.1, 0.5, 2.0])
+        toy = World(roles, seed, padding, lengths, doubt, jitter, rng.choice([1.0, 4.0]))
+    if rng.random() < (0.8 if settings.mask_proposable else 0.15):
+        share, forever = rng.choice([0.2, 0.5, 0.9]), rng.random() < 0.3
+        toy = MaskLover(toy, roles, seed + 1, share, forever)
+    return toy
+
+
+def blockwise(rng: random.Random, roles: Roles, kind: str) -> Settings:
+    block = rng.choice([1, 2, 3, 4, 6])
+    size = block * rng.choice([1, 2, 3])
+    ban = rng.choice([(), (roles.void,), (roles.void,), (roles.eos,), (roles.void, roles.eos), roles.rainbow])
+    mute = rng.choice([(), ban, (roles.eos, roles.void)])
+    dream = rng.random() < 0.5
+    temperature = rng.choice([0.0, 0.0, 0.7, 1.5])
+    commit = rng.choice(["quota", "quota", "quota", "threshold", "factor"])
+    fields = {"top_p": rng.choice([None, 0.5, 0.9]), "top_k": rng.choice([None, 1, 3, 6])} if dream else {}
+    return Settings(
+        length_rule(rng, kind, block, size),
+        block,
+        steps=rng.choice([None, None, 1, 2, 3, block, 2 * block]),
+        schedule=rng.choice(["dream", "dream", "even"]) if dream else rng.choice(["even", "even", "dream"]),
+        commit=commit,
+        tau=rng.choice([0.2, 0.5, 0.9]) if commit == "threshold" else rng.choice([0.3, 1.0, 1.8]),
+        score=rng.choice(["confidence", "confidence", "neg_entropy", "margin", "random"]),
+        ban=ban,
+        mute=mute,
+        sampling="tempered" if dream else "gumbel",
+        temperature=temperature,
+        mask_proposable=rng.random() < 0.2,
+        **fields,
+    )
+
+
+def length_rule(rng: random.Random, kind: str, block: int, size: int) -> Fixed | Expansion | Crop:
+    if kind == "fixed":
+        return Fixed(size)
+    if kind == "crop":
+        return Crop(size + block, rng.choice([0.5, 0.8, 0.95]))
+    start = rng.randrange(1, size + 1)
+    room = rng.randrange(block, 3 * block + 1)  # so that the cap, rounded down, still holds the first canvas
+    taus = {"tau_nonvoid": rng.choice([0.1, 0.3, 0.5, 0.7]), "tau_gap": rng.choice([-0.5, 0.0, 0.3])}
+    switches = {"cap": rng.choice(["ceil", "floor"]), "mask_in_max": rng.random() < 0.3}
+    return Expansion(start, start + room, rng.randrange(1, 9), **taus, **switches)
+
+
+def confident(rng: random.Random, roles: Roles, kind: str) -> Settings:
+    start = rng.choice([3, 6, 10])
+    common = {
+        "start": start,
+        "limit": start + rng.choice([0, 4, 6, 11, 15]),
+        "hi": rng.choice([0.3, 0.6, 0.9]),
+    }
+    common |= {"check": rng.choice([2, 4, 7])}
+    if kind == "daedal":
+        more = {"lo": rng.choice([0.2, 0.5, 0.8]), "factor": rng.choice([2, 8, 8])}
+        rule = Daedal(**common, **more, stage1=rng.choice([0.05, 0.2, 0.5]), stage2=rng.choice([0.3, 0.9]))
+    else:
+        low, high = rng.choice([(0.4, 0.6), (0.4, 0.6), (0.25, 0.7), (0.1, 0.3)])
+        more = {
+            "unit": rng.choice([1, 2, 4, 8]),
+            "most": rng.choice([2, 8]),
+            "edits": rng.choice([3, 12, 64]),
+        }
+        more |= {"scheduler": rng.choice(["exp", "linear", "const"]), "shortest": rng.choice([None, None, 0])}
+        more |= {"signal": rng.choice(["density", "density", "tail_confidence"])}
+        more |= {"insert": rng.choice(["end", *["before_first_eos"] * 2])}
+        more |= {"rounding": rng.choice(["tolerant", "float32"])}
+        rule = Rho(**common, **more, low=low, high=high, interval=rng.choice([0.05, 0.1]))
+    ban = rng.choice([(), (), (roles.void,), (words(roles)[0],)])
+    return Settings(rule, rng.choice([1, 2, 3, 4, 7]), ban=ban)
