@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -38,27 +39,27 @@ class Canvas:
     def __len__(self) -> int:
         return len(self.key)
 
-    @property
+    @cached_property
     def offset(self) -> Tensor:
         return torch.arange(self.ids.shape[1])[None]  # (1, L)
 
-    @property
+    @cached_property
     def inside(self) -> Tensor:
         return self.offset < self.stop[:, None]  # (B, L)
 
-    @property
+    @cached_property
     def slots(self) -> Tensor:
         return self.inside & (self.offset >= self.prompt[:, None])  # (B, L)
 
-    @property
+    @cached_property
     def masked(self) -> Tensor:
         return self.slots & (self.ids == self.roles.mask)  # (B, L)
 
-    @property
+    @cached_property
     def length(self) -> Tensor:
         return self.stop - self.prompt  # (B,)
 
-    @property
+    @cached_property
     def first_eos(self) -> Tensor:
         """Absolute position of each row's leftmost EOS on the canvas; `stop` where there is none."""
         return first(self.slots & (self.ids == self.roles.eos), otherwise=self.stop)

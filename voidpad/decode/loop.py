@@ -63,6 +63,8 @@ class Step:
 
     @property
     def live(self) -> Rows:
+        if not self.finished:
+            return self.after
         keep = torch.ones(len(self.after), dtype=torch.bool)
         keep[list(self.finished)] = False
         return self.after.select(keep)
@@ -127,7 +129,7 @@ def propose(rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Bans
     if not len(row):
         return torch.full_like(rows.canvas.ids, NOTHING), torch.full(frontier.shape, -torch.inf).double()
     slot = column - rows.canvas.prompt[row]
-    noise = Noise.at(rows.seed[row], rows.canvas.key[row], rows.decoded[row], slot).to(logits.device)
+    noise = Noise((rows.seed[row], rows.canvas.key[row], rows.decoded[row], slot), logits.device)
     tokens, score = propose_in_pieces(plan.propose, logits, bans, noise)
     return scatter(frontier, tokens, NOTHING), scatter(frontier, score, -torch.inf)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -29,22 +30,21 @@ def absorb(state: Tensor, part: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Noise:
-    """Draws for N slots, each identified by (seed, row key, pass, slot)."""
+    """Draws for N slots, each identified by (seed, row key, pass, slot). Nothing is computed until one is drawn."""
 
-    state: Tensor  # (N,) int64
+    parts: tuple[Tensor, ...]  # seed, key, pass and slot, (N,) int64 each
+    device: torch.device
 
-    @classmethod
-    def at(cls, seed: Tensor, key: Tensor, count: Tensor, slot: Tensor) -> Noise:
-        state = seed
-        for part in (key, count, slot):
+    @cached_property
+    def state(self) -> Tensor:
+        state, *parts = (part.to(self.device) for part in self.parts)
+        for part in parts:
             state = absorb(state, part)
-        return cls(state)
-
-    def to(self, device: torch.device) -> Noise:
-        return Noise(self.state.to(device))
+        return state  # (N,)
 
     def split(self, size: int) -> list[Noise]:
-        return [Noise(part) for part in self.state.split(size)]
+        pieces = zip(*(part.split(size) for part in self.parts), strict=True)
+        return [Noise(parts, self.device) for parts in pieces]
 
     def per_slot(self) -> Tensor:
         return self._uniform(absorb(self.state, torch.zeros_like(self.state)))  # (N,)

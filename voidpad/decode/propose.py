@@ -125,8 +125,11 @@ Propose = Noised | Tempered | MaskLast
 def propose_in_pieces(rule: Propose, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor]:
     """Float64 copies of a vocabulary are big: work through the slots in pieces of at most 256 MB."""
     size = max(1, (1 << 25) // logits.shape[1])
-    pairs = [rule(z, bans, n) for z, n in zip(logits.split(size), noise.split(size), strict=True)]
-    tokens, score = (torch.cat(part) for part in zip(*pairs, strict=True))
+    if len(logits) <= size:
+        tokens, score = rule(logits, bans, noise)
+    else:
+        pairs = [rule(z, bans, n) for z, n in zip(logits.split(size), noise.split(size), strict=True)]
+        tokens, score = (torch.cat(part) for part in zip(*pairs, strict=True))
     return tokens.cpu(), score.cpu()
 
 
