@@ -122,7 +122,7 @@ LIST_PHRASES = {
     ">": ("keep the items above {b}", "drop the items up to {b}"),
 }
 RESULTS = {"list": "{x}", "sum": "sum({x})", "maximum": "max({x})", "minimum": "min({x})"}
-WRITE_SIZES = (0.30, 0.35, 0.20, 0.15)  # of 3, 4, 5, 6 steps
+WRITE_SIZES = (0.20, 0.40, 0.25, 0.15)  # of 3, 4, 5, 6 steps
 WRITE_FORMS = (
     "    {y} = [{each}]",
     "    {y} = [{each}]  # ({k})",
@@ -133,12 +133,12 @@ WRITE_FORMS = (
 )
 WRITE_OPENERS = (
     "def {f}(x):\n",
-    "# {f} for a list\ndef {f}(x):\n",
-    '"""Go through the list step by step."""\ndef {f}(x):\n',
     'def {f}(x):\n    """Work on each item of x."""\n',
+    "# a list function\ndef {f}(x):\n",
+    '"""Go through the list step by step."""\ndef {f}(x):\n',
     "# here is the function {f} for each item of a list x\ndef {f}(x):\n",
 )
-WRITE_WEIGHTS = (0.40, 0.16, 0.16, 0.12, 0.16)
+WRITE_WEIGHTS = (0.28, 0.18, 0.18, 0.18, 0.18)
 
 
 def draw_write(rng: Random) -> Problem:

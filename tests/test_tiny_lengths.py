@@ -1,0 +1,59 @@
+"""The data's lengths make a perfect model overflow under EOS padding, and not under VOID padding."""
+
+from random import Random
+
+import pytest
+import torch
+
+from voidpad.decode.canvas import Canvas
+from voidpad.decode.plan import plan
+from voidpad.engine import Engine
+from voidpad.tiny.lengths import TERSE_BELOW, creep, measure, opening
+from voidpad.tiny.oracle import oracle
+from voidpad.tiny.tasks import CANVAS, TASKS, check
+from voidpad.tiny.tokenizer import ROLES, tokenizer
+
+
+def answer(model, name, **fields):
+    (outcome,) = Engine(model, ROLES).run([model.prompt], plan(name, canvas=CANVAS, stop="eos", **fields))
+    return outcome
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_a_perfect_model_overflows_under_eos_padding_alone(task):
+    problem = task.sample(Random(2), split="test")
+    eos = oracle(problem, "eos", draws=1200)
+    assert len(answer(eos, "original", block=CANVAS).tokens) <= TERSE_BELOW
+    assert len(answer(eos, "original", block=32).tokens) > TERSE_BELOW
+    void = oracle(problem, "void", draws=1200)
+    full = answer(void, "void", block=CANVAS)
+    assert len(full.tokens) > TERSE_BELOW
+    assert full.passes_decode < CANVAS
+    assert len(answer(void, "void", block=CANVAS, ban="").tokens) <= TERSE_BELOW
+    if not task.is_code:
+        assert check(problem, tokenizer().decode(full.tokens[:-1]))
+
+
+def test_the_oracle_gives_the_share_of_agreeing_answers():
+    problem = TASKS["tiny_steps"].sample(Random(0))
+    model = oracle(problem, "void", draws=500)
+    canvas = Canvas.blank([list(model.prompt)], CANVAS, ROLES, [0])
+    p = model(canvas, canvas.slots).exp()
+    assert torch.allclose(p.sum(1), torch.ones(CANVAS), atol=1e-5)
+    share = (model.rows[:, 0] == tokenizer().convert_tokens_to_ids("####")).float().mean()
+    assert p[0, tokenizer().convert_tokens_to_ids("####")] == share
+
+
+def test_creep_and_opening_by_hand():
+    assert creep([3, 3, 40, 50, 50]) == 3 / 5
+    assert creep([3] * 6 + [40] * 2 + [41] * 2) == 6 / 8
+    assert opening([["a", "x"], ["a", "y"], ["b", "x"], ["a", "z"]]) == 1.0  # nothing follows: all alike
+    assert opening([list("abcde"), list("bcdea"), list("cdeab"), list("acdeb")]) == 0.5
+
+
+def test_the_suffix_beats_the_opening_and_terse_answers_are_rare():
+    for task in TASKS.values():
+        for one in measure(task, prompts=2, draws=400):
+            assert one.creep > one.opening
+            assert 0.03 < one.terse < 0.12
+            assert one.over < 0.02
