@@ -84,7 +84,7 @@ def test_hidden_eos_changes_what_masked_slots_see(model):
 
 
 def written(text, task, index, **extra):
-    cell = {"name": "x", "model": "m", "plan": "original", "fields": {"canvas": 192, "block": 192}}
+    cell = {"name": "x", "model": "m", "plan": "original", "fields": {"canvas": 192}, "block": 192}
     costs = {
         "passes_decode": 192,
         "passes_probe": 0,
@@ -126,7 +126,7 @@ def test_text_after_the_first_answer_counts_only_when_asked(sandbox):
 
 def test_summary_counts_passes_and_slots(sandbox):
     problem = heldout("tiny_steps", 1)[0]
-    grown = {"plan": "void-expansion", "fields": {"canvas": 32, "block": 32, "limit": 192}, "canvas": 96}
+    grown = {"plan": "void-expansion", "fields": {"canvas": 32, "limit": 192}, "block": 32, "canvas": 96}
     grown |= {"passes_decode": 50, "passes_probe": 3, "passes_shared": 1}
     records = [written(f"#### {problem.target}", "tiny_steps", 0), written("no", "tiny_steps", 0, **grown)]
     assert [score.token_passes(r) for r in records] == [192 * 192, 32 + 64 + 96 + 49 * 96]

@@ -71,18 +71,18 @@ def decode(model: Model, cells: Sequence[Cell], count: int, *, limits: Limits) -
     (hide,) = {cell.hide_eos for cell in cells}
     denoise = model.denoiser(forbid=hidden_eos) if hide else model.denoiser()
     engine = Engine(denoise, model.roles, rows=limits.rows, tokens=limits.tokens)
-    jobs: list[tuple[Cell, str, int]] = []
+    jobs: list[tuple[Cell, int, str, int]] = []
     prompts = {name: [model.encode(p.prompt) for p in heldout(name, count)] for name in TASKS}
     for cell in cells:
         plan = model.plan(cell.plan, **cell.fields)
         for task, encoded in prompts.items():
             for index, ids in enumerate(encoded):
                 engine.submit(ids, model.fit(ids, plan), key=len(jobs))
-                jobs.append((cell, task, index))
+                jobs.append((cell, plan.block, task, index))
     while engine.busy:
         for outcome in engine.step():
-            cell, task, index = jobs[outcome.key]
-            yield {**asdict(cell), "task": task, "index": index, **record(model, outcome)}
+            cell, block, task, index = jobs[outcome.key]
+            yield {**asdict(cell), "block": block, "task": task, "index": index, **record(model, outcome)}
 
 
 def record(model: Model, outcome: Any) -> dict[str, Any]:

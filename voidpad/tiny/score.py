@@ -45,7 +45,7 @@ def job_of(problem: Problem, record: Record) -> tuple[str, str] | None:
 def token_passes(record: Record) -> int | None:
     """Canvas slots computed over all passes; None for rules that edit the canvas as they go."""
     if record["plan"] == "void-expansion":
-        step, decoded = record["fields"]["block"], record["passes_decode"] - record["passes_shared"]
+        step, decoded = record["block"], record["passes_decode"] - record["passes_shared"]
         probed = record["passes_probe"]
         return record["canvas"] * (decoded + probed) - step * (probed * (probed - 1) // 2)
     return record["canvas"] * record["passes_decode"] if record["plan"] in ("original", "void") else None
@@ -81,7 +81,7 @@ def scores(records: Sequence[Record], sandbox: Sandbox) -> list[Record]:
     """A summary for every cell, in the order of the records' cells."""
     right = judge(records, sandbox)
     cells: dict[str, list[int]] = defaultdict(list)
-    names = ("name", "model", "plan", "fields", "first", "hide_eos")
+    names = ("name", "model", "plan", "fields", "block", "first", "hide_eos")
     for place, record in enumerate(records):
         cells[json.dumps({name: record[name] for name in names}, sort_keys=True)].append(place)
     return [
@@ -103,9 +103,7 @@ def table(found: Sequence[Record]) -> str:
         ]
         share = f"{100 * cell['mean']:.1f} ± {100 * cell['half_width']:.1f}"
         lines.append(
-            "| "
-            + " | ".join([cell["name"], str(cell["fields"]["block"]), share, *tasks, *numbers, cost])
-            + " |"
+            "| " + " | ".join([cell["name"], str(cell["block"]), share, *tasks, *numbers, cost]) + " |"
         )
     return "\n".join(lines)
 
