@@ -35,7 +35,6 @@ class Group(Closed):
     method: str | None = None  # the rows' name in the report; the plan's if not given
     of: str | None = None  # the model the rows stand under in the report; the model itself if not given
     adapter: str | None = None
-    family: Literal["llada", "dream"] | None = None  # needed only to check fields before a model is there
     parity: Literal["llada", "dream"] | None = None
     fields: Fields = {}
     grid: Grid = {}
@@ -101,9 +100,12 @@ def parse(raw: Mapping[str, Any], name: str) -> Recipe:
         recipe = Recipe.model_validate(raw)
     except ValidationError as fault:
         raise ConfigError(f"recipe {name}: {'; '.join(_said(error) for error in fault.errors())}") from None
-    faults = list(_faults(recipe))
-    if faults:
-        raise ConfigError(f"recipe {name}: {'; '.join(dict.fromkeys(faults))}")
+    groups: dict[str, list[str]] = {}
+    for at, said in _faults(recipe):
+        groups.setdefault(said, []).append(str(at))
+    if groups:
+        faults = [f"group {', '.join(dict.fromkeys(at))}: {said}" for said, at in groups.items()]
+        raise ConfigError(f"recipe {name}: {'; '.join(faults)}")
     return recipe
 
 
@@ -116,25 +118,26 @@ def _said(error: Mapping[str, Any]) -> str:
     return f"{place}: {error['msg']}{value}"
 
 
-def _faults(recipe: Recipe) -> Iterator[str]:
-    """What the plans and the evaluation refuse, and evaluations that have two names."""
+def _faults(recipe: Recipe) -> Iterator[tuple[int, str]]:
+    """(group, fault): what the plans and the evaluation refuse, and evaluations that have two names."""
     seen: dict[str, Cell] = {}
     for at, group in enumerate(recipe.groups):
         for point in _points(recipe, group):
             try:
-                describe(point.plan, family=family(group, point.model), **point.fields)
+                describe(point.plan, family=family(point.model), **point.fields)
                 cell = _cell(recipe, group, point)
             except VoidpadError as fault:
-                yield f"group.{at}: {fault}"
+                yield at, str(fault)
                 continue
             first = seen.setdefault(cell.id, cell)
             if (first.model, first.method) != (cell.model, cell.method):
-                yield f"{first.method!r} and {cell.method!r} are the same evaluation; remove or change one"
+                yield at, f"{first.method!r} and {cell.method!r} are the same evaluation; change or drop one"
 
 
-def family(group: Group, model: str) -> str:
+def family(model: str) -> str:
+    """What to check a plan's fields against before the model is there."""
     known = published().model_of(model)
-    return group.family or (published().models[known].family if known else "llada")
+    return published().models[known].family if known else "llada"
 
 
 def cells(recipe: Recipe) -> list[Cell]:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from voidpad.decode.plan import describe
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate.folder import write
 from voidpad.evaluate.run import evaluate
 from voidpad.evaluate.settings import Resources, Settings
-from voidpad.experiments.recipe import Cell, Recipe, cells
+from voidpad.experiments.recipe import Cell, Recipe, cells, family
 from voidpad.models import Model, load
 from voidpad.report.records import SUFFIX, VERSION
 
@@ -32,7 +33,7 @@ class Ended:
 def begin(recipe: Recipe, name: str, out: Path) -> list[Cell]:
     """Write NAME.sweep.json, which tells the report what the cells are; return the cells."""
     found = cells(recipe)
-    rows = [{"folder": cell.folder, "model": cell.model, "method": cell.method} for cell in found]
+    rows = [{"folder": cell.folder, **coordinates(cell)} for cell in found]
     content = {
         "version": VERSION,
         "title": recipe.title,
@@ -44,6 +45,14 @@ def begin(recipe: Recipe, name: str, out: Path) -> list[Cell]:
     out.mkdir(parents=True, exist_ok=True)
     write(out / f"{name}{SUFFIX}", [json.dumps(content, indent=1)])
     return found
+
+
+def coordinates(cell: Cell) -> dict[str, Any]:
+    """Where a cell stands in the report, before it has run."""
+    settings = cell.settings
+    at = describe(settings.plan, family=family(settings.model), **settings.fields)[1]
+    labels = {"model": cell.model, "method": cell.method, "task": cell.task}
+    return {**labels, "at": json.loads(json.dumps(at)), "settings": settings.plain()}
 
 
 def missing(found: Iterable[Cell], out: Path) -> list[Cell]:

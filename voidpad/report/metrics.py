@@ -33,10 +33,13 @@ class Value:
     decimals: int = 2
     interval: Interval | None = None
     place: int = 0  # 1 best, 2 second best
+    blank: bool = False  # there is nothing to measure here
 
     @property
     def text(self) -> str:
-        return "–" if self.number is None else f"{self.number:.{self.decimals}f}"
+        if self.number is None:
+            return "" if self.blank else "–"
+        return f"{self.number:.{self.decimals}f}"
 
 
 def _from(name: str, scale: float = 1.0) -> Callable[[Record], float]:
@@ -78,7 +81,7 @@ def combined(records: Sequence[Record], metric: Metric) -> Value:
 
 def task_value(records: Sequence[Record], metric: Metric) -> Value:
     """The mean over runs of one task."""
-    numbers = [metric.of(record) for record in records]
+    numbers = [metric.of(record) if record.done else None for record in records]
     known = [number for number in numbers if number is not None]
     if not records or len(known) < len(numbers):
         return Value(decimals=metric.decimals)

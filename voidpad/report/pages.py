@@ -41,7 +41,7 @@ def report(folders: Sequence[Path]) -> Report:
     """Everything the folders ask for; runs without a recipe get the layouts their settings suggest."""
     sources = [source for folder in folders for source in read(folder)]
     records = list({(r.folder, r.task): r for source in sources for r in source.records}.values())
-    if not records:
+    if not any(record.done for record in records):
         raise DataError(f"{', '.join(map(str, folders))}: no finished run yet; finish one, then report.")
     sections = [section(group) for group in together(sources)]
     against = comparison(records)
@@ -65,7 +65,7 @@ def section(group: Sequence[Source]) -> Section:
 
 
 def shown(layout: Item, records: Sequence[Record]) -> bool:
-    return any(record.matches(layout.where) for record in records)
+    return any(record.done and record.matches(layout.where) for record in records)
 
 
 def together(sources: Sequence[Source]) -> list[list[Source]]:
@@ -94,9 +94,8 @@ def suggested(records: Sequence[Record]) -> tuple[list[TableLayout], list[Figure
 
 
 def missing(source: Source) -> list[str]:
-    if not source.unfinished:
-        return []
-    return [f"{source.name}: {len(source.unfinished)} cells have not finished and are left out."]
+    left = sum(not record.done for record in source.records)
+    return [f"{source.name}: {left} cells have not finished."] if left else []
 
 
 def as_markdown(page: Report, *, intervals: bool = True, figures: str = "figures") -> str:

@@ -10,10 +10,11 @@ VERSIONS = ("voidpad", "python", "torch", "transformers", "lm_eval", "math_verif
 COMMON = ("dtype", "quantize", "seed", "fewshot", "fewshot_seed", "parity", "system", "raw", "limit")
 
 
-def provenance(records: Sequence[Record]) -> list[tuple[str, str]]:
+def provenance(shown: Sequence[Record]) -> list[tuple[str, str]]:
     """Facts under a table, by name. A fact that differs between the runs lists every value."""
+    records = [record for record in shown if record.done]
     facts = [
-        ("Runs", f"{len({r.folder for r in records})} run folders, {len(records)} task results"),
+        ("Runs", f"{len({r.folder for r in records})} finished of {len({r.folder for r in shown})}"),
         ("Models", listed(_model(r.settings) for r in records)),
         ("Plans", listed(_plan(records, name) for name in sorted({r.settings["plan"] for r in records}))),
         ("Settings", settings_text(records)),

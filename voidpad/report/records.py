@@ -13,7 +13,10 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Record:
-    """A task of a run. `at` holds every field of its plan; `result` is the task's part of results.json."""
+    """A task of a run. `at` holds every field of its plan; `result` is the task's part of results.json.
+
+    A cell of a sweep that has not finished is a record without a result, so that no mean is taken without it.
+    """
 
     folder: str
     model: str
@@ -25,6 +28,10 @@ class Record:
     provenance: Mapping[str, Any]
     wall: float | None  # None: several tasks shared the run, so none has a wall time of its own
 
+    @property
+    def done(self) -> bool:
+        return bool(self.result)
+
     def get(self, name: str) -> Any:
         """A coordinate by name: model, method, task or a setting."""
         fixed = {"model": self.model, "method": self.method, "task": self.task}
@@ -32,7 +39,7 @@ class Record:
 
     def graded(self, grader: str) -> "Record":
         """The same generations under another grader of the task; tasks without it keep their own."""
-        if grader not in self.result["scores"]:
+        if grader not in self.result.get("scores", {}):
             return self
         return replace(self, result={**self.result, **self.result["scores"][grader], "filter": grader})
 
@@ -56,7 +63,6 @@ class Source:
 
     name: str
     records: tuple[Record, ...]
-    unfinished: tuple[str, ...] = ()
     sweep: Sweep | None = field(default=None)
 
 
@@ -84,13 +90,18 @@ def _read_sweep(path: Path) -> Source:
 
 def _source(name: str, runs: Iterable[tuple[Path, Mapping[str, Any]]], sweep: Sweep | None) -> Source:
     records: list[Record] = []
-    unfinished: list[str] = []
     for run, labels in runs:
         if (run / "results.json").is_file():
             records += records_of(run, labels)
-        else:
-            unfinished.append(run.name)
-    return Source(name, tuple(records), tuple(unfinished), sweep)
+        elif sweep:
+            records.append(pending(run, labels))
+    return Source(name, tuple(records), sweep)
+
+
+def pending(run: Path, labels: Mapping[str, Any]) -> Record:
+    """A cell that is still to run: its coordinates, and nothing measured."""
+    coordinates = (labels["model"], labels["method"], labels["task"], labels["at"])
+    return Record(run.name, *coordinates, result={}, settings=labels["settings"], provenance={}, wall=None)
 
 
 def records_of(run: Path, labels: Mapping[str, Any]) -> list[Record]:

@@ -70,5 +70,6 @@ def pairs(records: Sequence[Record]) -> list[Pair]:
         Pair(record, number, task_value([record], METRICS[name]))
         for name in ("score", "nfe")
         for record in records
+        if record.done
         for number in printed(record, METRICS[name])
     ]

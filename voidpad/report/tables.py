@@ -53,9 +53,9 @@ def table_of(layout: Item, records: Sequence[Record]) -> Table:
 def _(layout: Blocks, records: Sequence[Record]) -> Table:
     metric = METRICS[layout.metric]
     columns = ordered(record.get(layout.across) for record in records)
-    models, tasks = (ordered(record.get(name) for record in records) for name in ("model", "task"))
     groups = []
-    for model in models:
+    for model in ordered(record.model for record in records):
+        tasks = ordered(record.task for record in records if record.model == model)
         for task in [*tasks, "mean"] if len(tasks) > 1 else tasks:
             inside = [r for r in records if r.model == model and task in (r.task, "mean")]
             rows = [
@@ -133,13 +133,14 @@ def lines(records: Sequence[Record], split: Sequence[str]) -> list[tuple[str, li
 def task_values(
     mine: Sequence[Record], inside: Sequence[Record], metric: Metric, layout: Tasks, tasks: Sequence[str]
 ) -> tuple[Value, ...]:
-    cells = [task_value([r for r in mine if r.task == task], metric) for task in tasks]
+    own = ordered(record.task for record in inside)
+    cells = {task: task_value([r for r in mine if r.task == task], metric) for task in own}
     if metric.name == "speedup":
         base = [r for r in inside if r.method == layout.baseline]
-        slow = [task_value([r for r in base if r.task == task], metric) for task in tasks]
-        cells = [ratio(a, b) for a, b in zip(slow, cells, strict=True)]
-    mean = mean_value(cells, metric)
-    return (*cells, mean, paper_mean(mine, metric) if mean.number is not None else Value())
+        cells = {t: ratio(task_value([r for r in base if r.task == t], metric), cells[t]) for t in own}
+    mean = mean_value(list(cells.values()), metric)
+    shown = [cells.get(task, Value(blank=True)) for task in tasks]
+    return (*shown, mean, paper_mean(mine, metric) if mean.number is not None else Value())
 
 
 def ratio(over: Value, under: Value) -> Value:
@@ -165,10 +166,10 @@ def _(layout: Stopping, records: Sequence[Record]) -> Table:
         for name, methods in layout.pairs.items():
             vanilla, ended = ([r for r in records if (r.model, r.method) == (model, m)] for m in methods)
             before, after = combined(vanilla, score), combined(ended, score)
-            values = (before, after, difference(before, after), combined(ended, saved))
+            values = (before, after, combined(ended, saved), difference(before, after))
             rows.append(Row((paper_title(model), name), values))
-        groups.append(tuple(rows))
-    columns = ("vanilla stopping", "[EOS]Termination", "difference", "NFE reduction (%)")
+        groups.append(rank(rows, +1, 3))
+    columns = ("vanilla stopping", "[EOS]Termination", "NFE reduction (%)", "difference")
     return Table(layout.title, ("Model", "Padding"), columns, tuple(groups))
 
 
@@ -221,7 +222,7 @@ def _(layout: Details, records: Sequence[Record]) -> Table:
     metrics = [METRICS[name] for name in DETAILS]
     moving = [name for name in ordered(key for r in records for key in r.at) if _varies(records, name)]
     groups: dict[tuple[str, str], list[Row]] = {}
-    for record in records:
+    for record in (record for record in records if record.done):
         setting = ", ".join(f"{name}={record.at[name]}" for name in moving if name in record.at)
         head = (paper_title(record.model), record.task, record.method, setting, examples(record))
         values = tuple(task_value([record], metric) for metric in metrics)
@@ -265,10 +266,9 @@ def _each(table: Table, change: Callable[[Row], Row]) -> Table:
 def unknown_note(table: Table) -> tuple[str, ...]:
     """How many cells are not measured yet; a paper column has gaps of its own."""
     width = len(table.columns) - (table.columns[-1] == "paper")
-    missing = sum(value.number is None for row in table.rows for value in row.values[:width])
-    return (
-        (f"{missing} cells are not known: runs are missing, or shared their wall time.",) if missing else ()
-    )
+    values = [value for row in table.rows for value in row.values[:width]]
+    missing = sum(value.number is None and not value.blank for value in values)
+    return (f"{missing} values are not known yet, or were not timed alone.",) if missing else ()
 
 
 def comparison(records: Sequence[Record]) -> Table | None:

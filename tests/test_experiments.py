@@ -1,0 +1,270 @@
+"""Recipes are checked whole, cells have stable names, sweeps go on where they stopped, here and on Ray."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from voidpad.decode.plan import describe
+from voidpad.errors import ConfigError
+from voidpad.evaluate.folder import read_run
+from voidpad.evaluate.settings import Resources
+from voidpad.experiments.cluster import parts_of, store
+from voidpad.experiments.recipe import cells, parse, read
+from voidpad.experiments.sweep import Loader, begin, missing, only, run_local
+from voidpad.models import random_model, save
+from voidpad.paper import published
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes" / "sweeps").glob("*.toml"))
+COUNTS = {
+    "paper-appendix-blocks": 400,
+    "paper-canvas": 24,
+    "paper-early-rainbow": 48,
+    "paper-eos-ban": 3,
+    "paper-expansion-block": 12,
+    "paper-start": 32,
+    "paper-start-base": 24,
+    "paper-stress": 12,
+    "paper-table1": 72,
+    "paper-table3": 20,
+    "paper-table4": 12,
+    "paper-table5": 72,
+    "paper-table6": 96,
+    "paper-thresholds": 68,
+    "paper-thresholds-base": 68,
+    "paper-thresholds-dream": 128,
+    "paper-window": 16,
+    "tiny-appendix-blocks": 144,
+    "tiny-canvas": 48,
+    "tiny-early-rainbow": 32,
+    "tiny-eos-ban": 3,
+    "tiny-expansion-block": 12,
+    "tiny-start": 32,
+    "tiny-stress": 12,
+    "tiny-table1": 64,
+    "tiny-table3": 20,
+    "tiny-table4": 12,
+    "tiny-table5": 96,
+    "tiny-table6": 96,
+    "tiny-thresholds": 68,
+    "tiny-window": 16,
+}
+
+
+def raw(**changes):
+    group = {"model": "tiny-void", "plan": "void", "grid": {"block": [16, 32]}}
+    return {
+        "title": "t",
+        "tasks": ["gsm8k", "math500"],
+        "fields": {"canvas": 64},
+        "group": [group],
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_parses_and_has_its_cells(path):
+    assert len(cells(read(path))) == COUNTS[path.stem]
+
+
+def test_every_counted_recipe_is_there():
+    assert {path.stem for path in RECIPES} == COUNTS.keys()
+
+
+def test_every_published_score_has_a_cell():
+    measured = set()
+    for path in (path for path in RECIPES if path.stem.startswith("paper-")):
+        for cell in cells(read(path)):
+            family = published().models[cell.model].family
+            at = describe(cell.settings.plan, family=family, **cell.settings.fields)[1]
+            measured |= {(n.sheet, n.task, n.settings, n.method) for n in published_like(cell, at)}
+    wanted = [n for n in published().numbers if n.metric == "score" and n.task != "mean"]
+    assert len(wanted) > 400
+    assert [n for n in wanted if (n.sheet, n.task, n.settings, n.method) not in measured] == []
+
+
+def published_like(cell, at):
+    return published().find(("score", cell.model, cell.method, cell.task.removesuffix("_974")), at)
+
+
+def test_cells_are_the_product_of_the_grid_and_the_tasks():
+    found = {(cell.task, cell.settings.fields["block"]) for cell in cells(parse(raw(), "r"))}
+    assert found == {(task, block) for task in ("gsm8k", "math500") for block in (16, 32)}
+
+
+def test_a_group_overrides_the_recipe():
+    group = {"model": ["a", "b"], "plan": ["void", "original"], "fields": {"canvas": 32}, "tasks": ["gsm8k"]}
+    found = cells(parse(raw(grid={"block": [8]}, group=[group]), "r"))
+    assert [(c.settings.model, c.settings.plan) for c in found] == [
+        ("a", "void"), ("a", "original"), ("b", "void"), ("b", "original"),
+    ]  # fmt: skip
+    assert all(dict(c.settings.fields) == {"canvas": 32, "block": 8} for c in found)
+
+
+def test_ids_depend_on_what_decides_the_result_and_on_nothing_else():
+    first = cells(parse(raw(), "r"))
+    group = {**raw()["group"][0], "method": "another name", "of": "another model"}
+    renamed = cells(parse(raw(title="another title", group=[group]), "r"))
+    seeded = cells(parse(raw(seed=1), "r"))
+    assert [cell.id for cell in first] == [cell.id for cell in renamed]
+    assert {cell.id for cell in first}.isdisjoint(cell.id for cell in seeded)
+    assert len({cell.id for cell in first}) == 4
+
+
+def test_a_cell_of_two_groups_is_run_once():
+    recipe = read(next(path for path in RECIPES if path.stem == "paper-table6"))
+    points = {tuple(sorted(cell.settings.fields.items())) for cell in cells(recipe)}
+    assert len(points) == 16 + 3 + 3 + 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"titel": "x", "limit": 0}, ["titel: Extra inputs", "limit: Input should be greater"]),
+        ({"tasks": [], "group": []}, ["tasks: List should have at least 1", "group: List should have"]),
+        ({"fields": {"canvas": 60}}, ["group 0: canvas=60 is not a multiple of block=16", "block=32"]),
+        ({"fields": {"canvs": 64}}, ["plan 'void' has no field canvs"]),
+        ({"tasks": ["gsm9k"]}, ["task 'gsm9k' is unknown"]),
+        ({"group": [{"model": "m", "plan": "voit"}]}, ["plan 'voit' is unknown"]),
+        ({"table": [{"kind": "chart", "title": "t"}]}, ["table.0: Input tag 'chart'"]),
+        (
+            {"group": [{"model": "m", "plan": "void"}, {"model": "m", "plan": "void", "method": "x"}]},
+            ["'void' and 'x' are the same evaluation"],
+        ),
+    ],
+)
+def test_faults_are_named_together(changes, parts):
+    with pytest.raises(ConfigError) as caught:
+        parse(raw(**changes), "r.toml")
+    assert str(caught.value).startswith("recipe r.toml: ")
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_that_cannot_be_read(tmp_path):
+    broken = tmp_path / "broken.toml"
+    broken.write_text("title = ")
+    with pytest.raises(ConfigError, match="not TOML"):
+        read(broken)
+    with pytest.raises(ConfigError, match="no such file"):
+        read(tmp_path / "absent.toml")
+
+
+def test_only_takes_prefixes_and_refuses_unknown_ones():
+    found = cells(parse(raw(), "r"))
+    assert only(found, [found[2].id[:6]]) == [found[2]]
+    assert only(found, []) == found
+    with pytest.raises(ConfigError, match="only=zzz: no such cell"):
+        only(found, [found[0].id, "zzz"])
+
+
+def test_cells_of_one_model_run_together(tmp_path):
+    groups = [{"model": name, "plan": plan} for plan in ("void", "original") for name in ("a", "b")]
+    recipe = parse(raw(tasks=["gsm8k"], group=groups), "r")
+    assert [cell.settings.model for cell in missing(cells(recipe), tmp_path)] == ["a", "a", "b", "b"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"), [({}, 3), ({"limit": 2}, 2), ({"fewshot": "stream"}, 1)], ids=str
+)
+def test_shards_are_never_more_than_the_examples(changes, count):
+    cell = cells(parse(raw(**changes), "r"))[0]
+    parts = parts_of(cell, 3)
+    assert [part.settings.shard for part in parts] == (
+        [(at, count) for at in range(count)] if count > 1 else [None]
+    )
+
+
+def test_a_stored_folder_replaces_what_was_there(tmp_path):
+    store({"progress.jsonl": b"half"}, tmp_path / "cells" / "a")
+    store({"results.json": b"{}"}, tmp_path / "cells" / "a")
+    assert [path.name for path in (tmp_path / "cells").iterdir()] == ["a"]
+    assert [path.name for path in (tmp_path / "cells" / "a").iterdir()] == ["results.json"]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    """A real model on disk, a test set of its own, and a recipe of four cells."""
+    root = tmp_path_factory.mktemp("bench")
+    save(random_model(vocab=96, context=1024), root / "model")
+    (root / "data").mkdir()
+    items = [{"question": f"What is {i} + 1?", "answer": f"It is $\\boxed{{{i + 1}}}$."} for i in range(7)]
+    (root / "data" / "math500.jsonl").write_text("\n".join(map(json.dumps, items)))
+    group = {"model": str(root / "model"), "of": "random", "plan": ["original", "void"]}
+    recipe = parse(raw(tasks=["math500"], fields={"canvas": 16}, grid={"block": [8, 16]}, group=[group]), "r")
+    out = root / "local"
+    found = begin(recipe, "trial", out)
+    ended = list(run_local(missing(found, out), out, resources=Resources(data=root / "data")))
+    assert [one.error for one in ended] == [None] * 4
+    return root, recipe, found
+
+
+def rows(folder: Path) -> list[dict]:
+    """The examples of a run, timings aside."""
+    return [{k: v for k, v in one.items() if k != "seconds"} for one in read_run(folder).examples]
+
+
+def test_a_sweep_runs_its_missing_cells_only(bench):
+    root, recipe, found = bench
+    out = root / "again"
+    begin(recipe, "trial", out)
+    resources = Resources(data=root / "data")
+    first = list(run_local(found[1:2], out, resources=resources))
+    before = (out / found[1].folder / "results.json").stat().st_mtime_ns
+    rest = list(run_local(missing(found, out), out, resources=resources))
+    assert [one.cell.id for one in first + rest] == [found[1].id, found[0].id, found[2].id, found[3].id]
+    assert missing(found, out) == []
+    assert (out / found[1].folder / "results.json").stat().st_mtime_ns == before
+    assert all(rows(out / cell.folder) == rows(root / "local" / cell.folder) for cell in found)
+
+
+def test_a_cell_that_is_refused_does_not_stop_the_others(bench):
+    root, _, _ = bench
+    groups = [
+        {"model": str(root / "absent"), "plan": "original"},
+        {"model": str(root / "model"), "plan": "original"},
+    ]
+    recipe = parse(raw(tasks=["math500"], fields={"canvas": 16, "block": 16}, limit=2, group=groups), "r")
+    out = root / "refused"
+    ended = list(run_local(begin(recipe, "trial", out), out, resources=Resources(data=root / "data")))
+    assert ended[0].error is not None
+    assert "absent" in str(ended[0].error)
+    assert ended[1].results is not None
+    assert missing([one.cell for one in ended], out) == [ended[0].cell]
+
+
+def test_a_model_is_loaded_once_for_its_cells(bench):
+    _, _, found = bench
+    loader = Loader()
+    models = [loader(cell.settings, "cpu") for cell in found]
+    assert loader.loads == 1
+    assert all(model is models[0] for model in models)
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_that_loses_a_node_gives_the_local_results(bench):
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    from voidpad.experiments.cluster import run_ray
+
+    root, recipe, found = bench
+    out = root / "ray"
+    begin(recipe, "trial", out)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        lost = cluster.add_node(num_cpus=1)
+        ray.init(address=cluster.address, log_to_driver=False)
+        ended = []
+        for one in run_ray(missing(found, out), out, resources=Resources(data=root / "data"), shards=2):
+            ended.append(one)
+            if len(ended) == 1:
+                cluster.remove_node(lost, allow_graceful=False)
+        assert cluster.list_all_nodes() == [cluster.head_node]
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert [one.error for one in ended] == [None] * 4
+    assert sorted(one.cell.id for one in ended) == sorted(cell.id for cell in found)
+    assert all(rows(out / cell.folder) == rows(root / "local" / cell.folder) for cell in found)
+    assert not (out / "shards").exists()
