@@ -1,0 +1,392 @@
+"""Evaluation: texts from canvases, the run folder, interrupted and divided runs, lm-eval's own door."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_model
+
+from voidpad.errors import ConfigError, DataError
+from voidpad.evaluate import Resources, Settings, evaluate, join, read_run, wilson
+from voidpad.evaluate.answers import Answering, Job
+from voidpad.evaluate.harness import VoidpadLM, stop_strings
+from voidpad.evaluate.journal import Journal
+from voidpad.evaluate.texts import cut_first, dream_harness, llada_harness
+from voidpad.lm_eval import with_our_tasks
+from voidpad.models import random_model, save
+from voidpad.tasks import FOLDER
+
+TIMINGS = {"seconds", "wall_seconds", "started", "finished"}
+CHECKOUT = {"commit", "dirty"}  # a commit may come between two runs of a test
+SETTINGS = Settings(
+    "random", ("tiny_steps", "tiny_write"), fields={"canvas": 16, "block": 8, "temperature": 2.0}, limit=6
+)
+CODE = Resources(allow_code_execution=True)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model("llada", vocab=110, context=1024, dtype=torch.float64)
+
+
+def untimed(value):
+    if isinstance(value, dict):
+        return {name: untimed(inner) for name, inner in value.items() if name not in TIMINGS | CHECKOUT}
+    return [untimed(inner) for inner in value] if isinstance(value, list) else value
+
+
+def content(folder: Path):
+    run = read_run(folder)
+    return untimed([run.config, run.examples, run.results])
+
+
+@pytest.fixture(scope="module")
+def whole(model, tmp_path_factory):
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    evaluate(SETTINGS, folder, model=model, resources=CODE)
+    return folder
+
+
+# Texts from canvases
+
+
+def canvas(model, *parts) -> list[int]:
+    roles = {
+        "EOS": model.roles.eos,
+        "VOID": model.roles.void,
+        "MASK": model.roles.mask,
+        "R3": model.roles.rainbow[3],
+    }
+    roles["TURN"] = model.tokenizer.convert_tokens_to_ids("<|eot_id|>")
+    return [i for part in parts for i in ([roles[part]] if part in roles else model.encode(part, raw=True))]
+
+
+def test_our_text_ends_at_the_first_end_and_has_no_special_tokens(model):
+    slots = canvas(model, "one ", "VOID", "two", "EOS", "three", "MASK")
+    assert cut_first(model, slots, []) == "one two"
+    assert cut_first(model, canvas(model, "one", "TURN", "two"), []) == "one"
+    assert cut_first(model, slots, ["w", "n"]) == "o"
+    assert cut_first(model, slots, ["", "zzz"]) == "one two"
+
+
+def test_the_llada_harness_scores_what_follows_the_eos(model):
+    slots = canvas(model, "18", "EOS", " and 42", "VOID", "MASK")
+    assert llada_harness(model, slots, ["Question:"]) == "18 and 42"
+    assert llada_harness(model, slots, [" and"]) == "18"
+    assert cut_first(model, slots, []) == "18"
+
+
+def test_the_llada_harness_on_humaneval_drops_spelled_markers(model):
+    spelled = canvas(model, *"<|start_header_id|>", "x = 1", *"<|eot_id|>", "EOS")
+    assert llada_harness(model, spelled, []) == "x = 1"
+    assert "<|eot_id|>" in cut_first(model, spelled, [])
+
+
+def test_the_dream_harness_keeps_special_tokens_as_text(model):
+    slots = canvas(model, "18", "R3", "TURN", "EOS", "42")
+    assert (
+        dream_harness(model, slots, [])
+        == "18" + model.tokenizer.decode([model.roles.rainbow[3]]) + "<|eot_id|>"
+    )
+    assert dream_harness(model, slots, ["<|eot"]).startswith("18<|rainbow")
+
+
+def test_text_after_eos_is_scored_as_the_specification_says(model):
+    """Vanilla stopping, VOID banned: junk after the answer spoils GSM8K for the LLaDA harness only."""
+    from voidpad.tasks.gsm8k import flexible_extract
+
+    slots = canvas(model, "#### 18 dollars.", "EOS", "extra 42.")
+    assert flexible_extract(llada_harness(model, slots, ["Question:"])) == "42."
+    assert flexible_extract(cut_first(model, slots, ["Question:"])) == "18"
+    assert flexible_extract(dream_harness(model, slots, ["Question:"])) == "18"
+    pad = canvas(model, "#### 18", "R3", "EOS")
+    assert flexible_extract(dream_harness(model, pad, [])) == "3"  # the pad's own number
+    assert flexible_extract(cut_first(model, pad, [])) == "18"
+
+
+# The run folder
+
+
+def test_examples_say_what_was_done(model, whole):
+    run = read_run(whole)
+    assert [(one["task"], one["index"]) for one in run.examples] == [
+        (task, index) for task in SETTINGS.tasks for index in range(6)
+    ]
+    assert len({one["eos"] for one in run.examples}) == 2
+    for one in run.examples:
+        assert one["canvas"] == 16
+        assert one["eos"] or one["stop_reason"] == "full"
+        assert one["passes_decode"] <= 16
+        assert one["passes_probe"] == one["passes_shared"] == 0
+        assert one["at_cap"] == (not one["eos"])
+        assert one["answer_tokens"] <= 16
+        assert one["score"] == one["scores"]["last"]
+        assert one["prompt_tokens"] > 20
+        assert one["seconds"] > 0
+    assert run.examples[6]["detail"]["reason"] in {"error", "failed"}
+    journal = Journal(whole / "progress.jsonl")
+    assert {one["output"] for one in run.examples} == {record.output for record in journal.records.values()}
+
+
+def test_results_follow_from_the_examples(whole):
+    run = read_run(whole)
+    for name, task in run.results["tasks"].items():
+        mine = [one for one in run.examples if one["task"] == name]
+        assert task["n"] == 6
+        assert task["test_size"] == 500
+        assert task["score"] == round(100 * sum(one["score"] for one in mine) / 6, 2)
+        assert task["interval"] == [round(100 * end, 2) for end in wilson(task["correct"], 6)]
+        assert task["passes_decode"] == pytest.approx(sum(one["passes_decode"] for one in mine) / 6)
+        assert task["share_without_eos"] == pytest.approx(sum(not one["eos"] for one in mine) / 6)
+        assert task["passes_total"] == task["passes_decode"] + task["passes_probe"] - task["passes_shared"]
+    assert run.results["wall_seconds"] > 0
+
+
+def test_provenance_is_complete(whole):
+    run = read_run(whole)
+    known = run.config["provenance"]
+    versions = ("voidpad", "torch", "transformers", "lm_eval", "math_verify", "python")
+    assert all(known[name] for name in versions)
+    assert known["device"] == "cpu"
+    assert known["probes_counted"] is False
+    assert known["sandbox"]["allowed"] is True
+    assert known["family"] == "llada"
+    assert run.config["settings"]["plan_resolved"]["block"] == 8
+    assert run.config["settings"]["plan_resolved"]["canvas"] == 16
+    assert run.results["provenance"] == known
+
+
+def test_batches_do_not_change_results(model, whole, tmp_path):
+    evaluate(SETTINGS, tmp_path, model=model, resources=replace(CODE, rows=3, tokens=700))
+    ours, theirs = read_run(tmp_path), read_run(whole)
+    assert untimed(ours.examples) == untimed(theirs.examples)
+
+
+def test_all_tasks_share_one_pool(model, tmp_path):
+    """Twelve rows of two tasks take as many forward passes as the slowest row."""
+    calls = []
+    hook = model.net.model.register_forward_hook(lambda *_: calls.append(1))
+    results = evaluate(SETTINGS, tmp_path, model=model, resources=CODE)
+    hook.remove()
+    assert len(results["tasks"]) == 2
+    assert len(calls) == max(one["passes_decode"] for one in read_run(tmp_path).examples)
+
+
+def test_a_finished_run_is_only_scored_again(model, whole):
+    calls = []
+    hook = model.net.model.register_forward_hook(lambda *_: calls.append(1))
+    before = content(whole)
+    evaluate(SETTINGS, whole, model=model, resources=CODE)
+    hook.remove()
+    assert not calls
+    assert content(whole) == before
+
+
+@pytest.mark.parametrize("kept", [0, 1, 7])
+def test_a_run_goes_on_from_its_journal(model, whole, tmp_path, kept):
+    lines = (whole / "progress.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
+    (tmp_path / "progress.jsonl").write_bytes(b"".join(lines[:kept]) + lines[kept][:50])
+    evaluate(SETTINGS, tmp_path, model=model, resources=CODE)
+    assert content(tmp_path) == content(whole)
+    journal = (tmp_path / "progress.jsonl").read_bytes().splitlines(keepends=True)
+    assert journal[:kept] == lines[:kept]
+    assert len(journal) == 12
+
+
+def test_a_damaged_line_inside_the_journal_is_named(tmp_path):
+    (tmp_path / "progress.jsonl").write_text("{}\n")
+    with pytest.raises(DataError, match=r"progress.jsonl:1 is damaged"):
+        Journal(tmp_path / "progress.jsonl")
+
+
+def test_another_runs_folder_is_refused(model, whole):
+    with pytest.raises(ConfigError, match=r"a run with seed=0, now 1; use another --out"):
+        evaluate(replace(SETTINGS, seed=1), whole, model=model, resources=CODE)
+
+
+def test_shards_join_to_the_whole(model, whole, tmp_path):
+    parts = [tmp_path / str(part) for part in range(3)]
+    for part, folder in enumerate(parts):
+        results = evaluate(replace(SETTINGS, shard=(part, 3)), folder, model=model, resources=CODE)
+        assert results["tasks"]["tiny_steps"]["n"] == 2
+    join(parts, tmp_path / "all", resources=CODE)
+    assert content(tmp_path / "all")[1:] == content(whole)[1:]
+    assert read_run(tmp_path / "all").config["settings"] == read_run(whole).config["settings"]
+
+
+def test_a_missing_shard_is_noticed(model, tmp_path):
+    evaluate(replace(SETTINGS, shard=(0, 2)), tmp_path / "0", model=model, resources=CODE)
+    with pytest.raises(DataError, match="6 examples are missing, the first is tiny_steps:1"):
+        join([tmp_path / "0"], tmp_path / "all", resources=CODE)
+
+
+def kill_and_resume(model, folder: Path, settings: Settings, kills: int) -> None:
+    """Start the run in child processes and kill each one somewhere inside its work."""
+    rng = random.Random(kills)
+    journal = folder / "progress.jsonl"
+
+    def lines() -> int:
+        return journal.read_bytes().count(b"\n") if journal.exists() else 0
+
+    total = settings.limit * len(settings.tasks)
+    for left in range(kills, 0, -1):
+        goal = lines() + rng.randint(0, max(0, (total - lines()) // left - 1))
+        child = os.fork()
+        if child == 0:
+            torch.set_num_threads(1)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            evaluate(settings, folder, model=model, resources=replace(CODE, rows=2))
+            os._exit(0)
+        while lines() < goal and os.waitpid(child, os.WNOHANG)[0] == 0:
+            time.sleep(0.002)
+        time.sleep(rng.random() * 0.05)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert not (folder / "results.json").exists()
+    evaluate(settings, folder, model=model, resources=replace(CODE, rows=2))
+
+
+def test_two_kills_change_nothing(model, whole, tmp_path):
+    kill_and_resume(model, tmp_path, SETTINGS, kills=2)
+    assert untimed(read_run(tmp_path).examples) == untimed(read_run(whole).examples)
+    assert untimed(read_run(tmp_path).results["tasks"]) == untimed(read_run(whole).results["tasks"])
+    assert len({record.attempt for record in Journal(tmp_path / "progress.jsonl").records.values()}) > 1
+
+
+@pytest.mark.slow
+def test_ten_kills_change_nothing(model, tmp_path):
+    settings = replace(SETTINGS, limit=25)
+    evaluate(settings, tmp_path / "whole", model=model, resources=replace(CODE, rows=2))
+    kill_and_resume(model, tmp_path / "killed", settings, kills=10)
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tasks": ()}, "tasks: none given; use some of gsm8k"),
+        ({"tasks": ("arc",)}, "task 'arc' is unknown; use one of gsm8k"),
+        ({"tasks": ("gsm8k", "gsm8k")}, "names one twice"),
+        ({"limit": 0}, "limit=0 must be at least 1"),
+        ({"fewshot": "lots"}, "fewshot='lots' is unknown; use one of keyed, stream"),
+        ({"parity": "gpt"}, "parity='gpt' is unknown; use llada or dream"),
+        ({"shard": (4, 4)}, "shard=4/4: the first number must lie in 0..3"),
+        ({"shard": (0, 2), "fewshot": "stream"}, "drop the shard or use fewshot=keyed"),
+        ({"limit": -1, "parity": "x"}, "limit=-1 must be at least 1; parity='x' is unknown"),
+    ],
+)
+def test_bad_settings_are_named(fields, message):
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        Settings(**{"model": "none", "tasks": ("gsm8k",), **fields})
+
+
+def test_wilson():
+    assert wilson(8, 10) == pytest.approx((0.4901625, 0.9433178))  # Wilson 1927's interval, from tables
+    assert wilson(0, 20)[0] == 0.0
+    assert wilson(20, 20)[1] == 1.0
+    assert wilson(0, 0) == (0.0, 1.0)
+    low, high = wilson(500, 1000)
+    assert math.isclose(low + high, 1.0)
+
+
+# lm-eval's own door
+
+
+@pytest.fixture(scope="module")
+def folder(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    save(model, path)
+    return path
+
+
+def test_the_model_is_registered_beside_lm_evals_own():
+    assert get_model("voidpad") is VoidpadLM
+    assert get_model("dummy").__name__ == "DummyLM"
+
+
+def test_model_args_are_options_or_plan_fields(folder):
+    text = f"pretrained={folder},plan=original,canvas=16,block=8,parity=dream,mc_samples=3"
+    lm = VoidpadLM.create_from_arg_string(text, {"batch_size": 7, "max_batch_size": None, "device": None})
+    assert lm.answering.plan.block == 8
+    assert lm.answering.plan.length.canvas == 16
+    assert lm.answering.read is dream_harness
+    assert lm.answering.rows == 7
+    assert lm.bound.samples == 3
+    with pytest.raises(ConfigError, match="has no field colour"):
+        VoidpadLM.create_from_arg_obj({"pretrained": str(folder), "colour": "red"})
+    with pytest.raises(ConfigError, match="parity='x' is unknown"):
+        VoidpadLM.create_from_arg_obj({"pretrained": str(folder), "parity": "x"})
+
+
+def request(prompt: str, doc_id: int = 0, **options) -> Instance:
+    return Instance("generate_until", {}, (prompt, {"until": [], **options}), 0, ("some_task", doc_id, 1))
+
+
+def test_the_chat_template_is_applied_once(model):
+    plan = model.plan("original", canvas=16, block=8)
+    lm = VoidpadLM(Answering(model, plan))
+    rendered = lm.apply_chat_template([{"role": "user", "content": "Hello"}])
+    jobs = lm.jobs([request("Hello"), request(rendered, 1)])
+    assert [job.rendered for job in jobs] == [False, True]
+    assert lm.answering.encode(jobs[0]) == lm.answering.encode(jobs[1]) == model.encode("Hello")
+
+
+def test_repeats_of_an_example_are_jobs_of_their_own(model):
+    plan = model.plan("original", canvas=16, block=8, temperature=1.0)
+    lm = VoidpadLM(Answering(model, plan))
+    twice = [request("Hello"), request("Hello")]
+    assert [job.name for job in lm.jobs(twice)] == ["some_task:0", "some_task:0:1"]
+    first, second = lm.generate_until(twice)
+    assert first != second
+    assert lm.generate_until(twice[:1]) == [first]
+
+
+def test_generation_options_that_a_plan_sets_are_refused():
+    assert stop_strings({"until": "stop", "do_sample": False, "temperature": 0.0, "max_gen_toks": 9}) == (
+        "stop",
+    )
+    with pytest.raises(ConfigError, match=r"gen_kwargs temperature=0.7: decoding is set by the plan"):
+        stop_strings({"temperature": 0.7})
+
+
+def test_jobs_have_keys_of_their_own():
+    keys = {Job(f"task:{n}", "p").key for n in range(5000)}
+    assert len(keys) == 5000
+    assert all(0 <= key < 2**62 for key in keys)
+
+
+def test_our_tasks_are_added_unless_the_user_names_a_folder():
+    assert with_our_tasks(["--tasks", "gsm8k"]) == ["--tasks", "gsm8k", "--include_path", str(FOLDER)]
+    assert with_our_tasks(["--include_path=x"]) == ["--include_path=x"]
+    assert with_our_tasks(["--help"]) == ["--help"]
+
+
+@pytest.mark.slow
+def test_lm_evals_command_line(folder, tmp_path):
+    command = [
+        *(sys.executable, "-m", "voidpad.lm_eval", "run", "--model", "voidpad", "--tasks", "tiny_steps"),
+        *("--model_args", f"pretrained={folder},plan=original,canvas=16,block=8", "--limit", "3"),
+        *("--log_samples", "--output_path", str(tmp_path), "--apply_chat_template"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "tiny_steps" in done.stdout
+    (samples,) = tmp_path.rglob("samples_tiny_steps_*.jsonl")
+    assert len(samples.read_text().splitlines()) == 6  # three items, two graders
+    (results,) = tmp_path.rglob("results_*.json")
+    assert json.loads(results.read_text())["results"]["tiny_steps"]["exact_match,last"] == 0.0
