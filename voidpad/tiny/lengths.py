@@ -42,7 +42,8 @@ class Lengths:
 
 def sampled(task: Task, steps: int, *, prompts: int, draws: int, rng: Random) -> list[list[list[str]]]:
     """Answers as pieces, by prompt."""
-    encode, found = tokenizer().backend_tokenizer.encode_batch, []
+    encode = tokenizer().backend_tokenizer.encode_batch
+    found: list[list[list[str]]] = []
     while len(found) < prompts:
         problem = task.draw(rng)
         if problem.steps == steps:

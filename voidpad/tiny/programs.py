@@ -176,8 +176,10 @@ def list_checks(facts: tuple) -> str:
         values = given
         for op, operand in ops:
             values = apply(op, int(operand), values)
-        reduce = {"list": list, "sum": sum, "maximum": max, "minimum": min}[result]
-        checks.append(f"assert {name}({given}) == {reduce(values)}")
+        reduced = {"list": values, "sum": sum(values)}.get(result)
+        if reduced is None:
+            reduced = max(values) if result == "maximum" else min(values)
+        checks.append(f"assert {name}({given}) == {reduced}")
     return "\n".join(checks)
 
 

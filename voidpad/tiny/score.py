@@ -95,7 +95,7 @@ def table(found: Sequence[Record]) -> str:
     heads = ("method", "block", "mean", *(task.removeprefix("tiny_") for task in TASKS),
              "answer", "passes", "probes", "canvas", "slot passes")  # fmt: skip
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for cell in sorted(found, key=lambda c: (c["name"], c["fields"]["block"])):
+    for cell in sorted(found, key=lambda c: (c["name"], c["block"])):
         tasks = [f"{100 * cell['tasks'][task][0]:.1f}" if task in cell["tasks"] else "" for task in TASKS]
         cost = "" if cell["token_passes"] is None else f"{cell['token_passes']:.0f}"
         numbers = [

@@ -20,7 +20,8 @@ class Runner(Protocol):
 
 def heldout(name: str, count: int, *, seed: int = 0) -> list[Problem]:
     """The first `count` different test problems of a task."""
-    rng, found = Random(f"{name} test {seed}"), {}
+    rng = Random(f"{name} test {seed}")
+    found: dict[str, Problem] = {}
     while len(found) < count:
         problem = TASKS[name].sample(rng, split="test")
         found.setdefault(problem.prompt, problem)

@@ -52,7 +52,8 @@ def texts(count: int, seed: int) -> Iterable[str]:
 
 def build(count: int = 20_000, *, seed: int = 0) -> PreTrainedTokenizerFast:
     """Collect the pieces of the tasks' texts: a closed, sorted vocabulary after the special tokens."""
-    split, pieces = splitter(), set()
+    split = splitter()
+    pieces: set[str] = set()
     for text in texts(count, seed):
         pieces.update(piece for piece, _ in split.pre_tokenize_str(text))
     digits = {f"{space}{digit}" for digit in range(10) for space in ("", " ")}
