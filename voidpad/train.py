@@ -94,7 +94,7 @@ def prepare(
     reports = _reports(recipe)
     layer = type(model.net.get_decoder().layers[0]).__name__
     updates = _updates(recipe, batches)
-    ours = recipe.run.fsdp and not torch.cuda.is_available()
+    ours = recipe.run.fsdp and share.processes > 1 and not torch.cuda.is_available()
     trainer = (ShardedTrainer if ours else VoidTrainer)(
         model,
         recipe,

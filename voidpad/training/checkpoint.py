@@ -15,6 +15,8 @@ from voidpad.errors import WeightsError
 
 STAGING = ".staging"
 NAME = re.compile(r"checkpoint-(\d+)")
+TORCH_WRITES = ("iostream", "inline_container", "PytorchStreamWriter")  # how torch.save reports a failed write
+SCARCE = 1 << 20  # bytes
 
 
 def step_of(folder: Path) -> int:
@@ -63,12 +65,13 @@ def explained(output: Path, step: int) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "writ" not in str(error):
+        if isinstance(error, RuntimeError) and not any(word in str(error) for word in TORCH_WRITES):
             raise
+        full = shutil.disk_usage(output).free < SCARCE
         shutil.rmtree(output / STAGING, ignore_errors=True)
         last = latest(output)
         kept = f"the last good checkpoint is {last}" if last else "no earlier checkpoint exists"
-        reason = str(error).strip().splitlines()[0]
+        reason = "the disk is full" if full else str(error).strip().splitlines()[0]
         raise WeightsError(
             f"{output / f'checkpoint-{step}'}: cannot be written ({reason}); {kept}. "
             "Free some space, then --resume."

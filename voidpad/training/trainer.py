@@ -97,7 +97,7 @@ class VoidTrainer(Trainer):
             if self.clock.total > seconds and tokens:
                 logs["tokens_per_second"] = round((self.clock.tokens - tokens) / (self.clock.total - seconds))
             logs |= {"seconds": round(self.clock.total, 3), "tokens": self.clock.tokens}
-            logs["rows_epoch"] = round(self.state.global_step / self.batches.updates_per_epoch, 6)
+            self.state.epoch = self.state.global_step / self.batches.updates_per_epoch
         super().log(logs, start_time)
 
     def _over_processes(self, count: int) -> int:
@@ -178,7 +178,8 @@ def arguments(recipe: Recipe, *, accumulation: int, updates: int, layer: str) ->
     """The recipe in Trainer's words. Its own rotation, bars and reports are off: ours replace them."""
     run, cuda = recipe.run, torch.cuda.is_available()
     processes = int(os.environ.get("WORLD_SIZE", 1))
-    sharded = {"transformer_layer_cls_to_wrap": [layer], "version": 2, "state_dict_type": "FULL_STATE_DICT"}
+    sharded = run.fsdp and cuda and "RANK" in os.environ  # one process started plainly has nothing to shard over
+    shards = {"transformer_layer_cls_to_wrap": [layer], "version": 2, "state_dict_type": "FULL_STATE_DICT"}
     return TrainingArguments(
         output_dir=run.output,
         max_steps=updates,
@@ -200,8 +201,8 @@ def arguments(recipe: Recipe, *, accumulation: int, updates: int, layer: str) ->
         ddp_find_unused_parameters=False,
         ddp_backend="gloo" if not cuda and processes > 1 else None,
         average_tokens_across_devices=False,
-        fsdp=True if run.fsdp and cuda else None,
-        fsdp_config=sharded if run.fsdp and cuda else None,
+        fsdp=True if sharded else None,
+        fsdp_config=shards if sharded else None,
     )
 
 

@@ -1,0 +1,365 @@
+"""Training runs: the same weights however the run is divided, killed or sharded; checkpoints whole or absent."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from training_runs import materials, recipe
+
+from voidpad.errors import ConfigError, DataError, RoleError, WeightsError
+from voidpad.models import load, merge, random_model, read_card
+from voidpad.train import prepare, train
+from voidpad.training.config import check
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return materials(tmp_path_factory.mktemp("training"))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def weights(output):
+    return load_file(output / "model" / "model.safetensors")
+
+
+def assert_same(one, two, tolerance=1e-6):
+    assert one.keys() == two.keys()
+    assert max((one[name] - two[name]).abs().max().item() for name in one) <= tolerance
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    """One process, micro-batch 4, accumulation 2."""
+    train(recipe(folder, run={"output": str(folder / "whole")}))
+    return weights(folder / "whole")
+
+
+TWO = """
+import sys
+from pathlib import Path
+from torch.distributed.tensor import DTensor
+from training_runs import recipe
+from voidpad.train import prepare, train
+folder = Path(sys.argv[1])
+train(recipe(folder, run={"output": str(folder / "two")}))
+sharded = {"output": str(folder / "sharded"), "fsdp": True}
+trainer = prepare(recipe(folder, run=sharded))
+assert all(isinstance(p, DTensor) for p in trainer.model.parameters())
+assert all(p.to_local().numel() < p.numel() for p in trainer.model.parameters())
+train(recipe(folder, run={**sharded, "steps": 2}))
+train(recipe(folder, run={**sharded, "steps": 4}), resume=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    """Two gloo processes: a DDP run, and four steps of a sharded run with a restart in the middle."""
+    script = folder / "two.py"
+    script.write_text(TWO)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+    ]
+    command += ["--rdzv-endpoint", "localhost:0", str(script), str(folder)]
+    run = subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    return folder
+
+
+def test_two_processes_give_the_weights_of_one(two, whole):
+    assert_same(whole, weights(two / "two"))
+
+
+def test_sharded_processes_give_the_weights_of_one(two, whole):
+    # Gathered checkpoints load without sharding: one plain process ends what two sharded ones began.
+    train(recipe(two, run={"output": str(two / "sharded"), "fsdp": True}), resume=True)
+    assert_same(whole, weights(two / "sharded"))
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from training_runs import recipe
+from voidpad.train import train
+from voidpad.training import checkpoint
+publish = checkpoint.publish
+def killed(staged, final):
+    if final.name == "checkpoint-4":
+        os.kill(os.getpid(), signal.SIGKILL)
+    publish(staged, final)
+checkpoint.publish = killed
+folder = Path(sys.argv[1])
+train(recipe(folder, run={"output": str(folder / "killed")}))
+"""
+
+
+def test_a_run_killed_while_it_saves_goes_on_to_the_same_weights(folder, whole):
+    command = [sys.executable, "-c", KILLED, str(folder)]
+    run = subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, capture_output=True, timeout=300)
+    assert run.returncode == -signal.SIGKILL, run.stderr
+    output = folder / "killed"
+    assert [path.name for path in output.glob("checkpoint-*")] == ["checkpoint-2"]
+    assert list((output / ".staging").iterdir())  # what was being written
+    settings = recipe(folder, run={"output": str(output)})
+    with pytest.raises(ConfigError, match="already holds checkpoint-2"):
+        train(settings)
+    assert train(settings, resume=True).finished
+    assert_same(whole, weights(output))
+    assert not (output / ".staging").exists()
+    steps = [json.loads(line)["step"] for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [2, 4, 6]
+
+
+def lora(folder, name, **parts):
+    change = {
+        "lora": {"r": 8, "alpha": 16, "dropout": 0.0},
+        "run": {"output": str(folder / name), "steps": 3},
+    }
+    return recipe(folder, **{key: {**change.get(key, {}), **parts.get(key, {})} for key in {*change, *parts}})
+
+
+CANVAS = {"canvas": 16, "block": 8, "steps": 16}
+
+
+def answers(model):
+    prompts = ["ab", "hello", "q: 7?"]
+    return [result.tokens for result in model.generate(prompts, "void", raw=True, **CANVAS)]
+
+
+def test_an_adapter_decodes_the_same_merged_and_not(folder):
+    done = train(lora(folder, "adapter", optim={"lr": 2e-2}))
+    model = load(str(folder / "start"), done.folder)
+    assert model.card.padding == "void"
+    apart = answers(model)
+    assert apart != answers(load(str(folder / "start")))
+    assert answers(load(done.folder)) == apart  # the adapter names its base
+    assert answers(merge(model)) == apart
+
+
+def test_void_rows_train_in_embedding_and_head_and_nothing_else_of_them(folder):
+    trainer = prepare(lora(folder, "rows"))
+    void, eos = trainer.subject.roles.void, trainer.subject.roles.eos
+    before = {}
+    for name, layer in (("in", "get_input_embeddings"), ("out", "get_output_embeddings")):
+        weight = getattr(load(str(folder / "start")).net, layer)().weight
+        before[name] = weight.detach().clone()
+    trainer.train()
+    model = merge(trainer.subject)
+    for name, layer in (("in", "get_input_embeddings"), ("out", "get_output_embeddings")):
+        weight = getattr(model.net, layer)().weight.detach()
+        moved = (weight - before[name]).abs().sum(1).nonzero().flatten().tolist()
+        assert moved == [void]
+        assert not torch.equal(weight[void], before[name][eos])  # it started there and moved on
+
+
+@pytest.mark.parametrize("rule", ["eos", "mean", "keep"])
+def test_void_rows_start_as_asked(folder, rule):
+    trainer = prepare(recipe(folder, model={"init_void": rule}, run={"output": str(folder / "init")}))
+    start = load(str(folder / "start"))
+    roles = start.roles
+    for ours, theirs in zip(_tables(trainer.subject.net), _tables(start.net), strict=True):
+        expected = {"eos": theirs[roles.eos], "mean": theirs.mean(0), "keep": theirs[roles.void]}[rule]
+        assert torch.allclose(ours[roles.void], expected, atol=1e-6)
+
+
+def _tables(net):
+    return net.get_input_embeddings().weight, net.get_output_embeddings().weight
+
+
+def test_the_authors_preset_trains_their_modules_and_no_rows(folder):
+    values = recipe(folder, lora={}, run={"output": str(folder / "authors")}).model_dump(exclude_unset=True)
+    trainer = prepare(check({**values, "preset": "authors"}))
+    names = {name for name, p in trainer.model.named_parameters() if p.requires_grad}
+    parts = {name.split(".lora_")[0].split(".")[-1] for name in names}
+    assert parts == {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
+
+
+def test_training_lowers_the_loss_and_reports_its_parts(folder):
+    train(
+        recipe(
+            folder, optim={"lr": 1e-2}, run={"output": str(folder / "lower"), "steps": 40, "log_every": 10}
+        )
+    )
+    logs = [json.loads(line) for line in (folder / "lower" / "metrics.jsonl").read_text().splitlines()]
+    assert [log["step"] for log in logs] == [10, 20, 30, 40]
+    for name in ("loss", "loss_response", "loss_padding"):  # where random answers end cannot be learnt
+        assert logs[-1][name] < logs[0][name]
+    assert logs[-1]["tokens"] > logs[0]["tokens"] > 0
+    assert logs[-1]["epoch"] == 40 * 8 / 40
+    assert "loss_eos" in logs[-1]
+
+
+def test_dream_trains_through_the_same_command(tmp_path):
+    materials(tmp_path, "dream")
+    done = train(recipe(tmp_path, run={"steps": 2}, padding={"policy": "rainbow"}))
+    assert load(done.folder).family.name == "dream"
+
+
+def test_pre_training_from_scratch_on_packed_rows(folder):
+    parts = {
+        "model": {
+            "name": None,
+            "scratch": {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64},
+            "tokenizer": str(folder / "start"),
+        },
+        "data": {"layout": "packed", "length": 24},
+        "optim": {"name": "muon", "lr": 1e-2, "warmup": 0.1, "decay": 0.3, "clip": 1.0},
+        "noise": {"stratified": True, "suffix": 0.2},
+        "run": {"output": str(folder / "scratch"), "steps": 20, "log_every": 5, "export": "float16"},
+    }
+    done = train(recipe(folder, **parts))
+    logs = [json.loads(line) for line in (folder / "scratch" / "metrics.jsonl").read_text().splitlines()]
+    assert logs[-1]["loss"] < logs[0]["loss"]
+    assert {t.dtype for t in load_file(done.folder / "model.safetensors").values()} == {torch.float16}
+    assert read_card(done.folder).padding is None
+    assert load(done.folder).generate("ab", "void", raw=True, **CANVAS)
+
+
+def test_a_run_by_the_clock_pauses_and_ends(folder):
+    settings = recipe(
+        folder, run={"output": str(folder / "clock"), "steps": None, "seconds": 2.0, "log_every": 1}
+    )
+    paused = train(settings, max_seconds=0.3)
+    assert not paused.finished
+    assert paused.folder.name == f"checkpoint-{paused.steps}"
+    done = train(settings, resume=True)
+    assert done.finished
+    assert done.seconds >= 2.0
+    assert done.steps > paused.steps
+    assert done.tokens > paused.tokens
+
+
+def interrupted(output_dir):
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_write_leaves_no_checkpoint(folder):
+    trainer = prepare(recipe(folder, run={"output": str(folder / "wreck"), "save_every": 2}))
+    trainer._save_optimizer_and_scheduler = interrupted  # after the weights, before the rest
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert not list((folder / "wreck").glob("checkpoint-*"))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(disk)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small tmpfs here: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(folder, small_disk):
+    settings = recipe(folder, run={"output": str(small_disk / "out"), "save_every": 1, "keep": 9, "steps": 9})
+    with pytest.raises(
+        WeightsError, match=r"cannot be written.*last good checkpoint is .*checkpoint-\d"
+    ) as caught:
+        train(settings)
+    assert "\n" not in str(caught.value)
+    kept = sorted((small_disk / "out").glob("checkpoint-*"))
+    assert kept
+    assert not (small_disk / "out" / ".staging").exists()
+    for checkpoint in kept:
+        load(checkpoint)
+
+
+def test_checkpoints_are_rotated_and_carry_the_card(folder, whole):
+    kept = sorted(path.name for path in (folder / "whole").glob("checkpoint-*"))
+    assert kept == ["checkpoint-4", "checkpoint-6"]
+    card = read_card(folder / "whole" / "checkpoint-6")
+    assert (card.family, card.padding, card.recipe["run"]["steps"]) == ("llada", "void", 6)
+    assert card.roles == random_model().roles
+    assert_same(load_file(folder / "whole" / "checkpoint-6" / "model.safetensors"), whole, 0)
+
+
+def test_a_restart_with_another_recipe_is_refused(folder, whole):
+    with pytest.raises(ConfigError, match=r"optim\.lr, run\.seed differ"):
+        train(
+            recipe(folder, optim={"lr": 1.0}, run={"output": str(folder / "whole"), "seed": 1}), resume=True
+        )
+
+
+def test_settings_and_data_that_do_not_fit(folder, tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        train(recipe(folder, data={"path": "nowhere"}, run={"output": str(tmp_path)}))
+    with pytest.raises(ConfigError, match="context"):
+        train(recipe(folder, padding={"width": 500}, run={"output": str(tmp_path)}))
+    with pytest.raises(DataError, match=r"padding\.width: 5 slots"):
+        train(recipe(folder, padding={"width": 5}, run={"output": str(tmp_path)}))
+    with pytest.raises(RoleError, match=r"padding\.colours"):
+        train(recipe(folder, padding={"policy": "rainbow", "colours": 9}, run={"output": str(tmp_path)}))
+
+
+def test_the_command_says_what_is_wrong_in_one_line(folder, monkeypatch, capsys):
+    from voidpad.commands.train import main
+
+    monkeypatch.setattr(sys, "argv", ["train", str(folder / "recipe.toml"), "--set", "run.steps=-1"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    error = capsys.readouterr().err
+    assert error.strip().count("\n") == 0
+    assert "run.steps" in error
+
+
+def test_the_command_trains_and_reports(folder, monkeypatch, capsys):
+    from voidpad.commands.train import main
+
+    words = ["--set", f"run.output={folder / 'command'}", "--set", "run.steps=2"]
+    monkeypatch.setattr(sys, "argv", ["train", str(folder / "recipe.toml"), *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    assert "step 2  loss" in shown
+    assert "finished after 2 steps" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_a_minute_of_fine_tuning(tmp_path, family):
+    """Sixty seconds on a CPU: the loss falls, and the adapter decodes the same merged and not."""
+    materials(tmp_path, family, rows=400)
+    settings = recipe(
+        tmp_path,
+        lora={"r": 8, "alpha": 16},
+        optim={"lr": 5e-3},
+        run={"steps": None, "seconds": 60, "log_every": 20},
+    )
+    done = train(settings)
+    logs = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert logs[-1]["loss"] < logs[0]["loss"]
+    model = load(str(tmp_path / "start"), done.folder)
+    apart = answers(model)
+    assert answers(merge(model)) == apart

@@ -1,0 +1,136 @@
+"""Recipes: refused with every fault named, and those in the repository parse and say what the paper says."""
+
+from pathlib import Path
+
+import pytest
+
+from voidpad.errors import ConfigError
+from voidpad.training.config import AUTHORS_TARGETS, check, read
+
+ROOT = Path(__file__).parents[1] / "recipes"
+PAPER = sorted((ROOT / "paper").glob("*.toml"))
+TINY = [path for path in sorted((ROOT / "tiny").glob("*.toml")) if "[padding]" in path.read_text()]
+LEAST = {"model": {"name": "m"}, "data": {"path": "d"}, "run": {"output": "o", "steps": 1}}
+
+
+def changed(**parts):
+    return {name: {**LEAST.get(name, {}), **parts.get(name, {})} for name in {*LEAST, *parts}}
+
+
+@pytest.mark.parametrize("path", [*PAPER, *TINY], ids=lambda path: path.stem)
+def test_recipes_of_the_repository_are_valid(path):
+    read(path)
+
+
+def test_four_models_and_three_policies():
+    models = ("llada-8b-instruct", "llada-8b-base", "dream-7b-instruct", "dream-7b-base")
+    wanted = {f"{model}-{policy}" for model in models for policy in ("eos", "rainbow", "void")}
+    assert {path.stem for path in PAPER} == wanted
+
+
+@pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
+def test_paper_recipes_say_what_the_paper_says(path):
+    recipe = read(path)
+    lora, optim, run = recipe.lora, recipe.optim, recipe.run
+    assert (lora.r, lora.alpha, lora.dropout) == (32, 64, 0.05)
+    assert (optim.name, optim.lr, optim.weight_decay, optim.clip, optim.warmup, optim.decay) == (
+        "adamw",
+        5e-5,
+        0.1,
+        0,
+        0,
+        0,
+    )
+    assert (run.global_batch, run.seed) == (48, 42)
+    assert recipe.padding.longest_row_gets_eos
+    assert path.stem.endswith(recipe.padding.policy)
+    budgets = {
+        "instruct-rainbow": (None, 1),
+        "base-rainbow": (None, 3),
+        "base-void": (None, 2),
+        "base-eos": (None, 2),
+    }
+    kind = "-".join(path.stem.split("-")[2:])
+    assert (run.steps, run.epochs) == budgets.get(kind, (7000, None))
+
+
+def test_policies_of_a_model_differ_in_padding_name_and_budget_only():
+    for model in {path.stem.rsplit("-", 1)[0] for path in PAPER}:
+        values = [read(path).model_dump() for path in PAPER if path.stem.startswith(model)]
+        for recipe in values:
+            del (
+                recipe["padding"]["policy"],
+                recipe["run"]["output"],
+                recipe["run"]["steps"],
+                recipe["run"]["epochs"],
+            )
+        assert values[0] == values[1] == values[2]
+
+
+def test_all_faults_come_together_with_field_and_value():
+    with pytest.raises(ConfigError) as caught:
+        check(changed(optim={"lr": -1, "momentun": 0.9}, run={"micro_batch": 0}, padding={"policy": "blank"}))
+    for part in ("optim.lr", "-1", "optim.momentun", "run.micro_batch", "padding.policy", "'blank'"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"model": {"scratch": {}}}, "exactly one"),
+        ({"run": {"epochs": 2.0}}, "exactly one of run.steps"),
+        ({"run": {"global_batch": 10, "micro_batch": 4}}, "not a multiple"),
+        ({"data": {"layout": "packed"}}, "data.length"),
+        ({"data": {"group_by_length": True}}, "erases the length signal"),
+        ({"optim": {"warmup": 0.6, "decay": 0.6}}, "more than the whole run"),
+        ({"optim": {"name": "muon"}, "lora": {}}, "full-parameter"),
+        ({"optim": {"name": "muon"}, "run": {"fsdp": True}}, "whole matrices"),
+        ({"lora": {"void_rows": False}}, "init_void must be"),
+        ({"padding": {"window": [9, 3]}}, "smaller number first"),
+    ],
+)
+def test_combinations_that_cannot_work_are_refused(parts, message):
+    with pytest.raises(ConfigError, match=message):
+        check(changed(**parts))
+
+
+def test_length_groups_are_fine_once_the_width_is_drawn_apart():
+    assert check(changed(data={"group_by_length": True}, padding={"width": "virtual"})).data.group_by_length
+
+
+def test_the_authors_preset_sets_what_their_code_does_and_explicit_settings_win():
+    recipe = check({**changed(lora={}), "preset": "authors"})
+    assert not recipe.padding.longest_row_gets_eos
+    assert recipe.padding.truncated_gets_eos
+    assert recipe.model.init_void == "keep"
+    assert not recipe.lora.void_rows
+    assert "lm_head" in AUTHORS_TARGETS["llada"]
+    assert "o_proj" not in AUTHORS_TARGETS["llada"]
+    assert (
+        check(
+            {**changed(padding={"truncated_gets_eos": False}), "preset": "authors"}
+        ).padding.truncated_gets_eos
+        is False
+    )
+
+
+def test_changes_from_the_command_line(tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_text('[model]\nname = "m"\n[data]\npath = "d"\n[run]\noutput = "o"\nsteps = 5\n')
+    recipe = read(
+        path,
+        ["run.steps=7", "padding.policy=rainbow", "optim.betas=[0.8, 0.9]", "lora.r=4", "run.compile=true"],
+    )
+    assert (recipe.run.steps, recipe.padding.policy, recipe.optim.betas) == (7, "rainbow", (0.8, 0.9))
+    assert (recipe.lora.r, recipe.run.compile) == (4, True)
+    for change, message in (("run.steps", "part.field=value"), ("run.steps.x=1", "not a section")):
+        with pytest.raises(ConfigError, match=message):
+            read(path, [change])
+
+
+def test_files_that_are_no_recipe(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read(tmp_path / "none.toml")
+    (tmp_path / "r.toml").write_text("[model\n")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        read(tmp_path / "r.toml")

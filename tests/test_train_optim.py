@@ -1,0 +1,90 @@
+"""Muon against torch's own, and the shape of the schedule."""
+
+from copy import deepcopy
+from itertools import pairwise
+
+import pytest
+import torch
+
+from voidpad.models import random_model
+from voidpad.training.config import OptimPart
+from voidpad.training.optim import Muon, Schedule, Together, optimiser, orthogonal
+
+
+def test_muon_equals_torchs_own_up_to_its_bfloat16():
+    shapes = [(8, 8), (8, 8), (12, 8), (8, 12)]
+    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    one = Muon(ours, lr=0.02, momentum=0.95, weight_decay=0.1)
+    two = torch.optim.Muon(theirs, lr=0.02, momentum=0.95, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.randn(p.shape, generator=generator)
+            q.grad = p.grad.clone()
+        one.step()
+        two.step()
+    for p, q in zip(ours, theirs, strict=True):
+        assert (p - q).abs().max() < 2e-3  # updates are about 0.02 * 0.2 * 3 each
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 24, 16), (2, 16, 24)])
+def test_orthogonal_flattens_the_singular_values(shape):
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(orthogonal(matrices))
+    assert values.min() > 0.3
+    assert values.max() < 1.3
+
+
+def test_a_matrix_is_treated_the_same_alone_and_in_a_group():
+    matrices = torch.randn(5, 6, 9, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(orthogonal(matrices)[2:3], orthogonal(matrices[2:3]), atol=1e-6)
+
+
+def test_muon_takes_the_layers_matrices_and_adamw_the_rest():
+    net = random_model().net
+    together = optimiser(net, OptimPart(name="muon", lr=1e-3, muon_lr=5e-3, weight_decay=0.3))
+    muon, adamw = together.parts
+    assert len(muon.param_groups[0]["params"]) == 2 * 7
+    names = {id(p): name for name, p in net.named_parameters()}
+    decayed, plain = ([names[id(p)] for p in group["params"]] for group in adamw.param_groups)
+    assert decayed == ["model.embed_tokens.weight", "lm_head.weight"]
+    assert all("norm" in name for name in plain)
+    assert [group["weight_decay"] for group in together.param_groups] == [0.3, 0.3, 0.0]
+    assert [group["lr"] for group in together.param_groups] == [5e-3, 1e-3, 1e-3]
+
+
+def test_together_restores_both_parts():
+    def build():
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 4)
+        return net, Together(Muon([net.weight], lr=0.1), torch.optim.AdamW([net.bias], lr=0.1))
+
+    def step(net, optimiser, seed):
+        net(torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))).pow(2).sum().backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    net, one = build()
+    step(net, one, 0)
+    weights, state = deepcopy(net.state_dict()), deepcopy(one.state_dict())
+    step(net, one, 1)
+    again, two = build()
+    again.load_state_dict(weights)
+    two.load_state_dict(state)
+    step(again, two, 1)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "sqrt"])
+def test_schedule_rises_stays_and_falls_to_its_floor(shape):
+    schedule = Schedule(warmup=0.1, decay=0.4, shape=shape, floor=0.05)
+    values = [schedule(k / 100) for k in range(101)]
+    assert values[5] == pytest.approx(0.5)
+    assert values[10:61] == pytest.approx([1.0] * 51)
+    assert values[100] == pytest.approx(0.05)
+    assert all(a >= b for a, b in pairwise(values[60:]))
+
+
+def test_the_default_schedule_is_constant():
+    assert {Schedule()(k / 10) for k in range(11)} == {1.0}

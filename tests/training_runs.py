@@ -1,0 +1,55 @@
+"""A small model, its data and a recipe, for tests that really train."""
+
+import random
+import tomllib
+from pathlib import Path
+
+from voidpad import data
+from voidpad.models import random_model, save
+from voidpad.padding import Example, Pairs
+from voidpad.training.config import Recipe, check
+
+RECIPE = """
+[model]
+name = "{folder}/start"
+[data]
+path = "{folder}/data.safetensors"
+[padding]
+policy = "void"
+[optim]
+lr = 3e-3
+[run]
+output = "{folder}/out"
+steps = 6
+global_batch = 8
+micro_batch = 4
+save_every = 2
+log_every = 2
+report_to = []
+"""
+
+
+def materials(folder: Path, family: str = "llada", rows: int = 40) -> Path:
+    """`start` (a random model), `data.safetensors` and `recipe.toml` in the folder."""
+    model = random_model(family, vocab=64, hidden=32, layers=2, context=128)
+    save(model, folder / "start")
+    rng = random.Random(0)
+    letters = range(max(model.roles.all()) + 1, 60)
+    examples = [
+        Example(
+            [rng.choice(letters) for _ in range(rng.randint(1, 4))], [rng.choice(letters)] * rng.randint(1, 9)
+        )
+        for _ in range(rows)
+    ]
+    data.write(folder / "data.safetensors", Pairs.of(examples), model.roles)
+    (folder / "recipe.toml").write_text(RECIPE.format(folder=folder))
+    return folder
+
+
+def recipe(folder: Path, **parts: dict) -> Recipe:
+    """The recipe with parts changed, e.g. run={"steps": 3}; a part of None is left out."""
+    values = tomllib.loads((folder / "recipe.toml").read_text())
+    for name, change in parts.items():
+        part = {**values.get(name, {}), **change}
+        values[name] = {key: value for key, value in part.items() if value is not None}
+    return check(values)
