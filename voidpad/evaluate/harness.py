@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import lm_eval.models  # noqa: F401  before registering ours, or lm-eval's own models vanish from its registry
+import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
@@ -69,8 +70,11 @@ class VoidpadLM(LM):
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict, additional_config: dict | None = None) -> "VoidpadLM":
-        """From lm-eval's options. Its default batch size of 1 leaves `rows` alone: it changes no answer."""
+        """From lm-eval's options. Its default batch size of 1 leaves `rows` alone: it changes no answer. Its
+        default device is a GPU, whether there is one or not."""
         extra = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        if str(extra.get("device")).startswith("cuda") and not torch.cuda.is_available():
+            extra["device"] = "cpu"
         given = {**extra, **arg_dict}
         batch = given.pop("batch_size", None)
         given.pop("max_batch_size", None)
