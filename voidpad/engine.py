@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from voidpad.decode.canvas import join
-from voidpad.decode.loop import Denoiser, Outcome, advance, begin, outcome, wanted
+from voidpad.decode.loop import Denoiser, Outcome, advance, begin, check, outcome, wanted
 from voidpad.decode.plan import Plan
 from voidpad.decode.rows import Rows, join_rows
-from voidpad.errors import ConfigError
 from voidpad.roles import Roles
 
 
@@ -49,11 +48,7 @@ class Engine:
 
     def submit(self, prompt: Sequence[int], plan: Plan, *, seed: int = 0, key: int | None = None) -> int:
         """Queue a prompt. The key identifies the row and, with the seed, its randomness."""
-        if not len(prompt):
-            raise ConfigError("the prompt is empty; give it at least one token.")
-        if self.roles.mask in prompt:
-            raise ConfigError(f"the prompt holds the mask token {self.roles.mask}; remove it.")
-        self.roles.ids([*plan.ban, *plan.mute])
+        check(prompt, self.roles, plan)
         key = self.submitted if key is None else key
         self.waiting.append(Request(key, prompt, plan, seed))
         self.submitted += 1

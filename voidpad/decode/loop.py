@@ -19,7 +19,7 @@ from voidpad.decode.noise import Noise
 from voidpad.decode.plan import Plan
 from voidpad.decode.propose import NOTHING, Bans, propose_in_pieces
 from voidpad.decode.rows import Rows
-from voidpad.errors import VoidpadError
+from voidpad.errors import ConfigError, VoidpadError
 from voidpad.roles import Roles
 
 Denoiser = Callable[[Canvas, Tensor], Tensor]  # (canvas, where (B, L) bool) -> aligned logits (N, V)
@@ -94,8 +94,19 @@ def begin(
     prompts: Sequence[Sequence[int]], roles: Roles, plan: Plan, *, keys: Sequence[int], seeds: Sequence[int]
 ) -> Rows:
     """Rows before their first pass."""
+    for prompt in prompts:
+        check(prompt, roles, plan)
     canvas = Canvas.blank(prompts, plan.length.canvas, roles, keys)
     return Rows.begin(canvas, plan.block, seeds=seeds, probing=plan.length.probes)
+
+
+def check(prompt: Sequence[int], roles: Roles, plan: Plan) -> None:
+    """Refuse what no pass could make sense of."""
+    if not len(prompt):
+        raise ConfigError("the prompt is empty; give it at least one token.")
+    if roles.mask in prompt:
+        raise ConfigError(f"the prompt holds the mask token {roles.mask}; remove it.")
+    roles.ids([*plan.ban, *plan.mute])
 
 
 def wanted(rows: Rows, plan: Plan) -> Tensor:
