@@ -102,7 +102,7 @@ def evaluate(
     if as_json:
         print(json.dumps(results))
     else:
-        out.print(table(results))
+        out.print(table(results), width=110, crop=False)  # a narrow terminal wraps rather than hides numbers
         err.print(f"run folder: {out_dir}", style="dim")
 
 

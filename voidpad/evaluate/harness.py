@@ -91,9 +91,16 @@ class VoidpadLM(LM):
         model = load(
             args.pretrained, args.adapter, device=args.device, dtype=args.dtype, quantize=args.quantize
         )
-        options = {"rows": args.rows, "tokens": args.tokens, "system": args.system, "raw": args.raw}
-        plan = model.plan(args.plan, **fields)
-        answering = Answering(model, plan, seed=args.seed, read=READERS[args.parity], **options)
+        answering = Answering(
+            model,
+            model.plan(args.plan, **fields),
+            seed=args.seed,
+            rows=args.rows,
+            tokens=args.tokens,
+            read=READERS[args.parity],
+            system=args.system,
+            raw=args.raw,
+        )
         bound = Bound(
             model, samples=args.mc_samples, seed=args.seed, tokens=args.tokens, greedy=args.check_greedy
         )

@@ -90,7 +90,7 @@ class Bound:
             size = len(continuation)
             plan = self.model.plan("original", canvas=size, block=size, steps=size, cut=False)
             engine.submit(context, plan, key=key)
-        written = {}
+        written: dict[int, list[int]] = {}
         while engine.busy:
             written |= {outcome.key: outcome.ids for outcome in engine.step()}
         return [written[key] == continuation for key, (_, continuation) in enumerate(pairs)]

@@ -47,7 +47,9 @@ def evaluate(
 
 
 def loaded(settings: Settings, resources: Resources) -> Model:
-    place = {"device_map": "auto"} if resources.device == "auto" else {"device": resources.device}
+    place: dict[str, Any] = (
+        {"device_map": "auto"} if resources.device == "auto" else {"device": resources.device}
+    )
     return load(settings.model, settings.adapter, dtype=settings.dtype, quantize=settings.quantize, **place)
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from voidpad.errors import ConfigError
-from voidpad.tasks import FOLDER
+from voidpad.tasks import FEWSHOT, FOLDER
 
-FEWSHOT = ("keyed", "stream")
 PARITIES = ("llada", "dream")
 
 

@@ -13,10 +13,9 @@ from lm_eval.api.task import ConfigurableTask
 
 from voidpad.errors import ConfigError
 from voidpad.sandbox import Limits, Sandbox, Verdict
+from voidpad.tasks import FEWSHOT
 from voidpad.tasks.data import ITEM
 from voidpad.tasks.graders import Doc
-
-FEWSHOT = ("keyed", "stream")
 
 
 class Benchmark(ConfigurableTask):
