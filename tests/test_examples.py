@@ -123,7 +123,8 @@ def test_zero_temperature_is_the_argmax_for_both_families():
 
 def test_draws_are_the_references_to_the_last_bit():
     where = list(itertools.product((0, 7, 2**40), (0, 3), (0, 9), (0, 5)))  # seed, key, pass, slot
-    noise = Noise.at(*(torch.tensor(part) for part in zip(*where, strict=True)))
+    parts = tuple(torch.tensor(part) for part in zip(*where, strict=True))
+    noise = Noise(parts, torch.device("cpu"))
     assert noise.per_slot().tolist() == [uniform(*one, -1) for one in where]
     assert noise.per_token(6).tolist() == [[uniform(*one, v) for v in range(6)] for one in where]
 

@@ -117,7 +117,7 @@ def wanted(rows: Rows, plan: Plan) -> Tensor:
 def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
     """One pass: what the logits at `where` make of the rows."""
     roles = rows.canvas.roles
-    bans = Bans(roles.ids(plan.ban), roles.ids(plan.mute), roles.mask)
+    bans = resolved(plan, roles, vocab=logits.shape[1])
     watched = plan.length.watch(rows)
     grid = scatter(watched, plan.length.measure(at(logits, watched[where]), roles, bans).cpu())
     signal = plan.length.signal(rows, grid)
@@ -132,6 +132,15 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
     after = count(rows, plan.length.revise(rows, filled, look, plan.block), ready)
     finished = finish(after, plan, ready)
     return Step(rows, where, logits, frontier, chosen, tokens, score, signal, after, finished)
+
+
+def resolved(plan: Plan, roles: Roles, *, vocab: int) -> Bans:
+    """The plan's ban and mute sets as ids of this vocabulary."""
+    bans = Bans(roles.ids(plan.ban), roles.ids(plan.mute), roles.mask)
+    outside = [token for token in (*bans.ban, *bans.mute) if not 0 <= token < vocab]
+    if outside:
+        raise ConfigError(f"ban or mute holds {outside[0]}, but the vocabulary has {vocab} tokens; use smaller ids.")
+    return bans
 
 
 def propose(rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Bans) -> tuple[Tensor, Tensor]:
