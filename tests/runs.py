@@ -24,6 +24,8 @@ PROVENANCE = {
     "device": "cpu",
     "device_count": 1,
     "dtype": "float32",
+    "rows": 32,
+    "tokens": 16384,
     "family": "llada",
     "padding": None,
     "data": "local",

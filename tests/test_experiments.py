@@ -268,3 +268,4 @@ def test_a_ray_cluster_that_loses_a_node_gives_the_local_results(bench):
     assert sorted(one.cell.id for one in ended) == sorted(cell.id for cell in found)
     assert all(rows(out / cell.folder) == rows(root / "local" / cell.folder) for cell in found)
     assert not (out / "shards").exists()
+    assert {one.loads for one in ended} == {1}

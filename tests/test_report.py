@@ -223,7 +223,10 @@ def test_run_folders_without_a_recipe_are_named_by_their_settings(tmp_path):
     for cell in found:
         write_run(cell, tmp_path)
     table = report([tmp_path / "cells"]).sections[0].tables[0]
-    base, adapted = "GSAI-ML/LLaDA-8B-Instruct", "GSAI-ML/LLaDA-8B-Instruct + llada-8b-instruct-void"
+    base, adapted = (
+        "GSAI-ML/LLaDA-8B-Instruct",
+        "GSAI-ML/LLaDA-8B-Instruct + runs/llada-8b-instruct-void/model",
+    )
     assert {(row.head[0], row.head[2]) for row in table.rows} == {
         *((base, method) for method in ("original", "rho-eos", "daedal")),
         *((adapted, method) for method in ("void", "void-expansion")),

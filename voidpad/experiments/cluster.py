@@ -4,12 +4,14 @@ Tasks, not actors: Ray moves a lost task to any worker that is free, while the t
 a place as large as the one it had. A worker process keeps its model, so it is loaded once per worker.
 """
 
+import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate.folder import read_run
@@ -28,11 +30,20 @@ class Work:
     settings: Settings
     resources: Resources
 
-    def __call__(self) -> dict[str, bytes]:
+    def __call__(self) -> "Parcel":
         model = LOADER(self.settings, self.resources.device)
         with tempfile.TemporaryDirectory(prefix="voidpad-") as folder:
             evaluate(self.settings, Path(folder), model=model, resources=self.resources)
-            return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
+            files = {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
+        return Parcel(files, f"{platform.node()}:{os.getpid()}", LOADER.loads)
+
+
+class Parcel(NamedTuple):
+    """A finished run folder, and how many models the worker that sends it has loaded so far."""
+
+    files: dict[str, bytes]
+    worker: str
+    loads: int
 
 
 @dataclass(frozen=True)
@@ -93,31 +104,31 @@ def _drive(ray: Any, cells: Sequence[Sequence[Part]], out: Path, resources: Reso
     while running:
         (ready,), _ = ray.wait(list(running))
         part, parts = running.pop(ready)
-        error = _receive(ray, ready, part.folder(out))
-        if error:
-            yield Ended(part.cell, error=error)
-        elif all(stored(one.folder(out)) for one in parts):
-            yield _finish(parts, out, resources)
+        parcel = _receive(ray, ready)
+        if isinstance(parcel, VoidpadError):
+            yield Ended(part.cell, error=parcel)
+            continue
+        store(parcel.files, part.folder(out))
+        if all(stored(one.folder(out)) for one in parts):
+            yield replace(_finish(parts, out, resources), worker=parcel.worker, loads=parcel.loads)
 
 
 def stored(folder: Path) -> bool:
     return (folder / "results.json").is_file()
 
 
-def _call(work: Work) -> dict[str, bytes]:
+def _call(work: Work) -> Parcel:
     return work()
 
 
-def _receive(ray: Any, ready: Any, folder: Path) -> VoidpadError | None:
-    """Store a finished part; what voidpad refused on the worker comes back as it was."""
+def _receive(ray: Any, ready: Any) -> Parcel | VoidpadError:
+    """What a task sent; what voidpad refused on the worker comes back as it was."""
     try:
-        files = ray.get(ready)
+        return ray.get(ready)
     except ray.exceptions.RayTaskError as fault:
         if isinstance(fault.cause, VoidpadError):
             return fault.cause
         raise
-    store(files, folder)
-    return None
 
 
 def store(files: dict[str, bytes], folder: Path) -> None:

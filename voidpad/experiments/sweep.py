@@ -28,6 +28,8 @@ class Ended:
     cell: Cell
     results: dict[str, Any] | None = None
     error: VoidpadError | None = None
+    worker: str = ""  # the process that finished it, on a cluster
+    loads: int = 0  # models that process has loaded so far
 
 
 def begin(recipe: Recipe, name: str, out: Path) -> list[Cell]:

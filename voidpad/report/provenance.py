@@ -24,6 +24,7 @@ def provenance(shown: Sequence[Record]) -> list[tuple[str, str]]:
         ("Versions", ", ".join(f"{name} {one_of(records, name)}" for name in VERSIONS)),
         ("Commit", listed(_commit(r.provenance) for r in records)),
         ("Device", listed(_device(r.provenance) for r in records)),
+        ("Batching", f"at most {one_of(records, 'rows')} rows and {one_of(records, 'tokens')} tokens a pass"),
         ("Data", one_of(records, "data")),
         ("Code execution", listed(_sandbox(r.provenance) for r in records)),
         ("Intervals", "95 %: Wilson's for a task, combined over independent tasks for a mean"),

@@ -145,7 +145,7 @@ def load(path: Path) -> dict[str, Any]:
 
 def model_label(settings: Mapping[str, Any]) -> str:
     adapter = settings.get("adapter")
-    return settings["model"] + (f" + {Path(adapter).name}" if adapter else "")
+    return settings["model"] + (f" + {adapter}" if adapter else "")
 
 
 def method_label(settings: Mapping[str, Any]) -> str:
