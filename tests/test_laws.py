@@ -39,7 +39,10 @@ def one_row(c: Case, key: int) -> reference.Result:
 @each_length
 def test_a_row_does_not_depend_on_its_company(length):
     for name, c in cases(length, 64):
-        together = watch(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed)
+        wide = [7] * 40 + [
+            SEPARATOR[c.roles]
+        ]  # much longer than the others: sums over the width must not notice
+        together = watch(c.denoise, [*c.prompts, wide], c.roles, c.plan, seed=c.seed)
         keys = company(name, len(c.prompts))
         apart = watch(c.denoise, [c.prompts[k] for k in keys], c.roles, c.plan, seed=c.seed, keys=keys)
         for key, row in zip(keys, apart, strict=True):
