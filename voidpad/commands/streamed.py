@@ -40,7 +40,7 @@ def stream(
             recorder(step, seconds=time.perf_counter() - begun)
         for outcome in step.finished.values():
             timed = replace(outcome, seconds=time.perf_counter() - begun)
-            results[outcome.key] = model.result(timed, cut=plan.cut)
+            results[outcome.key] = model.result(timed, plan)
     if recorder:
         recorder.write(trace["path"])
     return [results[key] for key in sorted(results)]

@@ -18,6 +18,7 @@ from voidpad.decode.length import (
     RhoEos,
     Rounding,
     SmartCrop,
+    Trimmed,
     VoidExpansion,
     at_end,
     before_first_eos,
@@ -67,6 +68,16 @@ class Plan:
         return self.commit.steps or self.block if isinstance(self.commit, TopK) else self.block
 
     @property
+    def approximations(self) -> tuple[str, ...]:
+        """What makes this plan faster than one token a pass on the full canvas, at some risk."""
+        named = (
+            ("threshold", isinstance(self.commit, Threshold)),
+            ("factor", isinstance(self.commit, Factor)),
+        )
+        found = [name for name, on in (*named, ("trim", isinstance(self.length, Trimmed))) if on]
+        return tuple(found) if not isinstance(self.propose, MaskLast) else ()
+
+    @property
     def patience(self) -> int:
         """Passes without a change after which a row counts as stalled."""
         return self.length.patience(self.block, self.steps)
@@ -86,6 +97,7 @@ HELP = {
     "top_p": "nucleus filter (Dream family, temperature > 0)",
     "top_k": "top-k filter (Dream family, temperature > 0; 0 is off)",
     "schedule": "even or dream: how a block's slots spread over its passes",
+    "trim": "cut the canvas right after a committed EOS (approximate; needs stop=eos)",
     "threshold": "write every slot at least this sure, instead of a schedule (0 is off)",
     "factor": "factor commits, instead of a schedule (0 is off)",
     "cut": "cut the answer at the first EOS",
@@ -339,6 +351,10 @@ def build(preset: Preset, knobs: Knobs) -> Plan:
         {"renormalised": True, "unbanned": False},
     )
     mute = knobs.names("mute", ban if renormalise else ())
+    if knobs("trim", False):
+        if stop is not eos_termination:
+            raise ConfigError("trim=True drops what follows an EOS, so it needs stop=eos.")
+        length = Trimmed(length)
     return Plan(length, proposal(knobs, commit), commit, stop, block, ban, mute, knobs("cut", True))
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from voidpad.decode.denoise import HFDenoiser
     from voidpad.decode.loop import Observe, Outcome, Step
     from voidpad.decode.plan import Plan
+    from voidpad.engine import Engine
 
 Prompt = str | Messages
 
@@ -34,6 +35,7 @@ class Result:
     canvas: int  # final length
     stop_reason: str  # eos, full, limit, stalled or cancelled
     seconds: float
+    accelerated: tuple[str, ...]  # approximations that were on; none by default
     ids: list[int]  # the whole final canvas
     key: int  # place of the prompt among those given
 
@@ -128,24 +130,24 @@ class Model:
         tokens: int = 16384,
         raw: bool = False,
         system: str | None = None,
+        cache: str | None = None,
         progress: Callable[[Result], None] | None = None,
         **fields: Any,
     ) -> list[Result]:
         """Answers in the order of the prompts; `progress` sees each one as it ends.
 
-        `rows` and `tokens` (prompts and canvases) bound one forward pass; they change no answer.
+        `rows` and `tokens` (prompts and canvases) bound one forward pass; they change no answer. `cache` does:
+        "prefix" or "dual" keeps keys and values inside a block.
         """
-        from voidpad.engine import Engine
-
         chosen = self.plan(plan, **fields)
-        engine = Engine(self.denoiser(), self.roles, rows=rows, tokens=tokens)
+        engine = self.engine(rows=rows, tokens=tokens, cache=cache, block=chosen.block)
         for key, prompt in enumerate(listed(prompts)):
             ids = self.encode(prompt, raw=raw, system=system)
             engine.submit(ids, self.fit(ids, chosen), seed=seed, key=key)
         results: list[Result] = []
         while engine.busy:
             for outcome in engine.step():
-                results.append(self.result(outcome, cut=chosen.cut))
+                results.append(self.result(outcome, chosen, cache=cache))
                 if progress is not None:
                     progress(results[-1])
         return sorted(results, key=lambda result: result.key)
@@ -168,10 +170,26 @@ class Model:
         chosen = self.fit(ids, self.plan(plan, **fields))
         return decode(self.denoiser(), [ids], self.roles, chosen, seed=seed, observe=observe)
 
-    def result(self, outcome: "Outcome", *, cut: bool = True) -> Result:
+    def engine(
+        self, *, rows: int = 32, tokens: int = 16384, cache: str | None = None, block: int = 32
+    ) -> "Engine":
+        """Many rows at once, exact unless a cache is asked for."""
+        from voidpad.engine import Engine
+        from voidpad.fast.cached import Cached
+
+        if cache is None:
+            return Engine(self.denoiser(), self.roles, rows=rows, tokens=tokens)
+        if cache not in ("prefix", "dual"):
+            raise ConfigError(
+                f"cache={cache!r} is unknown; use prefix or dual, or leave it out for exact decoding."
+            )
+        kept = Cached(self.denoiser(), block, keep_suffix=cache == "dual")
+        return Engine(kept, self.roles, rows=rows, tokens=tokens, ended=kept.forget)
+
+    def result(self, outcome: "Outcome", plan: "Plan", *, cache: str | None = None) -> Result:
         """A finished row with its text."""
         return Result(
-            text=self.text(outcome.tokens, cut=cut),
+            text=self.text(outcome.tokens, cut=plan.cut),
             tokens=outcome.tokens,
             passes_decode=outcome.passes_decode,
             passes_probe=outcome.passes_probe,
@@ -179,6 +197,7 @@ class Model:
             canvas=outcome.canvas,
             stop_reason=outcome.stop_reason,
             seconds=outcome.seconds,
+            accelerated=(*([f"{cache} cache"] if cache else []), *plan.approximations),
             ids=outcome.ids,
             key=outcome.key,
         )

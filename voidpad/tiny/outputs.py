@@ -17,6 +17,8 @@ from typing import Any
 from torch import Tensor
 
 from voidpad.decode.canvas import Canvas
+from voidpad.decode.loop import Outcome
+from voidpad.decode.plan import Plan
 from voidpad.engine import Engine
 from voidpad.errors import ConfigError
 from voidpad.models import Model, load
@@ -71,22 +73,23 @@ def decode(model: Model, cells: Sequence[Cell], count: int, *, limits: Limits) -
     (hide,) = {cell.hide_eos for cell in cells}
     denoise = model.denoiser(forbid=hidden_eos) if hide else model.denoiser()
     engine = Engine(denoise, model.roles, rows=limits.rows, tokens=limits.tokens)
-    jobs: list[tuple[Cell, int, str, int]] = []
+    jobs: list[tuple[Cell, Plan, str, int]] = []
     prompts = {name: [model.encode(p.prompt) for p in heldout(name, count)] for name in TASKS}
     for cell in cells:
         plan = model.plan(cell.plan, **cell.fields)
         for task, encoded in prompts.items():
             for index, ids in enumerate(encoded):
                 engine.submit(ids, model.fit(ids, plan), key=len(jobs))
-                jobs.append((cell, plan.block, task, index))
+                jobs.append((cell, plan, task, index))
     while engine.busy:
         for outcome in engine.step():
-            cell, block, task, index = jobs[outcome.key]
-            yield {**asdict(cell), "block": block, "task": task, "index": index, **record(model, outcome)}
+            cell, plan, task, index = jobs[outcome.key]
+            where = {"block": plan.block, "task": task, "index": index}
+            yield {**asdict(cell), **where, **record(model, outcome, plan)}
 
 
-def record(model: Model, outcome: Any) -> dict[str, Any]:
-    result = model.result(outcome)
+def record(model: Model, outcome: Outcome, plan: Plan) -> dict[str, Any]:
+    result = model.result(outcome, plan)
     length = next(
         (n for n, token in enumerate(result.tokens) if token in model.roles.ends), len(result.tokens)
     )

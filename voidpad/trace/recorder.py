@@ -100,7 +100,7 @@ class Recorder:
     def _trace(self, step: Step, row: int, seconds: float | None) -> Trace:
         canvas, outcome = step.before.canvas, step.finished[row]
         prompt = canvas.ids[row, : int(canvas.prompt[row])].tolist()
-        result = dataclasses.asdict(self.model.result(outcome, cut=self.plan.cut))
+        result = dataclasses.asdict(self.model.result(outcome, self.plan))
         kept = {field.name: result[field.name] for field in dataclasses.fields(Summary)}
         passes = tuple(self.passes.pop(outcome.key))
         header = Header(
