@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
+from typing import Any
 
-import click
 import typer
 
 from voidpad.commands import calibrate, generate, merge, report, sweep, train, view
@@ -14,7 +15,6 @@ from voidpad.errors import ConfigError, VoidpadError
 app = typer.Typer(
     name="voidpad",
     help="Train, decode, evaluate and inspect masked diffusion language models that know when to stop.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -29,33 +29,37 @@ app.command()(merge.merge)
 app.command()(view.view)
 
 
+# Newer releases of typer carry their own copy of click: a public name leads to whichever is in use.
+BadUsage: Any = typer.BadParameter.__mro__[1]
+BadCommand: Any = typer.BadParameter.__mro__[2]
+
+
 def main() -> None:
     """Run a command. A failure is one line; status 2 is wrong usage; --debug adds the traceback."""
     debug = "--debug" in sys.argv
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
     try:
-        sys.exit(app(arguments, standalone_mode=False))
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+        sys.exit(app(arguments or ["--help"], standalone_mode=False))
+    except BadUsage as error:
+        command = error.ctx.command_path if error.ctx else "voidpad"
+        fail(f"{error.format_message().rstrip('.')}; see {command} --help.", error.exit_code)
+    except BadCommand as error:
+        fail(error.format_message(), error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
         fail("interrupted", 130)
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader has gone; nothing may be written at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
         if debug:
             traceback.print_exc()
         known = isinstance(error, VoidpadError)
-        text = (
-            " ".join(str(error).split())
-            if known
-            else f"{type(error).__name__}: {error} (--debug shows where)"
-        )
+        text = str(error) if known else f"{type(error).__name__}: {error} (--debug shows where)"
         fail(text, 2 if isinstance(error, ConfigError) else 1)
 
 
 def fail(message: str, status: int) -> None:
-    print(f"voidpad: {message}", file=sys.stderr)
+    print(f"voidpad: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(status)
 
 

@@ -17,6 +17,7 @@ from voidpad.decode.canvas import join
 from voidpad.decode.loop import Denoiser, Outcome, advance, begin, check, outcome, wanted
 from voidpad.decode.plan import Plan
 from voidpad.decode.rows import Rows, join_rows
+from voidpad.errors import ConfigError
 from voidpad.roles import Roles
 
 
@@ -39,19 +40,27 @@ class Engine:
     ended: Callable[[int], None] = lambda key: None  # told when a row is over; caches drop it then
     waiting: deque[Request] = field(default_factory=deque)
     live: dict[Plan, Rows] = field(default_factory=dict)
-    started: dict[int, float] = field(default_factory=dict)
+    since: dict[int, float] = field(default_factory=dict)  # key -> when it was queued, then when it began
     cancelled: set[int] = field(default_factory=set)
-    submitted: int = 0
+    next_key: int = 0
     passes: int = 0
     took_part: int = 0  # rows of the last pass
     tokens_read: int = 0  # tokens of the last pass
 
+    def __post_init__(self) -> None:
+        for name, value in (("rows", self.rows), ("tokens", self.tokens)):
+            if value < 1:
+                raise ConfigError(f"{name}={value} leaves no room for a row; use at least 1.")
+
     def submit(self, prompt: Sequence[int], plan: Plan, *, seed: int = 0, key: int | None = None) -> int:
         """Queue a prompt. The key identifies the row and, with the seed, its randomness."""
         check(prompt, self.roles, plan)
-        key = self.submitted if key is None else key
+        key = self.next_key if key is None else key
+        if key in self.since:
+            raise ConfigError(f"key={key} is in use by a row that has not ended; choose another.")
         self.waiting.append(Request(key, prompt, plan, seed))
-        self.submitted += 1
+        self.since[key] = time.perf_counter()
+        self.next_key = max(self.next_key, key + 1)
         return key
 
     def cancel(self, key: int) -> None:
@@ -101,7 +110,7 @@ class Engine:
             if count and load + size > self.tokens:
                 break
             fresh.setdefault(request.plan, []).append(self.waiting.popleft())
-            self.started[request.key] = time.perf_counter()
+            self.since[request.key] = time.perf_counter()
             count, load = count + 1, load + size
         for plan, requests in fresh.items():
             keys, seeds = [r.key for r in requests], [r.seed for r in requests]
@@ -133,6 +142,8 @@ class Engine:
         if not self.cancelled:
             return []
         done = [Outcome(r.key, [], [], 0, 0, 0, "cancelled") for r in self.waiting if r.key in self.cancelled]
+        for one in done:
+            del self.since[one.key]
         self.waiting = deque(r for r in self.waiting if r.key not in self.cancelled)
         for plan, rows in list(self.live.items()):
             out = torch.tensor([int(key) in self.cancelled for key in rows.canvas.key])
@@ -145,4 +156,4 @@ class Engine:
 
     def _timed(self, finished: Outcome) -> Outcome:
         self.ended(finished.key)
-        return replace(finished, seconds=time.perf_counter() - self.started.pop(finished.key))
+        return replace(finished, seconds=time.perf_counter() - self.since.pop(finished.key))
