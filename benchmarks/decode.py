@@ -27,7 +27,7 @@ from voidpad.decode.plan import Plan, plan
 from voidpad.engine import Engine
 from voidpad.fast.cached import Cached
 from voidpad.fast.graphs import Graphs
-from voidpad.fast.packed import NAME, Packed, compiled
+from voidpad.fast.packed import Packed, compiled
 from voidpad.roles import Roles
 
 SHAPES = {
@@ -75,9 +75,6 @@ class Bench:
     def size(self, tokens: int) -> int:
         return max(32, int(tokens * self.scale) // 32 * 32)
 
-    def attention(self, name: str) -> None:
-        self.net.model.set_attn_implementation(name)
-
     def note(self, name: str, **numbers: Any) -> None:
         self.found[name] = numbers
         shown = "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in numbers.items())
@@ -100,7 +97,6 @@ def peak(bench: Bench) -> float:
 
 def research_pass(bench: Bench, prompt: int, canvas: int, passes: int) -> float:
     """Seconds per pass of the research loop on one row."""
-    bench.attention("sdpa")
     script = Script(ROLES, [canvas])
     loop = Research(bench.net, ROLES, bench.shift, ban=(3,), script=lambda slot: script.token(0, slot))
     row = [7] * prompt
@@ -134,7 +130,6 @@ def latency(bench: Bench, rate: float) -> list[tuple[int, float]]:
         prompt = bench.size(256)
         slow = research_pass(bench, prompt, canvas, 24)
         denoise = exact(bench, 4096)
-        bench.attention(NAME)
         fast = engine_pass(bench, denoise, prompt, plan("void", canvas=canvas, block=32), min(24, canvas - 4))
         flops = 2 * bench.parameters * (prompt + canvas)
         lines.append((prompt + canvas, slow))
@@ -168,13 +163,11 @@ def throughput(bench: Bench, rate: float, cost: Callable[[float, float], float],
         ),
     }
     for name, chosen in plans.items():
-        bench.attention(NAME)
         engine = Engine(Scripted(exact(bench, 0), Script(ROLES, lengths)), ROLES, rows=64, tokens=16384)
         run = drive(engine, [(p, chosen) for p in prompts], device=bench.device, seconds=seconds, warm=4)
         flops = 2 * bench.parameters * run.tokens / run.seconds
         bench.note(f"throughput exact {name}", row_passes_per_s=run.row_passes_per_second, ms_per_pass=1e3 * run.seconds / run.passes,
                    ratio=cost(run.row_passes, run.tokens) / run.seconds, share_of_peak=flops / rate, finished=run.finished)  # fmt: skip
-    bench.attention("sdpa")
     cached = Cached(bench.plain(), 32, graphs=Graphs(2048))
     engine = Engine(
         Scripted(cached, Script(ROLES, lengths)), ROLES, rows=32, tokens=1 << 20, ended=cached.forget
@@ -200,7 +193,6 @@ def static_batch(bench: Bench, rows: int) -> None:
     """The plain loop on a padded batch: all logits, float64 softmax. Seconds and memory of one pass, against ours."""
     prompts, lengths = workload(rows, scale=bench.scale)
     canvas = Canvas.blank(prompts, bench.size(512), ROLES, range(rows))
-    bench.attention("sdpa")
     cuda = bench.device == "cuda"
 
     @torch.inference_mode()
@@ -223,7 +215,6 @@ def static_batch(bench: Bench, rows: int) -> None:
     slow, big = memory(naive)
     if cuda:
         torch.cuda.empty_cache()
-    bench.attention(NAME)
     engine = Engine(Scripted(exact(bench, 0), Script(ROLES, lengths)), ROLES, rows=rows, tokens=1 << 20)
     for key, prompt in enumerate(prompts):
         engine.submit(prompt, plan("void", canvas=bench.size(512), block=32), key=key)
@@ -251,8 +242,7 @@ def main() -> None:
         cached_latency(bench, passes=32 * 3 - 3)
         static_batch(bench, 32 if given.device == "cuda" else 4)
         if not given.no_compile:
-            bench.attention(NAME)
-            compiled(bench.plain())
+                compiled(bench.plain())
             latency_compiled = latency(bench, rate)
             bench.note("compiled", research_ms=[round(1e3 * t, 3) for _, t in latency_compiled])
         throughput(bench, rate, research_seconds(lines), seconds=given.seconds)

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,8 +19,14 @@ from voidpad.decode.length import VoidExpansion
 from voidpad.decode.plan import HELP, PRESETS, Plan, describe
 from voidpad.errors import ConfigError
 
+if TYPE_CHECKING:
+    from voidpad.models import Result
+
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+APPROXIMATE = ("threshold", "factor", "trim")  # plan fields that --report-delta leaves out of the exact run
 
 
 class Detail(StrEnum):
@@ -48,6 +54,13 @@ def generate(
     trace: Annotated[Path | None, typer.Option(help="record every pass to this file")] = None,
     trace_detail: Annotated[Detail, typer.Option(help="what the trace holds")] = Detail.probs,
     live: Annotated[bool, typer.Option("--live", help="watch the canvas fill")] = False,
+    cache: Annotated[
+        str | None, typer.Option(help="prefix or dual: keep keys and values (approximate)")
+    ] = None,
+    report_delta: Annotated[
+        bool,
+        typer.Option("--report-delta", help="decode exactly too, and print what the approximations change"),
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto to spread over GPUs")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or auto")] = "auto",
     quantize: Annotated[str | None, typer.Option(help="8bit or 4bit, through transformers")] = None,
@@ -61,6 +74,8 @@ def generate(
     loaded = load(model, adapter, dtype=dtype, quantize=quantize, **place)
     built = loaded.plan(plan, **(fields or {}))
     warn(built)
+    if (live or trace is not None) and (cache or report_delta):
+        raise ConfigError("--cache and --report-delta do not go with --live and --trace; drop one of them.")
     if live or trace is not None:
         from voidpad.commands.streamed import stream
 
@@ -68,10 +83,13 @@ def generate(
         ids = [loaded.encode(p, system=system, raw=raw) for p in prompts]
         results = stream(loaded, ids, built, seed=seed, live=err if live else None, trace=recorded)
     else:
+        shared = {"seed": seed, "rows": rows, "tokens": tokens, "raw": raw, "system": system}
         with bar(len(prompts), shown=len(prompts) > 1) as tick:
-            results = loaded.generate(
-                prompts, built, seed=seed, rows=rows, tokens=tokens, raw=raw, system=system, progress=tick
-            )
+            results = loaded.generate(prompts, built, cache=cache, progress=tick, **shared)
+        if report_delta:
+            exact = loaded.plan(plan, **{k: v for k, v in (fields or {}).items() if k not in APPROXIMATE})
+            with bar(len(prompts), shown=len(prompts) > 1, label="exact") as tick:
+                delta(results, loaded.generate(prompts, exact, progress=tick, **shared))
     for result in results:
         show(result, as_json=as_json, many=len(prompts) > 1)
 
@@ -82,13 +100,28 @@ def show(result: Any, *, as_json: bool, many: bool) -> None:
         return
     if many:
         out.print(f"--- {result.key}", style="bold")
-    out.print(result.text, markup=False)
+    print(result.text, flush=True)  # as it is: a console would turn :names: into pictures
     probes = f" + {result.passes_probe} probes" if result.passes_probe else ""
     shared = f" ({result.passes_shared} shared)" if result.passes_shared else ""
     err.print(
         f"{len(result.tokens)} tokens, {result.passes_decode} passes{probes}{shared}, "
         f"canvas {result.canvas}, stopped: {result.stop_reason}, {result.seconds:.2f} s",
         style="dim",
+    )
+
+
+def delta(fast: list[Result], exact: list[Result]) -> None:
+    """What the approximations changed, and what they saved."""
+    same = sum(a.tokens == b.tokens for a, b in zip(fast, exact, strict=True))
+    answers = sum(a.text == b.text for a, b in zip(fast, exact, strict=True))
+    passes = [sum(r.passes_decode + r.passes_probe - r.passes_shared for r in run) for run in (fast, exact)]
+    seconds = [max(r.seconds for r in run) for run in (fast, exact)]
+    names = ", ".join(fast[0].accelerated) or "nothing"
+    err.print(
+        f"against exact decoding, with {names}: tokens equal {same}/{len(exact)}, answers equal "
+        f"{answers}/{len(exact)}, passes {passes[0]} against {passes[1]}, "
+        f"{seconds[0]:.2f} s against {seconds[1]:.2f} s ({seconds[1] / seconds[0]:.2f}x)",
+        style="cyan",
     )
 
 

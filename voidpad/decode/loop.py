@@ -139,7 +139,7 @@ def resolved(plan: Plan, roles: Roles, *, vocab: int) -> Bans:
     bans = Bans(roles.ids(plan.ban), roles.ids(plan.mute), roles.mask)
     outside = [token for token in (*bans.ban, *bans.mute) if not 0 <= token < vocab]
     if outside:
-        raise ConfigError(f"ban or mute holds {outside[0]}, but the vocabulary ends at {vocab - 1}; use a smaller id.")
+        raise ConfigError(f"ban or mute holds {outside[0]}; the vocabulary ends at {vocab - 1}.")
     return bans
 
 

@@ -190,11 +190,11 @@ def fixed(knobs: Knobs, block: int) -> tuple[Length, int]:
 
 def expansion(knobs: Knobs, block: int) -> tuple[Length, int]:
     tau_nonvoid, tau_gap = (0.15, 0.55) if knobs.family == "dream" else (0.09, -0.45)
-    canvas = math.ceil(knobs("canvas", 64) / block) * block
+    canvas = math.ceil(positive("canvas", knobs("canvas", 64)) / block) * block
     asked = knobs("limit", 512)
     rounded = knobs.one_of("cap_rounding", "ceil", {"ceil": math.ceil, "floor": math.floor})
     limit = rounded(asked / block) * block
-    if not 0 < canvas <= limit:
+    if canvas > limit:
         raise ConfigError(
             f"limit={asked} gives {limit} slots, below the start of {canvas}; raise limit or lower canvas."
         )
@@ -247,6 +247,11 @@ def rho_eos(knobs: Knobs, block: int) -> tuple[Length, int]:
         insert_at=knobs.one_of("insert_at", "end", PLACES),
         rounding=knobs.one_of("rounding", "tolerant", ROUNDINGS),
     )
+    if not rule.rho_low <= rule.rho_high or rule.interval <= 0:
+        raise ConfigError(
+            f"rho_low={rule.rho_low} must not exceed rho_high={rule.rho_high}, "
+            f"and interval={rule.interval} must be more than 0."
+        )
     if rule.schedule not in SCHEDULES:
         raise ConfigError(f"scheduler={rule.schedule!r} is unknown; use one of {', '.join(SCHEDULES)}.")
     return bounded(rule), block
@@ -360,6 +365,8 @@ def build(preset: Preset, knobs: Knobs) -> Plan:
 
 def commits(knobs: Knobs, steps: int) -> Commit:
     threshold, factor = knobs("threshold", 0.0), knobs("factor", 0.0)
+    if not 0 <= threshold <= 1 or factor < 0:
+        raise ConfigError(f"threshold={threshold} must lie in [0, 1] and factor={factor} be 0 or more.")
     if threshold and factor:
         raise ConfigError(f"threshold={threshold} and factor={factor} exclude each other; set one.")
     quota = knobs.one_of("schedule", "dream" if knobs.family == "dream" else "even", QUOTAS)

@@ -6,6 +6,8 @@ each bucket of lengths; on a CPU, attention runs row by row.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -79,14 +81,11 @@ def next_power(n: int) -> int:
 
 @dataclass
 class Packed:
-    """A denoiser that packs rows. It switches the network it is given to its own attention."""
+    """A denoiser that packs rows."""
 
     inner: HFDenoiser
     bucket: int = 1
     graphs: Graphs = field(default_factory=Graphs)
-
-    def __post_init__(self) -> None:
-        self.inner.body.set_attn_implementation(NAME)  # type: ignore[operator]
 
     @torch.inference_mode()
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
@@ -107,8 +106,21 @@ class Packed:
                 max_length_k=packing.longest,
             ).last_hidden_state[0]
 
-        hidden = self.graphs(forward, tuple(inputs), tokens=packing.ids.shape[1], key=packing.longest)
+        with attention(self.inner.body, NAME):
+            hidden = self.graphs(forward, tuple(inputs), tokens=packing.ids.shape[1], key=packing.longest)
         return self.inner.head(hidden[place])
+
+
+@contextmanager
+def attention(body: nn.Module, name: str) -> Iterator[None]:
+    """This attention for the passes inside; other denoisers of the same network keep theirs."""
+    config: Any = body.config
+    before = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
 
 
 def compiled(denoiser: HFDenoiser) -> HFDenoiser:
