@@ -1,16 +1,22 @@
 """Recipes are checked whole, cells have stable names, sweeps go on where they stopped, here and on Ray."""
 
 import json
+import re
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from voidpad.cli import app
 from voidpad.decode.plan import describe
-from voidpad.errors import ConfigError
+from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate.folder import read_run
+from voidpad.evaluate.run import evaluate
 from voidpad.evaluate.settings import Resources
 from voidpad.experiments.cluster import parts_of, store
-from voidpad.experiments.recipe import cells, parse, read
+from voidpad.experiments.recipe import Cell, cells, parse, read
 from voidpad.experiments.sweep import Loader, begin, missing, only, run_local
 from voidpad.models import random_model, save
 from voidpad.paper import published
@@ -241,6 +247,49 @@ def test_a_model_is_loaded_once_for_its_cells(bench):
     assert all(model is models[0] for model in models)
 
 
+def test_the_command_lists_runs_and_goes_on(bench, tmp_path):
+    root, _, _ = bench
+    recipe = tmp_path / "trial.toml"
+    recipe.write_text(
+        f'title = "Trial"\ntasks = ["math500"]\nfields = {{canvas = 16}}\ngrid = {{block = [8, 16]}}\n'
+        f'[[group]]\nmodel = "{root / "model"}"\nplan = "void"\n'
+    )
+    command = [
+        "sweep",
+        str(recipe),
+        "--out",
+        str(tmp_path / "out"),
+        "--data",
+        str(root / "data"),
+        "--limit",
+        "2",
+    ]
+    listed = CliRunner().invoke(app, [*command, "--dry-run"])
+    assert listed.output.startswith("Trial: 2 cells, 2 to run.")
+    assert not (tmp_path / "out").exists()
+    first = listed.output.splitlines()[1].split()[0]
+    assert CliRunner().invoke(app, [*command, "--only", first]).exit_code == 0
+    again = CliRunner().invoke(app, command)
+    assert "Trial: 2 cells, 1 to run." in again.output
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["cells", "trial.sweep.json"]
+
+
+def test_the_command_refuses_shards_without_a_cluster(tmp_path):
+    done = CliRunner().invoke(app, ["sweep", str(RECIPES[0]), "--out", str(tmp_path), "--shards", "2"])
+    assert isinstance(done.exception, ConfigError)
+    assert "add --ray" in str(done.exception)
+
+
+def test_the_page_on_reproducing_tells_the_truth():
+    page = (RECIPES[0].parents[2] / "docs" / "reproduce.md").read_text()
+    example = page.split("```toml")[1].split("```")[0]
+    assert len(cells(parse(tomllib.loads(example), "docs"))) == 4
+    told = {name: int(count) for names, counts in re.findall(r"\| (`paper.*?) \| ([\d, ]+) \|", page)
+            for name, count in zip(re.findall("`(.*?)`", names), counts.split(","), strict=True)}  # fmt: skip
+    assert told == {name: count for name, count in COUNTS.items() if name.startswith("paper-")}
+    assert {name for name in COUNTS if name.startswith("tiny-")} <= set(re.findall("`(tiny-.*?)`", page))
+
+
 @pytest.mark.slow
 def test_a_ray_cluster_that_loses_a_node_gives_the_local_results(bench):
     ray = pytest.importorskip("ray")
@@ -251,21 +300,32 @@ def test_a_ray_cluster_that_loses_a_node_gives_the_local_results(bench):
     root, recipe, found = bench
     out = root / "ray"
     begin(recipe, "trial", out)
+    resources = Resources(data=root / "data")
+    kept = parts_of(found[0], 2)[0]  # a part that an earlier, interrupted sweep has left
+    evaluate(kept.settings, kept.folder(out), resources=resources)
+    refused = Cell("random", "absent", replace(found[0].settings, model=str(root / "absent")))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         lost = cluster.add_node(num_cpus=1)
         ray.init(address=cluster.address, log_to_driver=False)
         ended = []
-        for one in run_ray(missing(found, out), out, resources=Resources(data=root / "data"), shards=2):
+        for one in run_ray([refused, *missing(found, out)], out, resources=resources, shards=2):
             ended.append(one)
-            if len(ended) == 1:
+            if sum(one.error is None for one in ended) == 1 and lost in cluster.list_all_nodes():
                 cluster.remove_node(lost, allow_graceful=False)
         assert cluster.list_all_nodes() == [cluster.head_node]
     finally:
         ray.shutdown()
         cluster.shutdown()
-    assert [one.error for one in ended] == [None] * 4
-    assert sorted(one.cell.id for one in ended) == sorted(cell.id for cell in found)
+    assert {str(one.error) for one in ended if one.cell is refused} == {str(failure(refused, resources))}
+    whole = [one for one in ended if one.cell is not refused]
+    assert sorted(one.cell.id for one in whole) == sorted(cell.id for cell in found)
     assert all(rows(out / cell.folder) == rows(root / "local" / cell.folder) for cell in found)
     assert not (out / "shards").exists()
-    assert {one.loads for one in ended} == {1}
+    assert {one.loads for one in whole} == {1}
+
+
+def failure(cell: Cell, resources: Resources) -> Exception:
+    with pytest.raises(VoidpadError) as caught:
+        evaluate(cell.settings, Path("never written"), resources=resources)
+    return caught.value

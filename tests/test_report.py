@@ -7,11 +7,13 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from typer.testing import CliRunner
 
 from runs import drawn, write_run, write_sweep
-from voidpad.errors import DataError
+from voidpad.cli import app
+from voidpad.errors import ConfigError, DataError
 from voidpad.experiments.recipe import cells, read
-from voidpad.paper import published
+from voidpad.paper import findings, published
 from voidpad.report.figures import plots
 from voidpad.report.layout import Bars, Blocks, Details, Heat, Lines, Tasks
 from voidpad.report.metrics import METRICS, Value, mean_interval, ranked
@@ -246,6 +248,30 @@ def test_a_damaged_file_is_named(tmp_path, content, said):
 def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(DataError, match="no run here"):
         report([tmp_path])
+
+
+# ----- the command ---------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_all_formats_and_figures(tmp_path):
+    write_sweep(SWEEPS / "tiny-table4.toml", tmp_path / "runs")
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"report.md", "report.tex", "report.html"}
+    shown = CliRunner().invoke(app, ["report", str(tmp_path / "runs"), "--no-intervals"])
+    assert shown.output.startswith("# Short initial canvas: Dream")
+    assert "[" not in shown.output.splitlines()[8]
+
+
+def test_the_command_lists_the_papers_disagreements():
+    shown = CliRunner().invoke(app, ["report", "--paper"]).output
+    assert "360 of 360 derived numbers" in shown
+    assert all(f"## {finding.rule}\n" in shown for finding in findings(published()))
+    assert shown.count("\n- ") == len(findings(published()))
+
+
+def test_the_command_needs_something_to_report():
+    assert isinstance(CliRunner().invoke(app, ["report"]).exception, ConfigError)
 
 
 # ----- parts ---------------------------------------------------------------------------------------------------
