@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from voidpad.bench import Research, Script, drive, now, workload
+from voidpad.bench import Research, Run, Script, drive, now, workload
 from voidpad.decode.canvas import Canvas
 from voidpad.decode.denoise import HFDenoiser, Scripted
 from voidpad.decode.plan import Plan, plan
@@ -122,7 +122,7 @@ def exact(bench: Bench, graphs: int) -> Packed:
     return Packed(bench.plain(), bucket=64 if bench.device == "cuda" else 1, graphs=Graphs(graphs))
 
 
-def latency(bench: Bench, rate: float) -> list[tuple[int, float]]:
+def latency(bench: Bench, rate: float, kind: str = "") -> list[tuple[int, float]]:
     """Batch 1, exact, and the research loop's seconds by row length."""
     lines = []
     for canvas in (512, 200, 64):
@@ -133,8 +133,8 @@ def latency(bench: Bench, rate: float) -> list[tuple[int, float]]:
         fast = engine_pass(bench, denoise, prompt, plan("void", canvas=canvas, block=32), min(24, canvas - 4))
         flops = 2 * bench.parameters * (prompt + canvas)
         lines.append((prompt + canvas, slow))
-        bench.note(f"latency exact {prompt}+{canvas}", research_ms=1e3 * slow, ours_ms=1e3 * fast, ratio=slow / fast,
-                   share_of_peak=flops / fast / rate)  # fmt: skip
+        times = {"research_ms": 1e3 * slow, "ours_ms": 1e3 * fast, "ratio": slow / fast}
+        bench.note(f"latency exact {kind}{prompt}+{canvas}", **times, share_of_peak=flops / fast / rate)
     lines.append(
         (
             n := bench.size(1000) + bench.size(512),
@@ -145,11 +145,19 @@ def latency(bench: Bench, rate: float) -> list[tuple[int, float]]:
 
 
 def research_seconds(lines: list[tuple[int, float]]) -> Callable[[float, float], float]:
-    """Seconds the research loop would need for so many row-passes with so many tokens in all: a line through points."""
+    """Seconds the research loop would need for so many row-passes with so many tokens in all (a fitted line)."""
     x = torch.tensor([[1.0, n] for n, _ in lines], dtype=torch.float64)
     y = torch.tensor([[t] for _, t in lines], dtype=torch.float64)
     base, slope = torch.linalg.lstsq(x, y).solution[:, 0].tolist()
     return lambda rows, tokens: base * rows + slope * tokens
+
+
+def speed(run: Run, cost: Callable[[float, float], float]) -> dict[str, float]:
+    return {
+        "row_passes_per_s": run.row_passes_per_second,
+        "ms_per_pass": 1e3 * run.seconds / run.passes,
+        "ratio": cost(run.row_passes, run.tokens) / run.seconds,
+    }
 
 
 def throughput(bench: Bench, rate: float, cost: Callable[[float, float], float], *, seconds: float) -> None:
@@ -166,15 +174,15 @@ def throughput(bench: Bench, rate: float, cost: Callable[[float, float], float],
         engine = Engine(Scripted(exact(bench, 0), Script(ROLES, lengths)), ROLES, rows=64, tokens=16384)
         run = drive(engine, [(p, chosen) for p in prompts], device=bench.device, seconds=seconds, warm=4)
         flops = 2 * bench.parameters * run.tokens / run.seconds
-        bench.note(f"throughput exact {name}", row_passes_per_s=run.row_passes_per_second, ms_per_pass=1e3 * run.seconds / run.passes,
-                   ratio=cost(run.row_passes, run.tokens) / run.seconds, share_of_peak=flops / rate, finished=run.finished)  # fmt: skip
+        bench.note(
+            f"throughput exact {name}", **speed(run, cost), share_of_peak=flops / rate, finished=run.finished
+        )
     cached = Cached(bench.plain(), 32, graphs=Graphs(2048))
     engine = Engine(
         Scripted(cached, Script(ROLES, lengths)), ROLES, rows=32, tokens=1 << 20, ended=cached.forget
     )
     run = drive(engine, [(p, plans["fixed"]) for p in prompts], device=bench.device, seconds=seconds, warm=4)
-    bench.note("throughput dual cache", row_passes_per_s=run.row_passes_per_second, ms_per_pass=1e3 * run.seconds / run.passes,
-               ratio=cost(run.row_passes, run.tokens) / run.seconds)  # fmt: skip
+    bench.note("throughput dual cache", **speed(run, cost))
 
 
 def cached_latency(bench: Bench, *, passes: int) -> None:
@@ -242,9 +250,8 @@ def main() -> None:
         cached_latency(bench, passes=32 * 3 - 3)
         static_batch(bench, 32 if given.device == "cuda" else 4)
         if not given.no_compile:
-                compiled(bench.plain())
-            latency_compiled = latency(bench, rate)
-            bench.note("compiled", research_ms=[round(1e3 * t, 3) for _, t in latency_compiled])
+            compiled(bench.plain())
+            latency(bench, rate, "compiled ")
         throughput(bench, rate, research_seconds(lines), seconds=given.seconds)
     finally:
         if given.out:
