@@ -15,7 +15,7 @@ from rich.table import Table
 
 from voidpad.commands.options import takes_plan_fields
 from voidpad.commands.prompts import gather
-from voidpad.decode.length import VoidExpansion
+from voidpad.decode.length import Trimmed, VoidExpansion
 from voidpad.decode.plan import HELP, PRESETS, Plan, describe
 from voidpad.errors import ConfigError
 
@@ -47,7 +47,7 @@ def generate(
     messages: Annotated[Path | None, typer.Option(help="JSON file with the turns of a conversation")] = None,
     system: Annotated[str | None, typer.Option(help="system prompt")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="no chat template")] = False,
-    seed: Annotated[int, typer.Option(help="for temperature > 0")] = 0,
+    seed: Annotated[int, typer.Option(help="for temperature > 0", min=0, max=2**63 - 1)] = 0,
     rows: Annotated[int, typer.Option(help="most rows in one pass")] = 32,
     tokens: Annotated[int, typer.Option(help="most tokens in one pass")] = 16384,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per prompt")] = False,
@@ -68,6 +68,8 @@ def generate(
 ) -> None:
     """Answer prompts with a masked diffusion language model."""
     prompts = gather(prompt, file=file, messages=messages)
+    if trace is not None and not trace.parent.is_dir():
+        raise ConfigError(f"trace={str(trace)!r}: there is no folder {trace.parent}; create it.")
     from voidpad.models import load
 
     place = {"device_map": "auto"} if device == "auto" else {"device": device}
@@ -81,7 +83,8 @@ def generate(
 
         recorded = {"path": trace, "detail": trace_detail.value, "name": plan}
         ids = [loaded.encode(p, system=system, raw=raw) for p in prompts]
-        results = stream(loaded, ids, built, seed=seed, live=err if live else None, trace=recorded)
+        screen = err if live else None
+        results = stream(loaded, ids, built, seed=seed, rows=rows, live=screen, trace=recorded)
     else:
         shared = {"seed": seed, "rows": rows, "tokens": tokens, "raw": raw, "system": system}
         with bar(len(prompts), shown=len(prompts) > 1) as tick:
@@ -127,7 +130,7 @@ def delta(fast: list[Result], exact: list[Result]) -> None:
 
 def warn(plan: Plan) -> None:
     """VoidExpansion's second test holds by itself when tau_gap <= -tau_nonvoid: say so once."""
-    rule = plan.length
+    rule = plan.length.inner if isinstance(plan.length, Trimmed) else plan.length
     if isinstance(rule, VoidExpansion) and rule.tau_gap <= -rule.tau_nonvoid:
         err.print(
             f"warning: tau_gap={rule.tau_gap} cannot bind with tau_nonvoid={rule.tau_nonvoid}; "
@@ -141,7 +144,7 @@ class bar:
 
     def __init__(self, total: int, *, shown: bool, label: str = "decoding") -> None:
         columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.progress = Progress(*columns, console=err, disable=not shown)
+        self.progress = Progress(*columns, console=err, disable=not (shown and err.is_terminal))
         self.task = self.progress.add_task("", total=total)
 
     def __enter__(self) -> Any:

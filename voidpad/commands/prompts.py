@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from pathlib import Path
@@ -19,8 +20,8 @@ def gather(arguments: list[str] | None, *, file: Path | None, messages: Path | N
         found += from_lines(read(file), name=str(file))
     if messages is not None:
         found.append(conversation(parsed(read(messages), f"{messages}"), f"{messages}"))
-    if not found and file is None and not sys.stdin.isatty():
-        text = sys.stdin.read().strip()
+    if not found and file is None and sys.stdin is not None and not sys.stdin.isatty():
+        text = read(Path("-")).strip()
         found += [text] if text else []
     if not found:
         raise ConfigError(
@@ -30,21 +31,22 @@ def gather(arguments: list[str] | None, *, file: Path | None, messages: Path | N
 
 
 def read(path: Path) -> str:
+    name = "standard input" if str(path) == "-" else str(path)
     try:
         raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}. Check the path.") from None
+        raise DataError(f"{name}: {error.strerror or error}. Check the path.") from None
     try:
-        return raw.decode("utf-8")
+        return raw.removeprefix(codecs.BOM_UTF8).decode("utf-8")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        raise DataError(f"{path}, line {line}: not UTF-8 (byte {error.start}). Convert the file.") from None
+        raise DataError(f"{name}, line {line}: not UTF-8 (byte {error.start}). Convert the file.") from None
 
 
 def from_lines(text: str, *, name: str) -> list[Prompt]:
     """One prompt a line: plain text, or JSON objects with `prompt` or `messages`."""
-    lines = text.splitlines()
-    if not lines:
+    lines = text.removesuffix("\n").replace("\r\n", "\n").split("\n")  # JSON may hold other line separators
+    if lines == [""]:
         raise DataError(f"{name}: the file is empty. Put one prompt on each line.")
     objects = lines[0].lstrip().startswith("{")
     found: list[Prompt] = []

@@ -77,10 +77,12 @@ def decode(
     plan: Plan,
     *,
     seed: int = 0,
+    keys: Sequence[int] | None = None,
     observe: Observe | None = None,
 ) -> Iterator[Step]:
-    """Decode all prompts side by side, one Step per forward pass."""
-    rows = begin(prompts, roles, plan, keys=range(len(prompts)), seeds=[seed] * len(prompts))
+    """Decode all prompts side by side, one Step per forward pass. A row's key is its place unless given."""
+    keys = range(len(prompts)) if keys is None else keys
+    rows = begin(prompts, roles, plan, keys=keys, seeds=[seed] * len(prompts))
     while len(rows):
         where = wanted(rows, plan)
         if observe is not None:
