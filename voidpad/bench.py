@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor
 
 from voidpad.decode.canvas import Canvas
+from voidpad.decode.loop import Outcome
 from voidpad.decode.plan import Plan
 from voidpad.engine import Engine
+from voidpad.models import Model
 from voidpad.roles import Roles
 
 PASSES = {"gsm8k": 134, "math500": 418, "humaneval": 73, "mbpp": 64}  # the paper's, LLaDA with VoidExpansion
@@ -153,3 +157,54 @@ def drive(
         rows += engine.took_part
         tokens += engine.tokens_read
     return Run(now(device) - begun, passes, rows, tokens, finished)
+
+
+def compare(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    *,
+    canvas: int,
+    block: int,
+    tick: Callable[[], None] = lambda: None,
+) -> dict[str, dict[str, float]]:
+    """The research loop, the exact engine and each approximation on the same prompts, in one run."""
+    from voidpad.decode.plan import plan
+    from voidpad.fast.packed import Packed
+
+    net: Any = model.net.get_base_model() if isinstance(model.net, PeftModel) else model.net
+    ban = model.roles.ids(["void"])
+    loop = Research(net, model.roles, model.family.shift, ban=ban)
+    exact = model.plan("void", canvas=canvas, block=block)
+    settings = {"family": model.family.name, "canvas": canvas, "block": block}
+    sure = plan("void", **settings, threshold=0.9)
+    found: dict[str, dict[str, float]] = {}
+    begun = now(model.device)
+    plain = [loop(p, canvas=canvas, block=block) for p in prompts]
+    base = now(model.device) - begun
+    answers = [cut(ids, model.roles.eos) for ids, _ in plain]
+    size = sum(map(len, answers))
+    found["research"] = {"seconds": base, "ratio": 1.0, "passes": sum(n for _, n in plain), "equal": len(prompts),
+                         "tokens_per_s": size / base}  # fmt: skip
+    tick()
+    runs: dict[str, tuple[Engine, Plan]] = {
+        "exact": (Engine(Packed(model.denoiser()), model.roles), exact),
+        "exact, threshold 0.9": (Engine(Packed(model.denoiser()), model.roles), sure),
+        "prefix cache": (model.engine(cache="prefix", block=block), exact),
+        "dual cache": (model.engine(cache="dual", block=block), exact),
+        "dual cache, threshold 0.9": (model.engine(cache="dual", block=block), sure),
+    }
+    for name, (engine, chosen) in runs.items():
+        seconds, ended = timed(partial(drained, engine, prompts, chosen), model.device)
+        equal = sum(o.tokens == a for o, a in zip(ended, answers, strict=True))
+        found[name] = {"seconds": seconds, "ratio": base / seconds, "passes": sum(o.passes_decode for o in ended),
+                       "equal": equal, "tokens_per_s": sum(len(o.tokens) for o in ended) / seconds}  # fmt: skip
+        tick()
+    return found
+
+
+def drained(engine: Engine, prompts: Sequence[Sequence[int]], chosen: Plan) -> list[Outcome]:
+    return sorted(engine.run(prompts, chosen), key=lambda ended: ended.key)
+
+
+def cut(ids: list[int], eos: int) -> list[int]:
+    return ids[: ids.index(eos) + 1] if eos in ids else ids

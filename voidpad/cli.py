@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from voidpad.commands import calibrate, generate, merge, report, sweep, train, view
+from voidpad.commands import bench, calibrate, demo, generate, merge, report, sweep, train, view
 from voidpad.errors import ConfigError, VoidpadError
 
 app = typer.Typer(
@@ -27,6 +27,8 @@ app.command()(report.report)
 app.command()(calibrate.calibrate)
 app.command()(merge.merge)
 app.command()(view.view)
+app.command()(demo.demo)
+app.command()(bench.bench)
 
 
 # Newer releases of typer carry their own copy of click: a public name leads to whichever is in use.

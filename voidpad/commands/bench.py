@@ -1,0 +1,62 @@
+"""`voidpad bench`: decoding speed on this machine, as ratios against the plain research loop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from voidpad.commands.generate import bar, err, out
+from voidpad.commands.prompts import gather
+
+
+def bench(
+    model: Annotated[str, typer.Option(help="built-in name, hub id or folder")] = "tiny-void",
+    adapter: Annotated[str | None, typer.Option(help="LoRA adapter")] = None,
+    file: Annotated[Path | None, typer.Option(help="prompts: text or JSON lines")] = None,
+    prompts: Annotated[int, typer.Option(help="for built-in models without --file")] = 32,
+    canvas: Annotated[int, typer.Option(help="fixed canvas")] = 192,
+    block: Annotated[int, typer.Option(help="block size")] = 16,
+    threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="print the numbers as JSON")] = False,
+) -> None:
+    """Time exact and accelerated decoding of the same prompts; everything in one run."""
+    import torch
+
+    from voidpad.bench import compare
+    from voidpad.commands.calibrate import own_prompts
+    from voidpad.models import load
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    loaded = load(model, adapter, device=device)
+    texts: Any = (
+        gather([], file=file, messages=None)
+        if file or not model.startswith("tiny-")
+        else own_prompts(prompts)
+    )
+    ids = [loaded.encode(text) for text in texts]
+    with bar(6, shown=True, label="timing") as tick:
+        found = compare(loaded, ids, canvas=canvas, block=block, tick=tick)
+    if as_json:
+        print(json.dumps(found))
+        return
+    table = Table("decoder", "seconds", "faster", "passes", "tokens/s", "answers equal", box=None)
+    for name, row in found.items():
+        cells = (
+            f"{row['seconds']:.2f}",
+            f"{row['ratio']:.2f}x",
+            f"{row['passes']:.0f}",
+            f"{row['tokens_per_s']:.0f}",
+        )
+        table.add_row(name, *cells, f"{row['equal']}/{len(ids)}")
+    out.print(table)
+    err.print(
+        f"{len(ids)} prompts, canvas {canvas}, block {block}, {torch.get_num_threads()} threads, {device}; "
+        "`research` decodes one row at a time, with the logits of the whole row and a float64 softmax",
+        style="dim",
+    )
