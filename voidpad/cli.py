@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from voidpad.commands import bench, calibrate, demo, generate, merge, report, sweep, train, view
+from voidpad.commands import eval as evaluation
 from voidpad.errors import ConfigError, VoidpadError
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command()(generate.generate)
 app.command()(generate.plans)
 app.command()(train.train)
+app.command("eval")(evaluation.evaluate)
 app.command()(sweep.sweep)
 app.command()(report.report)
 app.command()(calibrate.calibrate)
