@@ -18,7 +18,7 @@ from voidpad.commands.options import PANEL, takes_plan_fields
 from voidpad.decode.plan import HELP
 from voidpad.errors import ConfigError
 
-out = Console(highlight=False, soft_wrap=True)
+out = Console(highlight=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -102,7 +102,8 @@ def evaluate(
     if as_json:
         print(json.dumps(results))
     else:
-        out.print(table(results), width=110, crop=False)  # a narrow terminal wraps rather than hides numbers
+        out.width = max(out.width, 100)  # a narrow terminal wraps the table; no number is left out
+        out.print(table(results))
         err.print(f"run folder: {out_dir}", style="dim")
 
 
