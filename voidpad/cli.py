@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from voidpad.commands import bench, calibrate, demo, generate, merge, report, sweep, train, view
+from voidpad.commands import analyze, bench, calibrate, demo, generate, merge, report, sweep, train, view
 from voidpad.commands import eval as evaluation
 from voidpad.errors import ConfigError, VoidpadError
 
@@ -29,6 +29,7 @@ app.command()(report.report)
 app.command()(calibrate.calibrate)
 app.command()(merge.merge)
 app.command()(view.view)
+app.add_typer(analyze.app, name="analyze")
 app.command()(demo.demo)
 app.command()(bench.bench)
 

@@ -14,9 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from voidpad.decode.canvas import Canvas
+from voidpad.analysis.attention import hidden_eos
 from voidpad.decode.loop import Outcome
 from voidpad.decode.plan import Plan
 from voidpad.engine import Engine
@@ -58,11 +56,6 @@ def read_cells(path: Path) -> tuple[int, list[Cell]]:
         for block in blocks:
             found.append(Cell(**entry, fields={**own, "block": block}))
     return given["problems"], found
-
-
-def hidden_eos(canvas: Canvas) -> Tensor:
-    """Masked slots (queries) must not see EOS (keys); (B, L, L)."""
-    return canvas.masked[:, :, None] & (canvas.ids == canvas.roles.eos)[:, None, :]
 
 
 def decode(model: Model, cells: Sequence[Cell], count: int, *, limits: Limits) -> Iterator[dict[str, Any]]:

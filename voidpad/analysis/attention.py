@@ -1,0 +1,123 @@
+"""The attention intervention: committed EOS hidden from the slots still to be written (paper, observation 3).
+
+It is a 4-D attention mask, the `forbid` field of the Hugging Face denoiser. The mass that attention puts on EOS
+keys is read by hooks on the network's own attention layers; there is no forward pass of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from voidpad.decode.canvas import Canvas
+from voidpad.decode.denoise import Forbid, HFDenoiser
+from voidpad.decode.loop import decode
+from voidpad.decode.plan import Plan
+from voidpad.models import Model
+
+
+def hidden_eos(canvas: Canvas) -> Tensor:
+    """Masked slots (queries) must not see EOS (keys), once one is committed; (B, L, L)."""
+    return canvas.masked[:, :, None] & _keys(canvas)[:, None, :]
+
+
+def hidden_eos_from_all(canvas: Canvas) -> Tensor:
+    """No other token may see an EOS, once one is committed. An EOS keeps itself, so every query has a key."""
+    itself = torch.eye(canvas.ids.shape[1], dtype=torch.bool)
+    return _keys(canvas)[:, None, :] & ~itself
+
+
+QUERIES: dict[str, Forbid] = {"masked": hidden_eos, "all": hidden_eos_from_all}
+
+
+def _keys(canvas: Canvas) -> Tensor:
+    """Every EOS of the row, prompt included, in the rows whose canvas holds one (B, L)."""
+    eos = canvas.inside & (canvas.ids == canvas.roles.eos)
+    return eos & (eos & canvas.slots).any(1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Mass:
+    """One pass of one row: where the masked slots look, averaged over them and over heads."""
+
+    key: int
+    number: int  # pass, from 0
+    eos: Tensor  # (layers,) attention on EOS keys
+    even: float  # what it would be if all keys were looked at alike
+    committed: int  # EOS on the canvas
+
+
+@dataclass
+class Watched:
+    """A Denoiser around the network's: same logits, and the mass on EOS keys of every pass."""
+
+    inner: HFDenoiser
+    seen: list[Mass] = field(default_factory=list)
+    passes: dict[int, int] = field(default_factory=dict)
+
+    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
+        with eager(self.inner.body), self._hooked(canvas) as layers:
+            logits = self.inner(canvas, where)
+        eos = canvas.inside & (canvas.ids == canvas.roles.eos)
+        even = eos.sum(1) / canvas.inside.sum(1)
+        for row, key in enumerate(canvas.key.tolist()):
+            number = self.passes.get(key, 0)
+            self.passes[key] = number + 1
+            mass = torch.stack([layer[row] for layer in layers])
+            self.seen.append(Mass(key, number, mass, float(even[row]), int((eos & canvas.slots)[row].sum())))
+        return logits
+
+    @contextmanager
+    def _hooked(self, canvas: Canvas) -> Iterator[list[Tensor]]:
+        """Reduce each layer's attention as it passes by: the full weights never pile up."""
+        found: list[Tensor] = []
+        device = self.inner.device
+        eos = (canvas.inside & (canvas.ids == canvas.roles.eos)).to(device)
+        masked = canvas.masked.to(device)
+
+        def take(module: Any, arguments: Any, result: Any) -> None:
+            on_eos = (result[1].float().mean(1) * eos[:, None, :]).sum(2)  # (B, queries)
+            found.append(((on_eos * masked).sum(1) / masked.sum(1).clamp(min=1)).cpu())
+
+        layers: Any = self.inner.body.layers
+        hooks = [layer.self_attn.register_forward_hook(take) for layer in layers]
+        try:
+            yield found
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+@contextmanager
+def eager(body: Any) -> Iterator[None]:
+    """Attention computed so that its weights exist; fused kernels never build them."""
+    usual = body.config._attn_implementation
+    body.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        body.set_attn_implementation(usual)
+
+
+def watch(
+    model: Model, prompts: Sequence[Sequence[int]], plan: Plan, *, forbid: Forbid | None = None
+) -> list[Mass]:
+    """The mass on EOS keys at every pass of these decodes."""
+    watched = Watched(model.denoiser(forbid=forbid))
+    for _ in decode(watched, prompts, model.roles, plan):
+        pass
+    return watched.seen
+
+
+def by_layer(seen: Sequence[Mass]) -> tuple[list[float], float]:
+    """Mean mass of each layer, and of even attention, over the passes with an EOS on the canvas."""
+    some = [one for one in seen if one.committed]
+    if not some:
+        return [], 0.0
+    layers = torch.stack([one.eos for one in some]).mean(0).tolist()
+    return layers, sum(one.even for one in some) / len(some)

@@ -1,0 +1,405 @@
+"""`voidpad analyze`: why answers come out short. eos-prior, overflow, attention and theory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from voidpad.commands import analyze_inputs as inputs
+from voidpad.commands import analyze_tables as tables
+from voidpad.commands.generate import bar, err, out
+from voidpad.commands.options import takes_plan_fields
+from voidpad.errors import ConfigError
+
+if TYPE_CHECKING:
+    from voidpad.analysis.overflow import Answer
+    from voidpad.analysis.questions import Question
+    from voidpad.decode.plan import Plan
+    from voidpad.models import Model
+
+app = typer.Typer(help="See why: EOS priors, overflow, attention, the theorems.", no_args_is_help=True)
+
+ModelName = Annotated[str, typer.Option("--model", help="built-in name, hub id or folder")]
+Adapter = Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")]
+Prompts = Annotated[list[str] | None, typer.Argument(help="one or more prompts")]
+File = Annotated[
+    Path | None, typer.Option(help="prompts: text, or JSON lines with prompt or question, and answer")
+]
+Data = Annotated[Path | None, typer.Option(help="examples: JSON lines of messages, or a prepared file")]
+Raw = Annotated[bool, typer.Option("--raw", help="no chat template")]
+Device = Annotated[str, typer.Option(help="cpu or cuda")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or auto")]
+Rows = Annotated[int, typer.Option(help="most rows in one pass")]
+Tokens = Annotated[int, typer.Option(help="most tokens in one pass")]
+PlotFile = Annotated[Path | None, typer.Option(help="write the picture here (PNG)")]
+CsvFile = Annotated[Path | None, typer.Option("--csv", help="write the numbers here")]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object")]
+
+
+class Queries(StrEnum):
+    masked = "masked"
+    all = "all"
+
+
+class Padding(StrEnum):
+    eos = "eos"
+    void = "void"
+    rainbow = "rainbow"
+
+
+@app.command("eos-prior")
+def eos_prior(
+    model: ModelName = "tiny-eos",
+    adapter: Adapter = None,
+    data: Data = None,
+    tasks: Annotated[str, typer.Option(help="built-in tasks to draw examples from")] = inputs.EVERY,
+    count: Annotated[int, typer.Option(help="examples")] = 600,
+    batch: Annotated[int, typer.Option(help="examples of a mini-batch, padded to its longest")] = 6,
+    canvas: Annotated[int | None, typer.Option(help="pad every answer to so many slots instead")] = None,
+    least: Annotated[int, typer.Option(help="examples a slot needs for its gap to count")] = 100,
+    seed: Annotated[int, typer.Option(help="of the mini-batches")] = 0,
+    raw: Raw = False,
+    tokens: Tokens = 8192,
+    plot: PlotFile = None,
+    csv: CsvFile = None,
+    as_json: AsJson = False,
+    device: Device = "cpu",
+    dtype: Dtype = "auto",
+) -> None:
+    """Does the model repeat its data's length distribution as P(EOS)? F(i-1), p_i and q_i, and VOID's."""
+    from voidpad.analysis.eos_prior import measure, padded
+    from voidpad.models import load
+
+    if batch < 1 or count < 1:
+        raise ConfigError(f"batch={batch} and count={count} must be at least 1.")
+    loaded = load(model, adapter, device=device, dtype=dtype)
+    found = inputs.pairs(loaded, data=data, tasks=tasks, count=count, raw=raw)
+    laid = padded(found, batch=batch, canvas=canvas, seed=seed)
+    with bar(len(found), shown=not as_json, label="examples") as tick:
+        curves = measure(loaded.denoiser(), loaded.roles, laid, tokens=tokens, tick=lambda n: repeat(tick, n))
+    if csv is not None:
+        tables.write_csv(csv, tables.prior_rows(curves))
+    if plot is not None:
+        from voidpad.analysis import plots
+
+        plots.save(plots.prior(curves, title=f"{loaded.name}, {len(found)} examples", least=least), plot)
+    if as_json:
+        print(json.dumps(tables.prior_json(curves, loaded.name, len(found), least)))
+    else:
+        out.print(tables.prior_table(curves, least))
+        err.print(f"{len(found)} examples; gaps over slots with at least {least} of them", style="dim")
+
+
+def repeat(tick: Any, times: int) -> None:
+    for _ in range(times):
+        tick()
+
+
+@app.command()
+@takes_plan_fields
+def overflow(
+    prompt: Prompts = None,
+    model: ModelName = "tiny-eos",
+    adapter: Adapter = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(help="how to decode; default: void for VOID-padded checkpoints, else original"),
+    ] = None,
+    file: File = None,
+    tasks: Annotated[str, typer.Option(help="built-in tasks to take prompts from")] = inputs.NUMBERS,
+    count: Annotated[int, typer.Option(help="prompts, of a file or of the tasks")] = 32,
+    blocks: Annotated[str | None, typer.Option(help="block sizes, separated by commas")] = None,
+    trace: Annotated[
+        list[Path] | None, typer.Option(help="read recorded decodes instead of decoding (repeatable)")
+    ] = None,
+    short: Annotated[
+        float, typer.Option(help="overflow: at most this share of the canvas before EOS")
+    ] = 0.05,
+    filled: Annotated[float, typer.Option(help="overflow: at least this share of the rest is EOS")] = 0.9,
+    save_trace: Annotated[
+        Path | None, typer.Option(help="write the first prompt's decodes, with every P(EOS) and P(VOID)")
+    ] = None,
+    raw: Raw = False,
+    rows: Rows = 32,
+    tokens: Tokens = 16384,
+    plot: PlotFile = None,
+    csv: CsvFile = None,
+    as_json: AsJson = False,
+    device: Device = "cpu",
+    dtype: Dtype = "auto",
+    fields: dict[str, Any] | None = None,
+) -> None:
+    """Do answers drown in EOS? Trajectories, overflow by block size, and a verdict."""
+    from voidpad.analysis.overflow import Rule, Setup
+
+    rule = Rule(short=short, filled=filled)
+    if trace:
+        recorded(trace, rule, plot=plot, csv=csv, as_json=as_json)
+        return
+    from voidpad.models import load
+
+    loaded = load(model, adapter, device=device, dtype=dtype)
+    asked = inputs.questions(loaded, prompt, file=file, tasks=tasks, count=count)
+    ids = [loaded.encode(one.prompt, raw=raw) for one in asked]
+    name, plans = plans_of(loaded, plan, blocks, fields or {})
+    setup = Setup(rule, rows, tokens)
+    answers, summary = surveyed(loaded, ids, plans, setup=setup, shown=not as_json)
+    told = watched(loaded, ids[0], plans, name, rule=rule, save=save_trace, plot=plot)
+    if csv is not None:
+        tables.write_csv(csv, [tables.answer_row(a) for a in answers])
+    right = correct(asked, answers)
+    if as_json:
+        print(json.dumps(tables.overflow_json(loaded.name, answers, right, summary, told)))
+        return
+    out.print(tables.rate_table(answers, right))
+    for one in told:
+        out.print(tables.trajectory_line(one))
+    out.print(summary["verdict"], style="bold")
+
+
+def recorded(paths: Sequence[Path], rule: Any, *, plot: Path | None, csv: Path | None, as_json: bool) -> None:
+    """Trajectories of trace files."""
+    from voidpad.analysis.overflow import table, trajectory
+    from voidpad.trace import read
+
+    told = [trajectory(one, rule) for path in paths for one in read(path)]
+    if csv is not None:
+        tables.write_csv(csv, [row for one in told for row in table(one)])
+    if plot is not None:
+        tables.draw(told, plot)
+    for one in told:
+        print(json.dumps(tables.trajectory_json(one))) if as_json else out.print(tables.trajectory_line(one))
+
+
+def plans_of(
+    model: Model, name: str | None, blocks: str | None, fields: dict[str, Any]
+) -> tuple[str, list[Plan]]:
+    """The plan at every block size. Without --blocks: --block, or those of 32, 64, 128 and L that divide L."""
+    from voidpad.analysis.questions import speaks_tiny
+
+    name = name or ("void" if model.card.padding == "void" else "original")
+    usual = 192 if speaks_tiny(model) else 512
+    canvas = fields.pop("canvas", None) or usual
+    one = fields.pop("block", None)
+    if blocks is not None:
+        sizes = inputs.integers(blocks, "blocks")
+    elif one is not None:
+        sizes = [one]
+    else:
+        sizes = sorted({size for size in (32, 64, 128, canvas) if not canvas % size})
+    return name, [model.plan(name, **{**fields, "canvas": canvas, "block": size}) for size in sizes]
+
+
+def surveyed(
+    model: Model, ids: Sequence[list[int]], plans: Sequence[Plan], *, setup: Any, shown: bool
+) -> tuple[list[Answer], dict[str, Any]]:
+    from voidpad.analysis.empty import void_tail
+    from voidpad.analysis.overflow import rates, survey, verdict
+
+    with bar(len(ids) * len(plans), shown=shown) as tick:
+        answers = survey(model, ids, plans, setup=setup, tick=tick)
+    void = void_tail(model.denoiser(), model.roles, ids[:16], canvas=plans[-1].length.canvas)
+    found = rates(answers)
+    return answers, {"void_tail": void, "verdict": verdict(found, void, setup.rule) + "."}
+
+
+def watched(
+    model: Model,
+    ids: list[int],
+    plans: Sequence[Plan],
+    name: str,
+    *,
+    rule: Any,
+    save: Path | None,
+    plot: Path | None,
+) -> list[Any]:
+    """The first prompt, pass by pass, at the smallest and the largest block."""
+    from dataclasses import replace
+
+    from voidpad.analysis.overflow import record, trajectory
+    from voidpad.trace import write
+
+    ends = [plans[0], plans[-1]] if len(plans) > 1 else [plans[0]]
+    traces = [record(model, [ids], model.fit(ids, plan), name=name)[0] for plan in ends]
+    if save is not None:
+        write(save, [replace(trace, row=row) for row, trace in enumerate(traces)])
+    told = [trajectory(trace, rule) for trace in traces]
+    if plot is not None:
+        tables.draw(told, plot)
+    return told
+
+
+def correct(asked: Sequence[Question], answers: Sequence[Answer]) -> list[bool | None]:
+    judges = [asked[answer.row].right for answer in answers]
+    return [judge(a.text) if judge else None for judge, a in zip(judges, answers, strict=True)]
+
+
+@app.command()
+@takes_plan_fields
+def attention(
+    prompt: Prompts = None,
+    model: ModelName = "tiny-eos",
+    adapter: Adapter = None,
+    plan: Annotated[str, typer.Option(help="how to decode")] = "original",
+    queries: Annotated[
+        Queries, typer.Option(help="who must not see EOS: masked slots, or everybody")
+    ] = Queries.masked,
+    file: File = None,
+    tasks: Annotated[str, typer.Option(help="built-in tasks to take prompts from")] = inputs.NUMBERS,
+    count: Annotated[int, typer.Option(help="prompts, of a file or of the tasks")] = 32,
+    watch: Annotated[int, typer.Option(help="prompts whose attention weights are read")] = 2,
+    show: Annotated[int, typer.Option(help="answers to print, before and after")] = 3,
+    raw: Raw = False,
+    rows: Rows = 32,
+    tokens: Tokens = 16384,
+    plot: PlotFile = None,
+    csv: CsvFile = None,
+    as_json: AsJson = False,
+    device: Device = "cpu",
+    dtype: Dtype = "auto",
+    fields: dict[str, Any] | None = None,
+) -> None:
+    """Is it attention to EOS? Decode as usual and with committed EOS hidden, and compare."""
+    from voidpad.analysis.attention import QUERIES
+    from voidpad.analysis.overflow import Setup, survey
+    from voidpad.models import load
+
+    loaded = load(model, adapter, device=device, dtype=dtype)
+    asked = inputs.questions(loaded, prompt, file=file, tasks=tasks, count=count)
+    ids = [loaded.encode(one.prompt, raw=raw) for one in asked]
+    chosen = whole_canvas(loaded, plan, fields or {})
+    arms = {}
+    with bar(2 * len(ids), shown=not as_json) as tick:
+        for arm, forbid in (("before", None), ("after", QUERIES[queries.value])):
+            setup = Setup(rows=rows, tokens=tokens, forbid=forbid)
+            arms[arm] = survey(loaded, ids, [chosen], setup=setup, tick=tick)
+    right = {arm: correct(asked, answers) for arm, answers in arms.items()}
+    mass = weighed(loaded, ids[:watch], chosen, queries.value, plot=plot)
+    if csv is not None:
+        tables.write_csv(csv, tables.arm_rows(arms, right))
+    if as_json:
+        print(json.dumps(tables.attention_json(loaded.name, queries.value, arms, right, mass)))
+        return
+    out.print(tables.arm_table(arms, right))
+    if mass:
+        out.print(tables.mass_table(mass))
+    tables.print_answers(out, arms, right, show)
+
+
+def whole_canvas(model: Model, name: str, fields: dict[str, Any]) -> Plan:
+    """The plan with block = canvas unless told otherwise: that is where overflow happens."""
+    from voidpad.analysis.questions import speaks_tiny
+
+    canvas = fields.get("canvas") or (192 if speaks_tiny(model) else 512)
+    return model.plan(name, **{"block": canvas, **fields, "canvas": canvas})
+
+
+def weighed(
+    model: Model, ids: Sequence[list[int]], plan: Plan, queries: str, *, plot: Path | None
+) -> dict[str, Any]:
+    """Attention on EOS keys by layer, without and with the intervention."""
+    from voidpad.analysis.attention import QUERIES, by_layer, watch
+
+    if not ids:
+        return {}
+    fitted = model.fit(max(ids, key=len), plan)
+    before = watch(model, ids, fitted)
+    after = watch(model, ids, fitted, forbid=QUERIES[queries])
+    if plot is not None:
+        from voidpad.analysis import plots
+
+        plots.save(plots.layers(before, title=f"{model.name}: where masked slots look"), plot)
+    (layers, even), (hidden, _) = by_layer(before), by_layer(after)
+    return {"before": layers, "after": hidden, "even": even}
+
+
+@app.command()
+def theory(
+    lengths: Annotated[
+        str | None, typer.Option(help="answer lengths: 2,3,3,5,8 or with weights 1:.35,2:.25,5:.4")
+    ] = None,
+    data: Data = None,
+    canvas: Annotated[int | None, typer.Option(help="canvas length")] = None,
+    block: Annotated[int | None, typer.Option(help="block size; default: the canvas")] = None,
+    padding: Annotated[
+        list[Padding] | None, typer.Option(help="padding of the oracle model (repeatable); default: all")
+    ] = None,
+    symbols: Annotated[int, typer.Option(help="words of the oracle model, all equally likely")] = 10,
+    model: Annotated[str | None, typer.Option(help="also compare this checkpoint with the theorems")] = None,
+    adapter: Adapter = None,
+    tasks: Annotated[str, typer.Option(help="built-in tasks that the model is compared on")] = inputs.EVERY,
+    count: Annotated[int, typer.Option(help="prompts for the comparison, or examples of --data")] = 64,
+    draws: Annotated[int, typer.Option(help="answers drawn for each built-in prompt")] = 400,
+    raw: Raw = False,
+    tokens: Tokens = 8192,
+    as_json: AsJson = False,
+    device: Device = "cpu",
+    dtype: Dtype = "auto",
+) -> None:
+    """Theorems 1 and 2 on a length distribution: where EOS starts, how far it spreads, what decoding does."""
+    from voidpad.analysis.theory import Lengths, agree, predict
+
+    if symbols < 1:
+        raise ConfigError(f"symbols={symbols} must be at least 1.")
+    loaded, cases = compared(model, adapter, (device, dtype), data, (tasks, count, draws, raw))
+    if lengths is not None:
+        known = inputs.lengths(lengths)
+    elif cases:
+        pooled = [item for case in cases for item in case.lengths.weights]
+        known = Lengths.of([length for length, weight in pooled for _ in range(int(weight))])
+    else:
+        known = inputs.lengths("1:.35,2:.25,5:.4")
+    size = canvas or default_canvas(known, loaded)
+    told = predict(known, size, block or size)
+    stories = tables.stories(known, told, [p.value for p in padding or Padding], symbols)
+    found = None
+    if loaded is not None:
+        found = agree(loaded.denoiser(), loaded.roles, cases, canvas=size, block=told.block, tokens=tokens)
+    if as_json:
+        print(json.dumps(tables.theory_json(known, told, stories, found)))
+        return
+    tables.print_theory(out, known, told)
+    out.print(tables.story_table(stories, size))
+    if found is not None:
+        out.print(tables.agreement_table(found, len(cases)))
+
+
+def default_canvas(known: Any, model: Any) -> int:
+    from voidpad.analysis.questions import speaks_tiny
+
+    longest = known.weights[-1][0] + 1
+    return 192 if model is not None and speaks_tiny(model) else longest
+
+
+def compared(
+    name: str | None,
+    adapter: str | None,
+    place: tuple[str, str],
+    data: Path | None,
+    wanted: tuple[str, int, int, bool],
+) -> tuple[Any, list[Any]]:
+    """The model, and prompts with lengths: a file's with the file's lengths, or built-in ones with their own."""
+    from voidpad.analysis.questions import known, speaks_tiny, task_lengths
+    from voidpad.analysis.theory import Case, Lengths
+    from voidpad.models import load
+
+    if name is None:
+        if data is not None:
+            raise ConfigError("--data needs the model whose tokens it is counted in; add --model NAME.")
+        return None, []
+    tasks, count, draws, raw = wanted
+    model = load(name, adapter, device=place[0], dtype=place[1])
+    if data is None and speaks_tiny(model):
+        chosen = known(inputs.names(tasks))
+        drawn = [task_lengths(chosen[n % len(chosen)], n // len(chosen), draws) for n in range(count)]
+        return model, [Case(model.encode(prompt), Lengths.of(found)) for prompt, found in drawn]
+    pairs = inputs.pairs(model, data=data, tasks=tasks, count=count, raw=raw)
+    shared = Lengths.of(pairs.response[pairs.complete].tolist())
+    begin, size = pairs.start.tolist(), pairs.prompt.tolist()
+    rows = [pairs.tokens[at : at + n].tolist() for at, n in zip(begin, size, strict=True)]
+    return model, [Case(row, shared) for row in rows]

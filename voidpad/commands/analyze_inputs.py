@@ -1,0 +1,160 @@
+"""What the analyses read: prompts with answers, examples, answer lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from voidpad.commands.prompts import conversation, from_lines, parsed, read
+from voidpad.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from voidpad.analysis.questions import Question
+    from voidpad.analysis.theory import Lengths
+    from voidpad.models import Model
+    from voidpad.padding import Example, Pairs
+
+NUMBERS = "steps,expr"  # the built-in tasks that need no program to be run
+EVERY = "steps,expr,complete,write"
+
+
+def names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def integers(text: str, field: str) -> list[int]:
+    try:
+        found = sorted({int(part) for part in names(text)})
+    except ValueError:
+        found = []
+    if not found or found[0] < 1:
+        raise ConfigError(f"{field}={text!r}: give whole numbers over 0, separated by commas.")
+    return found
+
+
+def questions(
+    model: Model,
+    prompts: Sequence[str] | None,
+    *,
+    file: Path | None,
+    tasks: str,
+    count: int,
+    sandbox: Any = None,
+) -> list[Question]:
+    """Prompts given as arguments or in a file; the built-in tasks for models that know their words."""
+    from voidpad.analysis.questions import Question, of_tasks, speaks_tiny
+
+    found = [Question(prompt) for prompt in prompts or ()]
+    if file is not None:
+        found += in_file(file)[:count]
+    if found:
+        return found
+    if not speaks_tiny(model):
+        raise ConfigError(f"{model.name}: no prompt; give some as arguments or with --file.")
+    return of_tasks(names(tasks), count, sandbox=sandbox)
+
+
+def in_file(path: Path) -> list[Question]:
+    """One prompt a line: text, or objects with prompt, question or messages, and perhaps answer."""
+    from voidpad.analysis.questions import Question, with_number
+
+    text = read(path)
+    if not text.lstrip().startswith("{"):
+        return [Question(prompt) for prompt in from_lines(text, name=str(path))]
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        place = f"{path}, line {number}"
+        record = parsed(line, place)
+        prompt = record.get("prompt") or record.get("question") if isinstance(record, dict) else None
+        if isinstance(record, dict) and "messages" in record:
+            prompt = conversation(record["messages"], place)
+        if not prompt:
+            raise DataError(f'{place}: needs "prompt", "question" or "messages".')
+        answer = record.get("answer")
+        found.append(Question(prompt) if answer is None else with_number(prompt, str(answer)))
+    return found
+
+
+def pairs(model: Model, *, data: Path | None, tasks: str, count: int, raw: bool = False) -> Pairs:
+    """Examples: a prepared file, JSON lines of conversations, or the built-in tasks."""
+    from voidpad.analysis.questions import speaks_tiny, task_pairs
+
+    if data is None:
+        if not speaks_tiny(model):
+            raise ConfigError(f"{model.name}: no data; give examples with --data FILE.")
+        return task_pairs(names(tasks), count)
+    return prepared(model, data, count) if data.suffix == ".safetensors" else spoken(model, data, count, raw)
+
+
+def prepared(model: Model, path: Path, count: int) -> Pairs:
+    from voidpad import data
+    from voidpad.padding import Pairs
+
+    found = data.read(path)
+    if (found.roles.mask, found.roles.eos) != (model.roles.mask, model.roles.eos):
+        raise DataError(
+            f"{path}: made for other token ids than {model.name}'s; prepare it with its tokenizer."
+        )
+    some = found.pairs
+    last = min(count, len(some))
+    end = int(some.start[last - 1] + some.size[last - 1])
+    parts = (some.prompt[:last], some.response[:last], some.complete[:last])
+    return fitting(model, Pairs(some.tokens[:end], *parts))
+
+
+def spoken(model: Model, path: Path, count: int, raw: bool) -> Pairs:
+    from voidpad.analysis.questions import message_pair
+    from voidpad.padding import Pairs
+
+    found: list[Example] = []
+    for number, line in enumerate(read(path).splitlines()[:count], 1):
+        place = f"{path}, line {number}"
+        record = parsed(line, place)
+        found.append(message_pair(model, checked(record, place), raw=raw))
+    if not found:
+        raise DataError(f"{path}: the file is empty. Put one conversation on each line.")
+    return fitting(model, Pairs.of(found))
+
+
+def checked(record: Any, place: str) -> dict[str, Any]:
+    if isinstance(record, dict) and "messages" in record:
+        if len(conversation(record["messages"], place)) < 2:
+            raise DataError(f"{place}: needs at least two messages, the last one the answer.")
+        return record
+    fields = ("prompt", "response")
+    if not isinstance(record, dict) or any(not isinstance(record.get(name), str) for name in fields):
+        raise DataError(f'{place}: needs "messages": [...], or "prompt" and "response".')
+    return record
+
+
+def fitting(model: Model, found: Pairs) -> Pairs:
+    """Only the examples whose row, with its EOS, fits the model's context."""
+    import torch
+
+    from voidpad.padding import Pairs
+
+    keep = found.size < model.context
+    if not keep.any():
+        raise DataError(f"no example fits the context of {model.context} tokens; shorten them.")
+    mine = torch.repeat_interleave(keep, found.size)
+    return Pairs(found.tokens[mine], found.prompt[keep], found.response[keep], found.complete[keep])
+
+
+def lengths(text: str) -> Lengths:
+    """`2,3,3,5,8` (a sample) or `1:.35,2:.25,5:.4` (weights)."""
+    from collections import Counter
+    from fractions import Fraction
+
+    from voidpad.analysis.theory import Lengths
+
+    weights: Counter[int] = Counter()
+    for part in names(text):
+        length, _, weight = part.partition(":")
+        try:
+            weights[int(length)] += Fraction(weight or "1")  # type: ignore[assignment]
+        except (ValueError, ZeroDivisionError):
+            raise ConfigError(
+                f"lengths: {part!r} is not LENGTH or LENGTH:WEIGHT, such as 12 or 12:.4."
+            ) from None
+    return Lengths.weighted(weights)

@@ -1,0 +1,331 @@
+"""How the analyses are shown: tables, lines, JSON objects, CSV files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from voidpad.trace.files import store
+
+if TYPE_CHECKING:
+    from voidpad.analysis.eos_prior import Curves
+    from voidpad.analysis.oracle import Story
+    from voidpad.analysis.overflow import Answer, Trajectory
+    from voidpad.analysis.theory import Agreement, Lengths, Prediction, Share
+
+Right = Sequence[bool | None]
+PAIRS = (("model", "target", "|q - p|"), ("model", "cdf", "|q - F|"), ("target", "cdf", "|p - F|"))
+
+
+def table(*heads: str) -> Table:
+    shown = Table(box=None, padding=(0, 1))
+    for place, head in enumerate(heads):
+        shown.add_column(head, justify="right" if place else "left", no_wrap=True)
+    return shown
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    store(path, [text.getvalue()])
+
+
+def number(value: float | None, digits: int = 4) -> float | None:
+    """For JSON, which has no NaN."""
+    return None if value is None or value != value else round(value, digits)
+
+
+# eos-prior
+
+
+def prior_rows(curves: Sequence[Curves]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [
+        {"slot": slot, "count": int(n)} for slot, n in enumerate(curves[0].count, start=1)
+    ]
+    for one in curves:
+        for name, values in (("F", one.cdf), ("p", one.target), ("q", one.model)):
+            for row, value in zip(rows, values.tolist(), strict=True):
+                row[f"{name}_{one.token}"] = "" if value != value else f"{value:.6f}"
+    return rows
+
+
+def prior_table(curves: Sequence[Curves], least: int) -> Table:
+    shown = table("token", "slots", *(f"{label} {kind}" for *_, label in PAIRS for kind in ("mean", "max")))
+    for one in curves:
+        gaps = [value for first, second, _ in PAIRS for value in one.gap(first, second, least=least)]
+        slots = int((one.count >= least).sum())
+        shown.add_row(one.token.upper(), f"{slots}/{len(one.count)}", *(f"{gap:.4f}" for gap in gaps))
+    return shown
+
+
+def prior_json(curves: Sequence[Curves], model: str, examples: int, least: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"model": model, "examples": examples, "least": least}
+    for one in curves:
+        gaps = {label: [number(g) for g in one.gap(a, b, least=least)] for a, b, label in PAIRS}
+        curve = {"F": one.cdf, "p": one.target, "q": one.model}
+        values = {name: [number(v, 6) for v in part.tolist()] for name, part in curve.items()}
+        found[one.token] = {"gaps (mean, max)": gaps, "count": one.count.tolist(), **values}
+    return found
+
+
+# overflow
+
+
+def draw(told: Sequence[Trajectory], path: Path) -> None:
+    """Heat maps of P(EOS), at most three side by side."""
+    from voidpad.analysis import plots
+
+    some = list(told)[:3]
+    plots.save(plots.heat(some, titles=[title(one) for one in some]), path)
+
+
+def title(one: Trajectory) -> str:
+    plan = one.trace.header.plan
+    end = "overflow" if one.overflow else f"{one.effective} tokens"
+    return f"{one.trace.header.model}, block {plan.get('block', '?')}: {end}"
+
+
+def trajectory_line(one: Trajectory) -> str:
+    first = next((m.number + 1 for m in one.moments if m.first_eos is not None), None)
+    seen = f"first EOS in pass {first}" if first else "no EOS"
+    stages = f"stage 1 {one.stage1} passes, stage 2 {one.stage2}"
+    flag = "overflow" if one.overflow else "no overflow"
+    block = one.trace.header.plan.get("block", "?")
+    return (
+        f"{one.trace.header.model}, row {one.trace.row}, block {block}: {seen}, {stages}; "
+        f"effective length {one.effective} of {len(one.trace.result.ids)}, {flag}"
+    )
+
+
+def trajectory_json(one: Trajectory) -> dict[str, Any]:
+    return {
+        "model": one.trace.header.model,
+        "row": one.trace.row,
+        "block": one.trace.header.plan.get("block"),
+        "canvas": len(one.trace.result.ids),
+        "stage1": one.stage1,
+        "stage2": one.stage2,
+        "first_eos": [None if m.first_eos is None else m.first_eos + 1 for m in one.moments],
+        "eos_share": [number(m.eos_share) for m in one.moments],
+        "effective": one.effective,
+        "overflow": one.overflow,
+    }
+
+
+def answer_row(answer: Answer, right: bool | None = None) -> dict[str, Any]:
+    return {**asdict(answer), "right": "" if right is None else right}
+
+
+def percent(hits: int, count: int) -> str:
+    return f"{hits}/{count} ({100 * hits / count:.0f} %)"
+
+
+def rate_table(answers: Sequence[Answer], right: Right) -> Table:
+    from voidpad.analysis.overflow import rates
+
+    shown = table("block", "overflow", "short", "mean length", "passes", *(["right"] if known(right) else []))
+    for rate in rates(answers):
+        cells = [percent(rate.overflows, rate.answers), percent(rate.short, rate.answers)]
+        cells += [f"{rate.effective:.1f}", f"{rate.passes:.1f}"]
+        mine = [r for a, r in zip(answers, right, strict=True) if a.block == rate.block and r is not None]
+        cells += [percent(sum(mine), len(mine))] if mine else []
+        shown.add_row(str(rate.block), *cells)
+    return shown
+
+
+def known(right: Right) -> bool:
+    return any(one is not None for one in right)
+
+
+def overflow_json(
+    model: str, answers: Sequence[Answer], right: Right, summary: dict[str, Any], told: Sequence[Trajectory]
+) -> dict[str, Any]:
+    from voidpad.analysis.overflow import rates
+
+    found = [{**asdict(rate), "share": number(rate.share)} for rate in rates(answers)]
+    for rate in found:
+        mine = [r for a, r in zip(answers, right, strict=True) if a.block == rate["block"] and r is not None]
+        rate["right"] = number(sum(mine) / len(mine)) if mine else None
+    each = [{**asdict(a), "right": r} for a, r in zip(answers, right, strict=True)]
+    void = number(summary["void_tail"])
+    return {
+        "model": model,
+        "blocks": found,
+        "void_tail": void,
+        "verdict": summary["verdict"],
+        "trajectories": [trajectory_json(one) for one in told],
+        "answers": each,
+    }
+
+
+# attention
+
+Arms = Mapping[str, Sequence["Answer"]]
+
+
+def arm_rows(arms: Arms, right: Mapping[str, Right]) -> list[dict[str, Any]]:
+    return [
+        {"arm": arm, **answer_row(answer, judged)}
+        for arm, answers in arms.items()
+        for answer, judged in zip(answers, right[arm], strict=True)
+    ]
+
+
+def arm_table(arms: Arms, right: Mapping[str, Right]) -> Table:
+    shown = table("EOS keys", "overflow", "mean length", *(["right"] if known(right["before"]) else []))
+    for arm, label in (("before", "seen"), ("after", "hidden")):
+        answers, judged = arms[arm], [one for one in right[arm] if one is not None]
+        cells = [percent(sum(a.overflow for a in answers), len(answers))]
+        cells.append(f"{sum(a.effective for a in answers) / len(answers):.1f}")
+        cells += [percent(sum(judged), len(judged))] if judged else []
+        shown.add_row(label, *cells)
+    return shown
+
+
+def mass_table(mass: Mapping[str, Any]) -> Table:
+    shown = table("attention on EOS", *(str(n + 1) for n in range(len(mass["before"]))), "even")
+    shown.add_row("EOS seen", *(f"{value:.3f}" for value in mass["before"]), f"{mass['even']:.3f}")
+    shown.add_row("EOS hidden", *(f"{value:.3f}" for value in mass["after"]), "")
+    return shown
+
+
+def print_answers(console: Console, arms: Arms, right: Mapping[str, Right], count: int) -> None:
+    for row in range(min(count, len(arms["before"]))):
+        for arm in ("before", "after"):
+            mark = {True: "right", False: "wrong", None: ""}[right[arm][row]]
+            console.print(f"--- {row} {arm} {mark}", style="bold")
+            console.print(arms[arm][row].text, markup=False)
+
+
+def attention_json(
+    model: str, queries: str, arms: Arms, right: Mapping[str, Right], mass: Mapping[str, Any]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {"model": model, "queries": queries}
+    for arm, answers in arms.items():
+        judged = [one for one in right[arm] if one is not None]
+        found[arm] = {
+            "overflows": sum(a.overflow for a in answers),
+            "effective": number(sum(a.effective for a in answers) / len(answers)),
+            "right": number(sum(judged) / len(judged)) if judged else None,
+            "answers": [{**asdict(a), "right": r} for a, r in zip(answers, right[arm], strict=True)],
+        }
+    layers = {arm: [number(v) for v in mass[arm]] for arm in ("before", "after") if mass}
+    return {**found, "mass": {**layers, "even": number(mass["even"]) if mass else None}}
+
+
+# theory
+
+Told = tuple[str, str, "Story"]
+
+
+def stories(lengths: Lengths, told: Prediction, paddings: Sequence[str], symbols: int) -> list[Told]:
+    """The oracle under every padding: (padding, how it was decoded, what happened)."""
+    from voidpad.analysis.oracle import LengthOracle, tell
+    from voidpad.decode.plan import plan
+    from voidpad.padding import POLICIES
+
+    shape: dict[str, Any] = {"canvas": told.canvas, "block": told.block}
+    half = next(size for size in range(max(1, told.block // 2), 0, -1) if not told.canvas % size)
+    ways = {
+        "eos": [("no ban", plan("original", **shape))],
+        "void": [
+            ("VOID banned", plan("void", stop="vanilla", **shape)),
+            ("no ban", plan("void", ban="", stop="vanilla", **shape)),
+            (f"VOID banned, stop at EOS, block {half}", plan("void", canvas=told.canvas, block=half)),
+        ],
+        "rainbow": [("no ban", plan("original", **shape))],
+    }
+    return [
+        (name, how, tell(LengthOracle(lengths, POLICIES[name], told.canvas, symbols), chosen))
+        for name in paddings
+        for how, chosen in ways[name]
+    ]
+
+
+def story_table(found: Sequence[Told], canvas: int) -> Table:
+    shown = Table(box=None, padding=(0, 1))
+    for head in ("padding", "decoding", "length", "passes", "canvas", "written in this order"):
+        shown.add_column(head, justify="right" if head in ("length", "passes") else "left", overflow="fold")
+    for name, how, story in found:
+        steps = [f"{slot}:{token} {score:.3g}" for slot, token, score in story.commits]
+        shown_steps = ", ".join(steps) if len(steps) <= 12 else ", ".join([*steps[:10], "..."])
+        line = story.canvas if canvas <= 48 else story.canvas[:45] + "..."
+        shown.add_row(name.upper(), how, str(story.length), str(story.passes), line, shown_steps)
+    return shown
+
+
+def print_theory(console: Console, lengths: Lengths, told: Prediction) -> None:
+    start, top = told.start, float(lengths.share(told.start - 1))
+    console.print(
+        f"Theorem 1: r = {start} (F({start - 1}) = {top:.3f} > 1/2); "
+        + (
+            f"slots {start}..{told.block} of the first block are written as EOS when chosen"
+            if told.opening
+            else f"r lies past the first block of {told.block}, so nothing is said of it"
+        )
+    )
+    spread = runs(told.spread)
+    console.print(
+        f"Theorem 2: once {start}..{told.canvas} are EOS, so are {spread}"
+        if spread
+        else "Theorem 2: nothing spreads"
+    )
+    if told.rounds:
+        console.print(f"Fixpoint: the suffix reaches slot {told.fixpoint} in {len(told.rounds)} rounds")
+    exact = all(
+        lengths.given(i - 1, start - 1) == lengths.share(i - 1) / lengths.share(start - 1)
+        for i in range(1, start + 1)
+    )
+    console.print(
+        f"P(l <= i-1 | l <= r-1) = F(i-1) / F(r-1) at all {start} slots: {'exact' if exact else 'NO'}"
+    )
+
+
+def runs(slots: Sequence[int]) -> str:
+    return "" if not slots else f"slot {slots[0]}" if len(slots) == 1 else f"slots {slots[0]}..{slots[-1]}"
+
+
+def agreement_table(found: Agreement, prompts: int) -> Table:
+    shown = table(f"model, {prompts} prompts", "slots", "share", "mean gap to theory")
+    for label, share, gap in (
+        ("T1: P(EOS) > 1/2 and likeliest, slots r..B, empty canvas", found.opening, found.opening_gap),
+        ("T2: EOS likeliest in the spread set, r..L forced to EOS", found.spread, found.spread_gap),
+        ("    EOS likeliest before the spread set (nothing claimed)", found.beyond, None),
+    ):
+        value = "" if share.value is None else f"{share.value:.3f}"
+        shown.add_row(label, str(share.slots), value, "" if gap is None else f"{gap:.4f}")
+    return shown
+
+
+def theory_json(
+    lengths: Lengths, told: Prediction, found: Sequence[Told], model: Agreement | None
+) -> dict[str, Any]:
+    cdf = [number(float(lengths.share(i - 1)), 6) for i in range(1, told.canvas + 1)]
+    world = {
+        "canvas": told.canvas,
+        "block": told.block,
+        "F(i-1)": cdf,
+        "r": told.start,
+        "spread": list(told.spread),
+        "rounds": [list(part) for part in told.rounds],
+        "fixpoint": told.fixpoint,
+    }
+    oracle = [{"padding": name, "decoding": how, **asdict(story)} for name, how, story in found]
+    return {**world, "oracle": oracle, "model": None if model is None else agreement_json(model)}
+
+
+def agreement_json(found: Agreement) -> dict[str, Any]:
+    def plain(share: Share) -> dict[str, Any]:
+        return {"slots": share.slots, "hits": share.hits, "share": number(share.value)}
+
+    gaps = {"opening_gap": number(found.opening_gap), "spread_gap": number(found.spread_gap)}
+    return {name: plain(getattr(found, name)) for name in ("opening", "spread", "beyond")} | gaps
