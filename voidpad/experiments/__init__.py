@@ -1,0 +1,1 @@
+"""Sweeps: recipes as cells, run here or on a Ray cluster."""
