@@ -92,7 +92,8 @@ class Engine:
         width = canvas.ids.shape[1]
         where = torch.cat([torch.nn.functional.pad(ask, (0, width - ask.shape[1])) for ask in asks])
         logits = self.denoise(canvas, where).split([int(ask.sum()) for ask in asks])
-        self.live = resting
+        took_part = {plan for plan, _ in groups}
+        self.live = dict(sorted(resting.items(), key=lambda item: item[0] in took_part))
         for (plan, rows), ask, part in zip(groups, asks, logits, strict=True):
             step = advance(rows, plan, ask, part)
             self._put(plan, step.live)
@@ -118,7 +119,9 @@ class Engine:
 
     def _share(self) -> tuple[list[tuple[Plan, Rows]], dict[Plan, Rows]]:
         """Who takes part in this pass, and who rests because canvases have grown past the limit."""
-        load, groups, resting = 0, [], {}
+        load = 0
+        groups: list[tuple[Plan, Rows]] = []
+        resting: dict[Plan, Rows] = {}
         for plan, rows in self.live.items():
             size = load + rows.canvas.stop.cumsum(0)
             fits = size <= self.tokens
@@ -132,7 +135,7 @@ class Engine:
         return groups, resting
 
     def _put(self, plan: Plan, rows: Rows) -> None:
-        """Add rows to their group; those that rested go first next time."""
+        """Add rows to their group, behind those that rested: they go first next time."""
         if not len(rows):
             return
         there = self.live.get(plan)
