@@ -65,7 +65,7 @@ def cells_of(arm: Arm, known: dict) -> tuple[str, ...]:
     there = known.get(f"{arm.cell.name} / {block}")
     return (
         arm.cell.name,
-        str(block or "32"),
+        str(block),
         f"{s['mean']:.1%}",
         f"{s['half_width']:.1%}",
         f"{s['answer_tokens']:.0f}",
@@ -130,9 +130,9 @@ def picture(arms: Sequence[Arm]) -> bytes:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), constrained_layout=True)
-    names = list(dict.fromkeys(arm.cell.name for arm in arms if arm.block))
+    names = list(dict.fromkeys(arm.cell.name for arm in arms if arm.cell.plan != "void-expansion"))
     for name in names:
-        some = sorted((a for a in arms if a.cell.name == name and a.block), key=lambda a: a.block)
+        some = sorted((a for a in arms if a.cell.name == name), key=lambda a: a.block)
         ticks = [str(a.block) for a in some]
         means = [100 * a.summary["mean"] for a in some]
         left.errorbar(

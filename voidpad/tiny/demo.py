@@ -65,7 +65,7 @@ class Arm:
 
     @property
     def block(self) -> int:
-        return int(self.cell.fields.get("block", 0))
+        return int(self.records[0]["block"])
 
     @property
     def summary(self) -> Record:
