@@ -16,7 +16,7 @@ from pathlib import Path
 
 from voidpad.engine import Engine
 from voidpad.evaluate import Resources, Settings
-from voidpad.evaluate import folder as folders
+from voidpad.evaluate.folder import writing
 from voidpad.evaluate.harness import VoidpadLM
 from voidpad.evaluate.run import answering, load_tasks, resolved, score
 from voidpad.models import Model, load
@@ -52,8 +52,8 @@ def through_harness(settings: Settings, model: Model, resources: Resources) -> S
     with tempfile.TemporaryDirectory() as name:
         out = Path(name)
         start = clock()
-        journal = folders.begin(out, resolved(settings, model), {})
-        score(out, tasks, VoidpadLM(answering(settings, model, resources), journal), settings=settings)
+        with writing(out, resolved(settings, model), {}) as journal:
+            score(out, tasks, VoidpadLM(answering(settings, model, resources), journal), settings=settings)
         return since(start)
 
 

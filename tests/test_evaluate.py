@@ -16,14 +16,16 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
-from voidpad.errors import ConfigError, DataError
+from voidpad.errors import ConfigError, DataError, RoleError
 from voidpad.evaluate import Resources, Settings, evaluate, join, read_run, wilson
 from voidpad.evaluate.answers import Answering, Job
+from voidpad.evaluate.folder import writing
 from voidpad.evaluate.harness import VoidpadLM, stop_strings
 from voidpad.evaluate.journal import Journal
 from voidpad.evaluate.texts import cut_first, dream_harness, llada_harness
 from voidpad.lm_eval import with_our_tasks
 from voidpad.models import random_model, save
+from voidpad.roles import Roles
 from voidpad.tasks import FOLDER
 
 TIMINGS = {"seconds", "wall_seconds", "started", "finished"}
@@ -214,6 +216,25 @@ def test_a_damaged_line_inside_the_journal_is_named(tmp_path):
 def test_another_runs_folder_is_refused(model, whole):
     with pytest.raises(ConfigError, match=r"a run with seed=0, now 1; use another --out"):
         evaluate(replace(SETTINGS, seed=1), whole, model=model, resources=CODE)
+
+
+def test_settings_may_change_until_the_first_example(model, tmp_path):
+    with writing(tmp_path, {"seed": 1}, {}) as journal:
+        assert not journal.records
+    results = evaluate(replace(SETTINGS, tasks=("tiny_steps",), limit=1), tmp_path, model=model)
+    assert results["tasks"]["tiny_steps"]["n"] == 1
+
+
+def test_a_folder_has_one_writer(model, tmp_path):
+    with writing(tmp_path, {}, {}), pytest.raises(ConfigError, match="another process is writing this run"):
+        evaluate(SETTINGS, tmp_path, model=model, resources=CODE)
+
+
+def test_a_model_without_the_plans_role_is_refused_before_anything_is_written(model, tmp_path):
+    voidless = replace(model, roles=Roles(model.roles.mask, model.roles.eos))
+    with pytest.raises(RoleError, match="'void': this checkpoint has none"):
+        evaluate(SETTINGS, tmp_path / "run", model=voidless, resources=CODE)
+    assert not (tmp_path / "run").exists()
 
 
 def test_shards_join_to_the_whole(model, whole, tmp_path):

@@ -10,6 +10,7 @@ import sys
 
 from lm_eval.__main__ import cli_evaluate
 
+from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate.harness import VoidpadLM
 from voidpad.tasks import FOLDER
 
@@ -25,7 +26,11 @@ def with_our_tasks(arguments: list[str]) -> list[str]:
 
 def main() -> None:
     sys.argv[1:] = with_our_tasks(sys.argv[1:])
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except VoidpadError as error:
+        print(f"voidpad: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,9 @@ class Answering:
     system: str | None = None
     raw: bool = False
 
+    def __post_init__(self) -> None:
+        self.model.roles.ids([*self.plan.ban, *self.plan.mute])  # a role the model lacks is refused here
+
     def encode(self, job: Job) -> list[int]:
         bare = job.rendered or self.raw
         return self.model.encode(job.prompt, raw=bare, system=None if bare else self.system)

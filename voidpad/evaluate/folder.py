@@ -1,8 +1,10 @@
 """The run folder on disk: what is in it, how it is written, how it is read back."""
 
+import fcntl
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,17 +46,28 @@ def _object(path: Path) -> dict[str, Any]:
     return found
 
 
-def begin(folder: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> Journal:
-    """Open the folder for a run with these settings: a new one, or one to go on with."""
+@contextmanager
+def writing(folder: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> Iterator[Journal]:
+    """The journal of a run with these settings: of a new folder, or of one to go on with. One writer at a time."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "config.json"
-    if path.exists():
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel lets go of it when the process dies
+        except BlockingIOError:
+            raise ConfigError(f"{folder}: another process is writing this run; use another --out") from None
+        yield begin(folder, settings, provenance)
+
+
+def begin(folder: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> Journal:
+    """Settings may change until the first example is there."""
+    path, journal = folder / "config.json", Journal(folder / "progress.jsonl")
+    if path.exists() and journal.records:
         refuse_others(path, _object(path)["settings"], settings)
-    else:
-        mark = fingerprint(settings)
-        head = {"version": VERSION, "settings": settings, "fingerprint": mark, "provenance": provenance}
-        write(path, [json.dumps(head, indent=1)])
-    return Journal(folder / "progress.jsonl")
+        return journal
+    mark = fingerprint(settings)
+    head = {"version": VERSION, "settings": settings, "fingerprint": mark, "provenance": provenance}
+    write(path, [json.dumps(head, indent=1)])
+    return journal
 
 
 def refuse_others(path: Path, there: Mapping[str, Any], mine: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import simple_parse_args_string
+from tqdm import tqdm
 
 from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate.answers import Answering, Job
@@ -104,7 +105,7 @@ class VoidpadLM(LM):
         bound = Bound(
             model, samples=args.mc_samples, seed=args.seed, tokens=args.tokens, greedy=args.check_greedy
         )
-        return cls(answering, bound=bound)
+        return cls(answering, bound=bound, progress=tqdm_bar())
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
@@ -180,6 +181,18 @@ class VoidpadLM(LM):
                 "this run generates only; loglikelihood tasks go through python -m voidpad.lm_eval"
             )
         return self.bound
+
+
+def tqdm_bar() -> Progress:
+    """Progress the way lm-eval's own models show it."""
+    bar = tqdm(total=0, desc="Answering")
+
+    def show(done: int, total: int) -> None:
+        if bar.total != total:
+            bar.reset(total)
+        bar.update(done - bar.n)
+
+    return show
 
 
 def stop_strings(options: dict[str, Any]) -> tuple[str, ...]:

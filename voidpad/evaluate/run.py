@@ -41,9 +41,10 @@ def evaluate(
     tasks = load_tasks(settings, resources)
     started = now()
     model = model or loaded(settings, resources)
-    journal = folders.begin(out, resolved(settings, model), provenance(model, resources, started=started))
-    lm = VoidpadLM(answering(settings, model, resources), journal, progress=progress)
-    return score(out, tasks, lm, settings=settings)
+    answers = answering(settings, model, resources)
+    origin = provenance(model, resources, started=started)
+    with folders.writing(out, resolved(settings, model), origin) as journal:
+        return score(out, tasks, VoidpadLM(answers, journal, progress=progress), settings=settings)
 
 
 def loaded(settings: Settings, resources: Resources) -> Model:
@@ -59,14 +60,14 @@ def join(shards: Sequence[Path], out: Path, *, resources: Resources | None = Non
     whole = {**runs[0].config["settings"], "shard": None}
     for shard, run in zip(shards, runs, strict=True):
         folders.refuse_others(shard / "config.json", {**run.config["settings"], "shard": None}, whole)
-    journal = folders.begin(out, whole, runs[0].config["provenance"])
-    for shard in shards:
-        records = Journal(shard / "progress.jsonl").records
-        journal.append(record for name, record in records.items() if name not in journal.records)
     given = {name: value for name, value in whole.items() if name != "plan_resolved"}
     settings = Settings(**{**given, "tasks": tuple(given["tasks"])})
     tasks = load_tasks(settings, resources or Resources())
-    return score(out, tasks, VoidpadLM(None, journal), settings=settings)
+    with folders.writing(out, whole, runs[0].config["provenance"]) as journal:
+        for shard in shards:
+            records = Journal(shard / "progress.jsonl").records
+            journal.append(record for name, record in records.items() if name not in journal.records)
+        return score(out, tasks, VoidpadLM(None, journal), settings=settings)
 
 
 def answering(settings: Settings, model: Model, resources: Resources) -> Answering:
