@@ -14,6 +14,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from voidpad.analysis.attention import hidden_eos
 from voidpad.decode.loop import Outcome
 from voidpad.decode.plan import Plan
@@ -44,17 +46,21 @@ class Limits:
 
 
 def read_cells(path: Path) -> tuple[int, list[Cell]]:
-    """Problems per task, and the cells: every entry once per value of its `block` list."""
+    """Problems per task, and the cells: every entry once per value of its `block` list.
+
+    An entry without blocks takes nothing from the shared fields: the model's calibration decides.
+    """
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cells {path}: cannot be read ({error}).") from None
     shared, found = given.get("fields", {}), []
     for entry in given.get("cell", []):
-        blocks = entry.pop("block")
-        own = {**shared, **entry.pop("fields", {})}
-        for block in blocks:
-            found.append(Cell(**entry, fields={**own, "block": block}))
+        blocks, own = entry.pop("block", None), entry.pop("fields", {})
+        if blocks is None:
+            found.append(Cell(**entry, fields=own))
+        for block in blocks or ():
+            found.append(Cell(**entry, fields={**shared, **own, "block": block}))
     return given["problems"], found
 
 
@@ -91,7 +97,11 @@ def record(model: Model, outcome: Outcome, plan: Plan) -> dict[str, Any]:
 
 
 def decode_all(cells: Iterable[Cell], count: int, *, device: str, limits: Limits) -> Iterator[dict[str, Any]]:
-    """Model by model, so that each is loaded once. Weights are those of the file, arithmetic is float32."""
+    """Model by model, so that each is loaded once. Weights are those of the file, arithmetic is float32.
+
+    On a GPU, products inside the network use TF32: much faster, and far finer than the differences judged.
+    """
+    torch.set_float32_matmul_precision("high")
 
     def kind(cell: Cell) -> tuple[str, bool]:
         return cell.model, cell.hide_eos
