@@ -217,6 +217,8 @@ class Trimmed:
     inner: Length
 
     def __getattr__(self, name: str) -> Any:
+        if name == "inner" or name.startswith("__"):  # asked for while a copy is being made
+            raise AttributeError(name)
         return getattr(self.inner, name)
 
     def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows:

@@ -85,9 +85,10 @@ def widened(old: Tensor, slots: int, width: int) -> Tensor:
 
 @dataclass
 class Held:
-    """Where a row's keys are kept, and for which block and length they were computed."""
+    """Where a row's keys are kept, and for which prompt, block and length they were computed."""
 
     slot: int
+    prompt: Tensor
     start: int
     stop: int
 
@@ -134,7 +135,9 @@ class Cached:
 
     def _knows(self, canvas: Canvas, row: int, start: int) -> bool:
         held = self.held.get(int(canvas.key[row]))
-        return held is not None and held.start == start and held.stop == int(canvas.stop[row])
+        if held is None or held.start != start or held.stop != int(canvas.stop[row]):
+            return False
+        return torch.equal(held.prompt, prompt(canvas, row))  # a key may come back with another prompt
 
     def _slot(self, key: int) -> int:
         if key in self.held:
@@ -147,7 +150,8 @@ class Cached:
     def _refresh(self, canvas: Canvas, where: Tensor, start: Tensor) -> Tensor:
         """A full pass that keeps its keys and values."""
         for row, key in enumerate(canvas.key.tolist()):
-            self.held[key] = Held(self._slot(key), int(start[row]), int(canvas.stop[row]))
+            about = (prompt(canvas, row).clone(), int(start[row]), int(canvas.stop[row]))
+            self.held[key] = Held(self._slot(key), *about)
         width = canvas.ids.shape[1]
         self.store.reserve(len(self.held) + len(self.free), width)
         columns = torch.arange(width).expand(len(canvas), width)
@@ -188,6 +192,10 @@ class Cached:
         run = self.graphs if block_pass else direct
         hidden = run(forward, tuple(inputs), tokens=columns.numel(), key=(width, self.store.version))
         return self.inner.head(hidden[row, local])
+
+
+def prompt(canvas: Canvas, row: int) -> Tensor:
+    return canvas.ids[row, : int(canvas.prompt[row])]
 
 
 def direct(call: Callable[..., Tensor], inputs: tuple[Tensor, ...], **_: Any) -> Tensor:
