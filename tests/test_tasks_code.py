@@ -54,6 +54,15 @@ def test_a_body_continues_the_stub():
         assert passes(grade("    return x + 1", F), humaneval.checks(F))
 
 
+def test_prose_around_a_bare_function_does_not_hide_it_behind_a_long_stub():
+    doc = {**F, "prompt": 'def f(x):\n    """One more.\n' + "    And so on.\n" * 9 + '    """\n'}
+    answer = "You can do it like this:\n\ndef f(x):\n    return x + 1\n\nThis works, doesn't it?"
+    assert passes(humaneval.voidpad_program(answer, doc), humaneval.checks(doc))
+    assert not passes(humaneval.authors_program(answer, doc), humaneval.checks(doc))
+    body = "    return x + 1\n\nThis works, doesn't it?"
+    assert passes(humaneval.voidpad_program(body, doc), humaneval.checks(doc))
+
+
 def test_functions_without_return_are_lost_by_the_published_cleaners_only():
     doc = {**F, "test": "def check(candidate):\n    assert list(candidate(2)) == [0, 1]"}
     answer = "```python\ndef f(x):\n    for n in range(x):\n        yield n\n```"

@@ -55,13 +55,13 @@ class Answering:
 
     def run(self, jobs: Sequence[Job]) -> Iterator[list[Record]]:
         """All prompts as one pool; after each pass, the records of the rows that ended."""
+        start = time.perf_counter()
         engine = Engine(self.model.denoiser(), self.model.roles, rows=self.rows, tokens=self.tokens)
         waiting: dict[int, tuple[Job, int, Plan]] = {}
         for job in jobs:
             ids = self.encode(job)
             plan = self.model.fit(ids, self.plan)
             waiting[engine.submit(ids, plan, seed=self.seed, key=job.key)] = (job, len(ids), plan)
-        start = time.perf_counter()
         while engine.busy:
             done = [self._record(outcome, *waiting.pop(outcome.key)) for outcome in engine.step()]
             if done:

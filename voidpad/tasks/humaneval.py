@@ -18,10 +18,17 @@ def checks(doc: Doc) -> str:
 
 
 def voidpad_program(answer: str, doc: Doc) -> str:
-    """Our default: the first fenced block that defines the entry point, else the first block, else it all."""
+    """Our default: the first fenced block that defines the entry point, else the first block, else it all.
+
+    Prose around an unfenced function would make a long stub the fullest span that parses, so where the whole does
+    not parse, a span of the answer that defines the entry point wins.
+    """
     blocks = BLOCK.findall(answer)
     entry = doc["entry_point"]
     completion = next((block for block in blocks if defines(block, entry)), (blocks or [answer])[0])
+    if tree_of(tidy(f"{doc['prompt']}\n{completion}")) is None:
+        span = fullest_span(tidy(completion))
+        completion = span if defines(span, entry) else completion
     return program(f"{doc['prompt']}\n{completion}", entry=entry, tests=checks(doc))
 
 
