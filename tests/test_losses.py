@@ -21,7 +21,7 @@ def worked(rows=slice(None), family="llada", shift=0):
     batch = pad(ROWS, "void", ROLES)
     noised = corrupt(batch, 0, rate=rates(torch.tensor([0.5, 0.25])), draws=DRAWS, forced=True)
     batch = type(batch)(*(value[rows] for value in vars(batch).values()))
-    noised = Noised(noised.ids[rows], noised.hidden[rows], noised.rate[rows])
+    noised = Noised(noised.ids[rows], noised.hidden[rows], noised.rate[rows], forced=True)
     return loss_slots(batch, noised, NORMALISERS[family], shift=shift)
 
 

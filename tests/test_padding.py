@@ -25,7 +25,7 @@ POLICIES = ("eos", "rainbow", "void")
 def test_worked_example(name, first):
     batch = pad(ROWS, name, ROLES)
     assert batch.ids.tolist() == [first, [5, 8, 9, 10, 11, 12, 13, 1]]
-    assert batch.target.sum(1).tolist() == [5, 7]  # L_{B,k}
+    assert batch.target.sum(1).tolist() == batch.slots.tolist() == [5, 7]  # L_{B,k}
     assert batch.padding.sum(1).tolist() == [2, 0]
     assert batch.eos.nonzero().tolist() == [[0, 5], [1, 7]]
 
@@ -82,7 +82,7 @@ def test_every_row_is_the_plain_writers(rows, name, extra):
         assert batch.inside[k].sum() == len(expected)
         kinds = batch.eos[k].int() + batch.padding[k].int()
         assert kinds.max() <= 1
-        assert batch.target[k].sum() == len(expected) - len(row.prompt)
+        assert batch.target[k].sum() == batch.slots[k] == len(expected) - len(row.prompt)
 
 
 @given(examples)

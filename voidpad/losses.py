@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from voidpad.noising import Noised
 from voidpad.padding import Batch
 
-RESPONSE, EOS, PADDING = 0, 1, 2
+RESPONSE, EOS, PADDING = 0, 1, 2  # uint8 codes
 KINDS = ("response", "eos", "padding")
 
 
@@ -27,17 +27,17 @@ class Slots:
     kind: Tensor  # (N,) RESPONSE, EOS or PADDING
 
 
-Normaliser = Callable[[Batch, Noised, Tensor], Tensor]  # (batch, noised, rows (N,)) -> (N,) or scalar divisor
+Normaliser = Callable[[Batch, Tensor], Tensor | int]  # (batch, row of each loss slot (N,)) -> divisors
 
 
-def per_row(batch: Batch, noised: Noised, rows: Tensor) -> Tensor:
+def per_row(batch: Batch, rows: Tensor) -> Tensor:
     """LLaDA: the mean over rows of the sum divided by all target slots of the row, padding included."""
-    return (batch.target.sum(1) * len(batch.ids))[rows]
+    return (batch.slots * len(batch.ids))[rows]
 
 
-def per_slot(batch: Batch, noised: Noised, rows: Tensor) -> Tensor:
+def per_slot(batch: Batch, rows: Tensor) -> int:
     """Dream: the sum divided by the number of loss slots of the micro-batch."""
-    return torch.full_like(rows, len(rows))
+    return len(rows)
 
 
 NORMALISERS: dict[str, Normaliser] = {"llada": per_row, "dream": per_slot}
@@ -49,9 +49,11 @@ def loss_slots(batch: Batch, noised: Noised, normaliser: Normaliser, *, shift: i
     if shift:
         hidden = hidden & (torch.arange(hidden.shape[1], device=hidden.device) >= shift)
     where = hidden.flatten().nonzero()[:, 0]
-    rows = torch.div(where, hidden.shape[1], rounding_mode="floor")
-    weight = 1 / (noised.rate.flatten()[where].double() * normaliser(batch, noised, rows))
-    kind = batch.eos.flatten()[where] * EOS + batch.padding.flatten()[where] * PADDING
+    rows = where // hidden.shape[1]
+    kind = (batch.eos.byte() * EOS + batch.padding.byte() * PADDING).flatten()[where]
+    rate = noised.rate.double()[rows]
+    rate = torch.where(kind == EOS, 1.0, rate) if noised.forced else rate
+    weight = 1 / (rate * normaliser(batch, rows))
     return Slots(where - shift, batch.ids.flatten()[where], weight.float(), kind)
 
 
@@ -64,17 +66,24 @@ class SlotLoss(nn.Module):
 
     accepts_loss_kwargs = False  # or Trainer would not divide by the accumulation steps
 
-    def __init__(self, net: nn.Module, *, piece: int = 1 << 27) -> None:
+    def __init__(
+        self, net: nn.Module, *, piece: int = 1 << 27, residual: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
         self.net = net
         self.piece = piece
+        self.residual = residual  # dtype of the layers' running sum where autocast is on
 
     def forward(self, ids: Tensor, where: Tensor, label: Tensor, inside: Tensor | None = None) -> Tensor:
         decoder, head = (
             self.net.get_decoder(),
             self.net.get_output_embeddings(),
         )  # PEFT passes these on to the model
-        hidden = decoder(input_ids=ids, attention_mask=self._mask(inside), use_cache=False).last_hidden_state
+        embedded = decoder.get_input_embeddings()(ids)
+        if embedded.dtype == torch.float32 and torch.is_autocast_enabled(ids.device.type):
+            embedded = embedded.to(self.residual)
+        mask = self._mask(inside)
+        hidden = decoder(inputs_embeds=embedded, attention_mask=mask, use_cache=False).last_hidden_state
         chosen = hidden.flatten(0, 1).index_select(0, where)
         rows = max(1, self.piece // self.net.config.vocab_size)
         if len(where) <= rows:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from voidpad.decode.noise import Noise
+from voidpad.decode.noise import absorb, shift_right
 from voidpad.padding import Batch
 
-LEVEL, KIND, WIDTH = -1, -2, -3  # slots no row has: the draws that belong to a row as a whole
+LEVEL, KIND, WIDTH = 1, 2, 3  # what a row draws once
 GOLDEN_STEP = (math.sqrt(5) - 1) / 2
 
 
@@ -19,7 +19,8 @@ GOLDEN_STEP = (math.sqrt(5) - 1) / 2
 class Noised:
     ids: Tensor  # (B, S): the batch with hidden slots replaced by MASK
     hidden: Tensor  # (B, S) bool: loss slots
-    rate: Tensor  # (B, S): probability with which the slot was hidden; only read where hidden
+    rate: Tensor  # (B,): probability with which a slot of the row was hidden
+    forced: bool = False  # but every semantic EOS was, with probability 1
 
 
 @dataclass(frozen=True)
@@ -31,26 +32,25 @@ class Noising:
     stratified: bool = False  # noise levels spread evenly over consecutive rows
     suffix: float = 0.0  # share of rows whose right end is hidden in one piece: the states decoding visits
 
-    def draw(self, epoch: Tensor, example: Tensor, slot: Tensor) -> Tensor:
-        """Uniform numbers in (0, 1), one per element of the broadcast arguments."""
-        seed = torch.full((), self.seed, device=example.device)
-        return Noise((seed, epoch, example, slot), example.device).per_slot()
+    def key(self, epoch: Tensor, example: Tensor) -> Tensor:
+        """(B,) int64: what the randomness of these rows hangs on."""
+        return absorb(absorb(torch.full_like(example, self.seed), epoch), example)
 
-    def level(self, epoch: Tensor, example: Tensor, position: Tensor) -> Tensor:
+    def level(self, at: At) -> Tensor:
         """t of each row. Stratified: a golden-ratio walk over the epoch's order, so that any run of consecutive
         rows covers [0, 1) evenly, whatever the batch size."""
         if not self.stratified:
-            return self.draw(epoch, example, torch.full_like(example, LEVEL))
-        offset = self.draw(epoch, torch.zeros_like(example), torch.full_like(example, LEVEL))
-        return (offset + position * GOLDEN_STEP) % 1.0
+            return draw(self.key(at.epoch, at.example), LEVEL)
+        offset = draw(self.key(at.epoch, torch.zeros_like(at.example)), LEVEL)
+        return (offset + at.position.double() * GOLDEN_STEP) % 1.0
 
     def __call__(self, batch: Batch, mask: int, *, forced: bool, at: At) -> Noised:
         """Hide slots of `batch` for the rows `at`; `forced` hides every semantic EOS with weight 1 (VOID)."""
-        rate = rates(self.level(at.epoch, at.example, at.position), self.eps)
-        slot = torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
-        draws = self.draw(at.epoch[:, None], at.example[:, None], slot)
+        rate = rates(self.level(at), self.eps)
+        key = self.key(at.epoch, at.example)
+        draws = uniform(key, batch.ids.shape[1])
         if self.suffix:
-            chosen = self.draw(at.epoch, at.example, torch.full_like(at.example, KIND)) < self.suffix
+            chosen = draw(key, KIND) < self.suffix
             draws = torch.where(chosen[:, None], from_the_right(batch.target), draws)
         return corrupt(batch, mask, rate=rate, draws=draws, forced=forced)
 
@@ -65,8 +65,29 @@ class At:
 
 
 def rates(level: Tensor, eps: float = 1e-3) -> Tensor:
-    """p = (1 - eps) t + eps."""
-    return (1 - eps) * level + eps
+    """p = (1 - eps) t + eps, in float32."""
+    return ((1 - eps) * level + eps).float()
+
+
+def draw(key: Tensor, what: int) -> Tensor:
+    """One float64 number in (0, 1) per row."""
+    return (shift_right(absorb(key, torch.full_like(key, what)), 11).double() + 0.5) * 2.0**-53
+
+
+def uniform(key: Tensor, slots: int) -> Tensor:
+    """(B, slots) float32 numbers in [0, 1] from one 64-bit key per row.
+
+    A row's slots are a counter hashed in 32 bits with murmur3's constants, the key mixed in twice: a quarter of
+    the memory traffic of a 64-bit hash per slot, which was most of the time a batch took. The last shift of the
+    usual finaliser is left out: it would only change low bits, which the float does not keep.
+    """
+    low, high = (part.to(torch.int32)[:, None] for part in (key, key >> 32))
+    z = (
+        low + torch.arange(slots, dtype=torch.int32, device=key.device) * -1640531527
+    )  # 2 ** 32 / golden ratio
+    z.bitwise_xor_((z >> 16).bitwise_and_(0xFFFF)).mul_(-2048144789)
+    z.bitwise_xor_((z >> 13).bitwise_and_(0x7FFFF)).bitwise_xor_(high).mul_(-1028477387)
+    return z.float().mul_(2.0**-32).add_(0.5)
 
 
 def from_the_right(target: Tensor) -> Tensor:
@@ -78,8 +99,6 @@ def from_the_right(target: Tensor) -> Tensor:
 def corrupt(batch: Batch, mask: int, *, rate: Tensor, draws: Tensor, forced: bool) -> Noised:
     """Hide the target slots whose draw is below the row's rate (B,); a forced EOS is hidden with probability 1."""
     hidden = batch.target & (draws < rate[:, None])
-    rate = rate[:, None].expand(hidden.shape)
     if forced:
-        hidden = hidden | batch.eos
-        rate = torch.where(batch.eos, 1.0, rate)
-    return Noised(torch.where(hidden, mask, batch.ids), hidden, rate)
+        hidden |= batch.eos
+    return Noised(batch.ids.masked_fill(hidden, mask), hidden, rate, forced)

@@ -64,31 +64,28 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Policy:
-    """How the slots after EOS are filled: `fill(roles, j)` is the id of padding slot j (counted from 0)."""
+    """What the slots after EOS hold."""
 
     name: str
-    fill: Callable[[Roles, Tensor], Tensor]
+    ids: Callable[[Roles], tuple[int, ...]]  # repeated from the slot after the row's own EOS on
     forced: bool  # the semantic EOS is always hidden and weighs 1 (spec 1.3)
     longest_row_gets_eos: bool  # what the authors' collator does
 
-
-def _eos(roles: Roles, j: Tensor) -> Tensor:
-    return torch.full_like(j, roles.eos)
-
-
-def _rainbow(roles: Roles, j: Tensor) -> Tensor:
-    colours = torch.tensor(roles.ids(["rainbow"]), device=j.device)
-    return colours[j % len(colours)]
-
-
-def _void(roles: Roles, j: Tensor) -> Tensor:
-    return torch.full_like(j, roles.ids(["void"])[0])
+    def fill(self, ids: Tensor, padding: Tensor, eos: Tensor, roles: Roles) -> Tensor:
+        """`ids` (B, S) with the padding slots filled; `eos` (B, 1) is the column of each row's EOS."""
+        cycle = self.ids(roles)
+        if len(cycle) == 1:
+            return ids.masked_fill_(padding, cycle[0])
+        place = torch.arange(ids.shape[1], device=ids.device) - eos - 1
+        return torch.where(padding, torch.tensor(cycle, device=ids.device)[place % len(cycle)], ids)
 
 
 POLICIES = {
-    "eos": Policy("eos", _eos, forced=False, longest_row_gets_eos=False),
-    "rainbow": Policy("rainbow", _rainbow, forced=False, longest_row_gets_eos=False),
-    "void": Policy("void", _void, forced=True, longest_row_gets_eos=True),
+    "eos": Policy("eos", lambda roles: (roles.eos,), forced=False, longest_row_gets_eos=False),
+    "rainbow": Policy(
+        "rainbow", lambda roles: roles.ids(["rainbow"]), forced=False, longest_row_gets_eos=False
+    ),
+    "void": Policy("void", lambda roles: roles.ids(["void"]), forced=True, longest_row_gets_eos=True),
 }
 
 
@@ -101,6 +98,7 @@ class Batch:
     eos: Tensor  # (B, S) bool: the semantic EOS
     padding: Tensor  # (B, S) bool: after it
     prompt: Tensor  # (B,)
+    slots: Tensor  # (B,): L_{B,k}, the target slots of each row
     inside: Tensor | None = None  # (B, S) bool; None: every slot of every row
 
 
@@ -169,15 +167,14 @@ def lay_out(
     whole, width = pairs.complete[rows, None], width.to(device)[:, None]
     columns = int(width.max()) if columns is None else columns
     column = torch.arange(columns, device=device)[None]
-    body = column < size
     end = torch.where(whole, width, torch.minimum(size, width))
     inside = column < end
-    source = (pairs.start[rows, None] + column).clamp(max=len(pairs.tokens) - 1)
-    eos = (column == size) & inside
+    source = (pairs.start[rows, None] + column).clamp_(max=len(pairs.tokens) - 1)
     padding = (column > size) & inside
-    ids = torch.where(body, pairs.tokens[source].long(), how.fill(roles, (column - size - 1).clamp(min=0)))
-    ids = torch.where(eos | ~inside, roles.eos, ids)  # outside: any valid id, never seen
-    return Batch(ids, inside & (column >= prompt), eos, padding, prompt[:, 0], inside)
+    ids = pairs.tokens[source].long().masked_fill_(column >= size, roles.eos)  # outside, too: never seen
+    ids = how.fill(ids, padding, size, roles)
+    target, eos = inside & (column >= prompt), inside & (column == size)
+    return Batch(ids, target, eos, padding, prompt[:, 0], (end - prompt)[:, 0].clamp(min=0), inside)
 
 
 def _check_roles(how: Policy, roles: Roles) -> None:

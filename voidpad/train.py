@@ -37,6 +37,7 @@ FREE = {
     "report_to",
     "export",
     "compile",
+    "residual",
     "micro_batch",
 }
 
@@ -84,9 +85,7 @@ def prepare(
     model = network(recipe, prepared)
     if recipe.run.checkpointing:
         model.net.gradient_checkpointing_enable({"use_reentrant": False})
-    if recipe.run.compile:
-        for layer in model.net.get_decoder().layers:  # layer by layer: one compilation serves them all
-            layer.compile()
+    _compile(model, recipe)
     share = _share(recipe)
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     batches = micro_batches(recipe, model, prepared, share=share, device=device)
@@ -105,6 +104,14 @@ def prepare(
     trainer.remove_callback(PrinterCallback)
     stop.clock = trainer.clock
     return trainer
+
+
+def _compile(model: models.Model, recipe: Recipe) -> None:
+    if recipe.run.compile == "whole":
+        model.net.get_decoder().compile()
+    elif recipe.run.compile:
+        for layer in model.net.get_decoder().layers:  # one compilation serves them all
+            layer.compile()
 
 
 def _share(recipe: Recipe) -> Share:

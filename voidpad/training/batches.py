@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from voidpad.errors import DataError
 from voidpad.losses import Normaliser, loss_slots
-from voidpad.noising import WIDTH, At, Noising
+from voidpad.noising import WIDTH, At, Noising, draw
 from voidpad.padding import Batch, Pairs, Policy, batch_width, lay_out, virtual_width, window_width
 from voidpad.roles import Roles
 
@@ -37,7 +37,10 @@ def shuffled(count: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(count, generator=generator)
 
 
-Width = Callable[[Pairs, Tensor, Tensor], Tensor]  # (host pairs, rows (B,), uniform draw (B,)) -> (B,) widths
+Draw = Callable[[], Tensor]
+Width = Callable[
+    [Pairs, Tensor, Draw], Tensor
+]  # (host pairs, rows (B,), a uniform draw per row) -> (B,) widths
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class BatchWidth:
     how: Policy
     longest_row_gets_eos: bool = True
 
-    def __call__(self, pairs: Pairs, rows: Tensor, draw: Tensor) -> Tensor:
+    def __call__(self, pairs: Pairs, rows: Tensor, draw: Draw) -> Tensor:
         return batch_width(pairs.size[rows], self.how, longest_row_gets_eos=self.longest_row_gets_eos)
 
 
@@ -57,8 +60,8 @@ class VirtualWidth:
 
     rows: int = 6
 
-    def __call__(self, pairs: Pairs, rows: Tensor, draw: Tensor) -> Tensor:
-        return virtual_width(pairs.size[rows], pairs.sorted_size, draw, rows=self.rows)
+    def __call__(self, pairs: Pairs, rows: Tensor, draw: Draw) -> Tensor:
+        return virtual_width(pairs.size[rows], pairs.sorted_size, draw(), rows=self.rows)
 
 
 @dataclass(frozen=True)
@@ -68,15 +71,15 @@ class WindowWidth:
     low: int
     high: int
 
-    def __call__(self, pairs: Pairs, rows: Tensor, draw: Tensor) -> Tensor:
-        return window_width(pairs.prompt[rows], draw, low=self.low, high=self.high)
+    def __call__(self, pairs: Pairs, rows: Tensor, draw: Draw) -> Tensor:
+        return window_width(pairs.prompt[rows], draw(), low=self.low, high=self.high)
 
 
 @dataclass(frozen=True)
 class FixedWidth:
     slots: int
 
-    def __call__(self, pairs: Pairs, rows: Tensor, draw: Tensor) -> Tensor:
+    def __call__(self, pairs: Pairs, rows: Tensor, draw: Draw) -> Tensor:
         return torch.full_like(rows, self.slots)
 
 
@@ -114,8 +117,11 @@ class Padded:
         return batch, At(torch.full_like(rows, epoch), rows, position.to(device, non_blocking=True))
 
     def _width(self, epoch: int, example: Tensor) -> Tensor:
-        draw = self.noising.draw(torch.full_like(example, epoch), example, torch.full_like(example, WIDTH))
-        return self.width(self.host, example, draw)
+        return self.width(
+            self.host,
+            example,
+            lambda: draw(self.noising.key(torch.full_like(example, epoch), example), WIDTH),
+        )
 
     def _order(self, epoch: int) -> Tensor:
         """Shuffled; grouped: each update's rows by width. Micro-batches get even, updates stay the same."""
@@ -161,7 +167,8 @@ class Packed:
         source = (self.pairs.start[example] + inside).clamp(max=len(self.pairs.tokens) - 1)
         ids = torch.where(eos, self.roles.eos, self.pairs.tokens[source].long())
         everywhere, nowhere = torch.ones_like(eos), torch.zeros_like(eos)
-        batch = Batch(ids, everywhere, eos, nowhere, torch.zeros_like(rows))
+        whole = torch.full_like(rows, self.length)
+        batch = Batch(ids, everywhere, eos, nowhere, torch.zeros_like(rows), whole)
         return batch, At(torch.full_like(rows, epoch), rows, rows)
 
 

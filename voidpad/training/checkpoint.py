@@ -15,7 +15,11 @@ from voidpad.errors import WeightsError
 
 STAGING = ".staging"
 NAME = re.compile(r"checkpoint-(\d+)")
-TORCH_WRITES = ("iostream", "inline_container", "PytorchStreamWriter")  # how torch.save reports a failed write
+TORCH_WRITES = (
+    "iostream",
+    "inline_container",
+    "PytorchStreamWriter",
+)  # how torch.save reports a failed write
 SCARCE = 1 << 20  # bytes
 
 

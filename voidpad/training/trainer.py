@@ -45,7 +45,10 @@ class VoidTrainer(Trainer):
         part = recipe.optim
         self.schedule = Schedule(part.warmup, part.decay, part.shape, part.floor)
         super().__init__(
-            model=SlotLoss(model.net), args=arguments, train_dataset=batches, callbacks=callbacks
+            model=SlotLoss(model.net, residual=getattr(torch, recipe.run.residual)),
+            args=arguments,
+            train_dataset=batches,
+            callbacks=callbacks,
         )
         self.meter = Meter(self.args.device)
         batches.length = arguments.max_steps * batches.share.accumulation
@@ -178,7 +181,9 @@ def arguments(recipe: Recipe, *, accumulation: int, updates: int, layer: str) ->
     """The recipe in Trainer's words. Its own rotation, bars and reports are off: ours replace them."""
     run, cuda = recipe.run, torch.cuda.is_available()
     processes = int(os.environ.get("WORLD_SIZE", 1))
-    sharded = run.fsdp and cuda and "RANK" in os.environ  # one process started plainly has nothing to shard over
+    sharded = (
+        run.fsdp and cuda and "RANK" in os.environ
+    )  # one process started plainly has nothing to shard over
     shards = {"transformer_layer_cls_to_wrap": [layer], "version": 2, "state_dict_type": "FULL_STATE_DICT"}
     return TrainingArguments(
         output_dir=run.output,

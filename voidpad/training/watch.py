@@ -20,17 +20,21 @@ FOREVER = 10**9  # updates of a run that ends by the clock
 
 
 class Clock:
-    """Training time and tokens over all restarts of a run."""
+    """Training time and tokens over all restarts of a run. Start-up and compilation are not training time."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
         self.before = 0.0  # seconds before this restart
-        self.began: float | None = None
+        self.began: float | None = None  # this process
+        self.warm: float | None = None  # its first step done
         self.tokens = 0  # of all processes, as far as they have been counted together
         self.uncounted = 0  # of this process since then
 
     def start(self) -> None:
         self.began = self.now()
+
+    def step(self) -> None:
+        self.warm = self.warm or self.now()
 
     @property
     def here(self) -> float:
@@ -39,7 +43,8 @@ class Clock:
 
     @property
     def total(self) -> float:
-        return self.before + self.here
+        """Seconds of training, over all restarts."""
+        return self.before + (0.0 if self.warm is None else self.now() - self.warm)
 
     def count(self, together: Callable[[int], int]) -> None:
         """Add what all processes have computed; every process must call this."""
@@ -81,6 +86,7 @@ class StopByClock(TrainerCallback):
         self.clock.start()
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
+        self.clock.step()
         if args.world_size > 1 and state.global_step % args.logging_steps:
             return  # processes must agree, and agreeing costs a message
         spent = self.clock.here >= (self.max_seconds or float("inf"))
