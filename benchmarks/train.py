@@ -292,8 +292,14 @@ def large(options: argparse.Namespace) -> None:
 def full_batch(padded: Padded, noising: Noising, k: int, rows: int) -> dict[str, torch.Tensor]:
     batch, at = padded(0, torch.arange(k * rows, (k + 1) * rows))
     noised = noising(batch, 0, forced=True, at=at)
-    parts = {"ids": noised.ids, "clean": batch.ids, "hidden": noised.hidden, "rate": noised.rate}
-    return parts | {"target": batch.target}
+    rate = torch.where(batch.eos, 1.0, noised.rate[:, None])
+    return {
+        "ids": noised.ids,
+        "clean": batch.ids,
+        "hidden": noised.hidden,
+        "rate": rate,
+        "target": batch.target,
+    }
 
 
 def slot_loss(module: SlotLoss, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
