@@ -1,0 +1,469 @@
+"""Faster denoisers against the plain one: exact ones give the same tokens and passes, caches what they promise."""
+
+import copy
+import random
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from cases import case, watch
+from toys import LOW, Table, Toy
+
+from voidpad.bench import Research, Script, drive, workload
+from voidpad.decode import Canvas, decode, plan
+from voidpad.decode.denoise import Guided, Scripted
+from voidpad.decode.length import Trimmed
+from voidpad.engine import Engine
+from voidpad.fast.cached import Cached
+from voidpad.fast.graphs import Graphs
+from voidpad.fast.packed import Packed
+from voidpad.models import Model, random_model
+
+BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
+CACHES = pytest.mark.parametrize("keep_suffix", [True, False], ids=["dual", "prefix"])
+
+
+def tiny(family: str, seed: int, *, layers: int = 2, dtype=torch.float64, **fields) -> Model:
+    """A vocabulary of 11 roles and 5 letters, and sure of EOS and VOID where it likes them, so that they occur."""
+    shape = {"vocab": 16, "hidden": 16, "heads": 4, "kv_heads": 1 + seed % 2, "intermediate": 32}
+    model = random_model(family, **shape, layers=layers, context=256, seed=seed, dtype=dtype, **fields)
+    with torch.no_grad():
+        model.net.lm_head.weight[[model.roles.eos, model.roles.void]] *= 2
+    return model
+
+
+def ragged(rng: random.Random, count: int, longest: int = 14) -> list[list[int]]:
+    return [[rng.randrange(11, 16) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+
+
+def results(denoise, model: Model, prompts, chosen, *, seed: int = 0, **limits) -> list:
+    ended = Engine(denoise, model.roles, **limits).run(prompts, chosen, seed=seed)
+    return [replace(row, seconds=0.0) for row in sorted(ended, key=lambda row: row.key)]
+
+
+@contextmanager
+def shapes(model: Model):
+    """The shape of the token ids of every forward pass inside."""
+    seen: list[tuple[int, ...]] = []
+    hook = model.net.model.embed_tokens.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+# --------------------------------------------------------------------------------------- E0: packed rows
+def drawn(rng: random.Random, family: str):
+    """A plan of any kind, small, with random bans."""
+    block = rng.choice([2, 3, 4, 6])
+    name = rng.choice(["void", "void", "original", "void-expansion", "daedal", "rho-eos", "smart-crop"])
+    fields = {"block": block, "ban": rng.choice(["", "void", "void,eos", "12", "void,rainbow"])}
+    if name in ("daedal", "rho-eos"):
+        fields |= {"canvas": rng.randint(4, 9), "limit": 20, "check": 4, "ban": ""}
+    elif name == "void-expansion":
+        fields |= {"canvas": block, "limit": 5 * block, "window": 3}
+        fields |= {"tau_nonvoid": rng.choice([0.2, 0.3, 0.4]), "tau_gap": rng.choice([-0.4, -0.1])}
+    else:
+        fields |= {"canvas": block * rng.randint(1, 4), "temperature": rng.choice([0.0, 0.0, 0.8])}
+        fields |= {"threshold": rng.choice([0.0, 0.0, 0.3])}
+    return plan(name, family=family, **fields)
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_packed_rows_decode_as_padded_ones(family, dtype):
+    reasons, raggedness = set(), 0
+    for seed in range(24):
+        rng = random.Random(seed)
+        model, chosen = tiny(family, seed, dtype=dtype), drawn(rng, family)
+        prompts = ragged(rng, rng.randint(1, 4))
+        limits = {"rows": rng.choice([2, 32]), "tokens": rng.choice([60, 10**6])}
+        plain = results(model.denoiser(), model, prompts, chosen, seed=seed, **limits)
+        bucket = rng.choice([1, 1, 16, 64])
+        packed = results(Packed(model.denoiser(), bucket=bucket), model, prompts, chosen, seed=seed, **limits)
+        assert packed == plain, seed
+        reasons |= {row.stop_reason for row in plain}
+        raggedness += len({len(p) for p in prompts}) > 1
+    assert reasons >= {"eos", "full"}
+    assert raggedness > 12
+
+
+@BOTH
+def test_packing_changes_logits_by_rounding_only(family):
+    rng = random.Random(1)
+    model = tiny(family, 1, dtype=torch.float32)
+    canvas = half_filled(model, ragged(rng, 5), 12, rng)
+    plain = model.denoiser()(canvas, canvas.slots)
+    for bucket in (1, 32, 256):
+        torch.testing.assert_close(
+            Packed(model.denoiser(), bucket=bucket)(canvas, canvas.slots), plain, atol=1e-5, rtol=1e-5
+        )
+    assert torch.equal(model.denoiser()(canvas, canvas.slots), plain)  # the network kept its own attention
+
+
+def test_packed_rows_carry_no_padding():
+    model = tiny("llada", 0)
+    prompts = [[12] * size for size in (2, 9, 30)]
+    with shapes(model) as seen:
+        results(Packed(model.denoiser()), model, prompts, plan("original", canvas=4, block=4))
+        assert set(seen) == {(1, 41 + 3 * 4)}
+        seen.clear()
+        results(Packed(model.denoiser(), bucket=32), model, prompts, plan("original", canvas=4, block=4))
+        assert set(seen) == {(1, 64)}
+
+
+def half_filled(model: Model, prompts, length: int, rng: random.Random) -> Canvas:
+    """Canvases in the middle of decoding: about half of the slots written."""
+    canvas = Canvas.blank(prompts, length, model.roles, range(len(prompts)))
+    draw = torch.Generator().manual_seed(rng.randrange(2**31))
+    chosen = canvas.slots & (torch.rand(canvas.ids.shape, generator=draw) < 0.5)
+    chosen &= (canvas.offset - canvas.prompt[:, None]) % 4 > 0  # every block keeps a mask
+    return canvas.fill(chosen, torch.randint(11, 16, canvas.ids.shape, generator=draw))
+
+
+# ------------------------------------------------------------------------------- E0: the research loop
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_the_research_loop_gives_the_engines_tokens_and_passes(family, dtype):
+    early = 0
+    for seed in range(8):
+        rng = random.Random(seed)
+        model, block = tiny(family, seed, dtype=dtype), rng.choice([2, 4, 8])
+        canvas, prompts = block * rng.randint(1, 3), ragged(rng, 3)
+        for name, ban in (("void", model.roles.ids(["void"])), ("original", ())):
+            # LLaDA's rules, on either family: the loop knows no other.
+            chosen = plan(name, canvas=canvas, block=block, stop="eos")
+            loop = Research(model.net, model.roles, model.family.shift, ban=ban)
+            for prompt, row in zip(
+                prompts, results(Packed(model.denoiser()), model, prompts, chosen), strict=True
+            ):
+                assert loop(prompt, canvas=canvas, block=block) == (row.ids, row.passes_decode)
+                early += row.passes_decode < canvas
+    assert early > 5
+
+
+# ------------------------------------------------------------------------------------------- caches
+@BOTH
+@CACHES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_a_block_pass_on_an_unchanged_canvas_is_the_full_pass(family, keep_suffix, dtype):
+    slack = 1e-5 if dtype == torch.float32 else 1e-12
+    for seed in range(6):
+        rng, block = random.Random(seed), 4
+        model = tiny(family, seed, dtype=dtype)
+        canvas = half_filled(model, ragged(rng, 4), 3 * block, rng)
+        first = canvas.prompt + block * torch.tensor([0, 1, 2, 1])
+        where = canvas.masked & (canvas.offset >= first[:, None]) & (canvas.offset < first[:, None] + block)
+        cached = Cached(model.denoiser(), block, keep_suffix)
+        wanted = model.denoiser()(canvas, where)
+        with shapes(model) as seen:
+            refreshed, again = cached(canvas, where), cached(canvas, where)
+        torch.testing.assert_close(refreshed, wanted, atol=slack, rtol=0)
+        torch.testing.assert_close(again, wanted, atol=slack, rtol=0)
+        full, short = (shape[1] for shape in seen)
+        assert full == canvas.ids.shape[1]
+        assert short < full
+        assert not keep_suffix or short == block + model.family.shift
+
+
+@BOTH
+@CACHES
+def test_with_one_layer_a_cache_is_exact(family, keep_suffix):
+    """The keys of a first layer depend on their own token alone, so nothing kept is ever stale."""
+    for seed in range(6):
+        rng = random.Random(seed)
+        model, block = tiny(family, seed, layers=1), rng.choice([3, 4])
+        prompts, fields = ragged(rng, 3), {"canvas": block * 3, "block": block}
+        if seed % 3 == 2:
+            fields |= {"canvas": block, "limit": 4 * block, "window": 3, "tau_nonvoid": 0.3, "tau_gap": -0.3}
+        chosen = model.plan("void-expansion" if seed % 3 == 2 else "void", **fields)
+        exact = results(model.denoiser(), model, prompts, chosen)
+        cached = Cached(model.denoiser(), block, keep_suffix)
+        assert results(cached, model, prompts, chosen, ended=cached.forget) == exact, seed
+
+
+@BOTH
+def test_caches_are_refreshed_at_block_entry(family):
+    model, block, prompt = tiny(family, 3), 4, [12, 13, 14]
+    chosen = plan("original", family=family, canvas=3 * block, block=block, schedule="even")
+    for keep_suffix in (True, False):
+        cached = Cached(model.denoiser(), block, keep_suffix)
+        with shapes(model) as seen:
+            [row] = results(cached, model, [prompt], chosen)
+        widths = [shape[1] for shape in seen]
+        assert row.passes_decode == len(widths) == 12
+        full, edge = 3 + 12, model.family.shift
+        for number in range(3):
+            tail = block if keep_suffix else (3 - number) * block
+            assert widths[4 * number : 4 * number + 4] == [full, *[tail + edge] * 3]
+
+
+@BOTH
+@CACHES
+def test_cached_rows_do_not_feel_their_company(family, keep_suffix):
+    for seed in range(4):
+        rng = random.Random(seed)
+        model, block = tiny(family, seed), 4
+        prompts = ragged(rng, 7)
+        chosen = model.plan("void", canvas=12, block=block)
+        alone = []
+        for key, prompt in enumerate(prompts):
+            cached = Cached(model.denoiser(), block, keep_suffix)
+            [row] = results(cached, model, [prompt], chosen)
+            alone.append(replace(row, key=key))
+        for rows in (2, 3, 7):
+            cached = Cached(model.denoiser(), block, keep_suffix)
+            assert results(cached, model, prompts, chosen, rows=rows, ended=cached.forget) == alone
+
+
+def test_a_cache_gives_its_memory_back():
+    model = tiny("llada", 5)
+    cached = Cached(model.denoiser(), 4)
+    engine = Engine(cached, model.roles, rows=3, ended=cached.forget)
+    chosen = model.plan("void", canvas=12, block=4)
+    rng = random.Random(0)
+    list(engine.run(ragged(rng, 20), chosen))
+    assert cached.held == {}
+    assert sorted(cached.free) == [0, 1, 2]  # no more places than rows at a time
+    before = [part.data_ptr() for part in cached.store.keys]
+    for prompt in ragged(rng, 20):
+        engine.submit(prompt, chosen)
+    while engine.busy:
+        engine.step()
+        for key in list(engine.since)[:1]:
+            engine.cancel(key)
+        assert len(cached.held) <= 3
+    assert cached.held == {}
+    assert [part.data_ptr() for part in cached.store.keys] == before
+    assert {part.shape[0] for part in cached.store.keys} == {4}
+
+
+def test_a_cache_grows_without_losing_what_it_holds():
+    """Later rows are longer and more: the store is widened while earlier rows are inside a block."""
+    model = tiny("llada", 2)
+    chosen = model.plan("void", canvas=8, block=8)
+    prompts = [[12, 13], [11 + n % 5 for n in range(140)], [14] * 30, [15] * 3, [11] * 9]
+    wanted = []
+    for key, prompt in enumerate(prompts):
+        [row] = results(Cached(model.denoiser(), 8), model, [prompt], chosen)
+        wanted.append(replace(row, key=key))
+    cached = Cached(model.denoiser(), 8)
+    engine, done = Engine(cached, model.roles, ended=cached.forget), []
+    for key, prompt in enumerate(prompts):
+        engine.submit(prompt, chosen, key=key)
+        done += engine.step()
+    while engine.busy:
+        done += engine.step()
+    assert cached.store.version >= 2
+    assert [replace(row, seconds=0.0) for row in sorted(done, key=lambda row: row.key)] == wanted
+
+
+def test_a_key_that_comes_back_with_another_prompt_is_computed_anew():
+    model = tiny("llada", 1)
+    chosen = model.plan("void", canvas=4, block=4)
+    cached = Cached(model.denoiser(), 4)
+    for prompt in ([12, 13, 14], [15, 11, 12], [12, 13, 14]):
+        [row] = results(cached, model, [prompt], chosen)  # nobody tells the cache that rows end
+        [fresh] = results(Cached(model.denoiser(), 4), model, [prompt], chosen)
+        assert row == fresh
+
+
+@BOTH
+def test_a_cache_is_named_in_every_result(family):
+    model = tiny(family, 0)
+    fields = {"canvas": 8, "block": 4, "raw": True}
+    [exact] = model.generate("etaoi", **fields)
+    assert exact.accelerated == ()
+    for cache in ("prefix", "dual"):
+        [row] = model.generate("etaoi", cache=cache, trim=True, **fields)
+        assert row.accelerated == (f"{cache} cache", "trim")
+    [row] = model.generate("etaoi", threshold=0.5, **fields)
+    assert row.accelerated == ("threshold",)
+
+
+# ------------------------------------------------------------------------------------- trimmed canvases
+def by_place(canvas: list[int]) -> list[dict[int, float]]:
+    """A model that looks at nothing but the slot: EOS is likeliest at slot 5, and surer than the words."""
+    return [{LOW.eos if slot == 5 else 6: 0.9 if slot == 5 else 0.6, 7: 0.1} for slot in range(len(canvas))]
+
+
+@pytest.mark.parametrize(
+    "commit", [{}, {"threshold": 0.5}, {"factor": 1.0}], ids=["quota", "threshold", "factor"]
+)
+@pytest.mark.parametrize("block", [2, 4, 12])
+def test_trimming_changes_nothing_for_a_model_that_ignores_the_tail(block, commit):
+    denoise, fields = Toy(Table(by_place)), {"canvas": 12, "block": block, **commit}
+    [whole] = watch(denoise, [[8]], LOW, plan("void", **fields))
+    [short] = watch(denoise, [[8]], LOW, plan("void", trim=True, **fields))
+    assert short.tokens == whole.tokens == [6] * 5 + [LOW.eos]
+    assert (short.passes_decode, short.stop_reason) == (whole.passes_decode, "eos")
+    assert (short.canvas, whole.canvas) == (6, 12)
+
+
+def test_a_trimmed_canvas_ends_at_its_first_eos():
+    cut_short = 0
+    for number in range(120):
+        c = case(number, ("fixed", "expansion"))
+        trimmed = replace(c.plan, length=Trimmed(c.plan.length), stop=plan("void").stop, cut=True)
+        for row in watch(c.denoise, c.prompts, c.roles, trimmed, seed=c.seed):
+            eos = row.ids.index(c.roles.eos) if c.roles.eos in row.ids else None
+            assert eos is None or eos == len(row.ids) - 1, number
+            assert row.tokens == row.ids, number
+            assert (row.stop_reason == "eos") == (eos is not None and c.roles.mask not in row.ids), number
+            cut_short += len(row.ids) % c.settings.block > 0
+    assert cut_short > 20
+
+
+def test_trimmed_plans_are_values():
+    first, second = (plan("void-expansion", trim=True) for _ in range(2))
+    assert first == second
+    assert hash(first) == hash(second)
+    assert copy.deepcopy(first) == first
+    assert first != plan("void-expansion")
+    assert first.length.canvas == 64
+
+
+# ------------------------------------------------------------------------------------ wrapping denoisers
+@BOTH
+def test_a_script_decides_the_tokens_and_the_network_is_paid_for(family):
+    model, lengths = tiny(family, 0), [3, 0, 7]
+    script = Script(model.roles, lengths, word=12)
+    prompts, chosen = ragged(random.Random(0), 3), plan("void", canvas=12, block=4)
+    with shapes(model) as seen:
+        rows = results(Scripted(model.denoiser(), script), model, prompts, chosen)
+    assert [row.tokens for row in rows] == [[12] * n + [model.roles.eos] for n in lengths]
+    assert [row.passes_decode for row in rows] == [n + 1 for n in lengths]
+    assert [shape[0] for shape in seen] == [3, *[2] * 3, *[1] * 4]
+    assert [script.token(2, slot) for slot in (6, 7, 8)] == [12, model.roles.eos, model.roles.void]
+    grown = plan("void-expansion", canvas=4, limit=32, block=4, window=4)
+    rows = results(Scripted(model.denoiser(), script), model, prompts, grown)
+    assert [row.canvas for row in rows] == [8, 8, 12]  # room for the answer, its EOS and a tail of VOID
+    loop = Research(model.net, model.roles, model.family.shift, script=lambda slot: script.token(2, slot))
+    assert loop(prompts[2], canvas=12, block=4) == ([12] * 7 + [model.roles.eos] + [model.roles.mask] * 4, 8)
+
+
+@BOTH
+def test_guidance_moves_away_from_the_promptless_model(family):
+    model = tiny(family, 4)
+    canvas = Canvas.blank([[12, 13], [14] * 5], 6, model.roles, [0, 1])
+    inner = model.denoiser()
+    told, bare = inner(canvas, canvas.slots), inner(canvas.without_prompt(), canvas.slots)
+    torch.testing.assert_close(Guided(inner, 0.0)(canvas, canvas.slots), told)
+    torch.testing.assert_close(Guided(inner, -1.0)(canvas, canvas.slots), bare)
+    torch.testing.assert_close(Guided(inner, 1.5)(canvas, canvas.slots), told + 1.5 * (told - bare))
+    assert not torch.equal(told, bare)
+
+
+@BOTH
+def test_guided_rows_do_not_feel_their_company(family):
+    model, prompts = tiny(family, 4), ragged(random.Random(2), 4)
+    chosen = model.plan("void", canvas=8, block=4)
+    together = results(Guided(model.denoiser(), 1.0), model, prompts, chosen)
+    for key, prompt in enumerate(prompts):
+        [row] = results(Guided(model.denoiser(), 1.0), model, [prompt], chosen)
+        assert replace(row, key=key) == together[key]
+    cached = Cached(model.denoiser(), 4)  # two prompts under one key: each is computed anew, nothing is mixed
+    packed = results(Guided(cached, 1.0), model, prompts, chosen)
+    assert packed == together
+
+
+# ------------------------------------------------------------------------------------------ benchmarks
+def test_a_workload_is_driven_to_its_end():
+    model = random_model("llada", vocab=64, hidden=16, layers=1)
+    prompts, lengths = workload(8, scale=0.05)
+    assert len(prompts) == len(lengths) == 8
+    assert max(map(len, prompts)) > 4 * min(map(len, prompts))
+    chosen = plan("void", canvas=32, block=8)
+    engine = Engine(Scripted(Packed(model.denoiser()), Script(model.roles, lengths)), model.roles, rows=4)
+    ran = drive(engine, [(prompt, chosen) for prompt in prompts], device="cpu")
+    assert (ran.finished, ran.row_passes) == (8, sum(length + 1 for length in lengths))
+    assert ran.row_passes / 4 <= ran.passes < ran.row_passes
+    assert ran.row_passes_per_second > 0
+
+
+# ------------------------------------------------------------------------------------------------ GPU
+gpu = pytest.mark.gpu
+SHAPE = {"vocab": 512, "hidden": 256, "heads": 4, "intermediate": 512, "layers": 4, "context": 1024}
+
+
+def on_gpu(family: str, seed: int, dtype: torch.dtype) -> Model:
+    return random_model(family, **SHAPE, seed=seed, dtype=dtype, device="cuda")
+
+
+def commits(denoise, model: Model, prompt, chosen) -> list[tuple[int, int, float]]:
+    """Slot, token and score of every pass of one row that writes one slot a pass."""
+    found = []
+    for step in decode(denoise, [prompt], model.roles, chosen):
+        [slot] = step.chosen[0].nonzero()[:, 0].tolist()
+        found.append((slot, int(step.tokens[0, slot]), float(step.score[0, slot])))
+    return found
+
+
+def equal_or_near_tie(first, second, *, slack: float, log) -> bool:
+    """The same commits; or the first difference lies between slots or tokens of nearly the same score."""
+    for number, (a, b) in enumerate(zip(first, second, strict=True)):
+        if a[:2] != b[:2]:
+            log(f"near-tie at pass {number}: {a} and {b}")
+            return abs(a[2] - b[2]) < slack
+    return True
+
+
+@gpu
+@BOTH
+@pytest.mark.parametrize("graphs", [0, 4096], ids=["eager", "graphs"])
+def test_one_row_in_bfloat16_is_the_plain_row_or_a_near_tie(family, graphs, record_property):
+    for seed in range(4):
+        model = on_gpu(family, seed, torch.bfloat16)
+        prompt = [40 + n for n in range(30 + seed)]
+        chosen = plan("original", canvas=64, block=32)
+        plain = commits(model.denoiser(), model, prompt, chosen)
+        packed = Packed(model.denoiser(), bucket=64 if graphs else 1, graphs=Graphs(graphs))
+        fast = commits(packed, model, prompt, chosen)
+        assert equal_or_near_tie(plain, fast, slack=0.02, log=lambda t: record_property("near_tie", t))
+
+
+@gpu
+@BOTH
+def test_packing_changes_logits_by_rounding_only_on_a_gpu(family):
+    model = on_gpu(family, 0, torch.bfloat16)
+    canvas = half_filled(model, [[40 + n for n in range(size)] for size in (5, 31, 90)], 32, random.Random(0))
+    plain = model.denoiser()(canvas, canvas.slots).float()
+    packed = Packed(model.denoiser(), bucket=64)(canvas, canvas.slots).float()
+    assert (plain - packed).abs().max() < 0.05 * plain.abs().max()
+
+
+@gpu
+@BOTH
+def test_graphs_change_no_token(family):
+    """The same kernels on the same shapes, launched at once: replay is bit for bit the eager pass."""
+    model = on_gpu(family, 1, torch.bfloat16)
+    prompts, chosen = (
+        [[40 + n for n in range(size)] for size in (5, 31, 64)],
+        plan("void", canvas=64, block=32),
+    )
+    eager = results(Packed(model.denoiser(), bucket=64), model, prompts, chosen)
+    graphed = Packed(model.denoiser(), bucket=64, graphs=Graphs(4096))
+    assert results(graphed, model, prompts, chosen) == eager
+    assert graphed.graphs.captured
+    for keep_suffix in (True, False):
+        cached = Cached(model.denoiser(), 32, keep_suffix)
+        eager = results(cached, model, prompts, chosen, ended=cached.forget)
+        fast = Cached(model.denoiser(), 32, keep_suffix, graphs=Graphs(4096))
+        assert results(fast, model, prompts, chosen, ended=fast.forget) == eager
+        assert fast.graphs.captured
+
+
+@gpu
+@BOTH
+@CACHES
+def test_a_block_pass_on_an_unchanged_canvas_is_the_full_pass_on_a_gpu(family, keep_suffix):
+    model, rng = on_gpu(family, 2, torch.float32), random.Random(3)
+    canvas = half_filled(model, [[40 + n for n in range(size)] for size in (5, 31, 90)], 96, rng)
+    first = canvas.prompt + torch.tensor([0, 32, 64])
+    where = canvas.masked & (canvas.offset >= first[:, None]) & (canvas.offset < first[:, None] + 32)
+    wanted = model.denoiser()(canvas, where)
+    for graphs in (0, 4096):
+        cached = Cached(model.denoiser(), 32, keep_suffix, graphs=Graphs(graphs))
+        for _ in range(4):  # a refresh, then block passes: eager or captured, then replayed
+            assert (cached(canvas, where) - wanted).abs().max() < 1e-3
