@@ -1,7 +1,7 @@
 """Put trained weights into the package: `python -m voidpad.tiny.ship runs/tiny`.
 
-Copies instruct and the three adapters to assets/tiny-*, names the base by its built-in name, and gives every card the
-canvas of the built-in tasks. `voidpad calibrate --model tiny-void --save ...` fills in VoidExpansion's thresholds.
+Copies instruct and the three adapters to assets/tiny-*, names the base by its built-in name, and gives every card
+the canvas of the built-in tasks. `voidpad calibrate --model tiny-void --save ...` fills in VoidExpansion's thresholds.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def ship(source: Path, stage: str, *, expansion: Mapping[str, Any] | None = None
         adapter.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     card = read_card(source / stage / "model")
     assert card is not None, f"{source / stage}: no card"
-    calibration = {name: FIXED for name in ("original", "void", "smart-crop")}
+    calibration = dict.fromkeys(("original", "void", "smart-crop"), FIXED)
     calibration |= {name: {**GROWING, "limit": 256} for name in ("daedal", "rho-eos")}
     calibration["void-expansion"] = {**GROWING, **expansion}
     replace(card, calibration=calibration).write(target)
