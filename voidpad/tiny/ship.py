@@ -1,7 +1,7 @@
 """Put trained weights into the package: `python -m voidpad.tiny.ship runs/tiny`.
 
 Copies instruct and the three adapters to assets/tiny-*, names the base by its built-in name, and gives every card
-the canvas of the built-in tasks. `voidpad calibrate --model tiny-void --save ...` fills in VoidExpansion's thresholds.
+the canvas of the built-in tasks; `voidpad calibrate --save` adds VoidExpansion's thresholds.
 """
 
 import argparse
