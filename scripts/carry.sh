@@ -8,7 +8,7 @@ version=${1:-3.12}
 target=.carry/site
 packages=(
   peft typer rich pydantic pydantic-core annotated-types typing-inspection typing-extensions
-  markdown-it-py mdurl pygments shellingham click annotated-doc
+  markdown-it-py mdurl pygments shellingham click annotated-doc pytest pluggy iniconfig
 )
 beside=$(mktemp -d)
 trap 'rm -rf "$beside"' EXIT
