@@ -111,14 +111,17 @@ def run(settings: Any, out_dir: Path, resources: Any) -> dict[str, Any]:
     from voidpad.evaluate.run import evaluate as evaluated
 
     columns = (TextColumn("examples"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err) as bar:
-        shown = bar.add_task("", total=None)
-        return evaluated(
-            settings,
-            out_dir,
-            resources=resources,
-            progress=lambda done, total: bar.update(shown, completed=done, total=total),
-        )
+    bar = Progress(*columns, console=err)
+    shown = bar.add_task("", total=None)
+
+    def show(done: int, total: int) -> None:
+        bar.start()  # only now: what fails before the first answer shows no bar
+        bar.update(shown, completed=done, total=total)
+
+    try:
+        return evaluated(settings, out_dir, resources=resources, progress=show)
+    finally:
+        bar.stop()
 
 
 def shard_of(text: str | None) -> tuple[int, int] | None:

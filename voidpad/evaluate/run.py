@@ -94,10 +94,12 @@ def load_tasks(settings: Settings, resources: Resources) -> dict[str, Benchmark]
     """The tasks, with the data they need; tasks that run generated code must have been allowed to."""
     options = resources.task_options(settings)
     manager = TaskManager(include_path=FOLDER, include_defaults=False, metadata=options)
-    tasks = manager.load(list(settings.tasks))["tasks"]
-    for name, task in tasks.items():
-        if task.config.unsafe_code and not resources.allow_code_execution:
+    for name in settings.tasks:
+        runs_code = (manager.task_index[name].cfg or {}).get("unsafe_code", False)
+        if runs_code and not resources.allow_code_execution:
             raise ConfigError(f"task {name} runs generated code: pass --allow-code-execution to let it")
+    tasks = manager.load(list(settings.tasks))["tasks"]
+    for task in tasks.values():
         task.set_fewshot_seed(settings.fewshot_seed)
     return {name: tasks[name] for name in settings.tasks}
 
