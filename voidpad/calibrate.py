@@ -34,6 +34,18 @@ class Search:
     levels: int = 24  # thresholds tried on each axis, at quantiles of what was seen
     fit: float = 0.98  # share of answers that must fit
 
+    def __post_init__(self) -> None:
+        if self.block < 1 or self.start < 1 or self.start % self.block or self.limit % self.block:
+            raise ConfigError(
+                f"canvas={self.start} and limit={self.limit} must be multiples of block={self.block}."
+            )
+        if self.start > self.limit:
+            raise ConfigError(
+                f"limit={self.limit} is below canvas={self.start}; raise limit or lower canvas."
+            )
+        if not 0 < self.fit <= 1:
+            raise ConfigError(f"fit={self.fit} must lie in (0, 1].")
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -72,10 +84,10 @@ def survey(
         raise RoleError(
             f"{model.name}: no VOID token, so nothing to calibrate. Use a VOID-trained checkpoint."
         )
-    if search.limit % search.block or search.start % search.block or search.start > search.limit:
-        raise ConfigError(
-            f"canvas={search.start} and limit={search.limit} must be multiples of block={search.block}."
-        )
+    if not prompts:
+        raise ConfigError("no prompts to calibrate on; give at least one.")
+    for prompt in prompts:
+        model.admit(prompt, canvas=search.limit)
     lengths = torch.arange(search.start, search.limit + 1, search.block)
     full = model.plan("void", canvas=search.limit, block=search.block)
     done = {o.key: o for o in Engine(model.denoiser(), model.roles, rows=rows).run(prompts, full)}
@@ -120,7 +132,8 @@ def settings(seen: Survey, search: Search) -> list[Setting]:
         slots = seen.lengths.clamp(max=window)[:, None].double()
         nonvoid = seen.other[:, :, -window:].sum(2) / slots  # (K, N)
         gap = (seen.void - seen.other)[:, :, -window:].sum(2) / slots
-        for upper, lower in product(levels(nonvoid, search.levels), levels(gap, search.levels)):
+        # No tail passes 0: that setting always keeps the full canvas, so every answer fits at least there.
+        for upper, lower in product([0.0, *levels(nonvoid, search.levels)], levels(gap, search.levels)):
             found.append(replay(seen, window, (nonvoid <= upper) & (gap >= lower), (upper, lower)))
     return found
 
@@ -128,7 +141,7 @@ def settings(seen: Survey, search: Search) -> list[Setting]:
 def levels(values: Tensor, count: int) -> list[float]:
     """Thresholds between the values seen: finer differences choose the same canvases."""
     steps = torch.linspace(0, 1, count, dtype=values.dtype)
-    return sorted({round(v, 4) for v in values.flatten().quantile(steps).tolist()})
+    return sorted({float(f"{v:.6g}") for v in values.flatten().quantile(steps).tolist()})
 
 
 def replay(seen: Survey, window: int, enough: Tensor, taus: tuple[float, float]) -> Setting:

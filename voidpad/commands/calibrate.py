@@ -11,6 +11,7 @@ from rich.table import Table
 
 from voidpad.commands.generate import bar, err, out
 from voidpad.commands.prompts import gather
+from voidpad.errors import ConfigError
 
 
 def calibrate(
@@ -37,13 +38,17 @@ def calibrate(
     from voidpad.calibrate import Search, choose, fields, frontier, settings, survey
     from voidpad.models import load, read_card
 
+    search = Search(start=canvas, limit=limit, block=block, fit=fit)
+    for name, folder in (("save", save), ("plot", plot and plot.parent)):
+        if folder is not None and not folder.is_dir():
+            raise ConfigError(f"{name}: there is no folder {folder}; create it.")
+    card = None if save is None else read_card(save)
     loaded = load(model, adapter, device=device)
     texts = (
         gather([], file=file, messages=None)
         if file or not model.startswith("tiny-")
         else own_prompts(prompts)
     )
-    search = Search(start=canvas, limit=limit, block=block, fit=fit)
     ids = [loaded.encode(text) for text in texts]
     with bar(2 + (limit - canvas) // block, shown=True, label="probing") as tick:
         seen = survey(loaded, ids, search, rows=rows, tick=tick)
@@ -70,7 +75,7 @@ def calibrate(
     if plot is not None:
         draw(found, chosen, plot)
     if save is not None:
-        card = read_card(save) or loaded.card
+        card = card or loaded.card
         values = {**card.calibration, "void-expansion": fields(chosen, search)}
         replace(card, calibration=values).write(save)
         err.print(f"wrote {save / 'voidpad.json'}", style="dim")
@@ -108,5 +113,7 @@ def draw(found: list, chosen: object, path: Path) -> None:
     axes.set(xlabel="token-passes, relative to the full canvas", ylabel="share of answers that fit")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=130)
+    beside = path.with_name(f".{path.name}.tmp{path.suffix}")  # the suffix says which format
+    figure.savefig(beside, dpi=130)
+    beside.replace(path)
     plt.close(figure)
