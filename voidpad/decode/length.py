@@ -49,6 +49,11 @@ class Length(Protocol):
     def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows: ...
 
 
+def total(values: Tensor) -> Tensor:
+    """The sum over slots, added from left to right: padding then cannot change its last bit, as it does in sum()."""
+    return values.cumsum(1)[:, -1]
+
+
 class Quiet:
     """What a rule does unless it says otherwise: watch nothing, hold nobody back, edit nothing."""
 
@@ -105,7 +110,7 @@ class VoidExpansion(Quiet):
 
     def signal(self, rows: Rows, grid: Tensor) -> Signal:
         count = self.watch(rows).sum(1).clamp(min=1)
-        void, nonvoid = grid.sum(1).unbind(1)
+        void, nonvoid = total(grid).unbind(1)
         return {"s_nonvoid": nonvoid / count, "s_gap": (void - nonvoid) / count}
 
     def ready(self, rows: Rows, signal: Signal) -> Tensor:
@@ -166,7 +171,7 @@ def tail_confidence(rows: Rows, grid: Tensor, check: int) -> Tensor:
     """EOS probability summed over the last `check` slots whose best token is EOS, divided by `check`."""
     hit = grid[:, :, 0] * rows.canvas.slots
     from_right = hit.flip(1).cumsum(1).flip(1)
-    return (grid[:, :, 1] * hit * (from_right <= check)).sum(1) / check
+    return total(grid[:, :, 1] * hit * (from_right <= check)) / check
 
 
 @dataclass(frozen=True)
