@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -46,15 +46,25 @@ class Padded:
         return torch.where(self.pairs.complete, self.pairs.response.long(), NEVER)
 
 
-def padded(pairs: Pairs, *, batch: int = 6, canvas: int | None = None, seed: int = 0) -> Padded:
-    """Shuffled mini-batches, each padded to its own width; or every answer to the same `canvas`."""
-    if canvas is not None:
-        width = pairs.prompt.long() + canvas
-    else:
-        order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed))
-        width = torch.empty(len(pairs), dtype=torch.long)
-        for rows in order.split(batch):
-            width[rows] = batch_width(pairs.size[rows], POLICIES["eos"])
+def shuffled(count: int, size: int, *, seed: int = 0) -> list[Tensor]:
+    """Examples dealt into mini-batches."""
+    return list(torch.randperm(count, generator=torch.Generator().manual_seed(seed)).split(size))
+
+
+def batched(pairs: Pairs, batches: Iterable[Tensor]) -> Padded:
+    """Each mini-batch padded to its own width."""
+    width = torch.empty(len(pairs), dtype=torch.long)
+    for rows in batches:
+        width[rows] = batch_width(pairs.size[rows], POLICIES["eos"])
+    return _padded(pairs, width)
+
+
+def same_canvas(pairs: Pairs, canvas: int) -> Padded:
+    """Every answer padded, or cut, to the same number of slots."""
+    return _padded(pairs, pairs.prompt.long() + canvas)
+
+
+def _padded(pairs: Pairs, width: Tensor) -> Padded:
     # An answer that was cut has no EOS and no padding behind it.
     end = torch.where(pairs.complete, width, torch.minimum(width, pairs.size))
     return Padded(pairs, end - pairs.prompt.long())

@@ -38,8 +38,8 @@ class LengthOracle:
     @cached_property
     def answers(self) -> Tensor:
         """(K, L) one padded answer for each length; WORD stands for every symbol."""
-        rows = [Example([], [WORD] * length) for length, _ in self.lengths.weights]
-        return pad(rows, self.padding, ROLES, width=torch.full((len(rows),), self.canvas)).ids
+        rows = [Example([WORD], [WORD] * length) for length, _ in self.lengths.weights]
+        return pad(rows, self.padding, ROLES, width=torch.full((len(rows),), 1 + self.canvas)).ids[:, 1:]
 
     @cached_property
     def chance(self) -> Tensor:

@@ -67,13 +67,19 @@ class Trajectory:
     overflow: bool
 
     @property
+    def turn(self) -> int | None:
+        """The pass in which stage 2 begins: the first with a commit left of the EOS suffix."""
+        return next((moment.number for moment in self.moments if moment.left), None)
+
+    @property
     def stage1(self) -> int:
-        """Committing passes before the first commit left of the EOS suffix."""
-        busy = [moment for moment in self.moments if moment.left or moment.right]
-        return next((place for place, moment in enumerate(busy) if moment.left), len(busy))
+        """Committing passes before that one."""
+        end = len(self.moments) if self.turn is None else self.turn
+        return sum(1 for moment in self.moments[:end] if moment.right)
 
     @property
     def stage2(self) -> int:
+        """Committing passes from there on."""
         return sum(1 for moment in self.moments if moment.left or moment.right) - self.stage1
 
     def probability(self, name: str) -> np.ndarray:

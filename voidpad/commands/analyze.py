@@ -72,14 +72,18 @@ def eos_prior(
     dtype: Dtype = "auto",
 ) -> None:
     """Does the model repeat its data's length distribution as P(EOS)? F(i-1), p_i and q_i, and VOID's."""
-    from voidpad.analysis.eos_prior import measure, padded
+    from voidpad.analysis.eos_prior import batched, measure, same_canvas, shuffled
     from voidpad.models import load
 
     if batch < 1 or count < 1:
         raise ConfigError(f"batch={batch} and count={count} must be at least 1.")
     loaded = load(model, adapter, device=device, dtype=dtype)
     found = inputs.pairs(loaded, data=data, tasks=tasks, count=count, raw=raw)
-    laid = padded(found, batch=batch, canvas=canvas, seed=seed)
+    laid = (
+        batched(found, shuffled(len(found), batch, seed=seed))
+        if canvas is None
+        else same_canvas(found, canvas)
+    )
     with bar(len(found), shown=not as_json, label="examples") as tick:
         curves = measure(loaded.denoiser(), loaded.roles, laid, tokens=tokens, tick=lambda n: repeat(tick, n))
     if csv is not None:

@@ -59,11 +59,12 @@ def prior_rows(curves: Sequence[Curves]) -> list[dict[str, Any]]:
 
 
 def prior_table(curves: Sequence[Curves], least: int) -> Table:
-    shown = table("token", "slots", *(f"{label} {kind}" for *_, label in PAIRS for kind in ("mean", "max")))
+    shown = table("gap", "mean", "max", "slots")
     for one in curves:
-        gaps = [value for first, second, _ in PAIRS for value in one.gap(first, second, least=least)]
-        slots = int((one.count >= least).sum())
-        shown.add_row(one.token.upper(), f"{slots}/{len(one.count)}", *(f"{gap:.4f}" for gap in gaps))
+        slots = f"{int((one.count >= least).sum())} of {len(one.count)}"
+        for first, second, label in PAIRS:
+            gaps = (f"{gap:.4f}" for gap in one.gap(first, second, least=least))
+            shown.add_row(f"{one.token.upper()} {label}", *gaps, slots)
     return shown
 
 
@@ -253,12 +254,12 @@ def stories(lengths: Lengths, told: Prediction, paddings: Sequence[str], symbols
 
 def story_table(found: Sequence[Told], canvas: int) -> Table:
     shown = Table(box=None, padding=(0, 1))
-    for head in ("padding", "decoding", "length", "passes", "canvas", "written in this order"):
+    for head in ("padding", "decoding", "length", "passes", "canvas", "written, with confidence"):
         shown.add_column(head, justify="right" if head in ("length", "passes") else "left", overflow="fold")
     for name, how, story in found:
         steps = [f"{slot}:{token} {score:.3g}" for slot, token, score in story.commits]
-        shown_steps = ", ".join(steps) if len(steps) <= 12 else ", ".join([*steps[:10], "..."])
-        line = story.canvas if canvas <= 48 else story.canvas[:45] + "..."
+        shown_steps = ", ".join(steps if len(steps) <= 12 else [*steps[:3], "..."])
+        line = story.canvas if canvas <= 24 else story.canvas[:21] + "..."
         shown.add_row(name.upper(), how, str(story.length), str(story.passes), line, shown_steps)
     return shown
 
@@ -295,11 +296,11 @@ def runs(slots: Sequence[int]) -> str:
 
 
 def agreement_table(found: Agreement, prompts: int) -> Table:
-    shown = table(f"model, {prompts} prompts", "slots", "share", "mean gap to theory")
+    shown = table(f"model, {prompts} prompts", "slots", "are EOS", "|q - theory|")
     for label, share, gap in (
-        ("T1: P(EOS) > 1/2 and likeliest, slots r..B, empty canvas", found.opening, found.opening_gap),
-        ("T2: EOS likeliest in the spread set, r..L forced to EOS", found.spread, found.spread_gap),
-        ("    EOS likeliest before the spread set (nothing claimed)", found.beyond, None),
+        ("T1: slots r..B, empty canvas", found.opening, found.opening_gap),
+        ("T2: spread set, r..L forced to EOS", found.spread, found.spread_gap),
+        ("    before it (nothing claimed)", found.beyond, None),
     ):
         value = "" if share.value is None else f"{share.value:.3f}"
         shown.add_row(label, str(share.slots), value, "" if gap is None else f"{gap:.4f}")

@@ -1,0 +1,417 @@
+"""Priors, theorems, the oracle length model and overflow: the numbers of specification 8, and what always holds."""
+
+import json
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys import LOW, MaskLover, Toy, World
+
+from voidpad.analysis import overflow
+from voidpad.analysis.empty import groups, look, void_tail
+from voidpad.analysis.eos_prior import Padded, batched, measure, same_canvas, shares, shuffled
+from voidpad.analysis.oracle import ROLES, WORD, LengthOracle, tell
+from voidpad.analysis.overflow import Answer, Rule, overflown, rates, trajectory, verdict
+from voidpad.analysis.theory import Case, Lengths, agree, predict, spread, suffixed
+from voidpad.decode.canvas import Canvas
+from voidpad.decode.plan import plan
+from voidpad.errors import ConfigError
+from voidpad.models import random_model
+from voidpad.padding import POLICIES, Example, Pairs, pad
+from voidpad.roles import Roles
+from voidpad.trace import Trace
+
+LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=30)
+SPEC = Lengths.weighted({1: ".35", 2: ".25", 5: ".40"})  # 8.6
+BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
+
+
+def pairs_of(*sizes: tuple[int, int], complete: bool = True) -> Pairs:
+    """Examples with these prompt and response lengths."""
+    return Pairs.of([Example([5] * prompt, [8] * response, complete) for prompt, response in sizes])
+
+
+# 8.2: the prior
+
+
+def example() -> Padded:
+    pairs = pairs_of((2, 1), (1, 4), (3, 2), (1, 1))
+    return batched(pairs, [torch.tensor([0, 1]), torch.tensor([2, 3])])
+
+
+def test_prior_example():
+    data = example()
+    assert data.room.tolist() == [4, 5, 3, 5]
+    cdf, target, count = shares(data)
+    assert cdf.tolist() == [0, 0.5, 0.75, 0.75, 1]
+    assert target.tolist() == pytest.approx([0, 2 / 4, 3 / 4, 2 / 3, 1])
+    assert count.tolist() == [4, 4, 4, 3, 2]
+
+
+def test_void_starts_one_slot_later():
+    cdf, target, count = shares(example(), late=1)
+    assert cdf.tolist() == [0, 0, 0.5, 0.75, 0.75]
+    assert target.tolist() == pytest.approx([0, 0, 2 / 4, 2 / 3, 1 / 2])
+    assert count.tolist() == [4, 4, 4, 3, 2]
+
+
+@given(LENGTHS, st.integers(1, 6), st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_prior_is_what_the_padded_rows_hold(lengths, size, seed):
+    """p_i counted on the rows that training would see, for EOS and for VOID."""
+    pairs = pairs_of(*((1 + n % 4, length) for n, length in enumerate(lengths)))
+    batches = shuffled(len(pairs), size, seed=seed)
+    data = batched(pairs, batches)
+    for late, (policy, token) in enumerate((("eos", LOW.eos), ("void", LOW.void))):
+        slots = [[] for _ in range(int(data.room.max()))]
+        for rows in batches:
+            examples = [Example([5] * int(pairs.prompt[r]), [8] * lengths[r]) for r in rows.tolist()]
+            batch = pad(examples, policy, LOW)
+            for ids, prompt in zip(batch.ids.tolist(), batch.prompt.tolist(), strict=True):
+                for slot, found in enumerate(ids[prompt:]):
+                    slots[slot].append(found == token)
+        _, target, count = shares(data, late=late)
+        assert count.tolist() == [len(found) for found in slots]
+        assert target.tolist() == pytest.approx([sum(found) / len(found) for found in slots])
+
+
+@given(LENGTHS, st.integers(1, 25))
+@settings(max_examples=40, deadline=None)
+def test_equal_padding_makes_the_prior_the_distribution(lengths, canvas):
+    cdf, target, _ = shares(same_canvas(pairs_of(*((2, n) for n in lengths)), canvas))
+    known = Lengths.of(lengths)
+    assert target.tolist() == cdf.tolist()
+    assert cdf.tolist() == pytest.approx([float(known.share(i)) for i in range(canvas)])
+
+
+def test_a_cut_answer_ends_nowhere():
+    pairs = Pairs.of([Example([5], [8, 8], complete=False), Example([5], [8, 8, 8])])
+    data = batched(pairs, [torch.tensor([0, 1])])
+    cdf, target, count = shares(data)
+    assert data.room.tolist() == [2, 4]
+    assert (cdf.tolist(), target.tolist(), count.tolist()) == ([0, 0, 0, 0.5], [0, 0, 0, 1], [2, 2, 1, 1])
+
+
+def test_a_perfect_model_has_no_gap():
+    """On one canvas the oracle's q_i is F(i - 1), so all three curves are one."""
+    lengths = Lengths.of([1, 2, 2, 5])
+    data = same_canvas(pairs_of(*((1, n) for n in (1, 2, 2, 5))), 7)
+    (eos, void) = measure(LengthOracle(lengths, POLICIES["eos"], 7), ROLES, data, tokens=20)
+    assert max(eos.gap("model", "target", least=1) + eos.gap("model", "cdf", least=1)) < 1e-12
+    assert void.model.max() < 1e-20  # it was never taught VOID
+    (_, void) = measure(LengthOracle(lengths, POLICIES["void"], 7), ROLES, data)
+    assert max(void.gap("model", "target", least=1)) < 1e-12
+    assert np.isnan(eos.gap("model", "target", least=5)[0])  # no slot has five examples
+
+
+@BOTH
+def test_probabilities_are_the_aligned_softmax(family):
+    """Against a plain forward pass, one row at a time, on batch-padded data of both families."""
+    model = random_model(family, kv_heads=2)
+    data = example()
+    curves = measure(model.denoiser(), model.roles, data, tokens=12)
+    total = torch.zeros(2, 5, dtype=torch.double)
+    for row in range(4):
+        prompt = [5] * int(data.pairs.prompt[row])
+        ids = torch.tensor([prompt + [model.roles.mask] * int(data.room[row])])
+        with torch.inference_mode():
+            raw = model.net(ids).logits[0].softmax(-1)
+        first = len(prompt) - model.family.shift
+        some = raw[first : first + int(data.room[row])]
+        for place, token in enumerate((model.roles.eos, model.roles.void)):
+            total[place, : len(some)] += some[:, token]
+    for place, one in enumerate(curves):
+        assert one.model.tolist() == pytest.approx((total[place] / one.count).tolist(), rel=1e-4)
+
+
+def test_rows_are_grouped_within_the_limit():
+    sizes = [5, 40, 7, 7, 3, 12]
+    found = list(groups(sizes, 24))
+    assert sorted(row for group in found for row in group) == list(range(6))
+    assert all(len(group) == 1 or max(sizes[row] for row in group) * len(group) <= 24 for group in found)
+    assert len(found) < 6
+
+
+# 8.5: the theorems
+
+
+def test_theorem_examples():
+    first = predict(Lengths.of([2, 3, 3, 5, 8]), 9, 9)
+    assert (first.start, first.spread, first.fixpoint) == (4, (), 4)
+    lengths = Lengths.of([1, 2, 2, 2, 3, 3, 9, 9, 9, 9])
+    assert [lengths.share(m) for m in (1, 2, 3)] == [Fraction(1, 10), Fraction(4, 10), Fraction(6, 10)]
+    second = predict(lengths, 10, 10)
+    assert (second.start, second.rounds, second.fixpoint) == (4, ((3,),), 3)
+    assert spread(lengths, 3) == ()
+
+
+def test_oracle_world():
+    told = predict(SPEC, 6, 6)
+    assert [SPEC.share(i - 1) for i in (2, 3, 4, 5, 6)] == [Fraction(n, 100) for n in (35, 60, 60, 60, 100)]
+    assert (told.start, told.spread, list(told.opening)) == (3, (2,), [3, 4, 5, 6])
+
+
+def test_theorems_need_a_canvas_that_holds_half_the_answers():
+    with pytest.raises(ConfigError, match=r"canvas=5: only 20.0% .* use a canvas of at least 9"):
+        predict(Lengths.of([3, 8, 8, 8, 9]), 5, 5)
+    assert predict(Lengths.of([3, 8, 8, 8, 9]), 9, 4).opening == range(9, 5)  # r past the block: no claim
+    with pytest.raises(ConfigError, match="not all 0"):
+        Lengths.weighted({3: "0"})
+
+
+@given(LENGTHS, st.integers(1, 22), st.integers(1, 22))
+def test_conditional_identity(lengths, i, r):
+    """P(l <= i-1 | l <= r-1) = F(i-1) / F(r-1), exactly, wherever the condition has mass."""
+    known = Lengths.of(lengths)
+    if i <= r and known.share(r - 1):
+        assert known.given(i - 1, r - 1) == known.share(i - 1) / known.share(r - 1)
+
+
+@given(LENGTHS)
+def test_what_the_prediction_means(lengths):
+    known = Lengths.of(lengths)
+    told = predict(known, 25, 25)
+    half = Fraction(1, 2)
+    assert all((known.share(i - 1) > half) == (i >= told.start) for i in range(1, 26))
+    for start, reached in zip(
+        [told.start, *(part[0] for part in told.rounds)], [*told.rounds, ()], strict=True
+    ):
+        assert reached == tuple(range(start - len(reached), start))  # no gap before the suffix
+        chances = {i: known.given(i - 1, start - 1) for i in range(1, start)}
+        assert set(reached) == {i for i, chance in chances.items() if chance > half}
+
+
+@given(LENGTHS, st.integers(1, 6))
+@settings(max_examples=50, deadline=None)
+def test_theorems_hold_for_the_oracle(lengths, symbols):
+    """Both sides of both theorems on the perfect model: probabilities exactly, and every predicted slot."""
+    known = Lengths.of(lengths)
+    oracle = LengthOracle(known, POLICIES["eos"], 22, symbols)
+    told = predict(known, 22, 22)
+    found = agree(oracle, ROLES, [Case([WORD], known)], canvas=22, block=22)
+    assert found.opening.hits == found.opening.slots == 22 - told.start + 1
+    assert found.spread.hits == found.spread.slots == len(told.spread)
+    assert found.beyond.slots == told.start - 1 - len(told.spread)
+    assert found.opening_gap < 1e-12
+    assert not found.spread_gap or found.spread_gap < 1e-12
+    if symbols == 1:  # one word only: whatever is not EOS is that word, so nothing beyond half is EOS
+        halves = [2 * known.given(i - 1, told.start - 1) == 1 for i in range(1, told.start)]
+        assert found.beyond.hits <= sum(halves)
+
+
+def test_agreement_reads_each_row_with_its_own_lengths():
+    """Two prompts with different answers, as one batch: a mix-up of rows would show."""
+    short, long = Lengths.of([1]), Lengths.of([4])
+
+    def denoise(canvas, where):
+        oracles = [
+            LengthOracle(short if n == 1 else long, POLICIES["eos"], 6) for n in canvas.prompt.tolist()
+        ]
+        rows = [canvas.select(torch.tensor([row])) for row in range(len(canvas))]
+        return torch.cat([o(row, row.slots) for o, row in zip(oracles, rows, strict=True)])
+
+    cases = [Case([WORD, WORD], long), Case([WORD], short)]
+    found = agree(denoise, ROLES, cases, canvas=6, block=6)
+    assert (found.opening.hits, found.opening.slots, found.opening_gap < 1e-12) == (7, 7, True)
+    wrong = agree(denoise, ROLES, [Case([WORD, WORD], short)], canvas=6, block=6)
+    assert wrong.opening.hits < wrong.opening.slots
+
+
+def test_suffix_is_forced_row_by_row():
+    canvas = suffixed(Canvas.blank([[9, 9], [9]], 4, ROLES, [0, 1]), [3, 1])
+    assert canvas.answer(0) == [0, 0, 1, 1]
+    assert canvas.answer(1) == [1, 1, 1, 1]
+
+
+# 8.6: the oracle length model
+
+
+def told(padding: str, **fields) -> tuple[str, str, int]:
+    name = "void" if padding == "void" else "original"
+    story = tell(LengthOracle(SPEC, POLICIES[padding], 6), plan(name, canvas=6, **fields))
+    return ", ".join(f"{s}:{t} {round(p, 4):g}" for s, t, p in story.commits), story.canvas, story.passes
+
+
+WORDS = ", ".join(f"{slot}:c 0.1" for slot in range(1, 6))
+
+
+@pytest.mark.parametrize(
+    ("padding", "fields", "commits", "canvas"),
+    [
+        ("eos", {"block": 6}, "6:E 1, 3:E 0.6, 4:E 1, 5:E 1, 2:E 0.5833, 1:c 0.1", "cEEEEE"),
+        ("void", {"block": 6, "stop": "vanilla"}, f"6:E 0.4, {WORDS}", "cccccE"),
+        (
+            "void",
+            {"block": 6, "stop": "vanilla", "ban": ""},
+            "4:V 0.6, 5:V 1, 6:V 1, 2:E 0.5833, 3:V 1, 1:c 0.1",
+            "cEVVVV",
+        ),
+        ("rainbow", {"block": 6}, f"6:E 0.4, {WORDS}", "cccccE"),
+        ("void", {"block": 3}, "2:E 0.35, 1:c 0.1", "cE...."),
+        ("void", {"block": 2}, "2:E 0.35, 1:c 0.1", "cE...."),
+    ],
+)
+def test_the_five_lines(padding, fields, commits, canvas):
+    assert told(padding, **fields) == (commits, canvas, commits.count(":"))
+
+
+@given(LENGTHS, st.sampled_from(["eos", "void", "rainbow"]), st.data())
+@settings(max_examples=40, deadline=None)
+def test_oracle_is_a_posterior(lengths, padding, data):
+    """Against counting: frequencies over all padded answers that agree with what is visible."""
+    known = Lengths.of(lengths)
+    oracle = LengthOracle(known, POLICIES[padding], 12, symbols=1)
+    padded = [Example([WORD], [WORD] * n) for n in lengths]
+    rows = pad(padded, padding, ROLES, width=torch.full((len(lengths),), 13)).ids[:, 1:]
+    one = rows[data.draw(st.integers(0, len(lengths) - 1))]
+    seen = torch.where(
+        torch.tensor(data.draw(st.lists(st.booleans(), min_size=12, max_size=12))), one, ROLES.mask
+    )
+    kept = rows[((rows == seen) | (seen == ROLES.mask)).all(1)]
+    expected = torch.nn.functional.one_hot(kept, WORD + 1).double().mean(0)
+    assert torch.allclose(oracle.posterior(seen), expected, atol=1e-12)
+
+
+# 8.3: overflow
+
+
+def test_overflow_flag():
+    roles = Roles(mask=0, eos=1, void=2)
+    full = [9] * 5 + [1] * 95
+    assert overflown(full, roles)
+    assert not overflown([9] * 6 + [1] * 94, roles)  # longer than 5 %
+    assert overflown([9] * 5 + [1] * 86 + [7] * 9, roles)
+    assert not overflown([9] * 5 + [1] * 85 + [7] * 10, roles)  # the rest is not EOS
+    assert not overflown([9] * 100, roles)
+    assert overflown([9] * 2 + [1] + [0] * 97, roles)  # an early stop leaves the tail unwritten
+    assert not overflown([9] * 2 + [1] + [0] * 97, roles, Rule(short=0.01))
+
+
+def recorded(family: str, **fields) -> tuple[Trace, object]:
+    model = random_model(family)
+    prompt = model.encode("a b c", raw=True)
+    return overflow.record(model, [prompt], model.plan("original", **fields), name="original")[0], model
+
+
+@BOTH
+@pytest.mark.parametrize("block", [4, 16])
+def test_trajectories_retell_the_decode(family, block):
+    trace, model = recorded(family, canvas=16, block=block)
+    one = trajectory(trace)
+    assert one.probability("p_eos").shape == one.probability("p_void").shape == (len(trace.passes), 16)
+    assert sum(m.left + m.right for m in one.moments) == 16
+    assert sorted(one.order.tolist()) == sorted(step.n for step in trace.passes for _ in step.commits)
+    for step, moment in zip(trace.passes, one.moments, strict=True):
+        assert (step.first_eos, step.n) == (moment.first_eos, moment.number)
+    ids = list(trace.result.ids)
+    assert one.effective == (ids.index(model.roles.eos) if model.roles.eos in ids else 16)
+    busy = [step for step in trace.passes if step.commits]
+    assert one.stage1 + one.stage2 == len(busy)
+
+
+def oracle_trace(padding: str, **fields) -> Trace:
+    """The oracle's decode as a trace: a real record of a decode whose every commit is known."""
+    model = random_model("llada")
+    from voidpad.decode.loop import decode
+    from voidpad.trace import Recorder
+
+    chosen = plan("original", canvas=6, **fields)
+    recorder = Recorder(model, chosen, plan_name="original")
+    oracle = LengthOracle(SPEC, POLICIES[padding], 6)
+    for step in decode(oracle, [[WORD]], ROLES, chosen, observe=recorder.observe):
+        recorder(step)
+    return recorder.traces[0]
+
+
+def test_stages_of_the_oracle():
+    """8.6, first line: EOS at 6, 3, 4, 5, 2, then the word at 1."""
+    one = trajectory(oracle_trace("eos", block=6), Rule(short=0.2))
+    assert [m.first_eos for m in one.moments] == [5, 2, 2, 2, 1, 1]
+    assert [(m.left, m.right) for m in one.moments] == [(0, 1)] * 5 + [(1, 0)]
+    assert [round(m.eos_share, 3) for m in one.moments] == [1, 1, 1, 1, 1, 0.833]
+    assert (one.stage1, one.stage2, one.turn, one.effective, one.overflow) == (5, 1, 5, 1, True)
+    assert one.order.tolist() == [5, 4, 1, 2, 3, 0]
+    assert one.probability("p_eos")[0].tolist() == pytest.approx([0, 0.35, 0.6, 0.6, 0.6, 1], abs=1e-3)
+
+
+def test_small_blocks_have_no_first_stage():
+    one = trajectory(oracle_trace("rainbow", block=1))
+    assert (one.stage1, one.stage2, one.overflow) == (0, 6, False)
+
+
+def test_trajectories_follow_edits():
+    """Rules that change the canvas: commit times move with their slots."""
+    model = random_model("llada")
+    chosen = model.plan("rho-eos", canvas=16, limit=64, block=8)
+    trace = overflow.record(model, [model.encode("a b", raw=True)], chosen, name="rho-eos")[0]
+    one = trajectory(trace)
+    assert len(one.order) == len(trace.result.ids)
+    canvases = list(trace.canvases())
+    assert any(step.edits for step in trace.passes)
+    for slot, number in enumerate(one.order.tolist()):
+        if number >= 0:
+            token = trace.result.ids[slot]
+            assert token in [found for _, found, _ in trace.passes[number].commits]
+    assert canvases[-1].tolist() == list(trace.result.ids)
+
+
+def test_rates_and_verdict():
+    def answer(block: int, row: int, drowned: bool) -> Answer:
+        length = 3 if drowned else 100
+        return Answer(block, row, "", 512, length, drowned, drowned, 512, "full")
+
+    answers = [answer(512, n, n < 23) for n in range(50)] + [answer(64, n, n < 1) for n in range(50)]
+    answers += [answer(32, n, False) for n in range(50)]
+    found = rates(answers)
+    assert [(r.block, r.overflows) for r in found] == [(32, 0), (64, 1), (512, 23)]
+    assert found[2].effective == pytest.approx((23 * 3 + 27 * 100) / 50)
+    assert verdict(found, 0.0) == (
+        "23 of 50 answers overflow at block 512; smallest safe block 32, largest 64; "
+        "this checkpoint has no usable VOID signal (mean P(VOID) 0.000 at the tail of an empty canvas)"
+    )
+    assert "no block size tried is safe; this checkpoint has no VOID token" in verdict(found[2:], None)
+    assert "has a usable VOID signal" in verdict(found, 0.9)
+
+
+def test_void_tail_of_worlds():
+    """A world padded with VOID shows it at the tail of a long canvas; one padded with EOS does not."""
+    prompts = [[13], [5, 13]]
+    for padding, low, high in (("void", 0.8, 1), ("eos", 0, 0.1)):
+        toy = Toy(World(LOW, 0, padding))
+        assert low <= void_tail(toy, LOW, prompts, canvas=40, window=8) <= high
+    assert void_tail(toy, Roles(mask=0, eos=1), prompts, canvas=8) is None
+
+
+def test_look_pads_short_rows_with_zeros():
+    model = random_model("dream")
+    canvas = Canvas.blank([[5, 6], [7]], 4, model.roles, [0, 1])
+    canvas = canvas.resize(canvas.prompt + torch.tensor([2, 4]))
+    seen = look(model.denoiser(), canvas)
+    assert seen.eos.shape == (2, 4)
+    assert seen.eos[0, 2:].tolist() == [0, 0]
+    alone = look(model.denoiser(), canvas.select(torch.tensor([0])))
+    assert torch.allclose(alone.eos[0], seen.eos[0, :2], atol=1e-6)
+
+
+def test_mask_is_never_the_likeliest():
+    world = World(LOW, 0)
+    canvas = Canvas.blank([[5, 13]], 12, LOW, [0])
+    keen = look(Toy(MaskLover(world, LOW, 0, share=1.0)), canvas)
+    assert keen.best.tolist() == look(Toy(world), canvas).best.tolist()
+    assert keen.eos.max() < 0.1  # but it keeps its mass
+
+
+def test_survey_agrees_with_generate():
+    model = random_model("llada")
+    prompts = [model.encode(text, raw=True) for text in ("a b c", "d")]
+    plans = [model.plan("original", canvas=16, block=block) for block in (8, 16)]
+    answers = overflow.survey(model, prompts, plans)
+    assert [(a.block, a.row) for a in answers] == [(8, 0), (8, 1), (16, 0), (16, 1)]
+    for answer in answers:
+        chosen = model.plan("original", canvas=16, block=answer.block)
+        (result,) = model.generate("a b c" if answer.row == 0 else "d", chosen, raw=True)
+        assert (answer.text, answer.passes) == (result.text, result.passes_decode)
+    assert json.dumps([a.__dict__ for a in answers])

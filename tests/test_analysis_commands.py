@@ -1,0 +1,220 @@
+"""`voidpad analyze` on checkpoints of both families: files, numbers, pictures, and what bad input gets."""
+
+import csv
+import json
+
+import pytest
+import torch
+
+from voidpad import data
+from voidpad.cli import app
+from voidpad.errors import ConfigError, DataError
+from voidpad.models import random_model, save
+from voidpad.padding import Example, Pairs
+
+BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    for family in ("llada", "dream"):
+        save(random_model(family, context=128, vocab=96), root / family)
+    return root
+
+
+@pytest.fixture
+def voidpad(capsys):
+    def run(*arguments: object) -> str:
+        app([str(one) for one in arguments], standalone_mode=False)
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def talks(tmp_path):
+    """Conversations of different lengths."""
+    path = tmp_path / "talks.jsonl"
+    turns = [("who is it", "me"), ("and then", "the end of it"), ("why", ""), ("a", "b c d e f")]
+    rows = [[{"role": "user", "content": q}, {"role": "assistant", "content": a}] for q, a in turns]
+    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    return path
+
+
+def is_png(path) -> bool:
+    return path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+
+
+@BOTH
+def test_eos_prior(family, folders, voidpad, talks, tmp_path):
+    plot, table = tmp_path / "p.png", tmp_path / "p.csv"
+    common = ("analyze", "eos-prior", "--model", folders / family, "--data", talks, "--least", 2)
+    found = json.loads(voidpad(*common, "--batch", 2, "--plot", plot, "--csv", table, "--json"))
+    assert found["examples"] == 4
+    assert set(found) >= {"eos", "void"}
+    rows = list(csv.DictReader(table.open()))
+    assert [int(row["slot"]) for row in rows] == list(range(1, len(rows) + 1))
+    assert [float(row["q_eos"]) for row in rows] == pytest.approx(found["eos"]["q"], abs=1e-5)
+    assert int(rows[0]["count"]) == 4
+    assert is_png(plot)
+    shown = voidpad(*common, "--canvas", 20)
+    assert "EOS |q - p|" in shown
+    assert "VOID |q - F|" in shown
+
+
+def test_eos_prior_reads_prepared_data(folders, voidpad, tmp_path):
+    roles = random_model("llada", vocab=96).roles
+    path = tmp_path / "d.safetensors"
+    rows = [Example([20, 21], [22] * n) for n in (1, 2, 3)] + [Example([20] * 120, [22] * 20)]
+    data.write(path, Pairs.of(rows), roles)
+    run = ("analyze", "eos-prior", "--model", folders / "llada", "--data", path, "--json", "--least", 1)
+    found = json.loads(voidpad(*run, "--canvas", 5))
+    assert found["examples"] == 3  # the long one does not fit the context
+    assert found["eos"]["p"] == pytest.approx([0, 1 / 3, 2 / 3, 1, 1], abs=1e-5)
+    assert found["eos"]["gaps (mean, max)"]["|p - F|"] == [0, 0]
+    assert json.loads(voidpad(*run, "--count", 2))["examples"] == 2
+
+
+def test_eos_prior_refuses_foreign_data(folders, voidpad, tmp_path):
+    path = tmp_path / "d.safetensors"
+    other = random_model("llada", vocab=96).roles
+    data.write(path, Pairs.of([Example([20], [22])]), type(other)(mask=50, eos=51))
+    with pytest.raises(DataError, match="made for other token ids"):
+        voidpad("analyze", "eos-prior", "--model", folders / "llada", "--data", path)
+    with pytest.raises(ConfigError, match="no data; give examples with --data"):
+        voidpad("analyze", "eos-prior", "--model", folders / "llada")
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"messages": [{"role": "user", "content": "alone"}]}\n')
+    with pytest.raises(DataError, match=r"bad\.jsonl, line 1: needs at least two messages"):
+        voidpad("analyze", "eos-prior", "--model", folders / "llada", "--data", bad)
+
+
+@BOTH
+def test_overflow(family, folders, voidpad, tmp_path):
+    plot, table, traces = (tmp_path / name for name in ("o.png", "o.csv", "o.jsonl"))
+    files = ("--plot", plot, "--csv", table, "--save-trace", traces)
+    run = ("analyze", "overflow", "who is it", "why", "--model", folders / family, "--canvas", 16)
+    found = json.loads(voidpad(*run, "--blocks", "8,16", *files, "--json"))
+    assert [rate["block"] for rate in found["blocks"]] == [8, 16]
+    assert [one["block"] for one in found["trajectories"]] == [8, 16]
+    assert found["verdict"].startswith(
+        f"{found['blocks'][-1]['overflows']} of 2 answers overflow at block 16; "
+    )
+    assert "no usable VOID signal" in found["verdict"]
+    assert len(list(csv.DictReader(table.open()))) == 4
+    assert is_png(plot)
+    lines = voidpad("analyze", "overflow", "--trace", traces, "--csv", table, "--plot", plot)
+    assert lines.count("effective length") == 2
+    passes = sum(json.loads(line)["type"] == "pass" for line in traces.read_text().splitlines())
+    assert len(list(csv.DictReader(table.open()))) == passes
+    assert "answers overflow at block 16" in voidpad(*run, "--block", 16)
+
+
+def test_overflow_judges_numbers(folders, voidpad, tmp_path):
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"question": "a", "answer": "so #### 1,234"}\n{"prompt": "b", "answer": 7}\n')
+    run = ("analyze", "overflow", "--model", folders / "llada", "--file", path, "--canvas", 8, "--block", 8)
+    found = json.loads(voidpad(*run, "--json"))
+    assert [answer["right"] for answer in found["answers"]] == [False, False]
+    assert "right" in voidpad(*run)
+
+
+def test_last_number_counts():
+    from voidpad.analysis.questions import with_number
+
+    right = with_number("q", "first 3, then #### 1,234").right
+    assert right is not None
+    assert right("it is 12 or 1234.")
+    assert right("#### 1,234")
+    assert not right("1234 and 5")
+
+
+@BOTH
+@pytest.mark.parametrize("queries", ["masked", "all"])
+def test_attention(family, queries, folders, voidpad, tmp_path):
+    plot, table, file = (tmp_path / name for name in ("a.png", "a.csv", "q.jsonl"))
+    file.write_text('{"prompt": "a b", "answer": "7"}\n{"prompt": "c", "answer": "8"}\n')
+    run = ("analyze", "attention", "--model", folders / family, "--queries", queries, "--file", file)
+    found = json.loads(voidpad(*run, "--canvas", 12, "--plot", plot, "--csv", table, "--json"))
+    assert found["before"]["right"] is not None
+    assert len(found["after"]["answers"]) == 2
+    assert found["after"]["answers"][0]["block"] == 12  # block = canvas unless told otherwise
+    assert is_png(plot)
+    assert [row["arm"] for row in csv.DictReader(table.open())] == ["before"] * 2 + ["after"] * 2
+    assert "hidden" in voidpad(*run, "--canvas", 12, "--watch", 0)
+
+
+def test_theory_without_a_model(voidpad):
+    found = json.loads(voidpad("analyze", "theory", "--json"))
+    assert (found["r"], found["spread"], found["fixpoint"]) == (3, [2], 2)
+    assert [story["canvas"] for story in found["oracle"]] == [
+        "cEEEEE",
+        "cccccE",
+        "cEVVVV",
+        "cE....",
+        "cccccE",
+    ]
+    shown = voidpad(
+        "analyze", "theory", "--lengths", "1,2,2,2,3,3,9,9,9,9", "--canvas", 10, "--padding", "eos"
+    )
+    assert "r = 4" in shown
+    assert "so are slot 3" in shown
+    assert "exact" in shown
+    assert "nothing spreads" in voidpad("analyze", "theory", "--lengths", "2,3,3,5,8")
+
+
+@BOTH
+def test_theory_with_a_model(family, folders, voidpad, talks):
+    run = ("analyze", "theory", "--model", folders / family, "--data", talks, "--canvas", 16)
+    found = json.loads(voidpad(*run, "--json"))
+    opening = found["model"]["opening"]
+    assert opening["slots"] == 4 * (16 - found["r"] + 1)
+    assert opening["share"] < 0.5  # a random network follows no theorem
+    assert "T2" in voidpad(*run)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("theory", "--lengths", "3:x"), "'3:x' is not LENGTH or LENGTH:WEIGHT"),
+        (("theory", "--lengths", "9,9,9", "--canvas", "4"), "use a canvas of at least 10"),
+        (("theory", "--symbols", "0"), "symbols=0 must be at least 1"),
+        (("theory", "--data", "x.jsonl"), "--data needs the model"),
+    ],
+)
+def test_bad_settings(arguments, message, voidpad):
+    with pytest.raises(ConfigError, match=message):
+        voidpad("analyze", *arguments)
+
+
+def test_bad_sets(folders, voidpad):
+    here = ("--model", folders / "llada")
+    with pytest.raises(ConfigError, match="no prompt; give some"):
+        voidpad("analyze", "overflow", *here)
+    with pytest.raises(ConfigError, match="blocks='8,x': give whole numbers"):
+        voidpad("analyze", "overflow", "a", *here, "--blocks", "8,x")
+    with pytest.raises(ConfigError, match="canvas=16 is not a multiple of block=5"):
+        voidpad("analyze", "overflow", "a", *here, "--canvas", 16, "--blocks", "5")
+    with pytest.raises(ConfigError, match="over the model's context of 128"):
+        voidpad("analyze", "overflow", "a", *here)
+
+
+def test_built_in_questions():
+    from voidpad.analysis.questions import known, of_tasks, task_lengths, task_pairs
+    from voidpad.tiny.tasks import heldout
+
+    asked = of_tasks(["steps", "tiny_complete"], 5)
+    problems = heldout("tiny_steps", 3)
+    assert asked[0].prompt == problems[0].prompt
+    assert asked[0].right(f"#### {problems[0].target}")
+    assert not asked[0].right("#### no")
+    assert asked[1].right is None  # a program, and no sandbox to run it in
+    with pytest.raises(ConfigError, match="task 'tiny_nothing' is unknown"):
+        known(["nothing"])
+    pairs = task_pairs(["expr"], 20)
+    assert len(pairs) == 20
+    assert torch.equal(pairs.tokens, task_pairs(["expr"], 20).tokens)
+    prompt, lengths = task_lengths("tiny_steps", 1, 30)
+    assert prompt == problems[1].prompt
+    assert len(set(lengths)) > 5
