@@ -30,7 +30,7 @@ from voidpad.noising import Noising
 from voidpad.padding import Example, Pairs, policy
 from voidpad.roles import Roles
 from voidpad.train import prepare
-from voidpad.training.batches import BatchWidth, FixedWidth, Layout, MicroBatches, Padded, Share
+from voidpad.training.batches import BatchWidth, FixedWidth, Layout, MicroBatches, Objective, Padded, Share
 from voidpad.training.config import check
 
 EPS = 1e-3
@@ -83,11 +83,11 @@ def plain_collate(rows: list[Example], roles: Roles, rng: random.Random) -> dict
 def collate(_: argparse.Namespace) -> None:
     roles, how = Roles(mask=0, eos=1, void=2), policy("void")
     rows = examples(1000, range(10, 30_000), prompt=(20, 400), response=(20, 600))
-    store = Padded(Pairs.of(rows), roles, how, width=BatchWidth(how), noising=Noising(), layout=Layout())
+    store = Padded(Pairs.of(rows), roles, how, noising=Noising(), layout=Layout(BatchWidth(how)))
 
     def ours(batch: int) -> None:
-        share, loss = Share(batch, batch), (NORMALISERS["llada"], 0)
-        batches = MicroBatches(store, Noising(), roles, share=share, loss=loss, forced=True)
+        asked = Objective(roles.mask, NORMALISERS["llada"], forced=True)
+        batches = MicroBatches(store, Noising(), asked, share=Share(batch, batch))
         for k in range(len(rows) // batch):
             batches[k]
 
@@ -263,10 +263,10 @@ def large(options: argparse.Namespace) -> None:
     vocabulary = range(10, 2000 if options.rehearse else 126_000)
     store = examples(rows * 8, vocabulary, prompt=(width // 8, width // 4), response=(width // 4, width // 2))
     how = policy("void")
-    place = Layout(device=options.device)
-    padded = Padded(Pairs.of(store), roles, how, width=FixedWidth(width), noising=Noising(), layout=place)
-    share = Share(rows, rows)
-    ours = MicroBatches(padded, Noising(), roles, share=share, loss=(NORMALISERS["llada"], 0), forced=True)
+    place = Layout(FixedWidth(width), device=options.device)
+    padded = Padded(Pairs.of(store), roles, how, noising=Noising(), layout=place)
+    asked = Objective(roles.mask, NORMALISERS["llada"], forced=True)
+    ours = MicroBatches(padded, Noising(), asked, share=Share(rows, rows))
     found = {}
     net = large_net(options, rows=[roles.void])
     inputs = [full_batch(padded, ours.noising, k, rows) for k in range(8)]

@@ -14,6 +14,7 @@ from voidpad.training.batches import (
     FixedWidth,
     Layout,
     MicroBatches,
+    Objective,
     Packed,
     Padded,
     Share,
@@ -40,13 +41,13 @@ def examples(count=30, seed=0):
 
 def padded(width="virtual", count=30, **layout):
     pairs = Pairs.of(examples(count))
-    return Padded(
-        pairs, ROLES, policy("void"), width=WIDTHS[width], noising=Noising(), layout=Layout(**layout)
-    )
+    return Padded(pairs, ROLES, policy("void"), noising=Noising(), layout=Layout(WIDTHS[width], **layout))
 
 
 def batches(rows, share):
-    return MicroBatches(rows, Noising(), ROLES, share=share, loss=(NORMALISERS["llada"], 0), forced=True)
+    return MicroBatches(
+        rows, Noising(), Objective(ROLES.mask, NORMALISERS["llada"], forced=True), share=share
+    )
 
 
 def rows_of(inputs, width=40):
@@ -107,7 +108,7 @@ def test_extra_columns_for_the_compiler_are_invisible():
 
 def test_no_mask_is_passed_when_every_slot_is_visible():
     pairs = Pairs.of([Example([5], [6, 7])] * 4)
-    rows = Padded(pairs, ROLES, policy("void"), width=FixedWidth(9), noising=Noising(), layout=Layout())
+    rows = Padded(pairs, ROLES, policy("void"), noising=Noising(), layout=Layout(FixedWidth(9)))
     assert "inside" not in batches(rows, Share(4, 4))[0]
 
 
@@ -121,7 +122,7 @@ def stream(order, store):
 
 def test_packed_rows_are_the_stream_cut_in_pieces():
     store = examples()
-    rows = Packed(Pairs.of(store), ROLES, length=16, align=False, seed=1)
+    rows = Packed(Pairs.of(store), ROLES, length=16, seed=1, layout=Layout(align=False))
     order = rows.stream(0)[0].tolist()
     text = stream(order, store)
     batch, _ = rows(0, torch.arange(rows.count))
@@ -132,7 +133,7 @@ def test_packed_rows_are_the_stream_cut_in_pieces():
 
 def test_aligned_rows_begin_with_a_whole_document():
     store = examples()
-    rows = Packed(Pairs.of(store), ROLES, length=16, align=True, seed=1)
+    rows = Packed(Pairs.of(store), ROLES, length=16, seed=1, layout=Layout())
     text = stream(rows.stream(0)[0].tolist(), store)
     starts, position = set(), 0
     for k in rows.stream(0)[0].tolist():
@@ -145,10 +146,8 @@ def test_aligned_rows_begin_with_a_whole_document():
 
 
 def test_packed_noise_reaches_prompts():
-    rows = Packed(Pairs.of(examples(200)), ROLES, length=32, align=True, seed=1)
-    run = MicroBatches(
-        rows, Noising(), ROLES, share=Share(30, 30), loss=(NORMALISERS["llada"], 0), forced=False
-    )
+    rows = Packed(Pairs.of(examples(200)), ROLES, length=32, seed=1, layout=Layout())
+    run = MicroBatches(rows, Noising(), Objective(ROLES.mask, NORMALISERS["llada"]), share=Share(30, 30))
     inputs = run[0]
     assert (inputs["label"] >= 100).any()  # prompt tokens
     assert (inputs["label"] == ROLES.eos).any()

@@ -123,7 +123,16 @@ def pad(
         raise ConfigError("pad: no rows given; a mini-batch needs at least one.")
     if width is None:
         width = batch_width(pairs.size, how, longest_row_gets_eos=longest_row_gets_eos)
-    return lay_out(pairs, torch.arange(len(pairs)), how, roles, width=width)
+    widths = Widths(width, int(width.max()))
+    return lay_out(pairs, torch.arange(len(pairs)), how, roles, widths=widths)
+
+
+@dataclass(frozen=True)
+class Widths:
+    """How far each row is padded, and how wide the tensors are: known on the host, so that nothing waits."""
+
+    rows: Tensor  # (B,), where the pairs are
+    columns: int
 
 
 def batch_width(sizes: Tensor, how: Policy, *, longest_row_gets_eos: bool = True) -> Tensor:
@@ -154,19 +163,12 @@ def window_width(prompt: Tensor, draw: Tensor, *, low: int, high: int) -> Tensor
     return prompt + low + (draw * (high - low + 1)).long()
 
 
-def lay_out(
-    pairs: Pairs, rows: Tensor, how: Policy, roles: Roles, *, width: Tensor, columns: int | None = None
-) -> Batch:
-    """Rows of `pairs` as padded tensors, by index arithmetic alone. A cut answer is followed by nothing.
-
-    `columns` is the width of the tensors when the caller knows it (so that nothing waits for a device).
-    """
+def lay_out(pairs: Pairs, rows: Tensor, how: Policy, roles: Roles, *, widths: Widths) -> Batch:
+    """Rows of `pairs` as padded tensors, by index arithmetic alone. A cut answer is followed by nothing."""
     _check_roles(how, roles)
-    device = pairs.tokens.device
     prompt, size = pairs.prompt[rows, None], pairs.size[rows, None]
-    whole, width = pairs.complete[rows, None], width.to(device)[:, None]
-    columns = int(width.max()) if columns is None else columns
-    column = torch.arange(columns, device=device)[None]
+    whole, width = pairs.complete[rows, None], widths.rows[:, None]
+    column = torch.arange(widths.columns, device=pairs.tokens.device)[None]
     end = torch.where(whole, width, torch.minimum(size, width))
     inside = column < end
     source = (pairs.start[rows, None] + column).clamp_(max=len(pairs.tokens) - 1)

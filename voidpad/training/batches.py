@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from voidpad.errors import DataError
 from voidpad.losses import Normaliser, loss_slots
 from voidpad.noising import WIDTH, At, Noising, draw
-from voidpad.padding import Batch, Pairs, Policy, batch_width, lay_out, virtual_width, window_width
+from voidpad.padding import Batch, Pairs, Policy, Widths, batch_width, lay_out, virtual_width, window_width
 from voidpad.roles import Roles
 
 
@@ -85,8 +85,10 @@ class FixedWidth:
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows become tensors; none of it changes what is learnt."""
+    """How rows become tensors. Width and align change what is learnt, the others only how fast."""
 
+    width: Width = FixedWidth(0)  # padded rows
+    align: bool = True  # packed rows start with a document
     device: str = "cpu"
     multiple: int = 1  # tensors are a multiple of this wide, the extra slots masked: few shapes to compile
     group: int = 0  # rows of an update, to be ordered by width
@@ -95,12 +97,10 @@ class Layout:
 class Padded:
     """Prompt, response, EOS and padding, one example per row."""
 
-    def __init__(
-        self, pairs: Pairs, roles: Roles, how: Policy, *, width: Width, noising: Noising, layout: Layout
-    ):
+    def __init__(self, pairs: Pairs, roles: Roles, how: Policy, *, noising: Noising, layout: Layout) -> None:
         self.count = len(pairs)
         self.host, self.pairs = pairs, pairs.to(layout.device)
-        self.roles, self.how, self.width, self.noising, self.layout = roles, how, width, noising, layout
+        self.roles, self.how, self.noising, self.layout = roles, how, noising, layout
         self.order = lru_cache(2)(self._order)
 
     def __call__(self, epoch: int, position: Tensor) -> tuple[Batch, At]:
@@ -110,14 +110,14 @@ class Padded:
         end = torch.where(self.host.complete[example], width, torch.minimum(self.host.size[example], width))
         device = self.pairs.tokens.device
         rows = example.to(device, non_blocking=True)
-        width = width.to(device, non_blocking=True)
-        batch = lay_out(self.pairs, rows, self.how, self.roles, width=width, columns=columns)
+        widths = Widths(width.to(device, non_blocking=True), columns)
+        batch = lay_out(self.pairs, rows, self.how, self.roles, widths=widths)
         if bool((end == columns).all()):  # nothing to hide from attention: the plain kernel is the fast one
             batch = replace(batch, inside=None)
         return batch, At(torch.full_like(rows, epoch), rows, position.to(device, non_blocking=True))
 
     def _width(self, epoch: int, example: Tensor) -> Tensor:
-        return self.width(
+        return self.layout.width(
             self.host,
             example,
             lambda: draw(self.noising.key(torch.full_like(example, epoch), example), WIDTH),
@@ -136,10 +136,9 @@ class Padded:
 class Packed:
     """Documents `prompt response EOS` end to end, cut into rows of fixed length; masks anywhere."""
 
-    def __init__(
-        self, pairs: Pairs, roles: Roles, *, length: int, align: bool, seed: int, device: str = "cpu"
-    ):
-        self.pairs, self.roles, self.length, self.align = pairs.to(device), roles, length, align
+    def __init__(self, pairs: Pairs, roles: Roles, *, length: int, seed: int, layout: Layout) -> None:
+        self.pairs, self.roles = pairs.to(layout.device), roles
+        self.length, self.align = length, layout.align
         self.total = int((pairs.size + pairs.complete).sum())
         self.count = self.total // length
         self.stream = lru_cache(1)(lambda epoch: self._stream(shuffled(len(pairs), seed, epoch)))
@@ -191,22 +190,21 @@ class Share:
         return update, (step * self.processes + self.rank) * self.micro_batch
 
 
+@dataclass(frozen=True)
+class Objective:
+    """What is asked at hidden slots, and how the answers are weighed."""
+
+    mask: int
+    normaliser: Normaliser
+    shift: int = 0
+    forced: bool = False
+
+
 class MicroBatches(Dataset):
     """Micro-batch number i of this process, ready for the model; to Trainer, the whole run is one epoch."""
 
-    def __init__(
-        self,
-        rows: Rows,
-        noising: Noising,
-        roles: Roles,
-        *,
-        share: Share,
-        loss: tuple[Normaliser, int],
-        forced: bool,
-    ):
-        self.rows, self.noising, self.roles, self.share = rows, noising, roles, share
-        self.normaliser, self.shift = loss
-        self.forced = forced
+    def __init__(self, rows: Rows, noising: Noising, objective: Objective, *, share: Share) -> None:
+        self.rows, self.noising, self.objective, self.share = rows, noising, objective, share
         self.length = 1  # set once the number of updates is known
         self.updates_per_epoch = -(-rows.count // share.global_batch)
         self.side: torch.cuda.Stream | None = None
@@ -224,8 +222,9 @@ class MicroBatches(Dataset):
 
     def build(self, epoch: int, position: Tensor) -> dict[str, Tensor]:
         batch, at = self.rows(epoch, position)
-        noised = self.noising(batch, self.roles.mask, forced=self.forced, at=at)
-        slots = loss_slots(batch, noised, self.normaliser, shift=self.shift)
+        asked = self.objective
+        noised = self.noising(batch, asked.mask, forced=asked.forced, at=at)
+        slots = loss_slots(batch, noised, asked.normaliser, shift=asked.shift)
         inputs = {"ids": noised.ids, "where": slots.where, "label": slots.label}
         inputs |= {} if batch.inside is None else {"inside": batch.inside}
         return inputs | {"weight": slots.weight, "kind": slots.kind}

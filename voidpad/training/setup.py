@@ -23,6 +23,7 @@ from voidpad.training.batches import (
     FixedWidth,
     Layout,
     MicroBatches,
+    Objective,
     Packed,
     Padded,
     Share,
@@ -174,28 +175,24 @@ def micro_batches(
     pairs = prepared.pairs
     if recipe.padding.truncated_gets_eos:
         pairs = replace(pairs, complete=torch.ones_like(pairs.complete))
-    normaliser = NORMALISERS[noise.normaliser or model.family.name]
-    loss = (normaliser, model.family.shift)
-    if recipe.data.layout == "packed":
-        _check_length(model, recipe.data.length)
-        rows = Packed(
-            pairs,
-            model.roles,
-            length=recipe.data.length,
-            align=recipe.data.align,
-            seed=noising.seed,
-            device=device,
-        )
-        return MicroBatches(rows, noising, model.roles, share=share, loss=loss, forced=False)
-    how = POLICIES[recipe.padding.policy]
-    _check_pairs(recipe, model, pairs)
+    normaliser, shift = NORMALISERS[noise.normaliser or model.family.name], model.family.shift
     layout = Layout(
+        _width(recipe),
+        recipe.data.align,
         device,
         multiple=64 if recipe.run.compile and not isinstance(recipe.padding.width, int) else 1,
         group=recipe.run.global_batch if recipe.data.group_by_length else 0,
     )
-    rows = Padded(pairs, model.roles, how, width=_width(recipe), noising=noising, layout=layout)
-    return MicroBatches(rows, noising, model.roles, share=share, loss=loss, forced=how.forced)
+    if recipe.data.layout == "packed":
+        _check_length(model, recipe.data.length)
+        rows = Packed(pairs, model.roles, length=recipe.data.length, seed=noising.seed, layout=layout)
+        return MicroBatches(rows, noising, Objective(model.roles.mask, normaliser, shift), share=share)
+    how = POLICIES[recipe.padding.policy]
+    _check_pairs(recipe, model, pairs)
+    rows = Padded(pairs, model.roles, how, noising=noising, layout=layout)
+    return MicroBatches(
+        rows, noising, Objective(model.roles.mask, normaliser, shift, how.forced), share=share
+    )
 
 
 def _width(recipe: Recipe) -> Width:
