@@ -198,7 +198,7 @@ def cached_latency(bench: Bench, *, passes: int) -> None:
 
 
 def static_batch(bench: Bench, rows: int) -> None:
-    """The plain loop on a padded batch: all logits, float64 softmax. Seconds and memory of one pass, against ours."""
+    """The plain loop on a padded batch, all logits in float64: seconds and memory of one pass, against ours."""
     prompts, lengths = workload(rows, scale=bench.scale)
     canvas = Canvas.blank(prompts, bench.size(512), ROLES, range(rows))
     cuda = bench.device == "cuda"

@@ -541,7 +541,7 @@ def mbpp(data_dir):
 
 
 def failures(items):
-    with Sandbox(limits=Limits(seconds=60), workers=2) as sandbox:  # MBPP 123 takes seconds on a quiet machine
+    with Sandbox(limits=Limits(seconds=60), workers=2) as sandbox:
         verdicts = sandbox.map(items.values())
     return {name: v.detail for name, v in zip(items, verdicts, strict=True) if not v.passed}
 

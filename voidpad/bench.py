@@ -168,15 +168,13 @@ def compare(
     tick: Callable[[], None] = lambda: None,
 ) -> dict[str, dict[str, float]]:
     """The research loop, the exact engine and each approximation on the same prompts, in one run."""
-    from voidpad.decode.plan import plan
     from voidpad.fast.packed import Packed
 
     net: Any = model.net.get_base_model() if isinstance(model.net, PeftModel) else model.net
     ban = model.roles.ids(["void"])
     loop = Research(net, model.roles, model.family.shift, ban=ban)
     exact = model.plan("void", canvas=canvas, block=block)
-    settings = {"family": model.family.name, "canvas": canvas, "block": block}
-    sure = plan("void", **settings, threshold=0.9)
+    sure = model.plan("void", canvas=canvas, block=block, threshold=0.9)
     found: dict[str, dict[str, float]] = {}
     begun = now(model.device)
     plain = [loop(p, canvas=canvas, block=block) for p in prompts]

@@ -41,7 +41,8 @@ def demo(
 
     count = 128 if full else problems
     wanted = [*cells((16, 32, 64, CANVAS)), *FULL] if full else cells((32, CANVAS))
-    known, arms = published(), []
+    known = published()
+    arms: list[Arm] = []
     with Sandbox(workers=os.cpu_count() or 1, weak=weak_sandbox) as sandbox, Live(console=out) as live:
         live.update(table(arms, known, waiting=len(wanted)))
         for arm in run(wanted, count, sandbox, device=device):

@@ -72,7 +72,7 @@ def generate(
         raise ConfigError(f"trace={str(trace)!r}: there is no folder {trace.parent}; create it.")
     from voidpad.models import load
 
-    place = {"device_map": "auto"} if device == "auto" else {"device": device}
+    place: dict[str, Any] = {"device_map": "auto"} if device == "auto" else {"device": device}
     loaded = load(model, adapter, dtype=dtype, quantize=quantize, **place)
     built = loaded.plan(plan, **(fields or {}))
     warn(built)
@@ -86,7 +86,7 @@ def generate(
         screen = err if live else None
         results = stream(loaded, ids, built, seed=seed, rows=rows, live=screen, trace=recorded)
     else:
-        shared = {"seed": seed, "rows": rows, "tokens": tokens, "raw": raw, "system": system}
+        shared: dict[str, Any] = {"seed": seed, "rows": rows, "tokens": tokens, "raw": raw, "system": system}
         with bar(len(prompts), shown=len(prompts) > 1) as tick:
             results = loaded.generate(prompts, built, cache=cache, progress=tick, **shared)
         if report_delta:

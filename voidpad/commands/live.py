@@ -56,5 +56,5 @@ def piece(model: Model, token: int, *, fresh: bool, ended: bool) -> tuple[str, s
         return "⏹", STYLES["eos"]
     if token in (model.roles.void, *model.roles.rainbow):
         return "∅", "magenta"
-    word = model.tokenizer.decode([token])
+    word = str(model.tokenizer.decode([token]))
     return word, "strike bright_black" if ended else STYLES["fresh" if fresh else "word"]

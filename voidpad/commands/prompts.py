@@ -74,7 +74,7 @@ def from_object(value: Any, place: str) -> Prompt:
 
 
 def conversation(value: Any, place: str) -> Prompt:
-    turns = value.get("messages") if isinstance(value, dict) else value
+    turns: Any = value.get("messages") if isinstance(value, dict) else value
     fine = isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns)
     if not fine or any(not isinstance(turn.get(part), str) for turn in turns for part in ("role", "content")):
         raise DataError(f'{place}: messages must be a list of {{"role": ..., "content": ...}}.')

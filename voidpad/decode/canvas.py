@@ -108,8 +108,10 @@ def join(canvases: Sequence[Canvas]) -> Canvas:
         return canvases[0]
     width = max(c.ids.shape[1] for c in canvases)
     ids = [torch.nn.functional.pad(c.ids, (0, width - c.ids.shape[1]), value=c.roles.eos) for c in canvases]
-    parts = [torch.cat([getattr(c, name) for c in canvases]) for name in ("prompt", "stop", "key")]
-    return Canvas(torch.cat(ids), *parts, canvases[0].roles)
+    prompt, stop, key = (
+        torch.cat([getattr(c, name) for c in canvases]) for name in ("prompt", "stop", "key")
+    )
+    return Canvas(torch.cat(ids), prompt, stop, key, canvases[0].roles)
 
 
 def first(found: Tensor, *, otherwise: Tensor) -> Tensor:

@@ -37,9 +37,12 @@ class Look:
 class Length(Protocol):
     """The contract of every rule; `canvas` is the length it starts from."""
 
-    canvas: int
-    probes: bool
-    passes: float
+    @property
+    def canvas(self) -> int: ...
+    @property
+    def probes(self) -> bool: ...
+    @property
+    def passes(self) -> float: ...
 
     def patience(self, block: int, steps: int) -> int: ...
     def watch(self, rows: Rows) -> Tensor: ...
@@ -50,7 +53,7 @@ class Length(Protocol):
 
 
 def total(values: Tensor) -> Tensor:
-    """The sum over slots, added from left to right: padding then cannot change its last bit, as it does in sum()."""
+    """The sum over slots, from left to right: padding then cannot change its last bit, as it does in sum()."""
     return values.cumsum(1)[:, -1]
 
 

@@ -28,9 +28,9 @@ class Window(Cache):
         self.store, self.slots, self.columns, self.width = store, slots, columns, width
 
     def update(
-        self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        return self.store.write(layer_idx, self.slots, self.columns, (key, value), self.width)
+        return self.store.write(layer_idx, self.slots, self.columns, (key_states, value_states), self.width)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0

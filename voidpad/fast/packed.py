@@ -35,17 +35,18 @@ def varlen_attention(
     if q.is_cuda:
         from torch.nn.attention.varlen import varlen_attn
 
-        return varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), bounds, bounds, longest, longest)[
-            None
-        ], None
+        found: Any = varlen_attn(
+            q.contiguous(), k.contiguous(), v.contiguous(), bounds, bounds, longest, longest
+        )
+        return found[None], None
     ends = bounds.tolist()
     parts = [row_attention(q, k, v, slice(a, b)) for a, b in pairwise(ends) if b > a]
     return torch.cat(parts)[None], None
 
 
 def row_attention(q: Tensor, k: Tensor, v: Tensor, span: slice) -> Tensor:
-    one = [x[span].transpose(0, 1)[None] for x in (q, k, v)]  # (1, heads, n, size)
-    return nn.functional.scaled_dot_product_attention(*one)[0].transpose(0, 1)
+    q, k, v = (x[span].transpose(0, 1)[None] for x in (q, k, v))  # (1, heads, n, size)
+    return nn.functional.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, varlen_attention)
@@ -71,7 +72,7 @@ class Packing:
         lengths = torch.cat([torch.zeros(1, dtype=torch.long), canvas.stop, torch.tensor([spare])])
         slots = next_power(len(lengths))
         lengths = torch.cat([lengths, lengths.new_zeros(slots + 1 - len(lengths))])
-        longest = -(-int(max(canvas.stop.max(), spare)) // 256) * 256
+        longest = -(-max(int(canvas.stop.max()), spare) // 256) * 256
         return cls(ids[None], positions[None], lengths.cumsum(0).int(), longest)
 
 
