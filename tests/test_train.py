@@ -253,6 +253,8 @@ def test_a_run_by_the_clock_pauses_and_ends(folder):
     assert done.seconds >= 2.0
     assert done.steps > paused.steps
     assert done.tokens > paused.tokens
+    again = train(settings, resume=True)  # nothing left to do
+    assert (again.folder, again.steps, again.tokens) == (done.folder, done.steps, done.tokens)
 
 
 def interrupted(output_dir):

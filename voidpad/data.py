@@ -69,9 +69,9 @@ def read(path: Path | str) -> Prepared:
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path}: damaged data file ({error}); prepare it again.") from None
     _check(path, pairs)
-    roles = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in json.loads(metadata["roles"]).items()
+    stored: dict[str, Any] = json.loads(metadata["roles"])
+    roles: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
     }
     return Prepared(_wide(pairs), Roles(**roles), json.loads(metadata.get("notes", "{}")))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -70,7 +71,7 @@ class SlotLoss(nn.Module):
         self, net: nn.Module, *, piece: int = 1 << 27, residual: torch.dtype = torch.float32
     ) -> None:
         super().__init__()
-        self.net = net
+        self.net: Any = net
         self.piece = piece
         self.residual = residual  # dtype of the layers' running sum where autocast is on
 

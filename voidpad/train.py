@@ -22,7 +22,7 @@ from voidpad.training.config import Recipe
 from voidpad.training.setup import micro_batches, network
 from voidpad.training.sharding import ShardedTrainer
 from voidpad.training.trainer import VoidTrainer, arguments, export
-from voidpad.training.watch import FOREVER, Curve, StopByClock
+from voidpad.training.watch import FOREVER, Clock, Curve, StopByClock
 
 FINAL, CURVE = "model", "metrics.jsonl"
 # Settings a restart may change without changing what is learnt.
@@ -63,17 +63,19 @@ def train(
     """Run a recipe to its end, or until `max_seconds` have passed here; `resume` goes on from a checkpoint."""
     output = Path(recipe.run.output)
     start = _start(recipe, output, resume)
+    if start and (ended := _ended(recipe, start)):
+        return ended
     trainer = prepare(recipe, max_seconds=max_seconds, callbacks=callbacks)
     if start:
         trainer.clock.read(start)
     trainer.train(resume_from_checkpoint=str(start) if start else None)
-    finished = _finished(recipe, trainer)
+    finished, folder = _finished(recipe, trainer), output / f"checkpoint-{trainer.state.global_step}"
     if finished and trainer.args.should_save:
         # Sharded weights are gathered in the last checkpoint and nowhere else.
-        model = models.load(checkpoint.latest(output)) if recipe.run.fsdp else trainer.subject
+        model = models.load(folder) if recipe.run.fsdp else trainer.subject
         export(model, output / FINAL, recipe.run.export)
     trainer.accelerator.wait_for_everyone()
-    folder = output / FINAL if finished else checkpoint.latest(output)
+    folder = output / FINAL if finished else folder
     return Trained(folder, finished, trainer.state.global_step, trainer.clock.total, trainer.clock.tokens)
 
 
@@ -89,7 +91,6 @@ def prepare(
     share = _share(recipe)
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     batches = micro_batches(recipe, model, prepared, share=share, device=device)
-    stop = StopByClock(max_seconds, recipe.run.seconds)
     reports = _reports(recipe)
     layer = type(model.net.get_decoder().layers[0]).__name__
     updates = _updates(recipe, batches)
@@ -99,10 +100,10 @@ def prepare(
         recipe,
         batches,
         arguments=arguments(recipe, accumulation=share.accumulation, updates=updates, layer=layer),
-        callbacks=[stop, Curve(Path(recipe.run.output) / CURVE), *reports, *callbacks],
+        callbacks=[Curve(Path(recipe.run.output) / CURVE), *reports, *callbacks],
     )
     trainer.remove_callback(PrinterCallback)
-    stop.clock = trainer.clock
+    trainer.add_callback(StopByClock(trainer.clock, max_seconds=max_seconds, budget=recipe.run.seconds))
     return trainer
 
 
@@ -131,13 +132,23 @@ def _updates(recipe: Recipe, batches: MicroBatches) -> int:
     run = recipe.run
     if run.seconds:
         return FOREVER
-    return run.steps or math.ceil(run.epochs * batches.updates_per_epoch)
+    return run.steps or math.ceil((run.epochs or 0) * batches.updates_per_epoch)
 
 
 def _finished(recipe: Recipe, trainer: VoidTrainer) -> bool:
     if recipe.run.seconds:
         return trainer.clock.total >= recipe.run.seconds
     return trainer.state.global_step >= trainer.args.max_steps
+
+
+def _ended(recipe: Recipe, start: Path) -> Trained | None:
+    """What a restart of a run that has already ended returns: there is nothing left to do."""
+    clock, steps, folder = Clock(), checkpoint.step_of(start), Path(recipe.run.output) / FINAL
+    clock.read(start)
+    over = (
+        clock.total >= recipe.run.seconds if recipe.run.seconds else steps >= (recipe.run.steps or math.inf)
+    )
+    return Trained(folder, True, steps, clock.total, clock.tokens) if over and folder.is_dir() else None
 
 
 def _start(recipe: Recipe, output: Path, resume: bool | str | Path) -> Path | None:

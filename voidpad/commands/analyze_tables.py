@@ -259,7 +259,7 @@ def story_table(found: Sequence[Told], canvas: int) -> Table:
     for name, how, story in found:
         steps = [f"{slot}:{token} {score:.3g}" for slot, token, score in story.commits]
         shown_steps = ", ".join(steps if len(steps) <= 12 else [*steps[:3], "..."])
-        line = story.canvas if canvas <= 24 else story.canvas[:21] + "..."
+        line = story.canvas if canvas <= 24 else story.canvas[:8] + "..."
         shown.add_row(name.upper(), how, str(story.length), str(story.passes), line, shown_steps)
     return shown
 

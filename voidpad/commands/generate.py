@@ -68,16 +68,16 @@ def generate(
 ) -> None:
     """Answer prompts with a masked diffusion language model."""
     prompts = gather(prompt, file=file, messages=messages)
-    if trace is not None and not trace.parent.is_dir():
-        raise ConfigError(f"trace={str(trace)!r}: there is no folder {trace.parent}; create it.")
+    if trace is not None and (trace.is_dir() or not trace.parent.is_dir()):
+        raise ConfigError(f"trace {trace}: not a file in an existing folder; create {trace.parent} first.")
+    if (live or trace is not None) and (cache or report_delta):
+        raise ConfigError("--cache and --report-delta do not go with --live and --trace; drop one of them.")
     from voidpad.models import load
 
     place: dict[str, Any] = {"device_map": "auto"} if device == "auto" else {"device": device}
     loaded = load(model, adapter, dtype=dtype, quantize=quantize, **place)
     built = loaded.plan(plan, **(fields or {}))
     warn(built)
-    if (live or trace is not None) and (cache or report_delta):
-        raise ConfigError("--cache and --report-delta do not go with --live and --trace; drop one of them.")
     if live or trace is not None:
         from voidpad.commands.streamed import stream
 

@@ -45,7 +45,7 @@ def read(path: Path) -> str:
 
 def from_lines(text: str, *, name: str) -> list[Prompt]:
     """One prompt a line: plain text, or JSON objects with `prompt` or `messages`."""
-    lines = text.removesuffix("\n").replace("\r\n", "\n").split("\n")  # JSON may hold other line separators
+    lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")  # JSON may hold other line separators
     if lines == [""]:
         raise DataError(f"{name}: the file is empty. Put one prompt on each line.")
     objects = lines[0].lstrip().startswith("{")

@@ -73,7 +73,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             shapes: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for p in group["params"]:
@@ -87,7 +87,7 @@ class Muon(torch.optim.Optimizer):
         for p in matrices:
             if not self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        grads = [p.grad for p in matrices]
+        grads = [p.grad for p in matrices if p.grad is not None]
         buffers = [self.state[p]["momentum_buffer"] for p in matrices]
         torch._foreach_lerp_(buffers, grads, 1 - momentum)
         ahead = torch._foreach_lerp(grads, buffers, momentum)  # Nesterov
@@ -127,7 +127,7 @@ class Together(torch.optim.Optimizer):
     def state(self) -> dict[Tensor, Any]:  # type: ignore[override]
         return {p: value for part in self.parts for p, value in part.state.items()}
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for part in self.parts:
             part.step()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -31,7 +32,7 @@ from voidpad.training.batches import (
     Width,
     WindowWidth,
 )
-from voidpad.training.config import AUTHORS_TARGETS, Recipe, Scratch
+from voidpad.training.config import AUTHORS_TARGETS, LoraPart, Recipe, Scratch
 
 
 def network(recipe: Recipe, prepared: data.Prepared) -> models.Model:
@@ -52,7 +53,7 @@ def network(recipe: Recipe, prepared: data.Prepared) -> models.Model:
 
 def _from_checkpoint(recipe: Recipe) -> models.Model:
     part = recipe.model
-    model = models.load(part.name, part.adapter, dtype=_dtype(recipe))  # Trainer moves it to the device
+    model = models.load(part.name or "", part.adapter, dtype=_dtype(recipe))  # Trainer moves it to the device
     model = models.merge(model) if isinstance(model.net, PeftModel) else model
     if part.attention:
         model.net.set_attn_implementation(part.attention)
@@ -65,7 +66,7 @@ def _dtype(recipe: Recipe) -> str:
         return recipe.model.dtype
     if recipe.lora is None or not torch.cuda.is_available():
         return "float32"
-    folder = locate(recipe.model.name)
+    folder = locate(recipe.model.name or "")
     base = locate(base_of(folder)) if is_adapter(folder) else folder
     return "bfloat16" if stored_dtype(headers(base)) == "BF16" else "float32"
 
@@ -136,14 +137,15 @@ def init_rows(model: models.Model, ids: tuple[int, ...], rule: str) -> None:
     """Start the padding tokens' rows of embedding and head from EOS's rows, from the mean row, or as they are."""
     if rule == "keep":
         return
-    for layer in (model.net.get_input_embeddings(), model.net.get_output_embeddings()):
-        source = layer.weight[model.roles.eos] if rule == "eos" else layer.weight.float().mean(0)
+    net: Any = model.net
+    for table in (net.get_input_embeddings().weight, net.get_output_embeddings().weight):
+        source = table[model.roles.eos] if rule == "eos" else table.float().mean(0)
         for row in ids:
-            layer.weight[row] = source.to(layer.weight.dtype)
+            table[row] = source.to(table.dtype)
 
 
 def _with_lora(model: models.Model, recipe: Recipe) -> models.Model:
-    part, ids = recipe.lora, list(new_ids(recipe, model.roles))
+    part, ids = recipe.lora or LoraPart(), list(new_ids(recipe, model.roles))
     targets = part.targets
     if recipe.preset == "authors" and "targets" not in part.model_fields_set:
         targets = AUTHORS_TARGETS[model.family.name]
@@ -183,10 +185,10 @@ def micro_batches(
         multiple=64 if recipe.run.compile and not isinstance(recipe.padding.width, int) else 1,
         group=recipe.run.global_batch if recipe.data.group_by_length else 0,
     )
-    if recipe.data.layout == "packed":
+    if recipe.data.layout == "packed" and recipe.data.length:
         _check_length(model, recipe.data.length)
-        rows = Packed(pairs, model.roles, length=recipe.data.length, seed=noising.seed, layout=layout)
-        return MicroBatches(rows, noising, Objective(model.roles.mask, normaliser, shift), share=share)
+        packed = Packed(pairs, model.roles, length=recipe.data.length, seed=noising.seed, layout=layout)
+        return MicroBatches(packed, noising, Objective(model.roles.mask, normaliser, shift), share=share)
     how = POLICIES[recipe.padding.policy]
     _check_pairs(recipe, model, pairs)
     rows = Padded(pairs, model.roles, how, noising=noising, layout=layout)

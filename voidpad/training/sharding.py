@@ -45,7 +45,7 @@ class ShardedTrainer(VoidTrainer):
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        state = get_model_state_dict(self.model, options=GATHER)  # every process takes part
+        state: Any = get_model_state_dict(self.model, options=GATHER)  # every process takes part
         if self.args.should_save:
             self._save(output_dir, state_dict=state)
 
@@ -64,7 +64,8 @@ class ShardedTrainer(VoidTrainer):
         self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULE, weights_only=True))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        folder, state = Path(resume_from_checkpoint), {}
+        folder = Path(resume_from_checkpoint)
+        state: dict[str, Any] = {}
         adapter = isinstance(self.subject.net, PeftModel)
         if self.accelerator.is_main_process:
             pattern = "adapter_model.safetensors" if adapter else "model*.safetensors"

@@ -29,6 +29,10 @@ from voidpad.training.watch import Clock, Meter
 class VoidTrainer(Trainer):
     """One training implementation for every size: only the recipe differs."""
 
+    model: Any  # a SlotLoss, sharded or not
+    optimizer: Any
+    lr_scheduler: Any
+
     def __init__(
         self,
         model: models.Model,
@@ -60,7 +64,11 @@ class VoidTrainer(Trainer):
         return DataLoader(self.batches, batch_size=1, collate_fn=_only, num_workers=0)
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any
+        self,
+        model: Any,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         weight, kind = inputs.pop("weight"), inputs.pop("kind")
         self.clock.uncounted += inputs["ids"].numel()
@@ -114,7 +122,7 @@ class VoidTrainer(Trainer):
         return str(self.staging) if self.staging else super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        output, step = Path(self.args.output_dir), self.state.global_step
+        output, step = Path(self.recipe.run.output), self.state.global_step
         self.clock.count(self._over_processes)
         with checkpoint.explained(output, step), self._staged(output) as staging:
             super()._save_checkpoint(model, trial)
@@ -142,14 +150,14 @@ class VoidTrainer(Trainer):
                 shutil.rmtree(output / checkpoint.STAGING, ignore_errors=True)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        folder = Path(output_dir or self.args.output_dir)
+        folder = Path(output_dir or self.recipe.run.output)
         folder.mkdir(parents=True, exist_ok=True)
         state = (
             None if state_dict is None else {name.removeprefix("net."): t for name, t in state_dict.items()}
         )
         net = self.subject.net
         if isinstance(net, PeftModel):
-            net.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
+            net.save_pretrained(str(folder), state_dict=state, save_embedding_layers=False)
             return
         net.save_pretrained(folder, state_dict=state, save_original_format=False)
         self.subject.tokenizer.save_pretrained(folder)
@@ -206,7 +214,7 @@ def arguments(recipe: Recipe, *, accumulation: int, updates: int, layer: str) ->
         ddp_find_unused_parameters=False,
         ddp_backend="gloo" if not cuda and processes > 1 else None,
         average_tokens_across_devices=False,
-        fsdp=True if sharded else None,
+        fsdp=True if sharded else None,  # type: ignore[arg-type]
         fsdp_config=shards if sharded else None,
     )
 

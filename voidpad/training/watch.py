@@ -78,9 +78,8 @@ class Meter:
 class StopByClock(TrainerCallback):
     """End this process's part of the run after so many seconds, or the run when its time is spent."""
 
-    def __init__(self, max_seconds: float | None, budget: float | None) -> None:
-        self.max_seconds, self.budget = max_seconds, budget
-        self.clock: Clock | None = None
+    def __init__(self, clock: Clock, *, max_seconds: float | None, budget: float | None) -> None:
+        self.clock, self.max_seconds, self.budget = clock, max_seconds, budget
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.clock.start()
