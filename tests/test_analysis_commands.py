@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -218,3 +219,20 @@ def test_built_in_questions():
     prompt, lengths = task_lengths("tiny_steps", 1, 30)
     assert prompt == problems[1].prompt
     assert len(set(lengths)) > 5
+
+
+@pytest.mark.parametrize(("name", "size", "grader"), [("paper", 512, "strict-match"), ("tiny", 192, "first")])
+def test_the_eos_ban_recipe(name, size, grader):
+    """Specification 8.1: the whole canvas as one block, EOS banned, both score rules, the first answer graded."""
+    from voidpad.decode.plan import plan
+    from voidpad.decode.stop import vanilla
+    from voidpad.experiments.recipe import cells, read
+
+    recipe = read(Path(__file__).parents[1] / "recipes" / "sweeps" / f"{name}-eos-ban.toml")
+    found = [cell.settings for cell in cells(recipe)]
+    plans = [plan(one.plan, family="llada", **one.fields) for one in found]
+    assert [(one.ban, one.mute) for one in plans] == [((), ()), (("eos",), ()), (("eos",), ("eos",))]
+    for one in plans:
+        assert (one.length.canvas, one.block, one.steps, one.stop) == (size, size, size, vanilla)
+    assert {task for one in found for task in one.tasks} == {"gsm8k" if name == "paper" else "tiny_steps"}
+    assert grader in [table.grader for table in recipe.tables]
