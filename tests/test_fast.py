@@ -74,7 +74,7 @@ def drawn(rng: random.Random, family: str):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_packed_rows_decode_as_padded_ones(family, dtype):
     reasons, raggedness = set(), 0
-    for seed in range(24):
+    for seed in range(16):
         rng = random.Random(seed)
         model, chosen = tiny(family, seed, dtype=dtype), drawn(rng, family)
         prompts = ragged(rng, rng.randint(1, 4))
@@ -86,7 +86,7 @@ def test_packed_rows_decode_as_padded_ones(family, dtype):
         reasons |= {row.stop_reason for row in plain}
         raggedness += len({len(p) for p in prompts}) > 1
     assert reasons >= {"eos", "full"}
-    assert raggedness > 12
+    assert raggedness > 8
 
 
 @BOTH

@@ -111,14 +111,16 @@ class Model:
 
     def fit(self, ids: Sequence[int], plan: "Plan") -> "Plan":
         """The plan with its longest canvas cut to what the context leaves beside this prompt."""
-        from voidpad.decode.length import Daedal, RhoEos, VoidExpansion
+        from voidpad.decode.length import Daedal, RhoEos, Trimmed, VoidExpansion
 
-        length = plan.length
+        trimmed = isinstance(plan.length, Trimmed)
+        length = plan.length.inner if isinstance(plan.length, Trimmed) else plan.length
         self.admit(ids, canvas=length.canvas)
         room = (self.context - len(ids)) // plan.block * plan.block
         if not isinstance(length, VoidExpansion | Daedal | RhoEos) or length.limit <= room:
             return plan
-        return replace(plan, length=replace(length, limit=max(room, length.canvas)))
+        bounded = replace(length, limit=max(room, length.canvas))
+        return replace(plan, length=Trimmed(bounded) if trimmed else bounded)
 
     def generate(
         self,

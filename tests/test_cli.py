@@ -1,0 +1,757 @@
+"""The command line: every preset on both families, prompts from everywhere, and one line for every mistake."""
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from voidpad import cli, trace
+from voidpad.commands.generate import show
+from voidpad.decode.plan import ALIASES, HELP, PRESETS, describe
+from voidpad.models import Model, Result, load, random_model, read_card, save
+from voidpad.roles import Roles
+
+FIELDS = (
+    "text",
+    "tokens",
+    "passes_decode",
+    "passes_probe",
+    "passes_shared",
+    "canvas",
+    "stop_reason",
+    "seconds",
+)
+REASONS = {"eos", "full", "limit", "stalled", "cancelled"}
+SMALL = ("--canvas", "8", "--block", "4")
+BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
+
+
+@dataclass(frozen=True)
+class Ran:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[dict]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@pytest.fixture
+def voidpad(monkeypatch, capsys):
+    """`voidpad ARGUMENTS` in this process, with `given` as standard input."""
+
+    def run(*arguments: object, given: bytes | None = None) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["voidpad", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given or b"")))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Ran(ended.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """A saved model of each family whose EOS and VOID are common enough to occur."""
+    root = tmp_path_factory.mktemp("models")
+    for family in ("llada", "dream"):
+        model = random_model(family, context=128, seed=5)
+        with torch.no_grad():
+            model.net.lm_head.weight[[model.roles.eos, model.roles.void]] *= 2
+        save(model, root / family)
+    return {family: root / family for family in ("llada", "dream")}
+
+
+@pytest.fixture(scope="module")
+def models(folders) -> dict[str, Model]:
+    return {family: load(folder) for family, folder in folders.items()}
+
+
+def told(result: Result) -> dict:
+    """A result as --json tells it, but for the time."""
+    return json.loads(
+        json.dumps({k: v for k, v in asdict(result).items() if k not in ("ids", "key", "seconds")})
+    )
+
+
+def untimed(row: dict) -> dict:
+    assert row["seconds"] >= 0
+    return {name: value for name, value in row.items() if name != "seconds"}
+
+
+# --------------------------------------------------------------------------------- every preset, both families
+NAMES = [*PRESETS, *ALIASES, *(f"{name}@authors" for name in PRESETS)]
+
+
+@BOTH
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_decodes(voidpad, folders, models, family, name):
+    limits = {"limit": 16} if "limit" in described(name, family) else {}
+    options = [part for key, value in limits.items() for part in (f"--{key}", value)]
+    ran = voidpad(
+        "generate", "two words", "hi", "--model", folders[family], "--plan", name, *SMALL, *options, "--json"
+    )
+    assert ran.status == 0, ran.err
+    assert [tuple(row)[:8] for row in ran.rows] == [FIELDS] * 2
+    for row in ran.rows:
+        assert tuple(row) == (*FIELDS, "accelerated")
+        assert row["stop_reason"] in REASONS
+        assert row["passes_decode"] > 0
+        assert len(row["tokens"]) <= row["canvas"] <= max(8, *limits.values(), 0)
+    wanted = models[family].generate(["two words", "hi"], name, canvas=8, block=4, **limits)
+    assert [untimed(row) for row in ran.rows] == [told(result) for result in wanted]
+
+
+def described(name: str, family: str) -> dict:
+    return describe(name, family=family)[1]
+
+
+def test_every_field_of_every_plan_is_an_option(voidpad):
+    shown = voidpad("generate", "--help")
+    assert shown.status == 0
+    words = set(shown.out.replace("│", " ").replace(",", " ").split())
+    missing = [
+        name for name in HELP if not any(word.startswith(f"--{name[:9].replace('_', '-')}") for word in words)
+    ]
+    assert missing == []
+    for name in PRESETS:
+        for family in ("llada", "dream"):
+            assert set(described(name, family)) <= set(HELP)
+
+
+def test_options_reach_the_plan(voidpad, folders, models):
+    fields = {"temperature": 0.7, "score": "margin", "ban": "void,12", "scores": "renormalised", "steps": 4}
+    options = [part for key, value in fields.items() for part in (f"--{key}", value)]
+    ran = voidpad(
+        "generate", "hi", "--model", folders["llada"], *SMALL, *options, "--seed", 9, "--no-cut", "--json"
+    )
+    wanted = models["llada"].generate("hi", canvas=8, block=4, seed=9, cut=False, **fields)
+    assert [untimed(row) for row in ran.rows] == [told(result) for result in wanted]
+    assert ran.rows[0]["passes_decode"] <= 4
+
+
+def test_plans_lists_presets_and_fields(voidpad, folders, tmp_path):
+    listed = voidpad("plans")
+    assert listed.status == 0
+    assert all(name in listed.out for name in PRESETS)
+    for family, tau in (("llada", "0.09"), ("dream", "0.15")):
+        fields = voidpad("plans", "void-expansion", "--family", family).out
+        [line] = [line for line in fields.splitlines() if "--tau-nonvoid" in line]
+        assert line.split()[1] == tau
+    shutil.copytree(folders["dream"], tmp_path / "dream")
+    card = read_card(tmp_path / "dream")
+    replace(card, calibration={"void-expansion": {"tau_nonvoid": 0.33, "canvas": 8}}).write(
+        tmp_path / "dream"
+    )
+    fields = voidpad("plans", "void-expansion", "--model", tmp_path / "dream").out
+    [line] = [line for line in fields.splitlines() if "--tau-nonvoid" in line]
+    assert line.split()[1] == "0.33"
+
+
+def test_the_command_line_wins_over_the_calibration_and_it_over_the_family(voidpad, folders, tmp_path):
+    shutil.copytree(folders["llada"], tmp_path / "model")
+    card = read_card(tmp_path / "model")
+    taught = {"canvas": 12, "limit": 20, "block": 4, "window": 4, "tau_nonvoid": 0.0, "tau_gap": 0.0}
+    replace(card, calibration={"void-expansion": taught}).write(tmp_path / "model")
+    run = ("generate", "hi", "--model", tmp_path / "model", "--plan", "void-expansion", "--json")
+    assert voidpad(*run).rows[0]["canvas"] == 20
+    assert voidpad(*run, "--limit", 16).rows[0]["canvas"] == 16
+    assert voidpad(*run, "--tau-nonvoid", 1, "--tau-gap", -1).rows[0]["canvas"] == 12
+    assert voidpad("generate", "hi", "--model", tmp_path / "model", *SMALL, "--json").rows[0]["canvas"] == 8
+
+
+# -------------------------------------------------------------------------------------------------- output
+def test_text_goes_to_stdout_and_numbers_to_stderr(voidpad, folders, models):
+    [wanted] = models["llada"].generate("hi", canvas=8, block=4)
+    ran = voidpad("generate", "hi", "--model", folders["llada"], *SMALL)
+    assert ran.out == wanted.text + "\n"
+    assert ran.err.startswith(
+        f"{len(wanted.tokens)} tokens, {wanted.passes_decode} passes, canvas 8, stopped: "
+    )
+    many = voidpad("generate", "hi", "ho", "--model", folders["llada"], *SMALL)
+    assert many.out.startswith(f"--- 0\n{wanted.text}\n--- 1\n")
+
+
+def test_texts_are_printed_as_they_are(capsys):
+    text = ":smile: [bold]a[/bold]\ttab  \x1b[1m" + "long " * 60
+    show(Result(text, [1], 1, 0, 0, 1, "eos", 0.1, (), [1], 0), as_json=False, many=False)
+    assert capsys.readouterr().out == text + "\n"
+
+
+def test_many_prompts_are_json_lines_in_their_order(voidpad, folders, models):
+    prompts = ["a", "some longer prompt", "b c", "d" * 30, "e?"]
+    ran = voidpad(
+        "generate", *prompts, "--model", folders["dream"], *SMALL, "--rows", 2, "--tokens", 60, "--json"
+    )
+    for prompt, row in zip(prompts, ran.rows, strict=True):
+        assert untimed(row) == told(models["dream"].generate(prompt, canvas=8, block=4)[0])
+    assert ran.err == ""
+
+
+# ------------------------------------------------------------------------------------------------- prompts
+TURNS = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "yes"},
+    {"role": "user", "content": "so"},
+]
+
+
+@pytest.mark.parametrize(
+    ("content", "prompts"),
+    [
+        (b"one\ntwo three\n", ["one", "two three"]),
+        (b"no final newline\r\nsecond\r\n", ["no final newline", "second"]),
+        (b"\xef\xbb\xbfwith a byte order mark\n", ["with a byte order mark"]),
+        ("f\u2028g\x0ch\n".encode(), ["f\u2028g\x0ch"]),
+        (b'{"prompt": "one"}\n{"prompt": "two", "id": 7}\n', ["one", "two"]),
+        ('{"prompt": "a\u2028b\u0085c"}\n'.encode(), ["a\u2028b\u0085c"]),
+        (json.dumps({"messages": TURNS}).encode() + b'\n{"prompt": "x"}', [TURNS, "x"]),
+    ],
+)
+def test_prompts_from_a_file_and_from_standard_input(voidpad, folders, models, tmp_path, content, prompts):
+    (tmp_path / "prompts").write_bytes(content)
+    wanted = [told(result) for result in models["llada"].generate(prompts, canvas=4, block=4)]
+    run = ("generate", "--model", folders["llada"], "--canvas", 4, "--block", 4, "--json", "--file")
+    assert [untimed(row) for row in voidpad(*run, tmp_path / "prompts").rows] == wanted
+    assert [untimed(row) for row in voidpad(*run, "-", given=content).rows] == wanted
+
+
+def test_standard_input_without_a_file_is_one_prompt(voidpad, folders, models):
+    ran = voidpad("generate", "--model", folders["llada"], *SMALL, "--json", given=b"several\nlines\n")
+    assert untimed(ran.rows[0]) == told(models["llada"].generate("several\nlines", canvas=8, block=4)[0])
+
+
+def test_arguments_files_and_messages_add_up(voidpad, folders, models, tmp_path):
+    (tmp_path / "prompts").write_text("two\n")
+    (tmp_path / "turns.json").write_text(json.dumps(TURNS))
+    sources = ("one", "--file", tmp_path / "prompts", "--messages", tmp_path / "turns.json")
+    ran = voidpad("generate", *sources, "--model", folders["llada"], *SMALL, "--json")
+    wanted = models["llada"].generate(["one", "two", TURNS], canvas=8, block=4)
+    assert [untimed(row) for row in ran.rows] == [told(result) for result in wanted]
+
+
+def test_system_prompt_and_raw_text(voidpad, folders, models):
+    model, run = models["llada"], ("generate", "hi", "--model", folders["llada"], *SMALL, "--json")
+    for options, fields in ((("--system", "be brief"), {"system": "be brief"}), (("--raw",), {"raw": True})):
+        [wanted] = model.generate("hi", canvas=8, block=4, **fields)
+        [plain] = model.generate("hi", canvas=8, block=4)
+        assert untimed(voidpad(*run, *options).rows[0]) == told(wanted)
+        assert wanted.tokens != plain.tokens
+
+
+# -------------------------------------------------------------------------------------------- traces, live
+@BOTH
+@pytest.mark.parametrize("name", ["void", "void-expansion", "daedal", "rho-eos"])
+def test_a_trace_tells_what_was_printed(voidpad, folders, tmp_path, family, name):
+    run = ["generate", "two words", "hi", "x", "--model", folders[family], "--plan", name, *SMALL, "--json"]
+    if name != "void":
+        run += ["--limit", 16]
+    else:
+        run += ["--temperature", 0.8, "--seed", 3]
+    plain = voidpad(*run)
+    for rows in (2, 32):
+        traced = voidpad(*run, "--trace", tmp_path / "trace.jsonl", "--rows", rows)
+        assert [untimed(row) for row in traced.rows] == [untimed(row) for row in plain.rows]
+        found = trace.read(tmp_path / "trace.jsonl")
+        assert [one.row for one in found] == [0, 1, 2]
+        for one, row in zip(found, traced.rows, strict=True):
+            assert list(one.result.tokens) == row["tokens"]
+            assert one.result.text == row["text"]
+            assert len(one.passes) == row["passes_probe"] + row["passes_decode"] - row["passes_shared"]
+            assert one.header.plan_name == name
+    assert os.listdir(tmp_path) == ["trace.jsonl"]
+
+
+def test_watched_rows_keep_their_own_canvas_bound(voidpad, folders, tmp_path):
+    """Context 128: beside the long prompt a canvas may reach 28 slots, beside the short one 64."""
+    prompts = ("a" * 80, "hi")
+    fields = ("--plan", "void-expansion", *SMALL, "--limit", 64, "--tau-nonvoid", 0, "--tau-gap", 0.5)
+    run = ("generate", *prompts, "--model", folders["llada"], *fields, "--json")
+    plain, watched = voidpad(*run), voidpad(*run, "--live")
+    assert [untimed(row) for row in watched.rows] == [untimed(row) for row in plain.rows]
+    assert [row["canvas"] for row in plain.rows] == [28, 64]
+    trimmed = voidpad(*run, "--trim", "--ban", "void,eos")  # nothing to trim: the same bounds hold
+    assert [row["canvas"] for row in trimmed.rows] == [28, 64]
+
+
+@pytest.mark.parametrize("detail", ["commits", "probs", "top5"])
+def test_trace_details(voidpad, folders, tmp_path, detail):
+    path = tmp_path / "trace.jsonl"
+    ran = voidpad(
+        "generate", "hi", "--model", folders["dream"], *SMALL, "--trace", path, "--trace-detail", detail
+    )
+    assert ran.status == 0
+    [found] = trace.read(path)
+    assert found.header.detail == detail
+    assert (found.passes[0].p_eos is None) == (detail == "commits")
+    assert (found.passes[0].top5_ids is not None) == (detail == "top5")
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["void", "void-expansion", "daedal", "rho-eos", "smart-crop"])
+def test_live_off_a_terminal(voidpad, folders, family, name):
+    run = ("generate", "hi", "ho", "--model", folders[family], "--plan", name, *SMALL, "--json")
+    run += ("--limit", 16) if name not in ("void", "smart-crop") else ()
+    assert [untimed(row) for row in voidpad(*run, "--live").rows] == [
+        untimed(row) for row in voidpad(*run).rows
+    ]
+
+
+# ------------------------------------------------------------------------------------------------- warnings
+def test_a_gap_that_cannot_bind_is_told_once(voidpad, folders):
+    run = (
+        "generate",
+        "a",
+        "b",
+        "c",
+        "--model",
+        folders["llada"],
+        "--plan",
+        "void-expansion",
+        *SMALL,
+        "--json",
+    )
+    for more in ((), ("--live",), ("--trim",)):
+        ran = voidpad(*run, *more)
+        assert ran.status == 0
+        assert ran.err.count("warning: tau_gap=-0.45 cannot bind with tau_nonvoid=0.09") == 1
+    assert "warning" not in voidpad(*run, "--tau-gap", "0.2").err
+    assert "warning" not in voidpad(*run[:-1], "--plan", "void").err
+
+
+# ---------------------------------------------------------------------------------------------- approximations
+def test_approximations_are_named_and_compared(voidpad, folders):
+    run = ("generate", "a", "b", "--model", folders["llada"], *SMALL, "--json")
+    ran = voidpad(*run, "--cache", "dual", "--threshold", 0.2, "--report-delta")
+    assert ran.status == 0
+    assert [row["accelerated"] for row in ran.rows] == [["dual cache", "threshold"]] * 2
+    assert ran.err.startswith("against exact decoding, with dual cache, threshold: tokens equal ")
+    exact = voidpad(*run)
+    assert [row["accelerated"] for row in exact.rows] == [[], []]
+    saved = sum(row["passes_decode"] for row in exact.rows)
+    assert f"passes {sum(row['passes_decode'] for row in ran.rows)} against {saved}" in ran.err
+
+
+# --------------------------------------------------------------------------------------------------- mistakes
+def complains(ran: Ran, status: int, message: str) -> None:
+    """One line on standard error, the right status, nothing on standard output."""
+    assert ran.status == status, ran.err
+    assert ran.err.count("\n") == 1, ran.err
+    assert ran.err.startswith("voidpad: ")
+    assert message in ran.err
+    assert ran.out == ""
+
+
+USAGE = [
+    (("--plan", "vod"), "plan 'vod' is unknown; use one of original, void"),
+    (("--plan", "void@them"), "plan 'void@them' is unknown"),
+    (("--canvs", 8), "No such option: --canvs"),
+    (("--canvas", "x"), "--canvas"),
+    (("--trace-detail", "all", "--trace", "x"), "trace-detail"),
+    (("--seed", -1), "--seed"),
+    (("--seed", 2**63), "--seed"),
+    (("--window", 8), "plan 'void' has no field window; it has "),
+    (("--top-p", 0.5), "plan 'void' has no field top_p"),
+    (("--tau-nonvoid", 0.1, "--limit", 64), "plan 'void' has no field limit, tau_nonvoid"),
+    (("--canvas", 10, "--block", 4), "canvas=10 is not a multiple of block=4; use 12."),
+    (("--canvas", 0, "--block", 4), "canvas=0 is not a multiple of block=4; use 4."),
+    (("--canvas", 8, "--block", 0), "block=0 must be at least 1."),
+    (
+        ("--canvas", 8, "--block", 4, "--steps", 3),
+        "steps=3 does not spread over 2 blocks; use a multiple of 2.",
+    ),
+    (("--canvas", 8, "--block", 4, "--steps", 0), "steps=0 does not spread"),
+    (
+        ("--plan", "void-expansion", "--canvas", 64, "--limit", 32),
+        "limit=32 gives 32 slots, below the start of 64",
+    ),
+    (("--plan", "void-expansion", "--canvas", 0), "canvas=0 must be at least 1."),
+    (("--plan", "void-expansion", "--window", 0), "window=0 must be at least 1."),
+    (("--plan", "daedal", "--canvas", 64, "--limit", 32), "limit=32 is below canvas=64"),
+    (("--plan", "rho-eos", "--interval", 0), "interval=0.0 must be more than 0"),
+    (("--plan", "rho-eos", "--rho-low", 0.7), "rho_low=0.7 must not exceed rho_high=0.6"),
+    (
+        ("--plan", "rho-eos", "--scheduler", "log"),
+        "scheduler='log' is unknown; use one of const, linear, exp.",
+    ),
+    (("--plan", "smart-crop", *SMALL, "--tau", 0), "tau=0.0 must lie in (0, 1]."),
+    ((*SMALL, "--score", "luck"), "score='luck' is unknown; use one of confidence"),
+    ((*SMALL, "--stop", "soon"), "stop='soon' is unknown; use one of vanilla, eos."),
+    ((*SMALL, "--temperature", -1), "temperature=-1.0 must be 0 or more."),
+    ((*SMALL, "--threshold", 0.5, "--factor", 1), "exclude each other; set one."),
+    ((*SMALL, "--threshold", 1.5), "threshold=1.5 must lie in [0, 1]"),
+    ((*SMALL, "--stop", "vanilla", "--trim"), "needs stop=eos"),
+    ((*SMALL, "--ban", "99"), "ban or mute holds 99; the vocabulary ends at 63."),
+    ((*SMALL, "--rows", 0), "rows=0 leaves no room for a row; use at least 1."),
+    ((*SMALL, "--rows", 0, "--live"), "rows=0 leaves no room for a row; use at least 1."),
+    ((*SMALL, "--tokens", 0), "tokens=0 leaves no room for a row; use at least 1."),
+    ((*SMALL, "--cache", "all"), "cache='all' is unknown; use prefix or dual"),
+    ((*SMALL, "--cache", "dual", "--live"), "do not go with --live and --trace"),
+    ((*SMALL, "--dtype", "float8"), "dtype 'float8' is unknown; use auto, float32 or bfloat16."),
+    ((*SMALL, "--device", "warp"), "device 'warp' is unknown; use cpu, cuda or cuda:<n>."),
+    ((*SMALL, "--quantize", "3bit"), "quantize '3bit' is unknown; use 8bit or 4bit."),
+    (
+        (*SMALL, "--trace", "no/such/folder/t.jsonl"),
+        "not a file in an existing folder; create no/such/folder first.",
+    ),
+    ((*SMALL, "--raw", "--system", "be brief"), "raw=True takes plain text; drop the system prompt"),
+    (
+        ("--canvas", 512, "--block", 32),
+        "and canvas 512 make 532, over the model's context of 128; shorten the prompt",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), USAGE, ids=[" ".join(map(str, o)) for o, _ in USAGE])
+def test_wrong_usage(voidpad, folders, tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    complains(voidpad("generate", "hi", "--model", folders["llada"], *options), 2, message)
+    assert os.listdir(tmp_path) == []
+
+
+def test_wrong_usage_on_dream(voidpad, folders):
+    run = ("generate", "hi", "--model", folders["dream"], *SMALL)
+    complains(voidpad(*run, "--top-p", 2), 2, "top_p=2.0 must lie in (0, 1]")
+    complains(voidpad(*run, "--top-k", -1), 2, "top_k=-1 be 0 or more")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "prompt is empty; give at least one character."),
+        ("x" * 200, "over the model's context of 128; shorten the prompt or the canvas."),
+        ("x" * 102, "prompt of 120 tokens and canvas 8 make 128"),
+        ("see <|mask|> here", "is the mask (0); remove it from the prompt."),
+    ],
+)
+def test_prompts_that_cannot_be_answered(voidpad, folders, prompt, message):
+    if message.startswith("prompt of"):  # exactly the context: that one can
+        assert voidpad("generate", prompt, "--model", folders["llada"], *SMALL).status == 0
+        prompt, message = prompt + "x", "prompt of 121 tokens and canvas 8 make 129"
+    for more in ((), ("--live",)):
+        complains(voidpad("generate", "fine", prompt, "--model", folders["llada"], *SMALL, *more), 2, message)
+
+
+def test_no_prompt_at_all(voidpad, folders):
+    complains(
+        voidpad("generate", "--model", folders["llada"]), 2, "no prompt: give one as an argument, with --file"
+    )
+    complains(voidpad("generate", "--model", folders["llada"], given=b" \n"), 2, "no prompt")
+
+
+FILES = [
+    (b"", "the file is empty. Put one prompt on each line."),
+    (b"one\n\nthree\n", "line 2: the line is empty. Remove it."),
+    (b"fine\nna\xefve\n", "line 2: not UTF-8 (byte 7). Convert the file."),
+    (b'{"prompt": "a"}\n{"prompt": \n', "line 2: not JSON"),
+    (b'{"prompt": "a"}\nplain text\n', "line 2: not JSON"),
+    (b'{"text": "a"}\n', 'line 1: needs "prompt": text or "messages": [...].'),
+    (b'{"prompt": 7}\n', 'line 1: needs "prompt"'),
+    (b'{"prompt": ""}\n', 'line 1: needs "prompt"'),
+    (b'{"messages": "hi"}\n', "line 1: messages must be a list of"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), FILES)
+def test_damaged_prompt_files(voidpad, folders, tmp_path, content, message):
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(content)
+    run = ("generate", "--model", folders["llada"], *SMALL, "--file")
+    ran = voidpad(*run, path)
+    complains(ran, 1, message)
+    assert str(path) in ran.err
+    complains(voidpad(*run, "-", given=content), 1, message)
+
+
+def test_missing_prompt_files_and_wrong_conversations(voidpad, folders, tmp_path):
+    run = ("generate", "--model", folders["llada"], *SMALL)
+    complains(
+        voidpad(*run, "--file", tmp_path / "none"), 1, "none: No such file or directory. Check the path."
+    )
+    complains(voidpad(*run, "--file", tmp_path), 1, "Is a directory. Check the path.")
+    complains(voidpad(*run, given=b"caf\xe9"), 1, "standard input, line 1: not UTF-8 (byte 3)")
+    turns = tmp_path / "turns.json"
+    for content, status, message in [
+        ("[", 1, "not JSON"),
+        ("[]", 1, "messages must be a list of"),
+        ('[{"role": "user"}]', 1, "messages must be a list of"),
+        (
+            '[{"role": "assistant", "content": "a"}]',
+            2,
+            "messages[0] is an assistant turn; end with the turn to answer.",
+        ),
+    ]:
+        turns.write_text(content)
+        complains(voidpad(*run, "--messages", turns), status, message)
+    turns.write_text(json.dumps(TURNS))
+    complains(voidpad(*run, "--messages", turns, "--raw"), 2, "raw=True takes plain text")
+
+
+def test_a_checkpoint_without_void_cannot_follow_a_void_plan(voidpad, folders, models, tmp_path):
+    bare = Roles(mask=0, eos=1)
+    save(replace(models["llada"], roles=bare), tmp_path / "bare")
+    run = ("generate", "hi", "--model", tmp_path / "bare")
+    for name in ("void", "void-expansion"):
+        message = "role 'void': this checkpoint has none. Pass void=<id> or use a VOID-trained model."
+        ran = (
+            voidpad(*run, *SMALL, "--plan", name, "--tau-gap", 0.0) if "-" in name else voidpad(*run, *SMALL)
+        )
+        complains(ran, 1, message)
+    complains(voidpad(*run, *SMALL, "--plan", "original", "--ban", "colour"), 1, "role 'colour' is unknown")
+    assert voidpad(*run, *SMALL, "--plan", "original").status == 0
+    (tmp_path / "prompts").write_text("a\nb\n")
+    ran = voidpad("calibrate", "--model", tmp_path / "bare", "--file", tmp_path / "prompts")
+    complains(ran, 1, "no VOID token, so nothing to calibrate. Use a VOID-trained checkpoint.")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: shutil.rmtree(folder), "no such folder"),
+        (
+            lambda folder: (folder / "config.json").unlink(),
+            "config.json: no such file; the checkpoint is incomplete.",
+        ),
+        (lambda folder: (folder / "config.json").write_text("{"), "damaged JSON"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "damaged tokenizer files"),
+        (lambda folder: (folder / "voidpad.json").write_text('{"version": 9}'), "card version is not 1"),
+        (lambda folder: truncate(folder / "model.safetensors"), "damaged safetensors file"),
+        (lambda folder: pickled(folder), "pickle weights can run code; convert the file to safetensors."),
+        (lambda folder: (folder / "model.safetensors").unlink(), "voidpad reads safetensors weights only."),
+    ],
+    ids=["folder", "no config", "config", "tokenizer", "card", "weights", "pickle", "no weights"],
+)
+def test_missing_and_damaged_checkpoints(voidpad, folders, tmp_path, damage, message):
+    folder = tmp_path / "model"
+    shutil.copytree(folders["llada"], folder)
+    damage(folder)
+    run = ("generate", "hi", "--model", folder, *SMALL, "--trace", tmp_path / "trace.jsonl")
+    complains(voidpad(*run), 1, message)
+    assert not (tmp_path / "trace.jsonl").exists()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"x": torch.zeros(1)}, folder / "pytorch_model.bin")
+
+
+def test_models_and_adapters_that_are_not_there(voidpad, folders, tmp_path):
+    complains(
+        voidpad("generate", "hi", "--model", "tiny-nothing"),
+        1,
+        "tiny-nothing: no such folder; use tiny-instruct",
+    )
+    (tmp_path / "file").write_text("x")
+    complains(voidpad("generate", "hi", "--model", tmp_path / "file"), 1, "is a file; give the folder")
+    run = ("generate", "hi", "--model", folders["llada"], *SMALL, "--adapter")
+    complains(voidpad(*run, tmp_path / "none"), 1, "no such folder")
+
+
+def test_a_failure_leaves_an_existing_output_alone(voidpad, folders, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text("what was here before")
+    run = ("generate", "hi", "--model", folders["llada"], *SMALL, "--trace", path)
+    complains(voidpad(*run, "--ban", 99), 2, "ban or mute holds 99")
+    assert path.read_text() == "what was here before"
+    assert os.listdir(tmp_path) == ["trace.jsonl"]
+    ran = voidpad("generate", "hi", "--model", folders["llada"], *SMALL, "--trace", tmp_path)
+    complains(ran, 2, "not a file in an existing folder")
+
+
+def test_commands_that_do_not_exist(voidpad):
+    complains(voidpad("generat"), 2, "No such command 'generat'")
+    complains(voidpad("plans", "nope"), 2, "plan 'nope' is unknown")
+    complains(voidpad("plans", "--family", "gpt"), 2, "family='gpt' is unknown; use llada or dream.")
+    complains(voidpad("merge"), 2, "voidpad merge --help")
+    shown = voidpad()
+    assert shown.status == 0
+    assert "generate" in shown.out
+
+
+def test_debug_shows_where(voidpad, folders):
+    run = ("generate", "hi", "--model", folders["llada"], "--plan", "vod")
+    ran = voidpad("--debug", *run)
+    assert ran.status == 2
+    assert "Traceback" in ran.err
+    assert ran.err.splitlines()[-1].startswith("voidpad: plan 'vod' is unknown")
+
+
+def test_an_unforeseen_error_is_one_line_too(voidpad, folders, monkeypatch):
+    monkeypatch.setattr("voidpad.models.load", lambda *_, **__: 1 / 0)
+    complains(voidpad("generate", "hi"), 1, "ZeroDivisionError: division by zero (--debug shows where)")
+
+
+def test_an_interrupt_ends_quietly(voidpad, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("voidpad.models.load", stop)
+    ran = voidpad("generate", "hi")
+    assert ran.status == 130
+    assert ran.err in ("", "voidpad: interrupted\n")
+
+
+# -------------------------------------------------------------------------------------------------- calibrate
+def test_calibrate_writes_the_card_and_the_picture(voidpad, folders, tmp_path):
+    shutil.copytree(folders["llada"], tmp_path / "model")
+    (tmp_path / "prompts").write_text("one\ntwo words\nand three words\n")
+    run = (
+        "calibrate",
+        "--model",
+        tmp_path / "model",
+        "--file",
+        tmp_path / "prompts",
+        "--canvas",
+        4,
+        "--block",
+        4,
+    )
+    ran = voidpad(*run, "--limit", 16, "--plot", tmp_path / "plot.png", "--save", tmp_path / "model")
+    assert ran.status == 0, ran.err
+    assert "tau_nonvoid" in ran.out
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    fields = read_card(tmp_path / "model").calibration["void-expansion"]
+    assert {"canvas": 4, "limit": 16, "block": 4}.items() <= fields.items()
+    assert sorted(os.listdir(tmp_path)) == ["model", "plot.png", "prompts"]
+    row = voidpad("generate", "hi", "--model", tmp_path / "model", "--plan", "void-expansion", "--json").rows[
+        0
+    ]
+    assert 4 <= row["canvas"] <= 16
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (("--block", 0), 2, "must be multiples of block=0."),
+        (("--canvas", 6, "--block", 4), 2, "canvas=6 and limit=16 must be multiples of block=4."),
+        (("--canvas", 32, "--block", 4), 2, "limit=16 is below canvas=32"),
+        (("--canvas", 4, "--block", 4, "--fit", 2), 2, "fit=2.0 must lie in (0, 1]."),
+        (("--canvas", 4, "--block", 4, "--rows", 0), 2, "rows=0 leaves no room"),
+        (("--canvas", 4, "--block", 4, "--save", "none"), 2, "save: there is no folder none; create it."),
+        (
+            ("--canvas", 4, "--block", 4, "--plot", "none/p.png"),
+            2,
+            "plot: there is no folder none; create it.",
+        ),
+        (
+            ("--canvas", 4, "--block", 4, "--file", "none"),
+            1,
+            "none: No such file or directory. Check the path.",
+        ),
+    ],
+)
+def test_calibrations_that_cannot_work(voidpad, folders, tmp_path, monkeypatch, options, status, message):
+    monkeypatch.chdir(tmp_path)
+    Path("prompts").write_text("one\ntwo\n")
+    run = ("calibrate", "--model", folders["llada"], "--file", "prompts", "--limit", 16)
+    complains(voidpad(*run, *options), status, message)
+    assert os.listdir(tmp_path) == ["prompts"]
+
+
+def test_calibration_prompts_must_leave_room(voidpad, folders, tmp_path):
+    (tmp_path / "prompts").write_text("x" * 60 + "\n")
+    run = (
+        "calibrate",
+        "--model",
+        folders["llada"],
+        "--file",
+        tmp_path / "prompts",
+        "--canvas",
+        32,
+        "--limit",
+        96,
+    )
+    complains(voidpad(*run), 2, "over the model's context of 128")
+
+
+# ------------------------------------------------------------------------------------------------------- merge
+@pytest.fixture
+def adapter(folders, tmp_path) -> Path:
+    model = load(folders["llada"])
+    torch.manual_seed(0)
+    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model.net = get_peft_model(model.net, config).eval()
+    save(model, tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def test_a_merged_checkpoint_answers_like_its_parts(voidpad, folders, adapter, tmp_path):
+    ran = voidpad("merge", folders["llada"], "--adapter", adapter, "--out", tmp_path / "merged")
+    assert ran.status == 0, ran.err
+    apart = voidpad("generate", "hi", "--model", folders["llada"], "--adapter", adapter, *SMALL, "--json")
+    whole = voidpad("generate", "hi", "--model", tmp_path / "merged", *SMALL, "--json")
+    plain = voidpad("generate", "hi", "--model", folders["llada"], *SMALL, "--json")
+    assert untimed(whole.rows[0]) == untimed(apart.rows[0]) != untimed(plain.rows[0])
+
+
+def test_merges_that_cannot_work_write_nothing(voidpad, folders, adapter, tmp_path):
+    complains(voidpad("merge", folders["llada"], "--out", tmp_path / "m"), 2, "has no adapter to merge")
+    run = ("merge", folders["llada"], "--adapter", adapter, "--out")
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "mine").write_text("x")
+    complains(voidpad(*run, taken), 2, "already exists; choose another folder or remove it.")
+    assert os.listdir(taken) == ["mine"]
+    complains(
+        voidpad("merge", folders["dream"], "--adapter", adapter, "--out", tmp_path / "m"), 1, "family 'llada'"
+    )
+    truncate(adapter / "adapter_model.safetensors")
+    complains(voidpad(*run, tmp_path / "m"), 1, "damaged safetensors file")
+    (adapter / "adapter_model.safetensors").unlink()
+    torch.save({}, adapter / "adapter_model.bin")
+    complains(voidpad(*run, tmp_path / "m"), 1, "pickle weights can run code")
+    assert sorted(os.listdir(tmp_path)) == ["adapter", "taken"]
+
+
+# ------------------------------------------------------------------------------------------ in its own process
+def process(*arguments: object, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "voidpad.cli", *map(str, arguments)],
+        capture_output=True,
+        timeout=120,
+        **options,
+    )
+
+
+def test_a_real_process_reads_a_pipe_and_answers(folders, models):
+    ran = process("generate", "--model", folders["llada"], *SMALL, "--json", input="café?".encode())
+    assert ran.returncode == 0, ran.stderr
+    [wanted] = models["llada"].generate("café?", canvas=8, block=4)
+    assert untimed(json.loads(ran.stdout)) == told(wanted)
+    assert ran.stderr == b""
+
+
+def test_a_real_process_ends_with_the_right_status(folders):
+    ran = process(
+        "generate", "hi", "--model", folders["llada"], "--canvas", 9, "--block", 4, stdin=subprocess.DEVNULL
+    )
+    assert (ran.returncode, ran.stdout) == (2, b"")
+    assert ran.stderr == b"voidpad: canvas=9 is not a multiple of block=4; use 12.\n"
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as gone:
+        ran = subprocess.run(
+            [sys.executable, "-m", "voidpad.cli", "plans", "void"],
+            stdout=gone,
+            stderr=subprocess.PIPE,
+            timeout=120,
+        )
+    assert b"Traceback" not in ran.stderr
+    assert b"Exception" not in ran.stderr
