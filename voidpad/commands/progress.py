@@ -28,6 +28,11 @@ def summary(logs: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
+def brief(logs: dict[str, Any]) -> str:
+    rate = f"  {logs['tokens_per_second'] / 1e6:.2f}M/s" if "tokens_per_second" in logs else ""
+    return f"loss {logs['loss']:.3f}{rate}"
+
+
 class Lines(TrainerCallback):
     """One line per log: what a file or a remote terminal wants."""
 
@@ -43,7 +48,11 @@ class Bar(TrainerCallback):
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
-        columns = (TextColumn("step {task.fields[step]}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
+        columns = (
+            TextColumn("step {task.fields[step]}"),
+            BarColumn(20),
+            TextColumn("{task.percentage:.0f} %"),
+        )
         times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
         self.bar = Progress(*columns, *times, TextColumn("{task.fields[text]}"), console=Console(stderr=True))
 
@@ -63,7 +72,7 @@ class Bar(TrainerCallback):
         if not logs or "loss" not in logs:
             return
         done = logs["seconds"] if state.max_steps >= FOREVER else state.global_step
-        self.bar.update(self.task, completed=done, step=state.global_step, text=summary(logs))
+        self.bar.update(self.task, completed=done, step=state.global_step, text=brief(logs))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar.stop()
