@@ -1,0 +1,130 @@
+"""The wheel: all it needs is inside, and it answers offline from an environment that never saw the sources."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from voidpad.models import load, random_model, save
+
+ROOT = Path(__file__).parents[1]
+BUILT_IN = ROOT / "voidpad" / "tiny" / "assets" / "tiny-void"
+# No proxy answers there: whoever reaches for the network fails.
+OFFLINE = {"HF_HUB_OFFLINE": "1", "https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"}
+
+
+def called(*command: object, **options) -> subprocess.CompletedProcess:
+    ran = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=900, **options
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    called(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
+    [path] = folder.glob("*.whl")
+    return path
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment away from the sources."""
+
+    folder: Path
+
+    def run(self, program: str, *arguments: object) -> str:
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL"))
+        }
+        return called(
+            self.folder / "bin" / program,
+            *arguments,
+            cwd=self.folder,
+            env=kept | OFFLINE,
+            stdin=subprocess.DEVNULL,
+        ).stdout
+
+
+def check_generates(environment: Environment, tmp_path: Path) -> None:
+    home = environment.run("python", "-c", "import voidpad; print(voidpad.__file__)").strip()
+    assert Path(home).is_relative_to(environment.folder)
+    model = random_model("dream", seed=2)
+    save(model, tmp_path / "model")
+    run = ("generate", "hello", "--model", tmp_path / "model", "--canvas", 8, "--block", 4, "--json")
+    row = json.loads(environment.run("voidpad", *run))
+    assert row["tokens"] == load(tmp_path / "model").generate("hello", canvas=8, block=4)[0].tokens
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Environment:
+    """The wheel alone, beside this interpreter's dependencies but out of sight of its editable install."""
+    folder = tmp_path_factory.mktemp("fresh") / "venv"
+    venv.create(folder, with_pip=False, symlinks=True)
+    environment = Environment(folder)
+    pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "--disable-pip-version-check")
+    called(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    site = environment.run(
+        "python", "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    ).strip()
+    # A path file adds one folder; path files inside that folder, like an editable install's, are not read.
+    (Path(site) / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return environment
+
+
+def test_the_wheel_holds_every_file_of_the_package(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    listed = called("git", "-C", ROOT, "ls-files", "-z", "voidpad").stdout.split("\0")
+    wanted = {name for name in listed if name and (ROOT / name).is_file()}
+    assert wanted - names == set()
+    for folder, suffix in (("viewer/assets", ".html"), ("viewer/assets", ".js"), ("tasks", ".yaml")):
+        assert any(name.startswith(f"voidpad/{folder}/") and name.endswith(suffix) for name in names), folder
+    assert "voidpad/tiny/assets/tokenizer/tokenizer.json" in names
+    assert all(name.startswith(("voidpad/", "voidpad-")) for name in names)
+    assert not [name for name in names if name.endswith((".pyc", ".tmp", ".bin", ".pt"))]
+
+
+def test_the_wheel_says_what_it_is(wheel):
+    archive = zipfile.ZipFile(wheel)
+    texts = {
+        name.split("/")[-1]: archive.read(name).decode()
+        for name in archive.namelist()
+        if ".dist-info/" in name
+    }
+    assert "voidpad = voidpad.cli:main" in texts["entry_points.txt"]
+    assert "Requires-Python: >=3.11" in texts["METADATA"]
+    assert "License-Expression: Apache-2.0" in texts["METADATA"]
+    assert "LICENSE" in texts
+    assert wheel.stat().st_size < 30e6
+
+
+def test_it_generates_offline_without_the_sources(installed, tmp_path):
+    check_generates(installed, tmp_path)
+
+
+@pytest.mark.skipif(not BUILT_IN.is_dir(), reason="the built-in weights are not in the package yet")
+def test_the_built_in_model_answers_offline(installed):
+    row = json.loads(installed.run("voidpad", "generate", "hello", "--canvas", 64, "--json"))
+    assert row == {**row, **answer()}
+
+
+def answer() -> dict:
+    [result] = load("tiny-void").generate("hello", canvas=64)
+    return {"text": result.text, "tokens": result.tokens, "canvas": result.canvas}
+
+
+@pytest.mark.slow
+def test_it_installs_with_its_dependencies_into_a_bare_environment(wheel, tmp_path):
+    venv.create(tmp_path / "bare", with_pip=True, symlinks=True)
+    pip = (tmp_path / "bare" / "bin" / "pip", "--disable-pip-version-check", "install", "--quiet")
+    called(*pip, "--constraint", ROOT / "constraints.txt", wheel)
+    check_generates(Environment(tmp_path / "bare"), tmp_path)
