@@ -18,10 +18,11 @@ from voidpad.train import prepare, train
 from voidpad.training.config import check
 
 ROOT = Path(__file__).parents[1]
+PATHS = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+    "PYTHONPATH": os.pathsep.join(PATHS),
     "TOKENIZERS_PARALLELISM": "false",
 }
 
