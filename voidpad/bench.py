@@ -168,8 +168,6 @@ def compare(
     tick: Callable[[], None] = lambda: None,
 ) -> dict[str, dict[str, float]]:
     """The research loop, the exact engine and each approximation on the same prompts, in one run."""
-    from voidpad.fast.packed import Packed
-
     net: Any = model.net.get_base_model() if isinstance(model.net, PeftModel) else model.net
     ban = model.roles.ids(["void"])
     loop = Research(net, model.roles, model.family.shift, ban=ban)
@@ -185,8 +183,8 @@ def compare(
                          "tokens_per_s": size / base}  # fmt: skip
     tick()
     runs: dict[str, tuple[Engine, Plan]] = {
-        "exact": (Engine(Packed(model.denoiser()), model.roles), exact),
-        "exact, threshold 0.9": (Engine(Packed(model.denoiser()), model.roles), sure),
+        "exact": (model.engine(), exact),
+        "exact, threshold 0.9": (model.engine(), sure),
         "prefix cache": (model.engine(cache="prefix", block=block), exact),
         "dual cache": (model.engine(cache="dual", block=block), exact),
         "dual cache, threshold 0.9": (model.engine(cache="dual", block=block), sure),

@@ -18,7 +18,6 @@ from voidpad.decode.canvas import Canvas
 from voidpad.decode.length import VoidExpansion
 from voidpad.decode.loop import scatter
 from voidpad.decode.propose import Bans
-from voidpad.engine import Engine
 from voidpad.errors import ConfigError, RoleError
 from voidpad.models import Model
 
@@ -90,7 +89,7 @@ def survey(
         model.admit(prompt, canvas=search.limit)
     lengths = torch.arange(search.start, search.limit + 1, search.block)
     full = model.plan("void", canvas=search.limit, block=search.block)
-    done = {o.key: o for o in Engine(model.denoiser(), model.roles, rows=rows).run(prompts, full)}
+    done = {o.key: o for o in model.engine(rows=rows).run(prompts, full)}
     tick()
     tails = []
     for length in lengths.tolist():

@@ -24,7 +24,7 @@ HEADS = ("model and plan", "block", "right", "95 % ±", "answer", "passes", "pro
 
 
 def demo(
-    problems: Annotated[int, typer.Option(help="test problems per task")] = 8,
+    problems: Annotated[int, typer.Option(help="test problems per task")] = 3,
     full: Annotated[
         bool, typer.Option("--full", help="128 problems per task, all blocks and ablations")
     ] = False,

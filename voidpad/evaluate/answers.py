@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from voidpad.decode.length import Daedal, RhoEos, VoidExpansion
 from voidpad.decode.loop import Outcome
 from voidpad.decode.plan import Plan
-from voidpad.engine import Engine
 from voidpad.evaluate.journal import Record
 from voidpad.evaluate.texts import Reader, cut_first
 from voidpad.models import Model
@@ -56,7 +55,7 @@ class Answering:
     def run(self, jobs: Sequence[Job]) -> Iterator[list[Record]]:
         """All prompts as one pool; after each pass, the records of the rows that ended."""
         start = time.perf_counter()
-        engine = Engine(self.model.denoiser(), self.model.roles, rows=self.rows, tokens=self.tokens)
+        engine = self.model.engine(rows=self.rows, tokens=self.tokens)
         waiting: dict[int, tuple[Job, int, Plan]] = {}
         for job in jobs:
             ids = self.encode(job)

@@ -55,4 +55,4 @@ def send(device: torch.device, *parts: Tensor) -> tuple[Tensor, ...]:
     """Host tensors on the device, without waiting for it."""
     if device.type != "cuda":
         return tuple(part.to(device) for part in parts)
-    return tuple(part.pin_memory().to(device, non_blocking=True) for part in parts)
+    return tuple(part.contiguous().pin_memory().to(device, non_blocking=True) for part in parts)

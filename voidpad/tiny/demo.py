@@ -18,14 +18,17 @@ Record = dict[str, Any]
 
 
 def cells(blocks: Sequence[int]) -> list[Cell]:
-    """Original, Rainbow and VOID at each block size; VOID with a canvas that finds its own length."""
+    """Original, Rainbow and VOID at each block size; VOID with a canvas that finds its own length.
+
+    All stop at EOS: that changes no answer, and saves the passes after it.
+    """
     arms = [
         ("original", "tiny-instruct", "original"),
         ("rainbow", "tiny-rainbow", "original"),
         ("void", "tiny-void", "void"),
     ]
     fixed = [
-        Cell(name, model, plan, {"block": block, "canvas": CANVAS})
+        Cell(name, model, plan, {"block": block, "canvas": CANVAS, "stop": "eos"})
         for name, model, plan in arms
         for block in blocks
     ]
@@ -81,7 +84,7 @@ def run(wanted: Sequence[Cell], count: int, sandbox: Sandbox, *, device: str = "
         if cell.model not in loaded:
             loaded[cell.model] = load(cell.model, device=device)
         begun = time.perf_counter()
-        records = list(decode(loaded[cell.model], [cell], count, limits=Limits(rows=64)))
+        records = list(decode(loaded[cell.model], [cell], count, limits=Limits(rows=16)))
         took = time.perf_counter() - begun
         records.sort(key=lambda r: (list(TASKS).index(r["task"]), r["index"]))
         yield Arm(cell, records, judge(records, sandbox), took)

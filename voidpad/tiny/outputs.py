@@ -70,7 +70,7 @@ def decode(model: Model, cells: Sequence[Cell], count: int, *, limits: Limits) -
     All cells share the passes of one engine. The cells must agree on `hide_eos`: it belongs to the network.
     """
     (hide,) = {cell.hide_eos for cell in cells}
-    denoise = model.denoiser(forbid=hidden_eos) if hide else model.denoiser()
+    denoise = model.denoiser(forbid=hidden_eos) if hide else model.exact()
     engine = Engine(denoise, model.roles, rows=limits.rows, tokens=limits.tokens)
     jobs: list[tuple[Cell, Plan, str, int]] = []
     prompts = {name: [model.encode(p.prompt) for p in heldout(name, count)] for name in TASKS}

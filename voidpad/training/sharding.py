@@ -23,7 +23,9 @@ from torch.distributed.tensor import DTensor
 from voidpad.training.trainer import VoidTrainer
 
 GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
-SCATTER = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+SCATTER = StateDictOptions(
+    full_state_dict=True, broadcast_from_rank0=True, strict=False
+)  # frozen weights stay
 OPTIMISER, SCHEDULE = "optimizer.pt", "scheduler.pt"
 
 
@@ -64,11 +66,14 @@ class ShardedTrainer(VoidTrainer):
         self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULE, weights_only=True))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        folder = Path(resume_from_checkpoint)
+        pattern = (
+            "adapter_model.safetensors" if isinstance(self.subject.net, PeftModel) else "model*.safetensors"
+        )
         state: dict[str, Any] = {}
-        adapter = isinstance(self.subject.net, PeftModel)
         if self.accelerator.is_main_process:
-            pattern = "adapter_model.safetensors" if adapter else "model*.safetensors"
-            files = sorted(folder.glob(pattern))
-            state = {f"net.{name}": tensor for file in files for name, tensor in load_file(file).items()}
+            # PEFT leaves the adapter's name out of its files.
+            names = {name.replace(".default", ""): name for name, _ in self.model.named_parameters()}
+            files = sorted(Path(resume_from_checkpoint).glob(pattern))
+            stored = {f"net.{name}": tensor for file in files for name, tensor in load_file(file).items()}
+            state = {names[name]: tensor for name, tensor in stored.items()}
         set_model_state_dict(self.model, state, options=SCATTER)
