@@ -18,6 +18,7 @@ from voidpad.train import prepare, train
 from voidpad.training.config import check
 
 ROOT = Path(__file__).parents[1]
+ADAPTER = "adapter_model.safetensors"
 PATHS = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
 ENVIRONMENT = {
     **os.environ,
@@ -70,6 +71,9 @@ assert all(isinstance(p, DTensor) for p in trainer.model.parameters())
 assert all(p.to_local().numel() < p.numel() for p in trainer.model.parameters())
 train(recipe(folder, run={**sharded, "steps": 2}))
 train(recipe(folder, run={**sharded, "steps": 4}), resume=True)
+for steps in (1, 3):
+    run = {"output": str(folder / "sharded-lora"), "fsdp": True, "steps": steps}
+    train(recipe(folder, lora={"r": 4, "dropout": 0.0}, run=run), resume=True)
 """
 
 
@@ -101,6 +105,13 @@ def test_sharded_processes_give_the_weights_of_one(two, whole):
     # Gathered checkpoints load without sharding: one plain process ends what two sharded ones began.
     train(recipe(two, run={"output": str(two / "sharded"), "fsdp": True}), resume=True)
     assert_same(whole, weights(two / "sharded"))
+
+
+def test_sharded_adapters_give_the_adapter_of_one(two):
+    run = {"output": str(two / "lora"), "steps": 3}
+    train(recipe(two, lora={"r": 4, "dropout": 0.0}, run=run))
+    one, other = (load_file(two / name / "model" / ADAPTER) for name in ("lora", "sharded-lora"))
+    assert_same(one, other)
 
 
 KILLED = """
