@@ -6,21 +6,16 @@ import json
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from voidpad.commands import analyze_inputs as inputs
+from voidpad.commands import analyze_runs as runs
 from voidpad.commands import analyze_tables as tables
 from voidpad.commands.generate import bar, err, out
 from voidpad.commands.options import takes_plan_fields
 from voidpad.errors import ConfigError
-
-if TYPE_CHECKING:
-    from voidpad.analysis.overflow import Answer
-    from voidpad.analysis.questions import Question
-    from voidpad.decode.plan import Plan
-    from voidpad.models import Model
 
 app = typer.Typer(help="See why: EOS priors, overflow, attention, the theorems.", no_args_is_help=True)
 
@@ -139,24 +134,30 @@ def overflow(
     fields: dict[str, Any] | None = None,
 ) -> None:
     """Do answers drown in EOS? Trajectories, overflow by block size, and a verdict."""
-    from voidpad.analysis.overflow import Rule, Setup
+    from voidpad.analysis.overflow import Rule, Setup, trajectory
 
     rule = Rule(short=short, filled=filled)
     if trace:
         recorded(trace, rule, plot=plot, csv=csv, as_json=as_json)
         return
     from voidpad.models import load
+    from voidpad.trace import write
 
     loaded = load(model, adapter, device=device, dtype=dtype)
     asked = inputs.questions(loaded, prompt, file=file, tasks=tasks, count=count)
     ids = [loaded.encode(one.prompt, raw=raw) for one in asked]
-    name, plans = plans_of(loaded, plan, blocks, fields or {})
+    name, plans = runs.plans_of(loaded, plan, blocks, fields or {})
     setup = Setup(rule, rows, tokens)
-    answers, summary = surveyed(loaded, ids, plans, setup=setup, shown=not as_json)
-    told = watched(loaded, ids[0], plans, name, rule=rule, save=save_trace, plot=plot)
+    answers, summary = runs.surveyed(loaded, ids, plans, setup=setup, shown=not as_json)
+    traces = runs.followed(loaded, ids[0], plans, name)
+    told = [trajectory(one, rule) for one in traces]
+    if save_trace is not None:
+        write(save_trace, traces)
+    if plot is not None:
+        tables.draw(told, plot)
     if csv is not None:
         tables.write_csv(csv, [tables.answer_row(a) for a in answers])
-    right = correct(asked, answers)
+    right = runs.correct(asked, answers)
     if as_json:
         print(json.dumps(tables.overflow_json(loaded.name, answers, right, summary, told)))
         return
@@ -178,69 +179,6 @@ def recorded(paths: Sequence[Path], rule: Any, *, plot: Path | None, csv: Path |
         tables.draw(told, plot)
     for one in told:
         print(json.dumps(tables.trajectory_json(one))) if as_json else out.print(tables.trajectory_line(one))
-
-
-def plans_of(
-    model: Model, name: str | None, blocks: str | None, fields: dict[str, Any]
-) -> tuple[str, list[Plan]]:
-    """The plan at every block size. Without --blocks: --block, or those of 32, 64, 128 and L that divide L."""
-    from voidpad.analysis.questions import speaks_tiny
-
-    name = name or ("void" if model.card.padding == "void" else "original")
-    usual = 192 if speaks_tiny(model) else 512
-    canvas = fields.pop("canvas", None) or usual
-    one = fields.pop("block", None)
-    if blocks is not None:
-        sizes = inputs.integers(blocks, "blocks")
-    elif one is not None:
-        sizes = [one]
-    else:
-        sizes = sorted({size for size in (32, 64, 128, canvas) if not canvas % size})
-    return name, [model.plan(name, **{**fields, "canvas": canvas, "block": size}) for size in sizes]
-
-
-def surveyed(
-    model: Model, ids: Sequence[list[int]], plans: Sequence[Plan], *, setup: Any, shown: bool
-) -> tuple[list[Answer], dict[str, Any]]:
-    from voidpad.analysis.empty import void_tail
-    from voidpad.analysis.overflow import rates, survey, verdict
-
-    with bar(len(ids) * len(plans), shown=shown) as tick:
-        answers = survey(model, ids, plans, setup=setup, tick=tick)
-    void = void_tail(model.denoiser(), model.roles, ids[:16], canvas=plans[-1].length.canvas)
-    found = rates(answers)
-    return answers, {"void_tail": void, "verdict": verdict(found, void, setup.rule) + "."}
-
-
-def watched(
-    model: Model,
-    ids: list[int],
-    plans: Sequence[Plan],
-    name: str,
-    *,
-    rule: Any,
-    save: Path | None,
-    plot: Path | None,
-) -> list[Any]:
-    """The first prompt, pass by pass, at the smallest and the largest block."""
-    from dataclasses import replace
-
-    from voidpad.analysis.overflow import record, trajectory
-    from voidpad.trace import write
-
-    ends = [plans[0], plans[-1]] if len(plans) > 1 else [plans[0]]
-    traces = [record(model, [ids], model.fit(ids, plan), name=name)[0] for plan in ends]
-    if save is not None:
-        write(save, [replace(trace, row=row) for row, trace in enumerate(traces)])
-    told = [trajectory(trace, rule) for trace in traces]
-    if plot is not None:
-        tables.draw(told, plot)
-    return told
-
-
-def correct(asked: Sequence[Question], answers: Sequence[Answer]) -> list[bool | None]:
-    judges = [asked[answer.row].right for answer in answers]
-    return [judge(a.text) if judge else None for judge, a in zip(judges, answers, strict=True)]
 
 
 @app.command()
@@ -276,14 +214,14 @@ def attention(
     loaded = load(model, adapter, device=device, dtype=dtype)
     asked = inputs.questions(loaded, prompt, file=file, tasks=tasks, count=count)
     ids = [loaded.encode(one.prompt, raw=raw) for one in asked]
-    chosen = whole_canvas(loaded, plan, fields or {})
+    chosen = runs.whole_canvas(loaded, plan, fields or {})
     arms = {}
     with bar(2 * len(ids), shown=not as_json) as tick:
         for arm, forbid in (("before", None), ("after", QUERIES[queries.value])):
             setup = Setup(rows=rows, tokens=tokens, forbid=forbid)
             arms[arm] = survey(loaded, ids, [chosen], setup=setup, tick=tick)
-    right = {arm: correct(asked, answers) for arm, answers in arms.items()}
-    mass = weighed(loaded, ids[:watch], chosen, queries.value, plot=plot)
+    right = {arm: runs.correct(asked, answers) for arm, answers in arms.items()}
+    mass = runs.weighed(loaded, ids[:watch], chosen, queries.value, plot=plot)
     if csv is not None:
         tables.write_csv(csv, tables.arm_rows(arms, right))
     if as_json:
@@ -293,33 +231,6 @@ def attention(
     if mass:
         out.print(tables.mass_table(mass))
     tables.print_answers(out, arms, right, show)
-
-
-def whole_canvas(model: Model, name: str, fields: dict[str, Any]) -> Plan:
-    """The plan with block = canvas unless told otherwise: that is where overflow happens."""
-    from voidpad.analysis.questions import speaks_tiny
-
-    canvas = fields.get("canvas") or (192 if speaks_tiny(model) else 512)
-    return model.plan(name, **{"block": canvas, **fields, "canvas": canvas})
-
-
-def weighed(
-    model: Model, ids: Sequence[list[int]], plan: Plan, queries: str, *, plot: Path | None
-) -> dict[str, Any]:
-    """Attention on EOS keys by layer, without and with the intervention."""
-    from voidpad.analysis.attention import QUERIES, by_layer, watch
-
-    if not ids:
-        return {}
-    fitted = model.fit(max(ids, key=len), plan)
-    before = watch(model, ids, fitted)
-    after = watch(model, ids, fitted, forbid=QUERIES[queries])
-    if plot is not None:
-        from voidpad.analysis import plots
-
-        plots.save(plots.layers(before, title=f"{model.name}: where masked slots look"), plot)
-    (layers, even), (hidden, _) = by_layer(before), by_layer(after)
-    return {"before": layers, "after": hidden, "even": even}
 
 
 @app.command()
@@ -347,10 +258,14 @@ def theory(
 ) -> None:
     """Theorems 1 and 2 on a length distribution: where EOS starts, how far it spreads, what decoding does."""
     from voidpad.analysis.theory import Lengths, agree, predict
+    from voidpad.models import load
 
     if symbols < 1:
         raise ConfigError(f"symbols={symbols} must be at least 1.")
-    loaded, cases = compared(model, adapter, (device, dtype), data, (tasks, count, draws, raw))
+    if model is None and data is not None:
+        raise ConfigError("--data needs the model whose tokens it is counted in; add --model NAME.")
+    loaded = None if model is None else load(model, adapter, device=device, dtype=dtype)
+    cases = [] if loaded is None else runs.compared(loaded, data, runs.Wanted(tasks, count, draws, raw))
     if lengths is not None:
         known = inputs.lengths(lengths)
     elif cases:
@@ -358,7 +273,7 @@ def theory(
         known = Lengths.of([length for length, weight in pooled for _ in range(int(weight))])
     else:
         known = inputs.lengths("1:.35,2:.25,5:.4")
-    size = canvas or default_canvas(known, loaded)
+    size = canvas or runs.default_canvas(known, loaded)
     told = predict(known, size, block or size)
     stories = tables.stories(known, told, [p.value for p in padding or Padding], symbols)
     found = None
@@ -371,39 +286,3 @@ def theory(
     out.print(tables.story_table(stories, size))
     if found is not None:
         out.print(tables.agreement_table(found, len(cases)))
-
-
-def default_canvas(known: Any, model: Any) -> int:
-    from voidpad.analysis.questions import speaks_tiny
-
-    longest = known.weights[-1][0] + 1
-    return 192 if model is not None and speaks_tiny(model) else longest
-
-
-def compared(
-    name: str | None,
-    adapter: str | None,
-    place: tuple[str, str],
-    data: Path | None,
-    wanted: tuple[str, int, int, bool],
-) -> tuple[Any, list[Any]]:
-    """The model, and prompts with lengths: a file's with the file's lengths, or built-in ones with their own."""
-    from voidpad.analysis.questions import known, speaks_tiny, task_lengths
-    from voidpad.analysis.theory import Case, Lengths
-    from voidpad.models import load
-
-    if name is None:
-        if data is not None:
-            raise ConfigError("--data needs the model whose tokens it is counted in; add --model NAME.")
-        return None, []
-    tasks, count, draws, raw = wanted
-    model = load(name, adapter, device=place[0], dtype=place[1])
-    if data is None and speaks_tiny(model):
-        chosen = known(inputs.names(tasks))
-        drawn = [task_lengths(chosen[n % len(chosen)], n // len(chosen), draws) for n in range(count)]
-        return model, [Case(model.encode(prompt), Lengths.of(found)) for prompt, found in drawn]
-    pairs = inputs.pairs(model, data=data, tasks=tasks, count=count, raw=raw)
-    shared = Lengths.of(pairs.response[pairs.complete].tolist())
-    begin, size = pairs.start.tolist(), pairs.prompt.tolist()
-    rows = [pairs.tokens[at : at + n].tolist() for at, n in zip(begin, size, strict=True)]
-    return model, [Case(row, shared) for row in rows]
