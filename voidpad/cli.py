@@ -23,6 +23,7 @@ app = typer.Typer(
 app.command()(generate.generate)
 app.command()(generate.plans)
 app.command()(train.train)
+app.add_typer(train.data, name="data")
 app.command("eval")(evaluation.evaluate)
 app.command()(sweep.sweep)
 app.command()(report.report)
