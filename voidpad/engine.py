@@ -122,6 +122,8 @@ class Engine:
         load = 0
         groups: list[tuple[Plan, Rows]] = []
         resting: dict[Plan, Rows] = {}
+        if sum(int(rows.canvas.stop.sum()) for rows in self.live.values()) <= self.tokens:
+            return list(self.live.items()), resting
         for plan, rows in self.live.items():
             size = load + rows.canvas.stop.cumsum(0)
             fits = size <= self.tokens

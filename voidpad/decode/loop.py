@@ -121,7 +121,8 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
     roles = rows.canvas.roles
     bans = resolved(plan, roles, vocab=logits.shape[1])
     watched = plan.length.watch(rows)
-    grid = scatter(watched, plan.length.measure(at(logits, watched[where]), roles, bans).cpu())
+    seen = at(logits, watched[where]) if watched.any() else logits[:0]
+    grid = scatter(watched, plan.length.measure(seen, roles, bans).cpu())
     signal = plan.length.signal(rows, grid)
     ready = plan.length.ready(rows, signal)
     frontier = rows.window(plan.block) & ready[:, None]
@@ -131,7 +132,9 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
         raise VoidpadError(f"every token is banned at a chosen slot: ban={plan.ban}. Ban fewer ids.")
     filled = replace(rows, canvas=rows.canvas.fill(chosen, tokens), spent=rows.spent + ready)
     look = Look(grid, signal, frontier, chosen)
-    after = count(rows, plan.length.revise(rows, filled, look, plan.block), ready)
+    after = count(
+        rows, plan.length.revise(rows, filled, look, plan.block), ready, wrote=chosen & (tokens != roles.mask)
+    )
     finished = finish(after, plan, ready)
     return Step(rows, where, logits, frontier, chosen, tokens, score, signal, after, finished)
 
@@ -156,9 +159,9 @@ def propose(rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Bans
     return scatter(frontier, tokens, NOTHING), scatter(frontier, score, -torch.inf)
 
 
-def count(before: Rows, rows: Rows, ready: Tensor) -> Rows:
+def count(before: Rows, rows: Rows, ready: Tensor, *, wrote: Tensor) -> Rows:
     """Charge the pass to every row that took part in it."""
-    same = unchanged(before.canvas, rows.canvas)
+    same = ~wrote.any(1) & (before.canvas.stop == rows.canvas.stop)  # nothing written, no edit of the length
     return replace(
         rows,
         decoded=rows.decoded + ready,
@@ -171,11 +174,14 @@ def count(before: Rows, rows: Rows, ready: Tensor) -> Rows:
 def finish(rows: Rows, plan: Plan, ready: Tensor) -> dict[int, Outcome]:
     """Rows that end with this pass, and why."""
     over = (rows.open >= rows.canvas.stop) | (rows.still >= plan.patience)
+    ended, spent = plan.stop(rows.canvas), rows.decoded >= plan.length.passes
+    if not (ready & (ended | over | spent)).any():
+        return {}
     done: list[tuple[str, Tensor]] = [  # the first that holds is the reason
-        ("eos", plan.stop(rows.canvas)),
+        ("eos", ended),
         ("full", over & ~rows.canvas.masked.any(1)),
         ("stalled", over),
-        ("limit", rows.decoded >= plan.length.passes),
+        ("limit", spent),
     ]
     reasons: dict[int, str] = {}
     for reason, mask in reversed(done):
@@ -202,10 +208,3 @@ def scatter(where: Tensor, values: Tensor, empty: float = 0) -> Tensor:
     grid = torch.full((*where.shape, *values.shape[1:]), empty, dtype=values.dtype)
     grid[where] = values
     return grid
-
-
-def unchanged(a: Canvas, b: Canvas) -> Tensor:
-    """Rows that hold the same tokens (B,)."""
-    width = min(a.ids.shape[1], b.ids.shape[1])
-    inside = (a.offset < a.stop[:, None])[:, :width]
-    return (a.stop == b.stop) & ((a.ids[:, :width] == b.ids[:, :width]) | ~inside).all(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -39,10 +40,17 @@ class Rows:
     def __len__(self) -> int:
         return len(self.canvas)
 
+    @cached_property
+    def windows(self) -> dict[int, Tensor]:
+        return {}
+
     def window(self, block: int) -> Tensor:
         """Masked slots of each row's active block (B, L)."""
-        offset, start = self.canvas.offset, self.open[:, None]
-        return self.canvas.masked & (offset >= start) & (offset < start + block)
+        found = self.windows.get(block)
+        if found is None:
+            offset, start = self.canvas.offset, self.open[:, None]
+            found = self.windows[block] = self.canvas.masked & (offset >= start) & (offset < start + block)
+        return found
 
     def clock(self, frontier: Tensor, steps: int) -> Clock:
         return Clock(frontier.sum(1), self.entry, self.spent, steps)
