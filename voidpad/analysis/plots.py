@@ -100,7 +100,7 @@ def _heat(axes: Axes, one: Trajectory, name: str) -> AxesImage:
     axes.plot(first, np.arange(1, passes + 1), color="#7A3E9D", linewidth=1.2, label="first EOS")
     if one.stage1 and one.turn is not None:
         axes.axhline(one.turn + 0.5, color=GREEN, linewidth=1.2, linestyle="--", label="stage 2 begins")
-    axes.set(xlabel="slot", xlim=(0.5, width + 0.5))
+    axes.set(xlabel="slot", xlim=(0.5, width + 0.5), facecolor="#EDEDED")  # passes that were not needed
     return image
 
 
