@@ -86,23 +86,11 @@ class Watched:
 
         layers: Any = self.inner.body.layers
         hooks = [layer.self_attn.register_forward_hook(take) for layer in layers]
-        hooks += [layer.self_attn.register_forward_pre_hook(additive, with_kwargs=True) for layer in layers]
         try:
             yield found
         finally:
             for hook in hooks:
                 hook.remove()
-
-
-def additive(module: Any, arguments: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Eager attention adds its mask to the scores, so a yes/no mask must become 0 and the lowest number."""
-    mask = named.get("attention_mask")
-    if mask is None or mask.dtype != torch.bool:
-        return arguments, named
-    dtype = next(module.parameters()).dtype
-    lowest = torch.finfo(dtype).min
-    scores = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, lowest)
-    return arguments, {**named, "attention_mask": scores}
 
 
 @contextmanager

@@ -49,7 +49,13 @@ class HFDenoiser:
         inside = canvas.inside
         if self.forbid is None:
             return None if bool(inside.all()) else inside.long()
-        return (inside[:, None, :] & ~self.forbid(canvas))[:, None]
+        return additive((inside[:, None, :] & ~self.forbid(canvas))[:, None], self.body)
+
+
+def additive(visible: Tensor, body: nn.Module) -> Tensor:
+    """A mask of pairs as numbers added to the scores: not every attention kernel takes yes and no."""
+    dtype = next(body.parameters()).dtype
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
 
 
 @dataclass(frozen=True)

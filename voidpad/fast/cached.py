@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import Cache
 
 from voidpad.decode.canvas import Canvas, first
-from voidpad.decode.denoise import HFDenoiser
+from voidpad.decode.denoise import HFDenoiser, additive
 from voidpad.fast.graphs import Graphs, send
 
 
@@ -175,7 +175,8 @@ class Cached:
         local = column - self.inner.shift - columns[row, 0]
         parts = [canvas.ids.gather(1, columns), columns, slots]
         if not bool(canvas.inside.all()):
-            parts.append(canvas.inside[:, None, None, :].expand(-1, 1, columns.shape[1], -1))
+            visible = canvas.inside[:, None, None, :].expand(-1, 1, columns.shape[1], -1)
+            parts.append(additive(visible, self.inner.body))
         *inputs, row, local = send(self.inner.device, *parts, row, local)
 
         def forward(ids: Tensor, places: Tensor, slots: Tensor, visible: Tensor | None = None) -> Tensor:
