@@ -153,6 +153,9 @@ class WorldModel:
     def denoiser(self):
         return self.toy
 
+    def engine(self, **limits) -> Engine:
+        return Engine(self.toy, self.roles, **limits)
+
     def plan(self, name: str, **fields):
         return plan(name, **fields)
 

@@ -86,7 +86,7 @@ def test_packed_rows_decode_as_padded_ones(family, dtype):
         reasons |= {row.stop_reason for row in plain}
         raggedness += len({len(p) for p in prompts}) > 1
     assert reasons >= {"eos", "full"}
-    assert raggedness > 8
+    assert raggedness > 5
 
 
 @BOTH
