@@ -388,6 +388,7 @@ USAGE = [
     ((*SMALL, "--score", "luck"), "score='luck' is unknown; use one of confidence"),
     ((*SMALL, "--stop", "soon"), "stop='soon' is unknown; use one of vanilla, eos."),
     ((*SMALL, "--temperature", -1), "temperature=-1.0 must be 0 or more."),
+    ((*SMALL, "--temperature", "nan"), "temperature=nan is no number; the default is 0.0."),
     ((*SMALL, "--threshold", 0.5, "--factor", 1), "exclude each other; set one."),
     ((*SMALL, "--threshold", 1.5), "threshold=1.5 must lie in [0, 1]"),
     ((*SMALL, "--stop", "vanilla", "--trim"), "needs stop=eos"),
@@ -459,6 +460,8 @@ FILES = [
     (b'{"prompt": 7}\n', 'line 1: needs "prompt"'),
     (b'{"prompt": ""}\n', 'line 1: needs "prompt"'),
     (b'{"messages": "hi"}\n', "line 1: messages must be a list of"),
+    (b'{"prompt": "a\\ud800"}\n', "line 1: not UTF-8, it holds half a character. Convert the text."),
+    (b'{"messages": [{"role": "user", "content": "\\udfff"}]}\n', "line 1: not UTF-8"),
 ]
 
 
@@ -479,6 +482,7 @@ def test_missing_prompt_files_and_wrong_conversations(voidpad, folders, tmp_path
         voidpad(*run, "--file", tmp_path / "none"), 1, "none: No such file or directory. Check the path."
     )
     complains(voidpad(*run, "--file", tmp_path), 1, "Is a directory. Check the path.")
+    complains(voidpad(*run, "fine", "caf\udce9"), 1, "prompt 2: not UTF-8")
     complains(voidpad(*run, given=b"caf\xe9"), 1, "standard input, line 1: not UTF-8 (byte 3)")
     turns = tmp_path / "turns.json"
     for content, status, message in [

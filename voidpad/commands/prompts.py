@@ -15,7 +15,7 @@ Prompt = str | list[dict[str, Any]]
 
 def gather(arguments: list[str] | None, *, file: Path | None, messages: Path | None) -> list[Prompt]:
     """All prompts asked for; standard input where nothing is named."""
-    found: list[Prompt] = list(arguments or [])
+    found: list[Prompt] = [utf8(text, f"prompt {place}") for place, text in enumerate(arguments or [], 1)]
     if file is not None:
         found += from_lines(read(file), name=str(file))
     if messages is not None:
@@ -28,6 +28,13 @@ def gather(arguments: list[str] | None, *, file: Path | None, messages: Path | N
             "no prompt: give one as an argument, with --file, with --messages or on standard input."
         )
     return found
+
+
+def utf8(text: str, place: str) -> str:
+    """The text, unless it holds a lone surrogate: a stray byte of an argument, half a pair in JSON."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise DataError(f"{place}: not UTF-8, it holds half a character. Convert the text.")
+    return text
 
 
 def read(path: Path) -> str:
@@ -67,7 +74,7 @@ def parsed(text: str, place: str) -> Any:
 
 def from_object(value: Any, place: str) -> Prompt:
     if isinstance(value, dict) and isinstance(value.get("prompt"), str) and value["prompt"]:
-        return value["prompt"]
+        return utf8(value["prompt"], place)
     if isinstance(value, dict) and "messages" in value:
         return conversation(value["messages"], place)
     raise DataError(f'{place}: needs "prompt": text or "messages": [...].')
@@ -78,4 +85,4 @@ def conversation(value: Any, place: str) -> Prompt:
     fine = isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns)
     if not fine or any(not isinstance(turn.get(part), str) for turn in turns for part in ("role", "content")):
         raise DataError(f'{place}: messages must be a list of {{"role": ..., "content": ...}}.')
-    return turns
+    return [{**turn, "content": utf8(turn["content"], place)} for turn in turns]

@@ -167,6 +167,8 @@ class Knobs:
             raise ConfigError(
                 f"{name}={value!r} must be of type {kind.__name__}; the default is {default!r}."
             )
+        if kind is float and not math.isfinite(value):
+            raise ConfigError(f"{name}={value} is no number; the default is {default!r}.")
         return value
 
 
