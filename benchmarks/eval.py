@@ -14,7 +14,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from voidpad.engine import Engine
 from voidpad.evaluate import Resources, Settings
 from voidpad.evaluate.folder import writing
 from voidpad.evaluate.harness import VoidpadLM
@@ -37,7 +36,7 @@ def since(start: Seconds) -> Seconds:
 def engine_alone(settings: Settings, model: Model, resources: Resources, prompts: list[str]) -> Seconds:
     """For the prompts, text included."""
     start = clock()
-    engine = Engine(model.denoiser(), model.roles, rows=resources.rows, tokens=resources.tokens)
+    engine = model.engine(rows=resources.rows, tokens=resources.tokens)
     plan = model.plan(settings.plan, **settings.fields)
     for key, prompt in enumerate(prompts):
         engine.submit(model.encode(prompt), plan, key=key)
@@ -65,13 +64,16 @@ def main() -> None:
     parser.add_argument("--plan", default="void")
     parser.add_argument("--canvas", type=int, default=192)
     parser.add_argument("--block", type=int, default=32)
+    parser.add_argument(
+        "--threshold", type=float, default=0.0, help="fewer passes: a harder test for the harness"
+    )
     parser.add_argument("--examples", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     os.environ["TQDM_DISABLE"] = "1"
-    fields = {"canvas": given.canvas, "block": given.block}
+    fields = {"canvas": given.canvas, "block": given.block, "threshold": given.threshold}
     limit = given.examples // len(TASKS)
     settings = Settings(given.model, TASKS, plan=given.plan, fields=fields, limit=limit)
     resources = Resources(device=given.device, rows=given.rows)
