@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 
 from reference import Crop, Daedal, Expansion, Fixed, Logits, Rho, Settings
 from toys import HIGH, LOW, SEPARATOR, Chaos, MaskLover, Toy, Twins, World, words
-
 from voidpad.decode import Outcome, Plan, Step, advance, begin, plan, wanted
 from voidpad.roles import Roles
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from reference import Crop, Daedal, Expansion, Fixed, Rho, Settings
 from toys import LOW, Oracle, Table, spread
-
 from voidpad.roles import Roles
 
 M, EOS, VOID = LOW.mask, LOW.eos, LOW.void

@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from originals import original_name, write_original
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
+from originals import original_name, write_original
 from voidpad.errors import ConfigError, WeightsError
 from voidpad.models import Card, Model, load, merge, random_model, save
 from voidpad.models.card import read_json

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import LOW, MaskLover, Toy, World
 
+from toys import LOW, MaskLover, Toy, World
 from voidpad.analysis import overflow
 from voidpad.analysis.empty import groups, look, void_tail
 from voidpad.analysis.eos_prior import Padded, batched, measure, same_canvas, shares, shuffled

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from toys import LOW, SEPARATOR, Toy, World
 
+from toys import LOW, SEPARATOR, Toy, World
 from voidpad.calibrate import Search, Setting, Survey, choose, fields, frontier, settings, survey
 from voidpad.decode import plan
 from voidpad.engine import Engine

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import psutil
 import pytest
-import reference
 import torch
+
+import reference
 from cases import Case, case, steps_of
 from toys import LOW, SEPARATOR, Chaos, Toy, World
-
 from voidpad.commands.calibrate import own_prompts
 from voidpad.decode import Outcome, decode, plan
 from voidpad.engine import Engine

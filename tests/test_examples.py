@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
+
 from cases import plan_of, watch
 from examples import EXAMPLES, A, B, check, sure
 from reference import uniform
 from toys import LOW, Chaos, Table, Toy
-
 from voidpad.decode import decode, plan
 from voidpad.decode.commit import Clock, dream, even
 from voidpad.decode.length import RhoEos

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from cases import case, watch
 from toys import LOW, Table, Toy
-
 from voidpad.bench import Research, Script, drive, workload
 from voidpad.decode import Canvas, decode, plan
 from voidpad.decode.denoise import Guided, Scripted

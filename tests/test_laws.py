@@ -5,12 +5,12 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-import reference
 import torch
+
+import reference
 from cases import Case, case, steps_of, watch
 from reference import Daedal, Expansion, Fixed, Rho, Settings
 from toys import LOW, SEPARATOR, Table, Toy, World
-
 from voidpad.decode import plan
 from voidpad.decode.commit import TopK, dream, even
 from voidpad.decode.propose import Noised, Tempered, confidence, neg_entropy

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 import torch
-from originals import write_original
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 import voidpad
+from originals import write_original
 from voidpad.errors import ConfigError, RoleError, WeightsError
 from voidpad.models import FAMILIES, Card, load, merge, random_model, save
 from voidpad.models.card import read_json

@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from originals import original_name, write_original
 from safetensors.torch import load_file, save_file
 
+from originals import original_name, write_original
 from voidpad.errors import ConfigError, WeightsError
 from voidpad.models import DREAM, FAMILIES, LLADA, Card, load, random_model, read_card, save
 from voidpad.models.card import read_json

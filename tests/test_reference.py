@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 import reference
 from examples import EXAMPLES, check
 from reference import Fixed, Rho, Settings

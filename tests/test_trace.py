@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stories import EOS, MASK, expansion, overflow
 
+from stories import EOS, MASK, expansion, overflow
 from voidpad.decode.loop import decode
 from voidpad.errors import ConfigError, DataError
 from voidpad.models import Model, random_model

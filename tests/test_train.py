@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import materials, recipe
 
+from training_runs import materials, recipe
 from voidpad.errors import ConfigError, DataError, RoleError, WeightsError
 from voidpad.models import load, merge, random_model, read_card
 from voidpad.train import prepare, train

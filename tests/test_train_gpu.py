@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import materials, recipe
 
+from training_runs import materials, recipe
 from voidpad.train import prepare, train
 
 pytestmark = pytest.mark.gpu

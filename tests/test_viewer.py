@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import typer
-from stories import HOSTILE, expansion, hostile, overflow
 from typer.testing import CliRunner
 
+from stories import HOSTILE, expansion, hostile, overflow
 from voidpad.commands.view import view
 from voidpad.errors import ConfigError, DataError
 from voidpad.trace import Trace, read, write

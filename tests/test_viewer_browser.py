@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from stories import EOS, HOSTILE, MASK, VOID, expansion, header, hostile, overflow
 from test_trace import PLANS
-
 from voidpad.decode.loop import decode
 from voidpad.models import random_model
 from voidpad.trace import Pass, Recorder, Summary, Trace
