@@ -77,6 +77,7 @@ def write_run(cell: Cell, out: Path, *, size: int = 40, draw: Draw = drawn) -> P
     at = describe(settings.plan, family="dream" if "dream" in cell.model else "llada", **settings.fields)[1]
     resolved = {**settings.plain(), "plan_resolved": json.loads(json.dumps(at))}
     run = out / cell.folder
+    run.mkdir(parents=True, exist_ok=True)
     folder.begin(run, resolved, PROVENANCE)
     lines = [example(cell, index, luck, at) for index, luck in enumerate(draw(cell, size))]
     folder.write(run / "examples.jsonl", map(json.dumps, lines))
