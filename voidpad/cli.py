@@ -12,6 +12,7 @@ import typer
 from voidpad.commands import analyze, bench, calibrate, demo, generate, merge, report, sweep, train, view
 from voidpad.commands import eval as evaluation
 from voidpad.errors import ConfigError, VoidpadError
+from voidpad.fast.memory import keep_freed_memory
 
 app = typer.Typer(
     name="voidpad",
@@ -42,6 +43,7 @@ BadCommand: Any = typer.BadParameter.__mro__[2]
 
 def main() -> None:
     """Run a command. A failure is one line; status 2 is wrong usage; --debug adds the traceback."""
+    keep_freed_memory()
     debug = "--debug" in sys.argv
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
     try:

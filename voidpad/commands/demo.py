@@ -16,11 +16,12 @@ from rich.panel import Panel
 from rich.table import Table
 
 from voidpad.commands.generate import err, out
+from voidpad.evaluate.scores import wilson
 
 if TYPE_CHECKING:
     from voidpad.tiny.demo import Arm
 
-HEADS = ("model and plan", "block", "right", "95 % ±", "answer", "passes", "probes", "seconds", "full run")
+HEADS = ("model and plan", "block", "right", "95 %", "answer", "passes", "probes", "seconds", "full run")
 
 
 def demo(
@@ -48,6 +49,7 @@ def demo(
         for arm in run(wanted, count, sandbox, device=device):
             arms.append(arm)
             live.update(table(arms, known, waiting=len(wanted) - len(arms)))
+    out.print()
     example = telling(arms, count)
     if example is not None:
         show(example)
@@ -63,12 +65,13 @@ def demo(
 
 def cells_of(arm: Arm, known: dict) -> tuple[str, ...]:
     s, block = arm.summary, arm.block
+    low, high = wilson(sum(arm.right), len(arm.right))
     there = known.get(f"{arm.cell.name} / {block}")
     return (
         arm.cell.name,
         str(block),
         f"{s['mean']:.1%}",
-        f"{s['half_width']:.1%}",
+        f"{low:.0%}-{high:.0%}",
         f"{s['answer_tokens']:.0f}",
         f"{s['passes_decode']:.0f}",
         f"{s['passes_probe']:.1f}" if s["passes_probe"] else "",

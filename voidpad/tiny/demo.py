@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from voidpad.models import load
+from peft import PeftModel
+
+from voidpad.models import load, merge
 from voidpad.sandbox import Sandbox
 from voidpad.tiny.outputs import Cell, Limits, decode
 from voidpad.tiny.score import judge, summary
@@ -76,13 +78,14 @@ class Arm:
 
 
 def run(wanted: Sequence[Cell], count: int, sandbox: Sandbox, *, device: str = "cpu") -> Iterator[Arm]:
-    """Decode and judge cell after cell; each model is loaded once."""
+    """Decode and judge cell after cell; each model is loaded once, its adapter merged."""
     import time
 
     loaded: dict[str, Any] = {}
     for cell in wanted:
         if cell.model not in loaded:
-            loaded[cell.model] = load(cell.model, device=device)
+            model = load(cell.model, device=device)
+            loaded[cell.model] = merge(model) if isinstance(model.net, PeftModel) else model
         begun = time.perf_counter()
         records = list(decode(loaded[cell.model], [cell], count, limits=Limits(rows=16)))
         took = time.perf_counter() - begun
