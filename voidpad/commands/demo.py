@@ -39,6 +39,7 @@ def demo(
     from voidpad.sandbox import Sandbox
     from voidpad.tiny.demo import FULL, cells, published, run, telling
     from voidpad.tiny.tasks import CANVAS
+    from voidpad.trace.files import store
 
     count = 128 if full else problems
     wanted = [*cells((16, 32, 64, CANVAS)), *FULL] if full else cells((32, CANVAS))
@@ -53,9 +54,7 @@ def demo(
     example = telling(arms, count)
     if example is not None:
         show(example)
-    beside = report.with_name(report.name + ".tmp")
-    beside.write_text(page(arms, example, count), encoding="utf-8")
-    os.replace(beside, report)
+    store(report, [page(arms, example, count)])
     err.print(
         f"{4 * count} problems, four tasks; a small set has wide intervals, the last column is the run of 512 in "
         f"docs/tiny.md. Report: {report}",

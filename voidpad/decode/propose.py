@@ -8,7 +8,7 @@ low and is filled last); with the ban set muted, the rest is renormalised (Dream
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -131,10 +131,6 @@ def propose_in_pieces(rule: Propose, logits: Tensor, bans: Bans, noise: Noise) -
         pairs = [rule(z, bans, n) for z, n in zip(logits.split(size), noise.split(size), strict=True)]
         tokens, score = (torch.cat(part) for part in zip(*pairs, strict=True))
     return tokens.cpu(), score.cpu()
-
-
-def with_score(rule: Noised | Tempered, score: Score) -> Noised | Tempered:
-    return replace(rule, score=score)
 
 
 def choice_ban(bans: Bans, mask_proposable: bool) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ no evaluation harness, so that a machine lent for its GPU does the decoding and 
 
 import argparse
 import json
-import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,6 +22,7 @@ from voidpad.engine import Engine
 from voidpad.errors import ConfigError
 from voidpad.models import Model, load
 from voidpad.tiny.tasks import TASKS, heldout
+from voidpad.trace.files import store
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,8 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     count, cells = read_cells(given.cells)
     wanted = [cell for cell in cells if not given.only or cell.name in given.only.split(",")]
-    beside = given.out.with_name(given.out.name + ".tmp")
-    with beside.open("w", encoding="utf-8") as file:
-        limits = Limits(rows=given.rows)
-        for line in decode_all(wanted, given.problems or count, device=given.device, limits=limits):
-            file.write(json.dumps(line) + "\n")
-    os.replace(beside, given.out)
+    lines = decode_all(wanted, given.problems or count, device=given.device, limits=Limits(rows=given.rows))
+    store(given.out, (json.dumps(line) + "\n" for line in lines))
     print(f"{given.out}: {len(wanted)} cells")
 
 
