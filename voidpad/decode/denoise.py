@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from voidpad.decode.canvas import Canvas
+from voidpad.decode.propose import send
 
 Forbid = Callable[[Canvas], Tensor]  # -> (B, L, L) bool: query (second axis) must not see key (third axis)
 
@@ -81,6 +82,6 @@ class Scripted:
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
         logits = self.inner(canvas, where)
         column = where.nonzero(as_tuple=True)[1]
-        sure = (self.margin - 0.01 * column).to(logits.device, logits.dtype)
-        tokens = self.script(canvas, where).to(logits.device)
+        sure = send((self.margin - 0.01 * column).to(logits.dtype), logits.device)
+        tokens = send(self.script(canvas, where), logits.device)
         return torch.zeros_like(logits).scatter(1, tokens[:, None], sure[:, None])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from voidpad.decode.canvas import first
-from voidpad.decode.propose import Bans, pick, softmax, without
+from voidpad.decode.propose import Bans, index, pick, softmax, without
 from voidpad.decode.rows import Rows
 from voidpad.roles import Roles
 
@@ -108,7 +108,7 @@ class VoidExpansion(Quiet):
     def measure(self, logits: Tensor, roles: Roles, bans: Bans) -> Tensor:
         p = softmax(logits.double())
         others = roles.ids(["void"] if self.mask_in_max else ["void", "mask"])
-        rest = p.index_fill(1, torch.tensor(others, device=p.device), 0.0)
+        rest = p.index_fill(1, index(others, p.device), 0.0)
         return torch.stack([p[:, roles.ids(["void"])[0]], rest.max(1).values], 1)
 
     def signal(self, rows: Rows, grid: Tensor) -> Signal:
@@ -138,7 +138,7 @@ class SmartCrop(Quiet):
         return rows.canvas.slots & rows.probing[:, None]
 
     def measure(self, logits: Tensor, roles: Roles, bans: Bans) -> Tensor:
-        return softmax(logits.double())[:, [roles.eos]]
+        return softmax(logits.double())[:, roles.eos, None]
 
     def signal(self, rows: Rows, grid: Tensor) -> Signal:
         ended = 1 - (1 - grid[:, :, 0]).cumprod(1)  # slots that were not watched hold 0 and change nothing

@@ -17,7 +17,7 @@ from voidpad.decode.canvas import Canvas
 from voidpad.decode.length import Look, Signal
 from voidpad.decode.noise import Noise
 from voidpad.decode.plan import Plan
-from voidpad.decode.propose import NOTHING, Bans, propose_in_pieces
+from voidpad.decode.propose import NOTHING, Bans, propose_in_pieces, send
 from voidpad.decode.rows import Rows
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.roles import Roles
@@ -121,7 +121,7 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
     roles = rows.canvas.roles
     bans = resolved(plan, roles, vocab=logits.shape[1])
     watched = plan.length.watch(rows)
-    seen = at(logits, watched[where]) if watched.any() else logits[:0]
+    seen = at(logits, watched[where]) if watched.any() else torch.empty(0, logits.shape[1])
     grid = scatter(watched, plan.length.measure(seen, roles, bans).cpu())
     signal = plan.length.signal(rows, grid)
     ready = plan.length.ready(rows, signal)
@@ -200,7 +200,7 @@ def outcome(rows: Rows, row: int, plan: Plan, reason: str) -> Outcome:
 
 def at(logits: Tensor, wanted: Tensor) -> Tensor:
     """The rows of `logits` marked in `wanted` (N,), found on the host so that a GPU need not wait."""
-    return logits if wanted.all() else logits[wanted.nonzero()[:, 0].to(logits.device, non_blocking=True)]
+    return logits if wanted.all() else logits[send(wanted.nonzero()[:, 0], logits.device)]
 
 
 def scatter(where: Tensor, values: Tensor, empty: float = 0) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -130,7 +131,8 @@ def propose_in_pieces(rule: Propose, logits: Tensor, bans: Bans, noise: Noise) -
     else:
         pairs = [rule(z, bans, n) for z, n in zip(logits.split(size), noise.split(size), strict=True)]
         tokens, score = (torch.cat(part) for part in zip(*pairs, strict=True))
-    return tokens.cpu(), score.cpu()
+    on_host = torch.stack([tokens.double(), score]).cpu()  # one copy, one wait
+    return on_host[0].long(), on_host[1]
 
 
 def choice_ban(bans: Bans, mask_proposable: bool) -> tuple[int, ...]:
@@ -138,9 +140,13 @@ def choice_ban(bans: Bans, mask_proposable: bool) -> tuple[int, ...]:
 
 
 def without(z: Tensor, ids: Sequence[int]) -> Tensor:
-    if not ids:
-        return z
-    return z.index_fill(1, torch.tensor(ids, device=z.device), -torch.inf)
+    return z.index_fill(1, index(tuple(ids), z.device), -torch.inf) if ids else z
+
+
+@lru_cache(256)
+def index(ids: tuple[int, ...], device: torch.device) -> Tensor:
+    """Kept: sending ids to a device makes the host wait until the device is idle."""
+    return torch.tensor(ids, device=device)
 
 
 def pick(z: Tensor) -> Tensor:
@@ -151,3 +157,10 @@ def pick(z: Tensor) -> Tensor:
 def softmax(z: Tensor) -> Tensor:
     """Softmax in which a slot without any token left has probability 0 everywhere."""
     return torch.nan_to_num(z.softmax(1), nan=0.0)
+
+
+def send(part: Tensor, device: torch.device) -> Tensor:
+    """A host tensor on the device, without waiting for it."""
+    if device.type != "cuda":
+        return part.to(device)
+    return part.contiguous().pin_memory().to(device, non_blocking=True)

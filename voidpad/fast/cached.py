@@ -2,85 +2,77 @@
 
 At the first pass of a block the whole row is computed and its keys and values are kept. The block's further
 passes compute only the block (dual cache) or the block and everything right of it (prefix cache) and read the
-rest from the cache.
+rest from the cache. Rows at either stage are packed into one pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import Cache
 
 from voidpad.decode.canvas import Canvas, first
-from voidpad.decode.denoise import HFDenoiser, additive
-from voidpad.fast.graphs import Graphs, send
+from voidpad.decode.denoise import HFDenoiser
+from voidpad.fast.graphs import Graphs
+from voidpad.fast.packed import Packing, logits, next_power, rounded
+
+STEP = 128  # tokens: the width of a row's room grows in such steps
 
 
-class Window(Cache):
-    """A transformers cache over rows of a store: new keys replace those at their own positions."""
+class Store(Cache):
+    """Keys and values of many rows: row `slot` has the places slot * width onwards, the last slot takes filler."""
 
-    def __init__(self, store: Store, slots: Tensor, columns: Tensor, width: int) -> None:
+    def __init__(self) -> None:
         super().__init__(layers=[])
-        self.store, self.slots, self.columns, self.width = store, slots, columns, width
+        self.keys: list[Tensor] = []  # by layer, (places, heads, size)
+        self.values: list[Tensor] = []
+        self.slots, self.width = 0, STEP
+        self.version = 0  # counts reallocations
+        self.places: Tensor | None = None  # where the tokens of this pass belong
 
+    def reserve(self, slots: int, width: int) -> bool:
+        """Make room; what is stored stays. True if the tensors moved."""
+        slots, width = next_power(slots), -(-width // STEP) * STEP  # in large steps: growing copies all
+        slots, width = max(self.slots, slots), max(self.width, width)
+        if (slots, width) == (self.slots, self.width):
+            return False
+        before = (self.slots + 1, self.width)
+        self.slots, self.width = slots, width
+        self.version += 1
+        self.keys, self.values = (
+            [widened(x.unflatten(0, before), slots + 1, width) for x in part]
+            for part in (self.keys, self.values)
+        )
+        return True
+
+    def take(self, places: Tensor) -> None:
+        self.places = places
+
+    @torch.compiler.disable
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        return self.store.write(layer_idx, self.slots, self.columns, (key_states, value_states), self.width)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return self.width, 0
-
-
-@dataclass
-class Store:
-    """Keys and values by layer, (slots, heads, width, size) each; grows as rows need it."""
-
-    keys: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
-    room: int = 0  # slots and width asked for
-    width: int = 0
-    version: int = 0  # counts reallocations
-
-    def reserve(self, slots: int, width: int) -> None:
-        """Make room; what is stored stays."""
-        slots, width = (
-            1 << (slots - 1).bit_length(),
-            -(-width // 128) * 128,
-        )  # in large steps: growing copies all
-        self.room, self.width = max(self.room, slots), max(self.width, width)
-        if not self.keys or (self.keys[0].shape[0] >= slots and self.keys[0].shape[2] >= width):
-            return
-        self.version += 1
-        self.keys = [widened(k, slots, width) for k in self.keys]
-        self.values = [widened(v, slots, width) for v in self.values]
-
-    def write(
-        self, layer: int, slots: Tensor, columns: Tensor, pair: tuple[Tensor, Tensor], width: int
-    ) -> tuple[Tensor, Tensor]:
-        """Put (B, heads, n, size) pairs at (slot, column); the rows' keys and values up to `width`."""
-        if layer == len(self.keys):
-            shape = (self.room, pair[0].shape[1], self.width, pair[0].shape[3])
-            self.keys.append(pair[0].new_zeros(shape))
-            self.values.append(pair[1].new_zeros(shape))
-        out = []
-        for kept, new in zip((self.keys, self.values), pair, strict=True):
-            kept[layer][slots[:, None], :, columns] = new.transpose(1, 2)
-            out.append(kept[layer][slots, :, :width])
-        return out[0], out[1]
+        """Put this pass's keys and values in their places; those of all rows."""
+        assert self.places is not None
+        found = []
+        for part, new in ((self.keys, key_states), (self.values, value_states)):
+            if layer_idx == len(part):
+                _, heads, _, size = new.shape
+                part.append(new.new_zeros((self.slots + 1) * self.width, heads, size))
+            part[layer_idx].index_copy_(0, self.places, new[0].transpose(0, 1))
+            found.append(part[layer_idx].transpose(0, 1)[None])
+        return found[0], found[1]
 
 
 def widened(old: Tensor, slots: int, width: int) -> Tensor:
-    new = old.new_zeros(max(slots, old.shape[0]), old.shape[1], max(width, old.shape[2]), old.shape[3])
-    new[: old.shape[0], :, : old.shape[2]] = old
-    return new
+    """(slots, width, heads, size) with more room, as (places, heads, size)."""
+    new = old.new_zeros(slots, width, *old.shape[2:])
+    new[: old.shape[0] - 1, : old.shape[1]] = old[:-1]
+    return new.flatten(0, 1)
 
 
 @dataclass
@@ -100,6 +92,7 @@ class Cached:
     inner: HFDenoiser
     block: int
     keep_suffix: bool = True  # dual cache; without it only the prefix is kept
+    bucket: int = 1
     graphs: Graphs = field(default_factory=Graphs)
     store: Store = field(default_factory=Store)
     held: dict[int, Held] = field(default_factory=dict)
@@ -107,97 +100,65 @@ class Cached:
 
     @torch.inference_mode()
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        start = (
-            canvas.prompt
-            + torch.div(
-                first(where, otherwise=canvas.prompt) - canvas.prompt, self.block, rounding_mode="floor"
-            )
-            * self.block
-        )
-        last = where.shape[1] - 1 - first(where.flip(1), otherwise=torch.zeros_like(start))
+        start = first(where, otherwise=canvas.prompt) - canvas.prompt
+        start = canvas.prompt + torch.div(start, self.block, rounding_mode="floor") * self.block
+        last = where.shape[1] - 1 - where.flip(1).int().argmax(1)
         inside = last < start + self.block  # probes and observers look beyond the block: nothing to reuse
-        known = torch.tensor([self._knows(canvas, row, int(start[row])) for row in range(len(canvas))])
-        warm = known & inside
-        parts = [(warm, self._block), (~warm & inside, self._refresh), (~warm & ~inside, self._plain)]
-        logits: Tensor | None = None
-        for rows, forward in parts:
-            if rows.any():
-                found = forward(canvas.select(rows), where[rows], start[rows])
-                logits = found.new_empty(int(where.sum()), found.shape[1]) if logits is None else logits
-                logits[rows[where.nonzero()[:, 0]].to(found.device)] = found
-        assert logits is not None
-        return logits
+        warm = torch.tensor(self._known(canvas, torch.where(inside, start, -1)))
+        if self.store.reserve(len(self.held) + len(self.free), canvas.ids.shape[1]):
+            self.graphs.forget()
+        begin = torch.where(warm, start - self.inner.shift, 0)
+        ends = torch.minimum(start + self.block, canvas.stop) if self.keep_suffix else canvas.stop
+        packing = self._pack(canvas, where, begin, torch.where(warm, ends, canvas.stop))
+        return logits(self.inner, packing, self.graphs, cache=self.store, version=self.store.version)
 
     def forget(self, key: int) -> None:
         """A row that ended gives its place back."""
         if key in self.held:
             self.free.append(self.held.pop(key).slot)
 
-    def _knows(self, canvas: Canvas, row: int, start: int) -> bool:
-        held = self.held.get(int(canvas.key[row]))
-        if held is None or held.start != start or held.stop != int(canvas.stop[row]):
-            return False
-        return torch.equal(held.prompt, prompt(canvas, row))  # a key may come back with another prompt
+    def _known(self, canvas: Canvas, start: Tensor) -> list[bool]:
+        """Rows whose keys were kept for this block; the others are noted, they are computed whole."""
+        found = []
+        about = zip(
+            canvas.key.tolist(), start.tolist(), canvas.prompt.tolist(), canvas.stop.tolist(), strict=True
+        )
+        for row, (key, block, prompt, stop) in enumerate(about):
+            tokens, held = canvas.ids[row, :prompt], self.held.get(key)
+            same = held is not None and (held.start, held.stop) == (block, stop) and block >= 0
+            same = same and torch.equal(held.prompt, tokens)  # type: ignore[union-attr]
+            if not same:  # a key may come back with another prompt
+                slot = held.slot if held else self.free.pop() if self.free else len(self.held)
+                self.held[key] = Held(slot, tokens.clone(), block, stop)
+            found.append(same)
+        return found
 
-    def _slot(self, key: int) -> int:
-        if key in self.held:
-            return self.held[key].slot
-        return self.free.pop() if self.free else len(self.held)
-
-    def _plain(self, canvas: Canvas, where: Tensor, start: Tensor) -> Tensor:
-        return self.inner(canvas, where[:, : canvas.ids.shape[1]])
-
-    def _refresh(self, canvas: Canvas, where: Tensor, start: Tensor) -> Tensor:
-        """A full pass that keeps its keys and values."""
-        for row, key in enumerate(canvas.key.tolist()):
-            about = (prompt(canvas, row).clone(), int(start[row]), int(canvas.stop[row]))
-            self.held[key] = Held(self._slot(key), *about)
-        width = canvas.ids.shape[1]
-        self.store.reserve(len(self.held) + len(self.free), width)
-        columns = torch.arange(width).expand(len(canvas), width)
-        return self._forward(canvas, where[:, :width], columns)
-
-    def _block(self, canvas: Canvas, where: Tensor, start: Tensor) -> Tensor:
-        """A pass over the active block, and over what lies right of it under a prefix cache."""
-        width = canvas.ids.shape[1]
-        begin = start - self.inner.shift
-        span = self.block + self.inner.shift
-        if not self.keep_suffix:
-            span = int((canvas.stop - begin).max())
-        columns = (begin[:, None] + torch.arange(span)[None]).clamp(max=width - 1)
-        return self._forward(canvas, where[:, :width], columns)
-
-    def _forward(self, canvas: Canvas, where: Tensor, columns: Tensor) -> Tensor:
-        """Logits at `where`, computing the states of `columns` (B, n) only."""
-        width = canvas.ids.shape[1]
-        slots = torch.tensor([self.held[key].slot for key in canvas.key.tolist()])
+    def _pack(self, canvas: Canvas, where: Tensor, begin: Tensor, end: Tensor) -> Packing:
+        """The tokens begin..end of each row, in the order of their slots, and the keys of whole rows."""
+        slots, width = self.store.slots, self.store.width
+        slot = torch.tensor([self.held[key].slot for key in canvas.key.tolist()])
+        order = slot.argsort()
+        offset = canvas.offset.expand_as(canvas.ids)
+        taken = ((offset >= begin[:, None]) & (offset < end[:, None]))[order]
+        ids, positions = canvas.ids[order][taken], offset[taken]
+        places = (slot[order, None] * width + offset)[taken]
+        spare = -len(ids) % self.bucket
+        filler = torch.arange(spare)
+        blank = torch.zeros(slots, dtype=torch.long)
+        queries, keys = blank.scatter(0, slot, end - begin), blank.scatter(0, slot, canvas.stop)
+        starts = (queries.cumsum(0) - queries)[slot] - begin - self.inner.shift
         row, column = where.nonzero(as_tuple=True)
-        local = column - self.inner.shift - columns[row, 0]
-        parts = [canvas.ids.gather(1, columns), columns, slots]
-        if not bool(canvas.inside.all()):
-            visible = canvas.inside[:, None, None, :].expand(-1, 1, columns.shape[1], -1)
-            parts.append(additive(visible, self.inner.body))
-        *inputs, row, local = send(self.inner.device, *parts, row, local)
-
-        def forward(ids: Tensor, places: Tensor, slots: Tensor, visible: Tensor | None = None) -> Tensor:
-            return self.inner.body(
-                input_ids=ids,
-                position_ids=places,
-                attention_mask=visible,
-                past_key_values=Window(self.store, slots, places, width),
-                use_cache=True,
-            ).last_hidden_state
-
-        # A graph freezes the store's addresses; the first pass of a row may move them.
-        block_pass = columns.shape[1] < width
-        run = self.graphs if block_pass else direct
-        hidden = run(forward, tuple(inputs), tokens=columns.numel(), key=(width, self.store.version))
-        return self.inner.head(hidden[row, local])
+        return Packing(
+            ids=pad(ids, (0, spare), value=canvas.roles.eos),
+            positions=torch.cat([positions, filler]),
+            queries=bounds(queries, blank, spare),  # between two rows' keys is a gap that no token looks at
+            keys=bounds(keys, width - keys, width),
+            places=starts[row] + column,
+            longest=(rounded(max(int((end - begin).max()), spare)), width),
+            extra=(torch.cat([places, slots * width + filler]),),
+        )
 
 
-def prompt(canvas: Canvas, row: int) -> Tensor:
-    return canvas.ids[row, : int(canvas.prompt[row])]
-
-
-def direct(call: Callable[..., Tensor], inputs: tuple[Tensor, ...], **_: Any) -> Tensor:
-    return call(*inputs)
+def bounds(rows: Tensor, gaps: Tensor, filler: int) -> Tensor:
+    lengths = torch.stack([rows, gaps], 1).flatten()
+    return torch.cat([lengths.new_zeros(1), lengths, lengths.new_tensor([filler])]).cumsum(0)

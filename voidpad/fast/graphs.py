@@ -1,12 +1,19 @@
-"""CUDA graphs by shape: a short pass is launched once, not kernel by kernel."""
+"""Sending a pass to the device at once: one copy of its inputs, and one CUDA graph instead of many launches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import gc
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from voidpad.decode.propose import send
+
+Call = Callable[..., Tensor]
 
 
 @dataclass
@@ -14,45 +21,66 @@ class Graphs:
     """Calls of one shape are captured once and replayed; larger ones run as they are."""
 
     up_to: int = 0  # tokens; 0 turns graphs off
-    captured: dict[Hashable, Callable[[tuple[Tensor, ...]], Tensor]] = field(default_factory=dict)
+    captured: dict[Hashable, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    pool: Any = None  # memory that all graphs share: they never run side by side
+
+    def take(self, tokens: int, device: torch.device) -> bool:
+        return device.type == "cuda" and tokens <= self.up_to
 
     def __call__(
-        self, call: Callable[..., Tensor], inputs: tuple[Tensor, ...], *, tokens: int, key: Hashable = None
+        self, call: Call, inputs: Sequence[Tensor], device: torch.device, *, key: Hashable
     ) -> Tensor:
-        """`call(*inputs)` on the inputs' device. `key` names whatever else shapes the call."""
-        if tokens > self.up_to or not inputs[0].is_cuda:
-            return call(*inputs)
-        shape = (key, *(tuple(x.shape) for x in inputs))
-        if shape not in self.captured:
-            self.captured[shape] = capture(call, inputs)
-        return self.captured[shape](inputs)
+        """`call(*inputs)` on the device. The output lives until the next call; `key` names what shapes it."""
+        shapes = tuple(tuple(x.shape) for x in inputs)
+        together = send(torch.cat([x.reshape(-1) for x in inputs]), device)
+        name = (key, shapes)
+        if name not in self.captured:
+            self.captured[name] = self._capture(lambda flat: call(*apart(flat, shapes)), together)
+        return self.captured[name](together)
+
+    def forget(self) -> None:
+        """Drop every graph: what they were captured on has moved."""
+        self.captured.clear()
+
+    def _capture(self, call: Callable[[Tensor], Tensor], inputs: Tensor) -> Callable[[Tensor], Tensor]:
+        buffer = inputs.clone()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # kernels are chosen and compiled before the capture
+                call(buffer)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with uncollected(), torch.cuda.graph(graph, pool=self.pool):
+            output = call(buffer)
+
+        def replay(fresh: Tensor) -> Tensor:
+            buffer.copy_(fresh, non_blocking=True)
+            graph.replay()
+            return output
+
+        return replay
 
 
-def capture(
-    call: Callable[..., Tensor], inputs: tuple[Tensor, ...]
-) -> Callable[[tuple[Tensor, ...]], Tensor]:
-    buffers = tuple(x.clone() for x in inputs)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):  # kernels are chosen and compiled before the capture
-            call(*buffers)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = call(*buffers)
-
-    def replay(fresh: tuple[Tensor, ...]) -> Tensor:
-        for buffer, value in zip(buffers, fresh, strict=True):
-            buffer.copy_(value, non_blocking=True)
-        graph.replay()
-        return output
-
-    return replay
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection inside: a graph that dies of it while another is captured spoils the capture."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
-def send(device: torch.device, *parts: Tensor) -> tuple[Tensor, ...]:
-    """Host tensors on the device, without waiting for it."""
-    if device.type != "cuda":
-        return tuple(part.to(device) for part in parts)
-    return tuple(part.contiguous().pin_memory().to(device, non_blocking=True) for part in parts)
+def run(call: Call, inputs: Sequence[Tensor], device: torch.device) -> Tensor:
+    """`call(*inputs)` on the device, its inputs sent in one piece."""
+    shapes = tuple(tuple(x.shape) for x in inputs)
+    return call(*apart(send(torch.cat([x.reshape(-1) for x in inputs]), device), shapes))
+
+
+def apart(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]

@@ -1,7 +1,7 @@
 """Packed rows: every live row in one sequence without padding, attention inside each row. Exact.
 
-On a GPU, attention is torch's variable-length kernel and short passes are replayed as CUDA graphs, one for
-each bucket of lengths; on a CPU, attention runs row by row.
+In half precision on a GPU, attention is torch's variable-length kernel and short passes are replayed as CUDA
+graphs, one for each bucket of lengths; elsewhere attention runs row by row.
 """
 
 from __future__ import annotations
@@ -14,38 +14,50 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from voidpad.decode.canvas import Canvas
 from voidpad.decode.denoise import HFDenoiser
-from voidpad.fast.graphs import Graphs, send
+from voidpad.fast.graphs import Graphs, run
 
 NAME = "voidpad_varlen"
+HALF = (torch.float16, torch.bfloat16)
 
 
 def varlen_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Attention over packed rows: (1, heads, T, size) in, (1, T, heads, size) out."""
-    bounds, longest = kwargs["cu_seq_lens_q"], kwargs["max_length_q"]
+    """Attention over packed rows: (1, heads, T, size) in, (1, T, heads, size) out.
+
+    Nothing is causal here, so query heads that share a key head are simply more queries of it.
+    """
     groups = query.shape[1] // key.shape[1]
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (T, heads, size)
-    if groups > 1:
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    if q.is_cuda:
+    q = query[0].unflatten(0, (-1, groups)).permute(2, 1, 0, 3).flatten(0, 1)  # (T * groups, key heads, size)
+    k, v = (x[0].transpose(0, 1) for x in (key, value))
+    found = attend(q, k, v, **{name: kwargs[name] for name in SPANS})
+    return found.unflatten(0, (-1, groups)).transpose(1, 2).flatten(1, 2)[None], None
+
+
+SPANS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, **spans: Any) -> Tensor:
+    """Each stretch of queries sees its own stretch of keys: (T, heads, size) each."""
+    bounds = spans["cu_seq_lens_q"], spans["cu_seq_lens_k"]
+    if q.is_cuda and q.dtype in HALF:
         from torch.nn.attention.varlen import varlen_attn
 
-        found: Any = varlen_attn(
-            q.contiguous(), k.contiguous(), v.contiguous(), bounds, bounds, longest, longest
-        )
-        return found[None], None
-    ends = bounds.tolist()
-    parts = [row_attention(q, k, v, slice(a, b)) for a, b in pairwise(ends) if b > a]
-    return torch.cat(parts)[None], None
+        longest = spans["max_length_q"], spans["max_length_k"]
+        found: Any = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), *bounds, *longest)
+        return found
+    stretches = zip(*(pairwise(ends.tolist()) for ends in bounds), strict=True)
+    parts = [stretch(q[a:b], k[c:d], v[c:d]) for (a, b), (c, d) in stretches if b > a]
+    return torch.cat(parts)
 
 
-def row_attention(q: Tensor, k: Tensor, v: Tensor, span: slice) -> Tensor:
-    q, k, v = (x[span].transpose(0, 1)[None] for x in (q, k, v))  # (1, heads, n, size)
+def stretch(*qkv: Tensor) -> Tensor:
+    q, k, v = (x.transpose(0, 1)[None] for x in qkv)  # (1, heads, n, size)
     return nn.functional.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
 
 
@@ -54,30 +66,75 @@ ALL_ATTENTION_FUNCTIONS.register(NAME, varlen_attention)
 
 @dataclass(frozen=True)
 class Packing:
-    """Rows laid end to end, the tail filled to a bucket with a row of its own that nobody reads."""
+    """Stretches of rows laid end to end, the tail filled to a bucket with a stretch that nobody reads."""
 
-    ids: Tensor  # (1, T)
-    positions: Tensor  # (1, T)
-    bounds: Tensor  # (S + 1,) int32
-    longest: int
+    ids: Tensor  # (T,)
+    positions: Tensor  # (T,)
+    queries: Tensor  # (S + 1,) where each stretch of tokens begins
+    keys: Tensor  # (S + 1,) where the keys it sees begin
+    places: Tensor  # (N,) the tokens whose states are asked for
+    longest: tuple[int, int]  # of the stretches, and of the keys: rounded up, so that graphs fit more often
+    extra: tuple[Tensor, ...] = ()  # whatever a cache needs besides
 
     @classmethod
-    def of(cls, canvas: Canvas, *, bucket: int) -> Packing:
+    def of(cls, canvas: Canvas, where: Tensor, *, shift: int, bucket: int) -> Packing:
+        """Whole rows."""
         inside = canvas.inside
         ids = canvas.ids[inside]
-        positions = canvas.offset.expand_as(canvas.ids)[inside]
         spare = -len(ids) % bucket
-        ids = torch.cat([ids, ids.new_full((spare,), canvas.roles.eos)])
-        positions = torch.cat([positions, torch.arange(spare)])
-        lengths = torch.cat([torch.zeros(1, dtype=torch.long), canvas.stop, torch.tensor([spare])])
-        slots = next_power(len(lengths))
-        lengths = torch.cat([lengths, lengths.new_zeros(slots + 1 - len(lengths))])
-        longest = -(-max(int(canvas.stop.max()), spare) // 256) * 256
-        return cls(ids[None], positions[None], lengths.cumsum(0).int(), longest)
+        ids = nn.functional.pad(ids, (0, spare), value=canvas.roles.eos)
+        positions = torch.cat([canvas.offset.expand_as(canvas.ids)[inside], torch.arange(spare)])
+        lengths = torch.cat([canvas.stop, torch.tensor([spare])])
+        lengths = nn.functional.pad(lengths, (1, next_power(len(lengths)) - len(lengths)))
+        starts = canvas.stop.cumsum(0) - canvas.stop
+        row, column = where.nonzero(as_tuple=True)
+        longest = rounded(max(int(canvas.stop.max()), spare))
+        bounds = lengths.cumsum(0)
+        return cls(ids, positions, bounds, bounds, starts[row] + column - shift, (longest, longest))
 
 
 def next_power(n: int) -> int:
     return 1 << (n - 1).bit_length()
+
+
+def rounded(n: int) -> int:
+    """Up to a power of two, then to a multiple of 256."""
+    return next_power(n) if n <= 256 else -(-n // 256) * 256
+
+
+def logits(
+    inner: HFDenoiser, packing: Packing, graphs: Graphs, *, cache: Cache | None = None, version: int = 0
+) -> Tensor:
+    """Logits at the packing's places, (N, V). The cache takes `extra` before the pass."""
+    config: Any = inner.body.config
+    groups = config.num_attention_heads // config.num_key_value_heads
+    longest = (packing.longest[0] * groups, packing.longest[1])
+
+    def forward(
+        ids: Tensor, positions: Tensor, queries: Tensor, keys: Tensor, places: Tensor, *extra: Tensor
+    ) -> Tensor:
+        if cache is not None:
+            cache.take(*extra)  # type: ignore[attr-defined]
+        hidden = inner.body(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            past_key_values=cache,
+            use_cache=cache is not None,
+            cu_seq_lens_q=(queries * groups).int(),
+            cu_seq_lens_k=keys.int(),
+            max_length_q=longest[0],
+            max_length_k=longest[1],
+        ).last_hidden_state[0]
+        return inner.head(hidden[places])
+
+    inputs = [packing.ids, packing.positions, packing.queries, packing.keys, packing.places, *packing.extra]
+    with attention(inner.body, NAME):
+        if not graphs.take(len(packing.ids), inner.device):
+            return run(forward, inputs, inner.device)
+        wanted = len(packing.places)
+        room = max(32, next_power(wanted)) - wanted  # few different shapes: few graphs
+        inputs[4] = nn.functional.pad(packing.places, (0, room))
+        return graphs(forward, inputs, inner.device, key=(longest, version))[:wanted]
 
 
 @dataclass
@@ -90,26 +147,8 @@ class Packed:
 
     @torch.inference_mode()
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        packing = Packing.of(canvas, bucket=self.bucket)
-        starts = canvas.stop.cumsum(0) - canvas.stop
-        row, column = where.nonzero(as_tuple=True)
-        places = starts[row] + column - self.inner.shift
-        *inputs, place = send(self.inner.device, packing.ids, packing.positions, packing.bounds, places)
-
-        def forward(ids: Tensor, positions: Tensor, bounds: Tensor) -> Tensor:
-            return self.inner.body(
-                input_ids=ids,
-                position_ids=positions,
-                use_cache=False,
-                cu_seq_lens_q=bounds,
-                cu_seq_lens_k=bounds,
-                max_length_q=packing.longest,
-                max_length_k=packing.longest,
-            ).last_hidden_state[0]
-
-        with attention(self.inner.body, NAME):
-            hidden = self.graphs(forward, tuple(inputs), tokens=packing.ids.shape[1], key=packing.longest)
-        return self.inner.head(hidden[place])
+        packing = Packing.of(canvas, where, shift=self.inner.shift, bucket=self.bucket)
+        return logits(self.inner, packing, self.graphs)
 
 
 @contextmanager
@@ -126,6 +165,7 @@ def attention(body: nn.Module, name: str) -> Iterator[None]:
 
 def compiled(denoiser: HFDenoiser) -> HFDenoiser:
     """The same denoiser, its layers compiled: norms, rotary embedding and gating fuse; layers share code."""
+    torch._dynamo.config.allow_unspec_int_on_nn_module = True  # or a cache's layer index splits them again
     for layer in denoiser.body.layers:  # type: ignore[union-attr]
         layer.compile(dynamic=True)
     return denoiser

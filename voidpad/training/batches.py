@@ -26,6 +26,7 @@ class Rows(Protocol):
     """A source of clean rows."""
 
     count: int  # rows in an epoch
+    pairs: Pairs  # what they are made of
 
     def __call__(self, epoch: int, position: Tensor) -> tuple[Batch, At]:
         """The rows at `position` (B,) of an epoch's order; the position lives on the host."""
@@ -232,7 +233,7 @@ class MicroBatches(Dataset):
     def _on_the_side(self, epoch: int, position: Tensor) -> dict[str, Tensor]:
         """On a GPU, build in a stream of its own: counting the loss slots then waits for this batch alone,
         not for the step still running, and the device never goes idle between steps."""
-        if not torch.cuda.is_available():
+        if not self.rows.pairs.tokens.is_cuda:
             return self.build(epoch, position)
         main = torch.cuda.current_stream()
         if self.side is None:
