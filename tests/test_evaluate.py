@@ -218,6 +218,26 @@ def test_another_runs_folder_is_refused(model, whole):
         evaluate(replace(SETTINGS, seed=1), whole, model=model, resources=CODE)
 
 
+def test_a_cache_is_a_setting_and_an_approximation(model, whole, tmp_path):
+    cached = replace(SETTINGS, tasks=("tiny_steps",), limit=2, cache="dual")
+    evaluate(cached, tmp_path, model=model)
+    ours, theirs = read_run(tmp_path), read_run(whole)
+    assert ours.config["settings"]["cache"] == "dual"
+    assert ours.results["provenance"]["accelerated"] == ["dual cache"]
+    assert theirs.results["provenance"]["accelerated"] == []
+    assert "cache" not in theirs.config["settings"]  # so that what ran before there was one goes on
+    with pytest.raises(ConfigError, match=r"a run with cache='dual', now None; use another --out"):
+        evaluate(replace(cached, cache=None), tmp_path, model=model)
+    with pytest.raises(ConfigError, match=r"a run with cache=None, now 'prefix'; use another --out"):
+        evaluate(replace(SETTINGS, cache="prefix"), whole, model=model, resources=CODE)
+
+
+def test_answers_come_from_the_cached_engine(model):
+    plan = model.plan("original", canvas=16, block=8)
+    (records,) = Answering(model, plan, cache="dual").run([Job("a", "Hello")])
+    assert records[0].output == model.generate("Hello", plan, cache="dual")[0].text
+
+
 def test_settings_may_change_until_the_first_example(model, tmp_path):
     with writing(tmp_path, {"seed": 1}, {}) as journal:
         assert not journal.records
@@ -306,6 +326,7 @@ def test_ten_kills_change_nothing(model, tmp_path):
         ({"limit": 0}, "limit=0 must be at least 1"),
         ({"fewshot": "lots"}, "fewshot='lots' is unknown; use one of keyed, stream"),
         ({"parity": "gpt"}, "parity='gpt' is unknown; use llada or dream"),
+        ({"cache": "all"}, "cache='all' is unknown; use prefix or dual, dual:4"),
         ({"shard": (4, 4)}, "shard=4/4: the first number must lie in 0..3"),
         ({"shard": (0, 2), "fewshot": "stream"}, "drop the shard or use fewshot=keyed"),
         ({"limit": -1, "parity": "x"}, "limit=-1 must be at least 1; parity='x' is unknown"),
@@ -347,11 +368,16 @@ def test_model_args_are_options_or_plan_fields(folder):
     assert lm.answering.plan.length.canvas == 16
     assert lm.answering.read is dream_harness
     assert lm.answering.rows == 7
+    assert lm.answering.accelerated == ()
     assert lm.bound.samples == 3
     with pytest.raises(ConfigError, match="has no field colour"):
         VoidpadLM.create_from_arg_obj({"pretrained": str(folder), "colour": "red"})
     with pytest.raises(ConfigError, match="parity='x' is unknown"):
         VoidpadLM.create_from_arg_obj({"pretrained": str(folder), "parity": "x"})
+    with pytest.raises(ConfigError, match="cache='x' is unknown"):
+        VoidpadLM.create_from_arg_obj({"pretrained": str(folder), "cache": "x"})
+    fast = VoidpadLM.create_from_arg_obj({"pretrained": str(folder), "cache": "prefix", "threshold": 0.9})
+    assert fast.answering.accelerated == ("prefix cache", "threshold")
 
 
 def request(prompt: str, doc_id: int = 0, **options) -> Instance:

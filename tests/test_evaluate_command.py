@@ -84,6 +84,7 @@ def test_the_table_names_the_share_of_the_test_set(weights, tmp_path):
             ["--tasks", "tiny_steps", "--block", "7", "--canvas", "16"],
             "canvas=16 is not a multiple of block=7",
         ),
+        (["--tasks", "tiny_steps", "--cache", "all"], "cache='all' is unknown; use prefix or dual"),
         (["--tasks", "gsm8k", "--data", "/nowhere"], "no gsm8k_train.jsonl in /nowhere"),
     ],
 )
@@ -92,6 +93,14 @@ def test_wrong_usage_is_one_line(weights, tmp_path, words, message):
     assert message in str(done.exception)
     assert "\n" not in str(done.exception)
     assert not (tmp_path / "run").exists()
+
+
+def test_approximations_are_named(weights, tmp_path):
+    words = ["--model", weights, "--canvas", "16", "--block", "8", "--tasks", "tiny_expr", "--limit", "1"]
+    done = run(*words, "--cache", "prefix", "--trim", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    assert "approximate: prefix cache, trim" in done.stderr
+    assert read_run(tmp_path).config["settings"]["cache"] == "prefix"
 
 
 def test_shards():

@@ -117,6 +117,15 @@ def test_ids_depend_on_what_decides_the_result_and_on_nothing_else():
     assert len({cell.id for cell in first}) == 4
 
 
+def test_a_cache_makes_another_cell_and_none_leaves_the_id():
+    group = raw()["group"][0]
+    exact, cached = (cells(parse(raw(group=[{**group, "cache": cache}]), "r")) for cache in (None, "dual"))
+    assert [cell.id for cell in exact] == [cell.id for cell in cells(parse(raw(), "r"))]
+    assert exact[0].id == "215edc95f297"  # as before there was such a setting
+    assert {cell.id for cell in exact}.isdisjoint(cell.id for cell in cached)
+    assert {(cell.method, cell.settings.cache) for cell in cached} == {("void cache=dual", "dual")}
+
+
 def test_a_cell_of_two_groups_is_run_once():
     recipe = read(next(path for path in RECIPES if path.stem == "paper-table6"))
     points = {tuple(sorted(cell.settings.fields.items())) for cell in cells(recipe)}
@@ -131,6 +140,10 @@ def test_a_cell_of_two_groups_is_run_once():
         ({"fields": {"canvas": 60}}, ["group 0: canvas=60 is not a multiple of block=16", "block=32"]),
         ({"fields": {"canvs": 64}}, ["plan 'void' has no field canvs"]),
         ({"tasks": ["gsm9k"]}, ["task 'gsm9k' is unknown"]),
+        (
+            {"group": [{"model": "m", "plan": "void", "cache": "all"}]},
+            ["group.0.cache: String should match pattern"],
+        ),
         ({"group": [{"model": "m", "plan": "voit"}]}, ["plan 'voit' is unknown"]),
         ({"table": [{"kind": "chart", "title": "t"}]}, ["table.0: Input tag 'chart'"]),
         (

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -10,14 +11,16 @@ import torch
 
 from cases import case, watch
 from toys import LOW, Table, Toy
-from voidpad.bench import Research, Script, drive, workload
+from voidpad.bench import Meter, Research, Script, Scripted, drive, settle, workload
 from voidpad.decode import Canvas, decode, plan
-from voidpad.decode.denoise import Guided, Scripted
+from voidpad.decode.denoise import Guided
 from voidpad.decode.length import Trimmed
 from voidpad.engine import Engine
+from voidpad.errors import ConfigError
 from voidpad.fast.cached import Cached
 from voidpad.fast.graphs import Graphs
 from voidpad.fast.packed import Packed
+from voidpad.fast.spec import read_cache
 from voidpad.models import Model, random_model
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
@@ -200,6 +203,24 @@ def test_caches_are_refreshed_at_block_entry(family):
 
 
 @BOTH
+def test_a_cache_may_be_refreshed_inside_a_block(family):
+    model, prompts = tiny(family, 3), ragged(random.Random(3), 3)
+    chosen = plan("original", family=family, canvas=16, block=8, schedule="even")
+    exact = results(model.denoiser(), model, prompts, chosen)
+    assert results(Cached(model.denoiser(), 8, every=1), model, prompts, chosen) == exact
+    with shapes(model) as seen:
+        results(Cached(model.denoiser(), 8, every=3), model, prompts[:1], chosen)
+    full = [shape[1] == len(prompts[0]) + 16 for shape in seen]
+    assert full == [number % 8 in (0, 3, 6) for number in range(16)]
+
+
+@pytest.mark.parametrize("text", ["", "dual:", "dual:0", "suffix", "dual:x", "prefix:-1"])
+def test_an_unknown_cache_is_refused(text):
+    with pytest.raises(ConfigError, match="use prefix or dual"):
+        read_cache(text)
+
+
+@BOTH
 @CACHES
 def test_cached_rows_do_not_feel_their_company(family, keep_suffix):
     for seed in range(4):
@@ -369,17 +390,51 @@ def test_guided_rows_do_not_feel_their_company(family):
 
 
 # ------------------------------------------------------------------------------------------ benchmarks
-def test_a_workload_is_driven_to_its_end():
+def loaded(lengths, prompts, chosen, *, pace: float = 1.0) -> tuple[Engine, Meter, Script]:
     model = random_model("llada", vocab=64, hidden=16, layers=1)
+    script = Script(model.roles, lengths, pace=pace)
+    meter = Meter(Scripted(Packed(model.denoiser()), script))
+    engine = Engine(meter, model.roles, rows=4)
+    for key, prompt in enumerate(prompts):
+        engine.submit(prompt, chosen, key=key)
+    return engine, meter, script
+
+
+def test_a_workload_is_driven_to_its_end():
     prompts, lengths = workload(8, scale=0.05)
     assert len(prompts) == len(lengths) == 8
     assert max(map(len, prompts)) > 4 * min(map(len, prompts))
-    chosen = plan("void", canvas=32, block=8)
-    engine = Engine(Scripted(Packed(model.denoiser()), Script(model.roles, lengths)), model.roles, rows=4)
-    ran = drive(engine, [(prompt, chosen) for prompt in prompts], device="cpu")
+    engine, meter, _ = loaded(lengths, prompts, plan("void", canvas=32, block=8))
+    ran = drive(engine, device="cpu")
     assert (ran.finished, ran.row_passes) == (8, sum(length + 1 for length in lengths))
     assert ran.row_passes / 4 <= ran.passes < ran.row_passes
     assert ran.row_passes_per_second > 0
+    wanted = Counter()
+    for prompt, length in zip(prompts, lengths, strict=True):
+        wanted[len(prompt) + 32] += length + 1
+    assert meter.work == wanted
+
+
+def test_a_script_is_sure_of_a_few_slots_at_a_time():
+    """A threshold commits them together; the meter still counts what one slot a pass would take."""
+    engine, meter, _ = loaded([15], [[7, 7]], plan("void", canvas=32, block=16, threshold=0.9), pace=2.5)
+    ran = drive(engine, device="cpu")
+    assert ran.passes == 7  # slots 0-2, 3-4, 5-7, 8-9, 10-12, 13-14 and 15
+    assert meter.work == {34: 16}
+
+
+def test_a_settled_engine_stands_where_it_would_have_come():
+    prompts, lengths = workload(6, scale=0.05)
+    chosen = plan("void-expansion", canvas=8, limit=32, block=8, window=4, tau_nonvoid=0.3, tau_gap=0.3)
+    free, meter, script = loaded(lengths, prompts, chosen)
+    paid, *_ = loaded(lengths, prompts, chosen)
+    settle(free, script, 9)
+    assert not meter.work
+    done = sum(len(paid.step()) for _ in range(9))
+    assert free.passes == paid.passes
+    for plan_, rows in paid.live.items():
+        assert torch.equal(free.live[plan_].canvas.ids, rows.canvas.ids)
+    assert drive(free, device="cpu").finished == 6 - done
 
 
 # ------------------------------------------------------------------------------------------------ GPU

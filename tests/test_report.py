@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -233,6 +234,15 @@ def test_run_folders_without_a_recipe_are_named_by_their_settings(tmp_path):
         *((base, method) for method in ("original", "rho-eos", "daedal")),
         *((adapted, method) for method in ("void", "void-expansion")),
     }
+
+
+def test_a_run_with_a_cache_is_another_method(tmp_path):
+    exact = next(c for c in cells(read(SWEEPS / "tiny-table4.toml")) if c.settings.plan == "void-expansion")
+    cached = replace(exact, settings=replace(exact.settings, cache="dual"))
+    (first,), (second,) = (read_runs(write_run(cell, tmp_path))[0].records for cell in (exact, cached))
+    assert (first.method, first.get("cache")) == ("void-expansion", None)
+    assert (second.method, second.get("cache")) == ("void-expansion cache=dual", "dual")
+    assert 'cache=null / "dual"' in dict(provenance([first, second]))["Settings"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The built-in models' recipes, cells, decoding and judging, on a random network of the shipped vocabulary."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 
@@ -12,7 +12,7 @@ from voidpad.decode.plan import plan
 from voidpad.errors import ConfigError
 from voidpad.sandbox import Sandbox
 from voidpad.tiny import outputs, score
-from voidpad.tiny.outputs import Cell, Limits, decode, read_cells
+from voidpad.tiny.outputs import Cell, Limits, decode, kind, read_cells
 from voidpad.tiny.tasks import CANVAS, TASKS, heldout
 from voidpad.tiny.tokenizer import ROLES, tokenizer
 from voidpad.training import config
@@ -61,6 +61,22 @@ def test_cells_are_expanded_over_blocks_that_divide_the_canvas():
     assert any("block" not in cell.fields for cell in found)  # left to the model's calibration
 
 
+def test_every_approximate_cell_has_its_exact_one():
+    _, found = read_cells(RECIPES / "accelerated.toml")
+    assert not any("," in cell.name for cell in found)
+    fields = [{**asdict(cell), "block": 0, "accelerated": accelerated(cell)} for cell in found]
+    exact = [score.baseline(cell) for cell in fields if not cell["accelerated"]]
+    assert len(exact) == len(set(exact)) == 4
+    assert {score.baseline(cell) for cell in fields} == set(exact)
+    assert {name for cell in fields for name in cell["accelerated"]} == {
+        "threshold", "factor", "trim", "prefix cache", "dual cache", "dual:2 cache", "dual:4 cache",
+    }  # fmt: skip
+
+
+def accelerated(cell):
+    return [*([f"{cell.cache} cache"] if cell.cache else []), *plan(cell.plan, **cell.fields).approximations]
+
+
 def test_a_cells_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.toml"):
         read_cells(tmp_path / "none.toml")
@@ -83,6 +99,26 @@ def test_hidden_eos_changes_what_masked_slots_see(model):
     assert len(seen[0]) == len(seen[1]) == len(TASKS)
     with pytest.raises(ValueError, match="unpack"):
         list(decode(model, plain + hidden, 1, limits=Limits()))
+
+
+def test_a_cache_decodes_as_the_model_does_with_it(model):
+    cell = Cell("cached", "none", "void", {"canvas": 32, "block": 16}, cache="dual")
+    found = list(decode(model, [cell], 1, limits=Limits()))
+    prompts = [heldout(record["task"], 1)[0].prompt for record in found]
+    theirs = model.generate(prompts, "void", canvas=32, block=16, cache="dual")
+    assert [r["text"] for r in found] == [result.text for result in theirs]
+    assert all(r["accelerated"] == ["dual cache"] for r in found)
+
+
+def test_engines_are_shared_where_the_network_is_the_same(model):
+    exact, wide = cells(block=16)[0], cells(block=32)[0]
+    assert kind(model, exact) == kind(model, wide)
+    dual = [replace(cell, cache="dual") for cell in (exact, wide)]
+    assert len({kind(model, cell) for cell in (exact, replace(exact, cache="prefix"), *dual)}) == 4
+    with pytest.raises(ConfigError, match="cache='all' is unknown"):
+        list(decode(model, [replace(exact, cache="all")], 1, limits=Limits()))
+    with pytest.raises(ConfigError, match="'void': hide_eos and cache='dual' exclude each other"):
+        replace(dual[0], hide_eos=True)
 
 
 def written(text, task, index, **extra):
@@ -137,13 +173,44 @@ def test_summary_counts_passes_and_slots(sandbox):
     assert "| x | 192 | 100.0" in score.table([fixed, expansion])
 
 
+def test_approximate_cells_are_set_against_the_exact_one(sandbox):
+    targets = [problem.target for problem in heldout("tiny_steps", 4)]
+    fast = {"name": "fast", "fields": {"canvas": 192, "threshold": 0.9}, "accelerated": ["threshold"]}
+    fast |= {"passes_decode": 48, "answer_tokens": 12}
+    texts = [f"#### {target}" for target in targets]
+    records = [written(text, "tiny_steps", index) for index, text in enumerate(texts)]
+    records += [
+        written("no" if index == 0 else text, "tiny_steps", index, **fast) for index, text in enumerate(texts)
+    ]
+    alone = written("no", "tiny_steps", 0, **fast, block=16)
+    by_name = {(cell["name"], cell["block"]): cell for cell in score.scores([*records, alone], sandbox)}
+    assert by_name["x", 192]["difference"] is None  # exact itself
+    assert by_name["fast", 16]["difference"] is None  # nothing to set it against
+    mean, half = by_name["fast", 192]["difference"]
+    assert mean == -0.25
+    assert half == pytest.approx(1.96 * (0.25 * 0.75 / 4) ** 0.5, rel=1e-3)
+    assert by_name["fast", 192]["tokens_per_pass"] == 0.25
+    assert "| -25.0 ± 42.4 | 75.0 [30.1, 95.4] |" in score.table([by_name["fast", 192]])
+
+
+@pytest.mark.parametrize("extra", [{"cache": "dual"}, {"accelerated": ["trim"]}])
+def test_slots_are_not_counted_where_they_change_from_pass_to_pass(extra):
+    assert score.token_passes(written("", "tiny_steps", 0, **extra)) is None
+
+
 def test_the_two_commands_meet(model, tmp_path, capsys):
     models.save(model, tmp_path / "net")
-    listed = (
-        f'problems = 1\n[[cell]]\nname = "a"\nmodel = "{tmp_path / "net"}"\nplan = "void"\nblock = [16]\n'
-    )
-    (tmp_path / "cells.toml").write_text(listed + "fields = { canvas = 16 }\n")
-    outputs.main([str(tmp_path / "cells.toml"), "--out", str(tmp_path / "o.jsonl")])
+    cell = f'model = "{tmp_path / "net"}"\nplan = "void"\nblock = [16]\nfields = {{ canvas = 16 }}\n'
+    named = "".join(f'[[cell]]\nname = "{name}"\n{cell}' for name in ("c", "a"))
+    cached = f'[[cell]]\nname = "a, cached"\ncache = "dual"\n{cell}'
+    (tmp_path / "cells.toml").write_text("problems = 1\n" + named + cached)
+    command = [str(tmp_path / "cells.toml"), "--out", str(tmp_path / "o.jsonl")]
+    outputs.main([*command, "--only", "a", "--only", "a, cached"])
     score.main([str(tmp_path / "o.jsonl"), "--out", str(tmp_path / "s.json"), "--weak-sandbox"])
-    assert "| a | 16 |" in capsys.readouterr().out
-    assert json.loads((tmp_path / "s.json").read_text())[0]["problems"] == 4
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[0] for line in lines[-2:]] == ["| a", "| a, cached"]
+    cached, exact = sorted(json.loads((tmp_path / "s.json").read_text()), key=lambda c: c["cache"] is None)
+    assert exact["problems"] == cached["problems"] == 4
+    assert (exact["difference"], cached["difference"]) == (None, [0.0, 0.0])
+    with pytest.raises(ConfigError, match="only=b: no such cell"):
+        outputs.main([*command, "--only", "a", "--only", "b"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,9 +14,10 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
-from voidpad.decode.canvas import Canvas
-from voidpad.decode.loop import Outcome
+from voidpad.decode.canvas import Canvas, first
+from voidpad.decode.loop import Denoiser, Outcome
 from voidpad.decode.plan import Plan
+from voidpad.decode.propose import send
 from voidpad.engine import Engine
 from voidpad.models import Model
 from voidpad.roles import Roles
@@ -38,18 +41,27 @@ class Research:
         self, prompt: Sequence[int], *, canvas: int, block: int, passes: int | None = None
     ) -> tuple[list[int], int]:
         """The canvas and the passes used; at most `passes` if given."""
-        device = self.net.device
-        row = torch.tensor([[*prompt, *[self.roles.mask] * canvas]], device=device)
+        row = torch.tensor([[*prompt, *[self.roles.mask] * canvas]], device=self.net.device)
         start, used = len(prompt), 0
+        steered = None if self.script is None else self._steered(start, canvas)
         for left in range(start, start + canvas, block):
             while (row[:, left : left + block] == self.roles.mask).any().item() and used != passes:
-                self._pass(row, left, left + block, start)
+                self._pass(row, left, left + block, steered)
                 used += 1
                 if self._ended(row, start):
                     return row[0, start:].tolist(), used
         return row[0, start:].tolist(), used
 
-    def _pass(self, row: Tensor, left: int, right: int, start: int) -> None:
+    def _steered(self, start: int, canvas: int) -> tuple[Tensor, Tensor]:
+        """The script's tokens, and scores that fall from left to right."""
+        assert self.script is not None
+        tokens = [0] * start + [self.script(slot) for slot in range(canvas)]
+        device = self.net.device
+        return torch.tensor([tokens], device=device), torch.linspace(1, 0, start + canvas, device=device)[
+            None
+        ].double()
+
+    def _pass(self, row: Tensor, left: int, right: int, steered: tuple[Tensor, Tensor] | None) -> None:
         logits = self.net(row, use_cache=False).logits
         if self.shift:
             logits = torch.cat([logits[:, :1], logits[:, :-1]], 1)
@@ -60,10 +72,8 @@ class Research:
             -1
         )
         score = probability.gather(2, tokens[:, :, None])[:, :, 0]
-        if self.script is not None:
-            steered = [self.script(slot) for slot in range(row.shape[1] - start)]
-            tokens[0, start:] = torch.tensor(steered, device=row.device)
-            score = torch.linspace(1, 0, row.shape[1], device=row.device)[None].double()
+        if steered is not None:
+            tokens, score = steered
         open_slots = row == self.roles.mask
         open_slots[:, :left] = open_slots[:, right:] = False
         place = score.masked_fill(~open_slots, -torch.inf).argmax(1)
@@ -77,23 +87,62 @@ class Research:
 
 @dataclass(frozen=True)
 class Script:
-    """Answers of given lengths: words, one EOS, VOID after it. Key k answers with lengths[k] tokens."""
+    """Answers from left to right: words, one EOS, VOID after it. Key k answers with lengths[k] words."""
 
     roles: Roles
     lengths: Sequence[int]
     word: int = 5
+    pace: float = 1.0  # slots of which the answerer is sure at a time
 
     def token(self, key: int, slot: int) -> int:
         end = self.lengths[key]
-        void = self.roles.eos if self.roles.void is None else self.roles.void
-        return self.word if slot < end else self.roles.eos if slot == end else void
+        return self.word if slot < end else self.roles.eos if slot == end else self.void
 
-    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
+    @property
+    def void(self) -> int:
+        return self.roles.eos if self.roles.void is None else self.roles.void
+
+    def __call__(self, canvas: Canvas, where: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and whether they are sure, at the True places of `where`."""
         row, column = where.nonzero(as_tuple=True)
         slot = column - canvas.prompt[row]
         end = torch.tensor([self.lengths[key] for key in canvas.key.tolist()])[row]
-        void = self.roles.eos if self.roles.void is None else self.roles.void
-        return torch.where(slot < end, self.word, torch.where(slot == end, self.roles.eos, void))
+        tokens = torch.where(slot < end, self.word, torch.where(slot == end, self.roles.eos, self.void))
+        lead = first(where, otherwise=canvas.prompt) - canvas.prompt
+        return tokens, (slot / self.pace).floor() == (lead / self.pace).floor()[row]
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Pays for the inner denoiser's pass, then answers by a script: real cost, chosen tokens."""
+
+    inner: Denoiser
+    script: Script
+
+    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
+        logits = self.inner(canvas, where)
+        tokens, sure = self.script(canvas, where)
+        unsure = math.log(4 * logits.shape[1])  # a probability of 0.8 beside a vocabulary of zeros
+        score = torch.where(sure, 30.0, unsure).to(logits.dtype)
+        tokens, score = send(tokens, logits.device), send(score, logits.device)
+        return torch.zeros_like(logits).scatter(1, tokens[:, None], score[:, None])
+
+
+@dataclass
+class Meter:
+    """A denoiser that notes what a plain loop would have to do for the same progress: row length -> passes."""
+
+    inner: Denoiser
+    work: Counter[int] = field(default_factory=Counter)
+    before: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
+        rows = zip(canvas.key.tolist(), canvas.stop.tolist(), canvas.masked.sum(1).tolist(), strict=True)
+        for key, length, masks in rows:
+            was = self.before.get(key, (length, masks + 1))
+            self.work[length] += max(1, was[1] - masks) if was[0] == length else 1
+            self.before[key] = (length, masks)
+        return self.inner(canvas, where)
 
 
 def workload(count: int, *, scale: float = 1.0, seed: int = 0) -> tuple[list[list[int]], list[int]]:
@@ -137,26 +186,24 @@ class Run:
         return self.row_passes / self.seconds
 
 
-def drive(
-    engine: Engine,
-    jobs: Sequence[tuple[Sequence[int], Plan]],
-    *,
-    device: str,
-    seconds: float = 1e9,
-    warm: int = 0,
-) -> Run:
-    """Push jobs through an engine for at most `seconds`, after `warm` passes that are not timed."""
-    for key, (prompt, plan) in enumerate(jobs):
-        engine.submit(prompt, plan, key=key)
-    for _ in range(warm):
+def settle(engine: Engine, script: Script, passes: int) -> None:
+    """Bring an engine to the middle of its work at no cost: these passes answer by the script alone."""
+    real = engine.denoise
+    engine.denoise = Scripted(lambda canvas, where: torch.zeros(int(where.sum()), 64), script)
+    for _ in range(passes):
         engine.step()
-    begun, passes, rows, tokens, finished = now(device), 0, 0, 0, 0
-    while engine.busy and time.perf_counter() - begun < seconds:
+    engine.denoise = real
+
+
+def drive(engine: Engine, *, device: str, seconds: float = 1e9, passes: int | None = None) -> Run:
+    """Step an engine for at most so many seconds and passes."""
+    begun, used, rows, tokens, finished = now(device), 0, 0, 0, 0
+    while engine.busy and time.perf_counter() - begun < seconds and used != passes:
         finished += len(engine.step())
-        passes += 1
+        used += 1
         rows += engine.took_part
         tokens += engine.tokens_read
-    return Run(now(device) - begun, passes, rows, tokens, finished)
+    return Run(now(device) - begun, used, rows, tokens, finished)
 
 
 def compare(

@@ -108,9 +108,7 @@ def prepare(
 
 
 def _compile(model: models.Model, recipe: Recipe) -> None:
-    if recipe.run.compile == "whole":
-        model.net.get_decoder().compile()
-    elif recipe.run.compile:
+    if recipe.run.compile:
         for layer in model.net.get_decoder().layers:  # one compilation serves them all
             layer.compile()
 

@@ -54,6 +54,9 @@ def evaluate(
     data: Annotated[Path | None, typer.Option(help="folder with the benchmarks' files; else the hub")] = None,
     system: Annotated[str | None, typer.Option(help="system prompt")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="no chat template")] = False,
+    cache: Annotated[
+        str | None, typer.Option(help="prefix, dual or dual:4: keep keys and values (approximate)")
+    ] = None,
     allow_code_execution: Annotated[
         bool, typer.Option("--allow-code-execution", help="let generated programs run, in the sandbox")
     ] = False,
@@ -88,6 +91,7 @@ def evaluate(
         parity=parity,
         system=system,
         raw=raw,
+        cache=cache,
     )
     resources = Resources(
         device=device,
@@ -104,6 +108,8 @@ def evaluate(
     else:
         out.width = max(out.width, 100)  # a narrow terminal wraps the table; no number is left out
         out.print(table(results))
+        if results["provenance"].get("accelerated"):  # runs from before this was recorded have no such key
+            err.print(f"approximate: {', '.join(results['provenance']['accelerated'])}", style="yellow")
         err.print(f"run folder: {out_dir}", style="dim")
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from voidpad.decode.canvas import Canvas
-from voidpad.decode.propose import send
 
 Forbid = Callable[[Canvas], Tensor]  # -> (B, L, L) bool: query (second axis) must not see key (third axis)
 
@@ -69,19 +68,3 @@ class Guided:
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
         bare = self.inner(canvas.without_prompt(), where)
         return bare + (1 + self.scale) * (self.inner(canvas, where) - bare)
-
-
-@dataclass(frozen=True)
-class Scripted:
-    """Pays for the inner denoiser's pass, then answers by a script: real cost, chosen tokens, left to right."""
-
-    inner: Callable[[Canvas, Tensor], Tensor]
-    script: Callable[[Canvas, Tensor], Tensor]  # (canvas, where) -> token ids (N,)
-    margin: float = 30.0
-
-    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        logits = self.inner(canvas, where)
-        column = where.nonzero(as_tuple=True)[1]
-        sure = send((self.margin - 0.01 * column).to(logits.dtype), logits.device)
-        tokens = send(self.script(canvas, where), logits.device)
-        return torch.zeros_like(logits).scatter(1, tokens[:, None], sure[:, None])

@@ -2,10 +2,12 @@
 
 config.json, written before the first example, never changed by a resumed run
     version, fingerprint (sha256 of settings), settings, provenance
-    settings: every field of `Settings`, and plan_resolved (every field of the plan with its value)
+    settings: every field of `Settings` (cache only where there is one), and plan_resolved (every field of the
+        plan with its value)
     provenance: voidpad, torch, transformers, lm_eval, math_verify, python (versions), commit, dirty, device,
         device_count, dtype, rows, tokens, family, padding, data (hub or local), probes_counted (false:
-        passes_decode leaves probes out), sandbox (allowed, weak, layers), started
+        passes_decode leaves probes out), sandbox (allowed, weak, layers), started, accelerated (approximations
+        that were on; none by default)
 
 progress.jsonl, the journal: one line per generated example in the order they end, appended and synced; a torn
     last line is dropped. The fields of `Record`. A run that was killed goes on from here.

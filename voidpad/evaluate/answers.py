@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from voidpad.decode.length import Daedal, RhoEos, VoidExpansion
 from voidpad.decode.loop import Outcome
 from voidpad.decode.plan import Plan
+from voidpad.engine import Engine
 from voidpad.evaluate.journal import Record
 from voidpad.evaluate.texts import Reader, cut_first
+from voidpad.fast.spec import cache_name
 from voidpad.models import Model
 
 
@@ -44,9 +46,19 @@ class Answering:
     read: Reader = cut_first
     system: str | None = None
     raw: bool = False
+    cache: str | None = None  # prefix or dual: approximate
 
     def __post_init__(self) -> None:
         self.model.roles.ids([*self.plan.ban, *self.plan.mute])  # a role the model lacks is refused here
+        self.engine()  # and so are a cache or limits that cannot be
+
+    @property
+    def accelerated(self) -> tuple[str, ...]:
+        """Approximations that are on, as `Result` names them."""
+        return (*cache_name(self.cache), *self.plan.approximations)
+
+    def engine(self) -> Engine:
+        return self.model.engine(rows=self.rows, tokens=self.tokens, cache=self.cache, block=self.plan.block)
 
     def encode(self, job: Job) -> list[int]:
         bare = job.rendered or self.raw
@@ -55,7 +67,7 @@ class Answering:
     def run(self, jobs: Sequence[Job]) -> Iterator[list[Record]]:
         """All prompts as one pool; after each pass, the records of the rows that ended."""
         start = time.perf_counter()
-        engine = self.model.engine(rows=self.rows, tokens=self.tokens)
+        engine = self.engine()
         waiting: dict[int, tuple[Job, int, Plan]] = {}
         for job in jobs:
             ids = self.encode(job)

@@ -39,6 +39,7 @@ class ModelArgs:
     parity: str | None = None
     system: str | None = None
     raw: bool = False
+    cache: str | None = None
     seed: int = 0
     rows: int = 32
     tokens: int = 16384
@@ -101,6 +102,7 @@ class VoidpadLM(LM):
             read=READERS[args.parity],
             system=args.system,
             raw=args.raw,
+            cache=args.cache,
         )
         bound = Bound(
             model, samples=args.mc_samples, seed=args.seed, tokens=args.tokens, greedy=args.check_greedy

@@ -42,7 +42,7 @@ def evaluate(
     started = now()
     model = model or loaded(settings, resources)
     answers = answering(settings, model, resources)
-    origin = provenance(model, resources, started=started)
+    origin = {**provenance(model, resources, started=started), "accelerated": list(answers.accelerated)}
     with folders.writing(out, resolved(settings, model), origin) as journal:
         return score(out, tasks, VoidpadLM(answers, journal, progress=progress), settings=settings)
 
@@ -80,6 +80,7 @@ def answering(settings: Settings, model: Model, resources: Resources) -> Answeri
         read=READERS[settings.parity],
         system=settings.system,
         raw=settings.raw,
+        cache=settings.cache,
     )
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from statistics import pstdev
 from typing import Any
 
 Z95 = 1.959963984540054  # the normal quantile of a two-sided 95 % interval
@@ -16,6 +17,11 @@ def wilson(correct: float, count: int, z: float = Z95) -> tuple[float, float]:
     middle = (share + spread / 2) / (1 + spread)
     half = z / (1 + spread) * math.sqrt(share * (1 - share) / count + spread / (4 * count))
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def paired(differences: Sequence[float], z: float = Z95) -> tuple[float, float]:
+    """The mean of differences on the same items, and half its normal 95 % interval."""
+    return mean(differences), z * pstdev(differences) / math.sqrt(len(differences))
 
 
 def scored(values: Sequence[float]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from voidpad.errors import ConfigError
+from voidpad.fast.spec import cache_fault
 from voidpad.tasks import FEWSHOT, FOLDER
 
 PARITIES = ("llada", "dream")
@@ -36,6 +37,7 @@ class Settings:
     parity: str | None = None  # read canvases as the paper's harness does: llada or dream
     system: str | None = None
     raw: bool = False  # no chat template
+    cache: str | None = None  # keep keys and values inside a block, approximately: prefix or dual
 
     def __post_init__(self) -> None:
         faults = list(self._faults())
@@ -58,6 +60,8 @@ class Settings:
             yield f"fewshot={self.fewshot!r} is unknown; use one of {', '.join(FEWSHOT)}"
         if self.parity not in (None, *PARITIES):
             yield f"parity={self.parity!r} is unknown; use llada or dream, or leave it out"
+        if self.cache is not None and (fault := cache_fault(self.cache)):
+            yield fault
         if self.shard is not None:
             part, parts = self.shard
             if not 0 <= part < parts:
@@ -66,8 +70,9 @@ class Settings:
                 yield "fewshot=stream depends on the order of all items; drop the shard or use fewshot=keyed"
 
     def plain(self) -> dict[str, Any]:
-        """As JSON values."""
-        return json.loads(json.dumps(asdict(self)))
+        """As JSON values. Without a cache there is no such key: fingerprints are those from before it."""
+        found = json.loads(json.dumps(asdict(self)))
+        return found if self.cache else {name: value for name, value in found.items() if name != "cache"}
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:

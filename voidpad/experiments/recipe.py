@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from voidpad.decode.plan import describe
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate.settings import Settings, fingerprint
+from voidpad.fast.spec import FORM
 from voidpad.paper import published
 from voidpad.report.layout import FigureLayout, TableLayout
 
@@ -36,6 +37,7 @@ class Group(Closed):
     of: str | None = None  # the model the rows stand under in the report; the model itself if not given
     adapter: str | None = None
     parity: Literal["llada", "dream"] | None = None
+    cache: str | None = Field(default=None, pattern=f"^{FORM}$")  # approximate: prefix, dual, dual:4
     fields: Fields = {}
     grid: Grid = {}
     tasks: list[str] | None = None
@@ -181,8 +183,10 @@ def _cell(recipe: Recipe, group: Group, point: Point) -> Cell:
         seed=recipe.seed,
         fewshot=recipe.fewshot,
         parity=group.parity,
+        cache=group.cache,
     )
-    return Cell(group.of or point.model, group.method or point.plan, settings)
+    cached = [f"cache={group.cache}"] if group.cache else []
+    return Cell(group.of or point.model, group.method or " ".join([point.plan, *cached]), settings)
 
 
 def _listed(value: str | Sequence[str]) -> Sequence[str]:

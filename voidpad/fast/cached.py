@@ -83,6 +83,7 @@ class Held:
     prompt: Tensor
     start: int
     stop: int
+    used: int = 1  # passes since it was computed whole
 
 
 @dataclass
@@ -92,6 +93,7 @@ class Cached:
     inner: HFDenoiser
     block: int
     keep_suffix: bool = True  # dual cache; without it only the prefix is kept
+    every: int | None = None  # passes after which a row is computed whole again inside its block
     bucket: int = 1
     graphs: Graphs = field(default_factory=Graphs)
     store: Store = field(default_factory=Store)
@@ -125,13 +127,19 @@ class Cached:
         )
         for row, (key, block, prompt, stop) in enumerate(about):
             tokens, held = canvas.ids[row, :prompt], self.held.get(key)
-            same = held is not None and (held.start, held.stop) == (block, stop) and block >= 0
-            same = same and torch.equal(held.prompt, tokens)  # type: ignore[union-attr]
-            if not same:  # a key may come back with another prompt
-                slot = held.slot if held else self.free.pop() if self.free else len(self.held)
-                self.held[key] = Held(slot, tokens.clone(), block, stop)
-            found.append(same)
+            if held is not None and self._fresh(held, tokens, block, stop):
+                held.used += 1
+                found.append(True)
+                continue
+            slot = held.slot if held else self.free.pop() if self.free else len(self.held)
+            self.held[key] = Held(slot, tokens.clone(), block, stop)
+            found.append(False)
         return found
+
+    def _fresh(self, held: Held, prompt: Tensor, start: int, stop: int) -> bool:
+        if (held.start, held.stop) != (start, stop) or start < 0 or held.used == self.every:
+            return False
+        return torch.equal(held.prompt, prompt)  # a key may come back with another prompt
 
     def _pack(self, canvas: Canvas, where: Tensor, begin: Tensor, end: Tensor) -> Packing:
         """The tokens begin..end of each row, in the order of their slots, and the keys of whole rows."""

@@ -115,26 +115,29 @@ def logits(
     ) -> Tensor:
         if cache is not None:
             cache.take(*extra)  # type: ignore[attr-defined]
-        hidden = inner.body(
-            input_ids=ids[None],
-            position_ids=positions[None],
-            past_key_values=cache,
-            use_cache=cache is not None,
-            cu_seq_lens_q=(queries * groups).int(),
-            cu_seq_lens_k=keys.int(),
-            max_length_q=longest[0],
-            max_length_k=longest[1],
-        ).last_hidden_state[0]
+        with attention(inner.body, NAME):
+            hidden = inner.body(
+                input_ids=ids[None],
+                position_ids=positions[None],
+                past_key_values=cache,
+                use_cache=cache is not None,
+                cu_seq_lens_q=(queries * groups).int(),
+                cu_seq_lens_k=keys.int(),
+                max_length_q=longest[0],
+                max_length_k=longest[1],
+            ).last_hidden_state[0]
         return inner.head(hidden[places])
 
     inputs = [packing.ids, packing.positions, packing.queries, packing.keys, packing.places, *packing.extra]
-    with attention(inner.body, NAME):
-        if not graphs.take(len(packing.ids), inner.device):
-            return run(forward, inputs, inner.device)
-        wanted = len(packing.places)
-        room = max(32, next_power(wanted)) - wanted  # few different shapes: few graphs
-        inputs[4] = nn.functional.pad(packing.places, (0, room))
-        return graphs(forward, inputs, inner.device, key=(longest, version))[:wanted]
+    half = (
+        next(inner.body.parameters()).dtype in HALF
+    )  # row by row, attention asks the host: nothing to capture
+    if not (half and graphs.take(len(packing.ids), inner.device)):
+        return run(forward, inputs, inner.device)
+    wanted = len(packing.places)
+    room = max(32, next_power(wanted)) - wanted  # few different shapes: few graphs
+    inputs[4] = nn.functional.pad(packing.places, (0, room))
+    return graphs(forward, inputs, inner.device, key=(longest, version))[:wanted]
 
 
 @dataclass

@@ -9,6 +9,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from voidpad.errors import ConfigError
+from voidpad.fast.spec import cache_name
 from voidpad.models.card import Card
 from voidpad.models.family import Family
 from voidpad.models.text import Messages, chat, chat_ids, raw_ids, special_ids
@@ -139,7 +140,7 @@ class Model:
         """Answers in the order of the prompts; `progress` sees each one as it ends.
 
         `rows` and `tokens` (prompts and canvases) bound one forward pass; they change no answer. `cache` does:
-        "prefix" or "dual" keeps keys and values inside a block.
+        "prefix" or "dual" keeps keys and values inside a block, "dual:4" computes them anew every 4 passes.
         """
         chosen = self.plan(plan, **fields)
         engine = self.engine(rows=rows, tokens=tokens, cache=cache, block=chosen.block)
@@ -188,7 +189,8 @@ class Model:
     def _graphed(self) -> dict[str, Any]:
         from voidpad.fast.graphs import Graphs
 
-        return {"bucket": 64, "graphs": Graphs(up_to=1024)} if self._varlen else {}
+        bare = not isinstance(self.net, PeftModel)  # token adapters send ids from the host: merge to capture
+        return {"bucket": 64, "graphs": Graphs(up_to=1024 if bare else 0)} if self._varlen else {}
 
     def engine(
         self, *, rows: int = 32, tokens: int = 16384, cache: str | None = None, block: int = 32
@@ -196,14 +198,12 @@ class Model:
         """Many rows at once, exact unless a cache is asked for."""
         from voidpad.engine import Engine
         from voidpad.fast.cached import Cached
+        from voidpad.fast.spec import read_cache
 
         if cache is None:
             return Engine(self.exact(), self.roles, rows=rows, tokens=tokens)
-        if cache not in ("prefix", "dual"):
-            raise ConfigError(
-                f"cache={cache!r} is unknown; use prefix or dual, or leave it out for exact decoding."
-            )
-        kept = Cached(self.denoiser(), block, keep_suffix=cache == "dual", **self._graphed())
+        asked = read_cache(cache)
+        kept = Cached(self.denoiser(), block, asked.keep_suffix, asked.every, **self._graphed())
         return Engine(kept, self.roles, rows=rows, tokens=tokens, ended=kept.forget)
 
     def compiled(self) -> "Model":
@@ -224,7 +224,7 @@ class Model:
             canvas=outcome.canvas,
             stop_reason=outcome.stop_reason,
             seconds=outcome.seconds,
-            accelerated=(*([f"{cache} cache"] if cache else []), *plan.approximations),
+            accelerated=(*cache_name(cache), *plan.approximations),
             ids=outcome.ids,
             key=outcome.key,
         )

@@ -7,7 +7,7 @@ from typing import Any
 from voidpad.report.records import Record
 
 VERSIONS = ("voidpad", "python", "torch", "transformers", "lm_eval", "math_verify")
-COMMON = ("dtype", "quantize", "seed", "fewshot", "fewshot_seed", "parity", "system", "raw", "limit")
+COMMON = ("dtype", "quantize", "cache", "seed", "fewshot", "fewshot_seed", "parity", "system", "raw", "limit")
 
 
 def provenance(shown: Sequence[Record]) -> list[tuple[str, str]]:

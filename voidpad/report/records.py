@@ -35,7 +35,8 @@ class Record:
     def get(self, name: str) -> Any:
         """A coordinate by name: model, method, task or a setting."""
         fixed = {"model": self.model, "method": self.method, "task": self.task}
-        return fixed[name] if name in fixed else self.at.get(name)
+        beside = {**fixed, "cache": self.settings.get("cache")}  # what is not in the plan
+        return beside[name] if name in beside else self.at.get(name)
 
     def graded(self, grader: str) -> "Record":
         """The same generations under another grader of the task; tasks without it keep their own."""
@@ -150,7 +151,8 @@ def model_label(settings: Mapping[str, Any]) -> str:
 
 def method_label(settings: Mapping[str, Any]) -> str:
     """The preset, with the rules that were replaced in it: they make it another method."""
-    changed = [f"{name}={settings['fields'][name]}" for name in ("stop", "ban") if name in settings["fields"]]
+    given = {**settings["fields"], "cache": settings.get("cache")}
+    changed = [f"{name}={given[name]}" for name in ("stop", "ban", "cache") if given.get(name) is not None]
     return " ".join([settings["plan"].removesuffix("@authors"), *changed])
 
 

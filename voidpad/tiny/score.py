@@ -8,12 +8,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from voidpad.evaluate.scores import Z95, wilson
+from voidpad.evaluate.scores import Z95, paired, wilson
 from voidpad.sandbox import Sandbox
 from voidpad.tiny.problems import Problem
 from voidpad.tiny.tasks import TASKS, check, heldout, program
 
 Record = dict[str, Any]
+Judged = tuple[Record, bool]  # and whether its text is right
+
+OFF: Record = {"cache": None, "accelerated": []}  # outputs from before these were recorded
+NAMES = ("name", "model", "plan", "fields", "block", "first", "hide_eos", *OFF)
 
 
 def judge(records: Sequence[Record], sandbox: Sandbox) -> list[bool]:
@@ -43,7 +47,9 @@ def job_of(problem: Problem, record: Record) -> tuple[str, str] | None:
 
 
 def token_passes(record: Record) -> int | None:
-    """Canvas slots computed over all passes; None for rules that edit the canvas as they go."""
+    """Canvas slots computed over all passes; None where they change from pass to pass."""
+    if record.get("cache") or "trim" in record.get("accelerated", ()):
+        return None
     if record["plan"] == "void-expansion":
         step, decoded = record["block"], record["passes_decode"] - record["passes_shared"]
         probed = record["passes_probe"]
@@ -59,13 +65,15 @@ def summary(records: Sequence[Record], right: Sequence[bool]) -> Record:
     shares = {task: sum(values) / len(values) for task, values in by_task.items()}
     spread = math.sqrt(sum(p * (1 - p) / len(by_task[t]) for t, p in shares.items())) / len(shares)
     costs = [token_passes(record) for record in records]
+    tokens, passes = (sum(r[name] for r in records) for name in ("answer_tokens", "passes_decode"))
     return {
         "tasks": {task: [p, *wilson(sum(by_task[task]), len(by_task[task]))] for task, p in shares.items()},
         "mean": sum(shares.values()) / len(shares),
         "half_width": Z95 * spread,
         "problems": len(records),
-        "answer_tokens": average(r["answer_tokens"] for r in records),
-        "passes_decode": average(r["passes_decode"] for r in records),
+        "answer_tokens": tokens / len(records),
+        "passes_decode": passes / len(records),
+        "tokens_per_pass": tokens / passes,
         "passes_probe": average(r["passes_probe"] for r in records),
         "canvas": average(r["canvas"] for r in records),
         "token_passes": None if None in costs else average(cost for cost in costs if cost is not None),
@@ -78,34 +86,60 @@ def average(values: Iterable[float]) -> float:
 
 
 def scores(records: Sequence[Record], sandbox: Sandbox) -> list[Record]:
-    """A summary for every cell, in the order of the records' cells."""
-    right = judge(records, sandbox)
-    cells: dict[str, list[int]] = defaultdict(list)
-    names = ("name", "model", "plan", "fields", "block", "first", "hide_eos")
-    for place, record in enumerate(records):
-        cells[json.dumps({name: record[name] for name in names}, sort_keys=True)].append(place)
+    """A summary for every cell; for approximate ones also the difference to exact decoding."""
+    cells: dict[str, list[Judged]] = defaultdict(list)
+    for record, right in zip(records, judge(records, sandbox), strict=True):
+        about = {**OFF, **record}
+        cells[json.dumps({name: about[name] for name in NAMES}, sort_keys=True)].append((record, right))
+    found = [(json.loads(cell), judged) for cell, judged in sorted(cells.items())]
+    exact = {baseline(cell): judged for cell, judged in found if not cell["accelerated"]}
     return [
-        {**json.loads(cell), **summary([records[p] for p in places], [right[p] for p in places])}
-        for cell, places in sorted(cells.items())
+        {
+            **cell,
+            **summary([record for record, _ in judged], [right for _, right in judged]),
+            "difference": difference(judged, exact.get(baseline(cell), [])) if cell["accelerated"] else None,
+        }
+        for cell, judged in found
     ]
+
+
+def baseline(cell: Record) -> str:
+    """What a cell is but for its name and its approximations; these are named as the fields that set them."""
+    fields = {name: value for name, value in cell["fields"].items() if name not in cell["accelerated"]}
+    return json.dumps({**cell, "name": "", "fields": fields, **OFF}, sort_keys=True)
+
+
+def difference(judged: Sequence[Judged], exact: Sequence[Judged]) -> tuple[float, float] | None:
+    """The mean over the problems that both have, and half its interval."""
+    mine, theirs = ({(r["task"], r["index"]): right for r, right in one} for one in (judged, exact))
+    both = mine.keys() & theirs.keys()
+    return paired([mine[problem] - theirs[problem] for problem in both]) if both else None
 
 
 def table(found: Sequence[Record]) -> str:
     """Markdown, one line per cell."""
-    heads = ("method", "block", "mean", *(task.removeprefix("tiny_") for task in TASKS),
-             "answer", "passes", "probes", "canvas", "slot passes")  # fmt: skip
+    heads = ("method", "block", "mean", "against exact", *(task.removeprefix("tiny_") for task in TASKS),
+             "answer", "passes", "tokens a pass", "probes", "canvas", "slot passes")  # fmt: skip
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for cell in sorted(found, key=lambda c: (c["name"], c["block"])):
-        tasks = [f"{100 * cell['tasks'][task][0]:.1f}" if task in cell["tasks"] else "" for task in TASKS]
-        cost = "" if cell["token_passes"] is None else f"{cell['token_passes']:.0f}"
-        numbers = [
-            f"{cell[name]:.1f}" for name in ("answer_tokens", "passes_decode", "passes_probe", "canvas")
+        apart, cost = cell["difference"], cell["token_passes"]
+        words = [
+            cell["name"],
+            str(cell["block"]),
+            f"{100 * cell['mean']:.1f} ± {100 * cell['half_width']:.1f}",
+            f"{100 * apart[0]:+.1f} ± {100 * apart[1]:.1f}" if apart else "",
+            *(share(*cell["tasks"][task]) if task in cell["tasks"] else "" for task in TASKS),
+            *(f"{cell[name]:.1f}" for name in ("answer_tokens", "passes_decode")),
+            f"{cell['tokens_per_pass']:.2f}",
+            *(f"{cell[name]:.1f}" for name in ("passes_probe", "canvas")),
+            "" if cost is None else f"{cost:.0f}",
         ]
-        share = f"{100 * cell['mean']:.1f} ± {100 * cell['half_width']:.1f}"
-        lines.append(
-            "| " + " | ".join([cell["name"], str(cell["block"]), share, *tasks, *numbers, cost]) + " |"
-        )
+        lines.append("| " + " | ".join(words) + " |")
     return "\n".join(lines)
+
+
+def share(value: float, low: float, high: float) -> str:
+    return f"{100 * value:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def main(arguments: list[str] | None = None) -> None:

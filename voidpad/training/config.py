@@ -131,9 +131,7 @@ class RunPart(Part):
     seed: int = 42
     bf16: Literal["auto", "on", "off"] = "auto"  # auto: on a GPU
     residual: Literal["float32", "bfloat16"] = "float32"  # of the layers' sum under bf16; bfloat16 is faster
-    compile: Literal["layer", "whole"] | bool = (
-        False  # true: layer by layer, which starts sooner than the whole
-    )
+    compile: bool = False  # the layers, which share their code
     checkpointing: bool = False  # gradient checkpointing
     fsdp: bool = False
     log_every: Count = 10
