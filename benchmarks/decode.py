@@ -49,7 +49,7 @@ SHAPES = {
               "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 1e4},
 }  # fmt: skip
 ROLES = Roles(mask=1, eos=2, void=3)
-# Slots of which a scripted answer is sure at a time. Cut at the edges of blocks that is 2.72 tokens a pass: what the
+# Slots of which a scripted answer is sure at a time. Cut at the edges of blocks it is 2.72 tokens a pass: what the
 # built-in model has with threshold 0.9 and a dual cache (`voidpad bench --block 32`: 2211 passes become 814).
 PACE = 2.87
 BLOCK = 32

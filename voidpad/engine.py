@@ -78,6 +78,7 @@ class Engine:
         while self.busy:
             yield from self.step()
 
+    @torch.inference_mode()
     def step(self) -> list[Outcome]:
         """One forward pass over as many rows as fit; the rows that ended."""
         done = self._drop_cancelled()

@@ -86,6 +86,22 @@ class Held:
     used: int = 1  # passes since it was computed whole
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Which tokens of which rows make up a pass and where their keys are. Inside a block it stays the same."""
+
+    signature: Any
+    row: Tensor  # (T,) the packed tokens, without the filler
+    column: Tensor
+    spare: int
+    positions: Tensor
+    queries: Tensor
+    keys: Tensor
+    starts: Tensor  # (B,) what to add to a column to find its state
+    longest: tuple[int, int]
+    stored: Tensor  # the places of this pass's keys
+
+
 @dataclass
 class Cached:
     """A denoiser around a Hugging Face one that recomputes only part of a row inside a block."""
@@ -99,6 +115,7 @@ class Cached:
     store: Store = field(default_factory=Store)
     held: dict[int, Held] = field(default_factory=dict)
     free: list[int] = field(default_factory=list)
+    layout: Layout | None = None
 
     @torch.inference_mode()
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
@@ -143,27 +160,43 @@ class Cached:
 
     def _pack(self, canvas: Canvas, where: Tensor, begin: Tensor, end: Tensor) -> Packing:
         """The tokens begin..end of each row, in the order of their slots, and the keys of whole rows."""
-        slots, width = self.store.slots, self.store.width
-        slot = torch.tensor([self.held[key].slot for key in canvas.key.tolist()])
+        slots = [self.held[key].slot for key in canvas.key.tolist()]
+        signature = (slots, begin.tolist(), end.tolist(), canvas.stop.tolist(), self.store.version)
+        if self.layout is None or self.layout.signature != signature:
+            self.layout = self._lay_out(canvas, torch.tensor(slots), (begin, end), signature)
+        layout = self.layout
+        row, column = where.nonzero(as_tuple=True)
+        return Packing(
+            ids=pad(canvas.ids[layout.row, layout.column], (0, layout.spare), value=canvas.roles.eos),
+            positions=layout.positions,
+            queries=layout.queries,
+            keys=layout.keys,
+            places=layout.starts[row] + column,
+            longest=layout.longest,
+            extra=(layout.stored,),
+        )
+
+    def _lay_out(self, canvas: Canvas, slot: Tensor, span: tuple[Tensor, Tensor], signature: Any) -> Layout:
+        (begin, end), slots, width = span, self.store.slots, self.store.width
         order = slot.argsort()
-        offset = canvas.offset.expand_as(canvas.ids)
-        taken = ((offset >= begin[:, None]) & (offset < end[:, None]))[order]
-        ids, positions = canvas.ids[order][taken], offset[taken]
-        places = (slot[order, None] * width + offset)[taken]
-        spare = -len(ids) % self.bucket
+        taken = ((canvas.offset >= begin[:, None]) & (canvas.offset < end[:, None]))[order]
+        row, column = taken.nonzero(as_tuple=True)
+        row = order[row]
+        spare = -len(row) % self.bucket
         filler = torch.arange(spare)
         blank = torch.zeros(slots, dtype=torch.long)
         queries, keys = blank.scatter(0, slot, end - begin), blank.scatter(0, slot, canvas.stop)
-        starts = (queries.cumsum(0) - queries)[slot] - begin - self.inner.shift
-        row, column = where.nonzero(as_tuple=True)
-        return Packing(
-            ids=pad(ids, (0, spare), value=canvas.roles.eos),
-            positions=torch.cat([positions, filler]),
+        return Layout(
+            signature=signature,
+            row=row,
+            column=column,
+            spare=spare,
+            positions=torch.cat([column, filler]),
             queries=bounds(queries, blank, spare),  # between two rows' keys is a gap that no token looks at
             keys=bounds(keys, width - keys, width),
-            places=starts[row] + column,
+            starts=(queries.cumsum(0) - queries)[slot] - begin - self.inner.shift,
             longest=(rounded(max(int((end - begin).max()), spare)), width),
-            extra=(torch.cat([places, slots * width + filler]),),
+            stored=torch.cat([slot[row] * width + column, slots * width + filler]),
         )
 
 
