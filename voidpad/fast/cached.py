@@ -43,10 +43,9 @@ class Store(Cache):
         before = (self.slots + 1, self.width)
         self.slots, self.width = slots, width
         self.version += 1
-        self.keys, self.values = (
-            [widened(x.unflatten(0, before), slots + 1, width) for x in part]
-            for part in (self.keys, self.values)
-        )
+        for part in (self.keys, self.values):
+            for layer, old in enumerate(part):  # one at a time: there may not be room for all of them twice
+                part[layer] = widened(old.unflatten(0, before), slots + 1, width)
         return True
 
     def take(self, places: Tensor) -> None:
