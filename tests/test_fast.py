@@ -11,7 +11,7 @@ import torch
 
 from cases import case, watch
 from toys import LOW, Table, Toy
-from voidpad.bench import Meter, Research, Script, Scripted, drive, settle, workload
+from voidpad.bench import Meter, Research, Script, Scripted, compare, drive, settle, workload
 from voidpad.decode import Canvas, decode, plan
 from voidpad.decode.denoise import Guided
 from voidpad.decode.length import Trimmed
@@ -390,6 +390,28 @@ def test_guided_rows_do_not_feel_their_company(family):
 
 
 # ------------------------------------------------------------------------------------------ benchmarks
+@BOTH
+def test_the_comparison_is_like_for_like(family):
+    model, prompts = tiny(family, 2), ragged(random.Random(2), 4)
+    found = compare(model, prompts, canvas=12, block=4)
+    assert found["exact"]["equal"] == found["research"]["equal"] == 4
+    assert found["exact"]["passes"] == found["research"]["passes"]
+    assert set(found) >= {"prefix cache", "dual cache", "dual cache, threshold 0.9"}
+
+
+@pytest.mark.slow
+@BOTH
+def test_compiled_layers_change_no_token(family):
+    model, prompts = tiny(family, 2, dtype=torch.float32), ragged(random.Random(2), 4)
+    chosen = model.plan("void", canvas=12, block=4)
+    ways = {"exact": lambda: model.engine(), "dual": lambda: model.engine(cache="dual", block=4)}
+    before = {name: list(make().run(prompts, chosen)) for name, make in ways.items()}
+    model.compiled()
+    for name, make in ways.items():
+        after = list(make().run(prompts, chosen))
+        assert [(row.key, row.ids) for row in after] == [(row.key, row.ids) for row in before[name]]
+
+
 def loaded(lengths, prompts, chosen, *, pace: float = 1.0) -> tuple[Engine, Meter, Script]:
     model = random_model("llada", vocab=64, hidden=16, layers=1)
     script = Script(model.roles, lengths, pace=pace)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from voidpad.decode.canvas import Canvas, first
 from voidpad.decode.loop import Denoiser, Outcome
-from voidpad.decode.plan import Plan
+from voidpad.decode.plan import Plan, plan
 from voidpad.decode.propose import send
 from voidpad.engine import Engine
 from voidpad.models import Model
@@ -212,14 +212,17 @@ def compare(
     *,
     canvas: int,
     block: int,
+    compile_layers: bool = False,
     tick: Callable[[], None] = lambda: None,
 ) -> dict[str, dict[str, float]]:
     """The research loop, the exact engine and each approximation on the same prompts, in one run."""
     net: Any = model.net.get_base_model() if isinstance(model.net, PeftModel) else model.net
     ban = model.roles.ids(["void"])
     loop = Research(net, model.roles, model.family.shift, ban=ban)
-    exact = model.plan("void", canvas=canvas, block=block)
-    sure = model.plan("void", canvas=canvas, block=block, threshold=0.9)
+    exact = plan(
+        "void", canvas=canvas, block=block
+    )  # LLaDA's rules on either family: the loop knows no others
+    sure = plan("void", canvas=canvas, block=block, threshold=0.9)
     found: dict[str, dict[str, float]] = {}
     begun = now(model.device)
     plain = [loop(p, canvas=canvas, block=block) for p in prompts]
@@ -229,6 +232,9 @@ def compare(
     found["research"] = {"seconds": base, "ratio": 1.0, "passes": sum(n for _, n in plain), "equal": len(prompts),
                          "tokens_per_s": size / base}  # fmt: skip
     tick()
+    if compile_layers:  # after the plain loop, which must not profit from it
+        for cache in (None, "dual"):
+            drained(model.compiled().engine(cache=cache, block=block), prompts[:2], exact)
     runs: dict[str, tuple[Engine, Plan]] = {
         "exact": (model.engine(), exact),
         "exact, threshold 0.9": (model.engine(), sure),

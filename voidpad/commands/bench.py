@@ -22,6 +22,7 @@ def bench(
     block: Annotated[int, typer.Option(help="block size")] = 16,
     threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    compile_layers: Annotated[bool, typer.Option("--compile", help="ours with compiled layers")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the numbers as JSON")] = False,
 ) -> None:
     """Time exact and accelerated decoding of the same prompts; everything in one run."""
@@ -41,7 +42,7 @@ def bench(
     )
     ids = [loaded.encode(text) for text in texts]
     with bar(6, shown=True, label="timing") as tick:
-        found = compare(loaded, ids, canvas=canvas, block=block, tick=tick)
+        found = compare(loaded, ids, canvas=canvas, block=block, compile_layers=compile_layers, tick=tick)
     if as_json:
         print(json.dumps(found))
         return
