@@ -168,11 +168,6 @@ def peak(bench: Bench) -> None:
         found[rows] = 40 * rows * n**2 / (now(bench.device) - begun)
     bench.peak = found.pop(n)
     bench.note("peak", tflops=bench.peak / 1e12, **{f"at {m} rows": rate / 1e12 for m, rate in found.items()})
-    repeats = 1400 if bench.cuda else 20  # two seconds on an H200: by then its clock has come down
-    begun = now(bench.device)
-    for _ in range(repeats):
-        b @ b
-    bench.note("sustained peak", tflops=2 * repeats * n**3 / (now(bench.device) - begun) / 1e12)
 
 
 def research_pass(bench: Bench, length: int, passes: int = 12) -> float:

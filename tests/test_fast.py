@@ -19,7 +19,6 @@ from voidpad.engine import Engine
 from voidpad.errors import ConfigError
 from voidpad.fast.cached import Cached
 from voidpad.fast.graphs import Graphs
-from voidpad.fast.joined import Joined, join_products
 from voidpad.fast.packed import Packed
 from voidpad.fast.spec import read_cache
 from voidpad.models import Model, random_model
@@ -398,33 +397,6 @@ def test_the_comparison_is_like_for_like(family):
     assert found["exact"]["equal"] == found["research"]["equal"] == 4
     assert found["exact"]["passes"] == found["research"]["passes"]
     assert set(found) >= {"prefix cache", "dual cache", "dual cache, threshold 0.9"}
-
-
-@BOTH
-def test_joined_products_change_no_token_and_no_name(family):
-    for seed in range(4):
-        model, prompts = tiny(family, seed), ragged(random.Random(seed), 4)
-        chosen = model.plan("void", canvas=12, block=4)
-        before = results(Packed(model.denoiser()), model, prompts, chosen)
-        names, size = model.net.state_dict().keys(), sum(p.numel() for p in model.net.parameters())
-        with shapes(model) as seen:
-            join_products(model.net.model.layers)
-            assert results(Packed(model.denoiser()), model, prompts, chosen) == before
-        assert seen
-        assert model.net.state_dict().keys() == names
-        assert sum(p.numel() for p in model.net.parameters()) == size
-        layer = model.net.model.layers[0]
-        assert layer.mlp.up_proj.value is layer.self_attn.v_proj.value is None
-        own = layer.self_attn.v_proj.weight.untyped_storage().data_ptr()
-        assert own == layer.self_attn.q_proj.together.untyped_storage().data_ptr()
-
-
-def test_maps_with_an_adapter_are_not_joined():
-    model = tiny("llada", 0)
-    layers = model.net.model.layers
-    layers[0].mlp.up_proj = torch.nn.Sequential(layers[0].mlp.up_proj)
-    join_products(layers)
-    assert [type(layer.mlp.gate_proj) is Joined for layer in layers] == [False, True]
 
 
 @pytest.mark.slow

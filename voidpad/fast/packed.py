@@ -20,7 +20,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from voidpad.decode.canvas import Canvas
 from voidpad.decode.denoise import HFDenoiser
 from voidpad.fast.graphs import Graphs, run
-from voidpad.fast.joined import join_products
 
 NAME = "voidpad_varlen"
 HALF = (torch.float16, torch.bfloat16)
@@ -168,13 +167,8 @@ def attention(body: nn.Module, name: str) -> Iterator[None]:
 
 
 def compiled(denoiser: HFDenoiser) -> HFDenoiser:
-    """The same denoiser, its layers compiled: norms, rotary embedding and gating fuse; layers share code.
-
-    Products of one input are joined first. The network is changed in place.
-    """
+    """The same denoiser, its layers compiled: norms, rotary embedding and gating fuse; layers share code."""
     torch._dynamo.config.allow_unspec_int_on_nn_module = True  # or a cache's layer index splits them again
-    layers: Any = denoiser.body.layers
-    join_products(layers)
-    for layer in layers:
+    for layer in denoiser.body.layers:  # type: ignore[union-attr]
         layer.compile(dynamic=True)
     return denoiser
