@@ -24,6 +24,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import TrainerCallback
 
 from voidpad import data, models
+from voidpad.fast.memory import keep_freed_memory
 from voidpad.losses import NORMALISERS, SlotLoss
 from voidpad.models import LLADA, character_tokenizer
 from voidpad.noising import Noising
@@ -356,6 +357,7 @@ def main() -> None:
         "--profile", action="store_true", help="after each small run, where the device's time goes"
     )
     options = parser.parse_args()
+    keep_freed_memory()  # as the command does
     for name in options.benches:
         {"collate": collate, "small": small, "large": large}[name](options)
 

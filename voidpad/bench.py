@@ -19,7 +19,7 @@ from voidpad.decode.loop import Denoiser, Outcome
 from voidpad.decode.plan import Plan, plan
 from voidpad.decode.propose import send
 from voidpad.engine import Engine
-from voidpad.models import Model
+from voidpad.models import Model, merge
 from voidpad.roles import Roles
 
 PASSES = {"gsm8k": 134, "math500": 418, "humaneval": 73, "mbpp": 64}  # the paper's, LLaDA with VoidExpansion
@@ -235,19 +235,29 @@ def compare(
     if compile_layers:  # after the plain loop, which must not profit from it
         for cache in (None, "dual"):
             drained(model.compiled().engine(cache=cache, block=block), prompts[:2], exact)
-    runs: dict[str, tuple[Engine, Plan]] = {
-        "exact": (model.engine(), exact),
-        "exact, threshold 0.9": (model.engine(), sure),
-        "prefix cache": (model.engine(cache="prefix", block=block), exact),
-        "dual cache": (model.engine(cache="dual", block=block), exact),
-        "dual cache, threshold 0.9": (model.engine(cache="dual", block=block), sure),
-    }
-    for name, (engine, chosen) in runs.items():
-        seconds, ended = timed(partial(drained, engine, prompts, chosen), model.device)
+    for name, (make, chosen) in ways(model, block, exact, sure).items():
+        seconds, ended = timed(partial(drained, make(), prompts, chosen), model.device)
         equal = sum(o.tokens == a for o, a in zip(ended, answers, strict=True))
         found[name] = {"seconds": seconds, "ratio": base / seconds, "passes": sum(o.passes_decode for o in ended),
                        "equal": equal, "tokens_per_s": sum(len(o.tokens) for o in ended) / seconds}  # fmt: skip
         tick()
+    return found
+
+
+def ways(model: Model, block: int, exact: Plan, sure: Plan) -> dict[str, tuple[Callable[[], Engine], Plan]]:
+    """Decoders to compare, by name. Merging comes last: it changes the network."""
+    kept = partial(model.engine, block=block)
+    found: dict[str, tuple[Callable[[], Engine], Plan]] = {
+        "exact": (model.engine, exact),
+        "exact, threshold 0.9": (model.engine, sure),
+        "prefix cache": (partial(kept, cache="prefix"), exact),
+        "dual cache": (partial(kept, cache="dual"), exact),
+        "dual cache, threshold 0.9": (partial(kept, cache="dual"), sure),
+        "dual:4 cache": (partial(kept, cache="dual:4"), exact),
+        "dual:4 cache, threshold 0.9": (partial(kept, cache="dual:4"), sure),
+    }
+    if isinstance(model.net, PeftModel):
+        found["exact, adapter merged"] = (lambda: merge(model).engine(), exact)
     return found
 
 

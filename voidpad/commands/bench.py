@@ -41,7 +41,7 @@ def bench(
         else own_prompts(prompts)
     )
     ids = [loaded.encode(text) for text in texts]
-    with bar(6, shown=True, label="timing") as tick:
+    with bar(9, shown=True, label="timing") as tick:
         found = compare(loaded, ids, canvas=canvas, block=block, compile_layers=compile_layers, tick=tick)
     if as_json:
         print(json.dumps(found))
