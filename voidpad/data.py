@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from voidpad.errors import DataError
+from voidpad.files import beside
 from voidpad.padding import Pairs
 from voidpad.roles import Roles
 
@@ -32,7 +32,7 @@ class Prepared:
 
 
 def write(path: Path | str, pairs: Pairs, roles: Roles, *, notes: Mapping[str, Any] | None = None) -> None:
-    """Write beside, then rename: a file with the final name is always whole."""
+    """A file with the final name is always whole."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: _small(getattr(pairs, name)) for name in TENSORS}
@@ -42,12 +42,10 @@ def write(path: Path | str, pairs: Pairs, roles: Roles, *, notes: Mapping[str, A
         "roles": json.dumps(asdict(roles)),
         "notes": json.dumps(dict(notes or {})),
     }
-    beside = path.with_name(path.name + ".tmp")
     try:
-        save_file(tensors, beside, metadata=metadata)
-        os.replace(beside, path)
+        with beside(path) as draft:
+            save_file(tensors, draft, metadata=metadata)
     except (OSError, SafetensorError) as error:
-        beside.unlink(missing_ok=True)
         raise DataError(f"{path}: cannot be written ({error}).") from None
 
 

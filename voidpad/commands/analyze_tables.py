@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from voidpad.trace.files import store
+from voidpad.files import store
 
 if TYPE_CHECKING:
     from voidpad.analysis.eos_prior import Curves

@@ -36,10 +36,10 @@ def demo(
     ] = False,
 ) -> None:
     """Decode the same problems with EOS, Rainbow and VOID padding at a small block and at block = canvas."""
+    from voidpad.files import store
     from voidpad.sandbox import Sandbox
     from voidpad.tiny.demo import FULL, cells, published, run, telling
     from voidpad.tiny.tasks import CANVAS
-    from voidpad.trace.files import store
 
     count = 128 if full else problems
     wanted = [*cells((16, 32, 64, CANVAS)), *FULL] if full else cells((32, CANVAS))

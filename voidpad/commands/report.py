@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from voidpad.errors import ConfigError
+from voidpad.files import beside
 
 
 class Format(StrEnum):
@@ -72,11 +73,9 @@ def pages(folders: list[Path], formats: list[str], intervals: bool) -> dict[str,
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Written beside, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".tmp")
-    beside.write_bytes(content.encode() if isinstance(content, str) else content)
-    beside.replace(path)
+    with beside(path) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def paper_lines() -> Iterator[str]:

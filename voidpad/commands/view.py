@@ -45,7 +45,7 @@ def name(path: Path, row: int, *, of: int) -> str:
 
 
 def save(text: str, target: Path, traces: list[Path]) -> None:
-    from voidpad.trace.files import store
+    from voidpad.files import store
 
     if target.resolve() in [path.resolve() for path in traces]:
         raise ConfigError(f"out={target} is one of the traces; name another file.")

@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate.journal import Journal
 from voidpad.evaluate.settings import fingerprint
+from voidpad.files import store
 
 VERSION = 1
 
@@ -79,10 +79,4 @@ def refuse_others(path: Path, there: Mapping[str, Any], mine: Mapping[str, Any])
 
 
 def write(path: Path, lines: Iterable[str]) -> None:
-    """All or nothing: written beside, synced, renamed."""
-    beside = path.with_name(f".{path.name}.part")
-    with beside.open("w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for line in lines)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    store(path, (line + "\n" for line in lines))

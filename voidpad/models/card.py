@@ -1,13 +1,13 @@
 """voidpad.json: what a checkpoint or an adapter must say about itself beside its weights."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from voidpad.errors import WeightsError
+from voidpad.files import store
 from voidpad.models.family import FAMILIES
 from voidpad.roles import Roles
 
@@ -26,10 +26,8 @@ class Card:
     calibration: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write beside, then rename, so that a reader never sees half a card."""
-        beside = folder / f"{CARD}.tmp"
-        beside.write_text(json.dumps({"version": VERSION, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
-        os.replace(beside, folder / CARD)
+        """A reader never sees half a card."""
+        store(folder / CARD, [json.dumps({"version": VERSION, **asdict(self)}, indent=2) + "\n"])
 
 
 def read_card(folder: Path) -> Card | None:

@@ -20,9 +20,9 @@ from voidpad.decode.plan import Plan
 from voidpad.engine import Engine
 from voidpad.errors import ConfigError
 from voidpad.fast.spec import read_cache
+from voidpad.files import store
 from voidpad.models import Model, Result, load
 from voidpad.tiny.tasks import TASKS, heldout
-from voidpad.trace.files import store
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from voidpad.evaluate.scores import Z95, paired, wilson
+from voidpad.files import store
 from voidpad.sandbox import Sandbox
 from voidpad.tiny.problems import Problem
 from voidpad.tiny.tasks import TASKS, check, heldout, program
@@ -155,7 +156,7 @@ def main(arguments: list[str] | None = None) -> None:
     with Sandbox(workers=given.workers, weak=given.weak_sandbox) as sandbox:
         found = scores(records, sandbox)
     if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        store(given.out, [json.dumps(found, indent=1) + "\n"])
     print(table(found))
 
 

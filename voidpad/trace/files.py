@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from voidpad.errors import DataError, RoleError
+from voidpad.files import store
 from voidpad.roles import Roles
 from voidpad.trace.format import VERSION, End, Header, Pass, Trace
 
@@ -47,17 +48,6 @@ def line(record: dict[str, Any]) -> str:
 
 def write(path: Path | str, traces: Iterable[Trace]) -> None:
     store(Path(path), (line(record) for trace in traces for record in records(trace)))
-
-
-def store(path: Path, parts: Iterable[str]) -> None:
-    """A text file, whole or not at all: written beside and then renamed."""
-    beside = path.with_name(path.name + ".tmp")
-    try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.writelines(parts)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def read(path: Path | str) -> list[Trace]:

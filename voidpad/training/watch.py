@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainingArguments
 
+from voidpad.files import store
 from voidpad.losses import KINDS
 
 CLOCK = "clock.json"
@@ -108,9 +108,7 @@ class Curve(TrainerCallback):
         if not state.is_world_process_zero or not self.path.exists():
             return
         lines = [line for line in self.path.read_text().splitlines() if _step(line) <= state.global_step]
-        beside = self.path.with_suffix(".tmp")
-        beside.write_text("".join(f"{line}\n" for line in lines))
-        os.replace(beside, self.path)
+        store(self.path, (f"{line}\n" for line in lines))
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any
