@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from voidpad.commands.bars import counting
 from voidpad.commands.options import PANEL, takes_plan_fields
 from voidpad.decode.plan import HELP
 from voidpad.errors import ConfigError
@@ -116,9 +116,8 @@ def evaluate(
 def run(settings: Any, out_dir: Path, resources: Any) -> dict[str, Any]:
     from voidpad.evaluate.run import evaluate as evaluated
 
-    columns = (TextColumn("examples"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=err)
-    shown = bar.add_task("", total=None)
+    bar = counting(err)
+    shown = bar.add_task("examples", total=None)
 
     def show(done: int, total: int) -> None:
         bar.start()  # only now: what fails before the first answer shows no bar

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from voidpad.commands.bars import counting
 from voidpad.commands.options import takes_plan_fields
 from voidpad.commands.prompts import gather
 from voidpad.decode.length import Trimmed, VoidExpansion
@@ -153,9 +153,8 @@ class bar:
     """A progress bar on standard error; calling the value it gives moves it by one."""
 
     def __init__(self, total: int, *, shown: bool, label: str = "decoding") -> None:
-        columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.progress = Progress(*columns, console=err, disable=not (shown and err.is_terminal))
-        self.task = self.progress.add_task("", total=total)
+        self.progress = counting(err, shown=shown and err.is_terminal)
+        self.task = self.progress.add_task(label, total=total)
 
     def __enter__(self) -> Any:
         self.progress.start()

@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
     Progress,
     TaskID,
-    TextColumn,
-    TimeRemainingColumn,
 )
 
+from voidpad.commands.bars import counting
 from voidpad.errors import ConfigError, VoidpadError
 
 if TYPE_CHECKING:
@@ -100,7 +97,7 @@ def run(job: Job, resources: Resources, where: Cluster | None) -> None:
     if job.dry_run:
         typer.echo("\n".join(map(str, left)))
         return
-    with bars() as shown:
+    with counting(Console(stderr=True)) as shown:
         failed = watch(started(left, job.out, resources, where, shown), shown, len(left))
     if failed:
         raise VoidpadError(f"{len(failed)} of {len(left)} cells failed; the first: {failed[0]}")
@@ -118,11 +115,6 @@ def started(
     from voidpad.experiments.cluster import run_ray
 
     return run_ray(left, out, resources=resources, address=where.address, shards=where.shards)
-
-
-def bars() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True))
 
 
 class Inside:
