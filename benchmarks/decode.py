@@ -318,8 +318,7 @@ def throughput(bench: Bench) -> None:
             **({} if isinstance(denoise, Cached) else {"share_of_peak": flops(bench, run) / bench.peak}),
         )
         if isinstance(denoise, Cached):
-            denoise.graphs.forget()
-            denoise.store = type(denoise.store)()
+            denoise.clear()
 
 
 def flops(bench: Bench, run: Run) -> float:
@@ -409,7 +408,7 @@ def exactness(device: str, prompts: int) -> dict[str, Any]:
     return found
 
 
-Commits = list[tuple[int, int, float]]  # slot, token and score of every pass
+Commits = list[tuple[int, int, torch.Tensor]]  # slot, token, and the scores of all slots (L,), of every pass
 
 
 def commits(denoise: Denoiser, prompts: list[list[int]], roles: Roles, chosen: Plan) -> dict[int, Commits]:
@@ -417,29 +416,30 @@ def commits(denoise: Denoiser, prompts: list[list[int]], roles: Roles, chosen: P
     for step in decode(denoise, prompts, roles, chosen):
         for row, slot in step.chosen.nonzero().tolist():
             key = int(step.before.canvas.key[row])
-            found[key].append((slot, int(step.tokens[row, slot]), float(step.score[row, slot])))
+            found[key].append((slot, int(step.tokens[row, slot]), step.score[row]))
     return found
 
 
 def agreement(alone: dict[int, Commits], other: dict[int, Commits]) -> dict[str, Any]:
-    """How many rows and passes agree, and by how much the scores differ where two rows part."""
-    gaps, same, passes = [], 0, 0
+    """How many rows and passes agree; where they part, how much less sure the row alone was of the other's slot."""
+    margins, same, passes = [], 0, 0
     for key, ours in alone.items():
         pairs = list(zip(ours, other[key], strict=False))
         apart = next((n for n, (a, b) in enumerate(pairs) if a[:2] != b[:2]), None)
         passes += len(ours)
         same += len(pairs) if apart is None else apart
         if apart is not None:
-            gaps.append(abs(pairs[apart][0][2] - pairs[apart][1][2]))
-    rows = len(alone) - len(gaps)
-    words = sum({s: t for s, t, _ in alone[k]} == {s: t for s, t, _ in other[k]} for k in alone)
-    facts = {
+            (slot, _, scores), (elsewhere, *_) = pairs[apart]
+            margins.append(1 - float(scores[elsewhere] / scores[slot]))
+    answers = sum({s: t for s, t, _ in alone[k]} == {s: t for s, t, _ in other[k]} for k in alone)
+    return {
         "rows": len(alone),
-        "same_order": rows,
-        "same_answer": words,
+        "same_order": len(alone) - len(margins),
+        "same_answer": answers,
         "passes_before_parting": same / passes,
+        "median_margin": statistics.median(margins or [0.0]),
+        "largest_margin": max(margins, default=0.0),
     }
-    return facts | {"median_gap": statistics.median(gaps or [0.0]), "largest_gap": max(gaps, default=0.0)}
 
 
 PARTS = {

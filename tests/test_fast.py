@@ -125,6 +125,51 @@ def half_filled(model: Model, prompts, length: int, rng: random.Random) -> Canva
     return canvas.fill(chosen, torch.randint(11, 16, canvas.ids.shape, generator=draw))
 
 
+# ------------------------------------------------------------------------- E1: equal, or a near-tie
+SHAPE = {"vocab": 512, "hidden": 256, "heads": 4, "intermediate": 512, "layers": 4, "context": 1024}
+
+
+def commits(denoise, model: Model, prompt, chosen) -> list[tuple[int, int, torch.Tensor]]:
+    """Slot, token and all probabilities (L, V) of every pass of one row that writes one slot a pass."""
+    found = []
+    for step in decode(denoise, [prompt], model.roles, chosen):
+        [slot] = step.chosen[0].nonzero()[:, 0].tolist()
+        p = torch.zeros(step.where.shape[1], step.logits.shape[1], dtype=torch.float64)
+        p[step.where[0]] = step.logits.double().softmax(1).cpu()
+        found.append((slot, int(step.tokens[0, slot]), p))
+    return found
+
+
+def equal_or_near_tie(first, second, *, slack: float = 0.03) -> bool:
+    """The same commits; or, where they part, the first run finds the other's choice nearly as likely as its own."""
+    for number, ((slot, token, p), (other_slot, other_token, _)) in enumerate(
+        zip(first, second, strict=True)
+    ):
+        if (slot, token) != (other_slot, other_token):
+            own, other = float(p[slot, token]), float(p[other_slot, other_token])
+            print(f"parting at pass {number}: slot {slot} {own:.5f}, slot {other_slot} {other:.5f}")
+            return other > (1 - slack) * own
+    return True
+
+
+@BOTH
+def test_a_near_tie_is_not_just_any_difference(family):
+    """Packed rows pass; another network and one that does not see the prompt fail."""
+    chosen, prompt = plan("original", canvas=32, block=32), [40 + n for n in range(30)]
+    for seed in range(2):
+        model, stranger = (
+            random_model(family, **SHAPE, seed=s, dtype=torch.float32) for s in (seed, seed + 9)
+        )
+        plain = commits(model.denoiser(), model, prompt, chosen)
+        inner = model.denoiser()
+        assert equal_or_near_tie(plain, commits(Packed(inner), model, prompt, chosen))
+        assert not equal_or_near_tie(plain, commits(stranger.denoiser(), model, prompt, chosen))
+        blind = commits(
+            lambda canvas, where, d=inner: d(canvas.without_prompt(), where), model, prompt, chosen
+        )
+        assert not equal_or_near_tie(plain, blind)
+
+
 # ------------------------------------------------------------------------------- E0: the research loop
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
@@ -290,6 +335,55 @@ def test_a_key_that_comes_back_with_another_prompt_is_computed_anew():
         assert row == fresh
 
 
+@pytest.mark.parametrize("every", [None, 3])
+def test_a_row_that_starts_over_is_computed_anew(every):
+    """The same key and prompt once more, and nobody told the cache that the first row ended."""
+    model, prompt = tiny("llada", 1), [12, 13, 14]
+    chosen = model.plan("void", canvas=8, block=8)
+    cached = Cached(model.denoiser(), 8, every=every)
+    once, again = (results(cached, model, [prompt], chosen) for _ in range(2))
+    assert once == again
+
+
+def test_a_pass_that_failed_leaves_nothing_to_reuse():
+    model, prompts = tiny("llada", 3), [[12, 13, 14], [15, 11]]
+    chosen = plan("original", canvas=12, block=4)
+    [wanted] = [results(Cached(model.denoiser(), 4), model, prompts, chosen)]
+    cached, failures = Cached(model.denoiser(), 4), [0, 5]
+    engine, calls, done = Engine(cached, model.roles, ended=cached.forget), iter(range(1000)), []
+
+    def fail(*_):
+        if next(calls) in failures:
+            raise MemoryError
+
+    hook = model.net.model.layers[1].register_forward_pre_hook(fail)
+    for key, prompt in enumerate(prompts):
+        engine.submit(prompt, chosen, key=key)
+    while engine.busy:
+        try:
+            done += engine.step()
+        except MemoryError:
+            continue
+    hook.remove()
+    assert [replace(row, seconds=0.0) for row in sorted(done, key=lambda row: row.key)] == wanted
+
+
+def test_the_last_probe_is_the_blocks_refresh():
+    """It computed the row whole on the canvas that is kept: the next pass needs the block alone."""
+    model = tiny("llada", 0)
+    chosen = plan("void-expansion", canvas=8, limit=8, block=4, window=3, ban="void,eos")  # one probe
+    with shapes(model) as seen:
+        results(Cached(model.denoiser(), 4), model, [[12, 13, 14]], chosen)
+    assert [shape[1] for shape in seen] == [11, 4, 4, 4, 11, 4, 4, 4]
+
+
+def test_a_bucket_may_be_wider_than_the_rows():
+    model, prompts = tiny("llada", 0), ragged(random.Random(0), 3)
+    chosen = model.plan("void", canvas=8, block=4)
+    plain = results(Cached(model.denoiser(), 4), model, prompts, chosen)
+    assert results(Cached(model.denoiser(), 4, bucket=512), model, prompts, chosen) == plain
+
+
 @BOTH
 def test_a_cache_is_named_in_every_result(family):
     model = tiny(family, 0)
@@ -384,6 +478,14 @@ def test_guided_rows_do_not_feel_their_company(family):
     for key, prompt in enumerate(prompts):
         [row] = results(Guided(model.denoiser(), 1.0), model, [prompt], chosen)
         assert replace(row, key=key) == together[key]
+    kept = {}
+
+    def reused(canvas, where):  # as a graph does: one output for all calls of a shape
+        found = inner(canvas, where)
+        return kept.setdefault(found.shape, found.clone()).copy_(found)
+
+    inner = model.denoiser()
+    assert results(Guided(reused, 1.0), model, prompts, chosen) == together
     cached = Cached(model.denoiser(), 4)  # two prompts under one key: each is computed anew, nothing is mixed
     packed = results(Guided(cached, 1.0), model, prompts, chosen)
     assert packed == together
@@ -461,29 +563,10 @@ def test_a_settled_engine_stands_where_it_would_have_come():
 
 # ------------------------------------------------------------------------------------------------ GPU
 gpu = pytest.mark.gpu
-SHAPE = {"vocab": 512, "hidden": 256, "heads": 4, "intermediate": 512, "layers": 4, "context": 1024}
 
 
 def on_gpu(family: str, seed: int, dtype: torch.dtype) -> Model:
     return random_model(family, **SHAPE, seed=seed, dtype=dtype, device="cuda")
-
-
-def commits(denoise, model: Model, prompt, chosen) -> list[tuple[int, int, float]]:
-    """Slot, token and score of every pass of one row that writes one slot a pass."""
-    found = []
-    for step in decode(denoise, [prompt], model.roles, chosen):
-        [slot] = step.chosen[0].nonzero()[:, 0].tolist()
-        found.append((slot, int(step.tokens[0, slot]), float(step.score[0, slot])))
-    return found
-
-
-def equal_or_near_tie(first, second, *, slack: float) -> bool:
-    """The same commits; or the first difference lies between slots or tokens of nearly the same score."""
-    for number, (a, b) in enumerate(zip(first, second, strict=True)):
-        if a[:2] != b[:2]:
-            print(f"near-tie at pass {number}: {a} and {b}")
-            return abs(a[2] - b[2]) < slack
-    return True
 
 
 @gpu
@@ -497,7 +580,7 @@ def test_one_row_in_bfloat16_is_the_plain_row_or_a_near_tie(family, graphs):
         plain = commits(model.denoiser(), model, prompt, chosen)
         packed = Packed(model.denoiser(), bucket=64 if graphs else 1, graphs=Graphs(graphs))
         fast = commits(packed, model, prompt, chosen)
-        assert equal_or_near_tie(plain, fast, slack=0.02)
+        assert equal_or_near_tie(plain, fast)
 
 
 @gpu
@@ -534,13 +617,17 @@ def test_graphs_change_no_token(family):
 @gpu
 @BOTH
 @CACHES
-def test_a_block_pass_on_an_unchanged_canvas_is_the_full_pass_on_a_gpu(family, keep_suffix):
-    model, rng = on_gpu(family, 2, torch.float32), random.Random(3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_block_pass_on_an_unchanged_canvas_is_the_full_pass_on_a_gpu(family, keep_suffix, dtype):
+    model, rng = on_gpu(family, 2, dtype), random.Random(3)
     canvas = half_filled(model, [[40 + n for n in range(size)] for size in (5, 31, 90)], 96, rng)
     first = canvas.prompt + torch.tensor([0, 32, 64])
     where = canvas.masked & (canvas.offset >= first[:, None]) & (canvas.offset < first[:, None] + 32)
-    wanted = model.denoiser()(canvas, where)
+    wanted = model.denoiser()(canvas, where).float()
+    half = dtype == torch.bfloat16
     for graphs in (0, 4096):
-        cached = Cached(model.denoiser(), 32, keep_suffix, graphs=Graphs(graphs))
-        for _ in range(4):  # a refresh, then block passes: eager or captured, then replayed
-            assert (cached(canvas, where) - wanted).abs().max() < 1e-3
+        cached = Cached(model.denoiser(), 32, keep_suffix, bucket=64, graphs=Graphs(graphs))
+        for _ in range(4):  # a refresh, then block passes: eager, or captured and replayed in half precision
+            apart = (cached(canvas, where).float() - wanted).abs().max()
+            assert apart < (0.05 * wanted.abs().max() if half else 1e-3)
+        assert bool(cached.graphs.captured) == (half and graphs > 0)

@@ -20,7 +20,7 @@ def test_a_failed_write_keeps_what_was_there(tmp_path):
 
     with pytest.raises(RuntimeError):
         store(tmp_path / "a.txt", broken())
-    with pytest.raises(OSError), beside(tmp_path / "missing" / "b.txt") as draft:
+    with pytest.raises(FileNotFoundError), beside(tmp_path / "missing" / "b.txt") as draft:
         draft.write_text("x")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
     assert (tmp_path / "a.txt").read_text() == "old"

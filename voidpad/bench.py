@@ -14,10 +14,9 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
-from voidpad.decode.canvas import Canvas, first
+from voidpad.decode.canvas import Canvas, first, send
 from voidpad.decode.loop import Denoiser, Outcome
 from voidpad.decode.plan import Plan, plan
-from voidpad.decode.propose import send
 from voidpad.engine import Engine
 from voidpad.models import Model, merge
 from voidpad.roles import Roles
@@ -232,11 +231,13 @@ def compare(
     found["research"] = {"seconds": base, "ratio": 1.0, "passes": sum(n for _, n in plain), "equal": len(prompts),
                          "tokens_per_s": size / base}  # fmt: skip
     tick()
-    if compile_layers:  # after the plain loop, which must not profit from it
-        for cache in (None, "dual"):
-            drained(model.compiled().engine(cache=cache, block=block), prompts[:2], exact)
+    if compile_layers:
+        model.compiled()  # after the plain loop, which must not profit from it
     for name, (make, chosen) in ways(model, block, exact, sure).items():
-        seconds, ended = timed(partial(drained, make(), prompts, chosen), model.device)
+        engine = make()
+        if compile_layers:
+            drained(make(), prompts[:2], chosen)  # compiles
+        seconds, ended = timed(partial(drained, engine, prompts, chosen), model.device)
         equal = sum(o.tokens == a for o, a in zip(ended, answers, strict=True))
         found[name] = {"seconds": seconds, "ratio": base / seconds, "passes": sum(o.passes_decode for o in ended),
                        "equal": equal, "tokens_per_s": sum(len(o.tokens) for o in ended) / seconds}  # fmt: skip

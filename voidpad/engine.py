@@ -31,7 +31,10 @@ class Request:
 
 @dataclass
 class Engine:
-    """Continuous batching under a limit of rows and of tokens (prompt and canvas) in one pass."""
+    """Continuous batching under a limit of rows and of tokens (prompt and canvas) in one pass.
+
+    Passes run in inference mode. A denoiser that takes gradients leaves it and clones the ids it is given.
+    """
 
     denoise: Denoiser
     roles: Roles

@@ -82,7 +82,9 @@ def generate(
     place: dict[str, Any] = {"device_map": "auto"} if device == "auto" else {"device": device}
     loaded = load(model, adapter, dtype=dtype, quantize=quantize, **place)
     if compile_layers:
-        loaded.compiled()
+        with err.status("compiling"):  # before anything is timed
+            for way in {cache, None} if report_delta else {cache}:
+                loaded.compiled().generate("compile", "original", canvas=64, block=32, cache=way)
     built = loaded.plan(plan, **(fields or {}))
     warn(built)
     if live or trace is not None:

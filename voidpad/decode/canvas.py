@@ -119,3 +119,10 @@ def first(found: Tensor, *, otherwise: Tensor) -> Tensor:
     if not found.shape[1]:
         return otherwise
     return torch.where(found.any(1), found.int().argmax(1), otherwise)
+
+
+def send(part: Tensor, device: torch.device) -> Tensor:
+    """A host tensor on the device, without waiting for it."""
+    if device.type != "cuda":
+        return part.to(device)
+    return part.contiguous().pin_memory().to(device, non_blocking=True)

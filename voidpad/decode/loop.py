@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from voidpad.decode.canvas import Canvas
+from voidpad.decode.canvas import Canvas, send
 from voidpad.decode.length import Look, Signal
 from voidpad.decode.noise import Noise
 from voidpad.decode.plan import Plan
-from voidpad.decode.propose import NOTHING, Bans, propose_in_pieces, send
+from voidpad.decode.propose import NOTHING, Bans, propose_in_pieces
 from voidpad.decode.rows import Rows
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.roles import Roles

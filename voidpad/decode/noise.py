@@ -8,6 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from voidpad.decode.canvas import send
+
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # splitmix64's constants, as signed 64-bit integers
 MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 MIX_2 = 0x94D049BB133111EB - (1 << 64)
@@ -37,7 +39,7 @@ class Noise:
 
     @cached_property
     def state(self) -> Tensor:
-        state, *parts = (part.to(self.device) for part in self.parts)
+        state, *parts = (send(part, self.device) for part in self.parts)
         for part in parts:
             state = absorb(state, part)
         return state  # (N,)

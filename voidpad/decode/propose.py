@@ -146,7 +146,8 @@ def without(z: Tensor, ids: Sequence[int]) -> Tensor:
 @lru_cache(256)
 def index(ids: tuple[int, ...], device: torch.device) -> Tensor:
     """Kept: sending ids to a device makes the host wait until the device is idle."""
-    return torch.tensor(ids, device=device)
+    with torch.inference_mode(False):  # for callers that differentiate, too
+        return torch.tensor(ids, device=device)
 
 
 def pick(z: Tensor) -> Tensor:
@@ -157,10 +158,3 @@ def pick(z: Tensor) -> Tensor:
 def softmax(z: Tensor) -> Tensor:
     """Softmax in which a slot without any token left has probability 0 everywhere."""
     return torch.nan_to_num(z.softmax(1), nan=0.0)
-
-
-def send(part: Tensor, device: torch.device) -> Tensor:
-    """A host tensor on the device, without waiting for it."""
-    if device.type != "cuda":
-        return part.to(device)
-    return part.contiguous().pin_memory().to(device, non_blocking=True)

@@ -48,7 +48,7 @@ class Store(Cache):
                 part[layer] = widened(old.unflatten(0, before), slots + 1, width)
         return True
 
-    def take(self, places: Tensor) -> None:
+    def aim(self, places: Tensor) -> None:
         self.places = places
 
     @torch.compiler.disable
@@ -80,9 +80,10 @@ class Held:
 
     slot: int
     prompt: Tensor
-    start: int
     stop: int
-    used: int = 1  # passes since it was computed whole
+    start: int = -1  # of the block; none until the pass that computes them is over
+    used: int = 0  # passes since it was computed whole, that one included
+    masks: int = 0  # left in the row at its last pass
 
 
 @dataclass(frozen=True)
@@ -121,41 +122,51 @@ class Cached:
         start = first(where, otherwise=canvas.prompt) - canvas.prompt
         start = canvas.prompt + torch.div(start, self.block, rounding_mode="floor") * self.block
         last = where.shape[1] - 1 - where.flip(1).int().argmax(1)
-        inside = last < start + self.block  # probes and observers look beyond the block: nothing to reuse
-        warm = torch.tensor(self._known(canvas, torch.where(inside, start, -1)))
-        if self.store.reserve(len(self.held) + len(self.free), canvas.ids.shape[1]):
+        inside = (
+            last < start + self.block
+        )  # probes and observers look beyond the block: such a pass reuses nothing
+        warm = torch.tensor(self._admit(canvas, start, inside))
+        width = max(canvas.ids.shape[1], self.bucket)
+        if self.store.reserve(len(self.held) + len(self.free), width):
             self.graphs.forget()
         begin = torch.where(warm, start - self.inner.shift, 0)
         ends = torch.minimum(start + self.block, canvas.stop) if self.keep_suffix else canvas.stop
         packing = self._pack(canvas, where, begin, torch.where(warm, ends, canvas.stop))
-        return logits(self.inner, packing, self.graphs, cache=self.store, version=self.store.version)
+        found = logits(self.inner, packing, self.graphs, cache=self.store, version=self.store.version)
+        for key, block in zip(canvas.key.tolist(), start.tolist(), strict=True):
+            self.held[key].start = block  # only now: after a pass that failed nothing may be reused
+        return found
 
     def forget(self, key: int) -> None:
         """A row that ended gives its place back."""
         if key in self.held:
             self.free.append(self.held.pop(key).slot)
 
-    def _known(self, canvas: Canvas, start: Tensor) -> list[bool]:
-        """Rows whose keys were kept for this block; the others are noted, they are computed whole."""
+    def clear(self) -> None:
+        """Forget every row and give the memory back."""
+        self.graphs.forget()
+        self.store, self.held, self.free, self.layout = Store(), {}, [], None
+
+    def _admit(self, canvas: Canvas, start: Tensor, inside: Tensor) -> list[bool]:
+        """Rows whose keys were kept for this block; the others get a place, they are computed whole."""
         found = []
-        about = zip(
-            canvas.key.tolist(), start.tolist(), canvas.prompt.tolist(), canvas.stop.tolist(), strict=True
-        )
-        for row, (key, block, prompt, stop) in enumerate(about):
+        parts = (canvas.key, canvas.prompt, start, canvas.stop, canvas.masked.sum(1), inside)
+        for row, (key, prompt, *now, reuse) in enumerate(zip(*(p.tolist() for p in parts), strict=True)):
             tokens, held = canvas.ids[row, :prompt], self.held.get(key)
-            if held is not None and self._fresh(held, tokens, block, stop):
-                held.used += 1
-                found.append(True)
-                continue
-            slot = held.slot if held else self.free.pop() if self.free else len(self.held)
-            self.held[key] = Held(slot, tokens.clone(), block, stop)
-            found.append(False)
+            warm = held is not None and reuse and self._fresh(held, tokens, *now)
+            if not warm:
+                slot = held.slot if held else self.free.pop() if self.free else len(self.held)
+                self.held[key] = held = Held(slot, tokens.clone(), now[1])
+            assert held is not None
+            held.used, held.masks = held.used + 1, now[2]
+            found.append(warm)
         return found
 
-    def _fresh(self, held: Held, prompt: Tensor, start: int, stop: int) -> bool:
-        if (held.start, held.stop) != (start, stop) or start < 0 or held.used == self.every:
+    def _fresh(self, held: Held, prompt: Tensor, start: int, stop: int, masks: int) -> bool:
+        if (held.start, held.stop) != (start, stop) or held.used == self.every:
             return False
-        return torch.equal(held.prompt, prompt)  # a key may come back with another prompt
+        # A key may come back with another prompt, or with the same one from its beginning.
+        return masks <= held.masks and torch.equal(held.prompt, prompt)
 
     def _pack(self, canvas: Canvas, where: Tensor, begin: Tensor, end: Tensor) -> Packing:
         """The tokens begin..end of each row, in the order of their slots, and the keys of whole rows."""

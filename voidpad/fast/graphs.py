@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voidpad.decode.propose import send
+from voidpad.decode.canvas import send
 
 Call = Callable[..., Tensor]
 
@@ -24,23 +24,25 @@ class Graphs:
     captured: dict[Hashable, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     pool: Any = None  # memory that all graphs share: they never run side by side
 
-    def take(self, tokens: int, device: torch.device) -> bool:
+    def fit(self, tokens: int, device: torch.device) -> bool:
         return device.type == "cuda" and tokens <= self.up_to
 
     def __call__(
         self, call: Call, inputs: Sequence[Tensor], device: torch.device, *, key: Hashable
     ) -> Tensor:
         """`call(*inputs)` on the device. The output lives until the next call; `key` names what shapes it."""
-        shapes = tuple(tuple(x.shape) for x in inputs)
-        together = send(torch.cat([x.reshape(-1) for x in inputs]), device)
+        flat, shapes = together(inputs, device)
         name = (key, shapes)
         if name not in self.captured:
-            self.captured[name] = self._capture(lambda flat: call(*apart(flat, shapes)), together)
-        return self.captured[name](together)
+            self.captured[name] = self._capture(lambda given: call(*apart(given, shapes)), flat)
+        return self.captured[name](flat)
 
     def forget(self) -> None:
         """Drop every graph: what they were captured on has moved."""
         self.captured.clear()
+        self.pool = (
+            None  # a pool without graphs cannot be captured into while anybody holds one of its tensors
+        )
 
     def _capture(self, call: Callable[[Tensor], Tensor], inputs: Tensor) -> Callable[[Tensor], Tensor]:
         buffer = inputs.clone()
@@ -77,10 +79,17 @@ def uncollected() -> Iterator[None]:
 
 def run(call: Call, inputs: Sequence[Tensor], device: torch.device) -> Tensor:
     """`call(*inputs)` on the device, its inputs sent in one piece."""
+    return call(*apart(*together(inputs, device)))
+
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def together(inputs: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Shapes]:
     shapes = tuple(tuple(x.shape) for x in inputs)
-    return call(*apart(send(torch.cat([x.reshape(-1) for x in inputs]), device), shapes))
+    return send(torch.cat([x.reshape(-1) for x in inputs]), device), shapes
 
 
-def apart(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+def apart(flat: Tensor, shapes: Shapes) -> list[Tensor]:
     sizes = [torch.Size(shape).numel() for shape in shapes]
     return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]

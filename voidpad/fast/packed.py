@@ -105,7 +105,7 @@ def rounded(n: int) -> int:
 def logits(
     inner: HFDenoiser, packing: Packing, graphs: Graphs, *, cache: Cache | None = None, version: int = 0
 ) -> Tensor:
-    """Logits at the packing's places, (N, V). The cache takes `extra` before the pass."""
+    """Logits at the packing's places, (N, V). The cache is told `extra` before the pass."""
     config: Any = inner.body.config
     groups = config.num_attention_heads // config.num_key_value_heads
     longest = (packing.longest[0] * groups, packing.longest[1])
@@ -114,7 +114,7 @@ def logits(
         ids: Tensor, positions: Tensor, queries: Tensor, keys: Tensor, places: Tensor, *extra: Tensor
     ) -> Tensor:
         if cache is not None:
-            cache.take(*extra)  # type: ignore[attr-defined]
+            cache.aim(*extra)  # type: ignore[attr-defined]
         with attention(inner.body, NAME):
             hidden = inner.body(
                 input_ids=ids[None],
@@ -129,10 +129,9 @@ def logits(
         return inner.head(hidden[places])
 
     inputs = [packing.ids, packing.positions, packing.queries, packing.keys, packing.places, *packing.extra]
-    half = (
-        next(inner.body.parameters()).dtype in HALF
-    )  # row by row, attention asks the host: nothing to capture
-    if not (half and graphs.take(len(packing.ids), inner.device)):
+    # Elsewhere than in half precision attention runs row by row and asks the host: there is nothing to capture.
+    half = next(inner.body.parameters()).dtype in HALF
+    if not (half and graphs.fit(len(packing.ids), inner.device)):
         return run(forward, inputs, inner.device)
     wanted = len(packing.places)
     room = max(32, next_power(wanted)) - wanted  # few different shapes: few graphs

@@ -203,6 +203,10 @@ class Model:
         if cache is None:
             return Engine(self.exact(), self.roles, rows=rows, tokens=tokens)
         asked = read_cache(cache)
+        if len(devices(self.net)) > 1:
+            raise ConfigError(
+                f"cache={cache!r} needs the network on one device; drop the cache or device=auto."
+            )
         kept = Cached(self.denoiser(), block, asked.keep_suffix, asked.every, **self._graphed())
         return Engine(kept, self.roles, rows=rows, tokens=tokens, ended=kept.forget)
 
