@@ -25,7 +25,7 @@ HEADS = ("model and plan", "block", "right", "95 %", "answer", "passes", "probes
 
 
 def demo(
-    problems: Annotated[int, typer.Option(help="test problems per task")] = 3,
+    problems: Annotated[int, typer.Option(help="test problems per task", min=1)] = 3,
     full: Annotated[
         bool, typer.Option("--full", help="128 problems per task, all blocks and ablations")
     ] = False,

@@ -121,7 +121,8 @@ def show(result: Any, *, as_json: bool, many: bool) -> None:
     shared = f" ({result.passes_shared} shared)" if result.passes_shared else ""
     err.print(
         f"{len(result.tokens)} tokens, {result.passes_decode} passes{probes}{shared}, "
-        f"canvas {result.canvas}, stopped: {result.stop_reason}, {result.seconds:.2f} s",
+        f"canvas {result.canvas}, stopped: {result.stop_reason}, {result.seconds:.2f} s"
+        + (f"; approximate: {', '.join(result.accelerated)}" if result.accelerated else ""),
         style="dim",
     )
 
