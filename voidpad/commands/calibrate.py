@@ -26,7 +26,9 @@ def calibrate(
         int, typer.Option(help="for built-in models without --file: prompts from their own tasks")
     ] = 64,
     canvas: Annotated[int, typer.Option(help="where the canvas starts")] = 64,
-    limit: Annotated[int, typer.Option(help="longest canvas")] = 512,
+    limit: Annotated[
+        int | None, typer.Option(help="longest canvas; 512 unless the context leaves less beside the prompts")
+    ] = None,
     block: Annotated[int, typer.Option(help="block size, and the step of the canvas")] = 32,
     fit: Annotated[float, typer.Option(help="share of answers that must fit the chosen canvas")] = 0.98,
     rows: Annotated[int, typer.Option(help="most rows in one pass")] = 64,
@@ -38,7 +40,8 @@ def calibrate(
     from voidpad.calibrate import Search, choose, fields, frontier, settings, survey
     from voidpad.models import load, read_card
 
-    search = Search(start=canvas, limit=limit, block=block, fit=fit)
+    if limit is not None:
+        Search(start=canvas, limit=limit, block=block, fit=fit)  # refused before anything is loaded
     for name, folder in (("save", save), ("plot", plot and plot.parent)):
         if folder is not None and not folder.is_dir():
             raise ConfigError(f"{name}: there is no folder {folder}; create it.")
@@ -50,6 +53,10 @@ def calibrate(
         else own_prompts(prompts)
     )
     ids = [loaded.encode(text) for text in texts]
+    if limit is None:
+        room = loaded.context - max(map(len, ids), default=0)
+        limit = min(512, max(canvas, canvas + (room - canvas) // block * block))
+    search = Search(start=canvas, limit=limit, block=block, fit=fit)
     with bar(2 + (limit - canvas) // block, shown=True, label="probing") as tick:
         seen = survey(loaded, ids, search, rows=rows, tick=tick)
     found = settings(seen, search)
