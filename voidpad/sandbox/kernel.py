@@ -117,8 +117,9 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, 9)
 
 
-def adopt_orphans() -> None:
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+def adopt_orphans(do: bool = True) -> None:
+    """Whether processes below this one that lose their parent come here, not to the first process."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(do))
 
 
 def hide_memory() -> None:
