@@ -451,17 +451,20 @@ def nobodies():
     return nobodies()
 
 
-def restricted(refuse, jobs):
-    """What RESTRICTED prints. Its programs must not outlive it: meanwhile orphans come to this process, where
-    those of the tests that run beside this one are not seen."""
-    command = [sys.executable, "-c", RESTRICTED, refuse]
+def adopting(command, given=None):
+    """The finished command, and the processes of nobody that it left: meanwhile orphans come to this process,
+    where those of the tests that run beside this one are not seen."""
     before = nobodies()
     kernel.adopt_orphans()
     try:
-        done = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, check=False)
-        left = nobodies() - before
+        done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+        return done, nobodies() - before
     finally:
         kernel.adopt_orphans(False)
+
+
+def restricted(refuse, jobs):
+    done, left = adopting([sys.executable, "-c", RESTRICTED, refuse], json.dumps(jobs))
     assert done.returncode == 0, done.stderr
     assert left == set()
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -474,6 +477,31 @@ def test_a_missing_layer_is_named_and_refused_unless_told(complete):
     assert "no landlock" in error
     assert "weak" in error
     assert verdicts[0]["passed"]
+
+
+LOST_KEEPER = """
+import threading, time
+import psutil
+from voidpad.sandbox import Limits, Sandbox, kernel
+kernel.no_new_privileges()
+kernel.install(kernel.seccomp_filter(refuse=["unshare"]))
+def lose():
+    while len(psutil.Process().children(recursive=True)) < 10:  # the keeper's two and the bomb
+        time.sleep(0.01)
+    (first,) = psutil.Process().children()
+    (inner,) = first.children()
+    inner.kill()
+threading.Thread(target=lose).start()
+with Sandbox(weak=True, limits=Limits(seconds=30, processes=24)) as sandbox:
+    print(sandbox.run(BOMB, "").reason, sandbox.run("", "").passed)
+"""
+
+
+def test_without_namespaces_a_lost_keeper_still_takes_its_programs_along(complete):
+    bomb = (Path(__file__).parent / "hostile" / "fork_bomb.py").read_text()
+    done, left = adopting([sys.executable, "-c", f"BOMB = {bomb!r}{LOST_KEEPER}"])
+    assert done.stdout == "killed True\n", done.stderr
+    assert left == set()
 
 
 def test_without_namespaces_the_other_layers_still_hold(complete):

@@ -33,6 +33,7 @@ keeper.main(socket.socket(fileno=int(sys.argv[2])), frozenset(sys.argv[3:]))
 """
 _PATIENCE = 10.0  # seconds a keeper may be late with a verdict before it is taken for dead
 _START_PATIENCE = 60.0
+_FAREWELL = 2.0  # seconds a keeper has to leave by itself, and again after it was told to
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,12 @@ class _Keeper:
     def close(self) -> None:
         """The keeper leaves when its socket closes, and every jail with it."""
         self._control.close()
-        try:
-            self._process.wait(1)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        for stop in (self._process.terminate, self._process.kill):
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_FAREWELL)
+                return
+            stop()
+        self._process.wait()
 
 
 def _memory_file(text: str) -> int:

@@ -15,7 +15,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ _WARM = ("array", "bisect", "calendar", "cmath", "collections", "copy", "datacla
 _GLANCE = 0.02  # seconds between looks at the memory in use
 _OVERHEAD = 64 << 20  # bytes that two idle interpreters hold
 _LAST_BREATH = 0.1  # seconds a program that closed its channel has to be seen ending
+_BLINK = 0.001  # seconds that a killed process has to be gone
 _LOST = 3  # exit status of checks whose program went away
 _FULL_NAMESPACES = frozenset({"pid namespace", "mount namespace"})
 
@@ -136,7 +137,7 @@ class Keeper:
     def _below(self) -> list[int]:
         if self._own_proc:
             return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-        return _descendants(os.getpid())
+        return _descendants()
 
     def _home(self) -> str:
         if "mount namespace" in self._jail.layers:
@@ -148,7 +149,7 @@ class Keeper:
     def _sweep(self, home: str) -> None:
         """Without a PID namespace, end the orphans that came here; without a mount one, drop the folder."""
         if "pid namespace" not in self._jail.layers:
-            _end_below(os.getpid())
+            _end_below()
         if "mount namespace" not in self._jail.layers:
             shutil.rmtree(home, ignore_errors=True)
 
@@ -190,23 +191,28 @@ def _end(pid: int) -> None:
         os.waitpid(pid, 0)
 
 
-def _end_below(top: int) -> None:
-    """Kill every descendant: all are stopped first, because one that runs can fork faster than it is killed."""
-    stopped: set[int] = set()
-    while new := set(_descendants(top)) - stopped:
-        for pid in new:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
-        stopped |= new
-    for pid in stopped:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    with suppress(ChildProcessError):  # their children come to this process as they die
+def _end_below() -> None:
+    """Kill every descendant of this process: all are stopped first, because one that runs can fork faster than
+    it is killed; and again, because one can be born between two looks."""
+    with suppress(ChildProcessError):  # no child left, and so nobody below: orphans come to this process
         while True:
-            os.waitpid(-1, 0)
+            stopped: set[int] = set()
+            while new := set(_descendants()) - stopped:
+                _signal(new, signal.SIGSTOP)
+                stopped |= new
+            _signal(stopped, signal.SIGKILL)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+            time.sleep(_BLINK)
 
 
-def _descendants(top: int) -> list[int]:
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _descendants() -> list[int]:
     parents: dict[int, int] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -214,14 +220,15 @@ def _descendants(top: int) -> list[int]:
                 parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
         except (OSError, IndexError):
             continue
-    found = [top]
+    found = [os.getpid()]
     for pid in found:
         found += [child for child, parent in parents.items() if parent == pid]
     return found[1:]
 
 
 def main(control: socket.socket, without: frozenset[str]) -> None:
-    """Enter the namespaces, say what they are, serve. The first process only waits for the one inside."""
+    """Enter the namespaces, say what they are, serve. The first process waits for the one inside, and ends
+    what that one leaves where no namespace does."""
     for name in _WARM:
         importlib.import_module(name)
     kernel.warm_up()
@@ -230,7 +237,12 @@ def main(control: socket.socket, without: frozenset[str]) -> None:
     child = os.fork()
     if child:
         control.close()
-        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
+        kernel.adopt_orphans()
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the child is gone, its number may be another's
+        _end_below()
+        os._exit(status & 0xFF)
     kernel.die_with_parent()
     kernel.adopt_orphans()
     prison = jail.Jail(available, paths)
