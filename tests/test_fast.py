@@ -116,6 +116,27 @@ def test_packed_rows_carry_no_padding():
         assert set(seen) == {(1, 64)}
 
 
+@BOTH
+def test_the_last_layer_runs_at_the_asked_tokens_alone(family):
+    rng = random.Random(3)
+    model = tiny(family, 3, layers=3, dtype=torch.float32)
+    canvas = half_filled(model, ragged(rng, 5), 12, rng)
+    sizes: list[int] = []
+    layers = model.net.model.layers
+    hooks = [x.mlp.register_forward_pre_hook(lambda _, args: sizes.append(args[0].shape[1])) for x in layers]
+    for share, bucket in ((0.3, 1), (0.3, 64), (0.05, 1), (0.0, 1)):
+        draw = torch.Generator().manual_seed(rng.randrange(2**31))
+        where = canvas.slots & (torch.rand(canvas.ids.shape, generator=draw) < share)
+        sizes.clear()
+        found, tokens = Packed(model.denoiser(), bucket=bucket)(canvas, where), int(canvas.stop.sum())
+        whole = -(-tokens // bucket) * bucket
+        assert sizes == [whole, whole, int(where.sum()) or whole]  # no layer takes no token at all
+        torch.testing.assert_close(found, model.denoiser()(canvas, where), atol=1e-5, rtol=1e-5)
+    for hook in hooks:
+        hook.remove()
+    assert not any(layer._forward_pre_hooks for layer in layers)
+
+
 def half_filled(model: Model, prompts, length: int, rng: random.Random) -> Canvas:
     """Canvases in the middle of decoding: about half of the slots written."""
     canvas = Canvas.blank(prompts, length, model.roles, range(len(prompts)))

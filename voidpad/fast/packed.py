@@ -20,6 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from voidpad.decode.canvas import Canvas
 from voidpad.decode.denoise import HFDenoiser
 from voidpad.fast.graphs import Graphs, run
+from voidpad.fast.narrow import KNOWN, narrowed
 
 NAME = "voidpad_varlen"
 HALF = (torch.float16, torch.bfloat16)
@@ -109,13 +110,17 @@ def logits(
     config: Any = inner.body.config
     groups = config.num_attention_heads // config.num_key_value_heads
     longest = (packing.longest[0] * groups, packing.longest[1])
+    fused = next(inner.body.parameters()).dtype in HALF and inner.device.type == "cuda"
+    # Not with the GPU's kernels: it would save one layer in many there, and has not been timed.
+    plain = not fused and cache is None and config.model_type in KNOWN
+    last = narrowed if plain and len(packing.places) else whole
 
     def forward(
         ids: Tensor, positions: Tensor, queries: Tensor, keys: Tensor, places: Tensor, *extra: Tensor
     ) -> Tensor:
         if cache is not None:
             cache.aim(*extra)  # type: ignore[attr-defined]
-        with attention(inner.body, NAME):
+        with attention(inner.body, NAME), last(inner.body, places, queries, groups):
             hidden = inner.body(
                 input_ids=ids[None],
                 position_ids=positions[None],
@@ -126,17 +131,22 @@ def logits(
                 max_length_q=longest[0],
                 max_length_k=longest[1],
             ).last_hidden_state[0]
-        return inner.head(hidden[places])
+        return inner.head(hidden[places] if last is whole else hidden)
 
     inputs = [packing.ids, packing.positions, packing.queries, packing.keys, packing.places, *packing.extra]
     # Elsewhere than in half precision attention runs row by row and asks the host: there is nothing to capture.
-    half = next(inner.body.parameters()).dtype in HALF
-    if not (half and graphs.fit(len(packing.ids), inner.device)):
+    if not (fused and graphs.fit(len(packing.ids), inner.device)):
         return run(forward, inputs, inner.device)
     wanted = len(packing.places)
     room = max(32, next_power(wanted)) - wanted  # few different shapes: few graphs
     inputs[4] = nn.functional.pad(packing.places, (0, room))
     return graphs(forward, inputs, inner.device, key=(longest, version))[:wanted]
+
+
+@contextmanager
+def whole(*_: Any) -> Iterator[None]:
+    """Every token in every layer."""
+    yield
 
 
 @dataclass
