@@ -520,6 +520,11 @@ def test_the_comparison_is_like_for_like(family):
     assert found["exact"]["equal"] == found["research"]["equal"] == 4
     assert found["exact"]["passes"] == found["research"]["passes"]
     assert set(found) >= {"prefix cache", "dual cache", "dual cache, threshold 0.9"}
+    turns = compare(model, prompts, canvas=12, block=4, rounds=3)
+    for name, row in found.items():
+        assert {key: turns[name][key] for key in ("passes", "equal")} == {
+            key: row[key] for key in ("passes", "equal")
+        }
 
 
 @pytest.mark.slow

@@ -15,10 +15,10 @@ from peft import PeftModel
 from torch import Tensor
 
 from voidpad.decode.canvas import Canvas, first, send
-from voidpad.decode.loop import Denoiser, Outcome
+from voidpad.decode.loop import Denoiser
 from voidpad.decode.plan import Plan, plan
 from voidpad.engine import Engine
-from voidpad.models import Model, merge
+from voidpad.models import Model
 from voidpad.roles import Roles
 
 PASSES = {"gsm8k": 134, "math500": 418, "humaneval": 73, "mbpp": 64}  # the paper's, LLaDA with VoidExpansion
@@ -205,65 +205,99 @@ def drive(engine: Engine, *, device: str, seconds: float = 1e9, passes: int | No
     return Run(now(device) - begun, used, rows, tokens, finished)
 
 
+Answers = list[tuple[list[int], int]]  # of each prompt: the tokens, and the passes they took
+Decoder = Callable[[Sequence[Sequence[int]]], Answers]
+
+
+@dataclass
+class Tally:
+    """What a decoder has done so far."""
+
+    seconds: float = 0.0
+    passes: int = 0
+    tokens: int = 0
+    equal: int = 0  # answers that are the research loop's
+
+    def add(self, seconds: float, found: Answers, reference: Answers) -> None:
+        self.seconds += seconds
+        self.passes += sum(passes for _, passes in found)
+        self.tokens += sum(len(tokens) for tokens, _ in found)
+        self.equal += sum(ours == theirs for (ours, _), (theirs, _) in zip(found, reference, strict=True))
+
+
 def compare(
     model: Model,
     prompts: Sequence[Sequence[int]],
     *,
     canvas: int,
     block: int,
+    rounds: int = 1,
     compile_layers: bool = False,
     tick: Callable[[], None] = lambda: None,
 ) -> dict[str, dict[str, float]]:
-    """The research loop, the exact engine and each approximation on the same prompts, in one run."""
-    net: Any = model.net.get_base_model() if isinstance(model.net, PeftModel) else model.net
-    ban = model.roles.ids(["void"])
-    loop = Research(net, model.roles, model.family.shift, ban=ban)
-    exact = plan(
-        "void", canvas=canvas, block=block
-    )  # LLaDA's rules on either family: the loop knows no others
-    sure = plan("void", canvas=canvas, block=block, threshold=0.9)
-    found: dict[str, dict[str, float]] = {}
-    begun = now(model.device)
-    plain = [loop(p, canvas=canvas, block=block) for p in prompts]
-    base = now(model.device) - begun
-    answers = [cut(ids, model.roles.eos) for ids, _ in plain]
-    size = sum(map(len, answers))
-    found["research"] = {"seconds": base, "ratio": 1.0, "passes": sum(n for _, n in plain), "equal": len(prompts),
-                         "tokens_per_s": size / base}  # fmt: skip
-    tick()
+    """The research loop, the exact engine and each approximation on the same prompts, in one run.
+
+    In each round they take turns with a share of the prompts: a machine whose speed drifts slows all alike.
+    """
     if compile_layers:
-        model.compiled()  # after the plain loop, which must not profit from it
-    for name, (make, chosen) in ways(model, block, exact, sure).items():
-        engine = make()
-        if compile_layers:
-            drained(make(), prompts[:2], chosen)  # compiles
-        seconds, ended = timed(partial(drained, engine, prompts, chosen), model.device)
-        equal = sum(o.tokens == a for o, a in zip(ended, answers, strict=True))
-        found[name] = {"seconds": seconds, "ratio": base / seconds, "passes": sum(o.passes_decode for o in ended),
-                       "equal": equal, "tokens_per_s": sum(len(o.tokens) for o in ended) / seconds}  # fmt: skip
-        tick()
+        model.compiled()
+    named = decoders(model, canvas, block)
+    tallies = {name: Tally() for name in named}
+    reference: Answers = []
+    for turn in range(rounds):
+        share = prompts[turn::rounds]
+        for name, decode in named.items():
+            if compile_layers and turn == 0:
+                decode(share[:2])  # compiles
+            seconds, found = timed(partial(decode, share), model.device)
+            if name == RESEARCH:
+                reference = found
+            tallies[name].add(seconds, found, reference)
+            tick()
+    base = tallies[RESEARCH].seconds
+    return {
+        name: {"seconds": tally.seconds, "ratio": base / tally.seconds, "passes": tally.passes,
+               "equal": tally.equal, "tokens_per_s": tally.tokens / tally.seconds}
+        for name, tally in tallies.items()
+    }  # fmt: skip
+
+
+RESEARCH = "research"
+
+
+def decoders(model: Model, canvas: int, block: int) -> dict[str, Decoder]:
+    """By name, the research loop first. LLaDA's rules on either family: the loop knows no others."""
+    exact = plan("void", canvas=canvas, block=block)
+    sure = plan("void", canvas=canvas, block=block, threshold=0.9)
+    caches = {"prefix cache": "prefix", "dual cache": "dual", "dual:4 cache": "dual:4"}
+    found = {RESEARCH: plainly(model, canvas, block), "exact": drained(model, exact),
+             "exact, threshold 0.9": drained(model, sure)}  # fmt: skip
+    for name, cache in caches.items():
+        found[name] = drained(model, exact, cache=cache, block=block)
+        if cache != "prefix":
+            found[f"{name}, threshold 0.9"] = drained(model, sure, cache=cache, block=block)
     return found
 
 
-def ways(model: Model, block: int, exact: Plan, sure: Plan) -> dict[str, tuple[Callable[[], Engine], Plan]]:
-    """Decoders to compare, by name. Merging comes last: it changes the network."""
-    kept = partial(model.engine, block=block)
-    found: dict[str, tuple[Callable[[], Engine], Plan]] = {
-        "exact": (model.engine, exact),
-        "exact, threshold 0.9": (model.engine, sure),
-        "prefix cache": (partial(kept, cache="prefix"), exact),
-        "dual cache": (partial(kept, cache="dual"), exact),
-        "dual cache, threshold 0.9": (partial(kept, cache="dual"), sure),
-        "dual:4 cache": (partial(kept, cache="dual:4"), exact),
-        "dual:4 cache, threshold 0.9": (partial(kept, cache="dual:4"), sure),
-    }
-    if isinstance(model.net, PeftModel):
-        found["exact, adapter merged"] = (lambda: merge(model).engine(), exact)
-    return found
+def plainly(model: Model, canvas: int, block: int) -> Decoder:
+    """The research loop, which must not profit from compiled layers."""
+    net: Any = model.net.get_base_model() if isinstance(model.net, PeftModel) else model.net
+    loop = Research(net, model.roles, model.family.shift, ban=model.roles.ids(["void"]))
+
+    def decode(prompts: Sequence[Sequence[int]]) -> Answers:
+        with torch.compiler.set_stance("force_eager"):
+            rows = [loop(prompt, canvas=canvas, block=block) for prompt in prompts]
+        return [(cut(ids, model.roles.eos), passes) for ids, passes in rows]
+
+    return decode
 
 
-def drained(engine: Engine, prompts: Sequence[Sequence[int]], chosen: Plan) -> list[Outcome]:
-    return sorted(engine.run(prompts, chosen), key=lambda ended: ended.key)
+def drained(model: Model, chosen: Plan, **kept: Any) -> Decoder:
+    def decode(prompts: Sequence[Sequence[int]]) -> Answers:
+        ended = sorted(model.engine(**kept).run(prompts, chosen), key=lambda row: row.key)
+        return [(row.tokens, row.passes_decode) for row in ended]
+
+    return decode
 
 
 def cut(ids: list[int], eos: int) -> list[int]:

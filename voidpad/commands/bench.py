@@ -20,6 +20,8 @@ def bench(
     prompts: Annotated[int, typer.Option(help="for built-in models without --file", min=1)] = 32,
     canvas: Annotated[int, typer.Option(help="fixed canvas")] = 192,
     block: Annotated[int, typer.Option(help="block size")] = 16,
+    rounds: Annotated[int, typer.Option(help="turns in which all decoders share the prompts", min=1)] = 1,
+    merged: Annotated[bool, typer.Option(help="merge the adapter first, for all decoders")] = False,
     threads: Annotated[int | None, typer.Option(help="CPU threads", min=1)] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     compile_layers: Annotated[bool, typer.Option("--compile", help="ours with compiled layers")] = False,
@@ -30,19 +32,23 @@ def bench(
 
     from voidpad.bench import compare
     from voidpad.commands.calibrate import own_prompts
-    from voidpad.models import load
+    from voidpad.models import load, merge
 
     if threads is not None:
         torch.set_num_threads(threads)
     loaded = load(model, adapter, device=device)
+    if merged:
+        loaded = merge(loaded)
     texts: Any = (
         gather([], file=file, messages=None)
         if file or not model.startswith("tiny-")
         else own_prompts(prompts)
     )
     ids = [loaded.encode(text) for text in texts]
-    with bar(9, shown=True, label="timing") as tick:
-        found = compare(loaded, ids, canvas=canvas, block=block, compile_layers=compile_layers, tick=tick)
+    with bar(8 * rounds, shown=True, label="timing") as tick:
+        found = compare(
+            loaded, ids, canvas=canvas, block=block, rounds=rounds, compile_layers=compile_layers, tick=tick
+        )
     if as_json:
         print(json.dumps(found))
         return
