@@ -1,6 +1,7 @@
 """LoRA adapters: loaded beside the weights, merged into them, and translated from LLaDA's original names."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -144,6 +145,19 @@ def test_the_adapters_card_wins(bases, tmp_path):
     assert load(bases["llada"], tmp_path / "adapter", roles={"void": 32}).roles.void == 32
     (tmp_path / "adapter" / "voidpad.json").unlink()
     assert load(bases["llada"], tmp_path / "adapter").roles == base_roles
+
+
+def test_what_an_adapter_does_not_say_about_canvases_its_base_does(bases, tmp_path):
+    base = load(bases["llada"])
+    said = {"original": {"canvas": 24, "block": 8}, "void": {"canvas": 40, "block": 8}}
+    save(replace(base, card=replace(base.card, calibration=said)), tmp_path / "base")
+    trained = adapted("llada")
+    trained.card = Card(
+        "llada", trained.roles, padding="void", calibration={"void": {"canvas": 16, "block": 8}}
+    )
+    save(trained, tmp_path / "adapter")
+    loaded = load(tmp_path / "base", tmp_path / "adapter")
+    assert [loaded.plan(name).length.canvas for name in ("original", "void")] == [24, 16]
 
 
 def write_original_adapter(trained: Model, folder, **config) -> None:

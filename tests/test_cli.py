@@ -364,13 +364,13 @@ USAGE = [
     (("--top-p", 0.5), "plan 'void' has no field top_p"),
     (("--tau-nonvoid", 0.1, "--limit", 64), "plan 'void' has no field limit, tau_nonvoid"),
     (("--canvas", 10, "--block", 4), "canvas=10 is not a multiple of block=4; use 12."),
-    (("--canvas", 0, "--block", 4), "canvas=0 is not a multiple of block=4; use 4."),
+    (("--canvas", 0, "--block", 4), "canvas=0 must be at least 1."),
     (("--canvas", 8, "--block", 0), "block=0 must be at least 1."),
     (
         ("--canvas", 8, "--block", 4, "--steps", 3),
         "steps=3 does not spread over 2 blocks; use a multiple of 2.",
     ),
-    (("--canvas", 8, "--block", 4, "--steps", 0), "steps=0 does not spread"),
+    (("--canvas", 8, "--block", 4, "--steps", 0), "steps=0 must be at least 1."),
     (
         ("--plan", "void-expansion", "--canvas", 64, "--limit", 32),
         "limit=32 gives 32 slots, below the start of 64",
@@ -403,7 +403,7 @@ USAGE = [
     ((*SMALL, "--quantize", "3bit"), "quantize '3bit' is unknown; use 8bit or 4bit."),
     (
         (*SMALL, "--trace", "no/such/folder/t.jsonl"),
-        "not a file in an existing folder; create no/such/folder first.",
+        "--trace no/such/folder/t.jsonl: there is no folder no/such/folder; create it first.",
     ),
     ((*SMALL, "--raw", "--system", "be brief"), "raw=True takes plain text; drop the system prompt"),
     (
@@ -430,7 +430,7 @@ def test_wrong_usage_on_dream(voidpad, folders):
     ("prompt", "message"),
     [
         ("", "prompt is empty; give at least one character."),
-        ("x" * 200, "over the model's context of 128; shorten the prompt or the canvas."),
+        ("x" * 200, "fills the model's context of 128; shorten it."),
         ("x" * 102, "prompt of 120 tokens and canvas 8 make 128"),
         ("see <|mask|> here", "is the mask (0); remove it from the prompt."),
     ],
@@ -506,7 +506,9 @@ def test_a_checkpoint_without_void_cannot_follow_a_void_plan(voidpad, folders, m
     save(replace(models["llada"], roles=bare), tmp_path / "bare")
     run = ("generate", "hi", "--model", tmp_path / "bare")
     for name in ("void", "void-expansion"):
-        message = "role 'void': this checkpoint has none. Pass void=<id> or use a VOID-trained model."
+        message = (
+            "role 'void': this checkpoint has none. Use one trained with it, a plan that does not name it"
+        )
         ran = (
             voidpad(*run, *SMALL, "--plan", name, "--tau-gap", 0.0) if "-" in name else voidpad(*run, *SMALL)
         )
@@ -573,7 +575,50 @@ def test_a_failure_leaves_an_existing_output_alone(voidpad, folders, tmp_path):
     assert path.read_text() == "what was here before"
     assert os.listdir(tmp_path) == ["trace.jsonl"]
     ran = voidpad("generate", "hi", "--model", folders["llada"], *SMALL, "--trace", tmp_path)
-    complains(ran, 2, "not a file in an existing folder")
+    complains(ran, 2, "is a folder; name a file in it.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("demo", "--report", "none/x.html"), "--report none/x.html: there is no folder none"),
+        (("analyze", "overflow", "--plot", "x.txt"), "--plot x.txt: a picture's name ends in .png,"),
+        (("analyze", "overflow", "--csv", "none/x"), "--csv none/x: there is no folder none"),
+        (("analyze", "overflow", "--save-trace", "none/x"), "--save-trace none/x: there is no folder none"),
+        (("eval", "--tasks", "tiny", "--out", "here"), "is a file; choose another folder."),
+        (("merge", "tiny-void", "--out", "here/below"), "is a file; choose another folder."),
+        (("calibrate", "--plot", "x"), "--plot x: a picture's name ends in .png,"),
+        (("data", "prepare", "none/x", "--from", "x", "--model", "x"), "there is no folder none"),
+        (("data", "stats", "x", "--plot", "none/x.png"), "there is no folder none"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_the_work(
+    voidpad, tmp_path, monkeypatch, arguments, message
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").write_text("")
+    complains(voidpad(*arguments), 2, message)
+    assert os.listdir(tmp_path) == ["here"]
+
+
+def test_a_folder_that_the_system_refuses_is_named(voidpad, folders):
+    ran = voidpad("merge", "tiny-void", "--out", "/proc/voidpad/merged")
+    complains(ran, 1, "/proc/voidpad: No such file or directory.")
+
+
+def test_the_difference_to_exact_decoding_needs_an_approximation(voidpad, folders):
+    run = ("generate", "hi", "--model", folders["llada"], *SMALL, "--report-delta")
+    complains(voidpad(*run), 2, "give --cache or --threshold or --factor or --trim.")
+
+
+def test_a_void_probability_that_nobody_trained_is_warned_of(voidpad, models, tmp_path):
+    for padding, warned in (("eos", True), ("void", False)):
+        model = replace(models["llada"], card=replace(models["llada"].card, padding=padding))
+        save(model, tmp_path / padding)
+        run = ("generate", "hi", "--model", tmp_path / padding, "--plan", "void-expansion")
+        ran = voidpad(*run, "--canvas", 8, "--block", 4, "--limit", 16, "--tau-gap", 0.5)
+        assert ran.status == 0
+        assert ("was trained with eos padding" in ran.err) == warned
 
 
 def test_commands_that_do_not_exist(voidpad):
@@ -645,11 +690,15 @@ def test_calibrate_writes_the_card_and_the_picture(voidpad, folders, tmp_path):
         (("--canvas", 32, "--block", 4), 2, "limit=16 is below canvas=32"),
         (("--canvas", 4, "--block", 4, "--fit", 2), 2, "fit=2.0 must lie in (0, 1]."),
         (("--canvas", 4, "--block", 4, "--rows", 0), 2, "rows=0 leaves no room"),
-        (("--canvas", 4, "--block", 4, "--save", "none"), 2, "save: there is no folder none; create it."),
+        (
+            ("--canvas", 4, "--block", 4, "--save", "none"),
+            2,
+            "--save none: there is no such folder; create it first.",
+        ),
         (
             ("--canvas", 4, "--block", 4, "--plot", "none/p.png"),
             2,
-            "plot: there is no folder none; create it.",
+            "--plot none/p.png: there is no folder none; create it first.",
         ),
         (
             ("--canvas", 4, "--block", 4, "--file", "none"),

@@ -113,7 +113,7 @@ def test_chat_template_with_system_and_turns(models):
         (
             "x" * 512,
             {"raw": True},
-            "prompt of 512 tokens and canvas 1 make 513, over the model's context of 512",
+            "prompt of 512 tokens fills the model's context of 512; shorten it",
         ),
         ([{"role": "user"}], {}, r"messages\[0\]: .* needs the text fields 'role' and 'content'"),
         ([{"role": "assistant", "content": "a"}], {}, r"messages\[0\] is an assistant turn"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -17,6 +18,7 @@ from voidpad.fast.memory import keep_freed_memory
 app = typer.Typer(
     name="voidpad",
     help="Train, decode, evaluate and inspect masked diffusion language models that know when to stop.",
+    epilog="--debug, with any command, shows where an error came from.",
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -42,12 +44,16 @@ BadCommand: Any = typer.BadParameter.__mro__[2]
 
 
 def main() -> None:
-    """Run a command. A failure is one line; status 2 is wrong usage; --debug adds the traceback."""
     keep_freed_memory()
+    guarded(lambda arguments: app(arguments or ["--help"], standalone_mode=False))
+
+
+def guarded(run: Callable[[list[str]], Any]) -> None:
+    """Run a command with the arguments of this process. A failure is one line; status 2 is wrong usage;
+    --debug adds the traceback."""
     debug = "--debug" in sys.argv
-    arguments = [word for word in sys.argv[1:] if word != "--debug"]
     try:
-        sys.exit(app(arguments or ["--help"], standalone_mode=False))
+        sys.exit(run([word for word in sys.argv[1:] if word != "--debug"]) or 0)
     except BadUsage as error:
         command = error.ctx.command_path if error.ctx else "voidpad"
         fail(f"{error.format_message().rstrip('.')}; see {command} --help.", error.exit_code)
@@ -61,9 +67,15 @@ def main() -> None:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        known = isinstance(error, VoidpadError)
-        text = str(error) if known else f"{type(error).__name__}: {error} (--debug shows where)"
-        fail(text, 2 if isinstance(error, ConfigError) else 1)
+        fail(told(error, debug), 2 if isinstance(error, ConfigError) else 1)
+
+
+def told(error: Exception, debug: bool) -> str:
+    if isinstance(error, VoidpadError):
+        return str(error)
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}."
+    return f"{type(error).__name__}: {error}" + ("" if debug else " (--debug shows where)")
 
 
 def fail(message: str, status: int) -> None:

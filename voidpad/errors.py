@@ -1,5 +1,8 @@
 """What can go wrong, as one tree. Every message is one line: the field, the value, the fix."""
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class VoidpadError(Exception):
     """Anything voidpad refuses to do; the command line prints it without a traceback."""
@@ -23,3 +26,15 @@ class DataError(VoidpadError):
 
 class SandboxError(VoidpadError):
     """Generated code cannot be run as safely as was asked."""
+
+
+PLAIN = {"extra_forbidden": "no such setting", "missing": "is missing"}  # pydantic's kinds
+
+
+def fault(error: Mapping[str, Any]) -> str:
+    """One of pydantic's errors in our words: the field, what is wrong, the value."""
+    where = ".".join(str(part) for part in error["loc"])
+    text = PLAIN.get(error["type"]) or error["msg"].removeprefix("Value error, ")
+    given = repr(error["input"])
+    value = f" (got {given})" if error["type"] not in PLAIN and len(given) < 60 else ""
+    return f"{where}: {text}{value}" if where else text

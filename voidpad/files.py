@@ -11,7 +11,7 @@ from pathlib import Path
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
     """A name to write to; when the block ends well it takes the place of `path`, otherwise nothing is left."""
-    draft = path.with_name(f".{path.name}.part")
+    draft = path.with_name(f".{path.stem}.part{path.suffix}")  # what it ends in may say what to write
     try:
         yield draft
         with draft.open("rb") as file:

@@ -51,7 +51,8 @@ class Roles:
             raise RoleError(f"role {name!r} is unknown; use one of {', '.join(sorted(known))} or a token id.")
         if not known[name]:
             raise RoleError(
-                f"role {name!r}: this checkpoint has none. Pass {name}=<id> or use a VOID-trained model."
+                f"role {name!r}: this checkpoint has none. Use one trained with it, a plan that does not name it "
+                f'(original), or load(..., roles={{"{name}": <id>}}).'
             )
         return known[name]
 

@@ -165,7 +165,7 @@ def _start(recipe: Recipe, output: Path, resume: bool | str | Path) -> Path | No
     if chosen is None:
         return None
     if not chosen.is_dir():
-        raise ConfigError(f"--resume: {chosen} is not a checkpoint folder.")
+        raise ConfigError(f"--from: {chosen} is not a checkpoint folder.")
     _same_recipe(recipe, chosen)
     return chosen
 

@@ -14,7 +14,7 @@ from voidpad.commands import analyze_inputs as inputs
 from voidpad.commands import analyze_runs as runs
 from voidpad.commands import analyze_tables as tables
 from voidpad.commands.generate import bar, err, out
-from voidpad.commands.options import takes_plan_fields
+from voidpad.commands.options import file_to_write, picture_to_write, takes_plan_fields
 from voidpad.errors import ConfigError
 
 app = typer.Typer(help="See why: EOS priors, overflow, attention, the theorems.", no_args_is_help=True)
@@ -31,8 +31,8 @@ Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or auto")]
 Rows = Annotated[int, typer.Option(help="most rows in one pass")]
 Tokens = Annotated[int, typer.Option(help="most tokens in one pass")]
-PlotFile = Annotated[Path | None, typer.Option(help="write the picture here (PNG)")]
-CsvFile = Annotated[Path | None, typer.Option("--csv", help="write the numbers here")]
+PlotFile = Annotated[Path | None, typer.Option(help="write the picture here", callback=picture_to_write)]
+CsvFile = Annotated[Path | None, typer.Option("--csv", help="write the numbers here", callback=file_to_write)]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object")]
 
 
@@ -121,7 +121,10 @@ def overflow(
     ] = 0.05,
     filled: Annotated[float, typer.Option(help="overflow: at least this share of the rest is EOS")] = 0.9,
     save_trace: Annotated[
-        Path | None, typer.Option(help="write the first prompt's decodes, with every P(EOS) and P(VOID)")
+        Path | None,
+        typer.Option(
+            help="write the first prompt's decodes, with every P(EOS) and P(VOID)", callback=file_to_write
+        ),
     ] = None,
     raw: Raw = False,
     rows: Rows = 32,

@@ -10,8 +10,9 @@ import typer
 from rich.table import Table
 
 from voidpad.commands.generate import bar, err, out
+from voidpad.commands.options import folder_there, picture_to_write
 from voidpad.commands.prompts import gather
-from voidpad.errors import ConfigError
+from voidpad.files import beside
 
 
 def calibrate(
@@ -23,7 +24,7 @@ def calibrate(
         Path | None, typer.Option(help="prompts: text or JSON lines; - is standard input")
     ] = None,
     prompts: Annotated[
-        int, typer.Option(help="for built-in models without --file: prompts from their own tasks")
+        int, typer.Option(help="for built-in models without --file: prompts from their own tasks", min=1)
     ] = 64,
     canvas: Annotated[int, typer.Option(help="where the canvas starts")] = 64,
     limit: Annotated[
@@ -33,8 +34,12 @@ def calibrate(
     fit: Annotated[float, typer.Option(help="share of answers that must fit the chosen canvas")] = 0.98,
     rows: Annotated[int, typer.Option(help="most rows in one pass")] = 64,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    plot: Annotated[Path | None, typer.Option(help="write the trade-off as a picture")] = None,
-    save: Annotated[Path | None, typer.Option(help="folder whose voidpad.json gets the values")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="write the trade-off as a picture", callback=picture_to_write)
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="folder whose voidpad.json gets the values", callback=folder_there)
+    ] = None,
 ) -> None:
     """Choose VoidExpansion's thresholds and window: fewest token-passes at which the answers still fit."""
     from voidpad.calibrate import Search, choose, fields, frontier, settings, survey
@@ -42,9 +47,6 @@ def calibrate(
 
     if limit is not None:
         Search(start=canvas, limit=limit, block=block, fit=fit)  # refused before anything is loaded
-    for name, folder in (("save", save), ("plot", plot and plot.parent)):
-        if folder is not None and not folder.is_dir():
-            raise ConfigError(f"{name}: there is no folder {folder}; create it.")
     card = None if save is None else read_card(save)
     loaded = load(model, adapter, device=device)
     texts = (
@@ -62,10 +64,11 @@ def calibrate(
     found = settings(seen, search)
     chosen = choose(found, fit)
     table = Table(
-        "window", "tau_nonvoid", "tau_gap", "answers that fit", "token-passes", "mean canvas", box=None
+        "", "window", "tau_nonvoid", "tau_gap", "answers that fit", "token-passes", "mean canvas", box=None
     )
-    for s in [*frontier(found), chosen]:
-        style = "bold green" if s is chosen else None
+    shown = frontier(found)
+    for s in shown if chosen in shown else [*shown, chosen]:
+        mark, style = ("chosen", "bold green") if s == chosen else ("", None)
         cells = (
             f"{s.tau_nonvoid:.4f}",
             f"{s.tau_gap:.4f}",
@@ -73,10 +76,10 @@ def calibrate(
             f"{s.cost:.1%}",
             f"{s.canvas:.1f}",
         )
-        table.add_row(str(s.window), *cells, style=style)
+        table.add_row(mark, str(s.window), *cells, style=style)
     out.print(table)
     err.print(
-        f"{len(ids)} prompts; token-passes relative to a fixed canvas of {limit}; chosen in green",
+        f"{len(ids)} prompts; token-passes relative to a fixed canvas of {limit}",
         style="dim",
     )
     if plot is not None:
@@ -120,7 +123,6 @@ def draw(found: list, chosen: object, path: Path) -> None:
     axes.set(xlabel="token-passes, relative to the full canvas", ylabel="share of answers that fit")
     axes.grid(alpha=0.3)
     axes.legend()
-    beside = path.with_name(f".{path.name}.tmp{path.suffix}")  # the suffix says which format
-    figure.savefig(beside, dpi=130)
-    beside.replace(path)
+    with beside(path) as draft:
+        figure.savefig(draft, dpi=130)
     plt.close(figure)

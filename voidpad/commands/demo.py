@@ -16,6 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from voidpad.commands.generate import err, out
+from voidpad.commands.options import file_to_write
 from voidpad.evaluate.scores import wilson
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ def demo(
     full: Annotated[
         bool, typer.Option("--full", help="128 problems per task, all blocks and ablations")
     ] = False,
-    report: Annotated[Path, typer.Option(help="HTML report to write")] = Path("voidpad-demo.html"),
+    report: Annotated[Path, typer.Option(help="HTML report to write", callback=file_to_write)] = Path(
+        "voidpad-demo.html"
+    ),
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     weak_sandbox: Annotated[
         bool, typer.Option(help="run generated code with the layers this machine has")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from voidpad.commands.bars import counting
-from voidpad.commands.options import PANEL, takes_plan_fields
+from voidpad.commands.options import PANEL, folder_to_write, takes_plan_fields
 from voidpad.decode.plan import HELP
 from voidpad.errors import ConfigError
 
@@ -38,7 +38,12 @@ def with_canvas_limit(command: Callable[..., None]) -> Callable[..., None]:
 @with_canvas_limit
 @takes_plan_fields
 def evaluate(
-    out_dir: Annotated[Path, typer.Option("--out", help="run folder; an interrupted run goes on from it")],
+    out_dir: Annotated[
+        Path,
+        typer.Option(
+            "--out", help="run folder; an interrupted run goes on from it", callback=folder_to_write
+        ),
+    ],
     tasks: Annotated[str, typer.Option(help="task names, separated by commas")],
     model: Annotated[str, typer.Option(help="built-in name, hub id or folder")] = "tiny-void",
     adapter: Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")] = None,
@@ -118,13 +123,21 @@ def run(settings: Any, out_dir: Path, resources: Any) -> dict[str, Any]:
 
     bar = counting(err)
     shown = bar.add_task("examples", total=None)
+    there: list[int] = []
 
     def show(done: int, total: int) -> None:
+        if not there:
+            there.append(done)
+            if done:
+                err.print(f"{out_dir}: {done} of {total} answers are there already", style="dim")
         bar.start()  # only now: what fails before the first answer shows no bar
         bar.update(shown, completed=done, total=total)
 
     try:
         return evaluated(settings, out_dir, resources=resources, progress=show)
+    except KeyboardInterrupt:
+        err.print(f"{out_dir} keeps what was answered; the same command goes on from there", style="dim")
+        raise
     finally:
         bar.stop()
 

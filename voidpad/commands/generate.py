@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 from voidpad.commands.bars import counting
-from voidpad.commands.options import takes_plan_fields
+from voidpad.commands.options import file_to_write, takes_plan_fields
 from voidpad.commands.prompts import gather
 from voidpad.decode.length import Trimmed, VoidExpansion
 from voidpad.decode.plan import HELP, PRESETS, Plan, describe
 from voidpad.errors import ConfigError
 
 if TYPE_CHECKING:
-    from voidpad.models import Result
+    from voidpad.models import Model, Result
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -52,7 +52,9 @@ def generate(
     rows: Annotated[int, typer.Option(help="most rows in one pass")] = 32,
     tokens: Annotated[int, typer.Option(help="most tokens in one pass")] = 16384,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per prompt")] = False,
-    trace: Annotated[Path | None, typer.Option(help="record every pass to this file")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="record every pass to this file", callback=file_to_write)
+    ] = None,
     trace_detail: Annotated[Detail, typer.Option(help="what the trace holds")] = Detail.probs,
     live: Annotated[bool, typer.Option("--live", help="watch the canvas fill")] = False,
     cache: Annotated[
@@ -73,8 +75,10 @@ def generate(
 ) -> None:
     """Answer prompts with a masked diffusion language model."""
     prompts = gather(prompt, file=file, messages=messages)
-    if trace is not None and (trace.is_dir() or not trace.parent.is_dir()):
-        raise ConfigError(f"trace {trace}: not a file in an existing folder; create {trace.parent} first.")
+    approximate = cache or any((fields or {}).get(name) for name in APPROXIMATE)
+    if report_delta and not approximate:
+        given = " or ".join(f"--{name}" for name in ("cache", *APPROXIMATE))
+        raise ConfigError(f"--report-delta compares an approximation with exact decoding: give {given}.")
     if (live or trace is not None) and (cache or report_delta):
         raise ConfigError("--cache and --report-delta do not go with --live and --trace; drop one of them.")
     from voidpad.models import load
@@ -86,7 +90,7 @@ def generate(
             for way in {cache, None} if report_delta else {cache}:
                 loaded.compiled().generate("compile", "original", canvas=64, block=32, cache=way)
     built = loaded.plan(plan, **(fields or {}))
-    warn(built)
+    warn(built, loaded)
     if live or trace is not None:
         from voidpad.commands.streamed import stream
 
@@ -120,7 +124,8 @@ def show(result: Any, *, as_json: bool, many: bool) -> None:
     probes = f" + {result.passes_probe} probes" if result.passes_probe else ""
     shared = f" ({result.passes_shared} shared)" if result.passes_shared else ""
     err.print(
-        f"{len(result.tokens)} tokens, {result.passes_decode} passes{probes}{shared}, "
+        ("" if result.text.strip() else "empty answer; ")
+        + f"{len(result.tokens)} tokens, {result.passes_decode} passes{probes}{shared}, "
         f"canvas {result.canvas}, stopped: {result.stop_reason}, {result.seconds:.2f} s"
         + (f"; approximate: {', '.join(result.accelerated)}" if result.accelerated else ""),
         style="dim",
@@ -132,7 +137,7 @@ def delta(fast: list[Result], exact: list[Result], *, seconds: tuple[float, floa
     same = sum(a.tokens == b.tokens for a, b in zip(fast, exact, strict=True))
     answers = sum(a.text == b.text for a, b in zip(fast, exact, strict=True))
     passes = [sum(r.passes_decode + r.passes_probe - r.passes_shared for r in run) for run in (fast, exact)]
-    names = ", ".join(fast[0].accelerated) or "nothing"
+    names = ", ".join(fast[0].accelerated)
     err.print(
         f"against exact decoding, with {names}: tokens equal {same}/{len(exact)}, answers equal "
         f"{answers}/{len(exact)}, passes {passes[0]} against {passes[1]}, "
@@ -141,10 +146,18 @@ def delta(fast: list[Result], exact: list[Result], *, seconds: tuple[float, floa
     )
 
 
-def warn(plan: Plan) -> None:
-    """VoidExpansion's second test holds by itself when tau_gap <= -tau_nonvoid: say so once."""
+def warn(plan: Plan, model: Model) -> None:
+    """What will run and mean little: a VOID probability nobody trained, a test that holds by itself."""
     rule = plan.length.inner if isinstance(plan.length, Trimmed) else plan.length
-    if isinstance(rule, VoidExpansion) and rule.tau_gap <= -rule.tau_nonvoid:
+    if not isinstance(rule, VoidExpansion):
+        return
+    if model.card.padding not in ("void", None):
+        err.print(
+            f"warning: {model.name} was trained with {model.card.padding} padding; the VOID probability that "
+            "VoidExpansion reads means nothing there.",
+            style="yellow",
+        )
+    if rule.tau_gap <= -rule.tau_nonvoid:
         err.print(
             f"warning: tau_gap={rule.tau_gap} cannot bind with tau_nonvoid={rule.tau_nonvoid}; "
             "only the non-VOID test decides the canvas.",

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from voidpad.commands.generate import err
+from voidpad.commands.options import folder_to_write
 
 
 def merge(
     model: Annotated[str, typer.Argument(help="base: built-in name, hub id or folder")],
-    out: Annotated[Path, typer.Option(help="folder to write")],
+    out: Annotated[Path, typer.Option(help="folder to write", callback=folder_to_write)],
     adapter: Annotated[
         str | None, typer.Option(help="LoRA adapter; not needed if the model names one")
     ] = None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from voidpad.errors import ConfigError, VoidpadError
+from voidpad.commands.options import file_to_write, picture_to_write
+from voidpad.files import beside
 
 if TYPE_CHECKING:
     from voidpad.training.corpus import Stats
@@ -55,7 +55,9 @@ def train(
 
 @data.command()
 def prepare(
-    output: Annotated[Path, typer.Argument(help="The prepared file to write, .safetensors.")],
+    output: Annotated[
+        Path, typer.Argument(help="The prepared file to write, .safetensors.", callback=file_to_write)
+    ],
     source: Annotated[
         list[str],
         typer.Option(
@@ -91,7 +93,10 @@ def prepare(
 @data.command()
 def stats(
     file: Annotated[Path, typer.Argument(help="A prepared file.")],
-    plot: Annotated[Path | None, typer.Option(help="Draw the lengths and F(m) to this picture.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw the lengths and F(m) to this picture.", callback=picture_to_write),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Lengths of a prepared file, and F(m): the share of responses of at most m tokens."""
@@ -132,15 +137,14 @@ def _draw(path: Path, prompt: list[int], response: list[int]) -> None:
     ordered = sorted(response)
     right.step(ordered, [(k + 1) / len(ordered) for k in range(len(ordered))], where="post")
     right.set(xlabel="m", ylabel="F(m)", ylim=(0, 1))
-    figure.savefig(path)
+    with beside(path) as draft:
+        figure.savefig(draft)
 
 
 def main() -> None:
     """Entry of `python -m voidpad.train`, and so of torchrun and `accelerate launch -m voidpad.train`."""
+    from voidpad.cli import guarded
+
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(train)
-    try:
-        app()
-    except VoidpadError as error:
-        print(f"voidpad: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    guarded(lambda arguments: app(arguments, standalone_mode=False, prog_name="voidpad.train"))

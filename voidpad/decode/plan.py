@@ -174,18 +174,18 @@ class Knobs:
 
 def blocks(knobs: Knobs, name: str, default: int, block: int) -> int:
     """A length that must be whole blocks."""
-    value = knobs(name, default)
-    if value < 1 or value % block:
+    value = positive(name, knobs(name, default))
+    if value % block:
         raise ConfigError(
-            f"{name}={value} is not a multiple of block={block}; use {block * max(1, -(-value // block))}."
+            f"{name}={value} is not a multiple of block={block}; use {block * -(-value // block)}."
         )
     return value
 
 
 def fixed(knobs: Knobs, block: int) -> tuple[Length, int]:
     canvas = blocks(knobs, "canvas", 512, block)
-    total, count = knobs("steps", canvas), canvas // block
-    if total < count or total % count:
+    total, count = positive("steps", knobs("steps", canvas)), canvas // block
+    if total % count:
         raise ConfigError(f"steps={total} does not spread over {count} blocks; use a multiple of {count}.")
     return Fixed(canvas), total // count
 
@@ -368,7 +368,12 @@ def build(preset: Preset, knobs: Knobs) -> Plan:
 def commits(knobs: Knobs, steps: int) -> Commit:
     threshold, factor = knobs("threshold", 0.0), knobs("factor", 0.0)
     if not 0 <= threshold <= 1 or factor < 0:
-        raise ConfigError(f"threshold={threshold} must lie in [0, 1] and factor={factor} be 0 or more.")
+        fault = (
+            f"factor={factor} must be 0 or more"
+            if factor < 0
+            else f"threshold={threshold} must lie in [0, 1]"
+        )
+        raise ConfigError(f"{fault}; 0 turns it off.")
     if threshold and factor:
         raise ConfigError(f"threshold={threshold} and factor={factor} exclude each other; set one.")
     quota = knobs.one_of("schedule", "dream" if knobs.family == "dream" else "even", QUOTAS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from voidpad.decode.plan import describe
-from voidpad.errors import ConfigError, VoidpadError
+from voidpad.errors import ConfigError, VoidpadError, fault
 from voidpad.evaluate.settings import Settings, fingerprint
 from voidpad.fast.spec import FORM
 from voidpad.paper import published
@@ -92,16 +91,16 @@ def read(path: Path) -> Recipe:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"recipe {path}: no such file; recipes/sweeps holds the ones that ship.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
-        raise ConfigError(f"recipe {path}: not TOML: {fault}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {path}: not TOML: {error}.") from None
     return parse(raw, str(path))
 
 
 def parse(raw: Mapping[str, Any], name: str) -> Recipe:
     try:
         recipe = Recipe.model_validate(raw)
-    except ValidationError as fault:
-        raise ConfigError(f"recipe {name}: {'; '.join(_said(error) for error in fault.errors())}") from None
+    except ValidationError as error:
+        raise ConfigError(f"recipe {name}: {'; '.join(map(fault, error.errors()))}") from None
     groups: dict[str, list[str]] = {}
     for at, said in _faults(recipe):
         groups.setdefault(said, []).append(str(at))
@@ -109,15 +108,6 @@ def parse(raw: Mapping[str, Any], name: str) -> Recipe:
         faults = [f"group {', '.join(dict.fromkeys(at))}: {said}" for said, at in groups.items()]
         raise ConfigError(f"recipe {name}: {'; '.join(faults)}")
     return recipe
-
-
-def _said(error: Mapping[str, Any]) -> str:
-    place = ".".join(str(part) for part in error["loc"])
-    given = json.dumps(error["input"], default=str)
-    value = (
-        f" (got {given})" if error["type"] not in ("missing", "extra_forbidden") and len(given) < 60 else ""
-    )
-    return f"{place}: {error['msg']}{value}"
 
 
 def _faults(recipe: Recipe) -> Iterator[tuple[int, str]]:
@@ -128,8 +118,8 @@ def _faults(recipe: Recipe) -> Iterator[tuple[int, str]]:
             try:
                 describe(point.plan, family=family(point.model), **point.fields)
                 cell = _cell(recipe, group, point)
-            except VoidpadError as fault:
-                yield at, str(fault)
+            except VoidpadError as error:
+                yield at, str(error)
                 continue
             first = seen.setdefault(cell.id, cell)
             if (first.model, first.method) != (cell.model, cell.method):

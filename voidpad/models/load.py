@@ -66,7 +66,9 @@ def save(model: Model, folder: str | Path) -> None:
 def merge(model: Model) -> Model:
     """The model with its adapter folded into the weights. The network is changed in place."""
     if not isinstance(model.net, PeftModel):
-        raise ConfigError(f"{model.name}: has no adapter to merge; load it with adapter=...")
+        raise ConfigError(
+            f"{model.name}: has no adapter to merge; name one with it (--adapter, adapter=...)."
+        )
     if "quantization_config" in model.net.config.to_dict():
         raise ConfigError(f"{model.name}: cannot merge into quantized weights; load it without quantize.")
     return replace(model, net=model.net.merge_and_unload(safe_merge=True))
@@ -128,7 +130,8 @@ def _with_adapter(model: Model, folder: Path, name: str, given: Mapping[str, Any
             f"{folder}: an adapter of family {card.family!r}, but {model.name} is of family "
             f"{model.family.name!r}; use the adapter's own base."
         )
-    card = card or model.card
+    # What the base says about canvases holds until the adapter says otherwise.
+    card = replace(card, calibration={**model.card.calibration, **card.calibration}) if card else model.card
     net = attach(model, folder)
     return _given(replace(model, net=net, card=card, roles=card.roles, name=f"{model.name}+{name}"), given)
 

@@ -79,6 +79,10 @@ class Model:
                 f"prompt token {place} is the mask ({self.roles.mask}); remove it from the prompt."
             )
         if len(ids) + canvas > self.context:
+            if len(ids) >= self.context:
+                raise ConfigError(
+                    f"prompt of {len(ids)} tokens fills the model's context of {self.context}; shorten it."
+                )
             raise ConfigError(
                 f"prompt of {len(ids)} tokens and canvas {canvas} make {len(ids) + canvas}, "
                 f"over the model's context of {self.context}; shorten the prompt or the canvas."

@@ -159,4 +159,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from voidpad.cli import guarded
+
+    guarded(main)

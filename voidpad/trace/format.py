@@ -167,6 +167,7 @@ class Summary:
     canvas: Count
     stop_reason: str
     seconds: Number = None
+    accelerated: tuple[str, ...] = ()  # approximations that were on
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from voidpad.errors import ConfigError
+from voidpad.errors import ConfigError, fault
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(gt=0)]
@@ -215,15 +215,8 @@ def check(values: Mapping[str, Any], *, name: str = "recipe") -> Recipe:
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        faults = "; ".join(_fault(fault) for fault in error.errors())
+        faults = "; ".join(map(fault, error.errors()))
         raise ConfigError(f"{name}: {faults}.") from None
-
-
-def _fault(fault: Any) -> str:
-    where = ".".join(str(part) for part in fault["loc"])
-    text = fault["msg"].removeprefix("Value error, ")
-    given = f" (got {fault['input']!r})" if not isinstance(fault["input"], dict) else ""
-    return f"{where}: {text}{given}" if where else text
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
