@@ -137,6 +137,15 @@ def test_the_chat_template_is_used_unless_raw(tmp_path, tokenizer):
     assert character_tokenizer(100).decode(ids) == "user: hi<|eot_id|>assistant: "
 
 
+def test_an_adapter_stands_for_its_base(tmp_path):
+    source = lines(tmp_path / "x.jsonl", [pair("Tom has 13 cards.", "13 + 2 = 15")])
+    (through, _), (direct, _) = (
+        prepare([source], name, raw=False) for name in ("tiny-void", "tiny-instruct")
+    )
+    assert through.pairs.tokens.tolist() == direct.pairs.tokens.tolist()
+    assert through.roles == direct.roles
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

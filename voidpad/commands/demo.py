@@ -84,7 +84,8 @@ def cells_of(arm: Arm, known: dict) -> tuple[str, ...]:
 
 def table(arms: Sequence[Arm], known: dict, *, waiting: int) -> Table:
     """What is known so far; `waiting` cells are still to come."""
-    drawn = Table(*HEADS, box=None, caption=f"{waiting} more to decode ..." if waiting else None)
+    caption = f"{waiting} more to decode ..." if waiting else None
+    drawn = Table(*HEADS, box=None, padding=(0, 1, 0, 0), caption=caption)  # fits 80 columns
     for arm in arms:
         lost = arm.cell.name == "original" and arm.summary["mean"] < 0.6
         drawn.add_row(*cells_of(arm, known), style="red" if lost else None)

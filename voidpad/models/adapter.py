@@ -14,6 +14,7 @@ from torch import Tensor
 from voidpad.errors import WeightsError
 from voidpad.models.card import read_json
 from voidpad.models.family import rename
+from voidpad.models.locate import base_of, locate
 from voidpad.models.weights import compare, read_headers, refuse_pickles
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ CHANGE = re.compile(r"\.(lora_\w+|token_adapter|weight|bias)\b.*$")
 def is_adapter(folder: Path) -> bool:
     """An adapter folder, as opposed to a whole checkpoint."""
     return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def base_folder(name: str | Path) -> Path:
+    """The folder with the whole model: the base's, if the name leads to an adapter."""
+    folder = locate(name)
+    return locate(base_of(folder)) if is_adapter(folder) else folder
 
 
 def attach(model: "Model", folder: Path) -> PeftModel:

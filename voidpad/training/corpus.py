@@ -14,6 +14,7 @@ import torch
 
 from voidpad.data import Prepared
 from voidpad.errors import ConfigError, DataError
+from voidpad.models.adapter import base_folder
 from voidpad.models.card import read_card, read_json
 from voidpad.models.load import read_config
 from voidpad.models.locate import locate
@@ -59,9 +60,9 @@ class Counts:
 
 def vocabulary(name: str) -> tuple[Any, Roles]:
     """Tokenizer and roles of a model folder, a hub id, or a folder with a tokenizer alone."""
-    folder = locate(name)
+    folder = base_folder(name)
     tokenizer = read_tokenizer(folder)
-    card = read_card(folder)
+    card = read_card(locate(name)) or read_card(folder)
     if card is not None:
         return tokenizer, card.roles
     if not (folder / "config.json").is_file():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from voidpad import data, models
 from voidpad.errors import ConfigError, DataError, RoleError
 from voidpad.losses import NORMALISERS
-from voidpad.models.adapter import is_adapter
-from voidpad.models.locate import base_of, locate
+from voidpad.models.adapter import base_folder
 from voidpad.models.text import read_tokenizer
 from voidpad.models.weights import headers, stored_dtype
 from voidpad.noising import Noising
@@ -66,16 +64,14 @@ def _dtype(recipe: Recipe) -> str:
         return recipe.model.dtype
     if recipe.lora is None or not torch.cuda.is_available():
         return "float32"
-    folder = locate(recipe.model.name or "")
-    base = locate(base_of(folder)) if is_adapter(folder) else folder
-    return "bfloat16" if stored_dtype(headers(base)) == "BF16" else "float32"
+    return "bfloat16" if stored_dtype(headers(base_folder(recipe.model.name or ""))) == "BF16" else "float32"
 
 
 def _from_scratch(recipe: Recipe, part: Scratch, prepared: data.Prepared) -> models.Model:
     family = models.FAMILIES[part.family]
     if recipe.model.tokenizer is None:
         raise ConfigError("model.tokenizer: a network from scratch needs the folder of its tokenizer.")
-    tokenizer = read_tokenizer(Path(recipe.model.tokenizer))
+    tokenizer = read_tokenizer(base_folder(recipe.model.tokenizer))
     config = family.config(
         {
             "vocab_size": part.vocab or len(tokenizer),
