@@ -19,8 +19,8 @@ demo: $(VENV)/core.stamp  ## the effect, on the built-in models
 	$(VENV)/bin/voidpad demo
 
 lint: $(VENV)/dev.stamp
-	$(VENV)/bin/ruff check voidpad tests benchmarks
-	$(VENV)/bin/ruff format --check voidpad tests benchmarks
+	$(VENV)/bin/ruff check voidpad tests benchmarks scripts
+	$(VENV)/bin/ruff format --check voidpad tests benchmarks scripts
 	$(VENV)/bin/mypy
 
 test: lint  ## everything CI runs

@@ -1,4 +1,7 @@
-"""A picture of the replay page, for the README and the docs: needs Playwright and Chromium (`make browser`)."""
+"""A picture of the replay page, for the README and the docs: needs Playwright and Chromium (`make browser`).
+
+The README's: `python scripts/replay_picture.py eos.jsonl void.jsonl --at 40 --out docs/img/replay.png`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
+from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from voidpad.trace import read
@@ -22,7 +26,8 @@ def picture(
     at: Annotated[int, typer.Option(help="decoding pass to show; -1 is the end")] = -1,
     colour: Annotated[str, typer.Option(help=", ".join(COLOURS))] = "state",
     theme: Annotated[str, typer.Option(help="light or dark")] = "light",
-    width: Annotated[int, typer.Option(help="of the window; the height follows")] = 1440,
+    width: Annotated[int, typer.Option(help="of the window; the height follows")] = 1400,
+    scale: Annotated[float, typer.Option(help="pixels of the picture for one of the window")] = 1.1,
 ) -> None:
     """Open the traces, go to a pass, and take the whole page."""
     shown = [Named(path.name, trace) for path in traces for trace in read(path)]
@@ -32,7 +37,7 @@ def picture(
         args = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
         browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=args)
         window = {"width": width, "height": 700}
-        tab = browser.new_page(viewport=window, color_scheme=theme, device_scale_factor=2)
+        tab = browser.new_page(viewport=window, color_scheme=theme, device_scale_factor=scale)
         tab.goto(file.as_uri())
         tab.wait_for_selector("html[data-ready]")
         tab.locator("#time").fill(str(at if at >= 0 else tab.locator("#time").get_attribute("max")))
@@ -45,6 +50,14 @@ def picture(
         tab.wait_for_timeout(300)
         tab.screenshot(path=out)
         browser.close()
+    shrink(out)
+
+
+def shrink(path: Path) -> None:
+    """The page has few colours, so a palette is enough."""
+    with Image.open(path) as image:
+        small = image.convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
 
 
 if __name__ == "__main__":

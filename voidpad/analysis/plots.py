@@ -14,26 +14,25 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.patches import Patch
 
 from voidpad.analysis.attention import Mass
 from voidpad.analysis.eos_prior import LEAST, Curves
 from voidpad.analysis.overflow import Rate, Trajectory
+from voidpad.files import beside
 
 LOOK = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10}
 # Colours that stay apart for readers with any colour vision (Okabe and Ito).
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#8A8A8A"
+BLANK = "#E4E4E4"  # passes after a stop; slots that a pass had not, or did not record
 HEAT = LinearSegmentedColormap.from_list("eos", ["#FFFFFF", "#FDD9B5", "#F9A14A", "#E8641B"])
 NAMES = {"eos": "EOS", "void": "VOID"}
 
 
 def save(figure: Figure, path: Path) -> None:
     """A PNG (or what the name ends in), whole or not at all."""
-    beside = path.with_name(f".{path.name}.tmp{path.suffix}")
-    try:
-        figure.savefig(beside, dpi=130)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with beside(path) as draft:
+        figure.savefig(draft, dpi=130)
 
 
 def _figure(
@@ -58,7 +57,7 @@ def prior(curves: Sequence[Curves], *, title: str = "", least: int = LEAST) -> F
         if len(few):
             axes.axvspan(int(few[0]) + 0.5, len(slot) + 0.5, color="#000000", alpha=0.06, linewidth=0)
         mean, most = one.gap("model", "target", least=least)
-        axes.set_title(f"{name}: $|q - p|$ is {mean:.3f} on average, {most:.3f} at most")
+        axes.set_title(f"{name} in slot $i$\n$|q - p|$ is {mean:.3f} on average, {most:.3f} at most")
         axes.set(xlabel="slot $i$", xlim=(1, len(slot)), ylim=(-0.02, 1.02))
         axes.legend(frameon=False, loc="center right" if float(one.model[-1]) < 0.5 else "lower right")
     panels[0].set_ylabel("probability or share")
@@ -78,9 +77,15 @@ def heat(some: Sequence[Trajectory], *, titles: Sequence[str], token: str = "eos
         handles |= {label: mark for mark, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     deepest = max(len(one.moments) for one in some)
     panels[0].set(ylabel="pass", ylim=(deepest + 0.5, 0.5))
+    stopped = any(len(one.moments) < deepest for one in some)
+    absent = any(np.isnan(one.probability(f"p_{token}")).any() for one in some)
+    if stopped or absent:
+        why = ["stopped"] * stopped + ["no value"] * absent
+        handles[" or ".join(why)] = Patch(color=BLANK)
     bar = figure.colorbar(image, ax=panels, shrink=0.8, pad=0.02)
     bar.set_label(f"P({NAMES[token]})")
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
+    columns = 3 if len(some) == 1 else 6
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False)
     return figure
 
 
@@ -100,7 +105,7 @@ def _heat(axes: Axes, one: Trajectory, name: str) -> AxesImage:
     axes.plot(first, np.arange(1, passes + 1), color="#7A3E9D", linewidth=1.2, label="first EOS")
     if one.stage1 and one.turn is not None:
         axes.axhline(one.turn + 0.5, color=GREEN, linewidth=1.2, linestyle="--", label="stage 2 begins")
-    axes.set(xlabel="slot", xlim=(0.5, width + 0.5), facecolor="#EDEDED")  # passes that were not needed
+    axes.set(xlabel="slot", xlim=(0.5, width + 0.5), facecolor=BLANK)
     return image
 
 
