@@ -19,6 +19,7 @@ from voidpad.commands.prompts import gather
 from voidpad.decode.length import Trimmed, VoidExpansion
 from voidpad.decode.plan import HELP, PRESETS, Plan, describe
 from voidpad.errors import ConfigError
+from voidpad.roles import Roles
 
 if TYPE_CHECKING:
     from voidpad.models import Model, Result
@@ -111,10 +112,10 @@ def generate(
                 plain = loaded.generate(prompts, exact, progress=tick, **shared)
             delta(results, plain, seconds=(spent, time.perf_counter() - begun))
     for result in results:
-        show(result, as_json=as_json, many=len(prompts) > 1)
+        show(result, loaded.roles, as_json=as_json, many=len(prompts) > 1)
 
 
-def show(result: Any, *, as_json: bool, many: bool) -> None:
+def show(result: Result, roles: Roles, *, as_json: bool, many: bool) -> None:
     if as_json:
         print(json.dumps({key: value for key, value in asdict(result).items() if key not in ("ids", "key")}))
         return
@@ -123,9 +124,10 @@ def show(result: Any, *, as_json: bool, many: bool) -> None:
     print(result.text, flush=True)  # as it is: a console would turn :names: into pictures
     probes = f" + {result.passes_probe} probes" if result.passes_probe else ""
     shared = f" ({result.passes_shared} shared)" if result.passes_shared else ""
+    size = sum(token not in roles.all() for token in result.tokens)  # as evaluation counts: without the EOS
     err.print(
         ("" if result.text.strip() else "empty answer; ")
-        + f"{len(result.tokens)} tokens, {result.passes_decode} passes{probes}{shared}, "
+        + f"{size} tokens, {result.passes_decode} passes{probes}{shared}, "
         f"canvas {result.canvas}, stopped: {result.stop_reason}, {result.seconds:.2f} s"
         + (f"; approximate: {', '.join(result.accelerated)}" if result.accelerated else ""),
         style="dim",

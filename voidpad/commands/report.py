@@ -48,15 +48,23 @@ def report(
     texts: dict[str, str | bytes] = {}
     if paper:
         texts["paper.md"] = "\n".join(paper_lines()) + "\n"
+    if out is None:
+        printed = [str(texts["paper.md"])] if paper else []
+        typer.echo("\n".join([*printed, *([tables(folders, intervals)] if folders else [])]), nl=False)
+        return
     if folders:
         texts |= pages(folders, [str(one) for one in formats or Format], intervals)
-    if out is None:
-        shown = [text for name, text in texts.items() if name.endswith(".md") and isinstance(text, str)]
-        typer.echo("\n".join(shown), nl=False)
-        return
     for name, text in texts.items():
         write(out / name, text)
     typer.echo(f"{out}: {', '.join(name for name in texts if '/' not in name)}")
+
+
+def tables(folders: list[Path], intervals: bool) -> str:
+    """For the screen: without pictures, which are files."""
+    from voidpad.report.pages import as_markdown
+    from voidpad.report.pages import report as collected
+
+    return as_markdown(collected(folders), intervals=intervals, figures=None)
 
 
 def pages(folders: list[Path], formats: list[str], intervals: bool) -> dict[str, str | bytes]:

@@ -97,10 +97,11 @@ def run(job: Job, resources: Resources, where: Cluster | None) -> None:
     if job.dry_run:
         typer.echo("\n".join(map(str, left)))
         return
-    with counting(Console(stderr=True)) as shown:
-        failed = watch(started(left, job.out, resources, where, shown), shown, len(left))
-    if failed:
-        raise VoidpadError(f"{len(failed)} of {len(left)} cells failed; the first: {failed[0]}")
+    if left:
+        with counting(Console(stderr=True)) as shown:
+            failed = watch(started(left, job.out, resources, where, shown), shown, len(left))
+        if failed:
+            raise VoidpadError(f"{len(failed)} of {len(left)} cells failed; the first: {failed[0]}")
     typer.echo(f"{job.out}: complete; `voidpad report {job.out}` shows it.")
 
 

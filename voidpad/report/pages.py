@@ -98,12 +98,14 @@ def missing(source: Source) -> list[str]:
     return [f"{source.name}: {left} cells have not finished."] if left else []
 
 
-def as_markdown(page: Report, *, intervals: bool = True, figures: str = "figures") -> str:
+def as_markdown(page: Report, *, intervals: bool = True, figures: str | None = "figures") -> str:
+    """`figures` is where the pictures are; None leaves them out."""
     parts = [f"# {page.title}\n"]
     for part in page.sections:
         parts += [f"## {part.title}\n", *(f"{note}\n" for note in part.notes)]
         parts += [markdown(table, intervals=intervals) for table in part.tables]
-        parts += [f"### {plot.title}\n\n![{plot.title}]({figures}/{plot.name}.svg)\n" for plot in part.plots]
+        drawn = part.plots if figures else ()
+        parts += [f"### {plot.title}\n\n![{plot.title}]({figures}/{plot.name}.svg)\n" for plot in drawn]
     return "\n".join(parts)
 
 
