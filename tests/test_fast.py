@@ -132,6 +132,11 @@ def test_the_last_layer_runs_at_the_asked_tokens_alone(family):
         whole = -(-tokens // bucket) * bucket
         assert sizes == [whole, whole, int(where.sum()) or whole]  # no layer takes no token at all
         torch.testing.assert_close(found, model.denoiser()(canvas, where), atol=1e-5, rtol=1e-5)
+    sizes.clear()
+    block = canvas.masked & (canvas.offset < canvas.prompt[:, None] + 4)
+    found = Cached(model.denoiser(), 4)(canvas, block)
+    assert sizes == [tokens, tokens, int(block.sum())]
+    torch.testing.assert_close(found, model.denoiser()(canvas, block), atol=1e-5, rtol=1e-5)
     for hook in hooks:
         hook.remove()
     assert not any(layer._forward_pre_hooks for layer in layers)

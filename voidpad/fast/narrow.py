@@ -27,20 +27,24 @@ class Given(Cache):
 
 
 @contextmanager
-def narrowed(body: nn.Module, places: Tensor, stretches: Tensor, groups: int) -> Iterator[None]:
-    """Passes inside give the states of `places` alone, in their order, which is that of the tokens.
+def narrowed(body: nn.Module, places: Tensor, stretches: Tensor, groups: int) -> Iterator[Tensor]:
+    """Passes inside give the states of `places` alone; yields which of them is whose.
 
     `stretches` says where each packed row begins; `groups` query heads share a key head.
     """
+    places, order = places.sort()
     inside = (torch.searchsorted(places, stretches) * groups).int()  # where each row's places begin
 
     def keep(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         (hidden,) = args
         cos, sin = kwargs["position_embeddings"]
+        cache, stored = kwargs.get("past_key_values"), keys_and_values(layer, hidden, cos, sin)
+        if cache is not None:
+            stored = cache.update(*stored, layer.self_attn.layer_idx)
         changed = {
             "position_embeddings": (cos[:, places], sin[:, places]),
             "position_ids": None,
-            "past_key_values": Given(*keys_and_values(layer, hidden, cos, sin)),
+            "past_key_values": Given(*stored),
             "cu_seq_lens_q": inside,
         }
         return (hidden[:, places],), {**kwargs, **changed}
@@ -48,7 +52,7 @@ def narrowed(body: nn.Module, places: Tensor, stretches: Tensor, groups: int) ->
     layers: Any = body.layers
     hook = layers[-1].register_forward_pre_hook(keep, with_kwargs=True)
     try:
-        yield
+        yield order.argsort()
     finally:
         hook.remove()
 

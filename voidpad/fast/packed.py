@@ -112,15 +112,15 @@ def logits(
     longest = (packing.longest[0] * groups, packing.longest[1])
     fused = next(inner.body.parameters()).dtype in HALF and inner.device.type == "cuda"
     # Not with the GPU's kernels: it would save one layer in many there, and has not been timed.
-    plain = not fused and cache is None and config.model_type in KNOWN
-    last = narrowed if plain and len(packing.places) else whole
+    few = 0 < len(packing.places) <= len(packing.ids) // 2
+    last = narrowed if few and not fused and config.model_type in KNOWN else whole
 
     def forward(
         ids: Tensor, positions: Tensor, queries: Tensor, keys: Tensor, places: Tensor, *extra: Tensor
     ) -> Tensor:
         if cache is not None:
             cache.aim(*extra)  # type: ignore[attr-defined]
-        with attention(inner.body, NAME), last(inner.body, places, queries, groups):
+        with attention(inner.body, NAME), last(inner.body, places, queries, groups) as asked:
             hidden = inner.body(
                 input_ids=ids[None],
                 position_ids=positions[None],
@@ -131,7 +131,7 @@ def logits(
                 max_length_q=longest[0],
                 max_length_k=longest[1],
             ).last_hidden_state[0]
-        return inner.head(hidden[places] if last is whole else hidden)
+        return inner.head(hidden[asked])
 
     inputs = [packing.ids, packing.positions, packing.queries, packing.keys, packing.places, *packing.extra]
     # Elsewhere than in half precision attention runs row by row and asks the host: there is nothing to capture.
@@ -144,9 +144,9 @@ def logits(
 
 
 @contextmanager
-def whole(*_: Any) -> Iterator[None]:
+def whole(body: nn.Module, places: Tensor, *_: Any) -> Iterator[Tensor]:
     """Every token in every layer."""
-    yield
+    yield places
 
 
 @dataclass
