@@ -149,7 +149,8 @@ def test_the_adapters_card_wins(bases, tmp_path):
 
 def test_what_an_adapter_does_not_say_about_canvases_its_base_does(bases, tmp_path):
     base = load(bases["llada"])
-    said = {"original": {"canvas": 24, "block": 8}, "void": {"canvas": 40, "block": 8}}
+    said = {"original": {"canvas": 24, "block": 8}, "void": {"canvas": 40, "block": 8},
+            "void-expansion": {"canvas": 16, "tau_gap": 0.5}}  # fmt: skip
     save(replace(base, card=replace(base.card, calibration=said)), tmp_path / "base")
     trained = adapted("llada")
     trained.card = Card(
@@ -158,6 +159,7 @@ def test_what_an_adapter_does_not_say_about_canvases_its_base_does(bases, tmp_pa
     save(trained, tmp_path / "adapter")
     loaded = load(tmp_path / "base", tmp_path / "adapter")
     assert [loaded.plan(name).length.canvas for name in ("original", "void")] == [24, 16]
+    assert "tau_gap" not in loaded.card.calibration["void-expansion"]
 
 
 def write_original_adapter(trained: Model, folder, **config) -> None:

@@ -3,6 +3,7 @@
 import copy
 import random
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -114,6 +115,21 @@ def test_packed_rows_carry_no_padding():
         seen.clear()
         results(Packed(model.denoiser(), bucket=32), model, prompts, plan("original", canvas=4, block=4))
         assert set(seen) == {(1, 64)}
+
+
+def test_threads_may_share_a_network():
+    rng = random.Random(5)
+    model = tiny("llada", 5, dtype=torch.float32)
+    packed, plain = Packed(model.denoiser()), model.denoiser()
+    asked = []
+    for _ in range(8):
+        canvas = half_filled(model, ragged(rng, 3), 12, rng)
+        where = canvas.masked & (canvas.offset < canvas.prompt[:, None] + rng.choice([4, 8]))
+        asked.append((canvas, where, plain(canvas, where)))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda one: packed(*one[:2]), asked * 20))
+    for logits, (_, _, right) in zip(found, asked * 20, strict=True):
+        torch.testing.assert_close(logits, right, atol=1e-5, rtol=1e-5)
 
 
 @BOTH

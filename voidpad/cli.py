@@ -48,10 +48,10 @@ def main() -> None:
     guarded(lambda arguments: app(arguments or ["--help"], standalone_mode=False))
 
 
-def guarded(run: Callable[[list[str]], Any]) -> None:
+def guarded(run: Callable[[list[str]], Any], *, debug: bool = False) -> None:
     """Run a command with the arguments of this process. A failure is one line; status 2 is wrong usage;
-    --debug adds the traceback."""
-    debug = "--debug" in sys.argv
+    --debug adds the traceback, `debug` that of what nobody foresaw."""
+    asked = "--debug" in sys.argv
     try:
         sys.exit(run([word for word in sys.argv[1:] if word != "--debug"]) or 0)
     except BadUsage as error:
@@ -65,17 +65,17 @@ def guarded(run: Callable[[list[str]], Any]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
-        if debug:
+        if asked or (debug and not isinstance(error, VoidpadError)):
             traceback.print_exc()
-        fail(told(error, debug), 2 if isinstance(error, ConfigError) else 1)
+        fail(told(error, asked or debug), 2 if isinstance(error, ConfigError) else 1)
 
 
-def told(error: Exception, debug: bool) -> str:
+def told(error: Exception, traced: bool) -> str:
     if isinstance(error, VoidpadError):
         return str(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}."
-    return f"{type(error).__name__}: {error}" + ("" if debug else " (--debug shows where)")
+    return f"{type(error).__name__}: {error}" + ("" if traced else " (--debug shows where)")
 
 
 def fail(message: str, status: int) -> None:

@@ -36,5 +36,6 @@ def fault(error: Mapping[str, Any]) -> str:
     where = ".".join(str(part) for part in error["loc"])
     text = PLAIN.get(error["type"]) or error["msg"].removeprefix("Value error, ")
     given = repr(error["input"])
-    value = f" (got {given})" if error["type"] not in PLAIN and len(given) < 60 else ""
+    named = error["type"] not in PLAIN and not isinstance(error["input"], Mapping) and len(given) < 60
+    value = f" (got {given})" if named else ""
     return f"{where}: {text}{value}" if where else text

@@ -14,7 +14,8 @@ from voidpad.commands import analyze_inputs as inputs
 from voidpad.commands import analyze_runs as runs
 from voidpad.commands import analyze_tables as tables
 from voidpad.commands.generate import bar, err, out
-from voidpad.commands.options import file_to_write, picture_to_write, takes_plan_fields
+from voidpad.commands.options import takes_plan_fields
+from voidpad.commands.outputs import file_to_write, picture_to_write
 from voidpad.errors import ConfigError
 
 app = typer.Typer(help="See why: EOS priors, overflow, attention, the theorems.", no_args_is_help=True)

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from voidpad.commands.generate import bar, err, out
-from voidpad.commands.options import folder_there, picture_to_write
+from voidpad.commands.outputs import folder_there, picture_to_write
 from voidpad.commands.prompts import gather
 from voidpad.files import beside
 

@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from voidpad.commands.generate import err, out
-from voidpad.commands.options import file_to_write
+from voidpad.commands.outputs import file_to_write
 from voidpad.evaluate.scores import wilson
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from voidpad.commands.bars import counting
-from voidpad.commands.options import PANEL, folder_to_write, takes_plan_fields
+from voidpad.commands.options import PANEL, takes_plan_fields
+from voidpad.commands.outputs import folder_to_write
 from voidpad.decode.plan import HELP
 from voidpad.errors import ConfigError
 

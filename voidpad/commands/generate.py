@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from voidpad.commands.bars import counting
-from voidpad.commands.options import file_to_write, takes_plan_fields
+from voidpad.commands.options import takes_plan_fields
+from voidpad.commands.outputs import file_to_write
 from voidpad.commands.prompts import gather
 from voidpad.decode.length import Trimmed, VoidExpansion
 from voidpad.decode.plan import HELP, PRESETS, Plan, describe

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from voidpad.commands.generate import err
-from voidpad.commands.options import folder_to_write
+from voidpad.commands.outputs import folder_to_write
 
 
 def merge(

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 
 from voidpad.decode.plan import HELP, PRESETS, describe
-from voidpad.errors import ConfigError
 
 PANEL = "Plan fields (see `voidpad plans`)"
-PICTURES = (".png", ".pdf", ".svg", ".jpg", ".webp")
 
 
 def field_types() -> dict[str, type]:
@@ -52,38 +48,3 @@ def option(name: str, kind: type) -> Any:
     flag = "--" + name.replace("_", "-")
     flags = [f"{flag}/--no-{flag[2:]}"] if kind is bool else [flag]
     return Annotated[Optional[kind], typer.Option(*flags, help=HELP[name], rich_help_panel=PANEL)]  # noqa: UP045
-
-
-# Callbacks of options that name an output: what cannot be written is refused before the work, not after it.
-
-
-def file_to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    if value is not None and value.is_dir():
-        raise ConfigError(f"{param.opts[0]} {value}: is a folder; name a file in it.")
-    if value is not None and not value.parent.is_dir():
-        raise ConfigError(f"{param.opts[0]} {value}: there is no folder {value.parent}; create it first.")
-    return value
-
-
-def picture_to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    if value is not None and value.suffix.lower() not in PICTURES:
-        known = f"{', '.join(PICTURES[:-1])} or {PICTURES[-1]}"
-        raise ConfigError(f"{param.opts[0]} {value}: a picture's name ends in {known}; rename it.")
-    return file_to_write(param, value)
-
-
-def folder_to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    """It need not be there yet, nor those above it."""
-    for place in () if value is None else (value, *value.absolute().parents):
-        if place.is_dir() and os.access(place, os.W_OK):
-            break
-        if place.exists():
-            what = "may not be written" if place.is_dir() else "is a file"
-            raise ConfigError(f"{param.opts[0]} {value}: {place} {what}; choose another folder.")
-    return value
-
-
-def folder_there(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    if value is not None and not value.is_dir():
-        raise ConfigError(f"{param.opts[0]} {value}: there is no such folder; create it first.")
-    return value

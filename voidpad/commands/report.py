@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from voidpad.commands.outputs import folder_to_write
 from voidpad.errors import ConfigError
 from voidpad.files import beside
 
@@ -24,7 +25,10 @@ Folders = Annotated[
     list[Path] | None, typer.Argument(help="Run folders, sweep folders, or NAME.sweep.json files.")
 ]
 Out = Annotated[
-    Path | None, typer.Option(help="Folder for the report and its figures; prints Markdown without it.")
+    Path | None,
+    typer.Option(
+        help="Folder for the report and its figures; prints Markdown without it.", callback=folder_to_write
+    ),
 ]
 Formats = Annotated[
     list[Format] | None, typer.Option("--format", help="Only these formats; may be repeated.")

@@ -15,6 +15,7 @@ from rich.progress import (
 )
 
 from voidpad.commands.bars import counting
+from voidpad.commands.outputs import folder_to_write
 from voidpad.errors import ConfigError, VoidpadError
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 
 RecipeFile = Annotated[Path, typer.Argument(help="Recipe, a TOML file; recipes/sweeps has the paper's.")]
-Out = Annotated[Path, typer.Option(help="Folder of the cells; recipes may share one.")]
+Out = Annotated[
+    Path, typer.Option(help="Folder of the cells; recipes may share one.", callback=folder_to_write)
+]
 OnRay = Annotated[
     bool, typer.Option("--ray", help="Run on a Ray cluster; of this machine without an address.")
 ]

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from voidpad.commands.options import file_to_write, picture_to_write
+from voidpad.commands.outputs import file_to_make, picture_to_write
 from voidpad.files import beside
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def train(
 @data.command()
 def prepare(
     output: Annotated[
-        Path, typer.Argument(help="The prepared file to write, .safetensors.", callback=file_to_write)
+        Path, typer.Argument(help="The prepared file to write, .safetensors.", callback=file_to_make)
     ],
     source: Annotated[
         list[str],
@@ -147,4 +147,5 @@ def main() -> None:
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(train)
-    guarded(lambda arguments: app(arguments, standalone_mode=False, prog_name="voidpad.train"))
+    run = lambda arguments: app(arguments, standalone_mode=False, prog_name="voidpad.train")  # noqa: E731
+    guarded(run, debug=True)  # hours of work are not repeated to see where they failed

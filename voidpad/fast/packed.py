@@ -6,11 +6,13 @@ graphs, one for each bucket of lengths; elsewhere attention runs row by row.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -120,7 +122,11 @@ def logits(
     ) -> Tensor:
         if cache is not None:
             cache.aim(*extra)  # type: ignore[attr-defined]
-        with attention(inner.body, NAME), last(inner.body, places, queries, groups) as asked:
+        with (
+            turn(inner.body),
+            attention(inner.body, NAME),
+            last(inner.body, places, queries, groups) as asked,
+        ):
             hidden = inner.body(
                 input_ids=ids[None],
                 position_ids=positions[None],
@@ -141,6 +147,14 @@ def logits(
     room = max(32, next_power(wanted)) - wanted  # few different shapes: few graphs
     inputs[4] = nn.functional.pad(packing.places, (0, room))
     return graphs(forward, inputs, inner.device, key=(longest, version))[:wanted]
+
+
+TURNS: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
+
+
+def turn(body: nn.Module) -> threading.Lock:
+    """One packed pass of a network at a time: its attention and its last layer are changed meanwhile."""
+    return TURNS.setdefault(body, threading.Lock())
 
 
 @contextmanager

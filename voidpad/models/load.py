@@ -130,10 +130,15 @@ def _with_adapter(model: Model, folder: Path, name: str, given: Mapping[str, Any
             f"{folder}: an adapter of family {card.family!r}, but {model.name} is of family "
             f"{model.family.name!r}; use the adapter's own base."
         )
-    # What the base says about canvases holds until the adapter says otherwise.
-    card = replace(card, calibration={**model.card.calibration, **card.calibration}) if card else model.card
+    card = replace(card, calibration={**_canvases(model.card), **card.calibration}) if card else model.card
     net = attach(model, folder)
     return _given(replace(model, net=net, card=card, roles=card.roles, name=f"{model.name}+{name}"), given)
+
+
+def _canvases(card: Card) -> dict[str, dict[str, Any]]:
+    """What a base says about lengths holds for its adapters; what it says about probabilities does not."""
+    kept = ("canvas", "limit", "block")
+    return {plan: {k: v for k, v in said.items() if k in kept} for plan, said in card.calibration.items()}
 
 
 @contextmanager

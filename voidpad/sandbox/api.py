@@ -33,7 +33,7 @@ keeper.main(socket.socket(fileno=int(sys.argv[2])), frozenset(sys.argv[3:]))
 """
 _PATIENCE = 10.0  # seconds a keeper may be late with a verdict before it is taken for dead
 _START_PATIENCE = 60.0
-_FAREWELL = 2.0  # seconds a keeper has to leave by itself, and again after it was told to
+_FAREWELL = (2.0, 10.0)  # seconds a keeper has to leave by itself, and after it was told to
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,9 @@ class _Keeper:
     def close(self) -> None:
         """The keeper leaves when its socket closes, and every jail with it."""
         self._control.close()
-        for stop in (self._process.terminate, self._process.kill):
+        for stop, seconds in zip((self._process.terminate, self._process.kill), _FAREWELL, strict=True):
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_FAREWELL)
+                self._process.wait(seconds)
                 return
             stop()
         self._process.wait()

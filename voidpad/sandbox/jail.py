@@ -3,6 +3,7 @@
 import fcntl
 import os
 import resource
+import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class Jail:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         keeper, between = os.getpid(), os.fork()
         if between == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the keeper's
             here.close()
             self._guarded(there, lambda: self._pass(there, keeper, cell))
         there.close()

@@ -29,7 +29,7 @@ _WARM = ("array", "bisect", "calendar", "cmath", "collections", "copy", "datacla
 _GLANCE = 0.02  # seconds between looks at the memory in use
 _OVERHEAD = 64 << 20  # bytes that two idle interpreters hold
 _LAST_BREATH = 0.1  # seconds a program that closed its channel has to be seen ending
-_BLINK = 0.001  # seconds that a killed process has to be gone
+_BLINK = 0.001  # seconds that killed processes are given to be gone
 _LOST = 3  # exit status of checks whose program went away
 _FULL_NAMESPACES = frozenset({"pid namespace", "mount namespace"})
 
@@ -216,8 +216,8 @@ def _descendants() -> list[int]:
     parents: dict[int, int] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            with open(f"/proc/{name}/stat") as file:
-                parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
+            with open(f"/proc/{name}/stat", "rb") as file:  # a process may call itself anything
+                parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
         except (OSError, IndexError):
             continue
     found = [os.getpid()]
@@ -243,8 +243,12 @@ def main(control: socket.socket, without: frozenset[str]) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the child is gone, its number may be another's
         _end_below()
         os._exit(status & 0xFF)
-    kernel.die_with_parent()
     kernel.adopt_orphans()
+    if "pid namespace" in available:
+        kernel.die_with_parent()
+    else:
+        signal.signal(signal.SIGTERM, _leave)
+        kernel.die_with_parent(signal.SIGTERM)
     prison = jail.Jail(available, paths)
     problem = problem or _attempt(partial(_settle, prison))
     gc.freeze()
@@ -253,6 +257,13 @@ def main(control: socket.socket, without: frozenset[str]) -> None:
         Keeper(control, prison).serve()
     finally:
         os._exit(0)
+
+
+def _leave(*_: object) -> None:
+    """Go, and take along everybody that no namespace would."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _end_below()
+    os._exit(0)
 
 
 def _attempt(act: Callable[[], None]) -> str:

@@ -6,6 +6,7 @@ Each call raises OSError; deciding whether a refusal matters is the caller's bus
 import ctypes
 import os
 import platform
+import signal
 import struct
 from collections.abc import Iterable
 from functools import cache
@@ -113,8 +114,8 @@ def pivot(root: str) -> None:
     os.chdir("/")
 
 
-def die_with_parent() -> None:
-    _prctl(_PR_SET_PDEATHSIG, 9)
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    _prctl(_PR_SET_PDEATHSIG, int(number))
 
 
 def adopt_orphans(do: bool = True) -> None:

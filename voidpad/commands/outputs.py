@@ -1,0 +1,61 @@
+"""Callbacks of options that name an output: what cannot be written is refused before the work, not after it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import typer
+
+from voidpad.errors import ConfigError
+
+PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".eps")
+
+
+def file_to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:
+    """In a folder that is there."""
+    if value is None:
+        return None
+    if value.is_dir():
+        raise ConfigError(f"{param.opts[0]} {value}: is a folder; name a file in it.")
+    if not value.parent.is_dir():
+        raise ConfigError(f"{param.opts[0]} {value}: there is no folder {value.parent}; create it first.")
+    return reachable(param, value)
+
+
+def picture_to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:
+    if value is not None and value.suffix.lower() not in PICTURES:
+        raise ConfigError(f"{param.opts[0]} {value}: a picture's name ends in .png, .pdf or .svg; rename it.")
+    return file_to_write(param, value)
+
+
+def file_to_make(param: typer.CallbackParam, value: Path) -> Path:
+    """The folders above it are made when it is written."""
+    if value.is_dir():
+        raise ConfigError(f"{param.opts[0]} {value}: is a folder; name a file in it.")
+    return reachable(param, value)
+
+
+def folder_to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:
+    """It need not be there yet, nor those above it."""
+    if value is None or (value.is_dir() and os.access(value, os.W_OK)):
+        return value
+    if value.exists():
+        what = "may not be written" if value.is_dir() else "is a file"
+        raise ConfigError(f"{param.opts[0]} {value}: {what}; choose another folder.")
+    return reachable(param, value)
+
+
+def folder_there(param: typer.CallbackParam, value: Path | None) -> Path | None:
+    if value is not None and not value.is_dir():
+        raise ConfigError(f"{param.opts[0]} {value}: there is no such folder; create it first.")
+    return folder_to_write(param, value)
+
+
+def reachable(param: typer.CallbackParam, value: Path) -> Path:
+    """The nearest thing above it that exists is a folder, and may be written."""
+    above = next(place for place in value.absolute().parents if place.exists())
+    if above.is_dir() and os.access(above, os.W_OK):
+        return value
+    what = "may not be written" if above.is_dir() else "is a file"
+    raise ConfigError(f"{param.opts[0]} {value}: {above} {what}; choose another place.")
