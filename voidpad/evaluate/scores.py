@@ -31,7 +31,7 @@ def scored(values: Sequence[float]) -> dict[str, Any]:
     return {
         "correct": correct,
         "score": round(100 * correct / len(values), 2),
-        "interval": [round(100 * low, 2), round(100 * high, 2)],
+        "interval": [100 * low, 100 * high],
     }
 
 
