@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import NoReturn
 
 from voidpad.sandbox import checker, jail, kernel, root, subject
 
@@ -51,8 +52,8 @@ class Job:
 
 
 class Keeper:
-    def __init__(self, control: socket.socket, prison: jail.Jail) -> None:
-        self._control, self._jail = control, prison
+    def __init__(self, control: socket.socket, prison: jail.Jail, homes: str | None) -> None:
+        self._control, self._jail, self._homes = control, prison, homes
         self._own_proc = prison.layers >= _FULL_NAMESPACES
 
     def serve(self) -> None:
@@ -140,9 +141,9 @@ class Keeper:
         return _descendants()
 
     def _home(self) -> str:
-        if "mount namespace" in self._jail.layers:
+        if self._homes is None:
             return "/tmp"
-        home = tempfile.mkdtemp(prefix="voidpad-sandbox-")
+        home = tempfile.mkdtemp(dir=self._homes)
         os.chmod(home, 0o777)
         return home
 
@@ -150,7 +151,7 @@ class Keeper:
         """Without a PID namespace, end the orphans that came here; without a mount one, drop the folder."""
         if "pid namespace" not in self._jail.layers:
             _end_below()
-        if "mount namespace" not in self._jail.layers:
+        if self._homes is not None:
             shutil.rmtree(home, ignore_errors=True)
 
 
@@ -234,36 +235,39 @@ def main(control: socket.socket, without: frozenset[str]) -> None:
     kernel.warm_up()
     available, paths = _probe() - without, root.library_paths()
     problem = _attempt(partial(_enter, available))
+    homes = None if "mount namespace" in available else tempfile.mkdtemp(prefix="voidpad-sandbox-")
+    if homes is not None:
+        os.chmod(homes, 0o711)  # nobody may pass, and see nobody else's
     child = os.fork()
     if child:
         control.close()
         kernel.adopt_orphans()
         signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the child is gone, its number may be another's
-        _end_below()
-        os._exit(status & 0xFF)
+        _leave(homes, status)
     kernel.adopt_orphans()
     if "pid namespace" in available:
         kernel.die_with_parent()
     else:
-        signal.signal(signal.SIGTERM, _leave)
+        signal.signal(signal.SIGTERM, lambda *_: _leave(homes, 0))
         kernel.die_with_parent(signal.SIGTERM)
     prison = jail.Jail(available, paths)
     problem = problem or _attempt(partial(_settle, prison))
     gc.freeze()
     control.send(json.dumps({"layers": sorted(available), "problem": problem}).encode())
     try:
-        Keeper(control, prison).serve()
+        Keeper(control, prison, homes).serve()
     finally:
         os._exit(0)
 
 
-def _leave(*_: object) -> None:
-    """Go, and take along everybody that no namespace would."""
+def _leave(homes: str | None, status: int) -> NoReturn:
+    """Go, and take along everything that no namespace would."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_below()
-    os._exit(0)
+    if homes is not None:
+        shutil.rmtree(homes, ignore_errors=True)
+    os._exit(status & 0xFF)
 
 
 def _attempt(act: Callable[[], None]) -> str:
