@@ -1,6 +1,7 @@
 """LoRA adapters: loaded beside the weights, merged into them, and translated from LLaDA's original names."""
 
 import json
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -145,6 +146,30 @@ def test_the_adapters_card_wins(bases, tmp_path):
     assert load(bases["llada"], tmp_path / "adapter", roles={"void": 32}).roles.void == 32
     (tmp_path / "adapter" / "voidpad.json").unlink()
     assert load(bases["llada"], tmp_path / "adapter").roles == base_roles
+
+
+@BOTH
+def test_a_saved_model_says_what_it_is(bases, tmp_path, family):
+    trained = adapted(family)
+    trained.net.peft_config["default"].base_model_name_or_path = "owner/base"
+    trained.card = replace(trained.card, padding="void")
+    save(trained, tmp_path / "adapter")
+    text = (tmp_path / "adapter" / "README.md").read_text()
+    assert "base_model: owner/base\nlibrary_name: peft" in text
+    assert "--model owner/base --adapter FOLDER" in text
+    assert "`void-expansion`" in text
+    save(merge(trained), tmp_path / "merged")
+    whole = (tmp_path / "merged" / "README.md").read_text()
+    assert "A whole model" in whole
+    assert not any(word in text + whole for word in ("More Information Needed", str(tmp_path)))
+
+
+def test_a_model_is_called_what_its_user_calls_it(bases, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # peft warns where names differ
+        net = load("llada").net
+        get_peft_model(net, LoraConfig(target_modules=["q_proj"], base_model_name_or_path="llada"))
 
 
 def test_what_an_adapter_does_not_say_about_canvases_its_base_does(bases, tmp_path):

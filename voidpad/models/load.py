@@ -20,6 +20,7 @@ from voidpad.models.family import FAMILIES, LLADA_NAMES, Family, translate
 from voidpad.models.locate import base_of, locate
 from voidpad.models.model import Model
 from voidpad.models.place import Place
+from voidpad.models.readme import write_readme
 from voidpad.models.text import read_tokenizer
 from voidpad.models.weights import check, headers, stored_dtype
 from voidpad.roles import build, resolve
@@ -60,7 +61,15 @@ def save(model: Model, folder: str | Path) -> None:
         else:
             model.net.save_pretrained(str(beside), save_original_format=False)
             model.tokenizer.save_pretrained(str(beside))
+        write_readme(beside, model.card, base=base_name(model))
         replace(model.card, roles=model.roles).write(beside)
+
+
+def base_name(model: Model) -> str | None:
+    """What an adapter belongs to; None for a whole model."""
+    if not isinstance(model.net, PeftModel):
+        return None
+    return str(model.net.peft_config["default"].base_model_name_or_path)
 
 
 def merge(model: Model) -> Model:
@@ -106,6 +115,7 @@ def _load_base(folder: Path, name: str, place: Place, given: Mapping[str, Any] |
             generation_config=GenerationConfig(),  # a release's own is about its remote decoding code
             **place.options(stored_dtype(found)),
         )
+    net.name_or_path = name  # as the user wrote it: peft and the hub quote it
     # Forget the old names, or a later save_pretrained by a trainer writes them beside our config.
     net.__dict__.pop("_weight_conversions", None)
     tokenizer = read_tokenizer(folder)

@@ -19,6 +19,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from voidpad import models
 from voidpad.losses import SlotLoss
+from voidpad.models.readme import README
 from voidpad.training import checkpoint
 from voidpad.training.batches import MicroBatches
 from voidpad.training.config import Recipe
@@ -158,6 +159,9 @@ class VoidTrainer(Trainer):
         net = self.subject.net
         if isinstance(net, PeftModel):
             net.save_pretrained(str(folder), state_dict=state, save_embedding_layers=False)
+            (folder / README).unlink(
+                missing_ok=True
+            )  # peft's form, to be filled in; the finished model has ours
             return
         net.save_pretrained(folder, state_dict=state, save_original_format=False)
         self.subject.tokenizer.save_pretrained(folder)

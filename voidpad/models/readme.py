@@ -1,0 +1,40 @@
+"""README.md beside weights, for people and for the hub: what this is, and how to use it."""
+
+from pathlib import Path
+
+from voidpad.files import store
+from voidpad.models.card import CARD, Card
+
+README = "README.md"
+PLANS = {
+    "void": "Decode with plan `void`, or `void-expansion` to let it choose its canvas.",
+    "rainbow": "Decode with plan `original`; its padding tokens never appear in an answer.",
+    "eos": "Decode with plan `original` and small blocks: with large ones [EOS] overflow eats the answer.",
+}
+
+
+def write_readme(folder: Path, card: Card, *, base: str | None = None) -> None:
+    """Of an adapter, where `base` names what it belongs to, or of a whole model."""
+    padding = f"trained with {card.padding} padding" if card.padding else "untouched"
+    given = f'"{base}", adapter="FOLDER"' if base else '"FOLDER"'
+    options = f"--model {base} --adapter FOLDER" if base else "--model FOLDER"
+    front = [f"base_model: {base}", "library_name: peft"] if base else ["library_name: transformers"]
+    lines = [
+        "---",
+        *front,
+        "tags:",
+        "- masked-diffusion",
+        "- voidpad",
+        "---",
+        "",
+        f"# Masked diffusion language model of the {card.family} family, {padding}",
+        "",
+        f"A LoRA adapter of `{base}`." if base else "A whole model, in transformers' format.",
+        "",
+        f'    voidpad generate "..." {options}',
+        f"    voidpad.load({given}).generate(prompts)",
+        "",
+        *([PLANS[card.padding], ""] if card.padding in PLANS else []),
+        f"`{CARD}` holds token roles, padding policy, training recipe and calibrated lengths.",
+    ]
+    store(folder / README, [line + "\n" for line in lines])
