@@ -166,6 +166,7 @@ def test_provenance_is_complete(whole):
     assert known["family"] == "llada"
     assert run.config["settings"]["plan_resolved"]["block"] == 8
     assert run.config["settings"]["plan_resolved"]["canvas"] == 16
+    assert known["data"] == "built in"
     assert run.results["provenance"] == known
 
 

@@ -3,6 +3,7 @@
 import importlib.metadata
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def source() -> dict[str, Any]:
     }
 
 
-def provenance(model: Model, resources: Resources, *, started: str) -> dict[str, Any]:
+def provenance(model: Model, tasks: Sequence[str], resources: Resources, *, started: str) -> dict[str, Any]:
     cuda = model.device.type == "cuda"
     return {
         **{name: version(package) for name, package in PACKAGES.items()},
@@ -62,11 +63,18 @@ def provenance(model: Model, resources: Resources, *, started: str) -> dict[str,
         "tokens": resources.tokens,
         "family": model.family.name,
         "padding": model.card.padding,
-        "data": "local" if resources.data else "hub",
+        "data": source_of(tasks, resources),
         "probes_counted": False,
         "sandbox": sandbox(resources),
         "started": started,
     }
+
+
+def source_of(tasks: Sequence[str], resources: Resources) -> str:
+    """Where the items came from; the built-in model's are made."""
+    if all(name.startswith("tiny_") for name in tasks):
+        return "built in"
+    return "local" if resources.data else "hub"
 
 
 def sandbox(resources: Resources) -> dict[str, Any]:

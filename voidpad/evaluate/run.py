@@ -42,7 +42,10 @@ def evaluate(
     started = now()
     model = model or loaded(settings, resources)
     answers = answering(settings, model, resources)
-    origin = {**provenance(model, resources, started=started), "accelerated": list(answers.accelerated)}
+    origin = {
+        **provenance(model, settings.tasks, resources, started=started),
+        "accelerated": list(answers.accelerated),
+    }
     with folders.writing(out, resolved(settings, model), origin) as journal:
         return score(out, tasks, VoidpadLM(answers, journal, progress=progress), settings=settings)
 
