@@ -12,7 +12,7 @@ $(VENV)/core.stamp: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/core.stamp
-	$(PIP) install --constraint constraints.txt --editable '.[train,eval,ray,dev]'
+	$(PIP) install --constraint constraints.txt --editable '.[train,eval,ray,quantize,dev]'
 	touch $@
 
 demo: $(VENV)/core.stamp  ## the effect, on the built-in models

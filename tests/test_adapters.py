@@ -317,13 +317,14 @@ def test_nothing_to_merge():
 @BOTH
 @pytest.mark.parametrize("bits", ["8bit", "4bit"])
 def test_quantized_weights_carry_an_adapter(tmp_path, family, bits):
-    pytest.importorskip("bitsandbytes")
     trained = adapted(family)
     base = write_original(plain(family), tmp_path / "base")
     save(trained, tmp_path / "adapter")
     loaded = load(base, tmp_path / "adapter", quantize=bits)
     pair = torch.stack([logits(loaded).flatten(), logits(trained).flatten()])
     assert pair.corrcoef()[0, 1] > 0.95
+    [answer] = loaded.generate("hi", "void", canvas=8, block=4, threshold=0.9)
+    assert answer.accelerated == (f"{bits} weights", "threshold")
     with pytest.raises(ConfigError, match="cannot merge into quantized weights; load it without quantize"):
         merge(loaded)
 

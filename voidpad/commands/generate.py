@@ -140,7 +140,7 @@ def delta(fast: list[Result], exact: list[Result], *, seconds: tuple[float, floa
     same = sum(a.tokens == b.tokens for a, b in zip(fast, exact, strict=True))
     answers = sum(a.text == b.text for a, b in zip(fast, exact, strict=True))
     passes = [sum(r.passes_decode + r.passes_probe - r.passes_shared for r in run) for run in (fast, exact)]
-    names = ", ".join(fast[0].accelerated)
+    names = ", ".join(name for name in fast[0].accelerated if name not in exact[0].accelerated)
     err.print(
         f"against exact decoding, with {names}: tokens equal {same}/{len(exact)}, answers equal "
         f"{answers}/{len(exact)}, passes {passes[0]} against {passes[1]}, "

@@ -11,7 +11,6 @@ from voidpad.decode.plan import Plan
 from voidpad.engine import Engine
 from voidpad.evaluate.journal import Record
 from voidpad.evaluate.texts import Reader, cut_first
-from voidpad.fast.spec import cache_name
 from voidpad.models import Model
 
 
@@ -55,7 +54,7 @@ class Answering:
     @property
     def accelerated(self) -> tuple[str, ...]:
         """Approximations that are on, as `Result` names them."""
-        return (*cache_name(self.cache), *self.plan.approximations)
+        return self.model.approximations(self.plan, cache=self.cache)
 
     def engine(self) -> Engine:
         return self.model.engine(rows=self.rows, tokens=self.tokens, cache=self.cache, block=self.plan.block)

@@ -78,7 +78,7 @@ def merge(model: Model) -> Model:
         raise ConfigError(
             f"{model.name}: has no adapter to merge; name one with it (--adapter, adapter=...)."
         )
-    if "quantization_config" in model.net.config.to_dict():
+    if model.quantized:
         raise ConfigError(f"{model.name}: cannot merge into quantized weights; load it without quantize.")
     return replace(model, net=model.net.merge_and_unload(safe_merge=True))
 

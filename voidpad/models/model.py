@@ -12,6 +12,7 @@ from voidpad.errors import ConfigError
 from voidpad.fast.spec import cache_name
 from voidpad.models.card import Card
 from voidpad.models.family import Family
+from voidpad.models.place import BITS
 from voidpad.models.text import Messages, chat, chat_ids, raw_ids, special_ids
 from voidpad.roles import Roles
 
@@ -187,7 +188,7 @@ class Model:
     @property
     def _varlen(self) -> bool:
         """Whether the variable-length kernel can run: it takes half precision only, on one GPU."""
-        whole = "quantization_config" not in self.net.config.to_dict() and len(devices(self.net)) == 1
+        whole = not self.quantized and len(devices(self.net)) == 1
         return self.device.type == "cuda" and self.net.dtype in (torch.float16, torch.bfloat16) and whole
 
     def _graphed(self) -> dict[str, Any]:
@@ -221,6 +222,20 @@ class Model:
         compiled(self.denoiser())
         return self
 
+    @property
+    def quantized(self) -> str:
+        """How many bits the weights were squeezed into, such as 8bit; empty if they were not."""
+        how = self.net.config.to_dict().get("quantization_config")
+        if how is None:
+            return ""
+        known = how if isinstance(how, Mapping) else how.to_dict()
+        return next((bits for bits in BITS if known.get(f"load_in_{bits}")), "quantized")
+
+    def approximations(self, plan: "Plan", *, cache: str | None = None) -> tuple[str, ...]:
+        """What makes answers differ from those of plain decoding with the weights as they were released."""
+        weights = [f"{self.quantized} weights"] if self.quantized else []
+        return (*weights, *cache_name(cache), *plan.approximations)
+
     def result(self, outcome: "Outcome", plan: "Plan", *, cache: str | None = None) -> Result:
         """A finished row with its text."""
         return Result(
@@ -232,7 +247,7 @@ class Model:
             canvas=outcome.canvas,
             stop_reason=outcome.stop_reason,
             seconds=outcome.seconds,
-            accelerated=(*cache_name(cache), *plan.approximations),
+            accelerated=self.approximations(plan, cache=cache),
             ids=outcome.ids,
             key=outcome.key,
         )
