@@ -508,7 +508,8 @@ def test_a_checkpoint_without_void_cannot_follow_a_void_plan(voidpad, folders, m
     run = ("generate", "hi", "--model", tmp_path / "bare")
     for name in ("void", "void-expansion"):
         message = (
-            "role 'void': this checkpoint has none. Use one trained with it, a plan that does not name it"
+            "role 'void': this checkpoint has none. Use one trained with it, a plan that does not name it "
+            '(original), or load(..., roles={"void": <id>}).'
         )
         ran = (
             voidpad(*run, *SMALL, "--plan", name, "--tau-gap", 0.0) if "-" in name else voidpad(*run, *SMALL)

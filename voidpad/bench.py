@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import Tensor
 
 from voidpad.decode.canvas import Canvas, first, send
@@ -205,6 +204,7 @@ def drive(engine: Engine, *, device: str, seconds: float = 1e9, passes: int | No
     return Run(now(device) - begun, used, rows, tokens, finished)
 
 
+RESEARCH = "research"
 Answers = list[tuple[list[int], int]]  # of each prompt: the tokens, and the passes they took
 Decoder = Callable[[Sequence[Sequence[int]]], Answers]
 
@@ -262,9 +262,6 @@ def compare(
     }  # fmt: skip
 
 
-RESEARCH = "research"
-
-
 def decoders(model: Model, canvas: int, block: int) -> dict[str, Decoder]:
     """By name, the research loop first. LLaDA's rules on either family: the loop knows no others."""
     exact = plan("void", canvas=canvas, block=block)
@@ -281,8 +278,7 @@ def decoders(model: Model, canvas: int, block: int) -> dict[str, Decoder]:
 
 def plainly(model: Model, canvas: int, block: int) -> Decoder:
     """The research loop, which must not profit from compiled layers."""
-    net: Any = model.net.get_base_model() if isinstance(model.net, PeftModel) else model.net
-    loop = Research(net, model.roles, model.family.shift, ban=model.roles.ids(["void"]))
+    loop = Research(model.base, model.roles, model.family.shift, ban=model.roles.ids(["void"]))
 
     def decode(prompts: Sequence[Sequence[int]]) -> Answers:
         with torch.compiler.set_stance("force_eager"):

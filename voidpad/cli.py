@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -45,6 +46,7 @@ BadCommand: Any = typer.BadParameter.__mro__[2]
 
 def main() -> None:
     keep_freed_memory()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # or it warns at import, and in every product
     guarded(lambda arguments: app(arguments or ["--help"], standalone_mode=False))
 
 

@@ -30,7 +30,7 @@ def bench(
     """Time exact and accelerated decoding of the same prompts; everything in one run."""
     import torch
 
-    from voidpad.bench import compare
+    from voidpad.bench import compare, decoders
     from voidpad.commands.calibrate import own_prompts
     from voidpad.models import load, merge
 
@@ -45,7 +45,7 @@ def bench(
         else own_prompts(prompts)
     )
     ids = [loaded.encode(text) for text in texts]
-    with bar(8 * rounds, shown=True, label="timing") as tick:
+    with bar(rounds * len(decoders(loaded, canvas, block)), shown=True, label="timing") as tick:
         found = compare(
             loaded, ids, canvas=canvas, block=block, rounds=rounds, compile_layers=compile_layers, tick=tick
         )

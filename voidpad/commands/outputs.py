@@ -16,11 +16,9 @@ def file_to_write(param: typer.CallbackParam, value: Path | None) -> Path | None
     """In a folder that is there."""
     if value is None:
         return None
-    if value.is_dir():
-        raise ConfigError(f"{param.opts[0]} {value}: is a folder; name a file in it.")
     if not value.parent.is_dir():
         raise ConfigError(f"{param.opts[0]} {value}: there is no folder {value.parent}; create it first.")
-    return reachable(param, value)
+    return file_to_make(param, value)
 
 
 def picture_to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:
@@ -38,12 +36,13 @@ def file_to_make(param: typer.CallbackParam, value: Path) -> Path:
 
 def folder_to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:
     """It need not be there yet, nor those above it."""
-    if value is None or (value.is_dir() and os.access(value, os.W_OK)):
-        return value
-    if value.exists():
-        what = "may not be written" if value.is_dir() else "is a file"
+    if value is None:
+        return None
+    if not value.exists():
+        return reachable(param, value)
+    if what := obstacle(value):
         raise ConfigError(f"{param.opts[0]} {value}: {what}; choose another folder.")
-    return reachable(param, value)
+    return value
 
 
 def folder_there(param: typer.CallbackParam, value: Path | None) -> Path | None:
@@ -53,9 +52,15 @@ def folder_there(param: typer.CallbackParam, value: Path | None) -> Path | None:
 
 
 def reachable(param: typer.CallbackParam, value: Path) -> Path:
-    """The nearest thing above it that exists is a folder, and may be written."""
+    """The nearest thing above it that exists takes new files."""
     above = next(place for place in value.absolute().parents if place.exists())
-    if above.is_dir() and os.access(above, os.W_OK):
-        return value
-    what = "may not be written" if above.is_dir() else "is a file"
-    raise ConfigError(f"{param.opts[0]} {value}: {above} {what}; choose another place.")
+    if what := obstacle(above):
+        raise ConfigError(f"{param.opts[0]} {value}: {above} {what}; choose another place.")
+    return value
+
+
+def obstacle(place: Path) -> str:
+    """Why nothing can be put here; empty if it can."""
+    if not place.is_dir():
+        return "is a file"
+    return "" if os.access(place, os.W_OK) else "may not be written"

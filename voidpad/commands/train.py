@@ -147,5 +147,5 @@ def main() -> None:
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(train)
-    run = lambda arguments: app(arguments, standalone_mode=False, prog_name="voidpad.train")  # noqa: E731
-    guarded(run, debug=True)  # hours of work are not repeated to see where they failed
+    # debug: hours of work are not repeated to see where they failed
+    guarded(lambda words: app(words, standalone_mode=False, prog_name="voidpad.train"), debug=True)

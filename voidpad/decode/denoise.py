@@ -66,7 +66,6 @@ class Guided:
     scale: float
 
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        bare = self.inner(
-            canvas.without_prompt(), where
-        ).clone()  # what a graph gives lives until the next call
+        bare = self.inner(canvas.without_prompt(), where)
+        bare = bare.clone()  # what a graph gives lives until the next call
         return bare + (1 + self.scale) * (self.inner(canvas, where) - bare)

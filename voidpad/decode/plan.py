@@ -367,13 +367,10 @@ def build(preset: Preset, knobs: Knobs) -> Plan:
 
 def commits(knobs: Knobs, steps: int) -> Commit:
     threshold, factor = knobs("threshold", 0.0), knobs("factor", 0.0)
-    if not 0 <= threshold <= 1 or factor < 0:
-        fault = (
-            f"factor={factor} must be 0 or more"
-            if factor < 0
-            else f"threshold={threshold} must lie in [0, 1]"
-        )
-        raise ConfigError(f"{fault}; 0 turns it off.")
+    if not 0 <= threshold <= 1:
+        raise ConfigError(f"threshold={threshold} must lie in [0, 1]; 0 turns it off.")
+    if factor < 0:
+        raise ConfigError(f"factor={factor} must be 0 or more; 0 turns it off.")
     if threshold and factor:
         raise ConfigError(f"threshold={threshold} and factor={factor} exclude each other; set one.")
     quota = knobs.one_of("schedule", "dream" if knobs.family == "dream" else "even", QUOTAS)

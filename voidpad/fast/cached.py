@@ -122,9 +122,7 @@ class Cached:
         start = first(where, otherwise=canvas.prompt) - canvas.prompt
         start = canvas.prompt + torch.div(start, self.block, rounding_mode="floor") * self.block
         last = where.shape[1] - 1 - where.flip(1).int().argmax(1)
-        inside = (
-            last < start + self.block
-        )  # probes and observers look beyond the block: such a pass reuses nothing
+        inside = last < start + self.block  # probes and observers look beyond: such a pass reuses nothing
         warm = torch.tensor(self._admit(canvas, start, inside))
         width = max(canvas.ids.shape[1], self.bucket)
         if self.store.reserve(len(self.held) + len(self.free), width):

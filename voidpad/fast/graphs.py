@@ -38,11 +38,10 @@ class Graphs:
         return self.captured[name](flat)
 
     def forget(self) -> None:
-        """Drop every graph: what they were captured on has moved."""
+        """Drop every graph: what they were captured on has moved. And their pool: one without graphs cannot be
+        captured into while anybody holds one of its tensors."""
         self.captured.clear()
-        self.pool = (
-            None  # a pool without graphs cannot be captured into while anybody holds one of its tensors
-        )
+        self.pool = None
 
     def _capture(self, call: Callable[[Tensor], Tensor], inputs: Tensor) -> Callable[[Tensor], Tensor]:
         buffer = inputs.clone()

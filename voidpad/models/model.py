@@ -97,13 +97,16 @@ class Model:
         dropped = special_ids(self.tokenizer) | self.roles.all()
         return str(self.tokenizer.decode([token for token in kept if token not in dropped]))
 
+    @property
+    def base(self) -> Any:
+        """transformers' own network. An adapter lives inside its modules, so its body and head carry that too."""
+        return self.net.get_base_model() if isinstance(self.net, PeftModel) else self.net
+
     def denoiser(self, **fields: Any) -> "HFDenoiser":
         """Aligned logits of this network, as the decoder wants them."""
         from voidpad.decode.denoise import HFDenoiser
 
-        # An adapter lives inside the base's modules, so the base's body and head carry it.
-        net: Any = self.net.get_base_model() if isinstance(self.net, PeftModel) else self.net
-        return HFDenoiser(net.model, net.lm_head, shift=self.family.shift, **fields)
+        return HFDenoiser(self.base.model, self.base.lm_head, shift=self.family.shift, **fields)
 
     def plan(self, name: "str | Plan" = "void", **fields: Any) -> "Plan":
         """A preset with this model's family and calibration; a ready plan is taken as it is."""

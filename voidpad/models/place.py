@@ -1,6 +1,5 @@
 """Where the weights go and in which numbers."""
 
-import logging
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -47,7 +46,6 @@ class Place:
         number = self._number(stored)
         options: dict[str, Any] = {"dtype": number}
         if self.quantize is not None:
-            logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)  # a line for each product
             bits = {f"load_in_{self.quantize}": True}
             options["quantization_config"] = BitsAndBytesConfig(
                 **bits, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=number

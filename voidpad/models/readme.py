@@ -15,7 +15,7 @@ PLANS = {
 
 def write_readme(folder: Path, card: Card, *, base: str | None = None) -> None:
     """Of an adapter, where `base` names what it belongs to, or of a whole model."""
-    padding = f"trained with {card.padding} padding" if card.padding else "untouched"
+    padding = f", trained with {card.padding} padding" if card.padding else ""
     given = f'"{base}", adapter="FOLDER"' if base else '"FOLDER"'
     options = f"--model {base} --adapter FOLDER" if base else "--model FOLDER"
     front = [f"base_model: {base}", "library_name: peft"] if base else ["library_name: transformers"]
@@ -27,7 +27,7 @@ def write_readme(folder: Path, card: Card, *, base: str | None = None) -> None:
         "- voidpad",
         "---",
         "",
-        f"# Masked diffusion language model of the {card.family} family, {padding}",
+        f"# Masked diffusion language model of the {card.family} family{padding}",
         "",
         f"A LoRA adapter of `{base}`." if base else "A whole model, in transformers' format.",
         "",
