@@ -149,10 +149,13 @@ def model_label(settings: Mapping[str, Any]) -> str:
     return settings["model"] + (f" + {adapter}" if adapter else "")
 
 
+METHOD = ("stop", "ban", "threshold", "factor", "trim", "cache", "quantize")
+
+
 def method_label(settings: Mapping[str, Any]) -> str:
-    """The preset, with the rules that were replaced in it: they make it another method."""
-    given = {**settings["fields"], "cache": settings.get("cache")}
-    changed = [f"{name}={given[name]}" for name in ("stop", "ban", "cache") if given.get(name) is not None]
+    """The preset, with the rules that were replaced in it and what approximates it: another method each."""
+    given = {**settings["fields"], **{name: settings.get(name) for name in ("cache", "quantize")}}
+    changed = [f"{name}={given[name]}" for name in METHOD if given.get(name) is not None]
     return " ".join([settings["plan"].removesuffix("@authors"), *changed])
 
 
