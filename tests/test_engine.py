@@ -19,7 +19,6 @@ from voidpad.engine import Engine
 from voidpad.errors import ConfigError, RoleError
 from voidpad.fast.packed import Packed
 from voidpad.models import Model, load
-from voidpad.models.locate import ASSETS
 from voidpad.roles import Roles
 
 RESULT = ("ids", "tokens", "passes_decode", "passes_probe", "canvas", "stop_reason")
@@ -394,9 +393,6 @@ def flat(sizes: list[int], slack: int = 0) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not (ASSETS / "tiny-void").is_dir(), reason="the built-in weights are not in the package yet"
-)
 def test_soak_on_the_built_in_model():
     """Float32 on a CPU: every row is its one-row decode, or leaves it at a decision that was all but a tie."""
     model = load("tiny-void")

@@ -430,7 +430,6 @@ def test_quantize_without_its_package(monkeypatch):
 
 
 def test_device_map_loads_the_same(models, tmp_path):
-    pytest.importorskip("accelerate")
     save(models["llada"], tmp_path / "saved")
     loaded = load(tmp_path / "saved", device_map={"": "cpu"}, dtype="float32")
     assert (logits(loaded, ROWS) - logits(models["llada"], ROWS)).abs().max() == 0.0

@@ -15,7 +15,6 @@ import pytest
 from voidpad.models import load, random_model, save
 
 ROOT = Path(__file__).parents[1]
-BUILT_IN = ROOT / "voidpad" / "tiny" / "assets" / "tiny-void"
 # No proxy answers there: whoever reaches for the network fails.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"}
 
@@ -111,7 +110,6 @@ def test_it_generates_offline_without_the_sources(installed, tmp_path):
     check_generates(installed, tmp_path)
 
 
-@pytest.mark.skipif(not BUILT_IN.is_dir(), reason="the built-in weights are not in the package yet")
 def test_the_built_in_model_answers_offline(installed):
     row = json.loads(installed.run("voidpad", "generate", "hello", "--canvas", 64, "--json"))
     assert row == {**row, **answer()}
