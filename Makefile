@@ -19,8 +19,8 @@ demo: $(VENV)/core.stamp  ## the effect, on the built-in models
 	$(VENV)/bin/voidpad demo
 
 lint: $(VENV)/dev.stamp
-	$(VENV)/bin/ruff check voidpad tests benchmarks scripts
-	$(VENV)/bin/ruff format --check voidpad tests benchmarks scripts
+	$(VENV)/bin/ruff check voidpad tests studies
+	$(VENV)/bin/ruff format --check voidpad tests studies
 	$(VENV)/bin/mypy
 
 test: lint  ## everything CI runs

@@ -9,8 +9,8 @@ from typing import Any
 from voidpad.decode.plan import describe
 from voidpad.evaluate import folder
 from voidpad.evaluate.scores import mean, summary
-from voidpad.experiments.recipe import Cell, read
 from voidpad.experiments.sweep import begin
+from voidpad.experiments.sweep_recipe import Cell, read
 
 PROVENANCE = {
     "voidpad": "0.1.0",

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from voidpad.diagnose.trace import Edit, Header, Pass, Prompt, Summary, Trace
 from voidpad.roles import Roles
-from voidpad.trace import Edit, Header, Pass, Prompt, Summary, Trace
 
 
 def split(text: str) -> list[str]:

@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toys import LOW, MaskLover, Toy, World
-from voidpad.analysis import overflow
-from voidpad.analysis.empty import groups, look, void_tail
-from voidpad.analysis.eos_prior import Padded, batched, measure, same_canvas, shares, shuffled
-from voidpad.analysis.oracle import ROLES, WORD, LengthOracle, tell
-from voidpad.analysis.overflow import Answer, Rule, overflown, rates, trajectory, verdict
-from voidpad.analysis.theory import Case, Lengths, agree, predict, spread, suffixed
 from voidpad.decode.canvas import Canvas
 from voidpad.decode.plan import plan
+from voidpad.diagnose import overflow
+from voidpad.diagnose.empty import groups, look, void_tail
+from voidpad.diagnose.eos_prior import Padded, batched, measure, same_canvas, shares, shuffled
+from voidpad.diagnose.oracle_lengths import ROLES, WORD, LengthOracle, tell
+from voidpad.diagnose.overflow import Answer, Rule, overflown, rates, trajectory, verdict
+from voidpad.diagnose.theory import Case, Lengths, agree, predict, spread, suffixed
+from voidpad.diagnose.trace import Trace
 from voidpad.errors import ConfigError
 from voidpad.models import random_model
-from voidpad.padding import POLICIES, Example, Pairs, pad
 from voidpad.roles import Roles
-from voidpad.trace import Trace
+from voidpad.training.padding import POLICIES, Example, Pairs, pad
 
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=30)
 SPEC = Lengths.weighted({1: ".35", 2: ".25", 5: ".40"})  # 8.6
@@ -316,7 +316,7 @@ def oracle_trace(padding: str, **fields) -> Trace:
     """The oracle's decode as a trace: a real record of a decode whose every commit is known."""
     model = random_model("llada")
     from voidpad.decode.loop import decode
-    from voidpad.trace import Recorder
+    from voidpad.diagnose.trace import Recorder
 
     chosen = plan("original", canvas=6, **fields)
     recorder = Recorder(model, chosen, plan_name="original")

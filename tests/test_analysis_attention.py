@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from voidpad.analysis.attention import (
+from voidpad.decode.canvas import Canvas
+from voidpad.diagnose.attention import (
     QUERIES,
     Watched,
     by_layer,
@@ -11,8 +12,7 @@ from voidpad.analysis.attention import (
     hidden_eos_from_all,
     watch,
 )
-from voidpad.analysis.overflow import Setup, survey
-from voidpad.decode.canvas import Canvas
+from voidpad.diagnose.overflow import Setup, survey
 from voidpad.models import random_model
 from voidpad.roles import Roles
 

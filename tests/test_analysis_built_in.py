@@ -2,12 +2,12 @@
 
 import pytest
 
-from voidpad.analysis.attention import hidden_eos
-from voidpad.analysis.empty import void_tail
-from voidpad.analysis.eos_prior import measure, same_canvas
-from voidpad.analysis.overflow import USABLE, Setup, rates, survey
-from voidpad.analysis.questions import of_tasks, speaks_tiny, task_lengths, task_pairs
-from voidpad.analysis.theory import Case, Lengths, agree
+from voidpad.diagnose.attention import hidden_eos
+from voidpad.diagnose.empty import void_tail
+from voidpad.diagnose.eos_prior import measure, same_canvas
+from voidpad.diagnose.overflow import USABLE, Setup, rates, survey
+from voidpad.diagnose.questions import of_tasks, speaks_tiny, task_lengths, task_pairs
+from voidpad.diagnose.theory import Case, Lengths, agree
 from voidpad.models import load, random_model
 
 TASKS = ["steps", "expr"]

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from voidpad import data
-from voidpad.cli import app
+from voidpad.commands.cli import app
 from voidpad.errors import ConfigError, DataError
 from voidpad.models import random_model, save
-from voidpad.padding import Example, Pairs
+from voidpad.training import prepared as data
+from voidpad.training.padding import Example, Pairs
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
 
@@ -122,7 +122,7 @@ def test_overflow_judges_numbers(folders, voidpad, tmp_path):
 
 
 def test_last_number_counts():
-    from voidpad.analysis.questions import with_number
+    from voidpad.diagnose.questions import with_number
 
     right = with_number("q", "first 3, then #### 1,234").right
     assert right is not None
@@ -202,8 +202,8 @@ def test_bad_sets(folders, voidpad):
 
 
 def test_built_in_questions():
-    from voidpad.analysis.questions import known, of_tasks, task_lengths, task_pairs
-    from voidpad.tiny.tasks import heldout
+    from voidpad.builtin.tasks import heldout
+    from voidpad.diagnose.questions import known, of_tasks, task_lengths, task_pairs
 
     asked = of_tasks(["steps", "tiny_complete"], 5)
     problems = heldout("tiny_steps", 3)
@@ -226,9 +226,9 @@ def test_the_eos_ban_recipe(name, size, grader):
     """Specification 8.1: the whole canvas as one block, EOS banned, both score rules, the first answer graded."""
     from voidpad.decode.plan import plan
     from voidpad.decode.stop import vanilla
-    from voidpad.experiments.recipe import cells, read
+    from voidpad.experiments.sweep_recipe import cells, read
 
-    recipe = read(Path(__file__).parents[1] / "recipes" / "sweeps" / f"{name}-eos-ban.toml")
+    recipe = read(Path(__file__).parents[1] / "voidpad" / "recipes" / "sweeps" / f"{name}-eos-ban.toml")
     found = [cell.settings for cell in cells(recipe)]
     plans = [plan(one.plan, family="llada", **one.fields) for one in found]
     assert [(one.ban, one.mute) for one in plans] == [((), ()), (("eos",), ()), (("eos",), ("eos",))]

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from toys import LOW, SEPARATOR, Toy, World
-from voidpad.calibrate import Search, Setting, Survey, choose, fields, frontier, settings, survey
 from voidpad.decode import plan
-from voidpad.engine import Engine
+from voidpad.engine.batching import Engine
 from voidpad.errors import ConfigError, RoleError
+from voidpad.experiments.calibrate import Search, Setting, Survey, choose, fields, frontier, settings, survey
 from voidpad.models import Model, random_model
 from voidpad.roles import Roles
 

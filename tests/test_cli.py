@@ -13,9 +13,10 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from voidpad import cli, trace
+from voidpad.commands import cli
 from voidpad.commands.generate import show
 from voidpad.decode.plan import ALIASES, HELP, PRESETS, describe
+from voidpad.diagnose import trace
 from voidpad.models import Model, Result, load, random_model, read_card, save
 from voidpad.roles import Roles
 
@@ -778,7 +779,7 @@ def test_merges_that_cannot_work_write_nothing(voidpad, folders, adapter, tmp_pa
 # ------------------------------------------------------------------------------------------ in its own process
 def process(*arguments: object, **options) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "voidpad.cli", *map(str, arguments)],
+        [sys.executable, "-m", "voidpad.commands.cli", *map(str, arguments)],
         capture_output=True,
         timeout=120,
         **options,
@@ -806,7 +807,7 @@ def test_a_reader_that_goes_away_is_no_error():
     os.close(reader)
     with os.fdopen(writer, "wb") as gone:
         ran = subprocess.run(
-            [sys.executable, "-m", "voidpad.cli", "plans", "void"],
+            [sys.executable, "-m", "voidpad.commands.cli", "plans", "void"],
             stdout=gone,
             stderr=subprocess.PIPE,
             timeout=120,

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from voidpad import data
 from voidpad.errors import ConfigError, DataError
 from voidpad.models import character_tokenizer
-from voidpad.padding import Example, Pairs
 from voidpad.roles import Roles
+from voidpad.training import prepared as data
+from voidpad.training.padding import Example, Pairs
 
 ROLES = Roles(mask=0, eos=1, void=2)
 ROWS = [Example([5, 6, 7], [8, 9]), Example([5], [300, 9, 10], complete=False), Example([4], [], True)]

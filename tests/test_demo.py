@@ -5,10 +5,10 @@ import html.parser
 import pytest
 
 from voidpad import load
+from voidpad.builtin.demo import CANVAS, Arm, cells, published, run, telling
+from voidpad.builtin.outputs import Cell
 from voidpad.commands import demo as command
 from voidpad.sandbox import Sandbox
-from voidpad.tiny.demo import CANVAS, Arm, cells, published, run, telling
-from voidpad.tiny.outputs import Cell
 
 WIDE = {"block": CANVAS, "canvas": CANVAS, "stop": "eos"}
 

@@ -15,9 +15,9 @@ from cases import Case, case, steps_of
 from toys import LOW, SEPARATOR, Chaos, Toy, World
 from voidpad.commands.calibrate import own_prompts
 from voidpad.decode import Outcome, decode, plan
-from voidpad.engine import Engine
+from voidpad.engine.batching import Engine
+from voidpad.engine.packed import Packed
 from voidpad.errors import ConfigError, RoleError
-from voidpad.fast.packed import Packed
 from voidpad.models import Model, load
 from voidpad.roles import Roles
 

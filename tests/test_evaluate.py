@@ -22,11 +22,11 @@ from voidpad.evaluate.answers import Answering, Job
 from voidpad.evaluate.folder import writing
 from voidpad.evaluate.harness import VoidpadLM, stop_strings
 from voidpad.evaluate.journal import Journal
+from voidpad.evaluate.lm_eval import with_our_tasks
+from voidpad.evaluate.tasks import FOLDER
 from voidpad.evaluate.texts import cut_first, dream_harness, llada_harness
-from voidpad.lm_eval import with_our_tasks
 from voidpad.models import random_model, save
 from voidpad.roles import Roles
-from voidpad.tasks import FOLDER
 
 TIMINGS = {"seconds", "wall_seconds", "started", "finished"}
 CHECKOUT = {"commit", "dirty"}  # a commit may come between two runs of a test
@@ -106,7 +106,7 @@ def test_the_dream_harness_keeps_special_tokens_as_text(model):
 
 def test_text_after_eos_is_scored_as_the_specification_says(model):
     """Vanilla stopping, VOID banned: junk after the answer spoils GSM8K for the LLaDA harness only."""
-    from voidpad.tasks.gsm8k import flexible_extract
+    from voidpad.evaluate.tasks.gsm8k import flexible_extract
 
     slots = canvas(model, "#### 18 dollars.", "EOS", "extra 42.")
     assert flexible_extract(llada_harness(model, slots, ["Question:"])) == "42."
@@ -427,7 +427,16 @@ def test_our_tasks_are_added_unless_the_user_names_a_folder():
 @pytest.mark.slow
 def test_lm_evals_command_line(folder, tmp_path):
     command = [
-        *(sys.executable, "-m", "voidpad.lm_eval", "run", "--model", "voidpad", "--tasks", "tiny_steps"),
+        *(
+            sys.executable,
+            "-m",
+            "voidpad.evaluate.lm_eval",
+            "run",
+            "--model",
+            "voidpad",
+            "--tasks",
+            "tiny_steps",
+        ),
         *("--model_args", f"pretrained={folder},plan=original,canvas=16,block=8", "--limit", "3"),
         *("--log_samples", "--output_path", str(tmp_path), "--apply_chat_template"),
     ]

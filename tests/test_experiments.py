@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from voidpad.cli import app
+from voidpad.commands.cli import app
 from voidpad.decode.plan import describe
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate.folder import read_run
 from voidpad.evaluate.run import evaluate
 from voidpad.evaluate.settings import Resources
 from voidpad.experiments.cluster import parts_of, store
-from voidpad.experiments.recipe import Cell, cells, parse, read
 from voidpad.experiments.sweep import Loader, begin, missing, only, run_local
+from voidpad.experiments.sweep_recipe import Cell, cells, parse, read
 from voidpad.models import random_model, save
 from voidpad.paper import published
 
-RECIPES = sorted((Path(__file__).parents[1] / "recipes" / "sweeps").glob("*.toml"))
+RECIPES = sorted((Path(__file__).parents[1] / "voidpad" / "recipes" / "sweeps").glob("*.toml"))
 COUNTS = {
     "paper-appendix-blocks": 400,
     "paper-canvas": 24,
@@ -294,7 +294,7 @@ def test_the_command_refuses_shards_without_a_cluster(tmp_path):
 
 
 def test_the_page_on_reproducing_tells_the_truth():
-    page = (RECIPES[0].parents[2] / "docs" / "reproduce.md").read_text()
+    page = (RECIPES[0].parents[3] / "docs" / "reproduce.md").read_text()
     example = page.split("```toml")[1].split("```")[0]
     assert len(cells(parse(tomllib.loads(example), "docs"))) == 4
     told = {name: int(count) for names, counts in re.findall(r"\| (`paper.*?) \| ([\d, ]+) \|", page)

@@ -12,16 +12,16 @@ import torch
 
 from cases import case, watch
 from toys import LOW, Table, Toy
-from voidpad.bench import Meter, Research, Script, Scripted, compare, drive, settle, workload
 from voidpad.decode import Canvas, decode, plan
 from voidpad.decode.denoise import Guided
 from voidpad.decode.length import Trimmed
-from voidpad.engine import Engine
+from voidpad.engine.batching import Engine
+from voidpad.engine.cache import Cached
+from voidpad.engine.cache_policy import read_cache
+from voidpad.engine.graphs import Graphs
+from voidpad.engine.packed import Packed
 from voidpad.errors import ConfigError
-from voidpad.fast.cached import Cached
-from voidpad.fast.graphs import Graphs
-from voidpad.fast.packed import Packed
-from voidpad.fast.spec import read_cache
+from voidpad.experiments.bench import Meter, Research, Script, Scripted, compare, drive, settle, workload
 from voidpad.models import Model, random_model
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])

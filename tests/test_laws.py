@@ -14,7 +14,7 @@ from toys import LOW, SEPARATOR, Table, Toy, World
 from voidpad.decode import plan
 from voidpad.decode.commit import TopK, dream, even
 from voidpad.decode.propose import Noised, Tempered, confidence, neg_entropy
-from voidpad.engine import Engine
+from voidpad.engine.batching import Engine
 from voidpad.models import random_model
 
 LENGTHS = ("fixed", "expansion", "daedal", "rho", "crop")

@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from voidpad.losses import NORMALISERS, SlotLoss, loss_slots
 from voidpad.models import random_model
-from voidpad.noising import Noised, corrupt, rates
-from voidpad.padding import Example, pad
 from voidpad.roles import Roles
+from voidpad.training.losses import NORMALISERS, SlotLoss, loss_slots
+from voidpad.training.noising import Noised, corrupt, rates
+from voidpad.training.padding import Example, pad
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(20, 27)))
 ROWS = [Example([5, 6, 7], [8, 9]), Example([5], [8, 9, 10, 11, 12, 13])]

@@ -7,16 +7,12 @@ import sys
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
 
 import voidpad
 from originals import write_original
 from voidpad.errors import ConfigError, RoleError, WeightsError
-from voidpad.models import FAMILIES, Card, load, merge, random_model, save
+from voidpad.models import FAMILIES, load, merge, random_model, save
 from voidpad.models.card import read_json
-from voidpad.models.grow import with_void
 from voidpad.roles import Roles
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
@@ -247,29 +243,6 @@ def test_a_ready_plan_takes_no_fields(models):
     assert by_plan[0].tokens == by_name[0].tokens
     with pytest.raises(ConfigError, match="a ready plan takes no fields, got block"):
         models["llada"].generate("hi", ready, block=4)
-
-
-@BOTH
-def test_void_for_a_vocabulary_without_room(family, tmp_path):
-    model = random_model(family, vocab=64)
-    core = Tokenizer(WordLevel({"<|mask|>": 0, "<|endoftext|>": 1} | {f"w{n}": n for n in range(2, 64)}))
-    model.tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|endoftext|>", mask_token="<|mask|>"
-    )
-    model.roles = Roles(mask=0, eos=1)
-    model.card = Card(family, model.roles)
-    before, rows = logits(model, ROWS), model.net.get_output_embeddings().weight.detach().clone()
-    grown = with_void(model)
-    assert (grown.roles.void, grown.roles.rainbow) == (64, tuple(range(64, 71)))
-    assert (logits(grown, ROWS)[..., :64] - before).abs().max() == 0.0
-    for matrix in (grown.net.get_input_embeddings().weight, grown.net.get_output_embeddings().weight):
-        assert (matrix[64:] - matrix[:64].mean(0)).abs().max() <= 1e-7
-    assert (grown.net.get_output_embeddings().weight[:64] == rows).all()
-    assert with_void(grown) is grown
-    save(grown, tmp_path / "grown")
-    again = load(tmp_path / "grown")
-    assert again.roles == grown.roles
-    assert (logits(again, ROWS) - logits(grown, ROWS)).abs().max() == 0.0
 
 
 # The package

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from voidpad.noising import At, Noising, corrupt, from_the_right, rates
-from voidpad.padding import Example, pad
 from voidpad.roles import Roles
+from voidpad.training.noising import At, Noising, corrupt, from_the_right, rates
+from voidpad.training.padding import Example, pad
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(20, 27)))
 ROWS = [Example([5, 6, 7], [8, 9]), Example([5], [8, 9, 10, 11, 12, 13])]

@@ -87,7 +87,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     assert wanted - names == set()
     for folder, suffix in (("viewer/assets", ".html"), ("viewer/assets", ".js"), ("tasks", ".yaml")):
         assert any(name.startswith(f"voidpad/{folder}/") and name.endswith(suffix) for name in names), folder
-    assert "voidpad/tiny/assets/tokenizer/tokenizer.json" in names
+    assert "voidpad/builtin/assets/tokenizer/tokenizer.json" in names
     assert all(name.startswith(("voidpad/", "voidpad-")) for name in names)
     assert not [name for name in names if name.endswith((".pyc", ".tmp", ".bin", ".pt"))]
 
@@ -99,7 +99,7 @@ def test_the_wheel_says_what_it_is(wheel):
         for name in archive.namelist()
         if ".dist-info/" in name
     }
-    assert "voidpad = voidpad.cli:main" in texts["entry_points.txt"]
+    assert "voidpad = voidpad.commands.cli:main" in texts["entry_points.txt"]
     assert "Requires-Python: >=3.11" in texts["METADATA"]
     assert "License-Expression: Apache-2.0" in texts["METADATA"]
     assert "LICENSE" in texts

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from voidpad.errors import ConfigError, RoleError
-from voidpad.padding import Example, Pairs, Widths, lay_out, pad, policy, virtual_width, window_width
 from voidpad.roles import Roles
+from voidpad.training.padding import Example, Pairs, Widths, lay_out, pad, policy, virtual_width, window_width
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(20, 27)))
 ROWS = [Example([5, 6, 7], [8, 9]), Example([5], [8, 9, 10, 11, 12, 13])]

@@ -11,21 +11,21 @@ import pytest
 from typer.testing import CliRunner
 
 from runs import drawn, write_run, write_sweep
-from voidpad.cli import app
+from voidpad.commands.cli import app
 from voidpad.errors import ConfigError, DataError
-from voidpad.experiments.recipe import cells, read
+from voidpad.experiments.report.figures import plots
+from voidpad.experiments.report.layout import Bars, Blocks, Details, Heat, Lines, Tasks
+from voidpad.experiments.report.metrics import METRICS, Value, mean_interval, ranked
+from voidpad.experiments.report.origins import provenance
+from voidpad.experiments.report.pages import Report, as_html, as_latex, as_markdown, report
+from voidpad.experiments.report.records import read as read_runs
+from voidpad.experiments.report.render import markdown, tex
+from voidpad.experiments.report.tables import build, comparison
+from voidpad.experiments.sweep_recipe import cells, read
 from voidpad.paper import findings, published
-from voidpad.report.figures import plots
-from voidpad.report.layout import Bars, Blocks, Details, Heat, Lines, Tasks
-from voidpad.report.metrics import METRICS, Value, mean_interval, ranked
-from voidpad.report.pages import Report, as_html, as_latex, as_markdown, report
-from voidpad.report.provenance import provenance
-from voidpad.report.records import read as read_runs
-from voidpad.report.render import markdown, tex
-from voidpad.report.tables import build, comparison
 
 ROOT = Path(__file__).parent
-SWEEPS = ROOT.parent / "recipes" / "sweeps"
+SWEEPS = ROOT.parent / "voidpad" / "recipes" / "sweeps"
 PAPER = ("paper-table1", "paper-table3", "paper-thresholds")
 TINY = ("tiny-table1", "tiny-table3", "tiny-table4", "tiny-table5", "tiny-table6", "tiny-thresholds")
 

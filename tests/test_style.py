@@ -67,7 +67,7 @@ def test_imports_of_the_decoder_point_one_way():
         used = {module.split(".")[2] for module in imports(path) if module.startswith("voidpad.decode.")}
         later = {name for name in used if LAYERS.index(name) >= LAYERS.index(path.stem)}
         assert later == set(), path.name
-    core = [PACKAGE / "roles.py", PACKAGE / "errors.py", PACKAGE / "engine.py"]
+    core = [PACKAGE / "roles.py", PACKAGE / "errors.py", PACKAGE / "engine" / "batching.py"]
     for path in core:
         above = {
             m
@@ -78,7 +78,7 @@ def test_imports_of_the_decoder_point_one_way():
 
 
 def test_decoding_needs_torch_alone():
-    code = "import sys, voidpad.engine; print([m for m in ('transformers', 'peft') if m in sys.modules])"
+    code = "import sys, voidpad.engine.batching; print([m for m in ('transformers', 'peft') if m in sys.modules])"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
@@ -137,9 +137,16 @@ def test_names_are_nouns_or_verbs():
 
 def test_only_commands_print():
     """The decoder, the engine, the models and everything below evaluation yield facts."""
-    quiet = [*DECODE, *(PACKAGE / "fast").glob("*.py"), *(PACKAGE / "models").glob("*.py")]
+    quiet = [*DECODE, *(PACKAGE / "engine").glob("*.py"), *(PACKAGE / "models").glob("*.py")]
     quiet += [
-        PACKAGE / f"{name}.py" for name in ("engine", "calibrate", "bench", "padding", "noising", "losses")
+        PACKAGE / f"{name}.py"
+        for name in (
+            "experiments/calibrate",
+            "experiments/bench",
+            "training/padding",
+            "training/noising",
+            "training/losses",
+        )
     ]
     talkative = []
     for path in quiet:
@@ -155,7 +162,7 @@ def tracked() -> list[Path]:
         ["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, text=True, check=False
     )
     names = [name for name in listed.stdout.split("\0") if name]
-    folders = ("voidpad", "tests", "recipes", "docs", "benchmarks")
+    folders = ("voidpad", "tests", "docs", "spec", "studies")
     paths = [ROOT / name for name in names] or [p for folder in folders for p in (ROOT / folder).rglob("*.*")]
     kinds = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".txt", ".js", ".css", ".html", ".sh", ""}
     return [path for path in paths if path.is_file() and path.suffix in kinds]

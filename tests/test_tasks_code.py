@@ -4,9 +4,9 @@ import ast
 
 import pytest
 
-from voidpad.tasks import humaneval, mbpp
-from voidpad.tasks.code import fullest_span, longest_span, tidy
-from voidpad.tasks.program import free_names, program
+from voidpad.evaluate.tasks import humaneval, mbpp
+from voidpad.evaluate.tasks.code import fullest_span, longest_span, tidy
+from voidpad.evaluate.tasks.program import free_names, program
 
 F = {
     "prompt": 'def f(x):\n    """One more than x."""\n',

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from voidpad.tasks.gsm8k import bare, flexible_extract, score, strict_match
+from voidpad.evaluate.tasks.gsm8k import bare, flexible_extract, score, strict_match
 
 GOLD = {"answer": "He sells 9 eggs for $2.\n#### 18"}
 

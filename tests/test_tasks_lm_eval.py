@@ -7,13 +7,13 @@ import pytest
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
+from voidpad.builtin.tasks import TASKS
 from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate import Resources, Settings
 from voidpad.evaluate.run import load_tasks
 from voidpad.evaluate.settings import known_tasks
-from voidpad.tasks import FOLDER, data
-from voidpad.tasks.data import ITEM
-from voidpad.tiny.tasks import TASKS
+from voidpad.evaluate.tasks import FOLDER, data
+from voidpad.evaluate.tasks.benchmark_files import ITEM
 
 SIZES = {"gsm8k": 1319, "math500": 500, "humaneval": 164, "mbpp": 500, "mbpp_974": 974}
 
@@ -207,7 +207,7 @@ def test_gold_of_the_built_in_tasks(load, name):
     rng = random.Random(0)
 
     def gold(doc):
-        from voidpad.tiny.tasks import heldout
+        from voidpad.builtin.tasks import heldout
 
         problem = heldout(name, doc[ITEM] + 1)[doc[ITEM]]
         assert problem.prompt == doc["prompt"]

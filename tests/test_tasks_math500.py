@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from voidpad.tasks.boxes import boxed
-from voidpad.tasks.math500 import judge, judge_authors, plain, prompt, score
+from voidpad.evaluate.tasks.boxes import boxed
+from voidpad.evaluate.tasks.math500 import judge, judge_authors, plain, prompt, score
 
 
 def test_examples_of_the_specification():

@@ -5,13 +5,13 @@ from random import Random
 import pytest
 import torch
 
+from voidpad.builtin.lengths import TERSE_BELOW, creep, measure, opening
+from voidpad.builtin.oracle import oracle
+from voidpad.builtin.tasks import CANVAS, TASKS, check
+from voidpad.builtin.tokenizer import ROLES, tokenizer
 from voidpad.decode.canvas import Canvas
 from voidpad.decode.plan import plan
-from voidpad.engine import Engine
-from voidpad.tiny.lengths import TERSE_BELOW, creep, measure, opening
-from voidpad.tiny.oracle import oracle
-from voidpad.tiny.tasks import CANVAS, TASKS, check
-from voidpad.tiny.tokenizer import ROLES, tokenizer
+from voidpad.engine.batching import Engine
 
 
 def answer(model, name, **fields):

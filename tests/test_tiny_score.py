@@ -8,16 +8,16 @@ from random import Random
 import pytest
 
 from voidpad import models
+from voidpad.builtin import outputs, score
+from voidpad.builtin.outputs import Cell, Limits, decode, kind, read_cells
+from voidpad.builtin.tasks import CANVAS, TASKS, heldout
+from voidpad.builtin.tokenizer import ROLES, tokenizer
 from voidpad.decode.plan import plan
 from voidpad.errors import ConfigError
 from voidpad.sandbox import Sandbox
-from voidpad.tiny import outputs, score
-from voidpad.tiny.outputs import Cell, Limits, decode, kind, read_cells
-from voidpad.tiny.tasks import CANVAS, TASKS, heldout
-from voidpad.tiny.tokenizer import ROLES, tokenizer
-from voidpad.training import config
+from voidpad.training import recipe as recipes
 
-RECIPES = Path(__file__).parents[1] / "recipes" / "tiny"
+RECIPES = Path(__file__).parents[1] / "voidpad" / "recipes" / "tiny"
 SETS = [("eos", "rainbow", "void"), ("from_base_eos", "from_base_rainbow", "from_base_void")]
 
 
@@ -36,15 +36,15 @@ def cells(**fields):
 
 @pytest.mark.parametrize("name", ["base", "instruct", *SETS[0], *SETS[1]])
 def test_recipes_are_valid_and_fit_the_model(name):
-    recipe = config.read(RECIPES / f"{name}.toml")
-    scratch = config.read(RECIPES / "base.toml").model.scratch
+    recipe = recipes.read(RECIPES / f"{name}.toml")
+    scratch = recipes.read(RECIPES / "base.toml").model.scratch
     assert scratch.context >= 80 + CANVAS
     assert recipe.data.path == "runs/tiny/data.safetensors"
 
 
 @pytest.mark.parametrize("names", SETS)
 def test_fine_tunes_of_a_set_differ_in_padding_alone(names):
-    found = [config.read(RECIPES / f"{name}.toml").model_dump() for name in names]
+    found = [recipes.read(RECIPES / f"{name}.toml").model_dump() for name in names]
     for recipe, name in zip(found, names, strict=True):
         assert recipe["padding"].pop("policy") == name.removeprefix("from_base_")
         assert recipe["run"].pop("output") == f"runs/tiny/{name}"

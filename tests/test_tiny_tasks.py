@@ -7,11 +7,11 @@ from random import Random
 import pytest
 import torch
 
-from voidpad import data
-from voidpad.tiny.prepare import chunk, examples, main, prepare
-from voidpad.tiny.problems import split_of
-from voidpad.tiny.tasks import CANVAS, TASKS, check, heldout, program
-from voidpad.tiny.tokenizer import RAINBOW, ROLES, SPECIAL, build, tokenizer, wrap
+from studies.builtin.prepare import chunk, examples, main, prepare
+from voidpad.builtin.problems import split_of
+from voidpad.builtin.tasks import CANVAS, TASKS, check, heldout, program
+from voidpad.builtin.tokenizer import RAINBOW, ROLES, SPECIAL, build, tokenizer, wrap
+from voidpad.training import prepared as data
 
 every_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from stories import EOS, MASK, expansion, overflow
 from voidpad.decode.loop import decode
+from voidpad.diagnose.trace import Recorder, Trace, read, records, write
+from voidpad.diagnose.trace.recorder import edits
 from voidpad.errors import ConfigError, DataError
 from voidpad.models import Model, random_model
-from voidpad.trace import Recorder, Trace, read, records, write
-from voidpad.trace.recorder import edits
 
 PLANS = {
     "original": {"canvas": 16, "block": 8},

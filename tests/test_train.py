@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from training_runs import materials, recipe
 from voidpad.errors import ConfigError, DataError, RoleError, WeightsError
 from voidpad.models import load, merge, random_model, read_card
-from voidpad.train import prepare, train
-from voidpad.training.config import check
+from voidpad.training.recipe import check
+from voidpad.training.run import prepare, train
 
 ROOT = Path(__file__).parents[1]
 ADAPTER = "adapter_model.safetensors"
@@ -62,7 +62,7 @@ import sys
 from pathlib import Path
 from torch.distributed.tensor import DTensor
 from training_runs import recipe
-from voidpad.train import prepare, train
+from voidpad.training.run import prepare, train
 folder = Path(sys.argv[1])
 train(recipe(folder, run={"output": str(folder / "two")}))
 sharded = {"output": str(folder / "sharded"), "fsdp": True}
@@ -118,7 +118,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from training_runs import recipe
-from voidpad.train import train
+from voidpad.training.run import train
 from voidpad.training import checkpoint
 publish = checkpoint.publish
 def killed(staged, final):

@@ -5,9 +5,6 @@ import random
 import pytest
 import torch
 
-from voidpad.losses import NORMALISERS
-from voidpad.noising import Noising
-from voidpad.padding import Example, Pairs, policy
 from voidpad.roles import Roles
 from voidpad.training.batches import (
     BatchWidth,
@@ -21,6 +18,9 @@ from voidpad.training.batches import (
     VirtualWidth,
     WindowWidth,
 )
+from voidpad.training.losses import NORMALISERS
+from voidpad.training.noising import Noising
+from voidpad.training.padding import Example, Pairs, policy
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(3, 10)))
 WIDTHS = {

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from voidpad.errors import ConfigError
-from voidpad.training.config import AUTHORS_TARGETS, check, read
+from voidpad.training.recipe import AUTHORS_TARGETS, check, read
 
-ROOT = Path(__file__).parents[1] / "recipes"
+ROOT = Path(__file__).parents[1] / "voidpad" / "recipes"
 PAPER = sorted((ROOT / "paper").glob("*.toml"))
 TINY = [path for path in sorted((ROOT / "tiny").glob("*.toml")) if "[padding]" in path.read_text()]
 LEAST = {"model": {"name": "m"}, "data": {"path": "d"}, "run": {"output": "o", "steps": 1}}

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from voidpad.models import random_model
-from voidpad.training.config import OptimPart
 from voidpad.training.optim import Muon, Schedule, Together, optimiser, orthogonal
+from voidpad.training.recipe import OptimPart
 
 
 def test_muon_equals_torchs_own_up_to_its_bfloat16():

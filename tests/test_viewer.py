@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from stories import HOSTILE, expansion, hostile, overflow
 from voidpad.commands.view import view
+from voidpad.diagnose.page import Named, Server, page
+from voidpad.diagnose.page.page import embedded
+from voidpad.diagnose.trace import Trace, read, write
 from voidpad.errors import ConfigError, DataError
-from voidpad.trace import Trace, read, write
-from voidpad.viewer import Named, Server, page
-from voidpad.viewer.page import embedded
 
 
 def named(*traces: Trace) -> list[Named]:

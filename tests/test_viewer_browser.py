@@ -12,9 +12,9 @@ import pytest
 from stories import EOS, HOSTILE, MASK, VOID, expansion, header, hostile, overflow
 from test_trace import PLANS
 from voidpad.decode.loop import decode
+from voidpad.diagnose.page import Named, page
+from voidpad.diagnose.trace import Pass, Recorder, Summary, Trace
 from voidpad.models import random_model
-from voidpad.trace import Pass, Recorder, Summary, Trace
-from voidpad.viewer import Named, page
 
 FLAGS = """--no-sandbox --headless --disable-gpu --disable-background-networking --disable-component-update
 --disable-sync --no-first-run"""

@@ -4,10 +4,10 @@ import random
 import tomllib
 from pathlib import Path
 
-from voidpad import data
 from voidpad.models import random_model, save
-from voidpad.padding import Example, Pairs
-from voidpad.training.config import Recipe, check
+from voidpad.training import prepared as data
+from voidpad.training.padding import Example, Pairs
+from voidpad.training.recipe import Recipe, check
 
 RECIPE = """
 [model]

@@ -1,1 +1,1 @@
-"""The commands, one module each; voidpad.cli puts them together."""
+"""The commands, one module each; voidpad.commands.cli puts them together."""

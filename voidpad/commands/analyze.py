@@ -68,7 +68,7 @@ def eos_prior(
     dtype: Dtype = "auto",
 ) -> None:
     """Does the model repeat its data's length distribution as P(EOS)? F(i-1), p_i and q_i, and VOID's."""
-    from voidpad.analysis.eos_prior import batched, measure, same_canvas, shuffled
+    from voidpad.diagnose.eos_prior import batched, measure, same_canvas, shuffled
     from voidpad.models import load
 
     if batch < 1 or count < 1:
@@ -85,7 +85,7 @@ def eos_prior(
     if csv is not None:
         tables.write_csv(csv, tables.prior_rows(curves))
     if plot is not None:
-        from voidpad.analysis import plots
+        from voidpad.diagnose import plots
 
         plots.save(plots.prior(curves, title=f"{loaded.name}, {len(found)} examples", least=least), plot)
     if as_json:
@@ -138,14 +138,14 @@ def overflow(
     fields: dict[str, Any] | None = None,
 ) -> None:
     """Do answers drown in EOS? Trajectories, overflow by block size, and a verdict."""
-    from voidpad.analysis.overflow import Rule, Setup, trajectory
+    from voidpad.diagnose.overflow import Rule, Setup, trajectory
 
     rule = Rule(short=short, filled=filled)
     if trace:
         recorded(trace, rule, plot=plot, csv=csv, as_json=as_json)
         return
+    from voidpad.diagnose.trace import write
     from voidpad.models import load
-    from voidpad.trace import write
 
     loaded = load(model, adapter, device=device, dtype=dtype)
     asked = inputs.questions(loaded, prompt, file=file, tasks=tasks, count=count)
@@ -173,8 +173,8 @@ def overflow(
 
 def recorded(paths: Sequence[Path], rule: Any, *, plot: Path | None, csv: Path | None, as_json: bool) -> None:
     """Trajectories of trace files."""
-    from voidpad.analysis.overflow import table, trajectory
-    from voidpad.trace import read
+    from voidpad.diagnose.overflow import table, trajectory
+    from voidpad.diagnose.trace import read
 
     told = [trajectory(one, rule) for path in paths for one in read(path)]
     if csv is not None:
@@ -211,8 +211,8 @@ def attention(
     fields: dict[str, Any] | None = None,
 ) -> None:
     """Is it attention to EOS? Decode as usual and with committed EOS hidden, and compare."""
-    from voidpad.analysis.attention import QUERIES
-    from voidpad.analysis.overflow import Setup, survey
+    from voidpad.diagnose.attention import QUERIES
+    from voidpad.diagnose.overflow import Setup, survey
     from voidpad.models import load
 
     loaded = load(model, adapter, device=device, dtype=dtype)
@@ -261,7 +261,7 @@ def theory(
     dtype: Dtype = "auto",
 ) -> None:
     """Theorems 1 and 2 on a length distribution: where EOS starts, how far it spreads, what decoding does."""
-    from voidpad.analysis.theory import Lengths, agree, predict
+    from voidpad.diagnose.theory import Lengths, agree, predict
     from voidpad.models import load
 
     if symbols < 1:

@@ -10,10 +10,10 @@ from voidpad.commands.prompts import conversation, from_lines, parsed, read
 from voidpad.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from voidpad.analysis.questions import Question
-    from voidpad.analysis.theory import Lengths
+    from voidpad.diagnose.questions import Question
+    from voidpad.diagnose.theory import Lengths
     from voidpad.models import Model
-    from voidpad.padding import Example, Pairs
+    from voidpad.training.padding import Example, Pairs
 
 NUMBERS = "steps,expr"  # the built-in tasks that need no program to be run
 EVERY = "steps,expr,complete,write"
@@ -43,7 +43,7 @@ def questions(
     sandbox: Any = None,
 ) -> list[Question]:
     """Prompts given as arguments or in a file; the built-in tasks for models that know their words."""
-    from voidpad.analysis.questions import Question, of_tasks, speaks_tiny
+    from voidpad.diagnose.questions import Question, of_tasks, speaks_tiny
 
     found = [Question(prompt) for prompt in prompts or ()]
     if file is not None:
@@ -57,7 +57,7 @@ def questions(
 
 def in_file(path: Path) -> list[Question]:
     """One prompt a line: text, or objects with prompt, question or messages, and perhaps answer."""
-    from voidpad.analysis.questions import Question, with_number
+    from voidpad.diagnose.questions import Question, with_number
 
     text = read(path)
     if not text.lstrip().startswith("{"):
@@ -78,7 +78,7 @@ def in_file(path: Path) -> list[Question]:
 
 def pairs(model: Model, *, data: Path | None, tasks: str, count: int, raw: bool = False) -> Pairs:
     """Examples: a prepared file, JSON lines of conversations, or the built-in tasks."""
-    from voidpad.analysis.questions import speaks_tiny, task_pairs
+    from voidpad.diagnose.questions import speaks_tiny, task_pairs
 
     if data is None:
         if not speaks_tiny(model):
@@ -88,8 +88,8 @@ def pairs(model: Model, *, data: Path | None, tasks: str, count: int, raw: bool 
 
 
 def prepared(model: Model, path: Path, count: int) -> Pairs:
-    from voidpad import data
-    from voidpad.padding import Pairs
+    from voidpad.training import prepared as data
+    from voidpad.training.padding import Pairs
 
     found = data.read(path)
     if (found.roles.mask, found.roles.eos) != (model.roles.mask, model.roles.eos):
@@ -104,8 +104,8 @@ def prepared(model: Model, path: Path, count: int) -> Pairs:
 
 
 def spoken(model: Model, path: Path, count: int, raw: bool) -> Pairs:
-    from voidpad.analysis.questions import message_pair
-    from voidpad.padding import Pairs
+    from voidpad.diagnose.questions import message_pair
+    from voidpad.training.padding import Pairs
 
     found: list[Example] = []
     for number, line in enumerate(read(path).splitlines()[:count], 1):
@@ -132,7 +132,7 @@ def fitting(model: Model, found: Pairs) -> Pairs:
     """Only the examples whose row, with its EOS, fits the model's context."""
     import torch
 
-    from voidpad.padding import Pairs
+    from voidpad.training.padding import Pairs
 
     keep = found.size < model.context
     if not keep.any():
@@ -146,7 +146,7 @@ def lengths(text: str) -> Lengths:
     from collections import Counter
     from fractions import Fraction
 
-    from voidpad.analysis.theory import Lengths
+    from voidpad.diagnose.theory import Lengths
 
     weights: Counter[int] = Counter()
     for part in names(text):

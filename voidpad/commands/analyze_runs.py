@@ -11,19 +11,19 @@ from voidpad.commands import analyze_inputs as inputs
 from voidpad.commands.generate import bar
 
 if TYPE_CHECKING:
-    from voidpad.analysis.overflow import Answer
-    from voidpad.analysis.questions import Question
-    from voidpad.analysis.theory import Case, Lengths
     from voidpad.decode.plan import Plan
+    from voidpad.diagnose.overflow import Answer
+    from voidpad.diagnose.questions import Question
+    from voidpad.diagnose.theory import Case, Lengths
+    from voidpad.diagnose.trace import Trace
     from voidpad.models import Model
-    from voidpad.trace import Trace
 
 
 def plans_of(
     model: Model, name: str | None, blocks: str | None, fields: dict[str, Any]
 ) -> tuple[str, list[Plan]]:
     """The plan at every block size. Without --blocks: --block, or those of 32, 64, 128 and L that divide L."""
-    from voidpad.analysis.questions import speaks_tiny
+    from voidpad.diagnose.questions import speaks_tiny
 
     name = name or ("void" if model.card.padding == "void" else "original")
     usual = 192 if speaks_tiny(model) else 512
@@ -40,7 +40,7 @@ def plans_of(
 
 def whole_canvas(model: Model, name: str, fields: dict[str, Any]) -> Plan:
     """The plan with block = canvas unless told otherwise: that is where overflow happens."""
-    from voidpad.analysis.questions import speaks_tiny
+    from voidpad.diagnose.questions import speaks_tiny
 
     canvas = fields.get("canvas") or (192 if speaks_tiny(model) else 512)
     return model.plan(name, **{"block": canvas, **fields, "canvas": canvas})
@@ -49,8 +49,8 @@ def whole_canvas(model: Model, name: str, fields: dict[str, Any]) -> Plan:
 def surveyed(
     model: Model, ids: Sequence[list[int]], plans: Sequence[Plan], *, setup: Any, shown: bool
 ) -> tuple[list[Answer], dict[str, Any]]:
-    from voidpad.analysis.empty import void_tail
-    from voidpad.analysis.overflow import rates, survey, verdict
+    from voidpad.diagnose.empty import void_tail
+    from voidpad.diagnose.overflow import rates, survey, verdict
 
     with bar(len(ids) * len(plans), shown=shown) as tick:
         answers = survey(model, ids, plans, setup=setup, tick=tick)
@@ -61,7 +61,7 @@ def surveyed(
 
 def followed(model: Model, ids: list[int], plans: Sequence[Plan], name: str) -> list[Trace]:
     """The prompt, pass by pass, at the smallest and the largest block."""
-    from voidpad.analysis.overflow import record
+    from voidpad.diagnose.overflow import record
 
     ends = [plans[0], plans[-1]] if len(plans) > 1 else [plans[0]]
     traces = [record(model, [ids], model.fit(ids, plan), name=name)[0] for plan in ends]
@@ -77,7 +77,7 @@ def weighed(
     model: Model, ids: Sequence[list[int]], plan: Plan, queries: str, *, plot: Path | None
 ) -> dict[str, Any]:
     """Attention on EOS keys by layer, without and with the intervention."""
-    from voidpad.analysis.attention import QUERIES, by_layer, watch
+    from voidpad.diagnose.attention import QUERIES, by_layer, watch
 
     if not ids:
         return {}
@@ -85,7 +85,7 @@ def weighed(
     before = watch(model, ids, fitted)
     after = watch(model, ids, fitted, forbid=QUERIES[queries])
     if plot is not None:
-        from voidpad.analysis import plots
+        from voidpad.diagnose import plots
 
         plots.save(plots.layers(before, title=f"{model.name}: where masked slots look"), plot)
     (layers, even), (hidden, _) = by_layer(before), by_layer(after)
@@ -104,8 +104,8 @@ class Wanted:
 
 def compared(model: Model, data: Path | None, wanted: Wanted) -> list[Case]:
     """Prompts with lengths: a file's with the file's lengths, or built-in ones with their own."""
-    from voidpad.analysis.questions import known, speaks_tiny, task_lengths
-    from voidpad.analysis.theory import Case, Lengths
+    from voidpad.diagnose.questions import known, speaks_tiny, task_lengths
+    from voidpad.diagnose.theory import Case, Lengths
 
     if data is None and speaks_tiny(model):
         chosen = known(inputs.names(wanted.tasks))
@@ -120,7 +120,7 @@ def compared(model: Model, data: Path | None, wanted: Wanted) -> list[Case]:
 
 
 def default_canvas(known: Lengths, model: Model | None) -> int:
-    from voidpad.analysis.questions import speaks_tiny
+    from voidpad.diagnose.questions import speaks_tiny
 
     longest = known.weights[-1][0] + 1
     return 192 if model is not None and speaks_tiny(model) else longest

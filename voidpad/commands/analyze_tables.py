@@ -15,10 +15,10 @@ from rich.table import Table
 from voidpad.files import store
 
 if TYPE_CHECKING:
-    from voidpad.analysis.eos_prior import Curves
-    from voidpad.analysis.oracle import Story
-    from voidpad.analysis.overflow import Answer, Trajectory
-    from voidpad.analysis.theory import Agreement, Lengths, Prediction, Share
+    from voidpad.diagnose.eos_prior import Curves
+    from voidpad.diagnose.oracle_lengths import Story
+    from voidpad.diagnose.overflow import Answer, Trajectory
+    from voidpad.diagnose.theory import Agreement, Lengths, Prediction, Share
 
 Right = Sequence[bool | None]
 PAIRS = (("model", "target", "|q - p|"), ("model", "cdf", "|q - F|"), ("target", "cdf", "|p - F|"))
@@ -83,7 +83,7 @@ def prior_json(curves: Sequence[Curves], model: str, examples: int, least: int) 
 
 def draw(told: Sequence[Trajectory], path: Path) -> None:
     """Heat maps of P(EOS), at most three side by side."""
-    from voidpad.analysis import plots
+    from voidpad.diagnose import plots
 
     some = list(told)[:3]
     plots.save(plots.heat(some, titles=[title(one) for one in some]), path)
@@ -131,7 +131,7 @@ def percent(hits: int, count: int) -> str:
 
 
 def rate_table(answers: Sequence[Answer], right: Right) -> Table:
-    from voidpad.analysis.overflow import rates
+    from voidpad.diagnose.overflow import rates
 
     shown = table("block", "overflow", "short", "mean length", "passes", *(["right"] if known(right) else []))
     for rate in rates(answers):
@@ -150,7 +150,7 @@ def known(right: Right) -> bool:
 def overflow_json(
     model: str, answers: Sequence[Answer], right: Right, summary: dict[str, Any], told: Sequence[Trajectory]
 ) -> dict[str, Any]:
-    from voidpad.analysis.overflow import rates
+    from voidpad.diagnose.overflow import rates
 
     found = [{**asdict(rate), "share": number(rate.share)} for rate in rates(answers)]
     for rate in found:
@@ -230,9 +230,9 @@ Told = tuple[str, str, "Story"]
 
 def stories(lengths: Lengths, told: Prediction, paddings: Sequence[str], symbols: int) -> list[Told]:
     """The oracle under every padding: (padding, how it was decoded, what happened)."""
-    from voidpad.analysis.oracle import LengthOracle, tell
     from voidpad.decode.plan import plan
-    from voidpad.padding import POLICIES
+    from voidpad.diagnose.oracle_lengths import LengthOracle, tell
+    from voidpad.training.padding import POLICIES
 
     shape: dict[str, Any] = {"canvas": told.canvas, "block": told.block}
     half = next(size for size in range(max(1, told.block // 2), 0, -1) if not told.canvas % size)

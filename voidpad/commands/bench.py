@@ -30,8 +30,8 @@ def bench(
     """Time exact and accelerated decoding of the same prompts; everything in one run."""
     import torch
 
-    from voidpad.bench import compare, decoders
     from voidpad.commands.calibrate import own_prompts
+    from voidpad.experiments.bench import compare, decoders
     from voidpad.models import load, merge
 
     if threads is not None:

@@ -42,7 +42,7 @@ def calibrate(
     ] = None,
 ) -> None:
     """Choose VoidExpansion's thresholds and window: fewest token-passes at which the answers still fit."""
-    from voidpad.calibrate import Search, choose, fields, frontier, settings, survey
+    from voidpad.experiments.calibrate import Search, choose, fields, frontier, settings, survey
     from voidpad.models import load, read_card
 
     if limit is not None:
@@ -95,8 +95,8 @@ def own_prompts(count: int) -> list[str]:
     """Prompts of the built-in model's tasks, none of them a test problem's."""
     from random import Random
 
-    from voidpad.tiny.problems import split_of
-    from voidpad.tiny.tasks import TASKS
+    from voidpad.builtin.problems import split_of
+    from voidpad.builtin.tasks import TASKS
 
     found: list[str] = []
     rng = Random(7)

@@ -20,7 +20,7 @@ from voidpad.commands.outputs import file_to_write
 from voidpad.evaluate.scores import wilson
 
 if TYPE_CHECKING:
-    from voidpad.tiny.demo import Arm
+    from voidpad.builtin.demo import Arm
 
 HEADS = ("model and plan", "block", "right", "95 %", "answer", "passes", "probes", "seconds", "full run")
 
@@ -39,10 +39,10 @@ def demo(
     ] = False,
 ) -> None:
     """Decode the same problems with EOS, Rainbow and VOID padding at a small block and at block = canvas."""
+    from voidpad.builtin.demo import FULL, cells, published, run, telling
+    from voidpad.builtin.tasks import CANVAS
     from voidpad.files import store
     from voidpad.sandbox import Sandbox
-    from voidpad.tiny.demo import FULL, cells, published, run, telling
-    from voidpad.tiny.tasks import CANVAS
 
     count = 128 if full else problems
     wanted = [*cells((16, 32, 64, CANVAS)), *FULL] if full else cells((32, CANVAS))
@@ -102,7 +102,7 @@ def show(example: dict[str, str]) -> None:
 
 def page(arms: Sequence[Arm], example: dict[str, str] | None, count: int) -> str:
     """One self-contained file: the table, the picture, the example."""
-    from voidpad.tiny.demo import published
+    from voidpad.builtin.demo import published
 
     known = published()
     rows = "".join(

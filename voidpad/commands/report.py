@@ -65,16 +65,16 @@ def report(
 
 def tables(folders: list[Path], intervals: bool) -> str:
     """For the screen: without pictures, which are files."""
-    from voidpad.report.pages import as_markdown
-    from voidpad.report.pages import report as collected
+    from voidpad.experiments.report.pages import as_markdown
+    from voidpad.experiments.report.pages import report as collected
 
     return as_markdown(collected(folders), intervals=intervals, figures=None)
 
 
 def pages(folders: list[Path], formats: list[str], intervals: bool) -> dict[str, str | bytes]:
     """File name -> content."""
-    from voidpad.report.pages import as_html, as_latex, as_markdown
-    from voidpad.report.pages import report as collected
+    from voidpad.experiments.report.pages import as_html, as_latex, as_markdown
+    from voidpad.experiments.report.pages import report as collected
 
     page = collected(folders)
     draw = {"md": as_markdown, "tex": as_latex, "html": as_html}

@@ -12,9 +12,9 @@ from rich.console import Console
 from voidpad.commands.live import watch
 from voidpad.decode.loop import Outcome, Step, decode
 from voidpad.decode.plan import Plan
+from voidpad.diagnose.trace import Recorder, Trace, write
 from voidpad.errors import ConfigError
 from voidpad.models import Model, Result
-from voidpad.trace import Recorder, Trace, write
 
 
 def stream(

@@ -20,8 +20,8 @@ from voidpad.errors import ConfigError, VoidpadError
 
 if TYPE_CHECKING:
     from voidpad.evaluate.settings import Resources
-    from voidpad.experiments.recipe import Cell
     from voidpad.experiments.sweep import Ended
+    from voidpad.experiments.sweep_recipe import Cell
 
 
 RecipeFile = Annotated[Path, typer.Argument(help="Recipe, a TOML file; recipes/sweeps has the paper's.")]
@@ -88,8 +88,8 @@ class Cluster:
 
 
 def run(job: Job, resources: Resources, where: Cluster | None) -> None:
-    from voidpad.experiments import recipe as recipes
     from voidpad.experiments import sweep as sweeps
+    from voidpad.experiments import sweep_recipe as recipes
 
     wanted = recipes.read(job.recipe)
     if job.limit:

@@ -38,11 +38,11 @@ def train(
     """Train a model from a recipe."""
     from transformers.utils import logging
 
-    from voidpad import train as training
     from voidpad.commands.progress import watcher
-    from voidpad.training import config
+    from voidpad.training import recipe as recipes
+    from voidpad.training import run as training
 
-    settings = config.read(recipe, change or ())
+    settings = recipes.read(recipe, change or ())
     logging.disable_progress_bar()  # of every file it writes
     watch = watcher(settings.run.seconds)
     done = training.train(settings, resume=checkpoint or resume, max_seconds=max_seconds, callbacks=[watch])
@@ -76,9 +76,9 @@ def prepare(
     processes: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
 ) -> None:
     """Turn conversations into one prepared file: two-message ones, without repeats, filtered and sampled."""
-    from voidpad.data import write
     from voidpad.training.corpus import Wanted
     from voidpad.training.corpus import prepare as build
+    from voidpad.training.prepared import write
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers are the parallelism
     wanted = Wanted(max_length, drop_longer, sample or None, seed, raw, skip_bad, processes)
@@ -100,8 +100,8 @@ def stats(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Lengths of a prepared file, and F(m): the share of responses of at most m tokens."""
-    from voidpad.data import read
     from voidpad.training.corpus import stats as measure
+    from voidpad.training.prepared import read
 
     prepared = read(file)
     found = measure(prepared)
@@ -142,10 +142,10 @@ def _draw(path: Path, prompt: list[int], response: list[int]) -> None:
 
 
 def main() -> None:
-    """Entry of `python -m voidpad.train`, and so of torchrun and `accelerate launch -m voidpad.train`."""
-    from voidpad.cli import guarded
+    """Entry of `python -m voidpad.training.run`, and so of torchrun and `accelerate launch -m voidpad.training.run`."""
+    from voidpad.commands.cli import guarded
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(train)
     # debug: hours of work are not repeated to see where they failed
-    guarded(lambda words: app(words, standalone_mode=False, prog_name="voidpad.train"), debug=True)
+    guarded(lambda words: app(words, standalone_mode=False, prog_name="voidpad.training.run"), debug=True)

@@ -24,8 +24,8 @@ def view(
     port: Annotated[int, typer.Option(help="port for --serve; 0 takes a free one")] = 0,
 ) -> None:
     """Replay recorded decodes in one self-contained page."""
-    from voidpad.trace import read
-    from voidpad.viewer import Named, page
+    from voidpad.diagnose.page import Named, page
+    from voidpad.diagnose.trace import read
 
     shown: list[Named] = []
     for path in traces:
@@ -56,7 +56,7 @@ def save(text: str, target: Path, traces: list[Path]) -> None:
 
 
 def show(text: str, port: int) -> None:
-    from voidpad.viewer import Server
+    from voidpad.diagnose.page import Server
 
     try:
         server = Server(text, port)

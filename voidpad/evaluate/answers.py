@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from voidpad.decode.length import Daedal, RhoEos, VoidExpansion
 from voidpad.decode.loop import Outcome
 from voidpad.decode.plan import Plan
-from voidpad.engine import Engine
+from voidpad.engine.batching import Engine
 from voidpad.evaluate.journal import Record
 from voidpad.evaluate.texts import Reader, cut_first
 from voidpad.models import Model

@@ -17,9 +17,9 @@ from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate.answers import Answering, Job
 from voidpad.evaluate.journal import Journal, Record
 from voidpad.evaluate.likelihood import Bound
+from voidpad.evaluate.tasks.benchmark_files import ITEM
 from voidpad.evaluate.texts import READERS
 from voidpad.models import load
-from voidpad.tasks.data import ITEM
 
 Progress = Callable[[int, int], None]  # (examples done, examples in all)
 HARMLESS = {"do_sample": False, "temperature": 0.0}  # greedy is the plan's affair, and its default
@@ -180,7 +180,7 @@ class VoidpadLM(LM):
     def _bound(self) -> Bound:
         if self.bound is None:
             raise ConfigError(
-                "this run generates only; loglikelihood tasks go through python -m voidpad.lm_eval"
+                "this run generates only; loglikelihood tasks go through python -m voidpad.evaluate.lm_eval"
             )
         return self.bound
 

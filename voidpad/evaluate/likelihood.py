@@ -15,7 +15,7 @@ from torch import Tensor
 
 from voidpad.decode.canvas import Canvas
 from voidpad.decode.loop import Denoiser
-from voidpad.engine import Engine
+from voidpad.engine.batching import Engine
 from voidpad.errors import ConfigError
 from voidpad.models import Model
 from voidpad.models.text import raw_ids

@@ -19,11 +19,11 @@ from voidpad.evaluate.journal import Journal
 from voidpad.evaluate.provenance import provenance
 from voidpad.evaluate.scores import mean, summary
 from voidpad.evaluate.settings import Resources, Settings
+from voidpad.evaluate.tasks import FOLDER
+from voidpad.evaluate.tasks.benchmark_files import ITEM
+from voidpad.evaluate.tasks.task import Benchmark
 from voidpad.evaluate.texts import READERS
 from voidpad.models import Model, load
-from voidpad.tasks import FOLDER
-from voidpad.tasks.data import ITEM
-from voidpad.tasks.task import Benchmark
 
 UNSCORED = ("name", "ids", "attempt", "elapsed")  # of a record, what an example's line leaves out
 

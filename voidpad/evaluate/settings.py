@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from voidpad.engine.cache_policy import cache_fault
 from voidpad.errors import ConfigError
-from voidpad.fast.spec import cache_fault
-from voidpad.tasks import FEWSHOT, FOLDER
+from voidpad.evaluate.tasks import FEWSHOT, FOLDER
 
 PARITIES = ("llada", "dream")
 
@@ -50,7 +50,7 @@ class Settings:
             yield f"tasks: none given; use some of {', '.join(known)}"
         for task in self.tasks:
             if task not in known:
-                others = "python -m voidpad.lm_eval runs lm-eval's own tasks"
+                others = "python -m voidpad.evaluate.lm_eval runs lm-eval's own tasks"
                 yield f"task {task!r} is unknown; use one of {', '.join(known)} ({others})"
         if len(set(self.tasks)) < len(self.tasks):
             yield f"tasks: {', '.join(self.tasks)} names one twice"

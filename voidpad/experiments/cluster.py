@@ -17,8 +17,8 @@ from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate.folder import read_run
 from voidpad.evaluate.run import evaluate, join, shard_of
 from voidpad.evaluate.settings import Resources, Settings
-from voidpad.experiments.recipe import Cell
 from voidpad.experiments.sweep import Ended, Loader
+from voidpad.experiments.sweep_recipe import Cell
 
 LOADER = Loader()  # of this worker process
 

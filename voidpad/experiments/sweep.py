@@ -14,9 +14,9 @@ from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate.folder import write
 from voidpad.evaluate.run import evaluate
 from voidpad.evaluate.settings import Resources, Settings
-from voidpad.experiments.recipe import Cell, Recipe, cells, family
+from voidpad.experiments.report.records import SUFFIX, VERSION
+from voidpad.experiments.sweep_recipe import Cell, Recipe, cells, family
 from voidpad.models import Model, load
-from voidpad.report.records import SUFFIX, VERSION
 
 Progress = Callable[[Cell, int, int], None]  # (cell, examples done, examples in all)
 

@@ -9,7 +9,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from voidpad.errors import WeightsError
 from voidpad.models.card import read_json
 
-ASSETS = Path(str(files("voidpad"))) / "tiny" / "assets"
+ASSETS = Path(str(files("voidpad"))) / "builtin" / "assets"
 BUILT_IN = ("tiny-instruct", "tiny-eos", "tiny-rainbow", "tiny-void")
 PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.jinja"]  # never code, never pickles
 

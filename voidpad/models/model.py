@@ -8,8 +8,8 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from voidpad.engine.cache_policy import cache_name
 from voidpad.errors import ConfigError
-from voidpad.fast.spec import cache_name
 from voidpad.models.card import Card
 from voidpad.models.family import Family
 from voidpad.models.place import BITS
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from voidpad.decode.denoise import HFDenoiser
     from voidpad.decode.loop import Denoiser, Observe, Outcome, Step
     from voidpad.decode.plan import Plan
-    from voidpad.engine import Engine
+    from voidpad.engine.batching import Engine
 
 Prompt = str | Messages
 
@@ -183,7 +183,7 @@ class Model:
 
     def exact(self) -> "Denoiser":
         """The fastest denoiser here that computes the same function: rows packed without padding if possible."""
-        from voidpad.fast.packed import Packed
+        from voidpad.engine.packed import Packed
 
         packs = self.device.type == "cpu" or self._varlen
         return Packed(self.denoiser(), **self._graphed()) if packs else self.denoiser()
@@ -195,7 +195,7 @@ class Model:
         return self.device.type == "cuda" and self.net.dtype in (torch.float16, torch.bfloat16) and whole
 
     def _graphed(self) -> dict[str, Any]:
-        from voidpad.fast.graphs import Graphs
+        from voidpad.engine.graphs import Graphs
 
         bare = not isinstance(self.net, PeftModel)  # token adapters send ids from the host: merge to capture
         return {"bucket": 64, "graphs": Graphs(up_to=1024 if bare else 0)} if self._varlen else {}
@@ -204,9 +204,9 @@ class Model:
         self, *, rows: int = 32, tokens: int = 16384, cache: str | None = None, block: int = 32
     ) -> "Engine":
         """Many rows at once, exact unless a cache is asked for."""
-        from voidpad.engine import Engine
-        from voidpad.fast.cached import Cached
-        from voidpad.fast.spec import read_cache
+        from voidpad.engine.batching import Engine
+        from voidpad.engine.cache import Cached
+        from voidpad.engine.cache_policy import read_cache
 
         if cache is None:
             return Engine(self.exact(), self.roles, rows=rows, tokens=tokens)
@@ -220,7 +220,7 @@ class Model:
 
     def compiled(self) -> "Model":
         """The same model, its layers compiled at their first passes: the same function, faster after a minute."""
-        from voidpad.fast.packed import compiled
+        from voidpad.engine.packed import compiled
 
         compiled(self.denoiser())
         return self

@@ -1,1 +1,1 @@
-"""The parts of training: recipe, batches, optimiser, Trainer, checkpoints. `voidpad.train` puts them together."""
+"""Training: padding, noising, losses, data, recipe, batches, Trainer, checkpoints. `run.py` puts them together."""

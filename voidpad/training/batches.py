@@ -16,10 +16,19 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from voidpad.errors import DataError
-from voidpad.losses import Normaliser, loss_slots
-from voidpad.noising import WIDTH, At, Noising, draw
-from voidpad.padding import Batch, Pairs, Policy, Widths, batch_width, lay_out, virtual_width, window_width
 from voidpad.roles import Roles
+from voidpad.training.losses import Normaliser, loss_slots
+from voidpad.training.noising import WIDTH, At, Noising, draw
+from voidpad.training.padding import (
+    Batch,
+    Pairs,
+    Policy,
+    Widths,
+    batch_width,
+    lay_out,
+    virtual_width,
+    window_width,
+)
 
 
 class Rows(Protocol):

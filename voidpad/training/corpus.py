@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from voidpad.data import Prepared
 from voidpad.errors import ConfigError, DataError
 from voidpad.models.adapter import base_folder
 from voidpad.models.card import read_card, read_json
 from voidpad.models.load import read_config
 from voidpad.models.locate import locate
 from voidpad.models.text import chat, chat_ids, raw_ids, read_tokenizer
-from voidpad.padding import Pairs
 from voidpad.roles import Roles, resolve
+from voidpad.training.padding import Pairs
+from voidpad.training.prepared import Prepared
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from voidpad.training.config import OptimPart
+from voidpad.training.recipe import OptimPart
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 

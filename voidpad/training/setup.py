@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from voidpad import data, models
+from voidpad import models
 from voidpad.errors import ConfigError, DataError, RoleError
-from voidpad.losses import NORMALISERS
 from voidpad.models.adapter import base_folder
 from voidpad.models.text import read_tokenizer
 from voidpad.models.weights import headers, stored_dtype
-from voidpad.noising import Noising
-from voidpad.padding import POLICIES, Pairs
 from voidpad.roles import Roles
+from voidpad.training import prepared as data
 from voidpad.training.batches import (
     BatchWidth,
     FixedWidth,
@@ -30,7 +28,10 @@ from voidpad.training.batches import (
     Width,
     WindowWidth,
 )
-from voidpad.training.config import AUTHORS_TARGETS, LoraPart, Recipe, Scratch
+from voidpad.training.losses import NORMALISERS
+from voidpad.training.noising import Noising
+from voidpad.training.padding import POLICIES, Pairs
+from voidpad.training.recipe import AUTHORS_TARGETS, LoraPart, Recipe, Scratch
 
 
 def network(recipe: Recipe, prepared: data.Prepared) -> models.Model:

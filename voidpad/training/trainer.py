@@ -18,12 +18,12 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
 from voidpad import models
-from voidpad.losses import SlotLoss
 from voidpad.models.readme import README
 from voidpad.training import checkpoint
 from voidpad.training.batches import MicroBatches
-from voidpad.training.config import Recipe
+from voidpad.training.losses import SlotLoss
 from voidpad.training.optim import Schedule, optimiser
+from voidpad.training.recipe import Recipe
 from voidpad.training.watch import Clock, Meter
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainingArguments
 
 from voidpad.files import store
-from voidpad.losses import KINDS
+from voidpad.training.losses import KINDS
 
 CLOCK = "clock.json"
 FOREVER = 10**9  # updates of a run that ends by the clock

@@ -1,0 +1,367 @@
+"""Training speed and memory against plain code, in one run. Prints ratios, one JSON object per line.
+
+python studies/benchmarks/train.py collate                     # any machine: seconds
+python studies/benchmarks/train.py small --device cuda         # 7M parameters, the real Trainer: about two minutes
+python studies/benchmarks/train.py large --device cuda         # LLaDA-8B shape, LoRA, against a plain loop: two minutes
+python studies/benchmarks/train.py small large --rehearse      # tiny shapes on a CPU: does it run?
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model
+from transformers import TrainerCallback
+
+from voidpad import models
+from voidpad.engine.memory import keep_freed_memory
+from voidpad.models import LLADA, character_tokenizer
+from voidpad.roles import Roles
+from voidpad.training import prepared as data
+from voidpad.training.batches import BatchWidth, FixedWidth, Layout, MicroBatches, Objective, Padded, Share
+from voidpad.training.losses import NORMALISERS, SlotLoss
+from voidpad.training.noising import Noising
+from voidpad.training.padding import Example, Pairs, policy
+from voidpad.training.recipe import check
+from voidpad.training.run import prepare
+
+EPS = 1e-3
+
+
+def report(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def examples(count: int, ids: range, *, prompt: tuple[int, int], response: tuple[int, int]) -> list[Example]:
+    rng = random.Random(0)
+
+    def some(low: int, high: int) -> list[int]:
+        return [rng.choice(ids) for _ in range(rng.randint(low, high))]
+
+    return [Example(some(*prompt), some(*response)) for _ in range(count)]
+
+
+# Collation: 1,000 examples padded, noised and turned into loss slots, in one mini-batch and in many.
+
+
+def plain_collate(rows: list[Example], roles: Roles, rng: random.Random) -> dict[str, torch.Tensor]:
+    """A mini-batch written token by token, as data collators of the field do it."""
+    width = max(len(row.prompt) + len(row.response) + 1 for row in rows)
+    ids, noisy, labels, weights = [], [], [], []
+    for row in rows:
+        rate = (1 - EPS) * rng.random() + EPS
+        tokens, hidden, weight = list(row.prompt), [False] * len(row.prompt), [0.0] * len(row.prompt)
+        end = len(row.prompt) + len(row.response)
+        for place in range(len(row.prompt), width):
+            token = (
+                row.response[place - len(row.prompt)]
+                if place < end
+                else roles.eos
+                if place == end
+                else roles.void
+            )
+            chosen = place == end or rng.random() < rate
+            tokens.append(token)
+            hidden.append(chosen)
+            weight.append(1.0 if place == end else rate)
+        ids.append(tokens)
+        noisy.append([roles.mask if h else t for t, h in zip(tokens, hidden, strict=True)])
+        labels.append([t if h else -100 for t, h in zip(tokens, hidden, strict=True)])
+        weights.append(weight)
+    parts = {"ids": ids, "noisy": noisy, "labels": labels, "weights": weights}
+    return {name: torch.tensor(value) for name, value in parts.items()}
+
+
+def collate(_: argparse.Namespace) -> None:
+    torch.set_num_threads(1)  # processor time adds up over threads
+    roles, how = Roles(mask=0, eos=1, void=2), policy("void")
+    rows = examples(1000, range(10, 30_000), prompt=(20, 400), response=(20, 600))
+    store = Padded(Pairs.of(rows), roles, how, noising=Noising(), layout=Layout(BatchWidth(how)))
+
+    def ours(batch: int) -> None:
+        asked = Objective(roles.mask, NORMALISERS["llada"], forced=True)
+        batches = MicroBatches(store, Noising(), asked, share=Share(batch, batch))
+        for k in range(len(rows) // batch):
+            batches[k]
+
+    def plain(batch: int) -> None:
+        rng = random.Random(0)
+        for k in range(0, len(rows), batch):
+            plain_collate(rows[k : k + batch], roles, rng)
+
+    for batch in (1000, 50, 6):
+        slow, fast = (least(functools.partial(run, batch)) for run in (plain, ours))
+        wanted = 20 if batch == 1000 else None
+        report(bench="collate", rows=batch, plain_s=slow, ours_s=fast, ratio=slow / fast, wanted=wanted)
+
+
+def least(run: Callable[[], Any]) -> float:
+    """Seconds of processor time, the best of four: other programs on the machine do not count."""
+    found = []
+    for _ in range(4):
+        began = time.process_time()
+        run()
+        found.append(time.process_time() - began)
+    return min(found)
+
+
+def seconds(run: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+# The small model: the real Trainer from one prepared file.
+
+
+class Stopwatch(TrainerCallback):
+    """Wall time between two steps, the device caught up at both."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last, self.at = first, last, {}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step in (self.first, self.last):
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self.at[state.global_step] = time.perf_counter()
+        control.should_training_stop = state.global_step >= self.last
+
+
+SMALL = {"hidden": 256, "layers": 8, "heads": 4, "intermediate": 768, "context": 512}
+
+
+def small(options: argparse.Namespace) -> None:
+    variants = [
+        ("pretrain", {"residual": "bfloat16", "compile": True}),
+        ("pretrain", {"residual": "float32", "compile": True}),
+        ("void", {"residual": "bfloat16", "compile": True}),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = character_tokenizer(100)
+        tokenizer.save_pretrained(f"{folder}/tokenizer")
+        roles = models.random_model(vocab=100).roles
+        rows = examples(20_000, range(20, 100), prompt=(20, 80), response=(20, 170))
+        data.write(f"{folder}/data.safetensors", Pairs.of(rows), roles)
+        for stage, settings in variants[:: 2 if options.rehearse else 1]:
+            small_run(Path(folder), stage, settings, options)
+
+
+def small_run(folder: Path, stage: str, settings: dict[str, Any], options: argparse.Namespace) -> None:
+    batch, steps = (
+        (8, 4) if options.rehearse else (1024, 120)
+    )  # 512 rows leave the device waiting for launches
+    shape = SMALL | ({"hidden": 64, "layers": 2} if options.rehearse else {})
+    settings = {**settings, "compile": False} if options.rehearse else settings
+    recipe = check(
+        {
+            "model": {"tokenizer": f"{folder}/tokenizer", "scratch": shape},
+            "data": {"path": f"{folder}/data.safetensors"}
+            | ({"layout": "packed", "length": 256} if stage == "pretrain" else {}),
+            "padding": {"policy": "void", "width": "virtual"},
+            "noise": {"stratified": True},
+            "optim": {"name": "muon", "lr": 1e-3, "clip": 1.0},
+            "run": {"output": f"{folder}/out", "steps": 10**6, "global_batch": batch, "micro_batch": batch}
+            | {"log_every": 50, "save_every": 10**6, "report_to": []}
+            | settings,
+        }
+    )
+    watch = Stopwatch(steps // 4, steps)
+    trainer = prepare(recipe, callbacks=[watch])
+    trainer.args.save_strategy = "no"
+    began, tokens = time.perf_counter(), []
+    count = trainer.compute_loss
+    trainer.compute_loss = lambda model, inputs, **more: (
+        tokens.append(inputs["ids"].numel()),
+        count(model, inputs, **more),
+    )[1]
+    trainer.train()
+    spent = watch.at[watch.last] - watch.at[watch.first]
+    rate = sum(tokens[watch.first : watch.last]) / spent
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    facts = {"start_s": watch.at[watch.first] - began, "step_ms": spent / (watch.last - watch.first) * 1e3}
+    report(
+        bench="small", stage=stage, **settings, parameters=parameters, tokens_per_s=rate, **facts, wanted=4e6
+    )
+    if options.profile and torch.cuda.is_available():
+        profile(trainer)
+
+
+def profile(trainer: Any) -> None:
+    """Where the device's time goes, over ten steps."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    def step(k: int) -> None:
+        trainer.training_step(trainer.model_wrapped, dict(trainer.batches[k]))
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
+
+    step(0)
+    with record(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        spent = seconds(lambda: [step(k) for k in range(1, 11)] and None)
+    events = found.key_averages()
+    busy = sum(event.self_device_time_total for event in events) / 1e6
+    report(bench="profile", wall_s=spent, device_s=busy)
+    print(events.table(sort_by="self_device_time_total", row_limit=25, max_name_column_width=70))
+
+
+# The large shape: LoRA on 6 x 1024 tokens, against a loop that computes all logits in float32.
+
+LARGE = {
+    "vocab_size": 126464,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+}
+REHEARSAL = LARGE | {"vocab_size": 2048, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+
+
+def large_net(options: argparse.Namespace, *, rows: list[int]) -> torch.nn.Module:
+    shape = REHEARSAL | {"num_attention_heads": 4, "num_key_value_heads": 4} if options.rehearse else LARGE
+    dtype = torch.float32 if options.rehearse else torch.bfloat16
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    with torch.device(options.device):
+        net = LLADA.net_class(LLADA.config(shape))
+    torch.set_default_dtype(before)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    tokens = {"embed_tokens": rows, "lm_head": rows} if rows else None
+    config = LoraConfig(
+        r=32, lora_alpha=64, lora_dropout=0.0, target_modules=targets, trainable_token_indices=tokens
+    )
+    net = get_peft_model(net, config)
+    net.gradient_checkpointing_enable({"use_reentrant": False})
+    return net.train()
+
+
+def plain_loss(net: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """All logits, in float32, then the loss where slots are hidden."""
+    logits = net(input_ids=batch["ids"]).logits.float()
+    chosen = batch["hidden"]
+    entropy = F.cross_entropy(logits[chosen], batch["clean"][chosen], reduction="none")
+    return (
+        entropy / batch["rate"][chosen] / batch["target"].sum(1).repeat_interleave(chosen.sum(1))
+    ).sum() / len(logits)
+
+
+def large(options: argparse.Namespace) -> None:
+    rows, width = (2, 64) if options.rehearse else (6, 1024)
+    roles = Roles(mask=0, eos=1, void=2)
+    vocabulary = range(10, 2000 if options.rehearse else 126_000)
+    store = examples(rows * 8, vocabulary, prompt=(width // 8, width // 4), response=(width // 4, width // 2))
+    how = policy("void")
+    place = Layout(FixedWidth(width), device=options.device)
+    padded = Padded(Pairs.of(store), roles, how, noising=Noising(), layout=place)
+    asked = Objective(roles.mask, NORMALISERS["llada"], forced=True)
+    ours = MicroBatches(padded, Noising(), asked, share=Share(rows, rows))
+    found = {}
+    net = large_net(options, rows=[roles.void])
+    inputs = [full_batch(padded, ours.noising, k, rows) for k in range(8)]
+    module = SlotLoss(net)
+    found["plain"] = measure(lambda k: plain_loss(net, inputs[k]), net, options)
+    found["eager"] = measure(lambda k: slot_loss(module, ours[k]), net, options)
+    if not options.rehearse:
+        compile_layers(net, rounded=True)
+    found["compiled, rounding as eager"] = measure(lambda k: slot_loss(module, ours[k]), net, options)
+    if not options.rehearse:
+        compile_layers(net, rounded=False)
+    found["ours"] = measure(lambda k: slot_loss(module, ours[k]), net, options)
+    plain, fast = found["plain"], found["ours"]
+    report(
+        bench="large",
+        tokens_per_s={name: rows * width / value["s"] for name, value in found.items()},
+        peak_gib={name: value["peak"] / 2**30 for name, value in found.items()},
+        loss={name: value["loss"] for name, value in found.items()},
+        speed_ratio=plain["s"] / fast["s"],
+        speed_ratios={name: plain["s"] / value["s"] for name, value in found.items()},
+        memory_ratio=fast["peak"] / plain["peak"] if plain["peak"] else None,
+        loss_differences={name: abs(plain["loss"] - value["loss"]) for name, value in found.items()},
+        wanted={"speed_ratio": 1.2, "memory_ratio": 0.85, "loss_difference": 1e-3},
+    )
+
+
+def compile_layers(net: Any, *, rounded: bool) -> None:
+    """As `run.compile` does; or so that fused kernels round where separate ones would."""
+    torch._dynamo.reset()
+    for layer in net.get_decoder().layers:
+        layer.compile(options={"emulate_precision_casts": rounded})
+
+
+def full_batch(padded: Padded, noising: Noising, k: int, rows: int) -> dict[str, torch.Tensor]:
+    batch, at = padded(0, torch.arange(k * rows, (k + 1) * rows))
+    noised = noising(batch, 0, forced=True, at=at)
+    rate = torch.where(batch.eos, 1.0, noised.rate[:, None])
+    return {
+        "ids": noised.ids,
+        "clean": batch.ids,
+        "hidden": noised.hidden,
+        "rate": rate,
+        "target": batch.target,
+    }
+
+
+def slot_loss(module: SlotLoss, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    weight = inputs.pop("weight")
+    inputs.pop("kind")
+    return (module(**inputs) * weight).sum()
+
+
+def measure(
+    run: Callable[[int], torch.Tensor], net: torch.nn.Module, options: argparse.Namespace
+) -> dict[str, float]:
+    """Mean loss of the eight batches, seconds of a step and peak memory, after warming up."""
+    cuda, steps = torch.cuda.is_available(), 1 if options.rehearse else 10
+    trained = [p for p in net.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=0.0)  # the weights stay: both sides see the same model
+
+    def step(k: int) -> float:
+        with torch.autocast(options.device, torch.bfloat16, enabled=cuda):
+            loss = run(k % 8)
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        return loss.item()
+
+    losses = [step(k) for k in range(8)]
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    spent = seconds(lambda: [step(k) for k in range(steps)] and None)
+    peak = torch.cuda.max_memory_allocated() if cuda else 0
+    return {"loss": sum(losses) / len(losses), "s": spent / steps, "peak": peak}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("benches", nargs="+", choices=("collate", "small", "large"))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--rehearse", action="store_true", help="tiny shapes: does it run?")
+    parser.add_argument(
+        "--profile", action="store_true", help="after each small run, where the device's time goes"
+    )
+    options = parser.parse_args()
+    keep_freed_memory()  # as the command does
+    for name in options.benches:
+        {"collate": collate, "small": small, "large": large}[name](options)
+
+
+if __name__ == "__main__":
+    main()

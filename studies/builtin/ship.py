@@ -1,0 +1,75 @@
+"""Put trained weights into the package: `python -m studies.builtin.ship runs/tiny`.
+
+Copies instruct and the three adapters to assets/tiny-*, names the base by its built-in name, and gives every card
+the canvas of the built-in tasks; `voidpad calibrate --save` adds VoidExpansion's thresholds.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from voidpad.builtin.tasks import CANVAS
+from voidpad.models.card import read_card
+from voidpad.models.locate import ASSETS
+
+STAGES = ("instruct", "eos", "rainbow", "void")
+KEPT = (
+    "*.safetensors",
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer*.json",
+    "*.jinja",
+)
+FIXED = {"canvas": CANVAS, "block": 32}
+GROWING = {"canvas": 48, "limit": CANVAS, "block": 16}
+
+
+def ship(source: Path, stage: str, *, expansion: Mapping[str, Any] | None = None) -> Path:
+    """One stage's model folder as a built-in model."""
+    target = ASSETS / f"tiny-{stage}"
+    expansion = expansion or shipped_expansion(target)
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for pattern in KEPT:
+        for file in (source / stage / "model").glob(pattern):
+            shutil.copyfile(file, target / file.name)
+    adapter = target / "adapter_config.json"
+    if adapter.is_file():
+        config = json.loads(adapter.read_text(encoding="utf-8"))
+        config["base_model_name_or_path"] = "tiny-instruct"
+        adapter.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    card = read_card(source / stage / "model")
+    assert card is not None, f"{source / stage}: no card"
+    calibration = dict.fromkeys(("original", "void", "smart-crop"), FIXED)
+    calibration |= {name: {**GROWING, "limit": 256} for name in ("daedal", "rho-eos")}
+    calibration["void-expansion"] = {**GROWING, **expansion}
+    replace(card, calibration=calibration).write(target)
+    return target
+
+
+def shipped_expansion(target: Path) -> dict[str, Any]:
+    """Thresholds found by an earlier calibration, so that shipping again keeps them."""
+    card = read_card(target) if target.is_dir() else None
+    return dict(card.calibration.get("void-expansion", {})) if card else {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m studies.builtin.ship", description=__doc__)
+    parser.add_argument("runs", type=Path)
+    given = parser.parse_args()
+    total = 0
+    for stage in STAGES:
+        target = ship(given.runs, stage)
+        size = sum(file.stat().st_size for file in target.iterdir())
+        total += size
+        print(f"{target.name}: {size / 1e6:.2f} MB")
+    print(f"together {total / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()

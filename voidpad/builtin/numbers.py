@@ -1,0 +1,162 @@
+"""Number tasks: word problems (`tiny_steps`) and chained expressions (`tiny_expr`).
+
+Every running value has two digits. The length of an answer then depends on its manner and on what the prompt
+shows, never on results the model has yet to compute: an end placed early leaves a valid way to reach it.
+"""
+
+from random import Random
+
+from voidpad.builtin.problems import TERSE, Problem, Task, between, manner, one_of, weighted
+
+LOW, HIGH = 10, 99
+NAMES = ("Tom", "Ann", "Sam", "Mia", "Ben", "Eva", "Leo", "Zoe")
+ITEMS = ("apples", "coins", "books", "cards", "shells", "stamps", "pens", "eggs")
+EVENTS = {
+    "+": ("{n} finds {b} more", "{n} buys {b}", "{o} brings {b}"),
+    "-": ("{n} loses {b}", "{n} sells {b}", "{o} takes {b}"),
+    "*": ("{n} makes it {b} times as many", "the pile grows {b} times", "now there are {b} times as many"),
+}
+QUESTIONS = ("How many {i} after ({k})?", "What is left after ({k})?", "Count the {i} after ({k}).")
+SIZES = (0.06, 0.20, 0.30, 0.26, 0.18)  # of 3, 4, 5, 6, 7 steps
+Step = tuple[int, str, int, int]  # before, operator, operand, after
+
+
+def step(rng: Random, value: int) -> Step:
+    """One operation that keeps the value at two digits; a product wherever one fits, about half the time."""
+    if value * 2 <= HIGH and rng.random() < 0.55:
+        factor = between(rng, 2, min(5, HIGH // value))
+        return value, "*", factor, value * factor
+    room_up, room_down = HIGH - value, value - LOW
+    if rng.random() * (room_up + room_down) < room_up:
+        amount = between(rng, 1, room_up)
+        return value, "+", amount, value + amount
+    amount = between(rng, 1, room_down)
+    return value, "-", amount, value - amount
+
+
+def chain(rng: Random, count: int) -> list[Step]:
+    """Operations on a running value, hard to do at once: a product that is not the first operation."""
+    while True:
+        value = between(rng, LOW, 40)
+        steps: list[Step] = []
+        for _ in range(count):
+            steps.append(step(rng, value))
+            value = steps[-1][3]
+        if sum(s[1] == "*" for s in steps[1:]) >= (1 if count < 5 else 2):
+            return steps
+
+
+def draw_steps(rng: Random) -> Problem:
+    steps = chain(rng, 3 + weighted(rng, SIZES))
+    name, item = one_of(rng, NAMES), one_of(rng, ITEMS)
+    lines = [f"{name} has {steps[0][0]} {item}."]
+    for k, (_, op, operand, _) in enumerate(steps, 1):
+        event = one_of(rng, EVENTS[op]).format(n=name, o=one_of(rng, NAMES), b=operand)
+        lines.append(f"({k}) {event}.")
+    lines.append(one_of(rng, QUESTIONS).format(i=item, k=len(steps)))
+    facts = (name, item, steps)
+    return Problem("tiny_steps", "\n".join(lines), len(steps), str(steps[-1][3]), facts=facts)
+
+
+STEP_FORMS = (
+    "({k}) {a} {op} {b} = {c}",
+    "({k}) so {a} {op} {b} = {c}.",
+    "({k}) that makes it {a} {op} {b} = {c}.",
+    "({k}) {a} {op} {b} = {c}, so now {n} has {c} {i}.",
+    "({k}) {n} had {a} {i} before, then {a} {op} {b} = {c}.",
+    "({k}) {a} {op} {b} = {c}, which means that there are {c} {i} here.",
+)
+STEP_OPENERS = (
+    "",
+    "We count.",
+    "Here is how it goes.",
+    "Let us count the {i} of {n}.",
+    "The {i} change like this, step by step.",
+)
+OPENER_WEIGHTS = (0.36, 0.16, 0.16, 0.16, 0.16)
+
+
+def answer_steps(problem: Problem, rng: Random) -> str:
+    name, item, steps = problem.facts
+    if rng.random() < TERSE:
+        return f"#### {problem.target}"
+    opener = STEP_OPENERS[weighted(rng, OPENER_WEIGHTS)].format(n=name, i=item)
+    lines, style = [opener] if opener else [], manner(rng)
+    for k, (a, op, b, c) in enumerate(steps, 1):
+        lines.append(STEP_FORMS[style.pick(rng)].format(k=k, a=a, op=op, b=b, c=c, n=name, i=item))
+    return "\n".join([*lines, f"#### {problem.target}"])
+
+
+LETTERS = "abcdefgh"
+EXPR_QUESTIONS = ("What is {x}?", "Find {x}.", "Evaluate {x}.")
+
+
+def older_operand(rng: Random, value: int, older: list[int]) -> tuple[str, int] | None:
+    """An operator and the index of an older value that it can combine with this one, if there is any."""
+    fitting = [("+", j) for j, other in enumerate(older) if value + other <= HIGH]
+    fitting += [("-", j) for j, other in enumerate(older) if value - other >= LOW]
+    return fitting[int(rng.random() * len(fitting))] if fitting else None
+
+
+def definitions(rng: Random, count: int) -> list[tuple[Step, str, str]]:
+    """Steps with their operands as written: each starts from the value before, some also use an older one."""
+    value = between(rng, LOW, 40)
+    written: list[tuple[Step, str, str]] = []
+    for k in range(count):
+        left = LETTERS[k - 1] if k else str(value)
+        older = [line[0][3] for line in written[:-1]]
+        reuse = older_operand(rng, value, older) if rng.random() < 0.35 else None
+        if reuse:
+            op, j = reuse
+            after = value + older[j] if op == "+" else value - older[j]
+            written.append(((value, op, older[j], after), left, LETTERS[j]))
+        else:
+            made = step(rng, value)
+            written.append((made, left, str(made[2])))
+        value = written[-1][0][3]
+    return written
+
+
+def draw_expr(rng: Random) -> Problem:
+    count = 3 + weighted(rng, SIZES)
+    while True:  # products make the direct answer hard; one that comes first does not
+        written = definitions(rng, count)
+        if sum(s[1] == "*" for s, _, _ in written[1:]) >= (1 if count < 5 else 2):
+            break
+    lines = [f"{LETTERS[k]} = {left} {s[1]} {right}" for k, (s, left, right) in enumerate(written)]
+    lines.append(one_of(rng, EXPR_QUESTIONS).format(x=LETTERS[count - 1]))
+    return Problem("tiny_expr", "\n".join(lines), count, str(written[-1][0][3]), facts=written)
+
+
+EXPR_FORMS = (
+    "{x} = {a} {op} {b} = {c}",
+    "so {x} = {a} {op} {b} = {c}.",
+    "then {x} is {a} {op} {b}, so {c}.",
+    "{x} = {a} {op} {b} = {c}, so {x} is now {c}.",
+    "for {x} we take {p} {op} {q}, so {x} = {a} {op} {b} = {c}.",
+    "{x} = {a} {op} {b} = {c}, and that is the value of {x} = {p} {op} {q}.",
+)
+EXPR_OPENERS = (
+    "",
+    "We need {x}.",
+    "Go from line to line.",
+    "Take the values in order to get {x}.",
+    "Here we find one value after the other.",
+)
+EXPR_OPENER_WEIGHTS = (0.40, 0.15, 0.15, 0.15, 0.15)  # without an opener the first word is open already
+
+
+def answer_expr(problem: Problem, rng: Random) -> str:
+    written = problem.facts
+    if rng.random() < TERSE:
+        return f"#### {problem.target}"
+    opener = EXPR_OPENERS[weighted(rng, EXPR_OPENER_WEIGHTS)].format(x=LETTERS[len(written) - 1])
+    lines, style = [opener] if opener else [], manner(rng)
+    for k, ((a, op, b, c), p, q) in enumerate(written):
+        form = EXPR_FORMS[style.pick(rng)]
+        lines.append(form.format(x=LETTERS[k], a=a, op=op, b=b, c=c, p=p, q=q))
+    return "\n".join([*lines, f"#### {problem.target}"])
+
+
+STEPS = Task("tiny_steps", "gsm8k", draw_steps, answer_steps, is_code=False)
+EXPR = Task("tiny_expr", "math500", draw_expr, answer_expr, is_code=False)

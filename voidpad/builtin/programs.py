@@ -1,0 +1,214 @@
+"""Code tasks: finish a stub (`tiny_complete`) and write a function from a sentence (`tiny_write`).
+
+A long answer copies each step of the prompt into a line of its own. A terse one is the composed closed form,
+which takes the whole chain of multiplications at once: possible, and usually wrong.
+"""
+
+from dataclasses import dataclass
+from random import Random
+
+from voidpad.builtin.problems import TERSE, Problem, Task, between, manner, one_of, weighted
+
+FUNCTIONS = ("calc", "score", "total", "level", "price", "change", "track", "apply")
+
+
+@dataclass(frozen=True)
+class Affine:
+    """a*n + c*m + b, the closed form of a chain."""
+
+    a: int = 1
+    c: int = 0
+    b: int = 0
+
+    def then(self, op: str, operand: str) -> "Affine":
+        if op == "*":
+            factor = int(operand)
+            return Affine(self.a * factor, self.c * factor, self.b * factor)
+        sign = 1 if op == "+" else -1
+        if operand == "m":
+            return Affine(self.a, self.c + sign, self.b)
+        return Affine(self.a, self.c, self.b + sign * int(operand))
+
+    def text(self, name: str) -> str:
+        """As Python, without zero terms and unit factors."""
+        out = name if self.a == 1 else f"{self.a} * {name}"
+        if self.c:
+            out += f" {'+' if self.c > 0 else '-'} " + ("m" if abs(self.c) == 1 else f"{abs(self.c)} * m")
+        if self.b:
+            out += f" {'+' if self.b > 0 else '-'} {abs(self.b)}"
+        return out
+
+
+Op = tuple[str, str]  # operator, operand as written
+
+
+def affine_chain(rng: Random, count: int, *, second: float) -> tuple[list[Op], Affine]:
+    """Operations that compose to numbers of at most three digits, with products after sums."""
+    while True:
+        ops: list[Op] = []
+        form = Affine()
+        for _ in range(count):
+            draw = rng.random()
+            op = "*" if draw < 0.4 else "+" if draw < 0.7 else "-"
+            if op == "*":
+                operand = str(between(rng, 2, 5))
+            else:
+                operand = "m" if rng.random() < second else str(between(rng, 1, 30))
+            ops.append((op, operand))
+            form = form.then(op, operand)
+        wanted = 1 if count < 4 else 2
+        small = form.a <= 200 and abs(form.b) <= 999
+        if small and sum(op == "*" for op, _ in ops[1:]) >= wanted:
+            return ops, form
+
+
+PHRASES = {
+    "+": ("add {b}", "increase by {b}", "plus {b}"),
+    "-": ("subtract {b}", "decrease by {b}", "minus {b}"),
+    "*": ("multiply by {b}", "scale by {b}", "times {b}"),
+}
+COMPLETE_SIZES = (0.15, 0.30, 0.30, 0.15, 0.10)  # of 4, 5, 6, 7, 8 steps
+
+
+def draw_complete(rng: Random) -> Problem:
+    ops, form = affine_chain(rng, 4 + weighted(rng, COMPLETE_SIZES), second=0.25)
+    name = one_of(rng, FUNCTIONS)
+    said = [one_of(rng, PHRASES[op]).format(b=operand) for op, operand in ops]
+    body = "".join(f"\n    ({k}) {phrase}" for k, phrase in enumerate(said, 1))
+    stub = f'def {name}(n, m):\n    """Start with n.{body}\n    Return the value after ({len(ops)})."""'
+    prompt = f"Complete the function.\n{stub}"
+    points = ((0, 0), (1, 2), (7, 3), (20, 11))
+    values = [(n, m, form.a * n + form.c * m + form.b) for n, m in points]
+    target = "\n".join(f"assert {name}({n}, {m}) == {value}" for n, m, value in values)
+    return Problem("tiny_complete", prompt, len(ops), target, stub=stub, facts=(name, ops, said, form))
+
+
+COMPLETE_FORMS = (
+    "    {y} = {x} {op} {b}  # ({k})",
+    "    # ({k})\n    {y} = {x} {op} {b}",
+    "    {y} = {x} {op} {b}  # ({k}) is done",
+    "    # ({k}) {doc} to get {y}\n    {y} = {x} {op} {b}",
+    "    {y} = {x}  # ({k}) {doc}\n    {y} {op}= {b}",
+    "    # ({k}) take {x} and {doc} to get the next value {y}\n    {y} = {x} {op} {b}",
+)
+COMPLETE_OPENERS = (
+    "",
+    "def {f}(n, m):\n",
+    "# here is {f}\ndef {f}(n, m):\n",
+    '    """Go step by step."""\n',
+    '"""The function {f} in steps."""\ndef {f}(n, m):\n',
+)
+COMPLETE_WEIGHTS = (0.40, 0.25, 0.12, 0.11, 0.12)
+
+
+def answer_complete(problem: Problem, rng: Random) -> str:
+    name, ops, said, form = problem.facts
+    if rng.random() < TERSE:
+        opener = "" if rng.random() < 0.7 else f"def {name}(n, m):\n"
+        return f"{opener}    return {form.text('n')}"
+    opener = COMPLETE_OPENERS[weighted(rng, COMPLETE_WEIGHTS)].format(f=name)
+    lines, style, before = [], manner(rng), "n"
+    for k, ((op, operand), phrase) in enumerate(zip(ops, said, strict=True), 1):
+        line = COMPLETE_FORMS[style.pick(rng)]
+        lines.append(line.format(k=k, y=f"v{k}", x=before, op=op, b=operand, doc=phrase))
+        before = f"v{k}"
+    return opener + "\n".join([*lines, f"    return {before}"])
+
+
+LIST_PHRASES = {
+    "+": ("add {b} to each item", "increase each item by {b}"),
+    "-": ("subtract {b} from each item", "decrease each item by {b}"),
+    "*": ("multiply each item by {b}", "scale each item by {b}"),
+    ">": ("keep the items above {b}", "drop the items up to {b}"),
+}
+RESULTS = {"list": "{x}", "sum": "sum({x})", "maximum": "max({x})", "minimum": "min({x})"}
+WRITE_SIZES = (0.20, 0.40, 0.25, 0.15)  # of 3, 4, 5, 6 steps
+WRITE_FORMS = (
+    "    {y} = [{each}]",
+    "    {y} = [{each}]  # ({k})",
+    "    # ({k})\n    {y} = [{each}]",
+    "    # ({k}) {doc}\n    {y} = [{each}]",
+    "    {y} = []\n    for v in {x}:\n{loop}",
+    "    # ({k}) {doc}\n    {y} = []\n    for v in {x}:\n{loop}",
+)
+WRITE_OPENERS = (
+    "def {f}(x):\n",
+    'def {f}(x):\n    """Work on each item of x."""\n',
+    "# a list function\ndef {f}(x):\n",
+    '"""Go through the list step by step."""\ndef {f}(x):\n',
+    "# here is the function {f} for each item of a list x\ndef {f}(x):\n",
+)
+WRITE_WEIGHTS = (0.28, 0.18, 0.18, 0.18, 0.18)
+
+
+def draw_write(rng: Random) -> Problem:
+    count = 3 + weighted(rng, WRITE_SIZES)
+    has_filter = rng.random() < 0.3
+    ops, form = affine_chain(rng, count - has_filter, second=0.0)
+    name, result = one_of(rng, FUNCTIONS), one_of(rng, ("list", "sum") if has_filter else tuple(RESULTS))
+    bound: int | None = None
+    if has_filter:  # keeps v with a*v + b > limit, that is v > (limit - b) // a
+        at, limit = between(rng, 1, len(ops)), between(rng, 10, 60)
+        ahead = Affine()
+        for op, operand in ops[:at]:
+            ahead = ahead.then(op, operand)
+        bound = (limit - ahead.b) // ahead.a
+        ops = [*ops[:at], (">", str(limit)), *ops[at:]]
+    said = [one_of(rng, LIST_PHRASES[op]).format(b=operand) for op, operand in ops]
+    body = "".join(f"\n({k}) {phrase}" for k, phrase in enumerate(said, 1))
+    prompt = f"Write a function {name}(x) for a list x.{body}\nReturn the {result} after ({len(ops)})."
+    facts = (name, ops, said, form, bound, result)
+    return Problem("tiny_write", prompt, len(ops), list_checks(facts), facts=facts)
+
+
+def apply(op: str, operand: int, values: list[int]) -> list[int]:
+    if op == ">":
+        return [v for v in values if v > operand]
+    return [{"+": v + operand, "-": v - operand, "*": v * operand}[op] for v in values]
+
+
+def list_checks(facts: tuple) -> str:
+    """Asserts on lists that straddle the filter's bound; expected values come from the steps themselves."""
+    name, ops, _, _, bound, result = facts
+    near = 5 if bound is None else bound
+    checks = []
+    for given in ([1, 2, 3], [4], [near - 1, near, near + 1, near + 9], [0, 12, -5, 30]):
+        values = given
+        for op, operand in ops:
+            values = apply(op, int(operand), values)
+        reduced = {"list": values, "sum": sum(values)}.get(result)
+        if reduced is None:
+            reduced = max(values) if result == "maximum" else min(values)
+        checks.append(f"assert {name}({given}) == {reduced}")
+    return "\n".join(checks)
+
+
+def one_line(op: str, operand: str, source: str) -> str:
+    return f"v for v in {source} if v > {operand}" if op == ">" else f"v {op} {operand} for v in {source}"
+
+
+def loop_body(op: str, operand: str, grown: str) -> str:
+    if op == ">":
+        return f"        if v > {operand}:\n            {grown}.append(v)"
+    return f"        {grown}.append(v {op} {operand})"
+
+
+def answer_write(problem: Problem, rng: Random) -> str:
+    name, ops, said, form, bound, result = problem.facts
+    if rng.random() < TERSE:
+        kept = "" if bound is None else f" if v > {bound}"
+        closed = RESULTS[result].format(x=f"[{form.text('v')} for v in x{kept}]")
+        return f"def {name}(x):\n    return {closed}"
+    opener = WRITE_OPENERS[weighted(rng, WRITE_WEIGHTS)].format(f=name)
+    lines, style, before = [], manner(rng), "x"
+    for k, ((op, operand), phrase) in enumerate(zip(ops, said, strict=True), 1):
+        grown = f"x{k}"
+        each, loop = one_line(op, operand, before), loop_body(op, operand, grown)
+        line = WRITE_FORMS[style.pick(rng)]
+        lines.append(line.format(k=k, y=grown, x=before, each=each, loop=loop, doc=phrase))
+        before = grown
+    return opener + "\n".join([*lines, f"    return {RESULTS[result].format(x=before)}"])
+
+
+COMPLETE = Task("tiny_complete", "humaneval", draw_complete, answer_complete, is_code=True)
+WRITE = Task("tiny_write", "mbpp", draw_write, answer_write, is_code=True)

@@ -1,0 +1,118 @@
+"""The prior that padding teaches: F(i - 1), p_i(e) and q_i(e) for every slot (paper, observation 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from voidpad.decode.canvas import Canvas
+from voidpad.decode.loop import Denoiser
+from voidpad.diagnose.empty import groups, look
+from voidpad.roles import Roles
+from voidpad.training.padding import POLICIES, Pairs, batch_width
+
+LEAST = 100  # examples a slot needs before its gap counts
+NEVER = 1 << 40  # the length of an answer that was cut: its end is in no slot
+
+
+@dataclass(frozen=True)
+class Curves:
+    """One token's curves over the slots 1..S; NaN where no example reaches."""
+
+    token: str  # "eos" or "void"
+    cdf: Tensor  # (S,) F(i - 1); for VOID F(i - 2)
+    target: Tensor  # (S,) p_i: share of padded answers that hold the token at slot i
+    model: Tensor  # (S,) q_i: mean probability on the empty canvas
+    count: Tensor  # (S,) examples whose padded answer reaches slot i
+
+    def gap(self, one: str, other: str, *, least: int = LEAST) -> tuple[float, float]:
+        """Mean and largest distance of two curves over the slots with at least so many examples."""
+        apart = (getattr(self, one) - getattr(self, other)).abs()[self.count >= least]
+        return (float(apart.mean()), float(apart.max())) if len(apart) else (torch.nan, torch.nan)
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A data set as training pads it: what is needed of every example."""
+
+    pairs: Pairs
+    room: Tensor  # (N,) slots of the padded answer, L_{B,k}
+
+    @property
+    def length(self) -> Tensor:
+        return torch.where(self.pairs.complete, self.pairs.response.long(), NEVER)
+
+
+def shuffled(count: int, size: int, *, seed: int = 0) -> list[Tensor]:
+    """Examples dealt into mini-batches."""
+    return list(torch.randperm(count, generator=torch.Generator().manual_seed(seed)).split(size))
+
+
+def batched(pairs: Pairs, batches: Iterable[Tensor]) -> Padded:
+    """Each mini-batch padded to its own width."""
+    width = torch.empty(len(pairs), dtype=torch.long)
+    for rows in batches:
+        width[rows] = batch_width(pairs.size[rows], POLICIES["eos"])
+    return _padded(pairs, width)
+
+
+def same_canvas(pairs: Pairs, canvas: int) -> Padded:
+    """Every answer padded, or cut, to the same number of slots."""
+    return _padded(pairs, pairs.prompt.long() + canvas)
+
+
+def _padded(pairs: Pairs, width: Tensor) -> Padded:
+    # An answer that was cut has no EOS and no padding behind it.
+    end = torch.where(pairs.complete, width, torch.minimum(width, pairs.size))
+    return Padded(pairs, end - pairs.prompt.long())
+
+
+def shares(data: Padded, *, late: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """F(i - 1 - late), p_i and the counts; `late` is 0 for EOS and 1 for VOID, which starts a slot later."""
+    slots = int(data.room.max())
+    begin = data.length + 1 + late  # the first slot that holds the token
+    holding = begin <= data.room
+    at = torch.bincount(begin.clamp(max=slots + 1), minlength=slots + 2).cumsum(0)[1 : slots + 1]
+    count = torch.bincount(data.room, minlength=slots + 1).flip(0).cumsum(0).flip(0)[1:]
+    over = torch.bincount(data.room[holding] + 1, minlength=slots + 2).cumsum(0)[1 : slots + 1]
+    held = torch.bincount(begin[holding], minlength=slots + 2).cumsum(0)[1 : slots + 1] - over
+    return at.double() / len(data.pairs), held.double() / count, count
+
+
+def measure(
+    denoise: Denoiser,
+    roles: Roles,
+    data: Padded,
+    *,
+    tokens: int = 4096,
+    tick: Callable[[int], None] = lambda rows: None,
+) -> list[Curves]:
+    """The curves of EOS, and of VOID if there is such a token: one pass for each example."""
+    sums = torch.zeros(2, int(data.room.max()), dtype=torch.double)
+    prompt, room = data.pairs.prompt.long(), data.room
+    for rows in groups((prompt + room).tolist(), tokens):
+        seen = look(denoise, _masked(data, rows, roles))
+        inside = torch.arange(seen.eos.shape[1]) < room[rows][:, None]
+        for place, p in enumerate((seen.eos, seen.void)):
+            if p is not None:
+                sums[place, : p.shape[1]] += torch.where(inside, p.double(), 0).sum(0)
+        tick(len(rows))
+    kinds = ("eos",) if roles.void is None else ("eos", "void")
+    return [_curves(data, name, sums[late], late) for late, name in enumerate(kinds)]
+
+
+def _curves(data: Padded, token: str, total: Tensor, late: int) -> Curves:
+    cdf, target, count = shares(data, late=late)
+    return Curves(token, cdf, target, total / count, count)
+
+
+def _masked(data: Padded, rows: list[int], roles: Roles) -> Canvas:
+    """Prompts visible, the whole padded answers masked, each row with its own length."""
+    pairs = data.pairs
+    starts, sizes = pairs.start[rows].tolist(), pairs.prompt[rows].tolist()
+    prompts = [pairs.tokens[at : at + n].tolist() for at, n in zip(starts, sizes, strict=True)]
+    bare = Canvas.blank(prompts, 0, roles, rows)
+    return bare.resize(bare.prompt + data.room[rows])

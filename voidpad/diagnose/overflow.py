@@ -1,0 +1,261 @@
+"""[EOS] overflow: how one decode fills its canvas with EOS, and how often that happens to a set of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+
+from voidpad.decode.denoise import Forbid
+from voidpad.decode.loop import Outcome, decode
+from voidpad.decode.plan import Plan
+from voidpad.diagnose.trace import Edit, Recorder, Trace
+from voidpad.engine.batching import Engine
+from voidpad.models import Model
+from voidpad.roles import Roles
+
+USABLE = 0.5  # mean P(VOID) at the tail of an empty canvas from which a length can be read off
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When an answer counts as overflown: next to nothing before the first EOS, next to nothing but EOS after."""
+
+    short: float = 0.05  # of the canvas
+    filled: float = 0.9  # of the slots from the first EOS on
+    safe: float = 0.02  # share of overflown answers up to which a block size counts as safe
+
+
+RULE = Rule()
+
+
+def effective(ids: Sequence[int], roles: Roles) -> int:
+    """Slots before the first EOS; all of them without one."""
+    return ids.index(roles.eos) if roles.eos in ids else len(ids)
+
+
+def overflown(ids: Sequence[int], roles: Roles, rule: Rule = RULE) -> bool:
+    """Whether a finished canvas overflowed. Slots that an early stop left unwritten do not count."""
+    length = effective(ids, roles)
+    rest = [token for token in ids[length:] if token != roles.mask]
+    if length > rule.short * len(ids) or not rest:
+        return False
+    return sum(token == roles.eos for token in rest) >= rule.filled * len(rest)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One pass of a trajectory. The EOS suffix starts at the leftmost EOS on the canvas after the commits."""
+
+    number: int
+    left: int  # commits before the suffix
+    right: int  # commits in it: EOS, or words that will never be read
+    first_eos: int | None  # slot, from 0
+    eos_share: float  # of all committed slots
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One decode, read for its EOS."""
+
+    trace: Trace
+    moments: tuple[Moment, ...]
+    order: np.ndarray  # (L,) the pass that wrote the slot of the final canvas, -1 if none
+    effective: int
+    overflow: bool
+
+    @property
+    def turn(self) -> int | None:
+        """The pass in which stage 2 begins: the first with a commit left of the EOS suffix."""
+        return next((moment.number for moment in self.moments if moment.left), None)
+
+    @property
+    def stage1(self) -> int:
+        """Committing passes before that one."""
+        end = len(self.moments) if self.turn is None else self.turn
+        return sum(1 for moment in self.moments[:end] if moment.right)
+
+    @property
+    def stage2(self) -> int:
+        """Committing passes from there on."""
+        return sum(1 for moment in self.moments if moment.left or moment.right) - self.stage1
+
+    def probability(self, name: str) -> np.ndarray:
+        """(passes, slots) of "p_eos", "p_void" or "top"; NaN where a pass had no such slot, or no record."""
+        width = max(step.length for step in self.trace.passes)
+        grid = np.full((len(self.trace.passes), width), np.nan, dtype=np.float32)
+        for row, step in zip(grid, self.trace.passes, strict=True):
+            values = getattr(step, name)
+            if values is not None:
+                row[: step.length] = values
+        return grid
+
+
+def trajectory(trace: Trace, rule: Rule = RULE) -> Trajectory:
+    """What a recorded decode says about EOS; any trace will do, whoever recorded it."""
+    roles, moments = trace.header.roles, []
+    length = trace.passes[0].length if trace.passes else 0
+    before, order = np.full(length, roles.mask), np.full(length, -1)
+    for step, after in zip(trace.passes, trace.canvases(), strict=True):
+        for slot, token, _ in step.commits:
+            before[slot], order[slot] = token, step.n
+        moments.append(_moment(step.n, [slot for slot, _, _ in step.commits], before, roles))
+        for edit in step.edits:
+            order = _edited(order, edit)
+        before = after
+    ids = list(trace.result.ids)
+    return Trajectory(trace, tuple(moments), order, effective(ids, roles), overflown(ids, roles, rule))
+
+
+def _moment(number: int, slots: Sequence[int], canvas: np.ndarray, roles: Roles) -> Moment:
+    ends = np.flatnonzero(canvas == roles.eos)
+    start = int(ends[0]) if len(ends) else len(canvas)
+    left = sum(slot < start for slot in slots)
+    written = int((canvas != roles.mask).sum())
+    share = len(ends) / written if written else 0.0
+    return Moment(number, left, len(slots) - left, start if len(ends) else None, share)
+
+
+def _edited(order: np.ndarray, edit: Edit) -> np.ndarray:
+    """The commit times under a change of length; new slots have none."""
+    return replace(edit, id=None if edit.kind == "cut" else -1).apply(order)
+
+
+def record(model: Model, prompts: Sequence[Sequence[int]], plan: Plan, *, name: str) -> list[Trace]:
+    """Decode with P(EOS) and P(VOID) of every slot at every pass."""
+    recorder = Recorder(model, plan, plan_name=name)
+    for step in decode(model.denoiser(), prompts, model.roles, plan, observe=recorder.observe):
+        recorder(step)
+    return sorted(recorder.traces, key=lambda trace: trace.row)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How one prompt came out under one block size."""
+
+    block: int
+    row: int
+    text: str
+    canvas: int
+    effective: int
+    overflow: bool
+    short: bool  # no more than the rule's share of the canvas, whatever follows
+    passes: int
+    stop_reason: str
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a set is run. Rows and tokens bound one pass and change no answer; `forbid` edits the attention."""
+
+    rule: Rule = RULE
+    rows: int = 32
+    tokens: int = 16384
+    forbid: Forbid | None = None
+
+
+SETUP = Setup()
+
+
+def survey(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    plans: Sequence[Plan],
+    *,
+    setup: Setup = SETUP,
+    tick: Callable[[], None] = lambda: None,
+) -> list[Answer]:
+    """Every prompt under every plan, all in the passes of one engine; plan by plan, in the prompts' order."""
+    denoise = model.denoiser(forbid=setup.forbid)
+    engine = Engine(denoise, model.roles, rows=setup.rows, tokens=setup.tokens)
+    jobs = [(plan, row) for plan in plans for row in range(len(prompts))]
+    for key, (plan, row) in enumerate(jobs):
+        engine.submit(prompts[row], model.fit(prompts[row], plan), key=key)
+    found: dict[int, Answer] = {}
+    while engine.busy:
+        for outcome in engine.step():
+            plan, row = jobs[outcome.key]
+            found[outcome.key] = _answer(model, outcome, plan, row, setup.rule)
+            tick()
+    return [found[key] for key in sorted(found)]
+
+
+def _answer(model: Model, outcome: Outcome, plan: Plan, row: int, rule: Rule) -> Answer:
+    length = effective(outcome.ids, model.roles)
+    return Answer(
+        block=plan.block,
+        row=row,
+        text=model.text(outcome.tokens, cut=plan.cut),
+        canvas=outcome.canvas,
+        effective=length,
+        overflow=overflown(outcome.ids, model.roles, rule),
+        short=length <= rule.short * outcome.canvas,
+        passes=outcome.passes_decode,
+        stop_reason=outcome.stop_reason,
+    )
+
+
+@dataclass(frozen=True)
+class Rate:
+    """One block size over a set of prompts."""
+
+    block: int
+    answers: int
+    overflows: int
+    short: int
+    effective: float  # mean
+    passes: float  # mean
+
+    @property
+    def share(self) -> float:
+        return self.overflows / self.answers
+
+
+def rates(answers: Sequence[Answer]) -> list[Rate]:
+    """Overflow by block size, smallest first."""
+    found = []
+    for block, group in groupby(sorted(answers, key=lambda a: a.block), key=lambda a: a.block):
+        some = list(group)
+        counts = (len(some), sum(a.overflow for a in some), sum(a.short for a in some))
+        means = (sum(a.effective for a in some) / len(some), sum(a.passes for a in some) / len(some))
+        found.append(Rate(block, *counts, *means))
+    return found
+
+
+def verdict(found: Sequence[Rate], void: float | None, rule: Rule = RULE) -> str:
+    """The finding in plain words. `void` is the mean P(VOID) at the tail of an empty canvas."""
+    worst = found[-1]
+    parts = [f"{worst.overflows} of {worst.answers} answers overflow at block {worst.block}"]
+    safe = [rate.block for rate in found if rate.share <= rule.safe]
+    if not safe:
+        parts.append("no block size tried is safe")
+    elif len(found) > 1:
+        parts.append(f"smallest safe block {safe[0]}, largest {safe[-1]}")
+    return "; ".join([*parts, signal(void)])
+
+
+def signal(void: float | None) -> str:
+    """Whether this checkpoint's VOID can be used."""
+    if void is None:
+        return "this checkpoint has no VOID token"
+    shown = f"(mean P(VOID) {void:.3f} at the tail of an empty canvas)"
+    if void < USABLE:
+        return f"this checkpoint has no usable VOID signal {shown}"
+    return f"this checkpoint has a usable VOID signal {shown}"
+
+
+def table(one: Trajectory) -> list[Mapping[str, object]]:
+    """The passes as records, for a CSV file."""
+    return [
+        {
+            "row": one.trace.row,
+            "pass": moment.number,
+            "commits_left": moment.left,
+            "commits_right": moment.right,
+            "first_eos": "" if moment.first_eos is None else moment.first_eos + 1,
+            "eos_share": round(moment.eos_share, 4),
+        }
+        for moment in one.moments
+    ]

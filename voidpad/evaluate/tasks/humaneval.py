@@ -1,0 +1,66 @@
+"""HumanEval: the stub is the prompt, the answer a body or a whole function; tests call the entry point."""
+
+import ast
+import re
+
+from voidpad.evaluate.tasks.code import (
+    Cleaner,
+    defines,
+    fullest_span,
+    names_and_last_attributes,
+    tidy,
+    tree_of,
+)
+from voidpad.evaluate.tasks.graders import Doc, each
+from voidpad.evaluate.tasks.program import program
+
+PYTHON_FENCE = "```python\n"
+FENCE = "```"
+BLOCK = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
+CLEANER = Cleaner((ast.FunctionDef,), (ast.Assign,), returning=True, uses=names_and_last_attributes)
+
+
+def checks(doc: Doc) -> str:
+    return f"{doc['test']}\ncheck({doc['entry_point']})"
+
+
+def voidpad_program(answer: str, doc: Doc) -> str:
+    """Our default: the first fenced block that defines the entry point, else the first block, else it all.
+
+    Prose around an unfenced function would make a long stub the fullest span that parses, so where the whole does
+    not parse, a span of the answer that defines the entry point wins.
+    """
+    blocks = BLOCK.findall(answer)
+    entry = doc["entry_point"]
+    completion = next((block for block in blocks if defines(block, entry)), (blocks or [answer])[0])
+    if tree_of(tidy(f"{doc['prompt']}\n{completion}")) is None:
+        span = fullest_span(tidy(completion))
+        completion = span if defines(span, entry) else completion
+    return program(f"{doc['prompt']}\n{completion}", entry=entry, tests=checks(doc))
+
+
+def authors_program(answer: str, doc: Doc) -> str:
+    """As the paper's release: any fence counts; names are filtered if the answer defines the entry point."""
+    fence = PYTHON_FENCE if PYTHON_FENCE in answer else FENCE
+    completion = _fenced(answer, fence)
+    entry = doc["entry_point"] if defines(completion, doc["entry_point"]) else None
+    return _clean(f"{doc['prompt']}\n{completion}", entry)
+
+
+def fast_dllm_program(answer: str, doc: Doc) -> str:
+    """As Fast-dLLM: only a python fence counts; names are always filtered by the entry point."""
+    return _clean(f"{doc['prompt']}\n{_fenced(answer, PYTHON_FENCE)}", doc["entry_point"])
+
+
+def _fenced(answer: str, fence: str) -> str:
+    return answer.split(fence, 1)[-1].split(FENCE)[0]
+
+
+def _clean(text: str, entry: str | None) -> str:
+    tree = tree_of(fullest_span(tidy(text)))
+    return CLEANER.emit(tree, entry) if tree else ""
+
+
+voidpad_filter = each(voidpad_program)
+authors_filter = each(authors_program)
+fast_dllm_filter = each(fast_dllm_program)

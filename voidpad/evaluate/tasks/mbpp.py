@@ -1,0 +1,125 @@
+"""MBPP: three worked examples, then a sentence and three asserts; the answer is a whole program."""
+
+import ast
+import itertools
+import re
+
+from voidpad.evaluate.tasks.code import (
+    Cleaner,
+    longest_span,
+    names_and_attributes,
+    names_outside_attributes,
+    tidy,
+    tree_of,
+)
+from voidpad.evaluate.tasks.graders import Doc, each
+from voidpad.evaluate.tasks.program import program
+
+TESTS = 3
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+AUTHORS = Cleaner(FUNCTIONS, (ast.Assign, ast.AnnAssign), returning=False, uses=names_outside_attributes)
+HELPER = Cleaner((ast.FunctionDef,), (ast.Assign,), returning=True, uses=names_and_attributes)
+BLOCK = re.compile(r"```(?:python|py)?[^\n`]*\n?(.*?)\n?```", re.DOTALL | re.IGNORECASE)
+ASSERTED = re.compile(r"assert\s+([A-Za-z_]\w*)\s*\(")
+DEFINED = re.compile(r"^\s*(?:async\s+)?def\s+([a-zA-Z_]\w*)", re.MULTILINE)
+STARTS = ("def ", "async def ", "class ", "import ", "from ")
+BEGINS, DONES = (r"\[BEGIN\]", "BEGIN"), (r"\[DONE\]", "DONE")
+INSIDES = (r"\s*'(.*)'\s*", r"\s*'(.*)\s*", r"\s*(.*)\s*")  # quoted, half quoted, bare
+WRAPPERS = [
+    re.compile(pattern, re.DOTALL)
+    for pattern in [
+        *(begin + inside + done for inside, done, begin in itertools.product(INSIDES, DONES, BEGINS)),
+        r"\[BEGIN\]\s*'(.*)",
+        r"\[BEGIN\](.*)",
+        r"'(.*)'\s*\[DONE\]",
+    ]
+]
+
+
+def prompt(doc: Doc) -> str:
+    tests = "\n".join(doc["test_list"][:TESTS])
+    return (
+        f"You are an expert Python programmer, and here is your task: {doc['text']} "
+        f"Your code should pass these tests:\n\n{tests}\n[BEGIN]\n"
+    )
+
+
+def solution(doc: Doc) -> str:
+    return f"{doc['code']}\n[DONE]"
+
+
+def checks(doc: Doc) -> str:
+    return "\n".join(part for part in [doc["test_setup_code"], *doc["test_list"][:TESTS]] if part)
+
+
+def entry_point(doc: Doc) -> str | None:
+    found = ASSERTED.search("\n".join(doc["test_list"][:TESTS]))
+    return found[1] if found else None
+
+
+def unwrapped(text: str) -> str:
+    """The inside of the first wrapper that fits; quotes go only with a wrapper, `DONE` always ends it."""
+    inside = next((found[1] for found in (wrapper.search(text) for wrapper in WRAPPERS) if found), None)
+    text = re.split(r"\s*\[?DONE\]?", text if inside is None else inside, maxsplit=1)[0]
+    text = text.replace(r"\_", "_").strip()
+    if inside is not None and len(text) > 1 and text[0] == text[-1] == "'":
+        text = text[1:-1]
+    return text.strip()
+
+
+def from_first_definition(text: str, starts: tuple[str, ...]) -> str:
+    lines = text.splitlines()
+    first = next((at for at, line in enumerate(lines) if line.lstrip().startswith(starts)), 0)
+    return "\n".join(lines[first:]).strip()
+
+
+def unfenced(text: str) -> str:
+    """Without a closed block: a leading fence line goes, and everything from a later fence."""
+    text = text.strip()
+    if text.startswith("```"):
+        text = text.partition("\n")[2]
+    return text.split("```", 1)[0]
+
+
+def extract(answer: str) -> str:
+    blocks = BLOCK.findall(answer.strip())
+    if blocks:
+        return unwrapped(blocks[0])
+    return from_first_definition(unwrapped(unfenced(answer)), STARTS)
+
+
+def voidpad_program(answer: str, doc: Doc) -> str:
+    """Our default: as the authors, but constants before the first definition stay, as does all tests need."""
+    blocks = BLOCK.findall(answer)
+    code = unwrapped(blocks[0] if blocks else unfenced(answer))
+    return program(code, entry=entry_point(doc) or _first_defined(code) or "", tests=checks(doc))
+
+
+def authors_program(answer: str, doc: Doc) -> str:
+    code = extract(answer)
+    entry = entry_point(doc) or _first_defined(code)
+    text = tidy(code)
+    whole = "\n".join(text.splitlines()[:100]).strip()
+    tree = tree_of(whole) or tree_of(longest_span(text))
+    if tree is None:
+        return ""
+    return AUTHORS.emit(tree, entry if entry in AUTHORS.definitions(tree) else None)
+
+
+def helper_program(answer: str, doc: Doc) -> str:
+    """The release's second cleaner (not wired into its task file): text that does not parse stays as is."""
+    blocks = re.findall(r"```[^\n`]*\n?(.*?)\n?```", answer, re.DOTALL)
+    starts = tuple(start for start in STARTS if start != "async def ")
+    text = tidy(blocks[0] if blocks else from_first_definition(unfenced(answer), starts))
+    tree = tree_of(text)
+    return (HELPER.emit(tree, entry_point(doc)) if tree else "") or text
+
+
+def _first_defined(code: str) -> str | None:
+    found = DEFINED.search(code)
+    return found[1] if found else None
+
+
+voidpad_filter = each(voidpad_program)
+authors_filter = each(authors_program)
+helper_filter = each(helper_program)

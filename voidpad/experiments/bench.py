@@ -1,0 +1,300 @@
+"""Measuring: the plain research loop, scripted workloads, and timers that wait for the device."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from voidpad.decode.canvas import Canvas, first, send
+from voidpad.decode.loop import Denoiser
+from voidpad.decode.plan import Plan, plan
+from voidpad.engine.batching import Engine
+from voidpad.models import Model
+from voidpad.roles import Roles
+
+PASSES = {"gsm8k": 134, "math500": 418, "humaneval": 73, "mbpp": 64}  # the paper's, LLaDA with VoidExpansion
+PROMPTS = {"gsm8k": 900, "math500": 160, "humaneval": 150, "mbpp": 600}  # tokens, few-shot examples included
+
+
+@dataclass(frozen=True)
+class Research:
+    """Decoding as public research code does it: one row, logits of the whole row, float64 softmax, host reads."""
+
+    net: Any  # a transformers causal LM with full attention
+    roles: Roles
+    shift: int = 0
+    ban: tuple[int, ...] = ()
+    script: Callable[[int], int] | None = None  # canvas slot -> token, for random weights
+
+    @torch.inference_mode()
+    def __call__(
+        self, prompt: Sequence[int], *, canvas: int, block: int, passes: int | None = None
+    ) -> tuple[list[int], int]:
+        """The canvas and the passes used; at most `passes` if given."""
+        row = torch.tensor([[*prompt, *[self.roles.mask] * canvas]], device=self.net.device)
+        start, used = len(prompt), 0
+        steered = None if self.script is None else self._steered(start, canvas)
+        for left in range(start, start + canvas, block):
+            while (row[:, left : left + block] == self.roles.mask).any().item() and used != passes:
+                self._pass(row, left, left + block, steered)
+                used += 1
+                if self._ended(row, start):
+                    return row[0, start:].tolist(), used
+        return row[0, start:].tolist(), used
+
+    def _steered(self, start: int, canvas: int) -> tuple[Tensor, Tensor]:
+        """The script's tokens, and scores that fall from left to right."""
+        assert self.script is not None
+        tokens = [0] * start + [self.script(slot) for slot in range(canvas)]
+        device = self.net.device
+        return torch.tensor([tokens], device=device), torch.linspace(1, 0, start + canvas, device=device)[
+            None
+        ].double()
+
+    def _pass(self, row: Tensor, left: int, right: int, steered: tuple[Tensor, Tensor] | None) -> None:
+        logits = self.net(row, use_cache=False).logits
+        if self.shift:
+            logits = torch.cat([logits[:, :1], logits[:, :-1]], 1)
+        probability = logits.double().softmax(-1)
+        if self.ban:
+            logits[:, :, list(self.ban)] = -torch.inf
+        tokens = logits.index_fill(2, torch.tensor([self.roles.mask], device=row.device), -torch.inf).argmax(
+            -1
+        )
+        score = probability.gather(2, tokens[:, :, None])[:, :, 0]
+        if steered is not None:
+            tokens, score = steered
+        open_slots = row == self.roles.mask
+        open_slots[:, :left] = open_slots[:, right:] = False
+        place = score.masked_fill(~open_slots, -torch.inf).argmax(1)
+        row[0, place] = tokens[0, place]
+
+    def _ended(self, row: Tensor, start: int) -> bool:
+        canvas = row[0, start:]
+        ends = (canvas == self.roles.eos).nonzero()
+        return bool(len(ends)) and not (canvas[: ends[0].item()] == self.roles.mask).any().item()
+
+
+@dataclass(frozen=True)
+class Script:
+    """Answers from left to right: words, one EOS, VOID after it. Key k answers with lengths[k] words."""
+
+    roles: Roles
+    lengths: Sequence[int]
+    word: int = 5
+    pace: float = 1.0  # slots of which the answerer is sure at a time
+
+    def token(self, key: int, slot: int) -> int:
+        end = self.lengths[key]
+        return self.word if slot < end else self.roles.eos if slot == end else self.void
+
+    @property
+    def void(self) -> int:
+        return self.roles.eos if self.roles.void is None else self.roles.void
+
+    def __call__(self, canvas: Canvas, where: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and whether they are sure, at the True places of `where`."""
+        row, column = where.nonzero(as_tuple=True)
+        slot = column - canvas.prompt[row]
+        end = torch.tensor([self.lengths[key] for key in canvas.key.tolist()])[row]
+        tokens = torch.where(slot < end, self.word, torch.where(slot == end, self.roles.eos, self.void))
+        lead = first(where, otherwise=canvas.prompt) - canvas.prompt
+        return tokens, (slot / self.pace).floor() == (lead / self.pace).floor()[row]
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Pays for the inner denoiser's pass, then answers by a script: real cost, chosen tokens."""
+
+    inner: Denoiser
+    script: Script
+
+    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
+        logits = self.inner(canvas, where)
+        tokens, sure = self.script(canvas, where)
+        unsure = math.log(4 * logits.shape[1])  # a probability of 0.8 beside a vocabulary of zeros
+        score = torch.where(sure, 30.0, unsure).to(logits.dtype)
+        tokens, score = send(tokens, logits.device), send(score, logits.device)
+        return torch.zeros_like(logits).scatter(1, tokens[:, None], score[:, None])
+
+
+@dataclass
+class Meter:
+    """A denoiser that notes what a plain loop would have to do for the same progress: row length -> passes."""
+
+    inner: Denoiser
+    work: Counter[int] = field(default_factory=Counter)
+    before: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
+        rows = zip(canvas.key.tolist(), canvas.stop.tolist(), canvas.masked.sum(1).tolist(), strict=True)
+        for key, length, masks in rows:
+            was = self.before.get(key, (length, masks + 1))
+            self.work[length] += max(1, was[1] - masks) if was[0] == length else 1
+            self.before[key] = (length, masks)
+        return self.inner(canvas, where)
+
+
+def workload(count: int, *, scale: float = 1.0, seed: int = 0) -> tuple[list[list[int]], list[int]]:
+    """Prompts and answer lengths that mix the paper's four benchmarks."""
+    rng = torch.Generator().manual_seed(seed)
+    prompts, lengths = [], []
+    for number in range(count):
+        task = list(PASSES)[number % len(PASSES)]
+        jitter = 0.7 + 0.6 * torch.rand(2, generator=rng)
+        size = max(4, int(PROMPTS[task] * scale * float(jitter[0])))
+        prompts.append([7 + (number + i) % 40 for i in range(size)])
+        lengths.append(max(1, min(int(500 * scale), int(PASSES[task] * scale * float(jitter[1])) - 1)))
+    return prompts, lengths
+
+
+def now(device: torch.device | str) -> float:
+    """The time once everything asked of the device is done."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def timed(call: Callable[[], Any], device: torch.device | str) -> tuple[float, Any]:
+    begun = now(device)
+    value = call()
+    return now(device) - begun, value
+
+
+@dataclass(frozen=True)
+class Run:
+    """What an engine did in the time it was given."""
+
+    seconds: float
+    passes: int  # forward passes
+    row_passes: int  # rows summed over passes
+    tokens: int  # tokens summed over passes
+    finished: int
+
+    @property
+    def row_passes_per_second(self) -> float:
+        return self.row_passes / self.seconds
+
+
+def settle(engine: Engine, script: Script, passes: int) -> None:
+    """Bring an engine to the middle of its work at no cost: these passes answer by the script alone."""
+    real = engine.denoise
+    engine.denoise = Scripted(lambda canvas, where: torch.zeros(int(where.sum()), 64), script)
+    for _ in range(passes):
+        engine.step()
+    engine.denoise = real
+
+
+def drive(engine: Engine, *, device: str, seconds: float = 1e9, passes: int | None = None) -> Run:
+    """Step an engine for at most so many seconds and passes."""
+    begun, used, rows, tokens, finished = now(device), 0, 0, 0, 0
+    while engine.busy and time.perf_counter() - begun < seconds and used != passes:
+        finished += len(engine.step())
+        used += 1
+        rows += engine.took_part
+        tokens += engine.tokens_read
+    return Run(now(device) - begun, used, rows, tokens, finished)
+
+
+RESEARCH = "research"
+Answers = list[tuple[list[int], int]]  # of each prompt: the tokens, and the passes they took
+Decoder = Callable[[Sequence[Sequence[int]]], Answers]
+
+
+@dataclass
+class Tally:
+    """What a decoder has done so far."""
+
+    seconds: float = 0.0
+    passes: int = 0
+    tokens: int = 0
+    equal: int = 0  # answers that are the research loop's
+
+    def add(self, seconds: float, found: Answers, reference: Answers) -> None:
+        self.seconds += seconds
+        self.passes += sum(passes for _, passes in found)
+        self.tokens += sum(len(tokens) for tokens, _ in found)
+        self.equal += sum(ours == theirs for (ours, _), (theirs, _) in zip(found, reference, strict=True))
+
+
+def compare(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    *,
+    canvas: int,
+    block: int,
+    rounds: int = 1,
+    compile_layers: bool = False,
+    tick: Callable[[], None] = lambda: None,
+) -> dict[str, dict[str, float]]:
+    """The research loop, the exact engine and each approximation on the same prompts, in one run.
+
+    In each round they take turns with a share of the prompts: a machine whose speed drifts slows all alike.
+    """
+    if compile_layers:
+        model.compiled()
+    named = decoders(model, canvas, block)
+    tallies = {name: Tally() for name in named}
+    reference: Answers = []
+    for turn in range(rounds):
+        share = prompts[turn::rounds]
+        for name, decode in named.items():
+            if compile_layers and turn == 0:
+                decode(share[:2])  # compiles
+            seconds, found = timed(partial(decode, share), model.device)
+            if name == RESEARCH:
+                reference = found
+            tallies[name].add(seconds, found, reference)
+            tick()
+    base = tallies[RESEARCH].seconds
+    return {
+        name: {"seconds": tally.seconds, "ratio": base / tally.seconds, "passes": tally.passes,
+               "equal": tally.equal, "tokens_per_s": tally.tokens / tally.seconds}
+        for name, tally in tallies.items()
+    }  # fmt: skip
+
+
+def decoders(model: Model, canvas: int, block: int) -> dict[str, Decoder]:
+    """By name, the research loop first. LLaDA's rules on either family: the loop knows no others."""
+    exact = plan("void", canvas=canvas, block=block)
+    sure = plan("void", canvas=canvas, block=block, threshold=0.9)
+    caches = {"prefix cache": "prefix", "dual cache": "dual", "dual:4 cache": "dual:4"}
+    found = {RESEARCH: plainly(model, canvas, block), "exact": drained(model, exact),
+             "exact, threshold 0.9": drained(model, sure)}  # fmt: skip
+    for name, cache in caches.items():
+        found[name] = drained(model, exact, cache=cache, block=block)
+        if cache != "prefix":
+            found[f"{name}, threshold 0.9"] = drained(model, sure, cache=cache, block=block)
+    return found
+
+
+def plainly(model: Model, canvas: int, block: int) -> Decoder:
+    """The research loop, which must not profit from compiled layers."""
+    loop = Research(model.base, model.roles, model.family.shift, ban=model.roles.ids(["void"]))
+
+    def decode(prompts: Sequence[Sequence[int]]) -> Answers:
+        with torch.compiler.set_stance("force_eager"):
+            rows = [loop(prompt, canvas=canvas, block=block) for prompt in prompts]
+        return [(cut(ids, model.roles.eos), passes) for ids, passes in rows]
+
+    return decode
+
+
+def drained(model: Model, chosen: Plan, **kept: Any) -> Decoder:
+    def decode(prompts: Sequence[Sequence[int]]) -> Answers:
+        ended = sorted(model.engine(**kept).run(prompts, chosen), key=lambda row: row.key)
+        return [(row.tokens, row.passes_decode) for row in ended]
+
+    return decode
+
+
+def cut(ids: list[int], eos: int) -> list[int]:
+    return ids[: ids.index(eos) + 1] if eos in ids else ids

@@ -1,0 +1,134 @@
+"""Tables -> Markdown, LaTeX and HTML."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from voidpad.experiments.report.metrics import Value
+from voidpad.experiments.report.origins import provenance
+from voidpad.experiments.report.tables import Row, Table
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a format writes a cell."""
+
+    plain: Callable[[str], str]
+    best: Callable[[str], str]
+    second: Callable[[str], str]
+    interval: Callable[[str], str]
+
+    def cell(self, value: Value, intervals: bool) -> str:
+        marks = (self.plain, self.best, self.second)
+        shown = marks[value.place](value.text)
+        if value.interval is None or not intervals:
+            return shown
+        low, high = value.interval
+        return shown + self.interval(f"[{low:.1f}, {high:.1f}]")
+
+
+def tex(text: str) -> str:
+    """Text with LaTeX's special characters escaped."""
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
+    special |= {mark: "\\" + mark for mark in "&%$#_{}"}
+    return "".join(special.get(mark, mark) for mark in text)
+
+
+MARKDOWN = Style(str, lambda t: f"**{t}**", lambda t: f"<u>{t}</u>", lambda t: f" {t}")
+LATEX = Style(
+    tex,
+    lambda t: rf"\textbf{{{tex(t)}}}",
+    lambda t: rf"\underline{{{tex(t)}}}",
+    lambda t: rf" {{\scriptsize {t}}}",
+)
+HTML = Style(
+    escape,
+    lambda t: f"<strong>{escape(t)}</strong>",
+    lambda t: f"<u>{escape(t)}</u>",
+    lambda t: f' <span class="interval">{t}</span>',
+)
+
+
+def caption(table: Table) -> str:
+    return f"{table.title} ({table.reference})" if table.reference else table.title
+
+
+def heads(row: Row, above: Row | None) -> list[str]:
+    """A row's names; the leading ones it shares with the row above are left out."""
+    shown = list(row.head)
+    for at, name in enumerate(row.head[:-1]):
+        if above is None or above.head[at] != name:
+            break
+        shown[at] = ""
+    return shown
+
+
+def above(rows: Sequence[Row]) -> list[Row | None]:
+    return [None, *rows[:-1]] if rows else []
+
+
+def markdown(table: Table, *, intervals: bool = True) -> str:
+    top = [*table.heads, *table.columns]
+    lines = [f"### {caption(table)}", "", line(top)]
+    lines.append(line(["---"] * len(table.heads) + ["---:"] * len(table.columns)))
+    for row, before in zip(table.rows, above(table.rows), strict=True):
+        cells = [MARKDOWN.cell(value, intervals) for value in row.values]
+        lines.append(line([*map(pipe, heads(row, before)), *cells]))
+    lines += ["", *(f"{note}" for note in table.notes), *([""] if table.notes else [])]
+    lines += [f"- {name}: {text}" for name, text in provenance(table.records)]
+    return "\n".join(lines) + "\n"
+
+
+def line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def pipe(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def latex(table: Table, *, intervals: bool = True) -> str:
+    """A booktabs table: needs \\usepackage{booktabs} and, for wide ones, graphicx."""
+    shape = "l" * len(table.heads) + "r" * len(table.columns)
+    body = [r"\toprule", " & ".join(map(tex, [*table.heads, *table.columns])) + r" \\"]
+    for group in table.groups:
+        body.append(r"\midrule")
+        for row, before in zip(group, above(group), strict=True):
+            cells = [*map(tex, heads(row, before)), *(LATEX.cell(value, intervals) for value in row.values)]
+            body.append(" & ".join(cells) + r" \\")
+    inner = "\n".join([rf"\begin{{tabular}}{{{shape}}}", *body, r"\bottomrule", r"\end{tabular}"])
+    facts = [*table.notes, *(f"{name}: {text}." for name, text in provenance(table.records))]
+    return "\n".join(
+        [
+            r"\begin{table}[p]",
+            r"\centering",
+            rf"\caption{{{tex(caption(table))}}}",
+            rf"\resizebox{{\ifdim\width>\linewidth\linewidth\else\width\fi}}{{!}}{{{inner}}}",
+            r"\par\smallskip{\footnotesize\raggedright " + tex(" ".join(facts)) + r"\par}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def html(table: Table, *, intervals: bool = True) -> str:
+    top = [f"<th>{escape(name)}</th>" for name in table.heads]
+    top += [f'<th class="number">{escape(name)}</th>' for name in table.columns]
+    body = [f"<tbody>{html_rows(group, intervals)}</tbody>" for group in table.groups]
+    notes = "".join(f"<p>{escape(note)}</p>" for note in table.notes)
+    facts = "".join(f"<dt>{escape(n)}</dt><dd>{escape(text)}</dd>" for n, text in provenance(table.records))
+    return (
+        f'<section><h3>{escape(caption(table))}</h3>\n<div class="wide"><table>'
+        + f"<thead><tr>{''.join(top)}</tr></thead>\n"
+        + "\n".join(body)
+        + f"</table></div>\n{notes}<dl>{facts}</dl></section>\n"
+    )
+
+
+def html_rows(group: Sequence[Row], intervals: bool) -> str:
+    rows = []
+    for row, before in zip(group, above(group), strict=True):
+        names = "".join(f"<th>{escape(name)}</th>" for name in heads(row, before))
+        cells = "".join(f'<td class="number">{HTML.cell(value, intervals)}</td>' for value in row.values)
+        rows.append(f"<tr>{names}{cells}</tr>")
+    return "\n".join(rows)

@@ -1,0 +1,300 @@
+"""Layouts and records -> tables: the paper's Tables 1 to 6 and the details behind them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import singledispatch
+from typing import Any
+
+from voidpad.errors import ConfigError
+from voidpad.experiments.report.layout import Blocks, Details, Item, Spread, Stopping, Tasks
+from voidpad.experiments.report.metrics import (
+    METRICS,
+    Metric,
+    Value,
+    combined,
+    mean_value,
+    ordered,
+    ranked,
+    task_value,
+)
+from voidpad.experiments.report.records import Record
+from voidpad.experiments.report.reference import pairs, paper_mean, paper_title
+
+
+@dataclass(frozen=True)
+class Row:
+    head: tuple[str, ...]
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table before it is drawn: groups of rows are compared with each other and set apart by a rule."""
+
+    title: str
+    heads: tuple[str, ...]
+    columns: tuple[str, ...]
+    groups: tuple[tuple[Row, ...], ...]
+    reference: str = ""
+    notes: tuple[str, ...] = ()
+    records: tuple[Record, ...] = ()
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for group in self.groups for row in group]
+
+
+def build(layout: Item, records: Sequence[Record]) -> Table:
+    """The table a layout describes, over the records it selects."""
+    chosen = tuple(record.graded(layout.grader) for record in records if record.matches(layout.where))
+    if not chosen:
+        raise ConfigError(f"table {layout.title!r}: no finished run matches where={layout.where}.")
+    table = replace(table_of(layout, chosen), records=chosen, reference=layout.reference)
+    return replace(table, notes=(*table.notes, *unknown_note(table)))
+
+
+@singledispatch
+def table_of(layout: Item, records: Sequence[Record]) -> Table:
+    raise TypeError(layout)
+
+
+@table_of.register
+def _(layout: Blocks, records: Sequence[Record]) -> Table:
+    metric = METRICS[layout.metric]
+    columns = ordered(record.get(layout.across) for record in records)
+    groups = []
+    for model in ordered(record.model for record in records):
+        tasks = ordered(record.task for record in records if record.model == model)
+        for task in [*tasks, "mean"] if len(tasks) > 1 else tasks:
+            inside = [r for r in records if r.model == model and task in (r.task, "mean")]
+            rows = [
+                Row((paper_title(model), task, method), block_values(mine, layout, columns, len(tasks)))
+                for method in ordered(r.method for r in inside)
+                for mine in [[r for r in inside if r.method == method]]
+            ]
+            groups.append(rank(rows, metric.better, len(columns) + len(layout.summary)))
+    names = [f"{layout.across} {column}" for column in columns] + list(layout.summary)
+    return _with_paper_column(Table(layout.title, ("Model", "Task", "Method"), tuple(names), tuple(groups)))
+
+
+def block_values(
+    mine: Sequence[Record], layout: Blocks, columns: Sequence[Any], tasks: int
+) -> tuple[Value, ...]:
+    """A row of a block table: the columns, the summaries, and the paper's mean where it has one."""
+    metric = METRICS[layout.metric]
+    whole = 1 if len({r.task for r in mine}) == 1 else tasks
+    cells = [
+        complete([r for r in mine if r.get(layout.across) == column], metric, whole) for column in columns
+    ]
+    known = all(cell.number is not None for cell in cells)
+    summaries = [summary(name, cells, mine, metric) if known else Value() for name in layout.summary]
+    return (*cells, *summaries, paper_mean(mine, metric) if known else Value())
+
+
+def summary(name: str, cells: Sequence[Value], mine: Sequence[Record], metric: Metric) -> Value:
+    if name == "mean":
+        return combined(mine, metric)
+    pick = max if (name == "best") == (metric.better >= 0) else min
+    return pick(cells, key=lambda cell: cell.number if cell.number is not None else 0.0)
+
+
+def complete(records: Sequence[Record], metric: Metric, tasks: int) -> Value:
+    """The mean over tasks, unknown until every task has finished."""
+    return (
+        combined(records, metric)
+        if len({r.task for r in records}) == tasks
+        else Value(decimals=metric.decimals)
+    )
+
+
+@table_of.register
+def _(layout: Tasks, records: Sequence[Record]) -> Table:
+    tasks = ordered(record.task for record in records)
+    groups = []
+    for model in ordered(record.model for record in records):
+        for metric in (METRICS[name] for name in layout.metrics):
+            inside = [r for r in records if r.model == model]
+            rows = [
+                Row(
+                    (paper_title(model), metric.title, label),
+                    task_values(mine, inside, metric, layout, tasks),
+                )
+                for label, mine in lines(inside, layout.split)
+            ]
+            groups.append(rank(rows, metric.better, len(tasks) + 1))
+    names = (*tasks, "mean")
+    table = Table(layout.title, ("Model", "Metric", "Method"), names, tuple(groups), notes=speed_note(layout))
+    return _with_paper_column(table)
+
+
+def lines(records: Sequence[Record], split: Sequence[str]) -> list[tuple[str, list[Record]]]:
+    """Rows of a task table: a method, or a method at one value of each split setting."""
+    names = ordered((r.method, *(r.get(name) for name in split)) for r in records)
+    return [
+        (
+            " ".join([name[0], *(f"{key}={value}" for key, value in zip(split, name[1:], strict=True))]),
+            [r for r in records if (r.method, *(r.get(key) for key in split)) == name],
+        )
+        for name in names
+    ]
+
+
+def task_values(
+    mine: Sequence[Record], inside: Sequence[Record], metric: Metric, layout: Tasks, tasks: Sequence[str]
+) -> tuple[Value, ...]:
+    own = ordered(record.task for record in inside)
+    cells = {task: task_value([r for r in mine if r.task == task], metric) for task in own}
+    if metric.name == "speedup":
+        base = [r for r in inside if r.method == layout.baseline]
+        cells = {t: ratio(task_value([r for r in base if r.task == t], metric), cells[t]) for t in own}
+    mean = mean_value(list(cells.values()), metric)
+    shown = [cells.get(task, Value(blank=True)) for task in tasks]
+    return (*shown, mean, paper_mean(mine, metric) if mean.number is not None else Value())
+
+
+def ratio(over: Value, under: Value) -> Value:
+    if over.number is None or not under.number:
+        return Value(decimals=2)
+    return Value(over.number / under.number, 2)
+
+
+def speed_note(layout: Tasks) -> tuple[str, ...]:
+    if "speedup" not in layout.metrics:
+        return ()
+    return (
+        f"Speed-ups are seconds of {layout.baseline} over seconds of the method; their mean is geometric.",
+    )
+
+
+@table_of.register
+def _(layout: Stopping, records: Sequence[Record]) -> Table:
+    score, saved = METRICS["score"], METRICS["nfe_reduction"]
+    groups = []
+    for model in ordered(record.model for record in records):
+        rows = []
+        for name, methods in layout.pairs.items():
+            vanilla, ended = ([r for r in records if (r.model, r.method) == (model, m)] for m in methods)
+            before, after = combined(vanilla, score), combined(ended, score)
+            values = (before, after, combined(ended, saved), difference(before, after))
+            rows.append(Row((paper_title(model), name), values))
+        groups.append(rank(rows, +1, 3))
+    columns = ("vanilla stopping", "[EOS]Termination", "NFE reduction (%)", "difference")
+    return Table(layout.title, ("Model", "Padding"), columns, tuple(groups))
+
+
+def difference(before: Value, after: Value) -> Value:
+    if before.number is None or after.number is None:
+        return Value()
+    return Value(after.number - before.number)
+
+
+@table_of.register
+def _(layout: Spread, records: Sequence[Record]) -> Table:
+    groups = []
+    for model in ordered(record.model for record in records):
+        inside = [record for record in records if record.model == model]
+        rows = [
+            Row((paper_title(model), name, moved(near, axes)), spread_values(near, axes))
+            for name, axes in layout.factors.items()
+            for near in [
+                [r for r in inside if r.matches({k: v for k, v in layout.base.items() if k not in axes})]
+            ]
+        ]
+        groups.append(tuple(rows))
+    columns = ("score min", "score max", "NFE min", "NFE max")
+    return Table(layout.title, ("Model", "Factor", "Values"), columns, tuple(groups))
+
+
+def moved(records: Sequence[Record], axes: Sequence[str]) -> str:
+    """The values a factor took, or how many pairs when several settings moved together."""
+    settings = ordered(tuple(r.get(axis) for axis in axes) for r in records)
+    if len(axes) > 1:
+        return f"{len(settings)} settings"
+    return ", ".join(str(value) for value in ordered(value for (value,) in settings))
+
+
+def spread_values(records: Sequence[Record], axes: Sequence[str]) -> tuple[Value, ...]:
+    tasks = len({record.task for record in records})
+    settings = ordered(tuple(r.get(axis) for axis in axes) for r in records)
+    at = [[r for r in records if tuple(r.get(axis) for axis in axes) == setting] for setting in settings]
+    values = []
+    for metric in (METRICS["score"], METRICS["nfe"]):
+        means = [complete(group, metric, tasks).number for group in at]
+        known = [mean for mean in means if mean is not None]
+        ends = (min(known), max(known)) if known and len(known) == len(means) else (None, None)
+        values += [Value(end, metric.decimals) for end in ends]
+    return tuple(values)
+
+
+@table_of.register
+def _(layout: Details, records: Sequence[Record]) -> Table:
+    metrics = [METRICS[name] for name in DETAILS]
+    moving = [name for name in ordered(key for r in records for key in r.at) if _varies(records, name)]
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for record in (record for record in records if record.done):
+        setting = ", ".join(f"{name}={record.at[name]}" for name in moving if name in record.at)
+        head = (paper_title(record.model), record.task, record.method, setting, examples(record))
+        values = tuple(task_value([record], metric) for metric in metrics)
+        groups.setdefault((record.model, record.task), []).append(Row(head, values))
+    heads = ("Model", "Task", "Method", "Setting", "Examples")
+    return Table(layout.title, heads, tuple(m.title for m in metrics), tuple(map(tuple, groups.values())))
+
+
+DETAILS = ("score", "nfe", "probes", "passes", "canvas", "answer", "at_cap", "without_eos", "wall")
+
+
+def examples(record: Record) -> str:
+    n, size = record.result["n"], record.result["test_size"]
+    return str(n) if n == size else f"{n} of {size}"
+
+
+def _varies(records: Sequence[Record], name: str) -> bool:
+    return len({str(r.at[name]) for r in records if name in r.at}) > 1
+
+
+def rank(rows: Sequence[Row], better: int, width: int) -> tuple[Row, ...]:
+    """Best and second best of each of the first `width` columns, marked."""
+    columns = [ranked([row.values[at] for row in rows], better) for at in range(width)]
+    return tuple(
+        Row(row.head, (*(column[at] for column in columns), *row.values[width:]))
+        for at, row in enumerate(rows)
+    )
+
+
+def _with_paper_column(table: Table) -> Table:
+    """Keep the last value of every row, the paper's, if any row has one."""
+    if any(row.values[-1].number is not None for row in table.rows):
+        return replace(table, columns=(*table.columns, "paper"))
+    return _each(table, lambda row: Row(row.head, row.values[:-1]))
+
+
+def _each(table: Table, change: Callable[[Row], Row]) -> Table:
+    return replace(table, groups=tuple(tuple(map(change, group)) for group in table.groups))
+
+
+def unknown_note(table: Table) -> tuple[str, ...]:
+    """How many cells are not measured yet; a paper column has gaps of its own."""
+    width = len(table.columns) - (table.columns[-1] == "paper")
+    values = [value for row in table.rows for value in row.values[:width]]
+    missing = sum(value.number is None and not value.blank for value in values)
+    return (f"{missing} values are not known yet, or were not timed alone.",) if missing else ()
+
+
+def comparison(records: Sequence[Record]) -> Table | None:
+    """Paper against measured, one row per published number; None when no run is one of the paper's."""
+    found = pairs(records)
+    if not found:
+        return None
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for pair in found:
+        number, decimals = pair.number, pair.measured.decimals
+        setting = ", ".join(f"{name}={value}" for name, value in sorted(number.settings))
+        head = (number.source, paper_title(number.model), number.metric, number.task, number.method, setting)
+        values = (pair.measured, Value(number.value, decimals), Value(pair.difference, decimals))
+        groups.setdefault((number.source, number.metric), []).append(Row(head, values))
+    judged = [pair.inside for pair in found if pair.inside is not None]
+    note = f"{sum(judged)} of {len(judged)} published scores lie inside our 95 % interval."
+    heads = ("Source", "Model", "Metric", "Task", "Method", "Setting")
+    ours = tuple({id(pair.record): pair.record for pair in found}.values())
+    rows = tuple(map(tuple, groups.values()))
+    return Table("Paper versus measured", heads, ("measured", "paper", "difference"), rows, "", (note,), ours)

@@ -1,0 +1,105 @@
+"""The two families' losses (spec 1.4), with the vocabulary head applied at loss slots only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from voidpad.training.noising import Noised
+from voidpad.training.padding import Batch
+
+RESPONSE, EOS, PADDING = 0, 1, 2  # uint8 codes
+KINDS = ("response", "eos", "padding")
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The loss slots of a mini-batch: everything the loss needs, flat."""
+
+    where: Tensor  # (N,) index into the flattened (B * S) rows
+    label: Tensor  # (N,) clean ids
+    weight: Tensor  # (N,) float32; the loss is the weighted sum of the cross entropies
+    kind: Tensor  # (N,) RESPONSE, EOS or PADDING
+
+
+Normaliser = Callable[[Batch, Tensor], Tensor | int]  # (batch, row of each loss slot (N,)) -> divisors
+
+
+def per_row(batch: Batch, rows: Tensor) -> Tensor:
+    """LLaDA: the mean over rows of the sum divided by all target slots of the row, padding included."""
+    return (batch.slots * len(batch.ids))[rows]
+
+
+def per_slot(batch: Batch, rows: Tensor) -> int:
+    """Dream: the sum divided by the number of loss slots of the micro-batch."""
+    return len(rows)
+
+
+NORMALISERS: dict[str, Normaliser] = {"llada": per_row, "dream": per_slot}
+
+
+def loss_slots(batch: Batch, noised: Noised, normaliser: Normaliser, *, shift: int = 0) -> Slots:
+    """Where the loss is taken. With shift 1 (Dream) the label at j is predicted by the output at j - 1."""
+    hidden = noised.hidden
+    if shift:
+        hidden = hidden & (torch.arange(hidden.shape[1], device=hidden.device) >= shift)
+    where = hidden.flatten().nonzero()[:, 0]
+    rows = where // hidden.shape[1]
+    kind = (batch.eos.byte() * EOS + batch.padding.byte() * PADDING).flatten()[where]
+    rate = noised.rate.double()[rows]
+    rate = torch.where(kind == EOS, 1.0, rate) if noised.forced else rate
+    weight = 1 / (rate * normaliser(batch, rows))
+    return Slots(where - shift, batch.ids.flatten()[where], weight.float(), kind)
+
+
+class SlotLoss(nn.Module):
+    """A language model as (rows, loss slots) -> cross entropy per slot, in float32.
+
+    It is the module that DDP and FSDP wrap, so that the head is inside their forward. The head runs in pieces
+    of at most `piece` logits, recomputed in the backward pass: at 126k words nothing else is as large.
+    """
+
+    accepts_loss_kwargs = False  # or Trainer would not divide by the accumulation steps
+
+    def __init__(
+        self, net: nn.Module, *, piece: int = 1 << 27, residual: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__()
+        self.net: Any = net
+        self.piece = piece
+        self.residual = residual  # dtype of the layers' running sum where autocast is on
+
+    def forward(self, ids: Tensor, where: Tensor, label: Tensor, inside: Tensor | None = None) -> Tensor:
+        decoder, head = (
+            self.net.get_decoder(),
+            self.net.get_output_embeddings(),
+        )  # PEFT passes these on to the model
+        embedded = decoder.get_input_embeddings()(ids)
+        if embedded.dtype == torch.float32 and torch.is_autocast_enabled(ids.device.type):
+            embedded = embedded.to(self.residual)
+        mask = self._mask(inside)
+        hidden = decoder(inputs_embeds=embedded, attention_mask=mask, use_cache=False).last_hidden_state
+        chosen = hidden.flatten(0, 1).index_select(0, where)
+        rows = max(1, self.piece // self.net.config.vocab_size)
+        if len(where) <= rows:
+            return _cross_entropy(head, chosen, label)
+        pieces = zip(chosen.split(rows), label.split(rows), strict=True)
+        return torch.cat(
+            [checkpoint(_cross_entropy, head, part, wanted, use_reentrant=False) for part, wanted in pieces]
+        )
+
+    def _mask(self, inside: Tensor | None) -> Tensor | None:
+        """The key mask. For sdpa in its final shape: transformers would ask the device whether it is all true."""
+        if inside is None:
+            return None
+        return inside[:, None, None] if self.net.config._attn_implementation == "sdpa" else inside.long()
+
+
+def _cross_entropy(head: nn.Module, hidden: Tensor, label: Tensor) -> Tensor:
+    return F.cross_entropy(head(hidden).float(), label, reduction="none")

@@ -1,0 +1,244 @@
+"""The training recipe: a TOML file, validated at the door. Every default of training lives here."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from voidpad.errors import ConfigError, fault
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Scratch(Part):
+    """A new network with random weights; the vocabulary is the tokenizer's, or that of the data's ids."""
+
+    family: Literal["llada", "dream"] = "llada"
+    hidden: Count = 256
+    layers: Count = 8
+    heads: Count = 8
+    kv_heads: Count | None = None
+    intermediate: Count = 704
+    context: Count = 1024
+    vocab: Count | None = None
+    tied: bool = False
+
+
+class ModelPart(Part):
+    name: str | None = None  # built-in name, hub id or folder
+    adapter: str | None = None  # merged before training starts
+    scratch: Scratch | None = None
+    tokenizer: str | None = None  # folder whose tokenizer is saved with a network from scratch
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    attention: str | None = None  # a transformers attention back-end, such as flash_attention_2
+    init_void: Literal["eos", "mean", "keep"] = "eos"  # what the VOID rows of embedding and head start from
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelPart:
+        if (self.name is None) == (self.scratch is None):
+            raise ValueError("give model.name or [model.scratch], exactly one of them")
+        if self.scratch and self.adapter:
+            raise ValueError("model.adapter needs model.name")
+        return self
+
+
+class DataPart(Part):
+    path: str  # a file made by `voidpad data prepare` or voidpad.training.prepared.write
+    layout: Literal["pairs", "packed"] = "pairs"  # packed: prompt response EOS prompt response EOS ...
+    length: Count | None = None  # packed: slots per row; pairs: longer examples are refused
+    align: bool = True  # packed: every row starts with a whole document
+    group_by_length: bool = False  # refused unless padding.width is not taken from the batch
+
+    @model_validator(mode="after")
+    def _packed_length(self) -> DataPart:
+        if self.layout == "packed" and self.length is None:
+            raise ValueError('layout = "packed" needs data.length, the slots of a row')
+        return self
+
+
+class PaddingPart(Part):
+    policy: Literal["eos", "rainbow", "void"] = "void"
+    width: Literal["batch", "virtual", "window"] | Count = (
+        "batch"  # batch: the paper's S_B; others: docs/train.md
+    )
+    virtual_batch: Count = 6  # examples in the imagined mini-batch of width = "virtual"
+    window: tuple[Count, Count] = (16, 208)  # canvas slots, drawn evenly between these, of width = "window"
+    longest_row_gets_eos: bool = True  # False: the authors' collator
+    truncated_gets_eos: bool = False  # True: the authors' data
+    colours: Count = 7  # Rainbow tokens used
+
+    @model_validator(mode="after")
+    def _window(self) -> PaddingPart:
+        if self.window[0] > self.window[1]:
+            raise ValueError(
+                f"window: {self.window[0]} is more than {self.window[1]}; give the smaller number first"
+            )
+        return self
+
+
+class NoisePart(Part):
+    eps: Annotated[float, Field(gt=0, lt=1)] = 1e-3
+    stratified: bool = False
+    suffix: Share = 0.0
+    normaliser: Literal["llada", "dream"] | None = None  # None: the model family's
+
+
+class LoraPart(Part):
+    r: Count = 32
+    alpha: Count = 64
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    void_rows: bool = True  # the VOID rows of embedding and head train too
+
+
+class OptimPart(Part):
+    name: Literal["adamw", "muon"] = "adamw"  # muon: matrices of the layers; AdamW for the rest
+    lr: Positive = 5e-5
+    muon_lr: Positive | None = None  # None: lr
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    momentum: Share = 0.95
+    clip: Annotated[float, Field(ge=0)] = 0.0  # 0: no clipping, as in the paper
+    warmup: Share = 0.0  # shares of the run
+    decay: Share = 0.0
+    shape: Literal["linear", "cosine", "sqrt"] = "linear"  # of the decay
+    floor: Share = 0.0  # the learning rate ends at floor * lr
+
+    @model_validator(mode="after")
+    def _room(self) -> OptimPart:
+        if self.warmup + self.decay > 1:
+            raise ValueError(f"warmup + decay = {self.warmup + self.decay:g} is more than the whole run")
+        return self
+
+
+class RunPart(Part):
+    output: str
+    steps: Count | None = None  # updates; exactly one of steps, epochs, seconds
+    epochs: Positive | None = None
+    seconds: Positive | None = None  # training time over all restarts; the schedule follows the clock
+    global_batch: Count = 48
+    micro_batch: Count = 6
+    seed: int = 42
+    bf16: Literal["auto", "on", "off"] = "auto"  # auto: on a GPU
+    residual: Literal["float32", "bfloat16"] = "float32"  # of the layers' sum under bf16; bfloat16 is faster
+    compile: bool = False  # the layers, which share their code
+    checkpointing: bool = False  # gradient checkpointing
+    fsdp: bool = False
+    log_every: Count = 10
+    save_every: Count = 1000
+    keep: Count = 2  # checkpoints
+    report_to: tuple[str, ...] | None = None  # None: tensorboard where installed
+    export: Literal["float32", "bfloat16", "float16"] | None = (
+        None  # dtype of the final weights; None: as trained
+    )
+
+    @model_validator(mode="after")
+    def _one_length(self) -> RunPart:
+        if sum(value is not None for value in (self.steps, self.epochs, self.seconds)) != 1:
+            raise ValueError("give exactly one of run.steps, run.epochs, run.seconds")
+        if self.global_batch % self.micro_batch:
+            raise ValueError(
+                f"global_batch {self.global_batch} is not a multiple of micro_batch {self.micro_batch}"
+            )
+        return self
+
+
+class Recipe(Part):
+    preset: Literal["paper", "authors"] = "paper"
+    model: ModelPart
+    data: DataPart
+    padding: PaddingPart = PaddingPart()
+    noise: NoisePart = NoisePart()
+    lora: LoraPart | None = None  # absent: every parameter trains
+    optim: OptimPart = OptimPart()
+    run: RunPart
+
+    @model_validator(mode="after")
+    def _length_signal(self) -> Recipe:
+        if self.data.group_by_length and self.padding.width == "batch" and self.data.layout == "pairs":
+            raise ValueError(
+                'data.group_by_length erases the length signal when padding.width = "batch"; '
+                'use padding.width = "virtual"'
+            )
+        padded = self.data.layout == "pairs" and self.padding.policy != "eos"
+        if self.lora and padded and not self.lora.void_rows and self.model.init_void != "keep":
+            raise ValueError('lora.void_rows = false saves no rows, so model.init_void must be "keep"')
+        if self.optim.name == "muon" and self.run.fsdp:
+            raise ValueError("optim.name = 'muon' needs whole matrices; use adamw with run.fsdp")
+        if self.optim.name == "muon" and self.lora:
+            raise ValueError("optim.name = 'muon' is for full-parameter training; drop [lora] or use adamw")
+        return self
+
+
+# What the authors' code does where it differs from the paper (spec 1.1, 1.6); explicit settings still win.
+AUTHORS: dict[str, Any] = {
+    "model": {"init_void": "keep"},
+    "padding": {"longest_row_gets_eos": False, "truncated_gets_eos": True},
+    "lora": {"void_rows": False},
+}
+AUTHORS_TARGETS = {
+    "llada": ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
+    "dream": ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj"),
+}
+
+
+def read(path: Path | str, changes: Iterable[str] = ()) -> Recipe:
+    """A recipe file with `key=value` changes applied; a relative data path is taken from the working directory."""
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"recipe {path}: cannot be read ({error.strerror}).") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {path}: not valid TOML ({error}).") from None
+    for change in changes:
+        _apply(values, change)
+    return check(values, name=str(path))
+
+
+def check(values: Mapping[str, Any], *, name: str = "recipe") -> Recipe:
+    """Validated settings; all faults are reported together."""
+    values = dict(values)
+    if values.get("preset") == "authors":
+        values = _merge(
+            {key: part for key, part in AUTHORS.items() if key != "lora" or "lora" in values}, values
+        )
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        faults = "; ".join(map(fault, error.errors()))
+        raise ConfigError(f"{name}: {faults}.") from None
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _apply(values: dict[str, Any], change: str) -> None:
+    """Set `part.field=value`; the value is TOML, or plain text where it is not TOML."""
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {change!r}: write it as part.field=value, for example run.steps=100.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *parents, last = key.strip().split(".")
+    for name in parents:
+        values = values.setdefault(name, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"--set {change!r}: {name} is a value, not a section.")
+    values[last] = value
