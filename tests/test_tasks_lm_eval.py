@@ -12,7 +12,8 @@ from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate import Resources, Settings
 from voidpad.evaluate.run import load_tasks
 from voidpad.evaluate.settings import known_tasks
-from voidpad.evaluate.tasks import FOLDER, data
+from voidpad.evaluate.tasks import FOLDER
+from voidpad.evaluate.tasks import benchmark_files as data
 from voidpad.evaluate.tasks.benchmark_files import ITEM
 
 SIZES = {"gsm8k": 1319, "math500": 500, "humaneval": 164, "mbpp": 500, "mbpp_974": 974}
