@@ -1,6 +1,6 @@
 """The replay page: one HTML file that shows recorded decodes and asks nothing of the network."""
 
-from voidpad.diagnose.page.page import Named, page
+from voidpad.diagnose.page.page import Named, PageExtension, page
 from voidpad.diagnose.page.show import Server
 
-__all__ = ["Named", "Server", "page"]
+__all__ = ["Named", "PageExtension", "Server", "page"]

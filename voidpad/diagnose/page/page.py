@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
@@ -24,23 +24,47 @@ class Named:
     trace: Trace
 
 
-def page(traces: Sequence[Named]) -> str:
-    """The whole page as text; the first two traces are shown side by side."""
+@dataclass(frozen=True)
+class PageExtension:
+    """What another page adds to the replay page: a column on the left, its style, script and data."""
+
+    name: str
+    aside: str
+    style: str
+    script: str
+    data: Mapping[str, Any]
+
+
+def page(traces: Sequence[Named], extension: PageExtension | None = None) -> str:
+    """The whole page as text; the first two traces are shown side by side.
+
+    Without an extension the page asks nothing of the network; with one it may talk to its own server.
+    """
     style, script = _asset("page.css"), "\n".join(_asset(name) for name in SCRIPTS)
-    parts = {"csp": policy(style, script), "style": style, "script": script, "data": embedded(traces)}
+    if extension is not None:
+        style, script = f"{style}\n{extension.style}", f"{script}\n{extension.script}"
+    parts = {
+        "name": extension.name if extension else "replay",
+        "aside": extension.aside if extension else "",
+        "csp": policy(style, script, connects=extension is not None),
+        "style": style,
+        "script": script,
+        "data": embedded(traces, extension.data if extension else {}),
+    }
     return Template(_asset("page.html")).substitute(parts)
 
 
-def embedded(traces: Sequence[Named]) -> str:
+def embedded(traces: Sequence[Named], more: Mapping[str, Any] | None = None) -> str:
     """The traces as JSON that is inert inside HTML: ASCII, free of anything a parser of markup reacts to."""
-    payload = {"traces": [_payload(one) for one in traces]}
+    payload = {"traces": [_payload(one) for one in traces], **(more or {})}
     return json.dumps(payload, ensure_ascii=True, allow_nan=False, separators=(",", ":")).translate(_SPELT)
 
 
-def policy(style: str, script: str) -> str:
-    """Only this style sheet and this script, and no request to anywhere."""
+def policy(style: str, script: str, *, connects: bool = False) -> str:
+    """Only this style sheet and this script, and no request to anywhere, or to the page's own server alone."""
     allowed = [
         "default-src 'none'",
+        *(["connect-src 'self'"] if connects else []),
         f"style-src {_digest(style)}",
         f"script-src {_digest(script)}",
         "img-src data:",

@@ -48,7 +48,7 @@ function assemble() {
   byId("panes").replaceChildren(...state.panes.map((pane) => pane.element));
   byId("panes").classList.toggle("two", chosen.length > 1);
   byId("prompts").replaceChildren(...prompts(chosen));
-  document.title = `${chosen.map(title).join(" / ")} - voidpad replay`;
+  document.title = `${chosen.map(title).join(" / ")} - voidpad ${document.body.dataset.page}`;
   Object.assign(byId("time"), { min: state.span.from, max: state.span.to });
   offer(chosen);
   for (const pane of state.panes) { pane.layout(); pane.charts.layout(); }
@@ -87,6 +87,7 @@ function offer(chosen) {
 }
 
 function seek(time) {
+  if (!state.panes.length) return;
   state.time = Math.min(state.span.to, Math.max(state.span.from, time));
   for (const pane of state.panes) pane.show(position(pane.replay), state);
   const range = byId("time"), lead = state.panes.reduce((a, b) => (b.replay.decodes > a.replay.decodes ? b : a));
@@ -119,6 +120,7 @@ function step(by) {
 }
 
 function play() {
+  if (!state.panes.length) return;
   if (state.time >= state.span.to) seek(state.span.from);
   state.playing = true;
   state.due = performance.now();
@@ -209,7 +211,8 @@ const KEYS = {
 
 // A control that has its own use for a key keeps it.
 function taken(target, key) {
-  if (target.matches("select")) return true;
+  if (target.matches("select, textarea, input[type=text], input[type=number], input[type=password]")) return true;
+  if (target.matches("input[type=checkbox]")) return key === " ";
   if (target.matches("button, summary")) return key === " ";
   if (target.matches("input[type=radio]")) return key.startsWith("Arrow") || key === " ";
   return false;
@@ -253,5 +256,5 @@ function menus() {
 
 menus();
 listen();
-assemble();
+if (replays.length) assemble();
 document.documentElement.dataset.ready = "yes";

@@ -1,0 +1,92 @@
+"""The text of an answer while it is written: what is sent is never taken back and adds up to the whole."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from voidpad.serve.choice import Choice, TextRules, TokenLogprob
+
+END, PAD = 256, 257
+# A token is a byte, so characters are cut anywhere: decoding half of one gives U+FFFD.
+BYTES = TextRules(lambda ids: bytes(ids).decode("utf-8", "replace"), frozenset({END}), frozenset({END, PAD}))
+TEXTS = st.text(alphabet="ab. é→🙂\n", max_size=24)
+
+
+def fed(tokens, cuts, **fields):
+    """The deltas of an answer whose tokens arrive in pieces, and the choice."""
+    choice, deltas = Choice(BYTES, **fields), []
+    pieces = [tokens[a:b] for a, b in zip([0, *cuts], [*cuts, len(tokens)], strict=True)]
+    for piece in pieces:
+        choice.feed(piece)
+        deltas.append(choice.take())
+    choice.end()
+    return [*deltas, choice.take()], choice
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.data(), TEXTS, st.lists(st.text(alphabet="ab. é", min_size=1, max_size=3), max_size=3), st.booleans()
+)
+def test_pieces_add_up_to_the_whole_whatever_the_pieces(data, text, stops, ended):
+    tokens = [*text.encode(), *([END, *b"more"] if ended else [])]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(tokens)), max_size=6)))
+    deltas, choice = fed(tokens, cuts, stops=tuple(stops))
+    whole, alone = fed(tokens, [], stops=tuple(stops))
+    assert "".join(deltas) == choice.text == "".join(whole)
+    assert choice.finish_reason == alone.finish_reason
+    places = [text.find(stop) for stop in stops if stop in text]
+    assert choice.text == text[: min(places, default=len(text))]
+    assert choice.finish_reason == ("stop" if places or ended else "length")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), TEXTS, st.integers(1, 12))
+def test_an_answer_is_cut_to_the_tokens_asked_for(data, text, limit):
+    tokens = list(text.encode())
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(tokens)), max_size=4)))
+    deltas, choice = fed(tokens, cuts, limit=limit)
+    assert choice.ids == tokens[:limit]
+    assert "".join(deltas) == choice.text == BYTES.decode(tokens[:limit])
+    assert choice.finish_reason == "length"
+
+
+def test_an_end_right_after_the_last_token_asked_for_is_a_stop():
+    choice = Choice(BYTES, limit=2)
+    choice.feed([*b"ab", END])
+    assert (choice.text, choice.finish_reason) == ("ab", "stop")
+
+
+def test_half_a_character_and_half_a_stop_string_wait():
+    choice = Choice(BYTES, stops=("###",))
+    choice.feed(list("é".encode())[:1])
+    assert choice.take() == ""
+    choice.feed([*list("é".encode())[1:], *b"x##"])
+    assert choice.take() == "éx"
+    choice.feed(list(b"y"))
+    assert choice.take() == "##y"
+    choice.feed(list(b"###z"))
+    assert (choice.take(), choice.finish_reason) == ("", "stop")
+
+
+def test_tokens_without_text_count_as_tokens_but_write_nothing():
+    choice = Choice(BYTES)
+    choice.feed([PAD, *b"a", END])
+    assert (choice.text, choice.ids) == ("a", [PAD, *b"a"])
+
+
+def test_logprobs_stay_beside_their_tokens():
+    choice = Choice(BYTES, limit=2)
+    scores = [TokenLogprob(token, -float(token)) for token in b"abc"]
+    choice.feed(list(b"abc"), scores)
+    assert [one.id for one in choice.logprobs] == choice.ids == list(b"ab")
+
+
+def test_a_tokenizer_that_joins_punctuation_keeps_the_last_characters_back():
+    joined = TextRules(
+        lambda ids: bytes(ids).decode().replace(" n't", "n't"), frozenset({END}), frozenset(), True
+    )
+    choice, sent = Choice(joined), ""
+    for byte in b"I do n't know":
+        choice.feed([byte])
+        sent += choice.take()
+    choice.end()
+    assert sent + choice.take() == "I don't know"

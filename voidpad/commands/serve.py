@@ -1,0 +1,101 @@
+"""`voidpad serve`."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from voidpad.commands.options import takes_plan_fields
+from voidpad.errors import ConfigError
+
+UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+@takes_plan_fields
+def serve(
+    model: Annotated[str, typer.Argument(help="built-in name, hub id or folder")] = "tiny-void",
+    adapter: Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(help="how to decode unless a request says otherwise; by the checkpoint if absent"),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="the model's name for clients")] = None,
+    cache: Annotated[
+        str | None, typer.Option(help="prefix, dual or dual:4: keep keys and values (approximate)")
+    ] = None,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port; 0 takes a free one", min=0, max=65535)] = 8000,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="further host name under which requests are answered")
+    ] = None,
+    api_keys: Annotated[
+        Path | None, typer.Option(help="file with one API key a line, readable by you alone (mode 600)")
+    ] = None,
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="listen beyond this machine without API keys")
+    ] = False,
+    rows: Annotated[int, typer.Option(help="most rows in one pass", min=1)] = 32,
+    tokens: Annotated[int, typer.Option(help="most tokens in one pass", min=1)] = 16384,
+    queue: Annotated[int, typer.Option(help="most rows that wait; further requests get 429", min=1)] = 256,
+    timeout: Annotated[float, typer.Option(help="seconds a request may take", min=0.1)] = 120.0,
+    drain: Annotated[float, typer.Option(help="seconds live answers may take after SIGTERM", min=0)] = 30.0,
+    max_body: Annotated[str, typer.Option(help="largest request body, such as 1MiB")] = "1MiB",
+    log_json: Annotated[bool, typer.Option("--log-json", help="log lines as JSON")] = False,
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="put prompts into the log")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, spread, or auto")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or auto")] = "auto",
+    quantize: Annotated[str | None, typer.Option(help="8bit or 4bit, through transformers")] = None,
+    fields: dict[str, Any] | None = None,
+) -> None:
+    """Serve a model over HTTP with OpenAI's interface, and a page that shows the canvas."""
+    missing = [
+        package for package in ("fastapi", "uvicorn", "prometheus_client") if find_spec(package) is None
+    ]
+    if missing:
+        raise ConfigError(f"serving needs {', '.join(missing)}; pip install 'voidpad[serve]'.")
+    if plan is not None and ":" in plan:
+        raise ConfigError(f"plan {plan!r}: a plan from a module cannot be served; give the name of a preset.")
+    size = bytes_of(max_body)
+    from voidpad.commands.loading import load_model
+    from voidpad.serve.server import ServeOptions, serve
+
+    loaded = load_model(model, adapter, device=device, dtype=dtype, quantize=quantize)
+    usual = "void-expansion" if loaded.default_plan == "void" else loaded.default_plan
+    options = ServeOptions(
+        plan=plan or usual,
+        fields=fields or {},
+        cache=cache,
+        name=name or model,
+        host=host,
+        port=port,
+        hosts=tuple(allowed_host or ()),
+        api_keys=api_keys,
+        no_auth=no_auth,
+        rows=rows,
+        tokens=tokens,
+        queue=queue,
+        timeout=timeout,
+        drain=drain,
+        max_body=size,
+        log_json=log_json,
+        log_prompts=log_prompts,
+    )
+
+    def announce(address: str) -> None:
+        typer.echo(
+            f"voidpad serves {options.name} at {address} (plan {options.plan}); Ctrl-C stops it.", err=True
+        )
+
+    raise typer.Exit(serve(loaded, options, ready=announce))
+
+
+def bytes_of(text: str) -> int:
+    """A size such as 1MiB or 65536 in bytes."""
+    parts = re.fullmatch(r"(\d{1,12})\s*([a-zA-Z]*)", text.strip())
+    if parts is None or parts[2].lower() not in UNITS or not int(parts[1]):
+        raise ConfigError(f"max-body={text!r} is no size; use a number of bytes or something like 1MiB.")
+    return int(parts[1]) * UNITS[parts[2].lower()]

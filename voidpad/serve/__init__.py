@@ -1,0 +1,6 @@
+"""The HTTP server: OpenAI's interface in front of one engine, and a page that shows the canvas.
+
+`requests.py` checks what clients send, `choice.py` turns committed tokens into text, `engine_thread.py` runs
+the engine beside the event loop, `replies.py` writes what clients receive, `app.py` has the routes,
+`access.py` keys and host names, `server.py` starts and stops the process.
+"""

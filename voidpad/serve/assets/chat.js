@@ -1,0 +1,232 @@
+// The server's page: a chat whose answers are drawn on the replay page's canvas while they are decoded.
+
+const about = JSON.parse(byId("data").textContent).server;
+const REDRAW = 120; // milliseconds between two drawings of a canvas that is still changing
+const chat = { turns: [], runs: [], stop: null, drawn: 0, pending: false };
+
+// One request and the trace that its canvas events make.
+class LiveRun {
+  constructor(setting, bubble) {
+    Object.assign(this, { setting, bubble, header: null, passes: [], end: null, pieces: {}, text: "", report: null });
+  }
+
+  take(extension) {
+    const { record, pieces } = extension;
+    Object.assign(this.pieces, pieces ?? {});
+    if (record.type === "header") this.header = record;
+    else if (record.type === "pass") this.passes.push(record);
+    else this.end = record;
+  }
+
+  // The trace so far, as a finished one: the replay shows what there is.
+  raw() {
+    if (!this.header) return null;
+    const probes = this.passes.filter((pass) => pass.phase !== "decode").length;
+    const so_far = { text: this.text, tokens: [], ids: [], passes_decode: this.passes.length - probes, passes_probe: probes,
+      passes_shared: 0, canvas: this.passes.at(-1)?.length ?? 0, stop_reason: "running" };
+    const end = this.end ?? { result: so_far, pieces: this.pieces };
+    return { name: this.setting.plan, header: this.header, passes: this.passes, end };
+  }
+
+  lines() {
+    const row = (record) => JSON.stringify({ ...record, row: chat.runs.indexOf(this) });
+    return [this.header, ...this.passes, this.end].map(row).join("\n") + "\n";
+  }
+}
+
+function draw(done) {
+  const raws = chat.runs.map((run) => run.raw()).filter((raw) => raw && raw.passes.length);
+  if (!raws.length) return;
+  const mode = state.mode, at = chat.drawn;
+  replays.splice(0, replays.length, ...raws.map((raw) => new Replay(raw)));
+  byId("left").replaceChildren();
+  byId("right").replaceChildren();
+  menus();
+  byId("pick").hidden = true;
+  assemble();
+  if (mode !== state.mode) colour(mode);
+  chat.drawn = at + 1;
+  seek(Infinity);
+  if (done) announce();
+}
+
+function drawSoon() {
+  if (chat.pending) return;
+  chat.pending = true;
+  setTimeout(() => { chat.pending = false; draw(false); }, REDRAW);
+}
+
+function bubble(role, name) {
+  const made = el("li", { class: role }, ...(name ? [el("b", {}, name)] : []), el("span"));
+  byId("talk").append(made);
+  made.scrollIntoView({ block: "nearest" });
+  return made;
+}
+
+function headers() {
+  const key = byId("key").value.trim();
+  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+}
+
+function body(setting) {
+  const most = byId("most").value.trim();
+  return {
+    model: about.model, messages: chat.turns, stream: true, stream_options: { include_usage: true },
+    seed: Number(byId("seed").value || 0), ...(most ? { max_tokens: Number(most) } : {}),
+    voidpad: { plan: setting.plan, canvas: true, ...setting.fields },
+  };
+}
+
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let buffer = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    buffer += value;
+    let cut;
+    while ((cut = buffer.indexOf("\n\n")) >= 0) {
+      const block = buffer.slice(0, cut);
+      buffer = buffer.slice(cut + 2);
+      if (block.startsWith("data: ")) yield block.slice(6);
+    }
+  }
+}
+
+async function decode(run, signal) {
+  const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(body(run.setting)), signal });
+  if (!response.ok) {
+    const problem = await response.json().catch(() => null);
+    if (response.status === 401) byId("keyline").hidden = false;
+    throw new Error(problem?.error?.message ?? `The server answered ${response.status}.`);
+  }
+  let finished = false;
+  for await (const data of events(response)) {
+    if (data === "[DONE]") { finished = true; continue; }
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new Error(chunk.error.message);
+    if (chunk.voidpad?.record) { run.take(chunk.voidpad); drawSoon(); }
+    const choice = chunk.choices[0];
+    if (choice?.delta?.content) {
+      run.text += choice.delta.content;
+      run.bubble.lastChild.textContent = run.text;
+      run.bubble.scrollIntoView({ block: "nearest" });
+    }
+    if (choice?.finish_reason) run.report = { ...chunk.voidpad, finish: choice.finish_reason };
+  }
+  if (!finished) throw new Error("The connection ended before the answer did.");
+}
+
+function closeBubble(run) {
+  run.bubble.classList.remove("busy");
+  if (!run.report) return;
+  const { passes_decode, passes_probe, passes_shared, canvas, decode_seconds, finish } = run.report;
+  const passes = passes_decode + passes_probe - passes_shared;
+  if (!run.text) run.bubble.lastChild.textContent = "(an empty answer)";
+  run.bubble.append(el("small", {}, `${passes} passes · canvas ${canvas} · ${decode_seconds.toFixed(2)} s · ${finish}`));
+}
+
+async function ask(event) {
+  event.preventDefault();
+  const text = byId("prompt").value;
+  if (!text.trim() || chat.stop) return;
+  const settings = [setting("a"), ...(byId("compare").checked ? [setting("b")] : [])];
+  byId("trouble").hidden = true;
+  chat.turns.push({ role: "user", content: text });
+  bubble("user").lastChild.textContent = text;
+  chat.stop = new AbortController();
+  chat.runs = settings.map((one) => new LiveRun(one, bubble("model busy", settings.length > 1 ? one.plan : about.model)));
+  working(true);
+  try {
+    await Promise.all(chat.runs.map((run) => decode(run, chat.stop.signal)));
+    chat.turns.push({ role: "assistant", content: chat.runs[0].text });
+    byId("prompt").value = "";
+  } catch (error) {
+    chat.stop.abort();
+    chat.turns.pop();
+    if (error.name !== "AbortError") {
+      byId("trouble").textContent = error.message;
+      byId("trouble").hidden = false;
+    }
+  }
+  chat.runs.forEach(closeBubble);
+  chat.stop = null;
+  working(false);
+  draw(true);
+  byId("prompt").focus();
+  document.documentElement.dataset.answered = Number(document.documentElement.dataset.answered ?? 0) + 1;
+}
+
+function working(on) {
+  byId("go").disabled = on;
+  byId("halt").hidden = !on;
+  byId("save").hidden = on || !chat.runs.length || !chat.runs.every((run) => run.end);
+}
+
+function save() {
+  const text = chat.runs.map((run) => run.lines()).join("");
+  const link = el("a", { href: URL.createObjectURL(new Blob([text], { type: "application/jsonl" })), download: "trace.jsonl" });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+function restart() {
+  chat.stop?.abort();
+  Object.assign(chat, { turns: [], runs: [] });
+  byId("talk").replaceChildren();
+  byId("trouble").hidden = byId("save").hidden = true;
+  byId("prompt").focus();
+}
+
+// The form of a plan, made from the schema that the command line's options come from.
+function planForm(which, chosen) {
+  const box = byId(`plan-${which}`), choose = el("select", { "aria-label": "Preset" });
+  choose.append(...Object.keys(about.plans).map((name) => el("option", { value: name }, name)));
+  choose.value = chosen;
+  const fields = el("div", { class: "fields" });
+  const fill = () => fields.replaceChildren(...about.plans[choose.value].map(planField));
+  choose.addEventListener("change", fill);
+  box.append(choose, fields);
+  fill();
+}
+
+function planField(field) {
+  const named = { "data-field": field.name, title: field.help };
+  let input;
+  if (field.type === "bool") {
+    input = el("select", named, el("option", { value: "" }, `default (${field.default})`), el("option", { value: "true" }, "true"), el("option", { value: "false" }, "false"));
+  } else if (field.choices) {
+    input = el("select", named, el("option", { value: "" }, `default (${field.default})`), ...field.choices.map((one) => el("option", { value: one }, one)));
+  } else if (field.type === "int" || field.type === "float") {
+    input = el("input", { ...named, type: "number", step: field.type === "int" ? 1 : "any", min: field.at_least, max: field.at_most, placeholder: field.default });
+  } else {
+    input = el("input", { ...named, type: "text", placeholder: field.default });
+  }
+  input.dataset.type = field.type;
+  return el("label", {}, field.name.replaceAll("_", " "), " ", input);
+}
+
+function setting(which) {
+  const box = byId(`plan-${which}`), fields = {};
+  for (const input of box.querySelectorAll("[data-field]")) {
+    const value = input.value.trim();
+    if (value === "") continue;
+    const kind = input.dataset.type;
+    fields[input.dataset.field] = kind === "bool" ? value === "true" : kind === "int" || kind === "float" ? Number(value) : value;
+  }
+  return { plan: box.querySelector("select").value, fields };
+}
+
+planForm("a", about.plan);
+planForm("b", about.plan === "original" ? Object.keys(about.plans)[0] : "original");
+byId("ask").addEventListener("submit", ask);
+byId("prompt").addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("ask").requestSubmit(); });
+byId("halt").addEventListener("click", () => chat.stop?.abort());
+byId("fresh").addEventListener("click", restart);
+byId("save").addEventListener("click", save);
+byId("compare").addEventListener("change", (event) => { byId("plan-b").hidden = !event.target.checked; });
+byId("key").value = sessionStorage.getItem("voidpad-key") ?? "";
+byId("key").addEventListener("change", (event) => sessionStorage.setItem("voidpad-key", event.target.value.trim()));
+byId("keyline").hidden = !about.key;
+recolour();
+byId("prompt").focus();

@@ -1,0 +1,109 @@
+"""The text of one answer while it is being written.
+
+Masked diffusion fills the canvas in any order, but a client reads from left to right. The engine reports how
+many leading slots of a row can no longer change; this module turns them into text, finds the end of the answer
+and holds back what could still turn into something else: an unfinished character, or the beginning of a stop
+string. Text that was sent is never taken back, so a streamed answer equals the unstreamed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+UNFINISHED = "\ufffd"  # what a tokenizer gives for bytes that are no whole character yet
+CLEANED = 5  # characters that `clean_up_tokenization_spaces` may still change: " n't" and the like
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A committed token with its log-probability in the pass that committed it."""
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest ids of that pass with their log-probabilities
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """What is the same for every answer of a model: how ids become text and which ids end it."""
+
+    decode: Callable[[list[int]], str]
+    ends: frozenset[int]
+    dropped: frozenset[int]  # ids that are no text
+    cleaned: bool = False  # the tokenizer joins punctuation to words, so the last characters may change
+
+
+@dataclass
+class Choice:
+    """One answer: `feed` takes final tokens, `take` gives text that may be sent.
+
+    `limit` is the most tokens the answer may have; what lies beyond is dropped and the answer counts as cut.
+    """
+
+    rules: TextRules
+    stops: tuple[str, ...] = ()
+    limit: int | None = None
+    ids: list[int] = field(default_factory=list)  # tokens of the answer, before its end
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # those of `ids`, where they were requested
+    text: str = ""  # the answer so far, cut at a stop string
+    sent: int = 0  # characters of `text` that were taken
+    finish_reason: str | None = None  # "stop" or "length" once the answer is complete
+    seen: int = 0  # final slots read so far
+
+    @property
+    def complete(self) -> bool:
+        return self.finish_reason is not None
+
+    def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> None:
+        """Take the next final tokens of the row, left to right; tokens after the end are ignored."""
+        added = False
+        for place, token in enumerate(tokens):
+            if self.complete:
+                break
+            self.seen += 1
+            if token in self.rules.ends:
+                self.finish_reason = "stop"
+            elif self.limit is not None and len(self.ids) >= self.limit:
+                self.finish_reason = "length"
+            else:
+                added = True
+                self.ids.append(token)
+                if logprobs is not None:
+                    self.logprobs.append(logprobs[place])
+        if added or self.complete:
+            self._decode()
+
+    def end(self) -> None:
+        """The row has ended: what was held back is final, and without an end the answer was cut short."""
+        if not self.complete:
+            self.finish_reason = "length"
+            self._decode()
+
+    def take(self) -> str:
+        """The text that became sendable since the last call."""
+        ready = len(self.text) if self.complete else self._safe()
+        delta = self.text[self.sent : ready]
+        self.sent = max(self.sent, ready)
+        return delta
+
+    def _decode(self) -> None:
+        text = self.rules.decode([token for token in self.ids if token not in self.rules.dropped])
+        places = [text.find(stop) for stop in self.stops]
+        first = min((place for place in places if place >= 0), default=None)
+        if first is not None:
+            text, self.finish_reason = text[:first], "stop"
+        self.text = text
+
+    def _safe(self) -> int:
+        """How many characters can no longer change, whatever tokens follow."""
+        certain = self.text.rstrip(UNFINISHED)
+        if self.rules.cleaned:
+            certain = certain[:-CLEANED]
+        ready = len(certain)
+        for stop in self.stops:
+            for size in range(min(len(stop) - 1, len(certain)), 0, -1):
+                if certain.endswith(stop[:size]):
+                    ready = min(ready, len(certain) - size)
+                    break
+        return max(ready, self.sent)

@@ -1,0 +1,392 @@
+"""The engine beside the event loop: one thread runs the passes, the event loop talks to clients.
+
+The thread is the only one that steps the engine. After each pass it hands all changes to the event loop in one
+call, so that the cost of a pass does not grow with a wake-up for each row. Text is made in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from voidpad.decode.loop import Outcome, Step
+from voidpad.diagnose.trace.recorder import edits
+from voidpad.engine.batching import Engine, Failed, Finished, Started, Wrote, final_prefix
+from voidpad.serve.choice import Choice, TextRules, TokenLogprob
+from voidpad.serve.metrics import Metrics
+from voidpad.serve.requests import GenerationRequest, RequestError
+
+MOST_RECORDS = 4096  # canvas events a client may leave unread
+
+
+@dataclass
+class LiveRequest:
+    """A request whose rows are in the engine. Used by the event loop only."""
+
+    request: GenerationRequest
+    choices: list[Choice]
+    prompt_tokens: int
+    token_text: Callable[[int], str]
+    handles: list[int] = field(default_factory=list)
+    reports: list[dict[str, Any]] = field(default_factory=list)  # empty until the choice has ended
+    error: RequestError | None = None
+    gone: bool = False  # the client has left
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+    records: deque[tuple[int, dict[str, Any]]] = field(default_factory=deque)
+    stop: Callable[[list[int]], None] = lambda handles: None
+
+    def cancel(self) -> None:
+        """End the rows that are still being decoded, before their next pass."""
+        left = [handle for handle, report in zip(self.handles, self.reports, strict=True) if not report]
+        if left:
+            self.stop(left)
+
+    def take_records(self) -> list[tuple[int, dict[str, Any]]]:
+        records, self.records = list(self.records), deque()
+        return records
+
+    def fail(self, error: RequestError) -> None:
+        self.error = self.error or error
+        self.changed.set()
+        self.finished.set()
+
+
+@dataclass
+class _Row:
+    """A row as the engine thread sees it."""
+
+    live: LiveRequest
+    index: int  # of the choice
+    submitted: float
+    began: float | None = None
+    final: int = 0  # leading slots that were handed over
+    ending: bool = False  # the engine was told that the answer is complete
+    scored: np.ndarray | None = (
+        None  # a TokenLogprob or None for each canvas slot, where logprobs were requested
+    )
+
+
+@dataclass(frozen=True)
+class _Update:
+    """What one pass changed for one row."""
+
+    row: _Row
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    record: dict[str, Any] | None = None
+    report: dict[str, Any] | None = None
+    stop_reason: str | None = None
+    error: RequestError | None = None
+
+
+class EngineThread:
+    """Runs an engine until it is closed. `submit` is called from the event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        rules: TextRules,
+        *,
+        token_text: Callable[[int], str],
+        approximations: Callable[[GenerationRequest], tuple[str, ...]],
+        recorder: Callable[[GenerationRequest], Any] | None = None,
+        queue: int = 256,
+        metrics: Callable[[EngineThread], Metrics] | None = None,
+        failed: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        self.engine, self.rules, self.token_text = engine, rules, token_text
+        self.approximations, self.queue, self.on_failure = approximations, queue, failed
+        self.recorder = recorder
+        self.rows: dict[int, _Row] = {}
+        self.recorders: dict[int, Any] = {}
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.wake = threading.Condition()
+        self.closing = False
+        self.alive = False
+        self.thread = threading.Thread(target=self._run, name="voidpad-engine", daemon=True)
+        self.metrics = (metrics or _own_metrics)(self)
+
+    @property
+    def waiting(self) -> int:
+        """Rows in the queue."""
+        return sum(row.began is None for row in list(self.rows.values()))
+
+    @property
+    def live(self) -> int:
+        """Rows that take part in passes."""
+        return sum(row.began is not None for row in list(self.rows.values()))
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop, self.alive = loop, True
+        self.thread.start()
+
+    def close(self) -> None:
+        """Stop after the pass that is running; rows that are left are dropped."""
+        with self.wake:
+            self.closing = True
+            self.wake.notify()
+        if self.thread.is_alive():
+            self.thread.join(timeout=60)
+
+    def submit(self, request: GenerationRequest, *, deadline: float) -> LiveRequest:
+        """Queue all rows of a request, or refuse it where the queue is full or no block fits the context."""
+        if not self.alive:
+            raise RequestError("the engine has stopped.", status=503, kind="server_error")
+        if self.waiting + request.rows > self.queue and self.rows:
+            raise RequestError(
+                f"the queue is full ({self.waiting} of {self.queue} rows wait); try again later.",
+                status=429,
+                kind="rate_limit_error",
+                code="queue_full",
+                headers={"Retry-After": "1"},
+            )
+        count = request.rows
+        choices = [Choice(self.rules, request.stops, request.max_tokens) for _ in range(count)]
+        live = LiveRequest(
+            request,
+            choices,
+            sum(len(prompt) for prompt in request.prompts),
+            self.token_text,
+            reports=[{} for _ in range(count)],
+            stop=self._cancel,
+        )
+        now = time.monotonic()
+        with self.wake:
+            for index in range(count):
+                prompt = request.prompts[index // request.n]
+                handle = self.engine.submit(
+                    list(prompt),
+                    request.plan,
+                    seed=request.seed,
+                    draw_key=index % request.n,
+                    deadline=deadline,
+                    max_tokens=request.max_tokens,
+                )
+                live.handles.append(handle)
+                self.rows[handle] = _Row(live, index, now)
+            self.wake.notify()
+        return live
+
+    def _cancel(self, handles: list[int]) -> None:
+        for handle in handles:
+            if handle in self.rows:
+                self.engine.cancel(handle)
+        with self.wake:
+            self.wake.notify()
+
+    # The engine's thread
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self.wake:
+                    self.wake.wait_for(lambda: self.closing or self.engine.busy)
+                    if self.closing:
+                        return
+                events = self.engine.step()
+                self.metrics.passes.inc()
+                self._hand_over(self._updates(events))
+        except BaseException as error:
+            self._hand_over(
+                [_Update(row, error=_server_error("the engine failed.")) for row in list(self.rows.values())]
+            )
+            self.on_failure(error)
+        finally:
+            self.alive = False
+
+    def _hand_over(self, updates: list[_Update]) -> None:
+        if updates and self.loop is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._deliver, updates)
+
+    def _updates(self, events: list[Any]) -> list[_Update]:
+        updates: list[_Update] = []
+        for event in events:
+            if isinstance(event, Started):
+                if (row := self.rows.get(event.handle)) is not None:
+                    row.began = time.monotonic()
+                    self.metrics.queue_seconds.observe(row.began - row.submitted)
+            elif isinstance(event, Wrote):
+                updates += self._written(event)
+            elif isinstance(event, Failed):
+                error = _server_error(f"a pass failed: {event.error}")
+                rows = [self.rows.pop(handle) for handle in event.handles if handle in self.rows]
+                updates += [_Update(row, error=error) for row in rows]
+            elif isinstance(event, Finished) and (row := self.rows.pop(event.handle, None)) is not None:
+                updates.append(self._ended(row, event.outcome))
+        return updates
+
+    def _written(self, event: Wrote) -> list[_Update]:
+        """Tokens that became final in this pass; a row whose answer is complete is told to end."""
+        updates = []
+        step, final = event.step, final_prefix(event.plan, event.step).tolist()
+        starts = step.after.canvas.prompt.tolist()
+        for place, handle in enumerate(event.handles):
+            row = self.rows.get(handle)
+            if row is None:
+                continue
+            if row.live.request.logprobs:
+                self._score(row, step, place)
+            tokens: list[int] = []
+            if final[place] > row.final:
+                start = starts[place]
+                tokens = step.after.canvas.ids[place, start + row.final : start + final[place]].tolist()
+            logprobs = self._take_scores(row, len(tokens))
+            row.final += len(tokens)
+            if tokens or row.live.request.canvas_events:
+                updates.append(_Update(row, tokens, logprobs, record=self._record(row, event, place)))
+            if not row.ending and not self.rules.ends.isdisjoint(tokens):
+                row.ending = True
+                self.engine.end_early(handle)
+        return updates
+
+    def _record(self, row: _Row, event: Wrote, place: int) -> dict[str, Any] | None:
+        return None
+
+    def _score(self, row: _Row, step: Step, place: int) -> None:
+        """Log-probabilities of the tokens written in this pass, kept by slot while the canvas changes length."""
+        before, after = step.before.canvas, step.after.canvas
+        length = int(before.length[place])
+        if row.scored is None:
+            row.scored = np.full(length, None, dtype=object)
+        written = step.chosen[place].nonzero()[:, 0]
+        if len(written):
+            asked = step.where.nonzero()
+            mine = (asked[:, 0] == place) & step.chosen[place][asked[:, 1]]
+            logits = step.logits[mine.to(step.logits.device)].float()
+            scores = logits.log_softmax(-1)
+            most = min(max(1, row.live.request.top_logprobs), scores.shape[1])
+            best = scores.topk(most)
+            tokens = step.tokens[place, written]
+            own = scores.gather(1, tokens.to(scores.device)[:, None])[:, 0].tolist()
+            tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            start = int(before.prompt[place])
+            for slot, token, value, (ids, values) in zip(
+                (written - start).tolist(), tokens.tolist(), own, tops, strict=True
+            ):
+                row.scored[slot] = TokenLogprob(token, value, tuple(zip(ids, values, strict=True)))
+        if int(after.length[place]) != length:
+            filled = np.array(torch.where(step.chosen[place], step.tokens[place], before.ids[place]).tolist())
+            start = int(before.prompt[place])
+            old, new = filled[start : start + length], np.array(after.answer(place))
+            for edit in edits(old, new):
+                row.scored = _edited(row.scored, edit)
+
+    def _take_scores(self, row: _Row, count: int) -> list[TokenLogprob] | None:
+        if not row.live.request.logprobs:
+            return None
+        assert row.scored is not None
+        unknown = TokenLogprob(-1, 0.0)
+        return [one or unknown for one in row.scored[row.final : row.final + count].tolist()]
+
+    def _ended(self, row: _Row, outcome: Outcome) -> _Update:
+        """The rest of a row that has ended, and what it cost."""
+        tokens = outcome.tokens[row.final :]
+        mask = self.engine.roles.mask
+        logprobs = self._take_scores(row, len(tokens)) if row.scored is not None else None
+        if mask in tokens:  # a stalled or cancelled row: its unwritten slots are no text
+            kept = [place for place, token in enumerate(tokens) if token != mask]
+            logprobs = None if logprobs is None else [logprobs[place] for place in kept]
+            tokens = [tokens[place] for place in kept]
+        if row.live.request.logprobs and logprobs is None:
+            logprobs = [TokenLogprob(token, 0.0) for token in tokens]
+        now = time.monotonic()
+        began = row.began if row.began is not None else now
+        report = {
+            "passes_decode": outcome.passes_decode,
+            "passes_probe": outcome.passes_probe,
+            "passes_shared": outcome.passes_shared,
+            "canvas": outcome.canvas,
+            "stop_reason": "eos" if row.ending else outcome.stop_reason,
+            "approximations": list(self.approximations(row.live.request)),
+            "queue_seconds": round(began - row.submitted, 4),
+            "decode_seconds": round(now - began, 4),
+        }
+        self.metrics.decode_seconds.observe(now - began)
+        self.metrics.row_passes.labels("decode").inc(outcome.passes_decode)
+        self.metrics.row_passes.labels("probe").inc(outcome.passes_probe)
+        if outcome.stop_reason in ("cancelled", "deadline"):
+            self.metrics.cancelled.labels(outcome.stop_reason).inc()
+        return _Update(row, tokens, logprobs, report=report, stop_reason=outcome.stop_reason)
+
+    # The event loop
+
+    def _deliver(self, updates: list[_Update]) -> None:
+        """Give every change of a pass to its request; ends rows whose text holds a stop string."""
+        for update in updates:
+            live, index = update.row.live, update.row.index
+            choice = live.choices[index]
+            if update.error is not None:
+                live.fail(update.error)
+                live.cancel()
+                continue
+            if update.tokens:
+                choice.feed(update.tokens, update.logprobs)
+            if update.record is not None:
+                live.records.append((index, update.record))
+                if len(live.records) > MOST_RECORDS:
+                    live.fail(RequestError("the client reads canvas events too slowly.", status=400))
+                    live.cancel()
+            if update.report is not None:
+                if update.stop_reason == "deadline" and not choice.complete:
+                    live.fail(_timed_out())
+                    live.cancel()
+                choice.end()
+                live.reports[index] = update.report
+                if all(live.reports):
+                    live.finished.set()
+            elif choice.complete and not update.row.ending:
+                update.row.ending = True
+                self.engine.end_early(live.handles[index])
+            live.changed.set()
+
+
+def _edited(values: np.ndarray, edit: Any) -> np.ndarray:
+    """The array after a change of the canvas's length; new slots hold None."""
+    if edit.kind == "cut":
+        return np.delete(values, slice(edit.at, edit.at + edit.count))
+    return np.insert(values, edit.at, np.full(edit.count, None, dtype=object))
+
+
+def _server_error(message: str) -> RequestError:
+    return RequestError(" ".join(message.split())[:300], status=500, kind="server_error")
+
+
+def _timed_out() -> RequestError:
+    return RequestError(
+        "the answer took longer than the server's timeout.",
+        status=504,
+        kind="timeout_error",
+        code="timeout",
+        headers={"x-should-retry": "false"},
+    )
+
+
+def _own_metrics(thread: EngineThread) -> Metrics:
+    return Metrics(waiting=lambda: thread.waiting, live=lambda: thread.live)
+
+
+def text_rules(model: Any) -> TextRules:
+    """How this model's ids become text, gathered once."""
+    from voidpad.models.text import special_ids
+
+    tokenizer = model.tokenizer
+    cleaned = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
+    return TextRules(
+        decode=lambda ids: str(tokenizer.decode(ids)),
+        ends=frozenset(model.roles.ends),
+        dropped=frozenset(special_ids(tokenizer) | model.roles.all()),
+        cleaned=cleaned,
+    )
+
+
+Approximations = Callable[[GenerationRequest], tuple[str, ...]]
+Report = Mapping[str, Any]

@@ -1,0 +1,210 @@
+"""The server process: listen, run until told to stop, let live answers finish, exit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from voidpad.errors import VoidpadError
+from voidpad.serve.access import Access, read_access
+from voidpad.serve.app import LogLines, ServerLimits, ServerState, build_app
+from voidpad.serve.engine_thread import EngineThread, text_rules
+from voidpad.serve.requests import GenerationRequest, ServedModel
+
+if TYPE_CHECKING:
+    from voidpad.models import Model
+
+MOST_HEADER_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """How to serve: the decoding defaults, the address and the limits."""
+
+    plan: str = "void-expansion"
+    fields: dict[str, Any] = field(default_factory=dict)
+    cache: str | None = None
+    name: str | None = None  # the model's name for clients; the name it was loaded by unless given
+    host: str = "127.0.0.1"
+    port: int = 8000
+    hosts: tuple[str, ...] = ()  # further names accepted in the Host header
+    api_keys: Path | None = None
+    no_auth: bool = False
+    rows: int = 32
+    tokens: int = 16384
+    queue: int = 256
+    timeout: float = 120.0
+    drain: float = 30.0
+    max_body: int = 1 << 20
+    log_json: bool = False
+    log_prompts: bool = False
+
+
+def make_state(model: Model, options: ServeOptions, access: Access | None = None) -> ServerState:
+    """The engine, its thread (not started) and everything the routes need."""
+    name = options.name or model.name
+    served = ServedModel(model, name, options.plan, dict(options.fields), options.cache)
+    default = served.plan(None, {})
+    engine = model.engine(rows=options.rows, tokens=options.tokens, cache=options.cache, block=default.block)
+    pieces: dict[int, str] = {}
+
+    def token_text(token: int) -> str:
+        if token not in pieces:
+            pieces[token] = str(model.tokenizer.decode([token]))
+        return pieces[token]
+
+    def approximations(request: GenerationRequest) -> tuple[str, ...]:
+        return model.approximations(request.plan, cache=options.cache)
+
+    thread = EngineThread(
+        engine,
+        text_rules(model),
+        model=model,
+        token_text=token_text,
+        approximations=approximations,
+        queue=options.queue,
+    )
+    content = repr((model.fingerprint, default, options.cache, version("voidpad")))
+    return ServerState(
+        served=served,
+        engine=thread,
+        access=access
+        or read_access(options.host, options.api_keys, no_auth=options.no_auth, names=options.hosts),
+        limits=ServerLimits(options.timeout, options.max_body),
+        metrics=thread.metrics,
+        fingerprint="vp_" + hashlib.sha256(content.encode()).hexdigest()[:16],
+        log_prompts=options.log_prompts,
+    )
+
+
+def serve(model: Model, options: ServeOptions, *, ready: Callable[[str], None] = lambda address: None) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit status: 1 after a failure of the engine."""
+    access = read_access(options.host, options.api_keys, no_auth=options.no_auth, names=options.hosts)
+    listener = _listen(options.host, options.port)
+    with contextlib.closing(listener):
+        state = make_state(model, options, access)
+        _log_to_stderr(as_json=options.log_json)
+        server = _Server(state, build_app(state), options)
+        port = listener.getsockname()[1]
+        shown = f"[{options.host}]" if ":" in options.host else options.host
+        server.when_ready = lambda: ready(f"http://{shown}:{port}")
+        asyncio.run(server.serve(sockets=[listener]))
+    if server.failure is not None:
+        print(f"voidpad: the engine failed twice in a row ({server.failure}); stopping.", file=sys.stderr)
+        return 1
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with our own way to stop: refuse new requests, let live rows finish, then exit with status 0."""
+
+    def __init__(self, state: ServerState, app: FastAPI, options: ServeOptions) -> None:
+        self.state, self.options = state, options
+        self.failure: BaseException | None = None
+        self.when_ready: Callable[[], None] = lambda: None
+        self.draining: asyncio.Task[None] | None = None
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=5,
+                h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._stop)
+        self.state.engine.on_failure = lambda error: loop.call_soon_threadsafe(self._failed, error)
+        self.state.engine.start(loop)
+        await super().startup(sockets=sockets)
+        self.when_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets=sockets)
+        await asyncio.to_thread(self.state.engine.close)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn would raise the signal again after a clean stop; ours ends with status 0."""
+        yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.draining is not None:  # a second signal: now
+            self.should_exit = self.force_exit = True
+            return
+        self.state.draining = True
+        self.draining = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.options.drain
+        while (self.state.engine.rows or self._busy()) and loop.time() < end:
+            await asyncio.sleep(0.05)
+        for row in list(self.state.engine.rows.values()):
+            row.live.cancel()
+        self.should_exit = True
+
+    def _busy(self) -> bool:
+        """Whether a connection is still writing an answer."""
+        return any(
+            getattr(one, "cycle", None) and not one.cycle.response_complete
+            for one in self.server_state.connections
+        )
+
+    def _failed(self, error: BaseException) -> None:
+        self.failure = error
+        self.state.draining = True
+        self.should_exit = True
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket, so that a port in use is said before the model is loaded."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise VoidpadError(
+            f"host {host!r}: {error.strerror or error}; give an address of this machine."
+        ) from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        reason = "is in use" if "in use" in (error.strerror or "") else f"cannot be used ({error.strerror})"
+        raise VoidpadError(f"port {port} of {host} {reason}; choose another with --port.") from None
+    return listener
+
+
+def _log_to_stderr(*, as_json: bool) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogLines(as_json=as_json))
+    logger = logging.getLogger("voidpad.serve")
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)
