@@ -10,16 +10,20 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from voidpad.decode.loop import Outcome, Step
+from voidpad.decode.canvas import Canvas
+from voidpad.decode.loop import Step
+from voidpad.decode.outcome import Outcome
 from voidpad.diagnose.trace.recorder import edits
-from voidpad.engine.batching import Engine, Failed, Finished, Started, Wrote, final_prefix
+from voidpad.engine.batching import Engine
+from voidpad.engine.events import Failed, Finished, Started, Wrote
 from voidpad.serve.choice import Choice, TextRules, TokenLogprob
 from voidpad.serve.metrics import Metrics
 from voidpad.serve.requests import GenerationRequest, RequestError
@@ -96,24 +100,21 @@ class EngineThread:
         engine: Engine,
         rules: TextRules,
         *,
+        context: int,
         token_text: Callable[[int], str],
         approximations: Callable[[GenerationRequest], tuple[str, ...]],
-        recorder: Callable[[GenerationRequest], Any] | None = None,
         queue: int = 256,
-        metrics: Callable[[EngineThread], Metrics] | None = None,
-        failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        self.engine, self.rules, self.token_text = engine, rules, token_text
-        self.approximations, self.queue, self.on_failure = approximations, queue, failed
-        self.recorder = recorder
+        self.engine, self.rules, self.context, self.token_text = engine, rules, context, token_text
+        self.approximations, self.queue = approximations, queue
+        self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.rows: dict[int, _Row] = {}
-        self.recorders: dict[int, Any] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
         self.wake = threading.Condition()
         self.closing = False
         self.alive = False
         self.thread = threading.Thread(target=self._run, name="voidpad-engine", daemon=True)
-        self.metrics = (metrics or _own_metrics)(self)
+        self.metrics = Metrics(waiting=lambda: self.waiting, live=lambda: self.live)
 
     @property
     def waiting(self) -> int:
@@ -149,6 +150,7 @@ class EngineThread:
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
+        limits = [canvas_limit(request, len(prompt), self.context) for prompt in request.prompts]
         count = request.rows
         choices = [Choice(self.rules, request.stops, request.max_tokens) for _ in range(count)]
         live = LiveRequest(
@@ -164,12 +166,13 @@ class EngineThread:
             for index in range(count):
                 prompt = request.prompts[index // request.n]
                 handle = self.engine.submit(
-                    list(prompt),
+                    prompt,
                     request.plan,
                     seed=request.seed,
-                    draw_key=index % request.n,
+                    key=index % request.n,
+                    limit=limits[index // request.n],
                     deadline=deadline,
-                    max_tokens=request.max_tokens,
+                    observe=self._observe(request),
                 )
                 live.handles.append(handle)
                 self.rows[handle] = _Row(live, index, now)
@@ -227,7 +230,7 @@ class EngineThread:
     def _written(self, event: Wrote) -> list[_Update]:
         """Tokens that became final in this pass; a row whose answer is complete is told to end."""
         updates = []
-        step, final = event.step, final_prefix(event.plan, event.step).tolist()
+        step, final = event.step, event.final_prefix
         starts = step.after.canvas.prompt.tolist()
         for place, handle in enumerate(event.handles):
             row = self.rows.get(handle)
@@ -247,6 +250,10 @@ class EngineThread:
                 row.ending = True
                 self.engine.end_early(handle)
         return updates
+
+    def _observe(self, request: GenerationRequest) -> Any:
+        """Which logits canvas events need besides those of decoding: those of every slot."""
+        return all_slots if request.canvas_events else None
 
     def _record(self, row: _Row, event: Wrote, place: int) -> dict[str, Any] | None:
         return None
@@ -370,8 +377,25 @@ def _timed_out() -> RequestError:
     )
 
 
-def _own_metrics(thread: EngineThread) -> Metrics:
-    return Metrics(waiting=lambda: thread.waiting, live=lambda: thread.live)
+def all_slots(canvas: Canvas) -> Tensor:
+    """Every canvas slot of every row, for a page that shows their probabilities."""
+    return canvas.slots
+
+
+def canvas_limit(request: GenerationRequest, prompt_tokens: int, context: int) -> int:
+    """The longest canvas of a row: what the client asked for, in whole blocks, and what the context leaves."""
+    block = request.plan.block
+    room = (context - prompt_tokens) // block * block
+    if room < block:
+        raise RequestError(
+            f"a prompt of {prompt_tokens} tokens leaves no room for a block of {block} in the model's context of "
+            f"{context}; shorten it.",
+            param="messages" if request.route == "chat" else "prompt",
+            code="context_length_exceeded",
+        )
+    if request.max_tokens is None:
+        return room
+    return min(room, -(-request.max_tokens // block) * block)
 
 
 def text_rules(model: Any) -> TextRules:
@@ -387,6 +411,3 @@ def text_rules(model: Any) -> TextRules:
         cleaned=cleaned,
     )
 
-
-Approximations = Callable[[GenerationRequest], tuple[str, ...]]
-Report = Mapping[str, Any]

@@ -74,7 +74,7 @@ def make_state(model: Model, options: ServeOptions, access: Access | None = None
     thread = EngineThread(
         engine,
         text_rules(model),
-        model=model,
+        context=model.context,
         token_text=token_text,
         approximations=approximations,
         queue=options.queue,
