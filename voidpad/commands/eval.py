@@ -114,8 +114,8 @@ def evaluate(
     else:
         out.width = max(out.width, 100)  # a narrow terminal wraps the table; no number is left out
         out.print(table(results))
-        if results["provenance"].get("accelerated"):  # runs from before this was recorded have no such key
-            err.print(f"approximate: {', '.join(results['provenance']['accelerated'])}", style="yellow")
+        if results["provenance"].get("approximations"):  # runs from before this was recorded have no such key
+            err.print(f"approximate: {', '.join(results['provenance']['approximations'])}", style="yellow")
         err.print(f"run folder: {out_dir}", style="dim")
 
 
