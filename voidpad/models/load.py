@@ -42,15 +42,17 @@ def load(
     gives ids by role, e.g. {"void": 56940}; they override the checkpoint's and the adapter's.
     """
     place = Place(device, dtype, quantize, device_map)
-    folder = locate(name)
+    folder, source = locate(name), (str(name), None if adapter is None else str(adapter))
     if not is_adapter(folder):
         model = _load_base(folder, str(name), place, roles)
-        return model if adapter is None else _with_adapter(model, locate(adapter), str(adapter), roles)
+        if adapter is not None:
+            model = _with_adapter(model, locate(adapter), str(adapter), roles)
+        return replace(model, source=source)
     if adapter is not None:
         raise ConfigError(f"{name}: is an adapter itself; give its base as the model and one adapter.")
     base = base_of(folder)
     model = _load_base(locate(base), base, place, roles)
-    return replace(_with_adapter(model, folder, str(name), roles), name=str(name))
+    return replace(_with_adapter(model, folder, str(name), roles), name=str(name), source=source)
 
 
 def save(model: Model, folder: str | Path) -> None:

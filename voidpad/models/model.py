@@ -52,6 +52,21 @@ class Model:
     family: Family
     card: Card
     name: str
+    source: tuple[str, str | None] | None = (
+        None  # (name, adapter) that `load` read; None for weights made here
+    )
+
+    @property
+    def fingerprint(self) -> str:
+        """The identity of the weights: that of the files they were read from, or of the tensors themselves.
+
+        Merging an adapter keeps it. A model that was trained after loading must be made with `source=None`.
+        """
+        from voidpad.models.fingerprint import fingerprint, tensors_fingerprint
+
+        if self.source is not None:
+            return fingerprint(*self.source)
+        return tensors_fingerprint(self.net.state_dict().items())
 
     @property
     def device(self) -> torch.device:

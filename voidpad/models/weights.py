@@ -30,12 +30,22 @@ class Header:
 def headers(folder: Path) -> dict[str, Header]:
     """Every tensor of a checkpoint folder by its name on disk."""
     found: dict[str, Header] = {}
-    for path in _files(folder):
+    for path in weight_files(folder):
         found |= read_headers(path)
     if (folder / INDEX).is_file():
         promised = dict.fromkeys(read_json(folder / INDEX).get("weight_map", {}), ())
         compare(promised, dict.fromkeys(found, ()), where=str(folder / INDEX))
     return found
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint folder, those of the index in the order of their names."""
+    if (folder / INDEX).is_file():
+        shards = read_json(folder / INDEX).get("weight_map", {})
+        return [folder / name for name in sorted(set(shards.values()))]
+    if not (folder / WHOLE).is_file():
+        refuse_pickles(folder, WHOLE)
+    return [folder / WHOLE]
 
 
 def read_headers(path: Path) -> dict[str, Header]:
@@ -85,15 +95,6 @@ def compare(wanted: Mapping[str, Shape], given: Mapping[str, Shape], *, where: s
 def stored_dtype(found: Mapping[str, Header]) -> str:
     """The most common dtype of the files, as safetensors writes it (F32, BF16, F16)."""
     return Counter(header.dtype for header in found.values()).most_common(1)[0][0]
-
-
-def _files(folder: Path) -> list[Path]:
-    if (folder / INDEX).is_file():
-        shards = read_json(folder / INDEX).get("weight_map", {})
-        return [folder / name for name in sorted(set(shards.values()))]
-    if not (folder / WHOLE).is_file():
-        refuse_pickles(folder, WHOLE)
-    return [folder / WHOLE]
 
 
 def _listed(kind: str, names: Set[str]) -> list[str]:
