@@ -11,8 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from voidpad.engine.cache_policy import cache_name
 from voidpad.errors import ConfigError
 from voidpad.models.card import Card
-from voidpad.models.family import Family
-from voidpad.models.place import BITS
+from voidpad.models.families import Family
+from voidpad.models.place import Quantizer
 from voidpad.models.text import Messages, chat, chat_ids, raw_ids, special_ids
 from voidpad.roles import Roles
 
@@ -242,12 +242,8 @@ class Model:
 
     @property
     def quantized(self) -> str:
-        """How many bits the weights were squeezed into, such as 8bit; empty if they were not."""
-        how = self.net.config.to_dict().get("quantization_config")
-        if how is None:
-            return ""
-        known = how if isinstance(how, Mapping) else how.to_dict()
-        return next((bits for bits in BITS if known.get(f"load_in_{bits}")), "quantized")
+        """The quantization of the weights, such as 8bit; empty if there is none."""
+        return Quantizer.of(self.net)
 
     def approximations(self, plan: "Plan", *, cache: str | None = None) -> tuple[str, ...]:
         """What makes answers differ from those of plain decoding with the weights as they were released."""

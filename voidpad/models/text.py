@@ -11,12 +11,14 @@ from voidpad.errors import ConfigError, WeightsError
 Messages = Sequence[Mapping[str, str]]
 
 
-def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The folder's tokenizer: tokenizer.json, or Dream's vocab.json and merges.txt (Qwen2's own files)."""
+def read_tokenizer(
+    folder: Path, spelled: type[PreTrainedTokenizerBase] = Qwen2Tokenizer
+) -> PreTrainedTokenizerBase:
+    """The folder's tokenizer: tokenizer.json, or vocab.json and merges.txt in the class `spelled`."""
     if (folder / "tokenizer.json").is_file():
-        kind = PreTrainedTokenizerFast
+        kind: type[PreTrainedTokenizerBase] = PreTrainedTokenizerFast
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        kind = Qwen2Tokenizer
+        kind = spelled
     else:
         raise WeightsError(
             f"{folder}: no tokenizer.json, nor vocab.json with merges.txt; copy the tokenizer files."
