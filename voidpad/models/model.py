@@ -13,7 +13,7 @@ from voidpad.errors import ConfigError
 from voidpad.models.card import Card
 from voidpad.models.families import Family
 from voidpad.models.place import Quantizer
-from voidpad.models.text import Messages, chat, chat_ids, raw_ids, special_ids
+from voidpad.models.text import Messages, chat, encode_chat, raw_ids, special_ids
 from voidpad.roles import Roles
 
 if TYPE_CHECKING:
@@ -78,9 +78,13 @@ class Model:
         return self.net.config.max_position_embeddings
 
     def encode(self, prompt: Prompt, *, system: str | None = None, raw: bool = False) -> list[int]:
-        """Prompt ids: through the chat template, or the bare text with `raw`."""
+        """Prompt ids: through the chat template, or the bare text with `raw`.
+
+        Special tokens that are spelled in messages stay text; in `raw` text they become their ids.
+        """
         if not raw:
-            return self.admit(chat_ids(self.tokenizer, chat(prompt, system=system)))
+            turns = chat(prompt, system=system)
+            return self.admit(encode_chat(self.tokenizer, turns, roles=self.roles))
         if not isinstance(prompt, str) or system is not None:
             raise ConfigError("raw=True takes plain text; drop the system prompt and the messages, or raw.")
         return self.admit(raw_ids(self.tokenizer, prompt))
@@ -89,6 +93,13 @@ class Model:
         """The prompt ids, unless no canvas of this length could answer them."""
         if not ids:
             raise ConfigError("prompt is empty; give at least one character.")
+        rows = self.net.config.vocab_size
+        outside = next((token for token in ids if not 0 <= token < rows), None)
+        if outside is not None:
+            raise ConfigError(
+                f"prompt holds the id {outside}, outside the embedding (0 to {rows - 1}); "
+                "use the model's own tokenizer."
+            )
         if self.roles.mask in ids:
             place = list(ids).index(self.roles.mask)
             raise ConfigError(
