@@ -10,18 +10,33 @@ import time
 import httpx
 import openai
 import pytest
+import torch
+
 from serving import serving
+from voidpad.models import random_model
 
-from voidpad.builtin.tasks import heldout
-from voidpad.models import load
-
-PLAN = {"plan": "void", "fields": {"canvas": 64, "block": 16, "threshold": 0.9}}
-PROMPTS = [problem.prompt for task in ("tiny_steps", "tiny_expr") for problem in heldout(task, 4)]
+# Random weights answer in a moment and never the same twice; `name` is what clients call them.
+PLAN = {"plan": "void", "name": "tiny-void", "fields": {"canvas": 48, "block": 8}}
+PROMPTS = [
+    "two and two",
+    "what is left",
+    "leo has ten",
+    "how many",
+    "name a day",
+    "red or blue",
+    "count to nine",
+    "why",
+]
 
 
 @pytest.fixture(scope="module")
 def model():
-    return load("tiny-void")
+    made = random_model("llada", kv_heads=2, seed=2)
+    with (
+        torch.no_grad()
+    ):  # an end that is likely enough to come, and unlikely enough to leave a text before it
+        made.net.lm_head.weight[made.roles.eos] *= 1.6
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +70,7 @@ def test_a_chat_gives_what_generate_gives(client, model):
         [choice] = reply.choices
         assert choice.message.content == result.text
         assert choice.message.role == "assistant"
-        assert choice.finish_reason == "stop"
+        assert choice.finish_reason == ("stop" if set(result.tokens) & set(model.roles.ends) else "length")
         answer = [token for token in result.tokens if token not in model.roles.ends]
         assert reply.usage.completion_tokens == len(answer)
         assert reply.usage.prompt_tokens == len(model.encode(prompt))
@@ -86,7 +101,7 @@ def test_streamed_text_is_the_unstreamed_text(client):
         assert ends == {choice.index: choice.finish_reason for choice in whole.choices}
         assert chunks[0].choices[0].delta.role == "assistant"
         assert len({chunk.id for chunk in chunks}) == 1
-        assert sum(len(chunk.choices) > 0 and bool(chunk.choices[0].delta.content) for chunk in chunks) > 2
+        assert sum(len(chunk.choices) > 0 and bool(chunk.choices[0].delta.content) for chunk in chunks) >= 2
 
 
 def test_the_wire_is_openais_to_the_letter(running):
@@ -118,7 +133,7 @@ def test_completions_take_texts_and_token_ids(client, model):
     [alone] = client.completions.create(model="tiny-void", prompt=ids, seed=3).choices
     assert alone.text == want[0]
     [bare] = client.completions.create(model="tiny-void", prompt=PROMPTS[0], seed=3, max_tokens=8).choices
-    [result] = model.generate([PROMPTS[0]], "void", raw=True, **{**PLAN["fields"], "canvas": 16})
+    [result] = model.generate([PROMPTS[0]], "void", raw=True, **{**PLAN["fields"], "canvas": 8})
     assert model.text(result.tokens[:8]) == bare.text
 
 
@@ -138,7 +153,9 @@ def check_seeds(client, count):
 
     def run(mine):
         for prompt, seed in mine:
-            crowd[seed] = ask(client, prompt, seed=seed, temperature=0.8, max_tokens=32).choices[0].message.content
+            crowd[seed] = (
+                ask(client, prompt, seed=seed, temperature=0.8, max_tokens=32).choices[0].message.content
+            )
 
     threads = [threading.Thread(target=run, args=(jobs[k::16],)) for k in range(16)]
     for thread in threads:
@@ -167,8 +184,9 @@ def test_max_tokens_bounds_the_answer(client, model):
         cut = ask(client, PROMPTS[0], max_tokens=most)
         assert cut.usage.completion_tokens <= most
         assert cut.choices[0].finish_reason == "length"
-        assert cut.choices[0].model_extra["voidpad"]["canvas"] == 16
-        assert ask(client, PROMPTS[0], max_completion_tokens=most).choices == cut.choices
+        assert cut.choices[0].model_extra["voidpad"]["canvas"] == -(-most // 8) * 8
+        newer = ask(client, PROMPTS[0], max_completion_tokens=most).choices[0]
+        assert (newer.message, newer.finish_reason) == (cut.choices[0].message, "length")
     large = ask(client, PROMPTS[0], max_tokens=5000)
     assert large.choices[0].message.content == whole.choices[0].message.content
 
@@ -193,14 +211,24 @@ def test_logprobs_are_those_of_the_pass_that_wrote_the_token(client, model):
         scores = step.logits.double().log_softmax(-1)
         for place, (_, column) in enumerate(step.where.nonzero().tolist()):
             if step.chosen[0, column]:
-                steps[column - int(step.before.canvas.prompt[0])] = float(scores[place, step.tokens[0, column]])
+                steps[column - int(step.before.canvas.prompt[0])] = float(
+                    scores[place, step.tokens[0, column]]
+                )
     for slot, one in enumerate(content):
         assert one.logprob == pytest.approx(steps[slot], abs=1e-4)
-        assert [top.logprob for top in one.top_logprobs] == sorted((t.logprob for t in one.top_logprobs), reverse=True)
+        assert [top.logprob for top in one.top_logprobs] == sorted(
+            (t.logprob for t in one.top_logprobs), reverse=True
+        )
         assert len(one.top_logprobs) == 3
         assert bytes(one.bytes).decode() == one.token
     _, _, chunks = streamed(client, PROMPTS[4], logprobs=True)
-    tokens = [one.token for chunk in chunks for choice in chunk.choices if choice.logprobs for one in choice.logprobs.content]
+    tokens = [
+        one.token
+        for chunk in chunks
+        for choice in chunk.choices
+        if choice.logprobs
+        for one in choice.logprobs.content
+    ]
     assert tokens == [one.token for one in content]
     ids = model.encode(PROMPTS[4])
     [plain] = client.completions.create(model="tiny-void", prompt=ids, seed=0, logprobs=2).choices
@@ -212,7 +240,7 @@ def test_logprobs_are_those_of_the_pass_that_wrote_the_token(client, model):
 
 def test_a_bias_of_minus_100_bans_a_token(client, model):
     reply = ask(client, PROMPTS[4], logprobs=True)
-    token = next(one for one in reply.choices[0].logprobs.content if one.token.strip().isdigit())
+    token = next(one for one in reply.choices[0].logprobs.content if one.token.strip())
     [id] = [i for i in range(model.net.config.vocab_size) if model.tokenizer.decode([i]) == token.token][:1]
     banned = ask(client, PROMPTS[4], logit_bias={str(id): -100}, logprobs=True)
     assert token.token not in [one.token for one in banned.choices[0].logprobs.content]
@@ -220,7 +248,7 @@ def test_a_bias_of_minus_100_bans_a_token(client, model):
 
 def test_every_preset_streams_what_it_answers(client):
     for plan in ("original", "void", "void-expansion", "daedal", "rho-eos", "smart-crop"):
-        extra = {"voidpad": {"plan": plan, "canvas" if plan != "x" else "": 64} if plan in ("original", "void") else {"plan": plan}}
+        extra = {"voidpad": {"plan": plan, "block": 16}}
         whole = ask(client, PROMPTS[4], extra_body=extra, max_tokens=64)
         texts, ends, _ = streamed(client, PROMPTS[4], extra_body=extra, max_tokens=64)
         assert texts == {0: whole.choices[0].message.content}, plan
@@ -235,7 +263,11 @@ def test_several_turns_and_text_parts(client, model):
         {"role": "user", "content": PROMPTS[5]},
     ]
     [result] = model.generate([turns], PLAN["plan"], **PLAN["fields"])
-    parts = [{**turns[0], "role": "developer"}, {**turns[1], "content": [{"type": "text", "text": PROMPTS[4]}]}, *turns[2:]]
+    parts = [
+        {**turns[0], "role": "developer"},
+        {**turns[1], "content": [{"type": "text", "text": PROMPTS[4]}]},
+        *turns[2:],
+    ]
     reply = client.chat.completions.create(model="tiny-void", messages=parts, seed=0)
     assert reply.choices[0].message.content == result.text
 
@@ -355,7 +387,9 @@ BODIES = {
     "an array": b"[]",
     "NaN": b'{"model": "tiny-void", "temperature": NaN}',
     "Infinity": b'{"model": "tiny-void", "temperature": Infinity}',
-    "1e999": json.dumps({**CHAT, "temperature": 0}).replace('"temperature": 0', '"temperature": 1e999').encode(),
+    "1e999": json.dumps({**CHAT, "temperature": 0})
+    .replace('"temperature": 0', '"temperature": 1e999')
+    .encode(),
     "deep": b'{"model":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
     "not UTF-8": b'{"model": "\xff\xfe"}',
     "a key twice": b'{"model": "tiny-void", "model": "other"}',
@@ -368,7 +402,10 @@ BODIES = {
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_that_is_no_request_is_refused(running, name):
     reply = httpx.post(
-        running.url + ROUTES["chat"], content=BODIES[name], headers={"content-type": "application/json"}, timeout=20
+        running.url + ROUTES["chat"],
+        content=BODIES[name],
+        headers={"content-type": "application/json"},
+        timeout=20,
     )
     assert reply.status_code in (400, 404), reply.text
     assert "\n" not in reply.json()["error"]["message"]
@@ -379,7 +416,12 @@ def test_other_content_types_sizes_methods_and_paths(running):
         return httpx.post(running.url + ROUTES["chat"], timeout=20, **request)
 
     assert post(content=json.dumps(CHAT), headers={"content-type": "text/plain"}).status_code == 415
-    assert post(content=b'{"model": "' + b"x" * (1 << 20) + b'"}', headers={"content-type": "application/json"}).status_code == 413
+    assert (
+        post(
+            content=b'{"model": "' + b"x" * (1 << 20) + b'"}', headers={"content-type": "application/json"}
+        ).status_code
+        == 413
+    )
     assert httpx.get(running.url + ROUTES["chat"]).status_code == 405
     missing = httpx.get(running.url + "/v1/nothing")
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "invalid_request_error")
@@ -437,7 +479,12 @@ def test_models_health_ready_metrics_and_page(running, client):
     ready = httpx.get(running.url + "/ready")
     assert (ready.status_code, ready.json()["ready"]) == (200, True)
     text = httpx.get(running.url + "/metrics").text
-    for name in ("voidpad_requests_total", "voidpad_passes_total", "voidpad_rows_live 0.0", "voidpad_queue_seconds_count"):
+    for name in (
+        "voidpad_requests_total",
+        "voidpad_passes_total",
+        "voidpad_rows_live 0.0",
+        "voidpad_queue_seconds_count",
+    ):
         assert name in text
     page = httpx.get(running.url + "/")
     assert page.headers["content-type"].startswith("text/html")
@@ -450,7 +497,10 @@ def test_foreign_hosts_and_origins_are_refused(running):
         assert reply.status_code == 403
         assert "access-control-allow-origin" not in reply.headers
     own = {"Origin": running.url}
-    assert httpx.post(running.url + ROUTES["chat"], json={**CHAT, "max_tokens": 1}, headers=own).status_code == 200
+    assert (
+        httpx.post(running.url + ROUTES["chat"], json={**CHAT, "max_tokens": 1}, headers=own).status_code
+        == 200
+    )
 
 
 def test_keys(model, tmp_path):
@@ -479,9 +529,22 @@ def until(condition, seconds=20.0):
         time.sleep(0.01)
 
 
+def slowed(running, seconds=0.02):
+    """Make every pass take at least this long, so that what happens meanwhile can be seen."""
+    engine = running.state.engine.engine
+    network = engine.denoise
+
+    def slowly(canvas, where):
+        time.sleep(seconds)
+        return network(canvas, where)
+
+    engine.denoise = slowly
+
+
 def test_a_client_that_leaves_frees_its_rows(model):
-    slow = {"plan": "original", "fields": {"canvas": 192, "block": 192, "stop": "vanilla"}}
+    slow = {**PLAN, "plan": "original", "fields": {"canvas": 480, "block": 480, "ban": "eos"}}
     with serving(model, **slow, rows=4) as running:
+        slowed(running)
         body = {**CHAT, "stream": True, "n": 4}
         with httpx.stream("POST", running.url + ROUTES["chat"], json=body, timeout=60) as reply:
             next(reply.iter_lines())
@@ -499,8 +562,9 @@ def test_a_client_that_leaves_frees_its_rows(model):
 
 
 def test_a_full_queue_and_a_timeout(model):
-    slow = {"plan": "original", "fields": {"canvas": 192, "block": 192, "stop": "vanilla"}}
+    slow = {**PLAN, "plan": "original", "fields": {"canvas": 480, "block": 480, "ban": "eos"}}
     with serving(model, **slow, rows=1, queue=2, timeout=1.0) as running:
+        slowed(running)
         client = openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
         results: list[Exception] = []
 

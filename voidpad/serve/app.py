@@ -19,7 +19,7 @@ from voidpad.serve.access import Access
 from voidpad.serve.engine_thread import EngineThread, LiveRequest
 from voidpad.serve.metrics import Metrics
 from voidpad.serve.replies import KEEP_ALIVE, ReplyWriter, error_object, event
-from voidpad.serve.requests import GenerationRequest, RequestError, ServedModel, parse_body, read_request
+from voidpad.serve.requests import RequestError, ServedModel, parse_body, read_request
 
 log = logging.getLogger("voidpad.serve")
 KEEP_ALIVE_SECONDS = 15.0
@@ -48,6 +48,7 @@ class ServerState:
     page: str = ""  # the HTML of the page at /
     log_prompts: bool = False
     draining: bool = False
+    active: int = 0  # requests that are being answered
     started: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -157,6 +158,7 @@ class _Gate:
                 status = message["status"]
             await send(message)
 
+        self.state.active += 1
         try:
             self._check(scope)
             await self.app(scope, receive, noting)
@@ -170,6 +172,7 @@ class _Gate:
                 )
                 await _error_response(failure)(scope, receive, noting)
         finally:
+            self.state.active -= 1
             route = scope["path"] if scope["path"] in _ROUTES else "other"
             self.state.metrics.requests.labels(route, str(status)).inc()
             shown = {

@@ -10,9 +10,9 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,12 +21,17 @@ from torch import Tensor
 from voidpad.decode.canvas import Canvas
 from voidpad.decode.loop import Step
 from voidpad.decode.outcome import Outcome
-from voidpad.diagnose.trace.recorder import edits
+from voidpad.diagnose.trace.format import End
+from voidpad.diagnose.trace.recorder import Recorder, edits
+from voidpad.diagnose.trace.trace_files import end_record, header_record, pass_record
 from voidpad.engine.batching import Engine
 from voidpad.engine.events import Failed, Finished, Started, Wrote
 from voidpad.serve.choice import Choice, TextRules, TokenLogprob
 from voidpad.serve.metrics import Metrics
 from voidpad.serve.requests import GenerationRequest, RequestError
+
+if TYPE_CHECKING:
+    from voidpad.models import Model
 
 MOST_RECORDS = 4096  # canvas events a client may leave unread
 
@@ -74,9 +79,11 @@ class _Row:
     began: float | None = None
     final: int = 0  # leading slots that were handed over
     ending: bool = False  # the engine was told that the answer is complete
-    scored: np.ndarray | None = (
-        None  # a TokenLogprob or None for each canvas slot, where logprobs were requested
-    )
+    recorder: Recorder | None = None  # where the client wants to see the canvas
+    passes: int = 0  # recorded so far
+    named: set[int] = field(default_factory=set)  # tokens whose text the client has
+    # A TokenLogprob or None for each canvas slot, where logprobs were requested.
+    scored: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,7 @@ class _Update:
     row: _Row
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
-    record: dict[str, Any] | None = None
+    records: list[dict[str, Any]] = field(default_factory=list)
     report: dict[str, Any] | None = None
     stop_reason: str | None = None
     error: RequestError | None = None
@@ -100,17 +107,18 @@ class EngineThread:
         engine: Engine,
         rules: TextRules,
         *,
-        context: int,
+        model: Model,
+        cache: str | None = None,
         token_text: Callable[[int], str],
-        approximations: Callable[[GenerationRequest], tuple[str, ...]],
         queue: int = 256,
     ) -> None:
-        self.engine, self.rules, self.context, self.token_text = engine, rules, context, token_text
-        self.approximations, self.queue = approximations, queue
+        self.engine, self.rules, self.model, self.cache = engine, rules, model, cache
+        self.token_text, self.queue = token_text, queue
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.rows: dict[int, _Row] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
         self.wake = threading.Condition()
+        self.registering = threading.Lock()  # no event of a row is read before the row is in `rows`
         self.closing = False
         self.alive = False
         self.thread = threading.Thread(target=self._run, name="voidpad-engine", daemon=True)
@@ -150,7 +158,7 @@ class EngineThread:
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
-        limits = [canvas_limit(request, len(prompt), self.context) for prompt in request.prompts]
+        limits = [canvas_limit(request, len(prompt), self.model.context) for prompt in request.prompts]
         count = request.rows
         choices = [Choice(self.rules, request.stops, request.max_tokens) for _ in range(count)]
         live = LiveRequest(
@@ -162,7 +170,7 @@ class EngineThread:
             stop=self._cancel,
         )
         now = time.monotonic()
-        with self.wake:
+        with self.registering:
             for index in range(count):
                 prompt = request.prompts[index // request.n]
                 handle = self.engine.submit(
@@ -175,7 +183,8 @@ class EngineThread:
                     observe=self._observe(request),
                 )
                 live.handles.append(handle)
-                self.rows[handle] = _Row(live, index, now)
+                self.rows[handle] = _Row(live, index, now, recorder=self._recorder(request))
+        with self.wake:
             self.wake.notify()
         return live
 
@@ -197,7 +206,9 @@ class EngineThread:
                         return
                 events = self.engine.step()
                 self.metrics.passes.inc()
-                self._hand_over(self._updates(events))
+                with self.registering:
+                    updates = self._updates(events)
+                self._hand_over(updates)
         except BaseException as error:
             self._hand_over(
                 [_Update(row, error=_server_error("the engine failed.")) for row in list(self.rows.values())]
@@ -245,18 +256,41 @@ class EngineThread:
             logprobs = self._take_scores(row, len(tokens))
             row.final += len(tokens)
             if tokens or row.live.request.canvas_events:
-                updates.append(_Update(row, tokens, logprobs, record=self._record(row, event, place)))
+                updates.append(_Update(row, tokens, logprobs, records=self._records(row, event, place)))
             if not row.ending and not self.rules.ends.isdisjoint(tokens):
                 row.ending = True
                 self.engine.end_early(handle)
         return updates
 
-    def _observe(self, request: GenerationRequest) -> Any:
-        """Which logits canvas events need besides those of decoding: those of every slot."""
-        return all_slots if request.canvas_events else None
+    def _recorder(self, request: GenerationRequest) -> Recorder | None:
+        if not request.canvas_events:
+            return None
+        return Recorder(self.model, plan_name=request.plan_name, seed=request.seed, cache=self.cache)
 
-    def _record(self, row: _Row, event: Wrote, place: int) -> dict[str, Any] | None:
-        return None
+    def _observe(self, request: GenerationRequest) -> Any:
+        """Canvas events show the probabilities of every slot; under a cache only the block's are computed."""
+        return all_slots if request.canvas_events and not self.cache else None
+
+    def _records(self, row: _Row, event: Wrote, place: int) -> list[dict[str, Any]]:
+        """The lines of a trace that this pass adds, each with the text of the tokens it names first."""
+        if row.recorder is None:
+            return []
+        records, canvas = [], event.step.before.canvas
+        if not row.passes:
+            prompt = canvas.ids[place, : int(canvas.prompt[place])].tolist()
+            header = row.recorder.header_of(event.plan, canvas.roles, prompt)
+            records.append(self._with_pieces(row, header_record(row.index, header), prompt))
+        step = row.recorder.pass_of(event.plan, event.step, place, row.passes)
+        row.passes += 1
+        named = [token for _, token, _ in step.commits] + [
+            edit.id for edit in step.edits if edit.id is not None
+        ]
+        return [*records, self._with_pieces(row, pass_record(row.index, step), named)]
+
+    def _with_pieces(self, row: _Row, record: dict[str, Any], tokens: Iterable[int]) -> dict[str, Any]:
+        fresh = [token for token in dict.fromkeys(tokens) if token not in row.named]
+        row.named.update(fresh)
+        return {"record": record, "pieces": {token: self.token_text(token) for token in fresh}}
 
     def _score(self, row: _Row, step: Step, place: int) -> None:
         """Log-probabilities of the tokens written in this pass, kept by slot while the canvas changes length."""
@@ -313,7 +347,7 @@ class EngineThread:
             "passes_shared": outcome.passes_shared,
             "canvas": outcome.canvas,
             "stop_reason": "eos" if row.ending else outcome.stop_reason,
-            "approximations": list(self.approximations(row.live.request)),
+            "approximations": list(self.model.approximations(row.live.request.plan, cache=self.cache)),
             "queue_seconds": round(began - row.submitted, 4),
             "decode_seconds": round(now - began, 4),
         }
@@ -322,7 +356,12 @@ class EngineThread:
         self.metrics.row_passes.labels("probe").inc(outcome.passes_probe)
         if outcome.stop_reason in ("cancelled", "deadline"):
             self.metrics.cancelled.labels(outcome.stop_reason).inc()
-        return _Update(row, tokens, logprobs, report=report, stop_reason=outcome.stop_reason)
+        records = []
+        if row.recorder is not None and row.passes:
+            result = self.model.result(outcome, row.live.request.plan, cache=self.cache)
+            pieces = {token: self.token_text(token) for token in sorted(row.named)}
+            records.append({"record": end_record(row.index, End(result, pieces))})
+        return _Update(row, tokens, logprobs, records, report, outcome.stop_reason)
 
     # The event loop
 
@@ -337,8 +376,8 @@ class EngineThread:
                 continue
             if update.tokens:
                 choice.feed(update.tokens, update.logprobs)
-            if update.record is not None:
-                live.records.append((index, update.record))
+            if update.records:
+                live.records.extend((index, record) for record in update.records)
                 if len(live.records) > MOST_RECORDS:
                     live.fail(RequestError("the client reads canvas events too slowly.", status=400))
                     live.cancel()
@@ -398,7 +437,7 @@ def canvas_limit(request: GenerationRequest, prompt_tokens: int, context: int) -
     return min(room, -(-request.max_tokens // block) * block)
 
 
-def text_rules(model: Any) -> TextRules:
+def text_rules(model: Model) -> TextRules:
     """How this model's ids become text, gathered once."""
     from voidpad.models.text import special_ids
 
@@ -410,4 +449,3 @@ def text_rules(model: Any) -> TextRules:
         dropped=frozenset(special_ids(tokenizer) | model.roles.all()),
         cleaned=cleaned,
     )
-

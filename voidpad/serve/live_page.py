@@ -41,15 +41,19 @@ def plan_fields(served: ServedModel, name: str) -> list[dict[str, Any]]:
         if field.name in HIDDEN:
             continue
         default = served.fields.get(field.name, field.default) if name == served.plan_name else field.default
-        shown.append({
-            "name": field.name,
-            "type": field.type.__name__ if isinstance(field.type, type) else str(field.type),
-            "default": default if isinstance(default, str | int | float | bool) else ",".join(map(str, default or ())),
-            "at_least": field.at_least,
-            "at_most": field.at_most,
-            "choices": list(field.choices) if field.choices else None,
-            "help": field.help,
-        })
+        shown.append(
+            {
+                "name": field.name,
+                "type": field.type.__name__ if isinstance(field.type, type) else str(field.type),
+                "default": default
+                if isinstance(default, str | int | float | bool)
+                else ",".join(map(str, default or ())),
+                "at_least": field.at_least,
+                "at_most": field.at_most,
+                "choices": list(field.choices) if field.choices else None,
+                "help": field.help,
+            }
+        )
     return shown
 
 

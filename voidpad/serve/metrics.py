@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -14,7 +15,7 @@ class Metrics:
 
     def __init__(self, *, waiting: Callable[[], int], live: Callable[[], int]) -> None:
         self.registry = CollectorRegistry()
-        own = {"registry": self.registry}
+        own: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter(
             "voidpad_requests", "Requests by route and status", ["route", "status"], **own
         )

@@ -100,9 +100,9 @@ class ReplyWriter:
         return [*chunks, DONE]
 
     def canvas(self, index: int, record: dict[str, Any]) -> bytes:
-        """A chunk without choices that carries one record of the trace, for a page that draws the canvas."""
+        """A chunk without choices that carries one line of the trace, for a page that draws the canvas."""
         reply = self._envelope("chat.completion.chunk" if self.chat else "text_completion", [])
-        return event({**reply, **self._usage_slot(), "voidpad": {"choice": index, "record": record}})
+        return event({**reply, **self._usage_slot(), "voidpad": {"choice": index, **record}})
 
     def usage(self, choices: Sequence[Choice], prompt_tokens: int) -> dict[str, int]:
         """Tokens of prompts and answers; an answer's tokens are those before its end."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from voidpad.decode.plan import Plan
 from voidpad.errors import VoidpadError
+from voidpad.models.text import encode_text, raw_ids
 
 if TYPE_CHECKING:
     from voidpad.models import Model
@@ -180,7 +181,7 @@ def read_request(
         if newer is not None and max_tokens is not None and newer != max_tokens:
             raise RequestError("max_tokens and max_completion_tokens differ; give one.", param="max_tokens")
         max_tokens = newer if newer is not None else max_tokens
-        prompts = (_chat_ids(fields.required("messages"), served.model),)
+        prompts: tuple[tuple[int, ...], ...] = (_chat_ids(fields.required("messages"), served.model),)
         logprobs, top = fields.flag("logprobs") or False, fields.whole("top_logprobs", 0, MOST_TOP_LOGPROBS)
         if top is not None and not logprobs:
             raise RequestError("top_logprobs needs logprobs=true.", param="top_logprobs")
@@ -319,7 +320,12 @@ def _prompt_ids(prompt: Any, model: Model, *, special: bool) -> tuple[tuple[int,
 def _one_prompt(one: Any, model: Model, *, special: bool) -> tuple[int, ...]:
     try:
         if isinstance(one, str):
-            return tuple(model.encode(one, raw=True, special_tokens=special))
+            ids = (
+                raw_ids(model.tokenizer, one)
+                if special
+                else encode_text(model.tokenizer, one, roles=model.roles)
+            )
+            return tuple(model.admit(ids))
         if isinstance(one, list) and all(_is_id(token) for token in one):
             rows = model.net.config.vocab_size
             outside = [token for token in one if not 0 <= token < rows]

@@ -24,7 +24,7 @@ from voidpad.errors import VoidpadError
 from voidpad.serve.access import Access, read_access
 from voidpad.serve.app import LogLines, ServerLimits, ServerState, build_app
 from voidpad.serve.engine_thread import EngineThread, text_rules
-from voidpad.serve.requests import GenerationRequest, ServedModel
+from voidpad.serve.requests import ServedModel
 
 if TYPE_CHECKING:
     from voidpad.models import Model
@@ -68,15 +68,12 @@ def make_state(model: Model, options: ServeOptions, access: Access | None = None
             pieces[token] = str(model.tokenizer.decode([token]))
         return pieces[token]
 
-    def approximations(request: GenerationRequest) -> tuple[str, ...]:
-        return model.approximations(request.plan, cache=options.cache)
-
     thread = EngineThread(
         engine,
         text_rules(model),
-        context=model.context,
+        model=model,
+        cache=options.cache,
         token_text=token_text,
-        approximations=approximations,
         queue=options.queue,
     )
     content = repr((model.fingerprint, default, options.cache, version("voidpad")))
@@ -136,7 +133,11 @@ class _Server(uvicorn.Server):
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop)
-        self.state.engine.on_failure = lambda error: loop.call_soon_threadsafe(self._failed, error)
+
+        def failed(error: BaseException) -> None:
+            loop.call_soon_threadsafe(self._failed, error)
+
+        self.state.engine.on_failure = failed
         self.state.engine.start(loop)
         await super().startup(sockets=sockets)
         self.when_ready()
@@ -163,18 +164,11 @@ class _Server(uvicorn.Server):
     async def _drain(self) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + self.options.drain
-        while (self.state.engine.rows or self._busy()) and loop.time() < end:
+        while (self.state.engine.rows or self.state.active) and loop.time() < end:
             await asyncio.sleep(0.05)
         for row in list(self.state.engine.rows.values()):
             row.live.cancel()
         self.should_exit = True
-
-    def _busy(self) -> bool:
-        """Whether a connection is still writing an answer."""
-        return any(
-            getattr(one, "cycle", None) and not one.cycle.response_complete
-            for one in self.server_state.connections
-        )
 
     def _failed(self, error: BaseException) -> None:
         self.failure = error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -71,7 +71,7 @@ class Recorder:
                     prompt = canvas.ids[row, : int(canvas.prompt[row])].tolist()
                     self.rows[handle] = _Recorded(event.plan, canvas.roles, prompt)
                 passes = self.rows[handle].passes
-                passes.append(self._pass(event.plan, event.step, row, len(passes)))
+                passes.append(self.pass_of(event.plan, event.step, row, len(passes)))
         elif isinstance(event, Finished) and event.handle in self.rows:
             self.traces.append(self._trace(self.rows.pop(event.handle), event.outcome))
 
@@ -79,7 +79,8 @@ class Recorder:
         """Every finished row, in the order of the prompts."""
         write(path, sorted(self.traces, key=lambda trace: trace.row))
 
-    def _pass(self, plan: Plan, step: Step, row: int, n: int) -> Pass:
+    def pass_of(self, plan: Plan, step: Step, row: int, n: int) -> Pass:
+        """What one row did in its pass number `n`."""
         before, after, roles = step.before, step.after, step.before.canvas.roles
         ids = np.array(after.canvas.answer(row), dtype=np.int64)
         commits = committed(step, row)
@@ -123,16 +124,20 @@ class Recorder:
             arrays[name] = whole.flatten().numpy()
         return arrays
 
-    def _trace(self, row: _Recorded, outcome: Outcome) -> Trace:
-        header = Header(
+    def header_of(self, plan: Plan, roles: Roles, prompt: Sequence[int]) -> Header:
+        """What a row's trace says before its first pass."""
+        return Header(
             model=self.model.name,
             family=self.model.family.name,
-            roles=row.roles,
-            prompt=Prompt(str(self.model.tokenizer.decode(row.prompt)), tuple(row.prompt)),
-            plan=plain(row.plan),
+            roles=roles,
+            prompt=Prompt(str(self.model.tokenizer.decode(list(prompt))), tuple(prompt)),
+            plan=plain(plan),
             detail=self.detail,
             **self.about,
         )
+
+    def _trace(self, row: _Recorded, outcome: Outcome) -> Trace:
+        header = self.header_of(row.plan, row.roles, row.prompt)
         passes = tuple(row.passes)
         result = self.model.result(outcome, row.plan, cache=self.cache)
         return Trace(outcome.key, header, passes, result, self._pieces({*row.prompt, *outcome.ids}, passes))
