@@ -85,7 +85,12 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     listed = called("git", "-C", ROOT, "ls-files", "-z", "voidpad").stdout.split("\0")
     wanted = {name for name in listed if name and (ROOT / name).is_file()}
     assert wanted - names == set()
-    for folder, suffix in (("viewer/assets", ".html"), ("viewer/assets", ".js"), ("tasks", ".yaml")):
+    for folder, suffix in (
+        ("diagnose/page/assets", ".html"),
+        ("diagnose/page/assets", ".js"),
+        ("evaluate/tasks", ".yaml"),
+        ("recipes", ".toml"),
+    ):
         assert any(name.startswith(f"voidpad/{folder}/") and name.endswith(suffix) for name in names), folder
     assert "voidpad/builtin/assets/tokenizer/tokenizer.json" in names
     assert all(name.startswith(("voidpad/", "voidpad-")) for name in names)
