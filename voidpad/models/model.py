@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from voidpad.engine.cache_policy import cache_name
 from voidpad.errors import ConfigError
-from voidpad.models.card import Card
+from voidpad.models.card import Card, default_plan
 from voidpad.models.families import Family
 from voidpad.models.place import Quantizer
 from voidpad.models.text import Messages, chat, encode_chat, raw_ids, special_ids
@@ -71,6 +71,30 @@ class Model:
     @property
     def device(self) -> torch.device:
         return self.net.device
+
+    @property
+    def adapted(self) -> bool:
+        """Whether an adapter is around the network, not merged into it."""
+        return isinstance(self.net, PeftModel)
+
+    @property
+    def parameters(self) -> int:
+        """The number of weights, those of an adapter included; two 4-bit weights share a stored byte."""
+        packed = 2 if self.quantized == "4bit" else 1
+        return sum(p.numel() * (packed if p.dtype == torch.uint8 else 1) for p in self.net.parameters())
+
+    @property
+    def summary(self) -> str:
+        """One line: name, device, number format, parameters and the memory of the weights."""
+        where = ", ".join(sorted({str(device) for device in devices(self.net)}))
+        size = sum(p.numel() * p.element_size() for p in self.net.parameters())
+        form = f"{self.quantized} weights" if self.quantized else str(self.net.dtype).removeprefix("torch.")
+        return f"{self.name} on {where}: {form}, {_short(self.parameters)} parameters, {_short(size)}B"
+
+    @property
+    def default_plan(self) -> str:
+        """The plan that fits the padding this checkpoint was trained with."""
+        return default_plan(self.card)
 
     @property
     def context(self) -> int:
@@ -276,6 +300,15 @@ class Model:
             ids=outcome.ids,
             key=outcome.key,
         )
+
+
+def _short(count: float) -> str:
+    """A number in three digits with its unit: 1234567 is 1.23 M."""
+    for unit in ("", " k", " M", " G"):
+        if count < 1000:
+            return f"{count:.3g}{unit}"
+        count /= 1000
+    return f"{count:.3g} T"
 
 
 def devices(net: torch.nn.Module) -> set[torch.device]:
