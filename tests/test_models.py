@@ -10,8 +10,8 @@ from originals import original_name, write_original
 from voidpad.errors import ConfigError, WeightsError
 from voidpad.models import DREAM, FAMILIES, LLADA, Card, load, random_model, read_card, save
 from voidpad.models.card import read_json
-from voidpad.models.family import rename, translate
-from voidpad.models.weights import Header, check
+from voidpad.models.families import recognise
+from voidpad.models.weights import TensorHeader, check
 from voidpad.roles import Roles
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
@@ -41,24 +41,31 @@ ROWS = [[7, 20, 33, 12, 0, 0, 0, 0], [9, 40, 0, 0, 0, 0, 0, 0]]
 @pytest.mark.parametrize(("name", "count"), [("llada-8b-instruct", 291), ("dream-7b-instruct", 339)])
 def test_every_released_tensor_has_its_place(data_dir, name, count):
     folder = data_dir / "hub" / name
-    family, values = translate(read_json(folder / "config.json"), where=name)
+    values = read_json(folder / "config.json")
+    family = recognise(values, where=name)
     released = read_json(folder / "model.safetensors.index.json")["weight_map"]
-    config = family.config(values)
+    config = family.read_config(values, where=name)
     with torch.device("meta"):
         net = family.net_class(config)
     wanted = {tensor: tuple(value.shape) for tensor, value in net.state_dict().items()}
-    assert {rename(tensor) for tensor in released} == set(wanted)
+    assert {family.tensor_name(tensor) for tensor in released} == set(wanted)
     assert len(released) == len(wanted) == count
     assert config.is_causal is False
     # The released total size is that of these shapes in bfloat16, which pins them all at once.
     total = read_json(folder / "model.safetensors.index.json")["metadata"]["total_size"]
     assert 2 * sum(torch.Size(shape).numel() for shape in wanted.values()) == total
-    check({tensor: Header(wanted[rename(tensor)], "BF16") for tensor in released}, family, config, where=name)
+    check(
+        {tensor: TensorHeader(wanted[family.tensor_name(tensor)], "BF16") for tensor in released},
+        family,
+        config,
+        where=name,
+    )
 
 
 def test_released_shapes(data_dir):
-    family, values = translate(read_json(data_dir / "hub" / "llada-8b-instruct" / "config.json"), where="")
-    config = family.config(values)
+    values = read_json(data_dir / "hub" / "llada-8b-instruct" / "config.json")
+    family = recognise(values, where="")
+    config = family.read_config(values, where="")
     assert (family, config.hidden_size, config.intermediate_size) == (LLADA, 4096, 12288)
     assert (config.num_key_value_heads, config.vocab_size, config.max_position_embeddings) == (
         32,
@@ -66,8 +73,9 @@ def test_released_shapes(data_dir):
         4096,
     )
     assert config.rope_parameters["rope_theta"] == 500000.0
-    family, values = translate(read_json(data_dir / "hub" / "dream-7b-instruct" / "config.json"), where="")
-    config = family.config(values)
+    values = read_json(data_dir / "hub" / "dream-7b-instruct" / "config.json")
+    family = recognise(values, where="")
+    config = family.read_config(values, where="")
     assert (family, config.num_key_value_heads, config.vocab_size) == (DREAM, 4, 152064)
     assert (config.rms_norm_eps, config.rope_parameters["rope_theta"]) == (1e-6, 1000000.0)
 

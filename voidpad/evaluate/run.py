@@ -51,10 +51,13 @@ def evaluate(
 
 
 def loaded(settings: Settings, resources: Resources) -> Model:
-    place: dict[str, Any] = (
-        {"device_map": "auto"} if resources.device == "auto" else {"device": resources.device}
+    return load(
+        settings.model,
+        settings.adapter,
+        device=resources.device,
+        dtype=settings.dtype,
+        quantize=settings.quantize,
     )
-    return load(settings.model, settings.adapter, dtype=settings.dtype, quantize=settings.quantize, **place)
 
 
 def join(shards: Sequence[Path], out: Path, *, resources: Resources | None = None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from voidpad.errors import ConfigError
 from voidpad.models.card import Card
-from voidpad.models.family import FAMILIES
+from voidpad.models.families import FAMILIES
 from voidpad.models.model import Model
 from voidpad.roles import RAINBOW_NAMES, VOID_NAME, resolve
 
