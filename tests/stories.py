@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from voidpad.diagnose.trace import Edit, Header, Pass, Prompt, Summary, Trace
+from voidpad.decode.outcome import Result
+from voidpad.diagnose.trace import Edit, Header, Pass, Prompt, Trace
 from voidpad.roles import Roles
 
 
@@ -134,13 +135,13 @@ def ended(head: Header, passes: list[Pass], canvas: np.ndarray) -> Trace:
     end = counted(canvas)["first_eos"]
     tokens = canvas.tolist() if end is None else canvas[: end + 1].tolist()
     probes = sum(step.phase == "probe" for step in passes)
-    result = Summary(
+    result = Result(
+        key=0,
         text=" ".join(PIECES[token] for token in tokens if token > VOID),
         tokens=tokens,
         ids=canvas.tolist(),
         passes_decode=len(passes) - probes,
         passes_probe=probes,
-        canvas=len(canvas),
         stop_reason="eos" if (canvas == MASK).any() else "full",
     )
     return Trace(0, head, tuple(passes), result, PIECES)

@@ -324,7 +324,7 @@ def test_quantized_weights_carry_an_adapter(tmp_path, family, bits):
     pair = torch.stack([logits(loaded).flatten(), logits(trained).flatten()])
     assert pair.corrcoef()[0, 1] > 0.95
     [answer] = loaded.generate("hi", "void", canvas=8, block=4, threshold=0.9)
-    assert answer.accelerated == (f"{bits} weights", "threshold")
+    assert answer.approximations == (f"{bits} weights", "threshold")
     with pytest.raises(ConfigError, match="cannot merge into quantized weights; load it without quantize"):
         merge(loaded)
 

@@ -19,6 +19,7 @@ from voidpad.diagnose.oracle_lengths import ROLES, WORD, LengthOracle, tell
 from voidpad.diagnose.overflow import Answer, Rule, overflown, rates, trajectory, verdict
 from voidpad.diagnose.theory import Case, Lengths, agree, predict, spread, suffixed
 from voidpad.diagnose.trace import Trace
+from voidpad.engine.batching import Engine
 from voidpad.errors import ConfigError
 from voidpad.models import random_model
 from voidpad.roles import Roles
@@ -315,14 +316,14 @@ def test_trajectories_retell_the_decode(family, block):
 def oracle_trace(padding: str, **fields) -> Trace:
     """The oracle's decode as a trace: a real record of a decode whose every commit is known."""
     model = random_model("llada")
-    from voidpad.decode.loop import decode
     from voidpad.diagnose.trace import Recorder
 
     chosen = plan("original", canvas=6, **fields)
-    recorder = Recorder(model, chosen, plan_name="original")
-    oracle = LengthOracle(SPEC, POLICIES[padding], 6)
-    for step in decode(oracle, [[WORD]], ROLES, chosen, observe=recorder.observe):
-        recorder(step)
+    recorder = Recorder(model, plan_name="original")
+    engine = Engine(LengthOracle(SPEC, POLICIES[padding], 6), ROLES)
+    engine.submit([WORD], chosen, observe=recorder.observe)
+    for event in engine.events():
+        recorder(event)
     return recorder.traces[0]
 
 

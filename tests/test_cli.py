@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -80,9 +80,8 @@ def models(folders) -> dict[str, Model]:
 
 def told(result: Result) -> dict:
     """A result as --json tells it, but for the time."""
-    return json.loads(
-        json.dumps({k: v for k, v in asdict(result).items() if k not in ("ids", "key", "seconds")})
-    )
+    names = (*FIELDS, "approximations")
+    return json.loads(json.dumps({name: getattr(result, name) for name in names if name != "seconds"}))
 
 
 def untimed(row: dict) -> dict:
@@ -105,7 +104,7 @@ def test_every_preset_decodes(voidpad, folders, models, family, name):
     assert ran.status == 0, ran.err
     assert [tuple(row)[:8] for row in ran.rows] == [FIELDS] * 2
     for row in ran.rows:
-        assert tuple(row) == (*FIELDS, "accelerated")
+        assert tuple(row) == (*FIELDS, "approximations")
         assert row["stop_reason"] in REASONS
         assert row["passes_decode"] > 0
         assert len(row["tokens"]) <= row["canvas"] <= max(8, *limits.values(), 0)
@@ -309,6 +308,21 @@ def test_live_off_a_terminal(voidpad, folders, family, name):
     ]
 
 
+@BOTH
+@pytest.mark.parametrize("cache", ["prefix", "dual", "dual:3"])
+def test_caches_live_views_traces_and_deltas_combine(voidpad, folders, tmp_path, family, cache):
+    run = ("generate", "hi", "two words", "--model", folders[family], *SMALL, "--json", "--cache", cache)
+    plain = voidpad(*run)
+    watched = voidpad(*run, "--live", "--trace", tmp_path / "trace.jsonl", "--report-delta")
+    assert watched.status == 0, watched.err
+    assert [untimed(row) for row in watched.rows] == [untimed(row) for row in plain.rows]
+    assert f"against exact decoding, with {cache} cache" in watched.err
+    for one, row in zip(trace.read(tmp_path / "trace.jsonl"), plain.rows, strict=True):
+        assert one.header.recorded == "block"
+        assert list(one.result.approximations) == row["approximations"] == [f"{cache} cache"]
+        assert one.result.tokens == row["tokens"]
+
+
 # ------------------------------------------------------------------------------------------------- warnings
 def test_a_gap_that_cannot_bind_is_told_once(voidpad, folders):
     run = (
@@ -336,10 +350,10 @@ def test_approximations_are_named_and_compared(voidpad, folders):
     run = ("generate", "a", "b", "--model", folders["llada"], *SMALL, "--json")
     ran = voidpad(*run, "--cache", "dual", "--threshold", 0.2, "--report-delta")
     assert ran.status == 0
-    assert [row["accelerated"] for row in ran.rows] == [["dual cache", "threshold"]] * 2
+    assert [row["approximations"] for row in ran.rows] == [["dual cache", "threshold"]] * 2
     assert ran.err.startswith("against exact decoding, with dual cache, threshold: tokens equal ")
     exact = voidpad(*run)
-    assert [row["accelerated"] for row in exact.rows] == [[], []]
+    assert [row["approximations"] for row in exact.rows] == [[], []]
     saved = sum(row["passes_decode"] for row in exact.rows)
     assert f"passes {sum(row['passes_decode'] for row in ran.rows)} against {saved}" in ran.err
 
@@ -399,7 +413,6 @@ USAGE = [
     ((*SMALL, "--rows", 0, "--live"), "rows=0 leaves no room for a row; use at least 1."),
     ((*SMALL, "--tokens", 0), "tokens=0 leaves no room for a row; use at least 1."),
     ((*SMALL, "--cache", "all"), "cache='all' is unknown; use prefix or dual"),
-    ((*SMALL, "--cache", "dual", "--live"), "do not go with --live and --trace"),
     ((*SMALL, "--dtype", "float8"), "dtype 'float8' is unknown; use auto, float32 or bfloat16."),
     ((*SMALL, "--device", "warp"), "device 'warp' is unknown; use cpu, cuda or cuda:<n>."),
     ((*SMALL, "--quantize", "3bit"), "quantize '3bit' is unknown; use 8bit or 4bit."),

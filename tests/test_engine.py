@@ -3,21 +3,29 @@
 import gc
 import math
 import random
+import threading
+import time
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as fields_of
 
 import psutil
 import pytest
 import torch
 
 import reference
-from cases import Case, case, steps_of
+from cases import Case, case, steps_of, watch
 from toys import LOW, SEPARATOR, Chaos, Toy, World
 from voidpad.commands.calibrate import own_prompts
 from voidpad.decode import Outcome, decode, plan
+from voidpad.decode.canvas import first
+from voidpad.decode.length import Fixed as FixedLength
 from voidpad.engine.batching import Engine
-from voidpad.engine.packed import Packed
-from voidpad.errors import ConfigError, RoleError
+from voidpad.engine.events import Event, Failed, Finished, Started, Wrote
+from voidpad.engine.packed import PackedDenoiser
+from voidpad.errors import ConfigError, RoleError, VoidpadError
 from voidpad.models import Model, load
 from voidpad.roles import Roles
 
@@ -93,15 +101,17 @@ def pool_of(some: list[Job]) -> Pool:
     return Pool({job.key: Toy(job.case.logits) for job in some})
 
 
-def submit(engine: Engine, job: Job) -> None:
-    engine.submit(job.prompt, job.case.plan, seed=job.case.seed, key=job.key)
+def submit(engine: Engine, job: Job) -> int:
+    return engine.submit(job.prompt, job.case.plan, seed=job.case.seed, key=job.key)
+
+
+def ended(events: list[Event]) -> list[Outcome]:
+    assert not [event for event in events if isinstance(event, Failed)]
+    return [event.outcome for event in events if isinstance(event, Finished)]
 
 
 def drain(engine: Engine) -> list[Outcome]:
-    found: list[Outcome] = []
-    while engine.busy:
-        found += engine.step()
-    return found
+    return ended(list(engine.events()))
 
 
 def result(row) -> dict:
@@ -109,7 +119,8 @@ def result(row) -> dict:
 
 
 def idle(engine: Engine) -> bool:
-    return not (engine.busy or engine.live or engine.waiting or engine.since or engine.cancelled)
+    left = (engine._requests, engine._short, engine._long, engine._deadlines, engine._ending)
+    return not (engine.busy or engine.live or engine.waiting or any(left))
 
 
 # ------------------------------------------------------------------------------------- equal to one row
@@ -143,7 +154,7 @@ def test_the_limits_are_used():
     work = sum(row.passes_decode for row in done)
     assert work == sum(pool.rows) == sum(4 * (1 + key % 5) for key in range(40))
     assert len(pool.rows) <= work / 4 + 20  # full but for the last rows
-    assert (engine.passes, engine.took_part, engine.tokens_read) == (
+    assert (engine.passes, engine.rows_read, engine.tokens_read) == (
         len(pool.rows),
         pool.rows[-1],
         pool.sizes[-1],
@@ -156,7 +167,7 @@ def test_rows_may_be_submitted_while_others_run():
     done: list[Outcome] = []
     for job in some:
         submit(engine, job)
-        done += engine.step()
+        done += ended(engine.step())
     done += drain(engine)
     assert sorted(row.key for row in done) == [job.key for job in some]
     for row in done:
@@ -175,18 +186,30 @@ def test_run_keys_rows_by_their_place():
         assert row.ids == again[3 - key].ids  # greedy: the key has no say
 
 
-def test_keys_are_counted_and_never_given_twice():
+def test_handles_are_never_given_twice_and_draw_keys_may_repeat():
     engine = Engine(Toy(CALM), LOW)
-    assert [engine.submit(prompt(2), WORDS) for _ in range(3)] == [0, 1, 2]
-    assert engine.submit(prompt(2), WORDS, key=7) == 7
-    assert engine.submit(prompt(2), WORDS) == 8
-    for moment in ("waiting", "live"):
-        with pytest.raises(ConfigError, match="key=7 is in use"):
-            engine.submit(prompt(2), WORDS, key=7)
-        if moment == "waiting":
-            engine.step()
-    assert sorted(row.key for row in drain(engine)) == [0, 1, 2, 7, 8]
-    assert engine.submit(prompt(2), WORDS, key=7) == 7
+    keys = [0, 0, 7, 7, 2**40]
+    handles = [engine.submit(prompt(2), WORDS, key=key) for key in keys]
+    assert handles == [0, 1, 2, 3, 4]
+    done = [event for event in engine.events() if isinstance(event, Finished)]
+    assert sorted((event.handle, event.outcome.key) for event in done) == list(enumerate(keys))
+    assert engine.submit(prompt(2), WORDS, key=7) == 5
+
+
+def test_equal_seeds_and_draw_keys_give_equal_rows_whatever_the_handle_and_the_company():
+    warm = plan("void", canvas=8, block=4, temperature=1.0)
+    alone = Engine(Toy(CALM), LOW)
+    alone.submit(prompt(4), warm, seed=3, key=2)
+    [wanted] = drain(alone)
+    crowd = Engine(Toy(CALM), LOW, rows=5)
+    for size in (3, 9, 4):
+        crowd.submit(prompt(size), warm, seed=size)
+    twins = [crowd.submit(prompt(4), warm, seed=3, key=2) for _ in range(4)]
+    other = crowd.submit(prompt(4), warm, seed=3, key=1)
+    done = {event.handle: event.outcome for event in crowd.events() if isinstance(event, Finished)}
+    for handle in twins:
+        assert result(done[handle]) == result(wanted)
+    assert done[other].ids != wanted.ids
 
 
 def test_randomness_hangs_on_seed_and_key_alone():
@@ -257,14 +280,301 @@ def test_limits_without_room_are_refused(limits):
         Engine(Toy(CALM), LOW, **limits)
 
 
+# ------------------------------------------------------------------------------- the budget and fairness
+def live(engine: Engine) -> int:
+    return sum(len(rows) for rows in engine.live.values())
+
+
+@pytest.mark.parametrize(("tokens", "fits"), [(40, 4), (49, 4), (50, 5), (59, 5)])
+def test_the_token_budget_counts_prompt_and_canvas_of_every_row(tokens, fits):
+    """Rows of 2 + 8 tokens: as many are live as fit, from the first pass on and while others take their places."""
+    pool = Pool({key: Toy(CALM) for key in range(12)})
+    engine = Engine(pool, LOW, tokens=tokens)
+    for key in range(12):
+        engine.submit(prompt(2), plan("original", canvas=8 if key else 4, block=4), key=key)
+    counts = []
+    while engine.busy:
+        engine.step()
+        counts.append(live(engine))
+    assert counts[0] == fits + (tokens % 10 >= 4)  # the first row has 6 tokens
+    assert counts[4] == fits  # and is over after 4 passes
+    assert max(pool.rows) == counts[0]
+    assert max(pool.sizes) <= tokens
+
+
+def test_a_rows_own_limit_counts_in_the_budget():
+    engine = Engine(Toy(CALM), LOW, tokens=24)
+    for _ in range(4):
+        engine.submit(prompt(2), WORDS, limit=4)
+    engine.step()
+    assert live(engine) == 4  # 4 x (2 + 4); without their limit two would fit
+
+
+@pytest.mark.parametrize("size", [30, 100])
+def test_a_long_row_does_not_keep_short_ones_out(size):
+    """A row of more than half the budget, or of more than all of it, is live; short rows come one after another."""
+    pool = Pool({key: Toy(CALM) for key in range(12)})
+    engine = Engine(pool, LOW, tokens=48, rows=4)
+    long = engine.submit(prompt(2), plan("original", canvas=size, block=size), key=0)
+    engine.step()
+    waits, ends = [], {}
+    for key in range(1, 12):
+        handle, before = engine.submit(prompt(3), WORDS, key=key), engine.passes
+        while handle in engine.handles:
+            ends |= {event.handle: engine.passes for event in engine.step() if isinstance(event, Finished)}
+        waits.append(engine.passes - before)
+    assert max(waits) <= 2 * 8  # 8 passes of its own, one of the long row between two of them at most
+    while long in engine.handles:
+        ends |= {event.handle: engine.passes for event in engine.step() if isinstance(event, Finished)}
+    assert pool.calls[0] == size
+    assert ends[long] <= 2 * size
+
+
+def test_short_rows_that_keep_coming_do_not_keep_a_long_one_out():
+    pool = Pool({key: Toy(CALM) for key in range(500)})
+    engine = Engine(pool, LOW, tokens=48, rows=4)
+    key = 1
+    for _ in range(8):
+        engine.submit(prompt(3), WORDS, key=key)
+        key += 1
+    long = engine.submit(prompt(2), plan("original", canvas=60, block=60), key=0)
+    while long in engine.handles:
+        while engine.waiting < 8 and key < 500:
+            engine.submit(prompt(3), WORDS, key=key)
+            key += 1
+        engine.step()
+        assert engine.passes < 200
+    assert pool.calls[0] == 60
+    assert key > 30  # short rows were there all the time
+    assert all(size <= 48 or count == 1 for size, count in zip(pool.sizes, pool.rows, strict=True))
+
+
+def test_long_rows_take_their_places_in_the_order_they_came():
+    engine = Engine(Toy(CALM), LOW, tokens=20, rows=4)
+    handles = [engine.submit(prompt(2), plan("original", canvas=20 - n, block=20 - n)) for n in range(4)]
+    started = [event.handle for event in engine.events() if isinstance(event, Started)]
+    assert started == handles
+
+
+# ------------------------------------------------------------------------------------ a limit of the row's own
+def test_a_row_with_a_limit_is_the_row_of_a_plan_with_that_limit():
+    """And rows with different limits share one group of a pass."""
+    shorter = 0
+    for number in range(40):
+        c = case(number)
+        rule = c.plan.length
+        limits = [None, *(max(1, rule.limit * part // 6) for part in (1, 2, 3, 5))]
+        engine = Engine(c.denoise, c.roles)
+        [ids] = c.prompts[:1]
+        for key, limit in enumerate(limits):
+            engine.submit(ids, c.plan, seed=c.seed, key=key, limit=limit)
+        groups: list[int] = []
+        done: dict[int, Outcome] = {}
+        for event in engine.events():
+            if isinstance(event, Wrote):
+                groups.append(len(event.handles))
+                over = event.step.after.canvas.length > event.step.after.limit
+                assert not over.any(), number
+            elif isinstance(event, Finished):
+                done[event.outcome.key] = event.outcome
+        assert groups[0] == len(limits)
+        for key, limit in enumerate(limits):
+            bound = rule.limit if limit is None else limit
+            fields = {"limit": bound} if "limit" in {f.name for f in fields_of(rule)} else {}
+            fitted = replace(c.plan, length=replace(rule, canvas=min(rule.canvas, bound), **fields))
+            [alone] = watch(c.denoise, [ids], c.roles, fitted, seed=c.seed, keys=[key])
+            assert result(done[key]) == result(alone.outcome), (number, limit)
+            assert done[key].canvas <= bound
+            shorter += done[key].ids != done[0].ids
+    assert shorter > 30
+
+
+def test_a_limit_without_room_is_refused():
+    with pytest.raises(ConfigError, match="limit=0 leaves no room for an answer; use at least 1"):
+        Engine(Toy(CALM), LOW).submit(prompt(2), WORDS, limit=0)
+
+
+# --------------------------------------------------------------------------------------- life of a row
+def test_events_tell_the_life_of_every_row():
+    some = jobs(20, first=300)
+    engine = Engine(pool_of(some), LOW, rows=3)
+    handles = [submit(engine, job) for job in some]
+    kinds: dict[int, list[type]] = {handle: [] for handle in handles}
+    canvases: dict[int, list[int]] = {}
+    for event in engine.events():
+        if not isinstance(event, Wrote):
+            kinds[event.handle].append(type(event))
+        else:
+            for row, handle in enumerate(event.handles):
+                kinds[handle].append(Wrote)
+                canvases[handle] = event.step.after.canvas.answer(row)
+        if isinstance(event, Finished):
+            taken = event.outcome.passes_probe + event.outcome.passes_decode - event.outcome.passes_shared
+            assert kinds[event.handle] == [Started, *[Wrote] * taken, Finished]
+            assert canvases[event.handle] == event.outcome.ids
+    assert all(kind[-1] is Finished for kind in kinds.values())
+
+
+def test_a_row_past_its_deadline_ends_with_what_it_has():
+    some = jobs(6, first=40)
+    pool = pool_of(some)
+    told: list[int] = []
+    engine = Engine(pool, LOW, rows=4, ended=told.append)
+    now = time.monotonic()
+    deadlines = {1: now + 3600, 3: now - 1, 5: now - 1}
+    done: list[Outcome] = []
+    for job in some:
+        engine.submit(
+            job.prompt, job.case.plan, seed=job.case.seed, key=job.key, deadline=deadlines.get(job.key)
+        )
+    done += drain(engine)
+    late = {row.key: row for row in done if row.stop_reason == "deadline"}
+    assert sorted(late) == [3, 5]  # before their first pass
+    assert all(row.ids == [] and row.seconds == 0 for row in late.values())
+    assert not {3, 5} & set(told)
+    assert idle(engine)
+    for row in done:
+        if row.key not in late:
+            assert result(row) == result(some[row.key].alone())
+
+
+def test_a_deadline_passes_while_a_row_is_decoded():
+    engine = Engine(Toy(CALM), LOW)
+    engine.submit(prompt(3), WORDS, deadline=time.monotonic() + 0.05)
+    engine.submit(prompt(3), WORDS)
+    engine.step()
+    time.sleep(0.06)
+    [late] = ended(engine.step())
+    assert (late.stop_reason, late.passes_decode) == ("deadline", 1)
+    assert sum(token != LOW.mask for token in late.ids) == 1
+    [other] = drain(engine)
+    assert (other.stop_reason, other.passes_decode) == ("full", 8)
+
+
+def test_a_row_may_be_ended_early_by_whoever_knows_that_it_is_complete():
+    engine = Engine(Toy(CALM), LOW)
+    handle = engine.submit(prompt(3), WORDS)
+    for _ in range(5):
+        engine.step()
+    engine.end_early(handle)
+    engine.cancel(handle)  # the first reason holds
+    [row] = drain(engine)
+    assert (row.stop_reason, row.passes_decode) == ("stop", 5)
+    assert idle(engine)
+
+
+def test_rows_come_and_go_from_other_threads():
+    """One thread decodes; eight submit, cancel and end rows. Every row ends once, untouched ones as alone."""
+    some = jobs(240, first=500, plans=12)
+    pool = pool_of(some)
+    engine = Engine(pool, LOW, rows=12, tokens=300)
+    submitted: dict[int, Job] = {}
+    touched: set[int] = set()
+    finished: list[tuple[int, Outcome]] = []
+    done = threading.Event()
+
+    def decode_all() -> None:
+        while not done.is_set() or engine.busy:
+            if engine.wait(0.05):
+                finished.extend((e.handle, e.outcome) for e in engine.step() if isinstance(e, Finished))
+
+    def client(number: int) -> None:
+        rng = random.Random(number)
+        for job in some[number::8]:
+            handle = submit(engine, job)
+            submitted[handle] = job
+            if rng.random() < 0.2:
+                touched.add(handle)
+                time.sleep(rng.random() * 0.01)
+                (engine.cancel if rng.random() < 0.5 else engine.end_early)(handle)
+
+    decoder = threading.Thread(target=decode_all)
+    decoder.start()
+    with ThreadPoolExecutor(8) as clients:
+        list(clients.map(client, range(8)))
+    done.set()
+    decoder.join(60)
+    assert not decoder.is_alive()
+    assert idle(engine)
+    assert sorted(handle for handle, _ in finished) == sorted(submitted)
+    for handle, row in finished:
+        assert row.key == submitted[handle].key
+        if handle not in touched:
+            assert result(row) == result(submitted[handle].alone())
+        else:
+            ended_by_itself = row.stop_reason not in ("cancelled", "stop")
+            assert not ended_by_itself or result(row) == result(submitted[handle].alone())
+
+
+def test_waiting_for_work_ends_with_the_first_row_or_the_timeout():
+    engine = Engine(Toy(CALM), LOW)
+    assert not engine.wait(0.01)
+    timer = threading.Timer(0.02, lambda: engine.submit(prompt(2), WORDS))
+    timer.start()
+    assert engine.wait(10)
+    timer.join()
+
+
+def test_observers_see_more_logits_and_change_nothing():
+    some = jobs(30, first=900)
+    plain = Engine(pool_of(some), LOW, rows=8)
+    watched = Engine(pool_of(some), LOW, rows=8)
+    for job in some:
+        submit(plain, job)
+        observe = None if job.key % 3 == 0 else everywhere
+        watched.submit(job.prompt, job.case.plan, seed=job.case.seed, key=job.key, observe=observe)
+    seen = 0
+    done: list[Outcome] = []
+    for event in watched.events():
+        if isinstance(event, Finished):
+            done.append(event.outcome)
+        elif isinstance(event, Wrote):
+            step = event.step
+            assert len(step.logits) == int(step.where.sum())
+            for row, key in enumerate(step.before.canvas.key.tolist()):
+                if key % 3:
+                    assert torch.equal(step.where[row], step.before.canvas.slots[row])
+                    seen += 1
+    assert seen > 50
+    assert {row.key: result(row) for row in done} == {row.key: result(row) for row in drain(plain)}
+
+
+def everywhere(canvas):
+    return canvas.slots
+
+
+@dataclass(frozen=True)
+class Sure(FixedLength):
+    """A length rule that declares how much of the canvas is final."""
+
+    def final_prefix(self, rows):
+        return first(rows.canvas.masked, otherwise=rows.canvas.stop) - rows.canvas.prompt
+
+
+def test_the_final_prefix_is_the_length_rules_word():
+    engine = Engine(Toy(CALM), LOW)
+    declared = engine.submit(prompt(3), replace(WORDS, length=Sure(8)))
+    sent: list[int] = []
+    for event in engine.events():
+        if isinstance(event, Wrote):
+            for row, count in enumerate(event.final_prefix):
+                ids = event.step.after.canvas.answer(row)
+                assert LOW.mask not in ids[:count]
+                assert len(ids) == count or ids[count] == LOW.mask
+                sent = ids[:count]
+        elif isinstance(event, Finished):
+            assert (event.handle, event.outcome.ids) == (declared, sent)
+
+
 # ---------------------------------------------------------------------------------------- cancelling
 def test_a_waiting_row_is_cancelled_before_it_starts():
     engine = Engine(Toy(CALM), LOW, rows=1)
-    for _ in range(3):
-        engine.submit(prompt(3), WORDS)
+    for key in range(3):
+        engine.submit(prompt(3), WORDS, key=key)
     engine.cancel(2)
-    [gone] = engine.step()
-    assert gone == Outcome(2, [], [], 0, 0, 0, "cancelled")
+    [gone] = [event for event in engine.step() if isinstance(event, Finished)]
+    blank = Outcome(key=2, ids=[], tokens=[], passes_decode=0, stop_reason="cancelled")
+    assert gone == Finished(2, blank)
     rest = drain(engine)
     assert [row.key for row in rest] == [0, 1]
     assert {row.stop_reason for row in rest} == {"full"}
@@ -280,7 +590,7 @@ def test_a_live_row_comes_out_with_what_it_has(number):
     for job in some:
         submit(engine, job)
     passes = number % 4
-    done = [row for _ in range(passes) for row in engine.step()]
+    done = [row for _ in range(passes) for row in ended(engine.step())]
     over = {row.key for row in done}
     engine.cancel(3)
     done += drain(engine)
@@ -297,13 +607,14 @@ def test_a_live_row_comes_out_with_what_it_has(number):
 
 def test_cancelling_what_is_over_or_unknown_changes_nothing():
     engine = Engine(Toy(CALM), LOW)
-    engine.submit(prompt(3), WORDS)
+    first = engine.submit(prompt(3), WORDS)
     [done] = drain(engine)
-    engine.submit(prompt(3), WORDS)
-    engine.cancel(done.key)
+    second = engine.submit(prompt(3), WORDS)
+    engine.cancel(first)
     engine.cancel(99)
-    [other] = drain(engine)
-    assert (other.key, other.ids, other.stop_reason) == (1, done.ids, "full")
+    [other] = [event for event in engine.events() if isinstance(event, Finished)]
+    assert other.handle == second
+    assert (other.outcome.ids, other.outcome.stop_reason) == (done.ids, "full")
     assert idle(engine)
 
 
@@ -313,7 +624,7 @@ def test_a_cancelled_row_makes_room():
         engine.submit(prompt(3), WORDS, key=key)
     engine.step()
     engine.cancel(0)
-    [gone] = engine.step()
+    [gone] = ended(engine.step())
     assert (gone.key, gone.passes_decode, gone.stop_reason) == (0, 1, "cancelled")
     assert pool.calls == {0: 1, 1: 1}
 
@@ -334,17 +645,108 @@ def test_impossible_prompts_are_refused_at_the_door(ids, roles, error, message):
     assert idle(engine)
 
 
-def test_a_failing_pass_loses_no_row():
-    pool = Pool({0: Toy(CALM)})  # no toy for the second row
-    engine = Engine(pool, LOW)
-    engine.submit(prompt(3), WORDS, key=0)
-    engine.submit(prompt(4), WORDS, key=1)
-    with pytest.raises(KeyError):
-        engine.step()
-    pool.toys[1] = Toy(CALM)
-    done = drain(engine)
-    assert sorted(row.key for row in done) == [0, 1]
-    assert {row.passes_decode for row in done} == {8}
+# ------------------------------------------------------------------------------------- passes that fail
+@dataclass
+class Flaky:
+    """A denoiser that fails, or gives what `spoil` makes of its logits, in the passes named."""
+
+    inner: Toy
+    passes: set[int]
+    spoil: Callable[[torch.Tensor], torch.Tensor] | None = None
+    count: int = 0
+
+    def __call__(self, canvas, where):
+        self.count += 1
+        logits = self.inner(canvas, where)
+        if self.count not in self.passes:
+            return logits
+        if self.spoil is None:
+            raise MemoryError("no room")
+        return self.spoil(logits)
+
+
+def one_nan(logits: torch.Tensor) -> torch.Tensor:
+    spoilt = logits.clone()
+    spoilt[-1, -1] = torch.nan
+    return spoilt
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_a_failed_pass_fails_its_rows_and_no_others(rows):
+    told: list[int] = []
+    engine = Engine(Flaky(Toy(CALM), {3}), LOW, rows=rows, ended=told.append)
+    for key in range(4):
+        engine.submit(prompt(3 + key), WORDS, key=key)
+    events = list(engine.events())
+    [failed] = [event for event in events if isinstance(event, Failed)]
+    assert failed.handles == tuple(range(min(rows, 4)))
+    assert isinstance(failed.error, MemoryError)
+    done = [event for event in events if isinstance(event, Finished)]
+    assert sorted(event.handle for event in done) == list(range(min(rows, 4), 4))
+    assert sorted(told) == [0, 1, 2, 3]
+    assert idle(engine)
+    for event in done:
+        fresh = Engine(Toy(CALM), LOW)
+        fresh.submit(prompt(3 + event.handle), WORDS, key=event.handle)
+        assert result(event.outcome) == result(drain(fresh)[0])
+
+
+def test_a_second_failure_in_a_row_is_raised():
+    engine = Engine(Flaky(Toy(CALM), {2, 4, 5}), LOW, rows=1)
+    for _ in range(4):
+        engine.submit(prompt(3), WORDS)
+    failed = []
+    with pytest.raises(MemoryError, match="no room"):
+        failed += (event.handles for event in engine.events() if isinstance(event, Failed))
+    assert engine.passes == 5
+    assert len(engine.handles) == 2  # the row of the raised pass stays
+    assert sorted(row.stop_reason for row in drain(engine)) == ["full", "full"]
+
+
+def test_outcomes_raise_the_error_of_a_failed_pass():
+    engine = Engine(Flaky(Toy(CALM), {2}), LOW)
+    with pytest.raises(MemoryError, match="no room"):
+        list(engine.run([prompt(3)], WORDS))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "value"),
+    [
+        (one_nan, "nan"),
+        (lambda z: torch.full_like(z, torch.inf), "inf"),
+        (lambda z: torch.full_like(z, -torch.inf), "-inf"),
+    ],
+    ids=["nan", "inf", "-inf"],
+)
+@pytest.mark.parametrize("name", ["void", "void-expansion", "daedal", "rho-eos", "smart-crop"])
+def test_logits_that_are_no_numbers_are_an_error_and_never_an_answer(spoil, value, name):
+    growing = {} if name in ("void", "smart-crop") else {"limit": 12}
+    chosen = plan(name, canvas=8, block=4, **growing)
+    engine = Engine(Flaky(Toy(CALM), {1}, spoil), LOW, rows=1)
+    for _ in range(2):
+        engine.submit(prompt(3), chosen)
+    first = engine.step()
+    assert [type(event) for event in first] == [Started, Failed]
+    assert isinstance(first[1].error, VoidpadError)
+    said = f"the network gave logits of {value} in pass 1, so its choices mean nothing; the weights may be damaged"
+    assert str(first[1].error).startswith(said)
+    [row] = drain(engine)
+    assert row.stop_reason != "cancelled"
+
+
+def test_a_plan_that_fails_takes_only_its_own_rows_along_and_does_not_count_as_the_networks_failure():
+    """Requests that no network could answer must not end the engine, however many come in a row."""
+    engine = Engine(Toy(CALM), LOW, rows=2)
+    everything = replace(WORDS, ban=tuple(range(14)))
+    for _ in range(3):
+        engine.submit(prompt(3), everything)
+    good = engine.submit(prompt(3), WORDS)
+    events = list(engine.events())
+    failed = [event for event in events if isinstance(event, Failed)]
+    assert sorted(handle for event in failed for handle in event.handles) == [0, 1, 2]
+    assert all("every token is banned" in str(event.error) for event in failed)
+    [done] = [event for event in events if isinstance(event, Finished)]
+    assert (done.handle, done.outcome.stop_reason) == (good, "full")
 
 
 # --------------------------------------------------------------------------------------------- soak
@@ -358,13 +760,13 @@ def test_soak(count):
     waiting, done, asked = some[::-1], [], set()
     memory: list[tuple[int, int]] = []
     while waiting or engine.busy:
-        while waiting and len(engine.waiting) < 40:
+        while waiting and engine.waiting < 40:
             submit(engine, waiting.pop())
         if rng.random() < 0.1:
-            key = rng.choice([*engine.since, rng.randrange(count)])  # waiting, live, over or unknown
+            key = rng.choice([*engine.handles, rng.randrange(count)])  # waiting, live, over or unknown
             engine.cancel(key)
             asked.add(key)
-        done += [(row, pool.calls[row.key]) for row in engine.step()]
+        done += [(row, pool.calls[row.key]) for row in ended(engine.step())]
         if len(done) * 4 > count * (1 + len(memory)):  # at a quarter, a half and three quarters
             memory.append(footprint())
     assert idle(engine)
@@ -400,10 +802,10 @@ def test_soak_on_the_built_in_model():
     small = {"canvas": 16, "block": 16}  # 200 one-row decodes on a CPU: room for part of an answer is enough
     plans = [model.plan("void", **small), model.plan("void", canvas=32, block=8)]
     plans.append(model.plan("void-expansion", limit=48, **small))
-    engine = Engine(Packed(model.denoiser()), model.roles, rows=16, tokens=2000)
+    engine = Engine(PackedDenoiser(model.denoiser()), model.roles, rows=16, tokens=2000)
     for key, ids in enumerate(prompts):
         engine.submit(ids, plans[key % 3], key=key)
-    engine.cancel(7)
+    engine.cancel(7)  # handles count from 0: the row with key 7
     done = drain(engine)
     assert sorted(row.key for row in done) == list(range(200))
     ties = 0

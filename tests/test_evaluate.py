@@ -224,8 +224,8 @@ def test_a_cache_is_a_setting_and_an_approximation(model, whole, tmp_path):
     evaluate(cached, tmp_path, model=model)
     ours, theirs = read_run(tmp_path), read_run(whole)
     assert ours.config["settings"]["cache"] == "dual"
-    assert ours.results["provenance"]["accelerated"] == ["dual cache"]
-    assert theirs.results["provenance"]["accelerated"] == []
+    assert ours.results["provenance"]["approximations"] == ["dual cache"]
+    assert theirs.results["provenance"]["approximations"] == []
     assert "cache" not in theirs.config["settings"]  # so that what ran before there was one goes on
     with pytest.raises(ConfigError, match=r"a run with cache='dual', now None; use another --out"):
         evaluate(replace(cached, cache=None), tmp_path, model=model)
@@ -369,7 +369,7 @@ def test_model_args_are_options_or_plan_fields(folder):
     assert lm.answering.plan.length.canvas == 16
     assert lm.answering.read is dream_harness
     assert lm.answering.rows == 7
-    assert lm.answering.accelerated == ()
+    assert lm.answering.approximations == ()
     assert lm.bound.samples == 3
     with pytest.raises(ConfigError, match="has no field colour"):
         VoidpadLM.create_from_arg_obj({"pretrained": str(folder), "colour": "red"})
@@ -378,7 +378,7 @@ def test_model_args_are_options_or_plan_fields(folder):
     with pytest.raises(ConfigError, match="cache='x' is unknown"):
         VoidpadLM.create_from_arg_obj({"pretrained": str(folder), "cache": "x"})
     fast = VoidpadLM.create_from_arg_obj({"pretrained": str(folder), "cache": "prefix", "threshold": 0.9})
-    assert fast.answering.accelerated == ("prefix cache", "threshold")
+    assert fast.answering.approximations == ("prefix cache", "threshold")
 
 
 def request(prompt: str, doc_id: int = 0, **options) -> Instance:

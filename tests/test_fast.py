@@ -16,10 +16,11 @@ from voidpad.decode import Canvas, decode, plan
 from voidpad.decode.denoise import Guided
 from voidpad.decode.length import Trimmed
 from voidpad.engine.batching import Engine
-from voidpad.engine.cache import Cached
+from voidpad.engine.cache import CachedDenoiser
 from voidpad.engine.cache_policy import read_cache
+from voidpad.engine.events import Failed, Finished
 from voidpad.engine.graphs import Graphs
-from voidpad.engine.packed import Packed
+from voidpad.engine.packed import PackedDenoiser
 from voidpad.errors import ConfigError
 from voidpad.experiments.bench import Meter, Research, Script, Scripted, compare, drive, settle, workload
 from voidpad.models import Model, random_model
@@ -85,7 +86,9 @@ def test_packed_rows_decode_as_padded_ones(family, dtype):
         limits = {"rows": rng.choice([2, 32]), "tokens": rng.choice([60, 10**6])}
         plain = results(model.denoiser(), model, prompts, chosen, seed=seed, **limits)
         bucket = rng.choice([1, 1, 16, 64])
-        packed = results(Packed(model.denoiser(), bucket=bucket), model, prompts, chosen, seed=seed, **limits)
+        packed = results(
+            PackedDenoiser(model.denoiser(), bucket=bucket), model, prompts, chosen, seed=seed, **limits
+        )
         assert packed == plain, seed
         reasons |= {row.stop_reason for row in plain}
         raggedness += len({len(p) for p in prompts}) > 1
@@ -101,7 +104,7 @@ def test_packing_changes_logits_by_rounding_only(family):
     plain = model.denoiser()(canvas, canvas.slots)
     for bucket in (1, 32, 256):
         torch.testing.assert_close(
-            Packed(model.denoiser(), bucket=bucket)(canvas, canvas.slots), plain, atol=1e-5, rtol=1e-5
+            PackedDenoiser(model.denoiser(), bucket=bucket)(canvas, canvas.slots), plain, atol=1e-5, rtol=1e-5
         )
     assert torch.equal(model.denoiser()(canvas, canvas.slots), plain)  # the network kept its own attention
 
@@ -110,17 +113,19 @@ def test_packed_rows_carry_no_padding():
     model = tiny("llada", 0)
     prompts = [[12] * size for size in (2, 9, 30)]
     with shapes(model) as seen:
-        results(Packed(model.denoiser()), model, prompts, plan("original", canvas=4, block=4))
+        results(PackedDenoiser(model.denoiser()), model, prompts, plan("original", canvas=4, block=4))
         assert set(seen) == {(1, 41 + 3 * 4)}
         seen.clear()
-        results(Packed(model.denoiser(), bucket=32), model, prompts, plan("original", canvas=4, block=4))
+        results(
+            PackedDenoiser(model.denoiser(), bucket=32), model, prompts, plan("original", canvas=4, block=4)
+        )
         assert set(seen) == {(1, 64)}
 
 
 def test_threads_may_share_a_network():
     rng = random.Random(5)
     model = tiny("llada", 5, dtype=torch.float32)
-    packed, plain = Packed(model.denoiser()), model.denoiser()
+    packed, plain = PackedDenoiser(model.denoiser()), model.denoiser()
     asked = []
     for _ in range(8):
         canvas = half_filled(model, ragged(rng, 3), 12, rng)
@@ -144,13 +149,13 @@ def test_the_last_layer_runs_at_the_asked_tokens_alone(family):
         draw = torch.Generator().manual_seed(rng.randrange(2**31))
         where = canvas.slots & (torch.rand(canvas.ids.shape, generator=draw) < share)
         sizes.clear()
-        found, tokens = Packed(model.denoiser(), bucket=bucket)(canvas, where), int(canvas.stop.sum())
+        found, tokens = PackedDenoiser(model.denoiser(), bucket=bucket)(canvas, where), int(canvas.stop.sum())
         whole = -(-tokens // bucket) * bucket
         assert sizes == [whole, whole, int(where.sum()) or whole]  # no layer takes no token at all
         torch.testing.assert_close(found, model.denoiser()(canvas, where), atol=1e-5, rtol=1e-5)
     sizes.clear()
     block = canvas.masked & (canvas.offset < canvas.prompt[:, None] + 4)
-    found = Cached(model.denoiser(), 4)(canvas, block)
+    found = CachedDenoiser(model.denoiser(), 4)(canvas, block)
     assert sizes == [tokens, tokens, int(block.sum())]
     torch.testing.assert_close(found, model.denoiser()(canvas, block), atol=1e-5, rtol=1e-5)
     for hook in hooks:
@@ -204,7 +209,7 @@ def test_a_near_tie_is_not_just_any_difference(family):
         )
         plain = commits(model.denoiser(), model, prompt, chosen)
         inner = model.denoiser()
-        assert equal_or_near_tie(plain, commits(Packed(inner), model, prompt, chosen))
+        assert equal_or_near_tie(plain, commits(PackedDenoiser(inner), model, prompt, chosen))
         assert not equal_or_near_tie(plain, commits(stranger.denoiser(), model, prompt, chosen))
         blind = commits(
             lambda canvas, where, d=inner: d(canvas.without_prompt(), where), model, prompt, chosen
@@ -226,7 +231,7 @@ def test_the_research_loop_gives_the_engines_tokens_and_passes(family, dtype):
             chosen = plan(name, canvas=canvas, block=block, stop="eos")
             loop = Research(model.net, model.roles, model.family.shift, ban=ban)
             for prompt, row in zip(
-                prompts, results(Packed(model.denoiser()), model, prompts, chosen), strict=True
+                prompts, results(PackedDenoiser(model.denoiser()), model, prompts, chosen), strict=True
             ):
                 assert loop(prompt, canvas=canvas, block=block) == (row.ids, row.passes_decode)
                 early += row.passes_decode < canvas
@@ -245,7 +250,7 @@ def test_a_block_pass_on_an_unchanged_canvas_is_the_full_pass(family, keep_suffi
         canvas = half_filled(model, ragged(rng, 4), 3 * block, rng)
         first = canvas.prompt + block * torch.tensor([0, 1, 2, 1])
         where = canvas.masked & (canvas.offset >= first[:, None]) & (canvas.offset < first[:, None] + block)
-        cached = Cached(model.denoiser(), block, keep_suffix)
+        cached = CachedDenoiser(model.denoiser(), block, keep_suffix)
         wanted = model.denoiser()(canvas, where)
         with shapes(model) as seen:
             refreshed, again = cached(canvas, where), cached(canvas, where)
@@ -269,7 +274,7 @@ def test_with_one_layer_a_cache_is_exact(family, keep_suffix):
             fields |= {"canvas": block, "limit": 4 * block, "window": 3, "tau_nonvoid": 0.3, "tau_gap": -0.3}
         chosen = model.plan("void-expansion" if seed % 3 == 2 else "void", **fields)
         exact = results(model.denoiser(), model, prompts, chosen)
-        cached = Cached(model.denoiser(), block, keep_suffix)
+        cached = CachedDenoiser(model.denoiser(), block, keep_suffix)
         assert results(cached, model, prompts, chosen, ended=cached.forget) == exact, seed
 
 
@@ -278,7 +283,7 @@ def test_caches_are_refreshed_at_block_entry(family):
     model, block, prompt = tiny(family, 3), 4, [12, 13, 14]
     chosen = plan("original", family=family, canvas=3 * block, block=block, schedule="even")
     for keep_suffix in (True, False):
-        cached = Cached(model.denoiser(), block, keep_suffix)
+        cached = CachedDenoiser(model.denoiser(), block, keep_suffix)
         with shapes(model) as seen:
             [row] = results(cached, model, [prompt], chosen)
         widths = [shape[1] for shape in seen]
@@ -294,9 +299,9 @@ def test_a_cache_may_be_refreshed_inside_a_block(family):
     model, prompts = tiny(family, 3), ragged(random.Random(3), 3)
     chosen = plan("original", family=family, canvas=16, block=8, schedule="even")
     exact = results(model.denoiser(), model, prompts, chosen)
-    assert results(Cached(model.denoiser(), 8, every=1), model, prompts, chosen) == exact
+    assert results(CachedDenoiser(model.denoiser(), 8, every=1), model, prompts, chosen) == exact
     with shapes(model) as seen:
-        results(Cached(model.denoiser(), 8, every=3), model, prompts[:1], chosen)
+        results(CachedDenoiser(model.denoiser(), 8, every=3), model, prompts[:1], chosen)
     full = [shape[1] == len(prompts[0]) + 16 for shape in seen]
     assert full == [number % 8 in (0, 3, 6) for number in range(16)]
 
@@ -317,17 +322,17 @@ def test_cached_rows_do_not_feel_their_company(family, keep_suffix):
         chosen = model.plan("void", canvas=12, block=block)
         alone = []
         for key, prompt in enumerate(prompts):
-            cached = Cached(model.denoiser(), block, keep_suffix)
+            cached = CachedDenoiser(model.denoiser(), block, keep_suffix)
             [row] = results(cached, model, [prompt], chosen)
             alone.append(replace(row, key=key))
         for rows in (2, 3, 7):
-            cached = Cached(model.denoiser(), block, keep_suffix)
+            cached = CachedDenoiser(model.denoiser(), block, keep_suffix)
             assert results(cached, model, prompts, chosen, rows=rows, ended=cached.forget) == alone
 
 
 def test_a_cache_gives_its_memory_back():
     model = tiny("llada", 5)
-    cached = Cached(model.denoiser(), 4)
+    cached = CachedDenoiser(model.denoiser(), 4)
     engine = Engine(cached, model.roles, rows=3, ended=cached.forget)
     chosen = model.plan("void", canvas=12, block=4)
     rng = random.Random(0)
@@ -339,8 +344,8 @@ def test_a_cache_gives_its_memory_back():
         engine.submit(prompt, chosen)
     while engine.busy:
         engine.step()
-        for key in list(engine.since)[:1]:
-            engine.cancel(key)
+        for handle in engine.handles[:1]:
+            engine.cancel(handle)
         assert len(cached.held) <= 3
     assert cached.held == {}
     assert [part.data_ptr() for part in cached.store.keys] == before
@@ -354,15 +359,14 @@ def test_a_cache_grows_without_losing_what_it_holds():
     prompts = [[12, 13], [11 + n % 5 for n in range(140)], [14] * 30, [15] * 3, [11] * 9]
     wanted = []
     for key, prompt in enumerate(prompts):
-        [row] = results(Cached(model.denoiser(), 8), model, [prompt], chosen)
+        [row] = results(CachedDenoiser(model.denoiser(), 8), model, [prompt], chosen)
         wanted.append(replace(row, key=key))
-    cached = Cached(model.denoiser(), 8)
+    cached = CachedDenoiser(model.denoiser(), 8)
     engine, done = Engine(cached, model.roles, ended=cached.forget), []
     for key, prompt in enumerate(prompts):
         engine.submit(prompt, chosen, key=key)
-        done += engine.step()
-    while engine.busy:
-        done += engine.step()
+        done += [event.outcome for event in engine.step() if isinstance(event, Finished)]
+    done += [outcome for _, outcome in engine.outcomes()]
     assert cached.store.version >= 2
     assert [replace(row, seconds=0.0) for row in sorted(done, key=lambda row: row.key)] == wanted
 
@@ -370,10 +374,10 @@ def test_a_cache_grows_without_losing_what_it_holds():
 def test_a_key_that_comes_back_with_another_prompt_is_computed_anew():
     model = tiny("llada", 1)
     chosen = model.plan("void", canvas=4, block=4)
-    cached = Cached(model.denoiser(), 4)
+    cached = CachedDenoiser(model.denoiser(), 4)
     for prompt in ([12, 13, 14], [15, 11, 12], [12, 13, 14]):
         [row] = results(cached, model, [prompt], chosen)  # nobody tells the cache that rows end
-        [fresh] = results(Cached(model.denoiser(), 4), model, [prompt], chosen)
+        [fresh] = results(CachedDenoiser(model.denoiser(), 4), model, [prompt], chosen)
         assert row == fresh
 
 
@@ -382,7 +386,7 @@ def test_a_row_that_starts_over_is_computed_anew(every):
     """The same key and prompt once more, and nobody told the cache that the first row ended."""
     model, prompt = tiny("llada", 1), [12, 13, 14]
     chosen = model.plan("void", canvas=8, block=8)
-    cached = Cached(model.denoiser(), 8, every=every)
+    cached = CachedDenoiser(model.denoiser(), 8, every=every)
     once, again = (results(cached, model, [prompt], chosen) for _ in range(2))
     assert once == again
 
@@ -390,23 +394,33 @@ def test_a_row_that_starts_over_is_computed_anew(every):
 def test_a_pass_that_failed_leaves_nothing_to_reuse():
     model, prompts = tiny("llada", 3), [[12, 13, 14], [15, 11]]
     chosen = plan("original", canvas=12, block=4)
-    [wanted] = [results(Cached(model.denoiser(), 4), model, prompts, chosen)]
-    cached, failures = Cached(model.denoiser(), 4), [0, 5]
+    [wanted] = [results(CachedDenoiser(model.denoiser(), 4), model, prompts, chosen)]
+    cached, failures = (
+        CachedDenoiser(model.denoiser(), 4),
+        [0, 1, 6, 7],
+    )  # every second one in a row is raised
     engine, calls, done = Engine(cached, model.roles, ended=cached.forget), iter(range(1000)), []
+    raised = failed = 0
 
     def fail(*_):
         if next(calls) in failures:
             raise MemoryError
 
     hook = model.net.model.layers[1].register_forward_pre_hook(fail)
-    for key, prompt in enumerate(prompts):
-        engine.submit(prompt, chosen, key=key)
+    keys = {engine.submit(prompt, chosen, key=key): key for key, prompt in enumerate(prompts)}
     while engine.busy:
         try:
-            done += engine.step()
+            events = engine.step()
         except MemoryError:
+            raised += 1  # the rows are still there
             continue
+        done += [event.outcome for event in events if isinstance(event, Finished)]
+        for handle in [handle for event in events if isinstance(event, Failed) for handle in event.handles]:
+            failed += 1
+            assert handle not in cached.held
+            keys[engine.submit(prompts[keys[handle]], chosen, key=keys[handle])] = keys[handle]
     hook.remove()
+    assert (raised, failed) == (2, 4)
     assert [replace(row, seconds=0.0) for row in sorted(done, key=lambda row: row.key)] == wanted
 
 
@@ -415,15 +429,15 @@ def test_the_last_probe_is_the_blocks_refresh():
     model = tiny("llada", 0)
     chosen = plan("void-expansion", canvas=8, limit=8, block=4, window=3, ban="void,eos")  # one probe
     with shapes(model) as seen:
-        results(Cached(model.denoiser(), 4), model, [[12, 13, 14]], chosen)
+        results(CachedDenoiser(model.denoiser(), 4), model, [[12, 13, 14]], chosen)
     assert [shape[1] for shape in seen] == [11, 4, 4, 4, 11, 4, 4, 4]
 
 
 def test_a_bucket_may_be_wider_than_the_rows():
     model, prompts = tiny("llada", 0), ragged(random.Random(0), 3)
     chosen = model.plan("void", canvas=8, block=4)
-    plain = results(Cached(model.denoiser(), 4), model, prompts, chosen)
-    assert results(Cached(model.denoiser(), 4, bucket=512), model, prompts, chosen) == plain
+    plain = results(CachedDenoiser(model.denoiser(), 4), model, prompts, chosen)
+    assert results(CachedDenoiser(model.denoiser(), 4, bucket=512), model, prompts, chosen) == plain
 
 
 @BOTH
@@ -431,12 +445,12 @@ def test_a_cache_is_named_in_every_result(family):
     model = tiny(family, 0)
     fields = {"canvas": 8, "block": 4, "raw": True}
     [exact] = model.generate("etaoi", **fields)
-    assert exact.accelerated == ()
+    assert exact.approximations == ()
     for cache in ("prefix", "dual"):
         [row] = model.generate("etaoi", cache=cache, trim=True, **fields)
-        assert row.accelerated == (f"{cache} cache", "trim")
+        assert row.approximations == (f"{cache} cache", "trim")
     [row] = model.generate("etaoi", threshold=0.5, **fields)
-    assert row.accelerated == ("threshold",)
+    assert row.approximations == ("threshold",)
 
 
 # ------------------------------------------------------------------------------------- trimmed canvases
@@ -528,7 +542,9 @@ def test_guided_rows_do_not_feel_their_company(family):
 
     inner = model.denoiser()
     assert results(Guided(reused, 1.0), model, prompts, chosen) == together
-    cached = Cached(model.denoiser(), 4)  # two prompts under one key: each is computed anew, nothing is mixed
+    cached = CachedDenoiser(
+        model.denoiser(), 4
+    )  # two prompts under one key: each is computed anew, nothing is mixed
     packed = results(Guided(cached, 1.0), model, prompts, chosen)
     assert packed == together
 
@@ -564,7 +580,7 @@ def test_compiled_layers_change_no_token(family):
 def loaded(lengths, prompts, chosen, *, pace: float = 1.0) -> tuple[Engine, Meter, Script]:
     model = random_model("llada", vocab=64, hidden=16, layers=1)
     script = Script(model.roles, lengths, pace=pace)
-    meter = Meter(Scripted(Packed(model.denoiser()), script))
+    meter = Meter(Scripted(PackedDenoiser(model.denoiser()), script))
     engine = Engine(meter, model.roles, rows=4)
     for key, prompt in enumerate(prompts):
         engine.submit(prompt, chosen, key=key)
@@ -601,7 +617,7 @@ def test_a_settled_engine_stands_where_it_would_have_come():
     paid, *_ = loaded(lengths, prompts, chosen)
     settle(free, script, 9)
     assert not meter.work
-    done = sum(len(paid.step()) for _ in range(9))
+    done = sum(isinstance(event, Finished) for _ in range(9) for event in paid.step())
     assert free.passes == paid.passes
     for plan_, rows in paid.live.items():
         assert torch.equal(free.live[plan_].canvas.ids, rows.canvas.ids)
@@ -625,7 +641,7 @@ def test_one_row_in_bfloat16_is_the_plain_row_or_a_near_tie(family, graphs):
         prompt = [40 + n for n in range(30 + seed)]
         chosen = plan("original", canvas=64, block=32)
         plain = commits(model.denoiser(), model, prompt, chosen)
-        packed = Packed(model.denoiser(), bucket=64 if graphs else 1, graphs=Graphs(graphs))
+        packed = PackedDenoiser(model.denoiser(), bucket=64 if graphs else 1, graphs=Graphs(graphs))
         fast = commits(packed, model, prompt, chosen)
         assert equal_or_near_tie(plain, fast)
 
@@ -636,7 +652,7 @@ def test_packing_changes_logits_by_rounding_only_on_a_gpu(family):
     model = on_gpu(family, 0, torch.bfloat16)
     canvas = half_filled(model, [[40 + n for n in range(size)] for size in (5, 31, 90)], 32, random.Random(0))
     plain = model.denoiser()(canvas, canvas.slots).float()
-    packed = Packed(model.denoiser(), bucket=64)(canvas, canvas.slots).float()
+    packed = PackedDenoiser(model.denoiser(), bucket=64)(canvas, canvas.slots).float()
     assert (plain - packed).abs().max() < 0.05 * plain.abs().max()
 
 
@@ -649,14 +665,14 @@ def test_graphs_change_no_token(family):
         [[40 + n for n in range(size)] for size in (5, 31, 64)],
         plan("void", canvas=64, block=32),
     )
-    eager = results(Packed(model.denoiser(), bucket=64), model, prompts, chosen)
-    graphed = Packed(model.denoiser(), bucket=64, graphs=Graphs(4096))
+    eager = results(PackedDenoiser(model.denoiser(), bucket=64), model, prompts, chosen)
+    graphed = PackedDenoiser(model.denoiser(), bucket=64, graphs=Graphs(4096))
     assert results(graphed, model, prompts, chosen) == eager
     assert graphed.graphs.captured
     for keep_suffix in (True, False):
-        cached = Cached(model.denoiser(), 32, keep_suffix)
+        cached = CachedDenoiser(model.denoiser(), 32, keep_suffix)
         eager = results(cached, model, prompts, chosen, ended=cached.forget)
-        fast = Cached(model.denoiser(), 32, keep_suffix, graphs=Graphs(4096))
+        fast = CachedDenoiser(model.denoiser(), 32, keep_suffix, graphs=Graphs(4096))
         assert results(fast, model, prompts, chosen, ended=fast.forget) == eager
         assert fast.graphs.captured
 
@@ -673,7 +689,7 @@ def test_a_block_pass_on_an_unchanged_canvas_is_the_full_pass_on_a_gpu(family, k
     wanted = model.denoiser()(canvas, where).float()
     half = dtype == torch.bfloat16
     for graphs in (0, 4096):
-        cached = Cached(model.denoiser(), 32, keep_suffix, bucket=64, graphs=Graphs(graphs))
+        cached = CachedDenoiser(model.denoiser(), 32, keep_suffix, bucket=64, graphs=Graphs(graphs))
         for _ in range(4):  # a refresh, then block passes: eager, or captured and replayed in half precision
             apart = (cached(canvas, where).float() - wanted).abs().max()
             assert apart < (0.05 * wanted.abs().max() if half else 1e-3)

@@ -11,7 +11,6 @@ import pytest
 
 from stories import EOS, HOSTILE, MASK, VOID, expansion, header, hostile, overflow
 from test_trace import PLANS
-from voidpad.decode.loop import decode
 from voidpad.diagnose.page import Named, page
 from voidpad.diagnose.trace import Pass, Recorder, Summary, Trace
 from voidpad.models import random_model
@@ -115,9 +114,8 @@ def test_every_step_shows_the_recorded_canvas(show):
 def test_a_recorded_decode_with_a_changing_canvas_replays(show, name):
     model = random_model(vocab=64, seed=3)
     plan = model.plan(name, **PLANS[name])
-    recorder = Recorder(model, plan, plan_name=name, detail="top5")
-    for step in decode(model.denoiser(), [model.encode("hi")], model.roles, plan, observe=recorder.observe):
-        recorder(step)
+    recorder = Recorder(model, plan_name=name, detail="top5")
+    model.generate("hi", plan, observe=recorder.observe, listen=recorder)
     trace = recorder.traces[0]
     tab = show(trace)
     press(tab, "Home")

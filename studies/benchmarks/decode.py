@@ -33,9 +33,9 @@ from voidpad.decode.denoise import HFDenoiser
 from voidpad.decode.loop import Denoiser, decode
 from voidpad.decode.plan import Plan, plan
 from voidpad.engine.batching import Engine
-from voidpad.engine.cache import Cached
+from voidpad.engine.cache import CachedDenoiser
 from voidpad.engine.graphs import Graphs
-from voidpad.engine.packed import Packed, compiled
+from voidpad.engine.packed import PackedDenoiser, compiled
 from voidpad.experiments.bench import (
     Meter,
     Research,
@@ -115,12 +115,12 @@ class Bench:
     def plain(self, head: nn.Module | None = None) -> HFDenoiser:
         return HFDenoiser(self.twin.model, head or self.twin.lm_head, shift=self.shift)
 
-    def exact(self) -> Packed:
-        return Packed(self.plain(), bucket=64 if self.cuda else 1, graphs=Graphs(1024))
+    def exact(self) -> PackedDenoiser:
+        return PackedDenoiser(self.plain(), bucket=64 if self.cuda else 1, graphs=Graphs(1024))
 
-    def cached(self, *, dual: bool = True, every: int | None = None) -> Cached:
+    def cached(self, *, dual: bool = True, every: int | None = None) -> CachedDenoiser:
         bucket = 64 if self.cuda else 1
-        return Cached(self.plain(), BLOCK, dual, every, bucket=bucket, graphs=Graphs(1024))
+        return CachedDenoiser(self.plain(), BLOCK, dual, every, bucket=bucket, graphs=Graphs(1024))
 
     def size(self, tokens: int) -> int:
         return max(BLOCK, int(tokens * self.scale) // BLOCK * BLOCK)
@@ -326,9 +326,13 @@ def throughput(bench: Bench) -> None:
             ms_per_pass=1e3 * run.seconds / run.passes,
             finished=run.finished,
             gib=used(),
-            **({} if isinstance(denoise, Cached) else {"share_of_peak": flops(bench, run) / bench.peak}),
+            **(
+                {}
+                if isinstance(denoise, CachedDenoiser)
+                else {"share_of_peak": flops(bench, run) / bench.peak}
+            ),
         )
-        if isinstance(denoise, Cached):
+        if isinstance(denoise, CachedDenoiser):
             denoise.clear()
 
 
@@ -385,7 +389,7 @@ def growth(bench: Bench) -> None:
         head = nn.Linear(1, 1, bias=False)
         head.weight = nn.Parameter(weight[:vocabulary], requires_grad=False)
         found[str(vocabulary)] = one(
-            Packed(bench.plain(head), ours.bucket, Graphs(1024)), block=bench.size(512)
+            PackedDenoiser(bench.plain(head), ours.bucket, Graphs(1024)), block=bench.size(512)
         )
     bench.note("ms by vocabulary, block 512", **found)
     found = {}

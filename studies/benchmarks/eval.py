@@ -41,8 +41,7 @@ def engine_alone(settings: Settings, model: Model, resources: Resources, prompts
     for key, prompt in enumerate(prompts):
         engine.submit(model.encode(prompt), plan, key=key)
     texts = []
-    while engine.busy:
-        texts += [model.text(outcome.tokens) for outcome in engine.step()]
+    texts += [model.text(outcome.tokens) for _, outcome in engine.outcomes()]
     return since(start)
 
 

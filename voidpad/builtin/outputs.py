@@ -87,12 +87,11 @@ def decode(model: Model, cells: Sequence[Cell], count: int, *, limits: Limits) -
             for index, ids in enumerate(encoded):
                 engine.submit(ids, model.fit(ids, plan), key=len(jobs))
                 jobs.append((cell, plan, task, index))
-    while engine.busy:
-        for outcome in engine.step():
-            cell, plan, task, index = jobs[outcome.key]
-            where = {"block": plan.block, "task": task, "index": index}
-            result = model.result(outcome, plan, cache=cell.cache)
-            yield {**asdict(cell), **where, **record(model, result)}
+    for _, outcome in engine.outcomes():
+        cell, plan, task, index = jobs[outcome.key]
+        where = {"block": plan.block, "task": task, "index": index}
+        result = model.result(outcome, plan, cache=cell.cache)
+        yield {**asdict(cell), **where, **record(model, result)}
 
 
 class Kind(NamedTuple):
@@ -121,7 +120,7 @@ def record(model: Model, result: Result) -> dict[str, Any]:
     )
     kept = ("text", "passes_decode", "passes_probe", "passes_shared", "canvas", "stop_reason")
     found = {name: getattr(result, name) for name in kept}
-    return found | {"answer_tokens": length, "accelerated": list(result.accelerated)}
+    return found | {"answer_tokens": length, "accelerated": list(result.approximations)}
 
 
 def decode_all(cells: Iterable[Cell], count: int, *, device: str, limits: Limits) -> Iterator[dict[str, Any]]:

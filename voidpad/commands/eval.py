@@ -72,7 +72,9 @@ def evaluate(
     workers: Annotated[int, typer.Option(help="programs tested side by side")] = 1,
     rows: Annotated[int, typer.Option(help="most rows in one pass")] = 32,
     tokens: Annotated[int, typer.Option(help="most tokens in one pass")] = 16384,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, or spread over all GPUs")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, or spread over all GPUs")
+    ] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or auto")] = "auto",
     quantize: Annotated[str | None, typer.Option(help="8bit or 4bit, through transformers")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="results as one JSON object")] = False,
@@ -114,8 +116,8 @@ def evaluate(
     else:
         out.width = max(out.width, 100)  # a narrow terminal wraps the table; no number is left out
         out.print(table(results))
-        if results["provenance"].get("accelerated"):  # runs from before this was recorded have no such key
-            err.print(f"approximate: {', '.join(results['provenance']['accelerated'])}", style="yellow")
+        if results["provenance"].get("approximations"):  # runs from before this was recorded have no such key
+            err.print(f"approximate: {', '.join(results['provenance']['approximations'])}", style="yellow")
         err.print(f"run folder: {out_dir}", style="dim")
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +21,7 @@ from voidpad.commands.outputs import file_to_write
 from voidpad.commands.prompts import gather
 from voidpad.decode.length import Trimmed, VoidExpansion
 from voidpad.decode.plan import HELP, PRESETS, Plan, describe
+from voidpad.engine.events import Event
 from voidpad.errors import ConfigError
 from voidpad.roles import Roles
 
@@ -31,6 +33,19 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 APPROXIMATE = ("threshold", "factor", "trim")  # plan fields that --report-delta leaves out of the exact run
+
+
+JSON_FIELDS = (
+    "text",
+    "tokens",
+    "passes_decode",
+    "passes_probe",
+    "passes_shared",
+    "canvas",
+    "stop_reason",
+    "seconds",
+    "approximations",
+)
 
 
 class Detail(StrEnum):
@@ -84,8 +99,6 @@ def generate(
     if report_delta and not approximate:
         given = " or ".join(f"--{name}" for name in ("cache", *APPROXIMATE))
         raise ConfigError(f"--report-delta compares an approximation with exact decoding: give {given}.")
-    if (live or trace is not None) and (cache or report_delta):
-        raise ConfigError("--cache and --report-delta do not go with --live and --trace; drop one of them.")
     loaded = load_model(
         model, adapter, device=device, dtype=dtype, quantize=quantize, family=family, roles=roles
     )
@@ -95,32 +108,51 @@ def generate(
                 loaded.compiled().generate("compile", "original", canvas=64, block=32, cache=way)
     built = loaded.plan(plan, **(fields or {}))
     warn(built, loaded)
-    if live or trace is not None:
-        from voidpad.commands.streamed import stream
+    shared: dict[str, Any] = {"seed": seed, "rows": rows, "tokens": tokens, "raw": raw, "system": system}
+    begun = time.perf_counter()
+    with ExitStack() as open_views:
+        listeners: list[Callable[[Event], None]] = []
+        recorder = None
+        if trace is not None:
+            from voidpad.diagnose.trace import Recorder
 
-        recorded = {"path": trace, "detail": trace_detail.value, "name": plan}
-        ids = [loaded.encode(p, system=system, raw=raw) for p in prompts]
-        screen = err if live else None
-        results = stream(loaded, ids, built, seed=seed, rows=rows, live=screen, trace=recorded)
-    else:
-        shared: dict[str, Any] = {"seed": seed, "rows": rows, "tokens": tokens, "raw": raw, "system": system}
+            recorder = Recorder(loaded, plan_name=plan, seed=seed, detail=trace_detail.value, cache=cache)
+            listeners.append(recorder)
+        if live:
+            from voidpad.commands.live import LiveView
+
+            listeners.append(open_views.enter_context(LiveView(loaded, err)))
+
+        def to_all(event: Event) -> None:
+            for listen in listeners:
+                listen(event)
+
+        tick = open_views.enter_context(bar(len(prompts), shown=len(prompts) > 1 and not live))
+        results = loaded.generate(
+            prompts,
+            built,
+            cache=cache,
+            progress=tick,
+            observe=recorder.observe if recorder else None,
+            listen=to_all if listeners else None,
+            **shared,
+        )
+    spent = time.perf_counter() - begun
+    if trace is not None and recorder is not None:
+        recorder.write(trace)
+    if report_delta:
+        exact = loaded.plan(plan, **{k: v for k, v in (fields or {}).items() if k not in APPROXIMATE})
         begun = time.perf_counter()
-        with bar(len(prompts), shown=len(prompts) > 1) as tick:
-            results = loaded.generate(prompts, built, cache=cache, progress=tick, **shared)
-        spent = time.perf_counter() - begun
-        if report_delta:
-            exact = loaded.plan(plan, **{k: v for k, v in (fields or {}).items() if k not in APPROXIMATE})
-            begun = time.perf_counter()
-            with bar(len(prompts), shown=len(prompts) > 1, label="exact") as tick:
-                plain = loaded.generate(prompts, exact, progress=tick, **shared)
-            delta(results, plain, seconds=(spent, time.perf_counter() - begun))
+        with bar(len(prompts), shown=len(prompts) > 1, label="exact") as tick:
+            plain = loaded.generate(prompts, exact, progress=tick, **shared)
+        delta(results, plain, seconds=(spent, time.perf_counter() - begun))
     for result in results:
         show(result, loaded.roles, as_json=as_json, many=len(prompts) > 1)
 
 
 def show(result: Result, roles: Roles, *, as_json: bool, many: bool) -> None:
     if as_json:
-        print(json.dumps({key: value for key, value in asdict(result).items() if key not in ("ids", "key")}))
+        print(json.dumps({name: getattr(result, name) for name in JSON_FIELDS}))
         return
     if many:
         out.print(f"--- {result.key}", style="bold")
@@ -132,7 +164,7 @@ def show(result: Result, roles: Roles, *, as_json: bool, many: bool) -> None:
         ("" if result.text.strip() else "empty answer; ")
         + f"{size} tokens, {result.passes_decode} passes{probes}{shared}, "
         f"canvas {result.canvas}, stopped: {result.stop_reason}, {result.seconds:.2f} s"
-        + (f"; approximate: {', '.join(result.accelerated)}" if result.accelerated else ""),
+        + (f"; approximate: {', '.join(result.approximations)}" if result.approximations else ""),
         style="dim",
     )
 
@@ -142,7 +174,7 @@ def delta(fast: list[Result], exact: list[Result], *, seconds: tuple[float, floa
     same = sum(a.tokens == b.tokens for a, b in zip(fast, exact, strict=True))
     answers = sum(a.text == b.text for a, b in zip(fast, exact, strict=True))
     passes = [sum(r.passes_decode + r.passes_probe - r.passes_shared for r in run) for run in (fast, exact)]
-    names = ", ".join(name for name in fast[0].accelerated if name not in exact[0].accelerated)
+    names = ", ".join(name for name in fast[0].approximations if name not in exact[0].approximations)
     err.print(
         f"against exact decoding, with {names}: tokens equal {same}/{len(exact)}, answers equal "
         f"{answers}/{len(exact)}, passes {passes[0]} against {passes[1]}, "

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
-
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
 from voidpad.decode.loop import Step
+from voidpad.engine.events import Event, Finished, Wrote
 from voidpad.models import Model
 
 STYLES = {
@@ -20,14 +18,31 @@ STYLES = {
 }
 
 
-def watch(steps: Iterable[Step], model: Model, console: Console, *, delay: float = 0.0) -> Iterator[Step]:
-    """The steps, drawn as they pass: masks dim, fresh commits green, EOS red, what follows it struck out."""
-    with Live(console=console, refresh_per_second=30, transient=True) as live:
-        for step in steps:
-            live.update(Group(*(picture(step, row, model) for row in range(len(step.after)))), refresh=True)
-            yield step
-            if delay:
-                time.sleep(delay)
+class LiveView:
+    """A listener for an engine's events that draws the canvas of every live row in the terminal.
+
+    Masks are dim, fresh commits green, EOS red, and what follows it struck out.
+    """
+
+    def __init__(self, model: Model, console: Console) -> None:
+        self.model = model
+        self.screen = Live(console=console, refresh_per_second=30, transient=True)
+        self.pictures: dict[int, Group] = {}  # by handle
+
+    def __enter__(self) -> LiveView:
+        self.screen.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.screen.stop()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Wrote):
+            for row, handle in enumerate(event.handles):
+                self.pictures[handle] = picture(event.step, row, self.model)
+            self.screen.update(Group(*self.pictures.values()), refresh=True)
+        elif isinstance(event, Finished):
+            self.pictures.pop(event.handle, None)
 
 
 def picture(step: Step, row: int, model: Model) -> Group:

@@ -19,21 +19,33 @@ class Canvas:
     ids: Tensor  # (B, L) int64
     prompt: Tensor  # (B,) int64, prompt lengths
     stop: Tensor  # (B,) int64, prompt length + canvas length
-    key: Tensor  # (B,) int64, the row's identity: randomness and results hang on it
+    key: Tensor  # (B,) int64, draw keys: randomness is a hash of seed and key
     roles: Roles
+    handle: Tensor = None  # type: ignore[assignment]  # (B,) int64, row identities for caches; `key` unless given
+
+    def __post_init__(self) -> None:
+        if self.handle is None:
+            object.__setattr__(self, "handle", self.key)
 
     @classmethod
     def blank(
-        cls, prompts: Sequence[Sequence[int]], length: int, roles: Roles, keys: Sequence[int]
+        cls,
+        prompts: Sequence[Sequence[int]],
+        length: int | Tensor,
+        roles: Roles,
+        keys: Sequence[int],
+        handles: Sequence[int] | None = None,
     ) -> Canvas:
-        """Every prompt followed by `length` masks."""
+        """Every prompt followed by `length` masks: one number for all rows, or (B,)."""
         prompt = torch.tensor([len(p) for p in prompts], dtype=torch.long)
         ids = torch.full(
             (len(prompts), int(prompt.max()) if len(prompts) else 0), roles.eos, dtype=torch.long
         )
         for row, tokens in enumerate(prompts):
             ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
-        bare = cls(ids, prompt, prompt, torch.tensor(keys, dtype=torch.long), roles)
+        key = torch.tensor(keys, dtype=torch.long)
+        handle = key if handles is None else torch.tensor(handles, dtype=torch.long)
+        bare = cls(ids, prompt, prompt, key, roles, handle)
         return bare.resize(prompt + length)
 
     def __len__(self) -> int:
@@ -91,7 +103,8 @@ class Canvas:
         """Only these rows (bool mask or indices), as narrow as they allow."""
         stop = self.stop[rows]
         width = int(stop.max()) if len(stop) else 0
-        return Canvas(self.ids[rows][:, :width], self.prompt[rows], stop, self.key[rows], self.roles)
+        identity = (self.key[rows], self.roles, self.handle[rows])
+        return Canvas(self.ids[rows][:, :width], self.prompt[rows], stop, *identity)
 
     def without_prompt(self) -> Canvas:
         """The prompt replaced by masks, for classifier-free guidance."""
@@ -108,10 +121,10 @@ def join(canvases: Sequence[Canvas]) -> Canvas:
         return canvases[0]
     width = max(c.ids.shape[1] for c in canvases)
     ids = [torch.nn.functional.pad(c.ids, (0, width - c.ids.shape[1]), value=c.roles.eos) for c in canvases]
-    prompt, stop, key = (
-        torch.cat([getattr(c, name) for c in canvases]) for name in ("prompt", "stop", "key")
+    prompt, stop, key, handle = (
+        torch.cat([getattr(c, name) for c in canvases]) for name in ("prompt", "stop", "key", "handle")
     )
-    return Canvas(torch.cat(ids), prompt, stop, key, canvases[0].roles)
+    return Canvas(torch.cat(ids), prompt, stop, key, canvases[0].roles, handle)
 
 
 def first(found: Tensor, *, otherwise: Tensor) -> Tensor:

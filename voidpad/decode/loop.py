@@ -16,6 +16,7 @@ from torch import Tensor
 from voidpad.decode.canvas import Canvas, send
 from voidpad.decode.length import Look, Signal
 from voidpad.decode.noise import Noise
+from voidpad.decode.outcome import Outcome
 from voidpad.decode.plan import Plan
 from voidpad.decode.propose import NOTHING, Bans, propose_in_pieces
 from voidpad.decode.rows import Rows
@@ -24,26 +25,6 @@ from voidpad.roles import Roles
 
 Denoiser = Callable[[Canvas, Tensor], Tensor]  # (canvas, where (B, L) bool) -> aligned logits (N, V)
 Observe = Callable[[Canvas], Tensor]  # slots whose logits are wanted besides, (B, L) bool
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One finished row."""
-
-    key: int
-    ids: list[int]  # the whole canvas
-    tokens: list[
-        int
-    ]  # what counts as the answer: up to and including the first EOS, unless the plan keeps all
-    passes_decode: int
-    passes_probe: int
-    passes_shared: int
-    stop_reason: str
-    seconds: float = 0.0
-
-    @property
-    def canvas(self) -> int:
-        return len(self.ids)
 
 
 @dataclass(frozen=True)
@@ -93,13 +74,23 @@ def decode(
 
 
 def begin(
-    prompts: Sequence[Sequence[int]], roles: Roles, plan: Plan, *, keys: Sequence[int], seeds: Sequence[int]
+    prompts: Sequence[Sequence[int]],
+    roles: Roles,
+    plan: Plan,
+    *,
+    keys: Sequence[int],
+    seeds: Sequence[int],
+    limits: Sequence[int | None] | None = None,
+    handles: Sequence[int] | None = None,
 ) -> Rows:
-    """Rows before their first pass."""
+    """Rows before their first pass. A row's limit, if it has one, bounds its canvas below the plan's limit."""
     for prompt in prompts:
         check(prompt, roles, plan)
-    canvas = Canvas.blank(prompts, plan.length.canvas, roles, keys)
-    return Rows.begin(canvas, plan.block, seeds=seeds, probing=plan.length.probes)
+    longest = plan.length.limit
+    bounds = [longest if limit is None else min(limit, longest) for limit in limits or [None] * len(prompts)]
+    limit = torch.tensor(bounds, dtype=torch.long)
+    canvas = Canvas.blank(prompts, limit.clamp(max=plan.length.canvas), roles, keys, handles)
+    return Rows.begin(canvas, plan.block, seeds=seeds, limit=limit, probing=plan.length.probes)
 
 
 def check(prompt: Sequence[int], roles: Roles, plan: Plan) -> None:
@@ -194,8 +185,15 @@ def outcome(rows: Rows, row: int, plan: Plan, reason: str) -> Outcome:
     eos = rows.canvas.roles.eos
     ends_here = (plan.cut or reason == "eos") and eos in ids
     tokens = ids[: ids.index(eos) + 1] if ends_here else ids
-    counts = (int(rows.decoded[row]), int(rows.probed[row]), int(rows.shared[row]))
-    return Outcome(int(rows.canvas.key[row]), ids, tokens, *counts, reason)
+    return Outcome(
+        key=int(rows.canvas.key[row]),
+        ids=ids,
+        tokens=tokens,
+        passes_decode=int(rows.decoded[row]),
+        passes_probe=int(rows.probed[row]),
+        passes_shared=int(rows.shared[row]),
+        stop_reason=reason,
+    )
 
 
 def at(logits: Tensor, wanted: Tensor) -> Tensor:

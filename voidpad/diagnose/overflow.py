@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 
 from voidpad.decode.denoise import Forbid
-from voidpad.decode.loop import Outcome, decode
+from voidpad.decode.loop import Outcome
 from voidpad.decode.plan import Plan
 from voidpad.diagnose.trace import Edit, Recorder, Trace
 from voidpad.engine.batching import Engine
@@ -125,9 +125,12 @@ def _edited(order: np.ndarray, edit: Edit) -> np.ndarray:
 
 def record(model: Model, prompts: Sequence[Sequence[int]], plan: Plan, *, name: str) -> list[Trace]:
     """Decode with P(EOS) and P(VOID) of every slot at every pass."""
-    recorder = Recorder(model, plan, plan_name=name)
-    for step in decode(model.denoiser(), prompts, model.roles, plan, observe=recorder.observe):
-        recorder(step)
+    recorder = Recorder(model, plan_name=name)
+    engine = model.engine()
+    for row, prompt in enumerate(prompts):
+        engine.submit(prompt, plan, key=row, observe=recorder.observe)
+    for event in engine.events():
+        recorder(event)
     return sorted(recorder.traces, key=lambda trace: trace.row)
 
 
@@ -174,11 +177,10 @@ def survey(
     for key, (plan, row) in enumerate(jobs):
         engine.submit(prompts[row], model.fit(prompts[row], plan), key=key)
     found: dict[int, Answer] = {}
-    while engine.busy:
-        for outcome in engine.step():
-            plan, row = jobs[outcome.key]
-            found[outcome.key] = _answer(model, outcome, plan, row, setup.rule)
-            tick()
+    for _, outcome in engine.outcomes():
+        plan, row = jobs[outcome.key]
+        found[outcome.key] = _answer(model, outcome, plan, row, setup.rule)
+        tick()
     return [found[key] for key in sorted(found)]
 
 

@@ -1,168 +1,387 @@
-"""The engine: many prompts in, finished rows out. Rows join and leave between passes.
+"""The engine: prompts in, events out. Rows join and leave between passes (continuous batching).
 
-All live rows of all plans share one forward pass. The rules are those of `voidpad.decode`: the engine only
-decides who takes part in a pass.
+All live rows of all plans share one forward pass. The decoding rules are those of `voidpad.decode`; the engine
+decides which rows take part in a pass and reports what happened to them.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
-from voidpad.decode.canvas import join
-from voidpad.decode.loop import Denoiser, Outcome, advance, begin, check, outcome, wanted
+from voidpad.decode.canvas import Canvas, join
+from voidpad.decode.loop import Denoiser, Observe, Step, advance, begin, check, outcome, wanted
+from voidpad.decode.outcome import Outcome
 from voidpad.decode.plan import Plan
 from voidpad.decode.rows import Rows, join_rows
-from voidpad.errors import ConfigError
+from voidpad.engine.events import Event, Failed, Finished, Started, Wrote
+from voidpad.errors import ConfigError, VoidpadError
 from voidpad.roles import Roles
 
-
-@dataclass(frozen=True)
-class Request:
-    key: int
-    prompt: Sequence[int]
-    plan: Plan
-    seed: int
+Group = tuple[Plan, Rows]  # rows that share a plan
 
 
 @dataclass
-class Engine:
-    """Continuous batching under a limit of rows and of tokens (prompt and canvas) in one pass.
+class Request:
+    """A row that has not ended, from `submit` on."""
 
-    Passes run in inference mode. A denoiser that takes gradients leaves it and clones the ids it is given.
+    handle: int
+    prompt: Sequence[int]
+    plan: Plan
+    seed: int
+    key: int
+    limit: int | None  # longest canvas of this row; the plan's limit holds as well
+    deadline: float | None  # on the clock of time.monotonic()
+    observe: Observe | None
+    admitted: float = 0.0  # when it left the queue
+    last_pass: int = 0  # the pass in which it took part last, or after which it was admitted
+
+    @property
+    def size(self) -> int:
+        """Tokens of its first pass: prompt and canvas."""
+        canvas = self.plan.length.canvas
+        return len(self.prompt) + (canvas if self.limit is None else min(canvas, self.limit))
+
+
+class Engine:
+    """Decodes many rows under a limit of rows and of tokens (prompts and canvases) in one pass.
+
+    One thread calls `step`, `events`, `outcomes` or `run`. Meanwhile other threads may call `submit`, `cancel`,
+    `end_early` and `wait`. Passes run in inference mode; a denoiser that takes gradients leaves it and clones the
+    ids that it is given.
+
+    Admission is first come, first served, in two queues. Rows of up to half the token budget are admitted while all
+    live rows fit one pass. A larger row does not count against that budget, but only one is live at a time. So short
+    rows never wait for a long one to end, and short rows that keep arriving never keep a long one out. If the live
+    rows do not fit one pass, those whose last pass is longest ago go first.
     """
 
-    denoise: Denoiser
-    roles: Roles
-    rows: int = 32
-    tokens: int = 16384
-    ended: Callable[[int], None] = lambda key: None  # told when a row is over; caches drop it then
-    waiting: deque[Request] = field(default_factory=deque)
-    live: dict[Plan, Rows] = field(default_factory=dict)
-    since: dict[int, float] = field(default_factory=dict)  # key -> when it was queued, then when it began
-    cancelled: set[int] = field(default_factory=set)
-    next_key: int = 0
-    passes: int = 0
-    took_part: int = 0  # rows of the last pass
-    tokens_read: int = 0  # tokens of the last pass
-
-    def __post_init__(self) -> None:
-        for name, value in (("rows", self.rows), ("tokens", self.tokens)):
+    def __init__(
+        self,
+        denoise: Denoiser,
+        roles: Roles,
+        *,
+        rows: int = 32,
+        tokens: int = 16384,
+        ended: Callable[[int], None] = lambda handle: None,
+    ) -> None:
+        """`ended` is called with the handle of every row that took part in a pass and is over: caches free it."""
+        for name, value in (("rows", rows), ("tokens", tokens)):
             if value < 1:
                 raise ConfigError(f"{name}={value} leaves no room for a row; use at least 1.")
+        self.denoise, self.roles, self.ended = denoise, roles, ended
+        self.rows, self.tokens = rows, tokens
+        self.live: dict[Plan, Rows] = {}
+        self.passes = 0
+        self.rows_read = 0  # rows of the last pass
+        self.tokens_read = 0  # tokens of the last pass
+        self._failures = 0  # passes in a row that failed
+        # What other threads change, all of it under `_changed`.
+        self._changed = threading.Condition()
+        self._requests: dict[int, Request] = {}
+        self._short: deque[Request] = deque()
+        self._long: deque[Request] = deque()
+        self._deadlines: dict[int, float] = {}
+        self._ending: dict[int, str] = {}  # handle -> stop reason of rows to end before the next pass
+        self._next_handle = 0
 
-    def submit(self, prompt: Sequence[int], plan: Plan, *, seed: int = 0, key: int | None = None) -> int:
-        """Queue a prompt. The key identifies the row and, with the seed, its randomness."""
+    # -------------------------------------------------------------------------------- from any thread
+    def submit(
+        self,
+        prompt: Sequence[int],
+        plan: Plan,
+        *,
+        seed: int = 0,
+        key: int = 0,
+        limit: int | None = None,
+        deadline: float | None = None,
+        observe: Observe | None = None,
+    ) -> int:
+        """Queue a prompt and return the row's handle, which no other row of this engine ever has.
+
+        Seed and draw key determine the row's randomness: equal ones give equal answers, whatever the handle and
+        whatever other rows share the passes. `limit` bounds this row's canvas, in slots, below the plan's limit. At
+        `deadline`, a moment of time.monotonic(), the row ends with what it has. `observe` names canvas slots whose
+        logits the row's steps must hold besides those that decoding needs.
+        """
         check(prompt, self.roles, plan)
-        key = self.next_key if key is None else key
-        if key in self.since:
-            raise ConfigError(f"key={key} is in use by a row that has not ended; choose another.")
-        self.waiting.append(Request(key, prompt, plan, seed))
-        self.since[key] = time.perf_counter()
-        self.next_key = max(self.next_key, key + 1)
-        return key
+        if limit is not None and limit < 1:
+            raise ConfigError(f"limit={limit} leaves no room for an answer; use at least 1.")
+        with self._changed:
+            handle, self._next_handle = self._next_handle, self._next_handle + 1
+            request = Request(handle, prompt, plan, seed, key, limit, deadline, observe)
+            self._requests[handle] = request
+            (self._long if self._is_long(request.size) else self._short).append(request)
+            if deadline is not None:
+                self._deadlines[handle] = deadline
+            self._changed.notify_all()
+        return handle
 
-    def cancel(self, key: int) -> None:
-        """End a row before its next pass; it comes out with what it has, as `cancelled`."""
-        self.cancelled.add(key)
+    def cancel(self, handle: int) -> None:
+        """End a row before its next pass; its outcome holds what it has, with stop reason `cancelled`."""
+        self.end_early(handle, "cancelled")
+
+    def end_early(self, handle: int, reason: str = "stop") -> None:
+        """End a row before its next pass because its answer is complete. Rows that are over are left alone."""
+        with self._changed:
+            if handle in self._requests:
+                self._ending.setdefault(handle, reason)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until there is a row to decode, at most `timeout` seconds; whether there is one."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.busy, timeout)
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.live)
+        """Whether any row has not ended."""
+        return bool(self._requests)
+
+    @property
+    def waiting(self) -> int:
+        """Rows in the queue."""
+        return len(self._short) + len(self._long)
+
+    @property
+    def handles(self) -> list[int]:
+        """Rows that have not ended, in the order in which they were submitted."""
+        with self._changed:
+            return list(self._requests)
+
+    # ---------------------------------------------------------------------------- from the one thread
+    def events(self) -> Iterator[Event]:
+        """Step until every row has ended; the events of all passes."""
+        while self.busy:
+            yield from self.step()
+
+    def outcomes(self) -> Iterator[tuple[int, Outcome]]:
+        """Step until every row has ended; handle and outcome of each. A failed pass raises its error."""
+        for event in self.events():
+            if isinstance(event, Failed):
+                raise event.error
+            if isinstance(event, Finished):
+                yield event.handle, event.outcome
 
     def run(self, prompts: Sequence[Sequence[int]], plan: Plan, *, seed: int = 0) -> Iterator[Outcome]:
         """Decode all prompts; outcomes come as rows finish, their key is the prompt's index."""
         for key, prompt in enumerate(prompts):
             self.submit(prompt, plan, seed=seed, key=key)
-        while self.busy:
-            yield from self.step()
+        for _, finished in self.outcomes():
+            yield finished
 
     @torch.inference_mode()
-    def step(self) -> list[Outcome]:
-        """One forward pass over as many rows as fit; the rows that ended."""
-        done = self._drop_cancelled()
-        self._admit()
-        groups, resting = self._share()
-        if not groups:
-            return done
+    def step(self) -> list[Event]:
+        """One forward pass over as many rows as fit, and what happened to them.
+
+        If the network fails, the rows of this pass fail and the engine goes on with the others. If it fails in the
+        next pass too, that error is raised instead, and its rows stay live. A rule that fails takes only the rows of
+        its plan along.
+        """
+        events = self._end_rows()
+        events += self._admit()
+        chosen, resting = self._choose()
+        if not chosen:
+            return events
         self.passes += 1
-        asks = [wanted(rows, plan) for plan, rows in groups]
-        canvas = join([rows.canvas for _, rows in groups])
-        self.took_part, self.tokens_read = len(canvas), int(canvas.stop.sum())
-        width = canvas.ids.shape[1]
-        where = torch.cat([torch.nn.functional.pad(ask, (0, width - ask.shape[1])) for ask in asks])
-        logits = self.denoise(canvas, where).split([int(ask.sum()) for ask in asks])
-        took_part = {plan for plan, _ in groups}
-        self.live = dict(sorted(resting.items(), key=lambda item: item[0] in took_part))
-        for (plan, rows), ask, part in zip(groups, asks, logits, strict=True):
-            step = advance(rows, plan, ask, part)
+        where = [self._wanted(plan, rows) for plan, rows in chosen]
+        canvas = join([rows.canvas for _, rows in chosen])
+        self.rows_read, self.tokens_read = len(canvas), int(canvas.stop.sum())
+        try:
+            written = self._advance(chosen, where, canvas)
+        except Exception as error:
+            return events + self._pass_failed(chosen, resting, error)
+        self._failures = 0
+        self.live = resting
+        for (plan, rows), step in zip(chosen, written, strict=True):
+            if isinstance(step, Exception):
+                events.append(self._rows_failed([(plan, rows)], step))
+                continue
+            for handle in rows.canvas.handle.tolist():
+                self._requests[handle].last_pass = self.passes
             self._put(plan, step.live)
-            done += [self._timed(finished) for finished in step.finished.values()]
-        return done
+            events.append(Wrote(plan, step))
+            for row, finished in step.finished.items():
+                events.append(self._over(int(rows.canvas.handle[row]), finished))
+        return events
 
-    def _admit(self) -> None:
-        """Start waiting rows while the limits allow; a single row always may."""
-        count = sum(len(rows) for rows in self.live.values())
-        load = sum(int(rows.canvas.stop.sum()) for rows in self.live.values())
-        fresh: dict[Plan, list[Request]] = {}
-        while self.waiting and count < self.rows:
-            request = self.waiting[0]
-            size = len(request.prompt) + request.plan.length.canvas
-            if count and load + size > self.tokens:
-                break
-            fresh.setdefault(request.plan, []).append(self.waiting.popleft())
-            self.since[request.key] = time.perf_counter()
-            count, load = count + 1, load + size
-        for plan, requests in fresh.items():
-            keys, seeds = [r.key for r in requests], [r.seed for r in requests]
-            self._put(plan, begin([r.prompt for r in requests], self.roles, plan, keys=keys, seeds=seeds))
+    def _advance(
+        self, chosen: Sequence[Group], where: Sequence[Tensor], canvas: Canvas
+    ) -> list[Step | Exception]:
+        """The steps of all groups from one call of the denoiser; an exception for a group whose rules failed."""
+        width = canvas.ids.shape[1]
+        padded = [torch.nn.functional.pad(slots, (0, width - slots.shape[1])) for slots in where]
+        logits = self.denoise(canvas, torch.cat(padded))
+        largest = logits.amax() if logits.numel() else torch.zeros(())  # NaN if any logit is
+        written: list[Step | Exception] = []
+        parts = logits.split([int(slots.sum()) for slots in where])
+        for (plan, rows), slots, part in zip(chosen, where, parts, strict=True):
+            try:
+                written.append(advance(rows, plan, slots, part))
+            except Exception as error:
+                written.append(error)
+        if not largest.isfinite():  # only now: the steps have waited for the device already
+            raise VoidpadError(
+                f"the network gave logits of {float(largest)} in pass {self.passes}, so its choices mean nothing; "
+                "the weights may be damaged, or the numbers too large for this dtype (try float32)."
+            )
+        return written
 
-    def _share(self) -> tuple[list[tuple[Plan, Rows]], dict[Plan, Rows]]:
-        """Who takes part in this pass, and who rests because canvases have grown past the limit."""
-        load = 0
-        groups: list[tuple[Plan, Rows]] = []
-        resting: dict[Plan, Rows] = {}
+    def _wanted(self, plan: Plan, rows: Rows) -> Tensor:
+        """The slots whose logits this pass needs, (B, L): those of decoding and those that rows' observers name."""
+        where = wanted(rows, plan)
+        observers = [self._requests[handle].observe for handle in rows.canvas.handle.tolist()]
+        for observe in {one for one in observers if one is not None}:
+            watched = torch.tensor([one is not None and one == observe for one in observers])
+            where = where | (observe(rows.canvas) & watched[:, None])
+        return where
+
+    # --------------------------------------------------------------------------- who takes part
+    def _is_long(self, size: int) -> bool:
+        return 2 * size > self.tokens
+
+    def _admit(self) -> list[Event]:
+        """Start waiting rows while the limits allow. Of the heads of both queues, the older one goes first."""
+        sizes = torch.cat([rows.canvas.stop for rows in self.live.values()]).tolist() if self.live else []
+        count, load, longest = len(sizes), sum(sizes), max(sizes, default=0)
+        has_long = self._is_long(longest)
+        if has_long:
+            load -= longest
+        admitted: list[Request] = []
+        with self._changed:
+            while count < self.rows:
+                heads = []
+                if self._short and load + self._short[0].size <= self.tokens:
+                    heads.append(self._short)
+                if self._long and not has_long:
+                    heads.append(self._long)
+                if not heads:
+                    break
+                queue = min(heads, key=lambda queue: queue[0].handle)
+                request = queue.popleft()
+                request.admitted, request.last_pass = time.perf_counter(), self.passes
+                admitted.append(request)
+                count += 1
+                if queue is self._long:
+                    has_long = True
+                else:
+                    load += request.size
+        groups: dict[Plan, list[Request]] = {}
+        for request in admitted:
+            groups.setdefault(request.plan, []).append(request)
+        for plan, requests in groups.items():
+            rows = begin(
+                [request.prompt for request in requests],
+                self.roles,
+                plan,
+                keys=[request.key for request in requests],
+                seeds=[request.seed for request in requests],
+                limits=[request.limit for request in requests],
+                handles=[request.handle for request in requests],
+            )
+            self._put(plan, rows)
+        return [Started(request.handle) for request in admitted]
+
+    def _choose(self) -> tuple[list[Group], dict[Plan, Rows]]:
+        """The rows of this pass, and those that rest because the live rows hold more tokens than a pass may."""
         if sum(int(rows.canvas.stop.sum()) for rows in self.live.values()) <= self.tokens:
-            return list(self.live.items()), resting
+            return list(self.live.items()), {}
+        sizes = {
+            handle: size
+            for rows in self.live.values()
+            for handle, size in zip(rows.canvas.handle.tolist(), rows.canvas.stop.tolist(), strict=True)
+        }
+        taken: set[int] = set()
+        load = 0
+        for handle in sorted(sizes, key=lambda handle: (self._requests[handle].last_pass, handle)):
+            if not taken or load + sizes[handle] <= self.tokens:  # a single row always may
+                taken.add(handle)
+                load += sizes[handle]
+        chosen: list[Group] = []
+        resting: dict[Plan, Rows] = {}
         for plan, rows in self.live.items():
-            size = load + rows.canvas.stop.cumsum(0)
-            fits = size <= self.tokens
-            if not groups:
-                fits[0] = True
-            if fits.any():
-                groups.append((plan, rows if fits.all() else rows.select(fits)))
-                load = int(size[fits][-1])
-            if not fits.all():
-                resting[plan] = rows.select(~fits)
-        return groups, resting
+            takes_part = torch.tensor([handle in taken for handle in rows.canvas.handle.tolist()])
+            if takes_part.any():
+                chosen.append((plan, rows if takes_part.all() else rows.select(takes_part)))
+            if not takes_part.all():
+                resting[plan] = rows.select(~takes_part)
+        return chosen, resting
 
     def _put(self, plan: Plan, rows: Rows) -> None:
-        """Add rows to their group, behind those that rested: they go first next time."""
+        """Add rows to the live rows of their plan."""
         if not len(rows):
             return
-        there = self.live.get(plan)
-        self.live[plan] = rows if there is None else join_rows([there, rows])
+        present = self.live.get(plan)
+        self.live[plan] = rows if present is None else join_rows([present, rows])
 
-    def _drop_cancelled(self) -> list[Outcome]:
-        if not self.cancelled:
-            return []
-        done = [Outcome(r.key, [], [], 0, 0, 0, "cancelled") for r in self.waiting if r.key in self.cancelled]
-        for one in done:
-            del self.since[one.key]
-        self.waiting = deque(r for r in self.waiting if r.key not in self.cancelled)
+    # -------------------------------------------------------------------------------- rows that end
+    def _end_rows(self) -> list[Event]:
+        """End the rows that somebody ended, and those whose deadline has passed."""
+        with self._changed:
+            reasons, self._ending = self._ending, {}
+            if self._deadlines:
+                now = time.monotonic()
+                late = [handle for handle, deadline in self._deadlines.items() if deadline <= now]
+                reasons = dict.fromkeys(late, "deadline") | reasons
+            if not reasons:
+                return []
+            queued = [request for queue in (self._short, self._long) for request in queue]
+            self._short = deque(request for request in self._short if request.handle not in reasons)
+            self._long = deque(request for request in self._long if request.handle not in reasons)
+        events: list[Event] = []
+        for request in queued:
+            if request.handle in reasons:
+                self._forget(request.handle)
+                reason = reasons[request.handle]
+                blank = Outcome(key=request.key, ids=[], tokens=[], passes_decode=0, stop_reason=reason)
+                events.append(Finished(request.handle, blank))
         for plan, rows in list(self.live.items()):
-            out = torch.tensor([int(key) in self.cancelled for key in rows.canvas.key])
-            ended = [outcome(rows, row, plan, "cancelled") for row in out.nonzero()[:, 0].tolist()]
-            done += [self._timed(one) for one in ended]
+            handles = rows.canvas.handle.tolist()
+            out = torch.tensor([handle in reasons for handle in handles])
+            if not out.any():
+                continue
+            for row in out.nonzero()[:, 0].tolist():
+                events.append(self._over(handles[row], outcome(rows, row, plan, reasons[handles[row]])))
             del self.live[plan]
             self._put(plan, rows.select(~out))
-        self.cancelled.clear()
-        return done
+        return events
 
-    def _timed(self, finished: Outcome) -> Outcome:
-        self.ended(finished.key)
-        return replace(finished, seconds=time.perf_counter() - self.since.pop(finished.key))
+    def _over(self, handle: int, finished: Outcome) -> Finished:
+        """A live row has ended."""
+        request = self._forget(handle)
+        self.ended(handle)
+        return Finished(handle, replace(finished, seconds=time.perf_counter() - request.admitted))
+
+    def _forget(self, handle: int) -> Request:
+        with self._changed:
+            self._deadlines.pop(handle, None)
+            self._ending.pop(handle, None)
+            return self._requests.pop(handle)
+
+    def _pass_failed(
+        self, chosen: Sequence[Group], resting: dict[Plan, Rows], error: Exception
+    ) -> list[Event]:
+        """The whole pass failed: its rows are over, unless the pass before it failed as well."""
+        self._failures += 1
+        if self._failures > 1:
+            raise error
+        self.live = resting
+        return [self._rows_failed(chosen, error)]
+
+    def _rows_failed(self, groups: Sequence[Group], error: Exception) -> Failed:
+        traceback.clear_frames(
+            error.__traceback__
+        )  # their locals hold the memory that the next pass may need
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        handles = [handle for _, rows in groups for handle in rows.canvas.handle.tolist()]
+        for handle in handles:
+            self._forget(handle)
+            self.ended(handle)
+        return Failed(tuple(handles), error)

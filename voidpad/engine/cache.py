@@ -87,7 +87,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Layout:
+class CacheLayout:
     """Which tokens of which rows make up a pass and where their keys are. Inside a block it stays the same."""
 
     signature: Any
@@ -103,7 +103,7 @@ class Layout:
 
 
 @dataclass
-class Cached:
+class CachedDenoiser:
     """A denoiser around a Hugging Face one that recomputes only part of a row inside a block."""
 
     inner: HFDenoiser
@@ -115,7 +115,7 @@ class Cached:
     store: Store = field(default_factory=Store)
     held: dict[int, Held] = field(default_factory=dict)
     free: list[int] = field(default_factory=list)
-    layout: Layout | None = None
+    layout: CacheLayout | None = None
 
     @torch.inference_mode()
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class Cached:
         ends = torch.minimum(start + self.block, canvas.stop) if self.keep_suffix else canvas.stop
         packing = self._pack(canvas, where, begin, torch.where(warm, ends, canvas.stop))
         found = logits(self.inner, packing, self.graphs, cache=self.store, version=self.store.version)
-        for key, block in zip(canvas.key.tolist(), start.tolist(), strict=True):
+        for key, block in zip(canvas.handle.tolist(), start.tolist(), strict=True):
             self.held[key].start = block  # only now: after a pass that failed nothing may be reused
         return found
 
@@ -148,7 +148,7 @@ class Cached:
     def _admit(self, canvas: Canvas, start: Tensor, inside: Tensor) -> list[bool]:
         """Rows whose keys were kept for this block; the others get a place, they are computed whole."""
         found = []
-        parts = (canvas.key, canvas.prompt, start, canvas.stop, canvas.masked.sum(1), inside)
+        parts = (canvas.handle, canvas.prompt, start, canvas.stop, canvas.masked.sum(1), inside)
         for row, (key, prompt, *now, reuse) in enumerate(zip(*(p.tolist() for p in parts), strict=True)):
             tokens, held = canvas.ids[row, :prompt], self.held.get(key)
             warm = held is not None and reuse and self._fresh(held, tokens, *now)
@@ -168,7 +168,7 @@ class Cached:
 
     def _pack(self, canvas: Canvas, where: Tensor, begin: Tensor, end: Tensor) -> Packing:
         """The tokens begin..end of each row, in the order of their slots, and the keys of whole rows."""
-        slots = [self.held[key].slot for key in canvas.key.tolist()]
+        slots = [self.held[key].slot for key in canvas.handle.tolist()]
         signature = (slots, begin.tolist(), end.tolist(), canvas.stop.tolist(), self.store.version)
         if self.layout is None or self.layout.signature != signature:
             self.layout = self._lay_out(canvas, torch.tensor(slots), (begin, end), signature)
@@ -184,7 +184,9 @@ class Cached:
             extra=(layout.stored,),
         )
 
-    def _lay_out(self, canvas: Canvas, slot: Tensor, span: tuple[Tensor, Tensor], signature: Any) -> Layout:
+    def _lay_out(
+        self, canvas: Canvas, slot: Tensor, span: tuple[Tensor, Tensor], signature: Any
+    ) -> CacheLayout:
         (begin, end), slots, width = span, self.store.slots, self.store.width
         order = slot.argsort()
         taken = ((canvas.offset >= begin[:, None]) & (canvas.offset < end[:, None]))[order]
@@ -194,7 +196,7 @@ class Cached:
         filler = torch.arange(spare)
         blank = torch.zeros(slots, dtype=torch.long)
         queries, keys = blank.scatter(0, slot, end - begin), blank.scatter(0, slot, canvas.stop)
-        return Layout(
+        return CacheLayout(
             signature=signature,
             row=row,
             column=column,

@@ -164,7 +164,7 @@ def whole(body: nn.Module, places: Tensor, *_: Any) -> Iterator[Tensor]:
 
 
 @dataclass
-class Packed:
+class PackedDenoiser:
     """A denoiser that packs rows."""
 
     inner: HFDenoiser

@@ -6,7 +6,7 @@ config.json, written before the first example, never changed by a resumed run
         plan with its value)
     provenance: voidpad, torch, transformers, lm_eval, math_verify, python (versions), commit, dirty, device,
         device_count, dtype, rows, tokens, family, padding, data (hub or local), probes_counted (false:
-        passes_decode leaves probes out), sandbox (allowed, weak, layers), started, accelerated (approximations
+        passes_decode leaves probes out), sandbox (allowed, weak, layers), started, approximations (those
         that were on; none by default)
 
 progress.jsonl, the journal: one line per generated example in the order they end, appended and synced; a torn

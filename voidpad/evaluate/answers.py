@@ -52,7 +52,7 @@ class Answering:
         self.engine()  # and so are a cache or limits that cannot be
 
     @property
-    def accelerated(self) -> tuple[str, ...]:
+    def approximations(self) -> tuple[str, ...]:
         """Approximations that are on, as `Result` names them."""
         return self.model.approximations(self.plan, cache=self.cache)
 
@@ -72,10 +72,9 @@ class Answering:
             ids = self.encode(job)
             plan = self.model.fit(ids, self.plan)
             waiting[engine.submit(ids, plan, seed=self.seed, key=job.key)] = (job, len(ids), plan)
-        while engine.busy:
-            done = [self._record(outcome, *waiting.pop(outcome.key)) for outcome in engine.step()]
-            if done:
-                yield [replace(record, elapsed=time.perf_counter() - start) for record in done]
+        for handle, outcome in engine.outcomes():
+            record = self._record(outcome, *waiting.pop(handle))
+            yield [replace(record, elapsed=time.perf_counter() - start)]
 
     def _record(self, outcome: Outcome, job: Job, prompt_tokens: int, plan: Plan) -> Record:
         roles = self.model.roles

@@ -91,8 +91,7 @@ class Bound:
             plan = self.model.plan("original", canvas=size, block=size, steps=size, cut=False)
             engine.submit(context, plan, key=key)
         written: dict[int, list[int]] = {}
-        while engine.busy:
-            written |= {outcome.key: outcome.ids for outcome in engine.step()}
+        written |= {outcome.key: outcome.ids for _, outcome in engine.outcomes()}
         return [written[key] == continuation for key, (_, continuation) in enumerate(pairs)]
 
 

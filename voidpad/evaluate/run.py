@@ -44,7 +44,7 @@ def evaluate(
     answers = answering(settings, model, resources)
     origin = {
         **provenance(model, settings.tasks, resources, started=started),
-        "accelerated": list(answers.accelerated),
+        "approximations": list(answers.approximations),
     }
     with folders.writing(out, resolved(settings, model), origin) as journal:
         return score(out, tasks, VoidpadLM(answers, journal, progress=progress), settings=settings)

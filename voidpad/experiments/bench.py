@@ -17,6 +17,7 @@ from voidpad.decode.canvas import Canvas, first, send
 from voidpad.decode.loop import Denoiser
 from voidpad.decode.plan import Plan, plan
 from voidpad.engine.batching import Engine
+from voidpad.engine.events import Finished
 from voidpad.models import Model
 from voidpad.roles import Roles
 
@@ -135,7 +136,7 @@ class Meter:
     before: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        rows = zip(canvas.key.tolist(), canvas.stop.tolist(), canvas.masked.sum(1).tolist(), strict=True)
+        rows = zip(canvas.handle.tolist(), canvas.stop.tolist(), canvas.masked.sum(1).tolist(), strict=True)
         for key, length, masks in rows:
             was = self.before.get(key, (length, masks + 1))
             self.work[length] += max(1, was[1] - masks) if was[0] == length else 1
@@ -197,9 +198,9 @@ def drive(engine: Engine, *, device: str, seconds: float = 1e9, passes: int | No
     """Step an engine for at most so many seconds and passes."""
     begun, used, rows, tokens, finished = now(device), 0, 0, 0, 0
     while engine.busy and time.perf_counter() - begun < seconds and used != passes:
-        finished += len(engine.step())
+        finished += sum(isinstance(event, Finished) for event in engine.step())
         used += 1
-        rows += engine.took_part
+        rows += engine.rows_read
         tokens += engine.tokens_read
     return Run(now(device) - begun, used, rows, tokens, finished)
 

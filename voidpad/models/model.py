@@ -8,7 +8,9 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from voidpad.decode.outcome import Outcome, Result
 from voidpad.engine.cache_policy import cache_name
+from voidpad.engine.events import Event, Failed, Finished, Wrote
 from voidpad.errors import ConfigError
 from voidpad.models.card import Card, default_plan
 from voidpad.models.families import Family
@@ -18,28 +20,11 @@ from voidpad.roles import Roles
 
 if TYPE_CHECKING:
     from voidpad.decode.denoise import HFDenoiser
-    from voidpad.decode.loop import Denoiser, Observe, Outcome, Step
+    from voidpad.decode.loop import Denoiser, Observe, Step
     from voidpad.decode.plan import Plan
     from voidpad.engine.batching import Engine
 
 Prompt = str | Messages
-
-
-@dataclass(frozen=True)
-class Result:
-    """One answer and what it cost."""
-
-    text: str
-    tokens: list[int]  # the answer's ids, EOS included
-    passes_decode: int
-    passes_probe: int
-    passes_shared: int  # probes that also served as decoding passes
-    canvas: int  # final length
-    stop_reason: str  # eos, full, limit, stalled or cancelled
-    seconds: float
-    accelerated: tuple[str, ...]  # approximations that were on; none by default
-    ids: list[int]  # the whole final canvas
-    key: int  # place of the prompt among those given
 
 
 @dataclass
@@ -193,22 +178,25 @@ class Model:
         system: str | None = None,
         cache: str | None = None,
         progress: Callable[[Result], None] | None = None,
+        observe: "Observe | None" = None,
+        listen: Callable[[Event], None] | None = None,
         **fields: Any,
     ) -> list[Result]:
-        """Answers in the order of the prompts; `progress` sees each one as it ends.
+        """Answers in the order of the prompts; `progress` is called with each one as it ends.
 
         `rows` and `tokens` (prompts and canvases) bound one forward pass; they change no answer. `cache` does:
-        "prefix" or "dual" keeps keys and values inside a block, "dual:4" computes them anew every 4 passes.
+        "prefix" or "dual" keeps keys and values inside a block, "dual:4" computes them anew every 4 passes. `listen` is
+        called with every event of the engine, and `observe` names canvas slots whose logits its steps must hold.
         """
         chosen = self.plan(plan, **fields)
         engine = self.engine(rows=rows, tokens=tokens, cache=cache, block=chosen.block)
-        for key, prompt in enumerate(listed(prompts)):
+        for place, prompt in enumerate(listed(prompts)):
             ids = self.encode(prompt, raw=raw, system=system)
-            engine.submit(ids, self.fit(ids, chosen), seed=seed, key=key)
+            engine.submit(ids, self.fit(ids, chosen), seed=seed, key=place, observe=observe)
         results: list[Result] = []
-        while engine.busy:
-            for outcome in engine.step():
-                results.append(self.result(outcome, chosen, cache=cache))
+        for event in heard(engine, listen):
+            if isinstance(event, Finished):
+                results.append(self.result(event.outcome, chosen, cache=cache))
                 if progress is not None:
                     progress(results[-1])
         return sorted(results, key=lambda result: result.key)
@@ -221,22 +209,24 @@ class Model:
         seed: int = 0,
         raw: bool = False,
         system: str | None = None,
+        cache: str | None = None,
         observe: "Observe | None" = None,
+        listen: Callable[[Event], None] | None = None,
         **fields: Any,
     ) -> "Iterator[Step]":
-        """One answer, pass by pass."""
-        from voidpad.decode.loop import decode
-
+        """One answer, pass by pass: the one row of each `Step` is the row that `generate` would decode."""
         ids = self.encode(prompt, raw=raw, system=system)
         chosen = self.fit(ids, self.plan(plan, **fields))
-        return decode(self.denoiser(), [ids], self.roles, chosen, seed=seed, observe=observe)
+        engine = self.engine(cache=cache, block=chosen.block)
+        engine.submit(ids, chosen, seed=seed, observe=observe)
+        return (event.step for event in heard(engine, listen) if isinstance(event, Wrote))
 
     def exact(self) -> "Denoiser":
         """The fastest denoiser here that computes the same function: rows packed without padding if possible."""
-        from voidpad.engine.packed import Packed
+        from voidpad.engine.packed import PackedDenoiser
 
         packs = self.device.type == "cpu" or self._varlen
-        return Packed(self.denoiser(), **self._graphed()) if packs else self.denoiser()
+        return PackedDenoiser(self.denoiser(), **self._graphed()) if packs else self.denoiser()
 
     @property
     def _varlen(self) -> bool:
@@ -255,7 +245,7 @@ class Model:
     ) -> "Engine":
         """Many rows at once, exact unless a cache is asked for."""
         from voidpad.engine.batching import Engine
-        from voidpad.engine.cache import Cached
+        from voidpad.engine.cache import CachedDenoiser
         from voidpad.engine.cache_policy import read_cache
 
         if cache is None:
@@ -265,7 +255,7 @@ class Model:
             raise ConfigError(
                 f"cache={cache!r} needs the network on one device; drop the cache or device=auto."
             )
-        kept = Cached(self.denoiser(), block, asked.keep_suffix, asked.every, **self._graphed())
+        kept = CachedDenoiser(self.denoiser(), block, asked.keep_suffix, asked.every, **self._graphed())
         return Engine(kept, self.roles, rows=rows, tokens=tokens, ended=kept.forget)
 
     def compiled(self) -> "Model":
@@ -285,20 +275,12 @@ class Model:
         weights = [f"{self.quantized} weights"] if self.quantized else []
         return (*weights, *cache_name(cache), *plan.approximations)
 
-    def result(self, outcome: "Outcome", plan: "Plan", *, cache: str | None = None) -> Result:
+    def result(self, outcome: Outcome, plan: "Plan", *, cache: str | None = None) -> Result:
         """A finished row with its text."""
         return Result(
+            **vars(outcome),
             text=self.text(outcome.tokens, cut=plan.cut),
-            tokens=outcome.tokens,
-            passes_decode=outcome.passes_decode,
-            passes_probe=outcome.passes_probe,
-            passes_shared=outcome.passes_shared,
-            canvas=outcome.canvas,
-            stop_reason=outcome.stop_reason,
-            seconds=outcome.seconds,
-            accelerated=self.approximations(plan, cache=cache),
-            ids=outcome.ids,
-            key=outcome.key,
+            approximations=self.approximations(plan, cache=cache),
         )
 
 
@@ -309,6 +291,16 @@ def _short(count: float) -> str:
             return f"{count:.3g}{unit}"
         count /= 1000
     return f"{count:.3g} T"
+
+
+def heard(engine: "Engine", listen: Callable[[Event], None] | None) -> Iterator[Event]:
+    """The engine's events, each given to the listener first; a failed pass raises its error."""
+    for event in engine.events():
+        if listen is not None:
+            listen(event)
+        if isinstance(event, Failed):
+            raise event.error
+        yield event
 
 
 def devices(net: torch.nn.Module) -> set[torch.device]:

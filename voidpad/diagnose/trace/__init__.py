@@ -1,6 +1,6 @@
 """Traces: what one decode did, pass by pass, as a file that the replay page and the analysis read."""
 
-from voidpad.diagnose.trace.format import VERSION, Edit, Header, Pass, Prompt, Summary, Trace
+from voidpad.diagnose.trace.format import VERSION, Edit, Header, Pass, Prompt, Trace
 from voidpad.diagnose.trace.recorder import Recorder
 from voidpad.diagnose.trace.trace_files import read, records, write
 
@@ -11,7 +11,6 @@ __all__ = [
     "Pass",
     "Prompt",
     "Recorder",
-    "Summary",
     "Trace",
     "read",
     "records",

@@ -17,6 +17,7 @@ import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 from pydantic.dataclasses import dataclass
 
+from voidpad.decode.outcome import Result
 from voidpad.roles import Roles
 
 VERSION = 1
@@ -83,6 +84,7 @@ class Header:
     plan: dict[str, Any] = Field(default_factory=dict)
     seed: int = 0
     detail: Detail = "commits"
+    recorded: Literal["canvas", "block"] = "canvas"  # slots that the arrays cover; under a cache, the block
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,11 @@ class Edit:
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=_ARRAYS)
 class Pass:
-    """One forward pass of one row. The arrays cover all `length` slots, committed ones included."""
+    """One forward pass of one row. The arrays have an entry for each of the `length` slots.
+
+    Committed slots are recorded too, unless the header says `recorded: block`: then an array holds the slots that the
+    pass itself needed, and NaN (or the id -1) elsewhere.
+    """
 
     n: Count
     phase: Phase
@@ -154,25 +160,11 @@ class Pass:
         return canvas
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """The row's result, as `generate --json` prints it."""
-
-    text: str
-    tokens: tuple[int, ...]  # the answer, EOS included
-    ids: tuple[int, ...]  # the whole canvas at the end
-    passes_decode: Count
-    passes_probe: Count = 0
-    passes_shared: Count = 0
-    canvas: Count
-    stop_reason: str
-    seconds: Number = None
-    accelerated: tuple[str, ...] = ()  # approximations that were on
-
-
 @dataclass(frozen=True)
 class End:
-    result: Summary
+    """The last line of a row."""
+
+    result: Result
     pieces: dict[int, str] = Field(default_factory=dict)  # the text of every id the trace names
 
 
@@ -183,7 +175,7 @@ class Trace:
     row: int
     header: Header
     passes: tuple[Pass, ...]
-    result: Summary
+    result: Result
     pieces: dict[int, str]
 
     def canvases(self) -> Iterator[np.ndarray]:

@@ -1,9 +1,10 @@
-"""Recording: steps of the decoder in, traces out."""
+"""Recording: events of an engine in, traces out."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,48 +15,71 @@ from torch import Tensor
 
 from voidpad.decode.canvas import Canvas
 from voidpad.decode.loop import Step
+from voidpad.decode.outcome import Outcome
 from voidpad.decode.plan import Plan
-from voidpad.diagnose.trace.format import DETAILS, Detail, Edit, Header, Pass, Prompt, Summary, Trace
+from voidpad.diagnose.trace.format import DETAILS, Detail, Edit, Header, Pass, Prompt, Trace
 from voidpad.diagnose.trace.trace_files import write
+from voidpad.engine.events import Event, Finished, Wrote
 from voidpad.errors import ConfigError
+from voidpad.roles import Roles
 
 if TYPE_CHECKING:
     from voidpad.models import Model
 
 
 class Recorder:
-    """Call it with every step of one `decode`; give that decode `observe`. Finished rows are its traces.
+    """A listener for an engine's events that makes a trace of every row that ends.
 
-    A trace stays in memory until it is written: 512 slots and passes take 1.5 MB as probs, 9 MB as top5.
+    Give it to `Model.generate` or `Model.stream` as `listen`, and its `observe` as `observe`. A trace stays in memory
+    until it is written: 512 slots and passes take 1.5 MB as probs, 9 MB as top5.
+
+    Observing must not change an answer. A cache recomputes no more than the block, so under a cache the recorder asks
+    for no logits of its own: the trace holds those that decoding needed, and its header says `recorded: block`.
     """
 
     def __init__(
-        self, model: Model, plan: Plan, *, plan_name: str, seed: int = 0, detail: Detail = "probs"
+        self,
+        model: Model,
+        *,
+        plan_name: str,
+        seed: int = 0,
+        detail: Detail = "probs",
+        cache: str | None = None,
     ) -> None:
         if detail not in DETAILS:
             raise ConfigError(f"trace detail {detail!r} is unknown; use one of {', '.join(DETAILS)}.")
-        self.model, self.plan, self.detail = model, plan, detail
-        self.about = {"plan_name": plan_name, "seed": seed, "plan": plain(plan)}
-        self.passes: dict[int, list[Pass]] = {}
+        self.model, self.detail, self.cache = model, detail, cache
+        self.about: dict[str, Any] = {
+            "plan_name": plan_name,
+            "seed": seed,
+            "recorded": "block" if cache else "canvas",
+        }
+        self.rows: dict[int, _Recorded] = {}  # by handle
         self.traces: list[Trace] = []
 
     def observe(self, canvas: Canvas) -> Tensor:
-        """The slots whose logits the record needs besides those the decoder asks for."""
-        return canvas.slots if self.detail != "commits" else torch.zeros_like(canvas.slots)
+        """The slots whose logits the record needs besides those that decoding needs."""
+        if self.detail == "commits" or self.cache:
+            return torch.zeros_like(canvas.slots)
+        return canvas.slots
 
-    def __call__(self, step: Step, *, seconds: float | None = None) -> None:
-        """Take one step; `seconds` since the start, for the rows that end with it."""
-        for row, key in enumerate(step.before.canvas.key.tolist()):
-            seen = self.passes.setdefault(key, [])
-            seen.append(self._pass(step, row, len(seen)))
-        for row in step.finished:
-            self.traces.append(self._trace(step, row, seconds))
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Wrote):
+            canvas = event.step.before.canvas
+            for row, handle in enumerate(event.handles):
+                if handle not in self.rows:
+                    prompt = canvas.ids[row, : int(canvas.prompt[row])].tolist()
+                    self.rows[handle] = _Recorded(event.plan, canvas.roles, prompt)
+                passes = self.rows[handle].passes
+                passes.append(self._pass(event.plan, event.step, row, len(passes)))
+        elif isinstance(event, Finished) and event.handle in self.rows:
+            self.traces.append(self._trace(self.rows.pop(event.handle), event.outcome))
 
     def write(self, path: Path | str) -> None:
         """Every finished row, in the order of the prompts."""
         write(path, sorted(self.traces, key=lambda trace: trace.row))
 
-    def _pass(self, step: Step, row: int, n: int) -> Pass:
+    def _pass(self, plan: Plan, step: Step, row: int, n: int) -> Pass:
         before, after, roles = step.before, step.after, step.before.canvas.roles
         ids = np.array(after.canvas.answer(row), dtype=np.int64)
         commits = committed(step, row)
@@ -68,59 +92,75 @@ class Recorder:
             phase=phase(step, row),
             length=length,
             open=start,
-            window=max(0, min(self.plan.block, length - start)),
+            window=max(0, min(plan.block, length - start)),
             commits=commits,
             edits=edits(filled, ids),
             masks=int((ids == roles.mask).sum()),
             first_eos=int(ends[0]) if len(ends) else None,
-            signal=self._signal(step, row),
+            signal=signal(plan, step, row),
             **self._arrays(step, row),
         )
-
-    def _signal(self, step: Step, row: int) -> dict[str, float | None]:
-        """What the length rule read; a rule that watched nothing of this row read nothing."""
-        if not self.plan.length.watch(step.before)[row].any():
-            return {}
-        return {name: float(values[row]) for name, values in step.signal.items()}
 
     def _arrays(self, step: Step, row: int) -> dict[str, np.ndarray]:
         if self.detail == "commits":
             return {}
         canvas = step.before.canvas
+        start, length = int(canvas.prompt[row]), int(canvas.length[row])
         mine = canvas.slots[step.where] & (step.where.nonzero()[:, 0] == row)
+        slots = (step.where[row] & canvas.slots[row]).nonzero()[:, 0] - start
         p = step.logits[mine.to(step.logits.device)].float().softmax(-1)
         best = p.topk(5 if self.detail == "top5" else 1)
-        found = {"p_eos": p[:, canvas.roles.eos], "top": best.values[:, 0]}
+        read = {"p_eos": p[:, canvas.roles.eos], "top": best.values[:, 0]}
         if canvas.roles.void is not None:
-            found["p_void"] = p[:, canvas.roles.void]
+            read["p_void"] = p[:, canvas.roles.void]
         if self.detail == "top5":
-            found |= {"top5_ids": best.indices.flatten(), "top5_p": best.values.flatten()}
-        return {name: values.cpu().numpy() for name, values in found.items()}
+            read |= {"top5_ids": best.indices, "top5_p": best.values}
+        arrays: dict[str, np.ndarray] = {}
+        for name, values in read.items():
+            empty = -1 if name == "top5_ids" else torch.nan
+            whole = torch.full((length, *values.shape[1:]), empty, dtype=values.dtype)
+            whole[slots] = values.cpu()
+            arrays[name] = whole.flatten().numpy()
+        return arrays
 
-    def _trace(self, step: Step, row: int, seconds: float | None) -> Trace:
-        canvas, outcome = step.before.canvas, step.finished[row]
-        prompt = canvas.ids[row, : int(canvas.prompt[row])].tolist()
-        result = dataclasses.asdict(self.model.result(outcome, self.plan))
-        kept = {field.name: result[field.name] for field in dataclasses.fields(Summary)}
-        passes = tuple(self.passes.pop(outcome.key))
+    def _trace(self, row: _Recorded, outcome: Outcome) -> Trace:
         header = Header(
             model=self.model.name,
             family=self.model.family.name,
-            roles=canvas.roles,
-            prompt=Prompt(str(self.model.tokenizer.decode(prompt)), tuple(prompt)),
+            roles=row.roles,
+            prompt=Prompt(str(self.model.tokenizer.decode(row.prompt)), tuple(row.prompt)),
+            plan=plain(row.plan),
             detail=self.detail,
             **self.about,
         )
-        summary = Summary(**kept | {"seconds": seconds})
-        return Trace(outcome.key, header, passes, summary, self._pieces({*prompt, *outcome.ids}, passes))
+        passes = tuple(row.passes)
+        result = self.model.result(outcome, row.plan, cache=self.cache)
+        return Trace(outcome.key, header, passes, result, self._pieces({*row.prompt, *outcome.ids}, passes))
 
     def _pieces(self, ids: set[int], passes: tuple[Pass, ...]) -> dict[int, str]:
         """The text of every token the trace names, by itself."""
         for step in passes:
             ids |= {token for _, token, _ in step.commits}
             ids |= {edit.id for edit in step.edits if edit.id is not None}
-            ids |= set() if step.top5_ids is None else set(step.top5_ids.tolist())
+            ids |= set() if step.top5_ids is None else set(step.top5_ids.tolist()) - {-1}
         return {token: str(self.model.tokenizer.decode([token])) for token in sorted(ids)}
+
+
+@dataclass
+class _Recorded:
+    """A row while it is decoded."""
+
+    plan: Plan
+    roles: Roles
+    prompt: list[int]
+    passes: list[Pass] = field(default_factory=list)
+
+
+def signal(plan: Plan, step: Step, row: int) -> dict[str, float | None]:
+    """What the length rule read in this pass; a rule that watched no slot of this row read nothing."""
+    if not plan.length.watch(step.before)[row].any():
+        return {}
+    return {name: float(values[row]) for name, values in step.signal.items()}
 
 
 def phase(step: Step, row: int) -> Any:

@@ -121,6 +121,13 @@ def _take_pass(row: _Row, record: dict[str, Any]) -> None:
 
 
 def _take_end(row: _Row, record: dict[str, Any]) -> None:
+    result = record.get("result")
+    if isinstance(
+        result, dict
+    ):  # earlier releases wrote no key, another name for approximations, and null for no time
+        known = {name: value for name, value in result.items() if value is not None}
+        earlier = {"key": row.row, "approximations": known.pop("accelerated", ())}
+        record = {**record, "result": earlier | known}
     row.end = _END.validate_python(record)
 
 

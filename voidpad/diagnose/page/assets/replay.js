@@ -136,13 +136,14 @@ class Replay {
 
   guess(position, slot) {
     const ids = position ? this.five(position - 1).ids : null;
-    return ids ? ids[5 * slot] : null;
+    return ids && ids[5 * slot] >= 0 ? ids[5 * slot] : null;  // -1: this slot was not recorded
   }
 
   candidates([k, slot]) {
     const { ids, p } = this.five(k);
     if (!ids || !p) return [];
-    return Array.from({ length: 5 }, (_, i) => ({ id: ids[5 * slot + i], p: p[5 * slot + i] }));
+    return Array.from({ length: 5 }, (_, i) => ({ id: ids[5 * slot + i], p: p[5 * slot + i] }))
+      .filter((one) => one.id >= 0);
   }
 
   state(position, slot) {

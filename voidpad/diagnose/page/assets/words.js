@@ -72,7 +72,7 @@ function verdict(replay) {
   const answer = r.tokens.filter((id) => id !== replay.roles.eos).length;
   return {
     stop: STOPS[r.stop_reason] ?? `Stopped: ${r.stop_reason}`,
-    facts: `${count(total, "pass").replace("passs", "passes")} (${parts.join(", ")}) · canvas ${r.canvas} · ` +
+    facts: `${count(total, "pass").replace("passs", "passes")} (${parts.join(", ")}) · canvas ${r.ids.length} · ` +
       `answer ${count(answer, "token")}`,
   };
 }
