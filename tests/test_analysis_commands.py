@@ -87,7 +87,7 @@ def test_eos_prior_refuses_foreign_data(folders, voidpad, tmp_path):
         voidpad("analyze", "eos-prior", "--model", folders / "llada")
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"messages": [{"role": "user", "content": "alone"}]}\n')
-    with pytest.raises(DataError, match=r"bad\.jsonl, line 1: needs at least two messages"):
+    with pytest.raises(DataError, match=r"bad\.jsonl:1: no assistant message \(roles: user\)"):
         voidpad("analyze", "eos-prior", "--model", folders / "llada", "--data", bad)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from voidpad.diagnose.questions import Question
     from voidpad.diagnose.theory import Lengths
     from voidpad.models import Model
-    from voidpad.training.padding import Example, Pairs
+    from voidpad.training.padding import Pairs
 
 NUMBERS = "steps,expr"  # the built-in tasks that need no program to be run
 EVERY = "steps,expr,complete,write"
@@ -104,28 +105,27 @@ def prepared(model: Model, path: Path, count: int) -> Pairs:
 
 
 def spoken(model: Model, path: Path, count: int, raw: bool) -> Pairs:
-    from voidpad.diagnose.questions import message_pair
-    from voidpad.training.padding import Pairs
+    """The first `count` conversations of a JSON file; the last assistant message of each is the answer."""
+    from voidpad.training import chats
+    from voidpad.training.corpus import encode_example
+    from voidpad.training.padding import Example, Pairs
 
     found: list[Example] = []
-    for number, line in enumerate(read(path).splitlines()[:count], 1):
-        place = f"{path}, line {number}"
-        record = parsed(line, place)
-        found.append(message_pair(model, checked(record, place), raw=raw))
+    try:
+        for place, record in islice(chats.records(path, str(path)), count):
+            try:
+                if isinstance(record, chats.Dropped):
+                    raise record
+                (chat,) = chats.examples(chats.conversation(record))
+                ids = encode_example(model.tokenizer, model.roles, chat.prompt, chat.response, raw=raw)
+            except chats.Dropped as dropped:
+                raise DataError(f"{place}: {dropped.detail}.") from None
+            found.append(Example(*ids))
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}. Check the path.") from None
     if not found:
         raise DataError(f"{path}: the file is empty. Put one conversation on each line.")
     return fitting(model, Pairs.of(found))
-
-
-def checked(record: Any, place: str) -> dict[str, Any]:
-    if isinstance(record, dict) and "messages" in record:
-        if len(conversation(record["messages"], place)) < 2:
-            raise DataError(f"{place}: needs at least two messages, the last one the answer.")
-        return record
-    fields = ("prompt", "response")
-    if not isinstance(record, dict) or any(not isinstance(record.get(name), str) for name in fields):
-        raise DataError(f'{place}: needs "messages": [...], or "prompt" and "response".')
-    return record
 
 
 def fitting(model: Model, found: Pairs) -> Pairs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 
 data = typer.Typer(help="Prepare training data and look at its lengths.", no_args_is_help=True)
 out = Console(highlight=False, soft_wrap=True)
+
+
+class Turns(StrEnum):
+    last = "last"
+    every = "every"
+    single = "single"
 
 
 def train(
@@ -61,7 +68,7 @@ def prepare(
     source: Annotated[
         list[str],
         typer.Option(
-            "--from", help="JSON lines or Parquet file, or a hub data set owner/name[:config[:split]]."
+            "--from", help="JSON, JSON lines or Parquet file, or a hub data set owner/name[:config[:split]]."
         ),
     ],
     model: Annotated[str, typer.Option(help="Model whose tokenizer and chat template are used.")],
@@ -74,19 +81,44 @@ def prepare(
         bool, typer.Option("--skip-bad", help="Leave out lines that cannot be read.")
     ] = False,
     processes: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
+    turns: Annotated[
+        Turns,
+        typer.Option(help="What to learn of a conversation; single takes only one question with one answer."),
+    ] = Turns.last,
+    fields: Annotated[
+        str | None,
+        typer.Option("--map", help="Names of the file's fields, such as prompt=question,response=answer."),
+    ] = None,
 ) -> None:
-    """Turn conversations into one prepared file: two-message ones, without repeats, filtered and sampled."""
-    from voidpad.training.corpus import Wanted
+    """Turn conversations into one prepared file, without repeats, filtered by length and sampled."""
+    from voidpad.training.chats import REASONS, field_map
+    from voidpad.training.corpus import CorpusRequest
     from voidpad.training.corpus import prepare as build
     from voidpad.training.prepared import write
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers are the parallelism
-    wanted = Wanted(max_length, drop_longer, sample or None, seed, raw, skip_bad, processes)
-    prepared, counts = build(source, model, wanted)
+    request = CorpusRequest(
+        max_length,
+        drop_longer,
+        sample or None,
+        seed,
+        raw,
+        skip_bad,
+        processes,
+        turns.value,
+        field_map(fields),
+    )
+    prepared, counts = build(source, model, request)
     write(output, prepared.pairs, prepared.roles, notes=prepared.notes)
-    table = Table("examples", "count", title=str(output))
-    for name, count in asdict(counts).items():
-        table.add_row(name.replace("_", " "), f"{count:,}")
+    table = Table("", "count", title=str(output))
+    table.add_row("conversations read", f"{counts.conversations:,}")
+    for reason, count in counts.dropped_conversations.items():
+        table.add_row(f"  dropped: {REASONS[reason]}", f"{count:,}")
+    table.add_row("examples made of the others", f"{counts.examples:,}")
+    for reason, count in counts.dropped_examples.items():
+        table.add_row(f"  dropped: {REASONS[reason]}", f"{count:,}")
+    table.add_row("examples kept, whole", f"{counts.kept_whole:,}")
+    table.add_row(f"examples kept, response cut at {max_length} tokens", f"{counts.kept_cut:,}")
     out.print(table)
 
 

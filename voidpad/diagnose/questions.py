@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from voidpad.errors import ConfigError
 from voidpad.models import Model
-from voidpad.models.text import raw_ids
 from voidpad.training.padding import Example, Pairs
 
 
@@ -88,14 +87,3 @@ def task_lengths(name: str, index: int, draws: int) -> tuple[str, list[int]]:
     encode = tokenizer().backend_tokenizer.encode_batch
     texts = [TASKS[name].answer(problem, rng) for _ in range(draws)]
     return problem.prompt, [len(one.ids) for one in encode(texts)]
-
-
-def message_pair(model: Model, record: Mapping[str, Any], *, raw: bool = False) -> Example:
-    """A conversation whose last turn is the answer, or `prompt` and `response`, as token ids."""
-    if "messages" in record:
-        *turns, last = record["messages"]
-        prompt: Any = turns[0]["content"] if raw else turns
-        response = last["content"]
-    else:
-        prompt, response = record["prompt"], record["response"]
-    return Example(model.encode(prompt, raw=raw), raw_ids(model.tokenizer, response))
