@@ -14,10 +14,10 @@ from voidpad.decode.canvas import Canvas
 from voidpad.decode.plan import plan
 from voidpad.diagnose import overflow
 from voidpad.diagnose.empty import groups, look, void_tail
-from voidpad.diagnose.eos_prior import Padded, batched, measure, same_canvas, shares, shuffled
+from voidpad.diagnose.eos_prior import PaddedAnswers, batched, measure, same_canvas, shares, shuffled
 from voidpad.diagnose.oracle_lengths import ROLES, WORD, LengthOracle, tell
 from voidpad.diagnose.overflow import Answer, Rule, overflown, rates, trajectory, verdict
-from voidpad.diagnose.theory import Case, Lengths, agree, predict, spread, suffixed
+from voidpad.diagnose.theory import Case, LengthModel, agree, predict, spread, suffixed
 from voidpad.diagnose.trace import Trace
 from voidpad.errors import ConfigError
 from voidpad.models import random_model
@@ -25,7 +25,7 @@ from voidpad.roles import Roles
 from voidpad.training.padding import POLICIES, Example, Pairs, pad
 
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=30)
-SPEC = Lengths.weighted({1: ".35", 2: ".25", 5: ".40"})  # 8.6
+SPEC = LengthModel.weighted({1: ".35", 2: ".25", 5: ".40"})  # 8.6
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
 
 
@@ -37,7 +37,7 @@ def pairs_of(*sizes: tuple[int, int], complete: bool = True) -> Pairs:
 # 8.2: the prior
 
 
-def example() -> Padded:
+def example() -> PaddedAnswers:
     pairs = pairs_of((2, 1), (1, 4), (3, 2), (1, 1))
     return batched(pairs, [torch.tensor([0, 1]), torch.tensor([2, 3])])
 
@@ -82,7 +82,7 @@ def test_prior_is_what_the_padded_rows_hold(lengths, size, seed):
 @settings(max_examples=40, deadline=None)
 def test_equal_padding_makes_the_prior_the_distribution(lengths, canvas):
     cdf, target, _ = shares(same_canvas(pairs_of(*((2, n) for n in lengths)), canvas))
-    known = Lengths.of(lengths)
+    known = LengthModel.of(lengths)
     assert target.tolist() == cdf.tolist()
     assert cdf.tolist() == pytest.approx([float(known.share(i)) for i in range(canvas)])
 
@@ -97,7 +97,7 @@ def test_a_cut_answer_ends_nowhere():
 
 def test_a_perfect_model_has_no_gap():
     """On one canvas the oracle's q_i is F(i - 1), so all three curves are one."""
-    lengths = Lengths.of([1, 2, 2, 5])
+    lengths = LengthModel.of([1, 2, 2, 5])
     data = same_canvas(pairs_of(*((1, n) for n in (1, 2, 2, 5))), 7)
     (eos, void) = measure(LengthOracle(lengths, POLICIES["eos"], 7), ROLES, data, tokens=20)
     assert max(eos.gap("model", "target", least=1) + eos.gap("model", "cdf", least=1)) < 1e-12
@@ -139,9 +139,9 @@ def test_rows_are_grouped_within_the_limit():
 
 
 def test_theorem_examples():
-    first = predict(Lengths.of([2, 3, 3, 5, 8]), 9, 9)
+    first = predict(LengthModel.of([2, 3, 3, 5, 8]), 9, 9)
     assert (first.start, first.spread, first.fixpoint) == (4, (), 4)
-    lengths = Lengths.of([1, 2, 2, 2, 3, 3, 9, 9, 9, 9])
+    lengths = LengthModel.of([1, 2, 2, 2, 3, 3, 9, 9, 9, 9])
     assert [lengths.share(m) for m in (1, 2, 3)] == [Fraction(1, 10), Fraction(4, 10), Fraction(6, 10)]
     second = predict(lengths, 10, 10)
     assert (second.start, second.rounds, second.fixpoint) == (4, ((3,),), 3)
@@ -156,23 +156,23 @@ def test_oracle_world():
 
 def test_theorems_need_a_canvas_that_holds_half_the_answers():
     with pytest.raises(ConfigError, match=r"canvas=5: only 20.0% .* use a canvas of at least 9"):
-        predict(Lengths.of([3, 8, 8, 8, 9]), 5, 5)
-    assert predict(Lengths.of([3, 8, 8, 8, 9]), 9, 4).opening == range(9, 5)  # r past the block: no claim
+        predict(LengthModel.of([3, 8, 8, 8, 9]), 5, 5)
+    assert predict(LengthModel.of([3, 8, 8, 8, 9]), 9, 4).opening == range(9, 5)  # r past the block: no claim
     with pytest.raises(ConfigError, match="not all 0"):
-        Lengths.weighted({3: "0"})
+        LengthModel.weighted({3: "0"})
 
 
 @given(LENGTHS, st.integers(1, 22), st.integers(1, 22))
 def test_conditional_identity(lengths, i, r):
     """P(l <= i-1 | l <= r-1) = F(i-1) / F(r-1), exactly, wherever the condition has mass."""
-    known = Lengths.of(lengths)
+    known = LengthModel.of(lengths)
     if i <= r and known.share(r - 1):
         assert known.given(i - 1, r - 1) == known.share(i - 1) / known.share(r - 1)
 
 
 @given(LENGTHS)
 def test_what_the_prediction_means(lengths):
-    known = Lengths.of(lengths)
+    known = LengthModel.of(lengths)
     told = predict(known, 25, 25)
     half = Fraction(1, 2)
     assert all((known.share(i - 1) > half) == (i >= told.start) for i in range(1, 26))
@@ -188,7 +188,7 @@ def test_what_the_prediction_means(lengths):
 @settings(max_examples=50, deadline=None)
 def test_theorems_hold_for_the_oracle(lengths, symbols):
     """Both sides of both theorems on the perfect model: probabilities exactly, and every predicted slot."""
-    known = Lengths.of(lengths)
+    known = LengthModel.of(lengths)
     oracle = LengthOracle(known, POLICIES["eos"], 22, symbols)
     told = predict(known, 22, 22)
     found = agree(oracle, ROLES, [Case([WORD], known)], canvas=22, block=22)
@@ -204,7 +204,7 @@ def test_theorems_hold_for_the_oracle(lengths, symbols):
 
 def test_agreement_reads_each_row_with_its_own_lengths():
     """Two prompts with different answers, as one batch: a mix-up of rows would show."""
-    short, long = Lengths.of([1]), Lengths.of([4])
+    short, long = LengthModel.of([1]), LengthModel.of([4])
 
     def denoise(canvas, where):
         oracles = [
@@ -262,7 +262,7 @@ def test_the_five_lines(padding, fields, commits, canvas):
 @settings(max_examples=40, deadline=None)
 def test_oracle_is_a_posterior(lengths, padding, data):
     """Against counting: frequencies over all padded answers that agree with what is visible."""
-    known = Lengths.of(lengths)
+    known = LengthModel.of(lengths)
     oracle = LengthOracle(known, POLICIES[padding], 12, symbols=1)
     padded = [Example([WORD], [WORD] * n) for n in lengths]
     rows = pad(padded, padding, ROLES, width=torch.full((len(lengths),), 13)).ids[:, 1:]

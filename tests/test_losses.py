@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from voidpad.models import random_model
 from voidpad.roles import Roles
 from voidpad.training.losses import NORMALISERS, SlotLoss, loss_slots
-from voidpad.training.noising import Noised, corrupt, rates
+from voidpad.training.noising import NoisedBatch, corrupt, rates
 from voidpad.training.padding import Example, pad
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(20, 27)))
@@ -21,7 +21,7 @@ def worked(rows=slice(None), family="llada", shift=0):
     batch = pad(ROWS, "void", ROLES)
     noised = corrupt(batch, 0, rate=rates(torch.tensor([0.5, 0.25])), draws=DRAWS, forced=True)
     batch = type(batch)(*(value[rows] for value in vars(batch).values()))
-    noised = Noised(noised.ids[rows], noised.hidden[rows], noised.rate[rows], forced=True)
+    noised = NoisedBatch(noised.ids[rows], noised.hidden[rows], noised.rate[rows], forced=True)
     return loss_slots(batch, noised, NORMALISERS[family], shift=shift)
 
 

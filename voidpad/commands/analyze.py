@@ -261,7 +261,7 @@ def theory(
     dtype: Dtype = "auto",
 ) -> None:
     """Theorems 1 and 2 on a length distribution: where EOS starts, how far it spreads, what decoding does."""
-    from voidpad.diagnose.theory import Lengths, agree, predict
+    from voidpad.diagnose.theory import LengthModel, agree, predict
     from voidpad.models import load
 
     if symbols < 1:
@@ -269,12 +269,14 @@ def theory(
     if model is None and data is not None:
         raise ConfigError("--data needs the model whose tokens it is counted in; add --model NAME.")
     loaded = None if model is None else load(model, adapter, device=device, dtype=dtype)
-    cases = [] if loaded is None else runs.compared(loaded, data, runs.Wanted(tasks, count, draws, raw))
+    cases = (
+        [] if loaded is None else runs.compared(loaded, data, runs.AnalysisRequest(tasks, count, draws, raw))
+    )
     if lengths is not None:
         known = inputs.lengths(lengths)
     elif cases:
         pooled = [item for case in cases for item in case.lengths.weights]
-        known = Lengths.of([length for length, weight in pooled for _ in range(int(weight))])
+        known = LengthModel.of([length for length, weight in pooled for _ in range(int(weight))])
     else:
         known = inputs.lengths("1:.35,2:.25,5:.4")
     size = canvas or runs.default_canvas(known, loaded)

@@ -12,7 +12,7 @@ from voidpad.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from voidpad.diagnose.questions import Question
-    from voidpad.diagnose.theory import Lengths
+    from voidpad.diagnose.theory import LengthModel
     from voidpad.models import Model
     from voidpad.training.padding import Pairs
 
@@ -141,12 +141,12 @@ def fitting(model: Model, found: Pairs) -> Pairs:
     return Pairs(found.tokens[mine], found.prompt[keep], found.response[keep], found.complete[keep])
 
 
-def lengths(text: str) -> Lengths:
+def lengths(text: str) -> LengthModel:
     """`2,3,3,5,8` (a sample) or `1:.35,2:.25,5:.4` (weights)."""
     from collections import Counter
     from fractions import Fraction
 
-    from voidpad.diagnose.theory import Lengths
+    from voidpad.diagnose.theory import LengthModel
 
     weights: Counter[int] = Counter()
     for part in names(text):
@@ -157,4 +157,4 @@ def lengths(text: str) -> Lengths:
             raise ConfigError(
                 f"lengths: {part!r} is not LENGTH or LENGTH:WEIGHT, such as 12 or 12:.4."
             ) from None
-    return Lengths.weighted(weights)
+    return LengthModel.weighted(weights)

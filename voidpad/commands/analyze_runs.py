@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from voidpad.decode.plan import Plan
     from voidpad.diagnose.overflow import Answer
     from voidpad.diagnose.questions import Question
-    from voidpad.diagnose.theory import Case, Lengths
+    from voidpad.diagnose.theory import Case, LengthModel
     from voidpad.diagnose.trace import Trace
     from voidpad.models import Model
 
@@ -93,7 +93,7 @@ def weighed(
 
 
 @dataclass(frozen=True)
-class Wanted:
+class AnalysisRequest:
     """What a model is compared on."""
 
     tasks: str
@@ -102,24 +102,24 @@ class Wanted:
     raw: bool
 
 
-def compared(model: Model, data: Path | None, wanted: Wanted) -> list[Case]:
+def compared(model: Model, data: Path | None, wanted: AnalysisRequest) -> list[Case]:
     """Prompts with lengths: a file's with the file's lengths, or built-in ones with their own."""
     from voidpad.diagnose.questions import known, speaks_tiny, task_lengths
-    from voidpad.diagnose.theory import Case, Lengths
+    from voidpad.diagnose.theory import Case, LengthModel
 
     if data is None and speaks_tiny(model):
         chosen = known(inputs.names(wanted.tasks))
         turns = [(chosen[n % len(chosen)], n // len(chosen)) for n in range(wanted.count)]
         drawn = [task_lengths(task, index, wanted.draws) for task, index in turns]
-        return [Case(model.encode(prompt), Lengths.of(found)) for prompt, found in drawn]
+        return [Case(model.encode(prompt), LengthModel.of(found)) for prompt, found in drawn]
     pairs = inputs.pairs(model, data=data, tasks=wanted.tasks, count=wanted.count, raw=wanted.raw)
-    shared = Lengths.of(pairs.response[pairs.complete].tolist())
+    shared = LengthModel.of(pairs.response[pairs.complete].tolist())
     begin, size = pairs.start.tolist(), pairs.prompt.tolist()
     rows = [pairs.tokens[at : at + n].tolist() for at, n in zip(begin, size, strict=True)]
     return [Case(row, shared) for row in rows]
 
 
-def default_canvas(known: Lengths, model: Model | None) -> int:
+def default_canvas(known: LengthModel, model: Model | None) -> int:
     from voidpad.diagnose.questions import speaks_tiny
 
     longest = known.weights[-1][0] + 1

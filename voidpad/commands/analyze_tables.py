@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from voidpad.diagnose.eos_prior import Curves
     from voidpad.diagnose.oracle_lengths import Story
     from voidpad.diagnose.overflow import Answer, Trajectory
-    from voidpad.diagnose.theory import Agreement, Lengths, Prediction, Share
+    from voidpad.diagnose.theory import Agreement, LengthModel, LengthShare, Prediction
 
 Right = Sequence[bool | None]
 PAIRS = (("model", "target", "|q - p|"), ("model", "cdf", "|q - F|"), ("target", "cdf", "|p - F|"))
@@ -228,7 +228,7 @@ def attention_json(
 Told = tuple[str, str, "Story"]
 
 
-def stories(lengths: Lengths, told: Prediction, paddings: Sequence[str], symbols: int) -> list[Told]:
+def stories(lengths: LengthModel, told: Prediction, paddings: Sequence[str], symbols: int) -> list[Told]:
     """The oracle under every padding: (padding, how it was decoded, what happened)."""
     from voidpad.decode.plan import plan
     from voidpad.diagnose.oracle_lengths import LengthOracle, tell
@@ -264,7 +264,7 @@ def story_table(found: Sequence[Told], canvas: int) -> Table:
     return shown
 
 
-def print_theory(console: Console, lengths: Lengths, told: Prediction) -> None:
+def print_theory(console: Console, lengths: LengthModel, told: Prediction) -> None:
     start, top = told.start, float(lengths.share(told.start - 1))
     console.print(
         f"Theorem 1: r = {start} (F({start - 1}) = {top:.3f} > 1/2); "
@@ -308,7 +308,7 @@ def agreement_table(found: Agreement, prompts: int) -> Table:
 
 
 def theory_json(
-    lengths: Lengths, told: Prediction, found: Sequence[Told], model: Agreement | None
+    lengths: LengthModel, told: Prediction, found: Sequence[Told], model: Agreement | None
 ) -> dict[str, Any]:
     cdf = [number(float(lengths.share(i - 1)), 6) for i in range(1, told.canvas + 1)]
     world = {
@@ -325,7 +325,7 @@ def theory_json(
 
 
 def agreement_json(found: Agreement) -> dict[str, Any]:
-    def plain(share: Share) -> dict[str, Any]:
+    def plain(share: LengthShare) -> dict[str, Any]:
         return {"slots": share.slots, "hits": share.hits, "share": number(share.value)}
 
     gaps = {"opening_gap": number(found.opening_gap), "spread_gap": number(found.spread_gap)}

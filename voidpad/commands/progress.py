@@ -17,7 +17,7 @@ NAMES = {"loss": "loss", "loss_response": "response", "loss_eos": "eos", "loss_p
 
 def watcher(seconds: float | None) -> TrainerCallback:
     """A bar where somebody is watching. `seconds` is the run's budget if it ends by the clock."""
-    return Bar(seconds) if sys.stderr.isatty() else Lines()
+    return ProgressBar(seconds) if sys.stderr.isatty() else ProgressLines()
 
 
 def summary(logs: dict[str, Any]) -> str:
@@ -33,7 +33,7 @@ def brief(logs: dict[str, Any]) -> str:
     return f"loss {logs['loss']:.3f}{rate}"
 
 
-class Lines(TrainerCallback):
+class ProgressLines(TrainerCallback):
     """One line per log: what a file or a remote terminal wants."""
 
     def on_log(
@@ -43,7 +43,7 @@ class Lines(TrainerCallback):
             typer.echo(f"step {state.global_step}  {summary(logs)}  {logs['seconds']:.1f} s")
 
 
-class Bar(TrainerCallback):
+class ProgressBar(TrainerCallback):
     """Progress and time left, with the newest losses beside."""
 
     def __init__(self, seconds: float | None) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from voidpad.decode.canvas import Canvas
 from voidpad.decode.loop import decode
 from voidpad.decode.plan import Plan
-from voidpad.diagnose.theory import Lengths
+from voidpad.diagnose.theory import LengthModel
 from voidpad.roles import Roles
 from voidpad.training.padding import Example, Policy, pad
 
@@ -30,7 +30,7 @@ LETTERS = {ROLES.mask: ".", ROLES.eos: "E", ROLES.void: "V"} | dict(
 class LengthOracle:
     """A Denoiser for prompts of any kind."""
 
-    lengths: Lengths
+    lengths: LengthModel
     padding: Policy
     canvas: int
     symbols: int = 10

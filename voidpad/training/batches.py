@@ -31,7 +31,7 @@ from voidpad.training.padding import (
 )
 
 
-class Rows(Protocol):
+class TrainingRows(Protocol):
     """A source of clean rows."""
 
     count: int  # rows in an epoch
@@ -94,7 +94,7 @@ class FixedWidth:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BatchLayout:
     """How rows become tensors. Width and align change what is learnt, the others only how fast."""
 
     width: Width = FixedWidth(0)  # padded rows
@@ -104,10 +104,12 @@ class Layout:
     group: int = 0  # rows of an update, to be ordered by width
 
 
-class Padded:
+class PaddedRows:
     """Prompt, response, EOS and padding, one example per row."""
 
-    def __init__(self, pairs: Pairs, roles: Roles, how: Policy, *, noising: Noising, layout: Layout) -> None:
+    def __init__(
+        self, pairs: Pairs, roles: Roles, how: Policy, *, noising: Noising, layout: BatchLayout
+    ) -> None:
         self.count = len(pairs)
         self.host, self.pairs = pairs, pairs.to(layout.device)
         self.roles, self.how, self.noising, self.layout = roles, how, noising, layout
@@ -143,10 +145,10 @@ class Padded:
         return order
 
 
-class Packed:
+class PackedRows:
     """Documents `prompt response EOS` end to end, cut into rows of fixed length; masks anywhere."""
 
-    def __init__(self, pairs: Pairs, roles: Roles, *, length: int, seed: int, layout: Layout) -> None:
+    def __init__(self, pairs: Pairs, roles: Roles, *, length: int, seed: int, layout: BatchLayout) -> None:
         self.pairs, self.roles = pairs.to(layout.device), roles
         self.length, self.align = length, layout.align
         self.total = int((pairs.size + pairs.complete).sum())
@@ -182,7 +184,7 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchShare:
     """Which micro-batches this process computes. Consecutive micro-batches of an update go round the processes."""
 
     global_batch: int
@@ -213,7 +215,9 @@ class Objective:
 class MicroBatches(Dataset):
     """Micro-batch number i of this process, ready for the model; to Trainer, the whole run is one epoch."""
 
-    def __init__(self, rows: Rows, noising: Noising, objective: Objective, *, share: Share) -> None:
+    def __init__(
+        self, rows: TrainingRows, noising: Noising, objective: Objective, *, share: BatchShare
+    ) -> None:
         self.rows, self.noising, self.objective, self.share = rows, noising, objective, share
         self.length = 1  # set once the number of updates is known
         self.updates_per_epoch = -(-rows.count // share.global_batch)

@@ -101,7 +101,7 @@ def prepare(
     if not (request.raw or tokenizer.chat_template):
         raise ConfigError(f"{name}: this tokenizer has no chat template; pass --raw to train on plain text.")
     rows = concatenate_datasets([_read(source, request) for source in sources])
-    tally = _Tally(int(np.sum(rows["starts"])))
+    tally = _CountsSoFar(int(np.sum(rows["starts"])))
     rows = _drop(rows, tally.conversations, skip_bad=request.skip_bad)
     tally.examples_made = len(rows)
     _check_left(rows, tally)
@@ -126,7 +126,7 @@ def prepare(
     return Prepared(pairs, roles, notes), counts
 
 
-class _Tally:
+class _CountsSoFar:
     """Counts while they grow."""
 
     def __init__(self, read: int) -> None:
@@ -141,7 +141,7 @@ class _Tally:
         return Counts(self.read, self.examples_made, self.conversations, self.examples, whole, cut)
 
 
-def _check_left(rows: Any, tally: _Tally) -> None:
+def _check_left(rows: Any, tally: _CountsSoFar) -> None:
     if not len(rows):
         raise DataError(f"nothing to learn; {tally.counts()}.")
 
@@ -258,7 +258,7 @@ def _drop(rows: Dataset, dropped: dict[str, int], *, skip_bad: bool) -> Dataset:
     return rows.select(np.flatnonzero(reasons == ""))
 
 
-def _without_repeats(rows: Dataset, tally: _Tally, processes: int) -> Dataset:
+def _without_repeats(rows: Dataset, tally: _CountsSoFar, processes: int) -> Dataset:
     marked = rows.map(_digest, num_proc=_workers(processes, rows), desc="compare")
     first = np.sort(np.unique(np.asarray(marked["digest"]), return_index=True)[1])
     tally.examples["repeated"] = len(rows) - len(first)
@@ -308,7 +308,7 @@ def encode_example(
         raise Dropped("bad", f"the chat template refuses it ({error})") from None
 
 
-def _fit(rows: Dataset, tally: _Tally, request: CorpusRequest) -> Pairs:
+def _fit(rows: Dataset, tally: _CountsSoFar, request: CorpusRequest) -> Pairs:
     """Drop what cannot be used, sample, cut, and lay everything end to end.
 
     Tokens are copied in chunks from the cache on disk, so that memory holds the result and little else.

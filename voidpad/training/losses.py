@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from voidpad.training.noising import Noised
+from voidpad.training.noising import NoisedBatch
 from voidpad.training.padding import Batch
 
 RESPONSE, EOS, PADDING = 0, 1, 2  # uint8 codes
@@ -44,7 +44,7 @@ def per_slot(batch: Batch, rows: Tensor) -> int:
 NORMALISERS: dict[str, Normaliser] = {"llada": per_row, "dream": per_slot}
 
 
-def loss_slots(batch: Batch, noised: Noised, normaliser: Normaliser, *, shift: int = 0) -> Slots:
+def loss_slots(batch: Batch, noised: NoisedBatch, normaliser: Normaliser, *, shift: int = 0) -> Slots:
     """Where the loss is taken. With shift 1 (Dream) the label at j is predicted by the output at j - 1."""
     hidden = noised.hidden
     if shift:

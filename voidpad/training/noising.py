@@ -16,7 +16,7 @@ GOLDEN_STEP = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
-class Noised:
+class NoisedBatch:
     ids: Tensor  # (B, S): the batch with hidden slots replaced by MASK
     hidden: Tensor  # (B, S) bool: loss slots
     rate: Tensor  # (B,): probability with which a slot of the row was hidden
@@ -44,7 +44,7 @@ class Noising:
         offset = draw(self.key(at.epoch, torch.zeros_like(at.example)), LEVEL)
         return (offset + at.position.double() * GOLDEN_STEP) % 1.0
 
-    def __call__(self, batch: Batch, mask: int, *, forced: bool, at: At) -> Noised:
+    def __call__(self, batch: Batch, mask: int, *, forced: bool, at: At) -> NoisedBatch:
         """Hide slots of `batch` for the rows `at`; `forced` hides every semantic EOS with weight 1 (VOID)."""
         rate = rates(self.level(at), self.eps)
         key = self.key(at.epoch, at.example)
@@ -96,9 +96,9 @@ def from_the_right(target: Tensor) -> Tensor:
     return (count - target.cumsum(1) + 0.5) / count
 
 
-def corrupt(batch: Batch, mask: int, *, rate: Tensor, draws: Tensor, forced: bool) -> Noised:
+def corrupt(batch: Batch, mask: int, *, rate: Tensor, draws: Tensor, forced: bool) -> NoisedBatch:
     """Hide the target slots whose draw is below the row's rate (B,); a forced EOS is hidden with probability 1."""
     hidden = batch.target & (draws < rate[:, None])
     if forced:
         hidden |= batch.eos
-    return Noised(batch.ids.masked_fill(hidden, mask), hidden, rate, forced)
+    return NoisedBatch(batch.ids.masked_fill(hidden, mask), hidden, rate, forced)

@@ -11,16 +11,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from voidpad.errors import ConfigError, fault
 
-Share = Annotated[float, Field(ge=0, le=1)]
+UnitFloat = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(gt=0)]
 Positive = Annotated[float, Field(gt=0)]
 
 
-class Part(BaseModel):
+class RecipeSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Scratch(Part):
+class Scratch(RecipeSection):
     """A new network with random weights; the vocabulary is the tokenizer's, or that of the data's ids."""
 
     family: Literal["llada", "dream"] = "llada"
@@ -34,7 +34,7 @@ class Scratch(Part):
     tied: bool = False
 
 
-class ModelPart(Part):
+class ModelPart(RecipeSection):
     name: str | None = None  # built-in name, hub id or folder
     adapter: str | None = None  # merged before training starts
     scratch: Scratch | None = None
@@ -52,7 +52,7 @@ class ModelPart(Part):
         return self
 
 
-class DataPart(Part):
+class DataPart(RecipeSection):
     path: str  # a file made by `voidpad data prepare` or voidpad.training.prepared.write
     layout: Literal["pairs", "packed"] = "pairs"  # packed: prompt response EOS prompt response EOS ...
     length: Count | None = None  # packed: slots per row; pairs: longer examples are refused
@@ -66,7 +66,7 @@ class DataPart(Part):
         return self
 
 
-class PaddingPart(Part):
+class PaddingPart(RecipeSection):
     policy: Literal["eos", "rainbow", "void"] = "void"
     width: Literal["batch", "virtual", "window"] | Count = (
         "batch"  # batch: the paper's S_B; others: docs/train.md
@@ -86,14 +86,14 @@ class PaddingPart(Part):
         return self
 
 
-class NoisePart(Part):
+class NoisePart(RecipeSection):
     eps: Annotated[float, Field(gt=0, lt=1)] = 1e-3
     stratified: bool = False
-    suffix: Share = 0.0
+    suffix: UnitFloat = 0.0
     normaliser: Literal["llada", "dream"] | None = None  # None: the model family's
 
 
-class LoraPart(Part):
+class LoraPart(RecipeSection):
     r: Count = 32
     alpha: Count = 64
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
@@ -101,18 +101,18 @@ class LoraPart(Part):
     void_rows: bool = True  # the VOID rows of embedding and head train too
 
 
-class OptimPart(Part):
+class OptimPart(RecipeSection):
     name: Literal["adamw", "muon"] = "adamw"  # muon: matrices of the layers; AdamW for the rest
     lr: Positive = 5e-5
     muon_lr: Positive | None = None  # None: lr
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    momentum: Share = 0.95
+    betas: tuple[UnitFloat, UnitFloat] = (0.9, 0.999)
+    momentum: UnitFloat = 0.95
     clip: Annotated[float, Field(ge=0)] = 0.0  # 0: no clipping, as in the paper
-    warmup: Share = 0.0  # shares of the run
-    decay: Share = 0.0
+    warmup: UnitFloat = 0.0  # shares of the run
+    decay: UnitFloat = 0.0
     shape: Literal["linear", "cosine", "sqrt"] = "linear"  # of the decay
-    floor: Share = 0.0  # the learning rate ends at floor * lr
+    floor: UnitFloat = 0.0  # the learning rate ends at floor * lr
 
     @model_validator(mode="after")
     def _room(self) -> OptimPart:
@@ -121,7 +121,7 @@ class OptimPart(Part):
         return self
 
 
-class RunPart(Part):
+class RunPart(RecipeSection):
     output: str
     steps: Count | None = None  # updates; exactly one of steps, epochs, seconds
     epochs: Positive | None = None
@@ -153,7 +153,7 @@ class RunPart(Part):
         return self
 
 
-class Recipe(Part):
+class TrainingRecipe(RecipeSection):
     preset: Literal["paper", "authors"] = "paper"
     model: ModelPart
     data: DataPart
@@ -164,7 +164,7 @@ class Recipe(Part):
     run: RunPart
 
     @model_validator(mode="after")
-    def _length_signal(self) -> Recipe:
+    def _length_signal(self) -> TrainingRecipe:
         if self.data.group_by_length and self.padding.width == "batch" and self.data.layout == "pairs":
             raise ValueError(
                 'data.group_by_length erases the length signal when padding.width = "batch"; '
@@ -192,7 +192,7 @@ AUTHORS_TARGETS = {
 }
 
 
-def read(path: Path | str, changes: Iterable[str] = ()) -> Recipe:
+def read(path: Path | str, changes: Iterable[str] = ()) -> TrainingRecipe:
     """A recipe file with `key=value` changes applied; a relative data path is taken from the working directory."""
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -205,7 +205,7 @@ def read(path: Path | str, changes: Iterable[str] = ()) -> Recipe:
     return check(values, name=str(path))
 
 
-def check(values: Mapping[str, Any], *, name: str = "recipe") -> Recipe:
+def check(values: Mapping[str, Any], *, name: str = "recipe") -> TrainingRecipe:
     """Validated settings; all faults are reported together."""
     values = dict(values)
     if values.get("preset") == "authors":
@@ -213,7 +213,7 @@ def check(values: Mapping[str, Any], *, name: str = "recipe") -> Recipe:
             {key: part for key, part in AUTHORS.items() if key != "lora" or "lora" in values}, values
         )
     try:
-        return Recipe.model_validate(values)
+        return TrainingRecipe.model_validate(values)
     except ValidationError as error:
         faults = "; ".join(map(fault, error.errors()))
         raise ConfigError(f"{name}: {faults}.") from None

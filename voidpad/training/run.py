@@ -18,12 +18,12 @@ from voidpad import models
 from voidpad.errors import ConfigError
 from voidpad.training import checkpoint
 from voidpad.training import prepared as data
-from voidpad.training.batches import MicroBatches, Share
-from voidpad.training.recipe import Recipe
+from voidpad.training.batches import BatchShare, MicroBatches
+from voidpad.training.recipe import TrainingRecipe
 from voidpad.training.setup import micro_batches, network
 from voidpad.training.sharding import ShardedTrainer
 from voidpad.training.trainer import VoidTrainer, arguments, export
-from voidpad.training.watch import FOREVER, Clock, Curve, StopByClock
+from voidpad.training.watch import FOREVER, Curve, StopByClock, TrainingClock
 
 FINAL, CURVE = "model", "metrics.jsonl"
 # Settings a restart may change without changing what is learnt.
@@ -55,7 +55,7 @@ class Trained:
 
 
 def train(
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     *,
     resume: bool | str | Path = False,
     max_seconds: float | None = None,
@@ -81,7 +81,7 @@ def train(
 
 
 def prepare(
-    recipe: Recipe, *, max_seconds: float | None = None, callbacks: Sequence[TrainerCallback] = ()
+    recipe: TrainingRecipe, *, max_seconds: float | None = None, callbacks: Sequence[TrainerCallback] = ()
 ) -> VoidTrainer:
     """Everything up to the first step."""
     prepared = data.read(recipe.data.path)
@@ -108,7 +108,7 @@ def prepare(
     return trainer
 
 
-def _compile(model: models.Model, recipe: Recipe) -> None:
+def _compile(model: models.Model, recipe: TrainingRecipe) -> None:
     if recipe.run.compile:
         # One compilation serves all layers. A released model under LoRA is bfloat16: fused kernels then round where
         # separate ones would, and the loss is that of the run without compilation.
@@ -117,7 +117,7 @@ def _compile(model: models.Model, recipe: Recipe) -> None:
             layer.compile(options=options)
 
 
-def _share(recipe: Recipe) -> Share:
+def _share(recipe: TrainingRecipe) -> BatchShare:
     rank, processes = (
         int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1))
     )
@@ -127,25 +127,25 @@ def _share(recipe: Recipe) -> Share:
             f"run.global_batch: {run.global_batch} is not a multiple of micro_batch {run.micro_batch} "
             f"x {processes} processes."
         )
-    return Share(run.global_batch, run.micro_batch, rank, processes)
+    return BatchShare(run.global_batch, run.micro_batch, rank, processes)
 
 
-def _updates(recipe: Recipe, batches: MicroBatches) -> int:
+def _updates(recipe: TrainingRecipe, batches: MicroBatches) -> int:
     run = recipe.run
     if run.seconds:
         return FOREVER
     return run.steps or math.ceil((run.epochs or 0) * batches.updates_per_epoch)
 
 
-def _finished(recipe: Recipe, trainer: VoidTrainer) -> bool:
+def _finished(recipe: TrainingRecipe, trainer: VoidTrainer) -> bool:
     if recipe.run.seconds:
         return trainer.clock.total >= recipe.run.seconds
     return trainer.state.global_step >= trainer.args.max_steps
 
 
-def _ended(recipe: Recipe, start: Path) -> Trained | None:
+def _ended(recipe: TrainingRecipe, start: Path) -> Trained | None:
     """What a restart of a run that has already ended returns: there is nothing left to do."""
-    clock, steps, folder = Clock(), checkpoint.step_of(start), Path(recipe.run.output) / FINAL
+    clock, steps, folder = TrainingClock(), checkpoint.step_of(start), Path(recipe.run.output) / FINAL
     clock.read(start)
     over = (
         clock.total >= recipe.run.seconds if recipe.run.seconds else steps >= (recipe.run.steps or math.inf)
@@ -153,7 +153,7 @@ def _ended(recipe: Recipe, start: Path) -> Trained | None:
     return Trained(folder, True, steps, clock.total, clock.tokens) if over and folder.is_dir() else None
 
 
-def _start(recipe: Recipe, output: Path, resume: bool | str | Path) -> Path | None:
+def _start(recipe: TrainingRecipe, output: Path, resume: bool | str | Path) -> Path | None:
     """The checkpoint to go on from, or None for a new run."""
     last = checkpoint.latest(output)
     if not resume:
@@ -171,7 +171,7 @@ def _start(recipe: Recipe, output: Path, resume: bool | str | Path) -> Path | No
     return chosen
 
 
-def _same_recipe(recipe: Recipe, folder: Path) -> None:
+def _same_recipe(recipe: TrainingRecipe, folder: Path) -> None:
     card = models.read_card(folder)
     if card is None:
         raise ConfigError(f"--resume: {folder} has no voidpad.json, so it is not a complete checkpoint.")
@@ -194,7 +194,7 @@ def _stored(recipe: Any, part: str, name: str) -> Any:
     return values.get(name) if isinstance(values, dict) else values
 
 
-def _reports(recipe: Recipe) -> list[TrainerCallback]:
+def _reports(recipe: TrainingRecipe) -> list[TrainerCallback]:
     wanted = recipe.run.report_to
     if wanted is None:
         wanted = ("tensorboard",) if find_spec("tensorboard") else ()

@@ -16,14 +16,14 @@ from voidpad.models.weights import headers, stored_dtype
 from voidpad.roles import Roles
 from voidpad.training import prepared as data
 from voidpad.training.batches import (
+    BatchLayout,
+    BatchShare,
     BatchWidth,
     FixedWidth,
-    Layout,
     MicroBatches,
     Objective,
-    Packed,
-    Padded,
-    Share,
+    PackedRows,
+    PaddedRows,
     VirtualWidth,
     Width,
     WindowWidth,
@@ -31,10 +31,10 @@ from voidpad.training.batches import (
 from voidpad.training.losses import NORMALISERS
 from voidpad.training.noising import Noising
 from voidpad.training.padding import POLICIES, Pairs
-from voidpad.training.recipe import AUTHORS_TARGETS, LoraPart, Recipe, Scratch
+from voidpad.training.recipe import AUTHORS_TARGETS, LoraPart, Scratch, TrainingRecipe
 
 
-def network(recipe: Recipe, prepared: data.Prepared) -> models.Model:
+def network(recipe: TrainingRecipe, prepared: data.Prepared) -> models.Model:
     """The model to train, with the card its checkpoints will carry. Weights on the host."""
     if recipe.model.scratch:
         model = _from_scratch(recipe, recipe.model.scratch, prepared)
@@ -50,7 +50,7 @@ def network(recipe: Recipe, prepared: data.Prepared) -> models.Model:
     return _with_lora(model, recipe) if recipe.lora else model
 
 
-def _from_checkpoint(recipe: Recipe) -> models.Model:
+def _from_checkpoint(recipe: TrainingRecipe) -> models.Model:
     part = recipe.model
     model = models.load(part.name or "", part.adapter, dtype=_dtype(recipe))  # Trainer moves it to the device
     model = models.merge(model) if isinstance(model.net, PeftModel) else model
@@ -59,7 +59,7 @@ def _from_checkpoint(recipe: Recipe) -> models.Model:
     return model
 
 
-def _dtype(recipe: Recipe) -> str:
+def _dtype(recipe: TrainingRecipe) -> str:
     """Weights that train are float32; frozen ones under LoRA stay bfloat16 where they are stored so (on a GPU)."""
     if recipe.model.dtype != "auto":
         return recipe.model.dtype
@@ -68,7 +68,7 @@ def _dtype(recipe: Recipe) -> str:
     return "bfloat16" if stored_dtype(headers(base_folder(recipe.model.name or ""))) == "BF16" else "float32"
 
 
-def _from_scratch(recipe: Recipe, part: Scratch, prepared: data.Prepared) -> models.Model:
+def _from_scratch(recipe: TrainingRecipe, part: Scratch, prepared: data.Prepared) -> models.Model:
     family = models.FAMILIES[part.family]
     if recipe.model.tokenizer is None:
         raise ConfigError("model.tokenizer: a network from scratch needs the folder of its tokenizer.")
@@ -112,7 +112,7 @@ def _check_ids(model: models.Model, prepared: data.Prepared) -> None:
         )
 
 
-def _training_roles(recipe: Recipe, roles: Roles) -> Roles:
+def _training_roles(recipe: TrainingRecipe, roles: Roles) -> Roles:
     if recipe.padding.policy != "rainbow" or recipe.data.layout == "packed":
         return roles
     if len(roles.rainbow) < recipe.padding.colours:
@@ -122,7 +122,7 @@ def _training_roles(recipe: Recipe, roles: Roles) -> Roles:
     return replace(roles, rainbow=roles.rainbow[: recipe.padding.colours])
 
 
-def new_ids(recipe: Recipe, roles: Roles) -> tuple[int, ...]:
+def new_ids(recipe: TrainingRecipe, roles: Roles) -> tuple[int, ...]:
     """The ids that only the padding policy uses, so that the model has yet to learn them."""
     if recipe.data.layout == "packed" or recipe.padding.policy == "eos":
         return ()
@@ -141,7 +141,7 @@ def init_rows(model: models.Model, ids: tuple[int, ...], rule: str) -> None:
             table[row] = source.to(table.dtype)
 
 
-def _with_lora(model: models.Model, recipe: Recipe) -> models.Model:
+def _with_lora(model: models.Model, recipe: TrainingRecipe) -> models.Model:
     part, ids = recipe.lora or LoraPart(), list(new_ids(recipe, model.roles))
     targets = part.targets
     if recipe.preset == "authors" and "targets" not in part.model_fields_set:
@@ -166,7 +166,7 @@ def _with_lora(model: models.Model, recipe: Recipe) -> models.Model:
 
 
 def micro_batches(
-    recipe: Recipe, model: models.Model, prepared: data.Prepared, *, share: Share, device: str
+    recipe: TrainingRecipe, model: models.Model, prepared: data.Prepared, *, share: BatchShare, device: str
 ) -> MicroBatches:
     """The run's batches for one process."""
     noise = recipe.noise
@@ -175,7 +175,7 @@ def micro_batches(
     if recipe.padding.truncated_gets_eos:
         pairs = replace(pairs, complete=torch.ones_like(pairs.complete))
     normaliser, shift = NORMALISERS[noise.normaliser or model.family.name], model.family.shift
-    layout = Layout(
+    layout = BatchLayout(
         _width(recipe),
         recipe.data.align,
         device,
@@ -184,17 +184,17 @@ def micro_batches(
     )
     if recipe.data.layout == "packed" and recipe.data.length:
         _check_length(model, recipe.data.length)
-        packed = Packed(pairs, model.roles, length=recipe.data.length, seed=noising.seed, layout=layout)
+        packed = PackedRows(pairs, model.roles, length=recipe.data.length, seed=noising.seed, layout=layout)
         return MicroBatches(packed, noising, Objective(model.roles.mask, normaliser, shift), share=share)
     how = POLICIES[recipe.padding.policy]
     _check_pairs(recipe, model, pairs)
-    rows = Padded(pairs, model.roles, how, noising=noising, layout=layout)
+    rows = PaddedRows(pairs, model.roles, how, noising=noising, layout=layout)
     return MicroBatches(
         rows, noising, Objective(model.roles.mask, normaliser, shift, how.forced), share=share
     )
 
 
-def _width(recipe: Recipe) -> Width:
+def _width(recipe: TrainingRecipe) -> Width:
     part = recipe.padding
     if isinstance(part.width, int):
         return FixedWidth(part.width)
@@ -205,7 +205,7 @@ def _width(recipe: Recipe) -> Width:
     return BatchWidth(POLICIES[part.policy], part.longest_row_gets_eos)
 
 
-def _check_pairs(recipe: Recipe, model: models.Model, pairs: Pairs) -> None:
+def _check_pairs(recipe: TrainingRecipe, model: models.Model, pairs: Pairs) -> None:
     if int(pairs.prompt.min()) < 1:
         raise DataError("data.path: an example has an empty prompt; prepare the data again.")
     longest, width = int(pairs.size.max()) + 1, recipe.padding.width

@@ -23,8 +23,8 @@ from voidpad.training import checkpoint
 from voidpad.training.batches import MicroBatches
 from voidpad.training.losses import SlotLoss
 from voidpad.training.optim import Schedule, optimiser
-from voidpad.training.recipe import Recipe
-from voidpad.training.watch import Clock, Meter
+from voidpad.training.recipe import TrainingRecipe
+from voidpad.training.watch import LossMeter, TrainingClock
 
 
 class VoidTrainer(Trainer):
@@ -37,14 +37,14 @@ class VoidTrainer(Trainer):
     def __init__(
         self,
         model: models.Model,
-        recipe: Recipe,
+        recipe: TrainingRecipe,
         batches: MicroBatches,
         *,
         arguments: TrainingArguments,
         callbacks: list[TrainerCallback],
     ) -> None:
         self.subject, self.recipe, self.batches = model, recipe, batches
-        self.clock = Clock()
+        self.clock = TrainingClock()
         self.staging: Path | None = None
         self._logged = (0, 0.0)
         part = recipe.optim
@@ -55,7 +55,7 @@ class VoidTrainer(Trainer):
             train_dataset=batches,
             callbacks=callbacks,
         )
-        self.meter = Meter(self.args.device)
+        self.meter = LossMeter(self.args.device)
         batches.length = arguments.max_steps * batches.share.accumulation
 
     # Batches and loss
@@ -189,7 +189,7 @@ def _only(items: list[Any]) -> Any:
     return items[0]
 
 
-def arguments(recipe: Recipe, *, accumulation: int, updates: int, layer: str) -> TrainingArguments:
+def arguments(recipe: TrainingRecipe, *, accumulation: int, updates: int, layer: str) -> TrainingArguments:
     """The recipe in Trainer's words. Its own rotation, bars and reports are off: ours replace them."""
     run, cuda = recipe.run, torch.cuda.is_available()
     processes = int(os.environ.get("WORLD_SIZE", 1))

@@ -19,7 +19,7 @@ CLOCK = "clock.json"
 FOREVER = 10**9  # updates of a run that ends by the clock
 
 
-class Clock:
+class TrainingClock:
     """Training time and tokens over all restarts of a run. Start-up and compilation are not training time."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -59,7 +59,7 @@ class Clock:
             self.before, self.tokens = values["seconds"], values["tokens"]
 
 
-class Meter:
+class LossMeter:
     """Mean cross entropy at loss slots by what the slot is. Sums stay on the device until they are read."""
 
     def __init__(self, device: torch.device) -> None:
@@ -78,7 +78,7 @@ class Meter:
 class StopByClock(TrainerCallback):
     """End this process's part of the run after so many seconds, or the run when its time is spent."""
 
-    def __init__(self, clock: Clock, *, max_seconds: float | None, budget: float | None) -> None:
+    def __init__(self, clock: TrainingClock, *, max_seconds: float | None, budget: float | None) -> None:
         self.clock, self.max_seconds, self.budget = clock, max_seconds, budget
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
