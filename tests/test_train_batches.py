@@ -24,7 +24,7 @@ from voidpad.training.padding import Example, Pairs, policy
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(3, 10)))
 WIDTHS = {
-    "batch": BatchWidth(policy("void")),
+    "batch": BatchWidth(),
     "virtual": VirtualWidth(4),
     "window": WindowWidth(2, 9),
     "fixed": FixedWidth(20),
@@ -48,7 +48,7 @@ def padded(width="virtual", count=30, **layout):
 
 def batches(rows, share):
     return MicroBatches(
-        rows, Noising(), Objective(ROLES.mask, NORMALISERS["llada"], forced=True), share=share
+        rows, Noising(), Objective(ROLES.mask, NORMALISERS["per_row"], forced=True), share=share
     )
 
 
@@ -149,7 +149,9 @@ def test_aligned_rows_begin_with_a_whole_document():
 
 def test_packed_noise_reaches_prompts():
     rows = PackedRows(Pairs.of(examples(200)), ROLES, length=32, seed=1, layout=BatchLayout())
-    run = MicroBatches(rows, Noising(), Objective(ROLES.mask, NORMALISERS["llada"]), share=BatchShare(30, 30))
+    run = MicroBatches(
+        rows, Noising(), Objective(ROLES.mask, NORMALISERS["per_row"]), share=BatchShare(30, 30)
+    )
     inputs = run[0]
     assert (inputs["label"] >= 100).any()  # prompt tokens
     assert (inputs["label"] == ROLES.eos).any()

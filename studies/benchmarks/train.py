@@ -94,10 +94,10 @@ def collate(_: argparse.Namespace) -> None:
     torch.set_num_threads(1)  # processor time adds up over threads
     roles, how = Roles(mask=0, eos=1, void=2), policy("void")
     rows = examples(1000, range(10, 30_000), prompt=(20, 400), response=(20, 600))
-    store = PaddedRows(Pairs.of(rows), roles, how, noising=Noising(), layout=BatchLayout(BatchWidth(how)))
+    store = PaddedRows(Pairs.of(rows), roles, how, noising=Noising(), layout=BatchLayout(BatchWidth()))
 
     def ours(batch: int) -> None:
-        asked = Objective(roles.mask, NORMALISERS["llada"], forced=True)
+        asked = Objective(roles.mask, NORMALISERS["per_row"], forced=True)
         batches = MicroBatches(store, Noising(), asked, share=BatchShare(batch, batch))
         for k in range(len(rows) // batch):
             batches[k]
@@ -277,7 +277,7 @@ def large(options: argparse.Namespace) -> None:
     how = policy("void")
     place = BatchLayout(FixedWidth(width), device=options.device)
     padded = PaddedRows(Pairs.of(store), roles, how, noising=Noising(), layout=place)
-    asked = Objective(roles.mask, NORMALISERS["llada"], forced=True)
+    asked = Objective(roles.mask, NORMALISERS["per_row"], forced=True)
     ours = MicroBatches(padded, Noising(), asked, share=BatchShare(rows, rows))
     found = {}
     net = large_net(options, rows=[roles.void])

@@ -42,12 +42,6 @@ class Queries(StrEnum):
     all = "all"
 
 
-class Padding(StrEnum):
-    eos = "eos"
-    void = "void"
-    rainbow = "rainbow"
-
-
 @app.command("eos-prior")
 def eos_prior(
     model: ModelName = "tiny-eos",
@@ -246,7 +240,7 @@ def theory(
     canvas: Annotated[int | None, typer.Option(help="canvas length")] = None,
     block: Annotated[int | None, typer.Option(help="block size; default: the canvas")] = None,
     padding: Annotated[
-        list[Padding] | None, typer.Option(help="padding of the oracle model (repeatable); default: all")
+        list[str] | None, typer.Option(help="padding of the oracle model (repeatable); default: all")
     ] = None,
     symbols: Annotated[int, typer.Option(help="words of the oracle model, all equally likely")] = 10,
     model: Annotated[str | None, typer.Option(help="also compare this checkpoint with the theorems")] = None,
@@ -263,6 +257,7 @@ def theory(
     """Theorems 1 and 2 on a length distribution: where EOS starts, how far it spreads, what decoding does."""
     from voidpad.diagnose.theory import LengthModel, agree, predict
     from voidpad.models import load
+    from voidpad.training.padding import POLICIES
 
     if symbols < 1:
         raise ConfigError(f"symbols={symbols} must be at least 1.")
@@ -281,7 +276,7 @@ def theory(
         known = inputs.lengths("1:.35,2:.25,5:.4")
     size = canvas or runs.default_canvas(known, loaded)
     told = predict(known, size, block or size)
-    stories = tables.stories(known, told, [p.value for p in padding or Padding], symbols)
+    stories = tables.stories(known, told, padding or list(POLICIES), symbols)
     found = None
     if loaded is not None:
         found = agree(loaded.denoiser(), loaded.roles, cases, canvas=size, block=told.block, tokens=tokens)

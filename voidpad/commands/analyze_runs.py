@@ -24,8 +24,9 @@ def plans_of(
 ) -> tuple[str, list[Plan]]:
     """The plan at every block size. Without --blocks: --block, or those of 32, 64, 128 and L that divide L."""
     from voidpad.diagnose.questions import speaks_tiny
+    from voidpad.training.padding import default_plan
 
-    name = name or ("void" if model.card.padding == "void" else "original")
+    name = name or default_plan(model.card.padding)
     usual = 192 if speaks_tiny(model) else 512
     canvas = fields.pop("canvas", None) or usual
     one = fields.pop("block", None)

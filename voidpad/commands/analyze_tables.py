@@ -232,24 +232,24 @@ def stories(lengths: LengthModel, told: Prediction, paddings: Sequence[str], sym
     """The oracle under every padding: (padding, how it was decoded, what happened)."""
     from voidpad.decode.plan import plan
     from voidpad.diagnose.oracle_lengths import LengthOracle, tell
-    from voidpad.training.padding import POLICIES
+    from voidpad.training.padding import policy
 
     shape: dict[str, Any] = {"canvas": told.canvas, "block": told.block}
     half = next(size for size in range(max(1, told.block // 2), 0, -1) if not told.canvas % size)
-    ways = {
-        "eos": [("no ban", plan("original", **shape))],
-        "void": [
-            ("VOID banned", plan("void", stop="vanilla", **shape)),
-            ("no ban", plan("void", ban="", stop="vanilla", **shape)),
-            (f"VOID banned, stop at EOS, block {half}", plan("void", canvas=told.canvas, block=half)),
-        ],
-        "rainbow": [("no ban", plan("original", **shape))],
-    }
-    return [
-        (name, how, tell(LengthOracle(lengths, POLICIES[name], told.canvas, symbols), chosen))
-        for name in paddings
-        for how, chosen in ways[name]
-    ]
+    found: list[Told] = []
+    for name in paddings:
+        padding = policy(name)
+        oracle = LengthOracle(lengths, padding, told.canvas, symbols)
+        usual = plan(padding.plan, stop="vanilla", **shape)
+        if not usual.ban:
+            found.append((name, "no ban", tell(oracle, usual)))
+            continue
+        banned = ", ".join(usual.ban).upper()
+        early = plan(padding.plan, canvas=told.canvas, block=half)
+        found.append((name, f"{banned} banned", tell(oracle, usual)))
+        found.append((name, "no ban", tell(oracle, plan(padding.plan, ban="", stop="vanilla", **shape))))
+        found.append((name, f"{banned} banned, stop at EOS, block {half}", tell(oracle, early)))
+    return found
 
 
 def story_table(found: Sequence[Told], canvas: int) -> Table:

@@ -12,7 +12,7 @@ from voidpad.decode.canvas import Canvas
 from voidpad.decode.loop import Denoiser
 from voidpad.diagnose.empty import groups, look
 from voidpad.roles import Roles
-from voidpad.training.padding import POLICIES, Pairs, batch_width
+from voidpad.training.padding import Pairs, batch_width
 
 LEAST = 100  # examples a slot needs before its gap counts
 NEVER = 1 << 40  # the length of an answer that was cut: its end is in no slot
@@ -55,7 +55,7 @@ def batched(pairs: Pairs, batches: Iterable[Tensor]) -> PaddedAnswers:
     """Each mini-batch padded to its own width."""
     width = torch.empty(len(pairs), dtype=torch.long)
     for rows in batches:
-        width[rows] = batch_width(pairs.size[rows], POLICIES["eos"])
+        width[rows] = batch_width(pairs.size[rows])
     return _padded(pairs, width)
 
 

@@ -17,7 +17,7 @@ from voidpad.decode.loop import decode
 from voidpad.decode.plan import Plan
 from voidpad.diagnose.theory import LengthModel
 from voidpad.roles import Roles
-from voidpad.training.padding import Example, Policy, pad
+from voidpad.training.padding import Example, PaddingPolicy, pad
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(2, 9)))
 WORD = 9  # the first symbol
@@ -31,7 +31,7 @@ class LengthOracle:
     """A Denoiser for prompts of any kind."""
 
     lengths: LengthModel
-    padding: Policy
+    padding: PaddingPolicy
     canvas: int
     symbols: int = 10
 

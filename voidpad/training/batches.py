@@ -21,8 +21,8 @@ from voidpad.training.losses import Normaliser, loss_slots
 from voidpad.training.noising import WIDTH, At, Noising, draw
 from voidpad.training.padding import (
     Batch,
+    PaddingPolicy,
     Pairs,
-    Policy,
     Widths,
     batch_width,
     lay_out,
@@ -47,21 +47,18 @@ def shuffled(count: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(count, generator=generator)
 
 
-Draw = Callable[[], Tensor]
-Width = Callable[
-    [Pairs, Tensor, Draw], Tensor
-]  # (host pairs, rows (B,), a uniform draw per row) -> (B,) widths
+Draw = Callable[[], Tensor]  # a uniform number for each row
+Width = Callable[[Pairs, Tensor, Draw], Tensor]  # (pairs on the host, rows (B,), draw) -> widths (B,)
 
 
 @dataclass(frozen=True)
 class BatchWidth:
     """The paper's S_B: the maximum over the rows that are computed together."""
 
-    how: Policy
-    longest_row_gets_eos: bool = True
+    eos: bool = True  # with room for the EOS of the longest row
 
     def __call__(self, pairs: Pairs, rows: Tensor, draw: Draw) -> Tensor:
-        return batch_width(pairs.size[rows], self.how, longest_row_gets_eos=self.longest_row_gets_eos)
+        return batch_width(pairs.size[rows], eos=self.eos)
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,7 @@ class PaddedRows:
     """Prompt, response, EOS and padding, one example per row."""
 
     def __init__(
-        self, pairs: Pairs, roles: Roles, how: Policy, *, noising: Noising, layout: BatchLayout
+        self, pairs: Pairs, roles: Roles, how: PaddingPolicy, *, noising: Noising, layout: BatchLayout
     ) -> None:
         self.count = len(pairs)
         self.host, self.pairs = pairs, pairs.to(layout.device)

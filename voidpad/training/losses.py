@@ -41,7 +41,7 @@ def per_slot(batch: Batch, rows: Tensor) -> int:
     return len(rows)
 
 
-NORMALISERS: dict[str, Normaliser] = {"llada": per_row, "dream": per_slot}
+NORMALISERS: dict[str, Normaliser] = {"per_row": per_row, "per_slot": per_slot}
 
 
 def loss_slots(batch: Batch, noised: NoisedBatch, normaliser: Normaliser, *, shift: int = 0) -> Slots:

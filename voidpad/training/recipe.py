@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from voidpad.errors import ConfigError, fault
+from voidpad.training.padding import POLICIES, PaddingPolicy
 
 UnitFloat = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(gt=0)]
@@ -23,7 +24,7 @@ class RecipeSection(BaseModel):
 class Scratch(RecipeSection):
     """A new network with random weights; the vocabulary is the tokenizer's, or that of the data's ids."""
 
-    family: Literal["llada", "dream"] = "llada"
+    family: str = "llada"
     hidden: Count = 256
     layers: Count = 8
     heads: Count = 8
@@ -67,7 +68,7 @@ class DataPart(RecipeSection):
 
 
 class PaddingPart(RecipeSection):
-    policy: Literal["eos", "rainbow", "void"] = "void"
+    policy: str = "void"  # a name in training/padding.py
     width: Literal["batch", "virtual", "window"] | Count = (
         "batch"  # batch: the paper's S_B; others: docs/train.md
     )
@@ -76,6 +77,13 @@ class PaddingPart(RecipeSection):
     longest_row_gets_eos: bool = True  # False: the authors' collator
     truncated_gets_eos: bool = False  # True: the authors' data
     colours: Count = 7  # Rainbow tokens used
+
+    @field_validator("policy")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in POLICIES:
+            raise ValueError(f"use one of {', '.join(POLICIES)}")
+        return name
 
     @model_validator(mode="after")
     def _window(self) -> PaddingPart:
@@ -90,7 +98,7 @@ class NoisePart(RecipeSection):
     eps: Annotated[float, Field(gt=0, lt=1)] = 1e-3
     stratified: bool = False
     suffix: UnitFloat = 0.0
-    normaliser: Literal["llada", "dream"] | None = None  # None: the model family's
+    normaliser: Literal["per_row", "per_slot"] | None = None  # None: the model family's
 
 
 class LoraPart(RecipeSection):
@@ -163,6 +171,11 @@ class TrainingRecipe(RecipeSection):
     optim: OptimPart = OptimPart()
     run: RunPart
 
+    @property
+    def policy(self) -> PaddingPolicy | None:
+        """How answers are padded; None for packed rows, which have no padding."""
+        return POLICIES[self.padding.policy] if self.data.layout == "pairs" else None
+
     @model_validator(mode="after")
     def _length_signal(self) -> TrainingRecipe:
         if self.data.group_by_length and self.padding.width == "batch" and self.data.layout == "pairs":
@@ -170,8 +183,8 @@ class TrainingRecipe(RecipeSection):
                 'data.group_by_length erases the length signal when padding.width = "batch"; '
                 'use padding.width = "virtual"'
             )
-        padded = self.data.layout == "pairs" and self.padding.policy != "eos"
-        if self.lora and padded and not self.lora.void_rows and self.model.init_void != "keep":
+        new_tokens = self.policy is not None and self.policy.adds_tokens
+        if self.lora and new_tokens and not self.lora.void_rows and self.model.init_void != "keep":
             raise ValueError('lora.void_rows = false saves no rows, so model.init_void must be "keep"')
         if self.optim.name == "muon" and self.run.fsdp:
             raise ValueError("optim.name = 'muon' needs whole matrices; use adamw with run.fsdp")
@@ -185,10 +198,6 @@ AUTHORS: dict[str, Any] = {
     "model": {"init_void": "keep"},
     "padding": {"longest_row_gets_eos": False, "truncated_gets_eos": True},
     "lora": {"void_rows": False},
-}
-AUTHORS_TARGETS = {
-    "llada": ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
-    "dream": ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj"),
 }
 
 

@@ -9,11 +9,10 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from voidpad import models
-from voidpad.errors import ConfigError, DataError, RoleError
+from voidpad.errors import ConfigError, DataError
 from voidpad.models.adapter import base_folder
 from voidpad.models.text import read_tokenizer
 from voidpad.models.weights import headers, stored_dtype
-from voidpad.roles import Roles
 from voidpad.training import prepared as data
 from voidpad.training.batches import (
     BatchLayout,
@@ -28,10 +27,11 @@ from voidpad.training.batches import (
     Width,
     WindowWidth,
 )
+from voidpad.training.families import authors_targets, loss_of
 from voidpad.training.losses import NORMALISERS
 from voidpad.training.noising import Noising
-from voidpad.training.padding import POLICIES, Pairs
-from voidpad.training.recipe import AUTHORS_TARGETS, LoraPart, Scratch, TrainingRecipe
+from voidpad.training.padding import Pairs, policy
+from voidpad.training.recipe import LoraPart, Scratch, TrainingRecipe
 
 
 def network(recipe: TrainingRecipe, prepared: data.Prepared) -> models.Model:
@@ -41,11 +41,12 @@ def network(recipe: TrainingRecipe, prepared: data.Prepared) -> models.Model:
     else:
         model = _from_checkpoint(recipe)
     _check_ids(model, prepared)
-    roles = _training_roles(recipe, model.roles)
-    padding = recipe.padding.policy if recipe.data.layout == "pairs" else None
-    if padding and model.card.padding != padding and not recipe.model.scratch:
-        init_rows(model, new_ids(recipe, roles), recipe.model.init_void)
-    card = models.Card(model.family.name, roles, padding, recipe.model_dump(mode="json"))
+    how, roles = recipe.policy, model.roles
+    if how:
+        roles = how.roles(roles, recipe.padding.colours)
+        if model.card.padding != how.name and not recipe.model.scratch:
+            _init_rows(model, how.new_tokens(roles), recipe.model.init_void)
+    card = models.Card(model.family.name, roles, how.name if how else None, recipe.model_dump(mode="json"))
     model = replace(model, roles=roles, card=card)
     return _with_lora(model, recipe) if recipe.lora else model
 
@@ -69,6 +70,9 @@ def _dtype(recipe: TrainingRecipe) -> str:
 
 
 def _from_scratch(recipe: TrainingRecipe, part: Scratch, prepared: data.Prepared) -> models.Model:
+    if part.family not in models.FAMILIES:
+        known = ", ".join(models.FAMILIES)
+        raise ConfigError(f"model.scratch.family: {part.family!r} is unknown; use one of {known}.")
     family = models.FAMILIES[part.family]
     if recipe.model.tokenizer is None:
         raise ConfigError("model.tokenizer: a network from scratch needs the folder of its tokenizer.")
@@ -112,25 +116,8 @@ def _check_ids(model: models.Model, prepared: data.Prepared) -> None:
         )
 
 
-def _training_roles(recipe: TrainingRecipe, roles: Roles) -> Roles:
-    if recipe.padding.policy != "rainbow" or recipe.data.layout == "packed":
-        return roles
-    if len(roles.rainbow) < recipe.padding.colours:
-        raise RoleError(
-            f"padding.colours: {recipe.padding.colours} asked for, the model has {len(roles.rainbow)}."
-        )
-    return replace(roles, rainbow=roles.rainbow[: recipe.padding.colours])
-
-
-def new_ids(recipe: TrainingRecipe, roles: Roles) -> tuple[int, ...]:
-    """The ids that only the padding policy uses, so that the model has yet to learn them."""
-    if recipe.data.layout == "packed" or recipe.padding.policy == "eos":
-        return ()
-    return roles.ids([recipe.padding.policy])
-
-
 @torch.no_grad()
-def init_rows(model: models.Model, ids: tuple[int, ...], rule: str) -> None:
+def _init_rows(model: models.Model, ids: tuple[int, ...], rule: str) -> None:
     """Start the padding tokens' rows of embedding and head from EOS's rows, from the mean row, or as they are."""
     if rule == "keep":
         return
@@ -142,10 +129,11 @@ def init_rows(model: models.Model, ids: tuple[int, ...], rule: str) -> None:
 
 
 def _with_lora(model: models.Model, recipe: TrainingRecipe) -> models.Model:
-    part, ids = recipe.lora or LoraPart(), list(new_ids(recipe, model.roles))
+    part, how = recipe.lora or LoraPart(), recipe.policy
+    ids = list(how.new_tokens(model.roles)) if how else []
     targets = part.targets
     if recipe.preset == "authors" and "targets" not in part.model_fields_set:
-        targets = AUTHORS_TARGETS[model.family.name]
+        targets = authors_targets(model.family)
     rows = {"embed_tokens": ids, "lm_head": ids} if part.void_rows and ids else None
     if rows and model.net.config.tie_word_embeddings:
         rows = {"embed_tokens": ids}
@@ -174,7 +162,7 @@ def micro_batches(
     pairs = prepared.pairs
     if recipe.padding.truncated_gets_eos:
         pairs = replace(pairs, complete=torch.ones_like(pairs.complete))
-    normaliser, shift = NORMALISERS[noise.normaliser or model.family.name], model.family.shift
+    normaliser, shift = NORMALISERS[noise.normaliser or loss_of(model.family)], model.family.shift
     layout = BatchLayout(
         _width(recipe),
         recipe.data.align,
@@ -186,7 +174,7 @@ def micro_batches(
         _check_length(model, recipe.data.length)
         packed = PackedRows(pairs, model.roles, length=recipe.data.length, seed=noising.seed, layout=layout)
         return MicroBatches(packed, noising, Objective(model.roles.mask, normaliser, shift), share=share)
-    how = POLICIES[recipe.padding.policy]
+    how = policy(recipe.padding.policy)
     _check_pairs(recipe, model, pairs)
     rows = PaddedRows(pairs, model.roles, how, noising=noising, layout=layout)
     return MicroBatches(
@@ -202,7 +190,7 @@ def _width(recipe: TrainingRecipe) -> Width:
         return WindowWidth(*part.window)
     if part.width == "virtual":
         return VirtualWidth(part.virtual_batch)
-    return BatchWidth(POLICIES[part.policy], part.longest_row_gets_eos)
+    return BatchWidth(part.longest_row_gets_eos or policy(part.policy).longest_row_gets_eos)
 
 
 def _check_pairs(recipe: TrainingRecipe, model: models.Model, pairs: Pairs) -> None:
