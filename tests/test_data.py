@@ -2,7 +2,10 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,6 +70,54 @@ def test_a_prepared_file_gives_back_what_was_written(tmp_path):
 def test_tokens_take_the_narrowest_type(tmp_path, top, bytes_each):
     data.write(tmp_path / "x", Pairs.of([Example([1], [top])]), ROLES)
     assert data.read(tmp_path / "x").pairs.tokens.element_size() == bytes_each
+
+
+MAPPED = """
+import sys, threading, torch
+from voidpad.training import prepared
+from voidpad.training.batches import BatchLayout, BatchWidth, PaddedRows
+from voidpad.training.noising import Noising
+from voidpad.training.padding import policy
+
+# Memory of the process's own; pages of a mapped file are not among it, because the system may drop them at any time.
+def own():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) >> 10
+
+def sample():
+    while not done.wait(0.002):
+        peak[0] = max(peak[0], own())
+
+done, peak, before = threading.Event(), [0], own()
+thread = threading.Thread(target=sample)
+thread.start()
+data = prepared.read(sys.argv[1])
+assert data.largest_id == 60_000
+rows = PaddedRows(data.pairs, data.roles, policy("void"), noising=Noising(), layout=BatchLayout(BatchWidth()))
+for step in range(20):
+    batch, at = rows(0, torch.arange(step * 6, step * 6 + 6))
+mapped = peak[0] - before
+copy = data.pairs.tokens.clone()
+done.wait(0.01)
+done.set()
+thread.join()
+print(data.pairs.tokens.nbytes >> 20, mapped, peak[0] - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads memory from Linux's /proc")
+def test_training_does_not_hold_the_whole_file_in_memory(tmp_path):
+    count, size = 25_000, 800
+    tokens = torch.full((count * size,), 60_000, dtype=torch.int32)
+    lengths = torch.full((count,), 300), torch.full((count,), size - 300), torch.ones(count, dtype=torch.bool)
+    data.write(tmp_path / "x", Pairs(tokens, *lengths), ROLES)
+    command = [sys.executable, "-c", MAPPED, str(tmp_path / "x")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    whole, mapped, copied = map(int, run.stdout.split())
+    assert whole > 75  # MiB
+    assert mapped < whole / 4
+    assert copied > whole - 1  # a copy would have been noticed
 
 
 def test_damaged_files_are_refused_with_a_reason(tmp_path):

@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from voidpad.commands.outputs import file_to_make, picture_to_write
+from voidpad.commands.outputs import file_to_make, file_to_write, picture_to_write
+from voidpad.errors import ConfigError
 from voidpad.files import beside
 
 if TYPE_CHECKING:
@@ -30,34 +31,76 @@ class Turns(StrEnum):
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(help="Recipe, a TOML file; recipes/paper has the paper's.")],
+    recipe: Annotated[
+        Path | None, typer.Argument(help="Recipe, a TOML file; --init writes one to start from.")
+    ] = None,
     change: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting: part.field=value.")
     ] = None,
+    lora_rank: Annotated[int | None, typer.Option(min=1, help="Same as --set lora.r=...")] = None,
+    lora_targets: Annotated[
+        str | None, typer.Option(help="Modules that get LoRA, such as q_proj,v_proj; see lora.targets.")
+    ] = None,
+    report_to: Annotated[
+        list[str] | None,
+        typer.Option(help="Also log to this service (repeatable): wandb, tensorboard, mlflow."),
+    ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint in run.output, if any.")
+        bool, typer.Option("--resume", help="Continue from the last checkpoint in run.output, if any.")
     ] = False,
-    checkpoint: Annotated[Path | None, typer.Option("--from", help="Go on from this checkpoint.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option("--from", help="Continue from this checkpoint.")] = None,
     max_seconds: Annotated[
-        float | None, typer.Option(help="Save and stop after so many seconds; --resume goes on.")
+        float | None, typer.Option(help="Save and stop after so many seconds; --resume continues.")
+    ] = None,
+    init: Annotated[
+        Path | None,
+        typer.Option(help="Write a starter recipe to this file and stop.", callback=file_to_write),
+    ] = None,
+    model: Annotated[str, typer.Option(help="With --init: the model to fine-tune.")] = "tiny-instruct",
+    file: Annotated[
+        str | None, typer.Option("--data", help="With --init: the prepared file; default: beside the recipe.")
     ] = None,
 ) -> None:
     """Train a model from a recipe."""
+    from voidpad.training import recipe as recipes
+
+    if init is not None:
+        recipes.write_starter(init, model=model, data=file)
+        out.print(f"{init}: written; its first lines say how to go on")
+        return
+    if recipe is None:
+        raise ConfigError("RECIPE is missing; name a TOML file, or write one with --init my.toml.")
     from transformers.utils import logging
 
-    from voidpad.commands.progress import watcher
-    from voidpad.training import recipe as recipes
+    from voidpad.commands.progress import banner, watcher
     from voidpad.training import run as training
 
-    settings = recipes.read(recipe, change or ())
-    logging.disable_progress_bar()  # of every file it writes
-    watch = watcher(settings.run.seconds)
-    done = training.train(settings, resume=checkpoint or resume, max_seconds=max_seconds, callbacks=[watch])
-    state = "finished" if done.finished else "paused (--resume goes on)"
-    if os.environ.get("RANK", "0") == "0":
-        out.print(
-            f"{done.folder}: {state} after {done.steps} steps, {done.seconds:.1f} s, {done.tokens:,} tokens"
-        )
+    changes = [*(change or ())]
+    changes += [f"lora.r={lora_rank}"] if lora_rank else []
+    changes += [f"lora.targets={json.dumps(_listed(lora_targets))}"] if lora_targets else []
+    changes += [f"run.report_to={json.dumps(report_to)}"] if report_to else []
+    settings = recipes.read(recipe, changes)
+    logging.disable_progress_bar()  # transformers shows one for every file it writes
+    first = os.environ.get("RANK", "0") == "0"
+    done = training.train(
+        settings,
+        resume=checkpoint or resume,
+        max_seconds=max_seconds,
+        callbacks=[watcher(settings.run.seconds)],
+        announce=lambda facts: typer.echo(banner(facts)) if first else None,
+    )
+    if not first:
+        return
+    state = "finished" if done.finished else "paused (--resume continues)"
+    out.print(
+        f"{done.folder}: {state} after {done.steps} steps, {done.seconds:.1f} s, {done.tokens:,} tokens"
+    )
+    if done.best:
+        out.print(f"lowest held-out loss {done.best_loss:.4f} in {done.best}")
+
+
+def _listed(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 @data.command()

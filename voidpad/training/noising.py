@@ -63,6 +63,9 @@ class At:
     example: Tensor
     position: Tensor  # in the epoch's order
 
+    def to(self, device: torch.device | str) -> At:
+        return At(*(part.to(device, non_blocking=True) for part in vars(self).values()))
+
 
 def rates(level: Tensor, eps: float = 1e-3) -> Tensor:
     """p = (1 - eps) t + eps, in float32."""
@@ -82,9 +85,8 @@ def uniform(key: Tensor, slots: int) -> Tensor:
     usual finaliser is left out: it would only change low bits, which the float does not keep.
     """
     low, high = (part.to(torch.int32)[:, None] for part in (key, key >> 32))
-    z = (
-        low + torch.arange(slots, dtype=torch.int32, device=key.device) * -1640531527
-    )  # 2 ** 32 / golden ratio
+    # -1640531527 is 2 ** 32 divided by the golden ratio, as a signed 32-bit number.
+    z = low + torch.arange(slots, dtype=torch.int32, device=key.device) * -1640531527
     z.bitwise_xor_((z >> 16).bitwise_and_(0xFFFF)).mul_(-2048144789)
     z.bitwise_xor_((z >> 13).bitwise_and_(0x7FFFF)).bitwise_xor_(high).mul_(-1028477387)
     return z.float().mul_(2.0**-32).add_(0.5)

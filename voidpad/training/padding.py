@@ -28,12 +28,13 @@ class Example:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Many examples in one flat tensor: `prompt response prompt response ...`."""
+    """Many examples in one flat tensor: `prompt response prompt response ...`. The tensor may be a mapped file."""
 
     tokens: Tensor  # (T,) integer ids
     prompt: Tensor  # (N,) prompt lengths
     response: Tensor  # (N,) response lengths
     complete: Tensor  # (N,) bool
+    begin: Tensor | None = None  # (N,) where each example starts in `tokens`; None: they follow one another
 
     @classmethod
     def of(cls, rows: Sequence[Example]) -> Pairs:
@@ -56,14 +57,21 @@ class Pairs:
     @cached_property
     def start(self) -> Tensor:
         """Where each example begins in `tokens`."""
-        return self.size.cumsum(0) - self.size
+        return self.size.cumsum(0) - self.size if self.begin is None else self.begin
 
     @cached_property
     def sorted_size(self) -> Tensor:
         return self.size.sort().values
 
+    def select(self, rows: Tensor) -> Pairs:
+        """Some of the examples. The tokens are shared, not copied."""
+        return Pairs(
+            self.tokens, self.prompt[rows], self.response[rows], self.complete[rows], self.start[rows]
+        )
+
     def to(self, device: torch.device | str) -> Pairs:
-        return Pairs(*(part.to(device) for part in (self.tokens, self.prompt, self.response, self.complete)))
+        parts = (self.tokens, self.prompt, self.response, self.complete, self.start)
+        return Pairs(*(part.to(device) for part in parts))
 
 
 @dataclass(frozen=True)
@@ -144,6 +152,9 @@ class Batch:
     prompt: Tensor  # (B,)
     slots: Tensor  # (B,): L_{B,k}, the target slots of each row
     inside: Tensor | None = None  # (B, S) bool; None: every slot of every row
+
+    def to(self, device: torch.device | str) -> Batch:
+        return Batch(*(None if part is None else part.to(device) for part in vars(self).values()))  # type: ignore[arg-type]
 
 
 def pad(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from voidpad.errors import ConfigError, fault
+from voidpad.files import store
 from voidpad.training.padding import POLICIES, PaddingPolicy
 
 UnitFloat = Annotated[float, Field(ge=0, le=1)]
@@ -59,11 +61,16 @@ class DataPart(RecipeSection):
     length: Count | None = None  # packed: slots per row; pairs: longer examples are refused
     align: bool = True  # packed: every row starts with a whole document
     group_by_length: bool = False  # refused unless padding.width is not taken from the batch
+    held_out: Annotated[int, Field(ge=0)] = (
+        0  # examples kept apart; their loss is measured at every checkpoint
+    )
 
     @model_validator(mode="after")
     def _packed_length(self) -> DataPart:
         if self.layout == "packed" and self.length is None:
             raise ValueError('layout = "packed" needs data.length, the slots of a row')
+        if self.layout == "packed" and self.held_out:
+            raise ValueError('held_out needs layout = "pairs"')
         return self
 
 
@@ -144,7 +151,8 @@ class RunPart(RecipeSection):
     fsdp: bool = False
     log_every: Count = 10
     save_every: Count = 1000
-    keep: Count = 2  # checkpoints
+    keep: Count = 2  # checkpoints, besides the one with the lowest held-out loss
+    choose: Literal["last", "best"] = "last"  # which weights the final model has; best: lowest held-out loss
     report_to: tuple[str, ...] | None = None  # None: tensorboard where installed
     export: Literal["float32", "bfloat16", "float16"] | None = (
         None  # dtype of the final weights; None: as trained
@@ -177,7 +185,7 @@ class TrainingRecipe(RecipeSection):
         return POLICIES[self.padding.policy] if self.data.layout == "pairs" else None
 
     @model_validator(mode="after")
-    def _length_signal(self) -> TrainingRecipe:
+    def _combinations(self) -> TrainingRecipe:
         if self.data.group_by_length and self.padding.width == "batch" and self.data.layout == "pairs":
             raise ValueError(
                 'data.group_by_length erases the length signal when padding.width = "batch"; '
@@ -186,6 +194,8 @@ class TrainingRecipe(RecipeSection):
         new_tokens = self.policy is not None and self.policy.adds_tokens
         if self.lora and new_tokens and not self.lora.void_rows and self.model.init_void != "keep":
             raise ValueError('lora.void_rows = false saves no rows, so model.init_void must be "keep"')
+        if self.run.choose == "best" and not self.data.held_out:
+            raise ValueError('run.choose = "best" needs data.held_out, the examples to choose by')
         if self.optim.name == "muon" and self.run.fsdp:
             raise ValueError("optim.name = 'muon' needs whole matrices; use adamw with run.fsdp")
         if self.optim.name == "muon" and self.lora:
@@ -251,3 +261,57 @@ def _apply(values: dict[str, Any], change: str) -> None:
         if not isinstance(values, dict):
             raise ConfigError(f"--set {change!r}: {name} is a value, not a section.")
     values[last] = value
+
+
+STARTER = """\
+# A starter recipe. Every setting and its default: voidpad/training/recipe.py; explanations: docs/train.md.
+# 1. voidpad data prepare {data} --from {chats} --model {model}
+# 2. voidpad train {name}
+# 3. voidpad generate --model {model} --adapter {output}/model "a prompt"
+
+[model]
+name = {model_text}
+
+[data]
+path = {data_text}
+# held_out = 100           # examples kept apart; their loss is measured at every checkpoint
+
+[padding]
+policy = "void"            # what follows an answer's EOS: void, eos or rainbow
+
+[lora]                     # without this section every parameter trains
+r = 32
+alpha = 64
+dropout = 0.05
+targets = {targets}
+
+[optim]
+lr = 5e-5                  # larger for small models: about 1e-3 for the built-in ones
+
+[run]
+output = {output_text}
+epochs = 2                 # or steps, or seconds
+global_batch = 16          # examples of an update
+micro_batch = 4            # examples computed together; fewer take less memory
+save_every = 200
+"""
+
+
+def write_starter(path: Path, *, model: str, data: str | None = None) -> None:
+    """A recipe for LoRA fine-tuning with VOID padding. Its first lines name the commands to run with it."""
+    if path.exists():
+        raise ConfigError(f"--init {path}: already exists; choose another name.")
+    data = data or str(path.with_suffix(".safetensors"))
+    output = str(path.with_suffix(""))
+    values = {
+        "name": path,
+        "model": model,
+        "data": data,
+        "chats": path.with_name("chats.jsonl"),
+        "output": output,
+        "model_text": json.dumps(model),
+        "data_text": json.dumps(data),
+        "output_text": json.dumps(output),
+        "targets": json.dumps(LoraPart().targets),
+    }
+    store(path, [STARTER.format(**values)])

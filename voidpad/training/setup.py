@@ -26,6 +26,7 @@ from voidpad.training.batches import (
     VirtualWidth,
     Width,
     WindowWidth,
+    shuffled,
 )
 from voidpad.training.families import authors_targets, loss_of
 from voidpad.training.losses import NORMALISERS
@@ -109,10 +110,9 @@ def _check_ids(model: models.Model, prepared: data.Prepared) -> None:
             f"data.path: prepared for mask {theirs.mask}, eos {theirs.eos}, but {model.name} has mask {ours.mask}, "
             f"eos {ours.eos}; prepare the data with this model's tokenizer."
         )
-    top = int(prepared.pairs.tokens.max())
-    if top >= model.net.config.vocab_size:
+    if prepared.largest_id >= model.net.config.vocab_size:
         raise DataError(
-            f"data.path: token id {top} is outside the vocabulary of {model.net.config.vocab_size}."
+            f"data.path: token id {prepared.largest_id} is outside the vocabulary of {model.net.config.vocab_size}."
         )
 
 
@@ -155,14 +155,18 @@ def _with_lora(model: models.Model, recipe: TrainingRecipe) -> models.Model:
 
 def micro_batches(
     recipe: TrainingRecipe, model: models.Model, prepared: data.Prepared, *, share: BatchShare, device: str
-) -> MicroBatches:
-    """The run's batches for one process."""
+) -> tuple[MicroBatches, MicroBatches | None]:
+    """The run's batches for one process, and those of the held-out examples."""
     noise = recipe.noise
     noising = Noising(recipe.run.seed, noise.eps, noise.stratified, noise.suffix)
     pairs = prepared.pairs
     if recipe.padding.truncated_gets_eos:
         pairs = replace(pairs, complete=torch.ones_like(pairs.complete))
-    normaliser, shift = NORMALISERS[noise.normaliser or loss_of(model.family)], model.family.shift
+    how = recipe.policy
+    normaliser = NORMALISERS[noise.normaliser or loss_of(model.family)]
+    objective = Objective(
+        model.roles.mask, normaliser, model.family.shift, forced=how is not None and how.forced
+    )
     layout = BatchLayout(
         _width(recipe),
         recipe.data.align,
@@ -170,16 +174,24 @@ def micro_batches(
         multiple=64 if recipe.run.compile and not isinstance(recipe.padding.width, int) else 1,
         group=recipe.run.global_batch if recipe.data.group_by_length else 0,
     )
-    if recipe.data.layout == "packed" and recipe.data.length:
-        _check_length(model, recipe.data.length)
-        packed = PackedRows(pairs, model.roles, length=recipe.data.length, seed=noising.seed, layout=layout)
-        return MicroBatches(packed, noising, Objective(model.roles.mask, normaliser, shift), share=share)
-    how = policy(recipe.padding.policy)
+    if how is None:
+        length = recipe.data.length or 0
+        _check_length(model, length)
+        packed = PackedRows(pairs, model.roles, length=length, seed=noising.seed, layout=layout)
+        return MicroBatches(packed, noising, objective, share=share), None
     _check_pairs(recipe, model, pairs)
+    held_out, count = None, recipe.data.held_out
+    if count:
+        if count >= len(pairs):
+            raise DataError(f"data.held_out: {count} of only {len(pairs)} examples; hold out fewer.")
+        order = shuffled(len(pairs), recipe.run.seed, -1)
+        chosen, pairs = pairs.select(order[:count].sort().values), pairs.select(order[count:].sort().values)
+        # The same rows with the same noise every time, over all noise levels evenly, so that losses compare.
+        even = replace(noising, stratified=True)
+        rows = PaddedRows(chosen, model.roles, how, noising=even, layout=replace(layout, group=0))
+        held_out = MicroBatches(rows, even, objective, share=share)
     rows = PaddedRows(pairs, model.roles, how, noising=noising, layout=layout)
-    return MicroBatches(
-        rows, noising, Objective(model.roles.mask, normaliser, shift, how.forced), share=share
-    )
+    return MicroBatches(rows, noising, objective, share=share), held_out
 
 
 def _width(recipe: TrainingRecipe) -> Width:
