@@ -16,7 +16,7 @@ from voidpad.diagnose import overflow
 from voidpad.diagnose.empty import groups, look, void_tail
 from voidpad.diagnose.eos_prior import PaddedAnswers, batched, measure, same_canvas, shares, shuffled
 from voidpad.diagnose.oracle_lengths import ROLES, WORD, LengthOracle, tell
-from voidpad.diagnose.overflow import Answer, Rule, overflown, rates, trajectory, verdict
+from voidpad.diagnose.overflow import Answer, Rate, Rule, advice, overflown, rates, trajectory, verdict
 from voidpad.diagnose.theory import Case, LengthModel, agree, predict, spread, suffixed
 from voidpad.diagnose.trace import Trace
 from voidpad.errors import ConfigError
@@ -369,11 +369,29 @@ def test_rates_and_verdict():
     assert [(r.block, r.overflows) for r in found] == [(32, 0), (64, 1), (512, 23)]
     assert found[2].effective == pytest.approx((23 * 3 + 27 * 100) / 50)
     assert verdict(found, 0.0) == (
-        "23 of 50 answers overflow at block 512; smallest safe block 32, largest 64; "
-        "this checkpoint has no usable VOID signal (mean P(VOID) 0.000 at the tail of an empty canvas)"
+        "23 of 50 answers overflow at block 512. Safe block sizes: 32, 64. "
+        "This checkpoint has no usable VOID signal (mean P(VOID) 0.000 at the tail of an empty canvas)."
     )
-    assert "no block size tried is safe; this checkpoint has no VOID token" in verdict(found[2:], None)
+    assert verdict(found[2:], None) == (
+        "23 of 50 answers overflow at block 512. No block size that was tried is safe. "
+        "This checkpoint has no VOID token."
+    )
     assert "has a usable VOID signal" in verdict(found, 0.9)
+
+
+def test_advice_says_what_to_do_now_and_properly():
+    few, some, many = (
+        Rate(block, 50, overflows, overflows, 9.0, 9.0) for block, overflows in ((32, 0), (64, 1), (512, 23))
+    )
+    now, properly, *commands = advice([few, some, many], 0.0, model="my model", adapter="a", plan=None)
+    assert now == "Now: decode with blocks of 64: voidpad generate --model 'my model' --adapter a --block 64"
+    assert "fine-tune with VOID padding" in properly
+    assert [line.split()[1] for line in commands] == ["data", "train", "train"]
+    now, properly = advice([few, many], 0.9, model="m", plan="original")
+    assert now.endswith("voidpad generate --model m --plan original --block 32")
+    assert properly.endswith("voidpad generate --model m --plan void")
+    assert "voidpad analyze overflow --model m --blocks 256" in advice([many], None, model="m")[0]
+    assert advice([few, some], 0.0, model="m") == []
 
 
 def test_void_tail_of_worlds():

@@ -100,7 +100,7 @@ def test_overflow(family, folders, voidpad, tmp_path):
     assert [rate["block"] for rate in found["blocks"]] == [8, 16]
     assert [one["block"] for one in found["trajectories"]] == [8, 16]
     assert found["verdict"].startswith(
-        f"{found['blocks'][-1]['overflows']} of 2 answers overflow at block 16; "
+        f"{found['blocks'][-1]['overflows']} of 2 answers overflow at block 16. "
     )
     assert "no usable VOID signal" in found["verdict"]
     assert len(list(csv.DictReader(table.open()))) == 4

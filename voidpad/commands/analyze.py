@@ -132,7 +132,7 @@ def overflow(
     fields: dict[str, Any] | None = None,
 ) -> None:
     """Do answers drown in EOS? Trajectories, overflow by block size, and a verdict."""
-    from voidpad.diagnose.overflow import Rule, Setup, trajectory
+    from voidpad.diagnose.overflow import Rule, Setup, advice, rates, trajectory
 
     rule = Rule(short=short, filled=filled)
     if trace:
@@ -156,6 +156,9 @@ def overflow(
     if csv is not None:
         tables.write_csv(csv, [tables.answer_row(a) for a in answers])
     right = runs.correct(asked, answers)
+    summary["advice"] = advice(
+        rates(answers), summary["void_tail"], rule, model=model, adapter=adapter, plan=name
+    )
     if as_json:
         print(json.dumps(tables.overflow_json(loaded.name, answers, right, summary, told)))
         return
@@ -163,6 +166,8 @@ def overflow(
     for one in told:
         out.print(tables.trajectory_line(one))
     out.print(summary["verdict"], style="bold")
+    for line in summary["advice"]:
+        out.print(line, markup=False)
 
 
 def recorded(paths: Sequence[Path], rule: Any, *, plot: Path | None, csv: Path | None, as_json: bool) -> None:

@@ -56,8 +56,7 @@ def surveyed(
     with bar(len(ids) * len(plans), shown=shown) as tick:
         answers = survey(model, ids, plans, setup=setup, tick=tick)
     void = void_tail(model.denoiser(), model.roles, ids[:16], canvas=plans[-1].length.canvas)
-    found = rates(answers)
-    return answers, {"void_tail": void, "verdict": verdict(found, void, setup.rule) + "."}
+    return answers, {"void_tail": void, "verdict": verdict(rates(answers), void, setup.rule)}
 
 
 def followed(model: Model, ids: list[int], plans: Sequence[Plan], name: str) -> list[Trace]:

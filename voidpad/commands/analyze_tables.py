@@ -163,6 +163,7 @@ def overflow_json(
         "blocks": found,
         "void_tail": void,
         "verdict": summary["verdict"],
+        "advice": summary["advice"],
         "trajectories": [trajectory_json(one) for one in told],
         "answers": each,
     }

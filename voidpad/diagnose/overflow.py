@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -225,25 +226,65 @@ def rates(answers: Sequence[Answer]) -> list[Rate]:
 
 
 def verdict(found: Sequence[Rate], void: float | None, rule: Rule = RULE) -> str:
-    """The finding in plain words. `void` is the mean P(VOID) at the tail of an empty canvas."""
+    """What was measured, in sentences. `void` is the mean P(VOID) at the tail of an empty canvas."""
     worst = found[-1]
-    parts = [f"{worst.overflows} of {worst.answers} answers overflow at block {worst.block}"]
-    safe = [rate.block for rate in found if rate.share <= rule.safe]
+    parts = [f"{worst.overflows} of {worst.answers} answers overflow at block {worst.block}."]
+    safe = safe_blocks(found, rule)
     if not safe:
-        parts.append("no block size tried is safe")
+        parts.append("No block size that was tried is safe.")
     elif len(found) > 1:
-        parts.append(f"smallest safe block {safe[0]}, largest {safe[-1]}")
-    return "; ".join([*parts, signal(void)])
-
-
-def signal(void: float | None) -> str:
-    """Whether this checkpoint's VOID can be used."""
+        parts.append(f"Safe block sizes: {', '.join(map(str, safe))}.")
+    shown = f"(mean P(VOID) {void or 0:.3f} at the tail of an empty canvas)"
     if void is None:
-        return "this checkpoint has no VOID token"
-    shown = f"(mean P(VOID) {void:.3f} at the tail of an empty canvas)"
-    if void < USABLE:
-        return f"this checkpoint has no usable VOID signal {shown}"
-    return f"this checkpoint has a usable VOID signal {shown}"
+        parts.append("This checkpoint has no VOID token.")
+    elif void < USABLE:
+        parts.append(f"This checkpoint has no usable VOID signal {shown}.")
+    else:
+        parts.append(f"This checkpoint has a usable VOID signal {shown}.")
+    return " ".join(parts)
+
+
+def safe_blocks(found: Sequence[Rate], rule: Rule = RULE) -> list[int]:
+    """The block sizes at which few enough answers overflow, smallest first."""
+    return [rate.block for rate in found if rate.share <= rule.safe]
+
+
+def advice(
+    found: Sequence[Rate],
+    void: float | None,
+    rule: Rule = RULE,
+    *,
+    model: str,
+    adapter: str | None = None,
+    plan: str | None = None,
+) -> list[str]:
+    """What to do about it: at once, and for good. `model`, `adapter` and `plan` are what the user typed."""
+    safe, worst = safe_blocks(found, rule), found[-1]
+    if worst.block in safe:
+        return []
+    named = f"--model {shlex.quote(model)}"
+    both = named + (f" --adapter {shlex.quote(adapter)}" if adapter else "")
+    chosen = f" --plan {shlex.quote(plan)}" if plan else ""
+    if safe:
+        now = f"Now: decode with blocks of {safe[-1]}: voidpad generate {both}{chosen} --block {safe[-1]}"
+    else:
+        smaller = max(1, found[0].block // 2)
+        now = (
+            f"Now: look for a safe block size below {found[0].block}: voidpad analyze overflow {both}{chosen}"
+        )
+        now += f" --blocks {smaller}"
+    if void is not None and void >= USABLE:
+        return [
+            now,
+            f"Properly: this checkpoint knows VOID, so decode with it: voidpad generate {both} --plan void",
+        ]
+    return [
+        now,
+        "Properly: fine-tune with VOID padding on chats of your own, then decode with --plan void:",
+        f"  voidpad data prepare mine.safetensors --from chats.jsonl {named}",
+        f"  voidpad train --init mine.toml {named} --data mine.safetensors",
+        "  voidpad train mine.toml",
+    ]
 
 
 def table(one: Trajectory) -> list[Mapping[str, object]]:
