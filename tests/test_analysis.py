@@ -332,7 +332,7 @@ def test_stages_of_the_oracle():
     assert [m.first_eos for m in one.moments] == [5, 2, 2, 2, 1, 1]
     assert [(m.left, m.right) for m in one.moments] == [(0, 1)] * 5 + [(1, 0)]
     assert [round(m.eos_share, 3) for m in one.moments] == [1, 1, 1, 1, 1, 0.833]
-    assert (one.stage1, one.stage2, one.turn, one.effective, one.overflow) == (5, 1, 5, 1, True)
+    assert (one.stage1, one.stage2, one.stage2_start, one.effective, one.overflow) == (5, 1, 5, 1, True)
     assert one.order.tolist() == [5, 4, 1, 2, 3, 0]
     assert one.probability("p_eos")[0].tolist() == pytest.approx([0, 0.35, 0.6, 0.6, 0.6, 1], abs=1e-3)
 

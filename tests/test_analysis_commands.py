@@ -203,7 +203,7 @@ def test_bad_sets(folders, voidpad):
 
 def test_built_in_questions():
     from voidpad.builtin.tasks import heldout
-    from voidpad.diagnose.questions import known, of_tasks, task_lengths, task_pairs
+    from voidpad.diagnose.questions import of_tasks, task_lengths, task_names, task_pairs
 
     asked = of_tasks(["steps", "tiny_complete"], 5)
     problems = heldout("tiny_steps", 3)
@@ -212,7 +212,7 @@ def test_built_in_questions():
     assert not asked[0].right("#### no")
     assert asked[1].right is None  # a program, and no sandbox to run it in
     with pytest.raises(ConfigError, match="task 'tiny_nothing' is unknown"):
-        known(["nothing"])
+        task_names(["nothing"])
     pairs = task_pairs(["expr"], 20)
     assert len(pairs) == 20
     assert torch.equal(pairs.tokens, task_pairs(["expr"], 20).tokens)

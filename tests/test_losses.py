@@ -6,10 +6,10 @@ import torch.nn.functional as F
 
 from voidpad.models import FAMILIES, random_model
 from voidpad.roles import Roles
-from voidpad.training.families import loss_of
 from voidpad.training.losses import NORMALISERS, SlotLoss, loss_slots
 from voidpad.training.noising import NoisedBatch, corrupt, rates
 from voidpad.training.padding import Example, pad
+from voidpad.training.setup import loss_of
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(20, 27)))
 ROWS = [Example([5, 6, 7], [8, 9]), Example([5], [8, 9, 10, 11, 12, 13])]

@@ -6,8 +6,8 @@ import pytest
 
 from voidpad.errors import ConfigError
 from voidpad.models import FAMILIES
-from voidpad.training.families import authors_targets
 from voidpad.training.recipe import check, read
+from voidpad.training.setup import authors_targets
 
 ROOT = Path(__file__).parents[1] / "voidpad" / "recipes"
 PAPER = sorted((ROOT / "paper").glob("*.toml"))

@@ -40,7 +40,7 @@ def plans_of(
 
 
 def whole_canvas(model: Model, name: str, fields: dict[str, Any]) -> Plan:
-    """The plan with block = canvas unless told otherwise: that is where overflow happens."""
+    """The plan with block = canvas unless the user gave a block: that is where overflow happens."""
     from voidpad.diagnose.questions import speaks_tiny
 
     canvas = fields.get("canvas") or (192 if speaks_tiny(model) else 512)
@@ -68,8 +68,8 @@ def followed(model: Model, ids: list[int], plans: Sequence[Plan], name: str) -> 
     return [replace(trace, row=row) for row, trace in enumerate(traces)]
 
 
-def correct(asked: Sequence[Question], answers: Sequence[Answer]) -> list[bool | None]:
-    judges = [asked[answer.row].right for answer in answers]
+def correct(questions: Sequence[Question], answers: Sequence[Answer]) -> list[bool | None]:
+    judges = [questions[answer.row].right for answer in answers]
     return [judge(a.text) if judge else None for judge, a in zip(judges, answers, strict=True)]
 
 
@@ -104,14 +104,14 @@ class AnalysisRequest:
 
 def compared(model: Model, data: Path | None, wanted: AnalysisRequest) -> list[Case]:
     """Prompts with lengths: a file's with the file's lengths, or built-in ones with their own."""
-    from voidpad.diagnose.questions import known, speaks_tiny, task_lengths
+    from voidpad.diagnose.questions import speaks_tiny, task_lengths, task_names
     from voidpad.diagnose.theory import Case, LengthModel
 
     if data is None and speaks_tiny(model):
-        chosen = known(inputs.names(wanted.tasks))
-        turns = [(chosen[n % len(chosen)], n // len(chosen)) for n in range(wanted.count)]
-        drawn = [task_lengths(task, index, wanted.draws) for task, index in turns]
-        return [Case(model.encode(prompt), LengthModel.of(found)) for prompt, found in drawn]
+        chosen = task_names(inputs.names(wanted.tasks))
+        order = [(chosen[n % len(chosen)], n // len(chosen)) for n in range(wanted.count)]
+        drawn = [task_lengths(task, index, wanted.draws) for task, index in order]
+        return [Case(model.encode(prompt), LengthModel.of(lengths)) for prompt, lengths in drawn]
     pairs = inputs.pairs(model, data=data, tasks=wanted.tasks, count=wanted.count, raw=wanted.raw)
     shared = LengthModel.of(pairs.response[pairs.complete].tolist())
     begin, size = pairs.start.tolist(), pairs.prompt.tolist()
@@ -119,8 +119,8 @@ def compared(model: Model, data: Path | None, wanted: AnalysisRequest) -> list[C
     return [Case(row, shared) for row in rows]
 
 
-def default_canvas(known: LengthModel, model: Model | None) -> int:
+def default_canvas(lengths: LengthModel, model: Model | None) -> int:
     from voidpad.diagnose.questions import speaks_tiny
 
-    longest = known.weights[-1][0] + 1
+    longest = lengths.weights[-1][0] + 1
     return 192 if model is not None and speaks_tiny(model) else longest

@@ -179,25 +179,25 @@ def stats(
     from voidpad.training.prepared import read
 
     prepared = read(file)
-    found = measure(prepared)
+    lengths = measure(prepared)
     if plot is not None:
         _draw(plot, prepared.pairs.prompt.tolist(), prepared.pairs.response.tolist())
     if as_json:
-        typer.echo(json.dumps(asdict(found)))
+        typer.echo(json.dumps(asdict(lengths)))
         return
-    _show(file, found)
+    _show(file, lengths)
 
 
-def _show(file: Path, found: Stats) -> None:
+def _show(file: Path, lengths: Stats) -> None:
     out.print(
-        f"{file}: {found.examples:,} examples, {found.tokens:,} tokens, {found.truncated:,} responses cut"
+        f"{file}: {lengths.examples:,} examples, {lengths.tokens:,} tokens, {lengths.truncated:,} responses cut"
     )
-    table = Table("tokens", *found.prompt)
+    table = Table("tokens", *lengths.prompt)
     for name in ("prompt", "response"):
-        table.add_row(name, *(f"{value:.1f}" for value in getattr(found, name).values()))
+        table.add_row(name, *(f"{value:.1f}" for value in getattr(lengths, name).values()))
     out.print(table)
-    table = Table("m", *(str(m) for m in found.cdf))
-    table.add_row("F(m)", *(f"{value:.3f}" for value in found.cdf.values()))
+    table = Table("m", *(str(m) for m in lengths.cdf))
+    table.add_row("F(m)", *(f"{value:.3f}" for value in lengths.cdf.values()))
     out.print(table)
 
 

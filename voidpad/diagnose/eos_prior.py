@@ -77,9 +77,9 @@ def shares(data: PaddedAnswers, *, late: int = 0) -> tuple[Tensor, Tensor, Tenso
     holding = begin <= data.room
     at = torch.bincount(begin.clamp(max=slots + 1), minlength=slots + 2).cumsum(0)[1 : slots + 1]
     count = torch.bincount(data.room, minlength=slots + 1).flip(0).cumsum(0).flip(0)[1:]
-    over = torch.bincount(data.room[holding] + 1, minlength=slots + 2).cumsum(0)[1 : slots + 1]
-    held = torch.bincount(begin[holding], minlength=slots + 2).cumsum(0)[1 : slots + 1] - over
-    return at.double() / len(data.pairs), held.double() / count, count
+    ended = torch.bincount(data.room[holding] + 1, minlength=slots + 2).cumsum(0)[1 : slots + 1]
+    holders = torch.bincount(begin[holding], minlength=slots + 2).cumsum(0)[1 : slots + 1] - ended
+    return at.double() / len(data.pairs), holders.double() / count, count
 
 
 def measure(

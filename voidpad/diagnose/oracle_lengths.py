@@ -47,12 +47,12 @@ class LengthOracle:
         return weights / weights.sum()
 
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        found = []
+        rows = []
         for row in range(len(canvas)):
             begin, stop = int(canvas.prompt[row]), int(canvas.stop[row])
             p = self.posterior(canvas.ids[row, begin:stop])
-            found.append(p[where[row, begin:stop]])
-        return torch.cat(found).clamp(min=1e-30).log()
+            rows.append(p[where[row, begin:stop]])
+        return torch.cat(rows).clamp(min=1e-30).log()
 
     def posterior(self, seen: Tensor) -> Tensor:
         """Token probabilities (L, V) given the visible slots of one canvas; the prior where nothing fits."""

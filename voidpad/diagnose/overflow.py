@@ -68,14 +68,14 @@ class Trajectory:
     overflow: bool
 
     @property
-    def turn(self) -> int | None:
+    def stage2_start(self) -> int | None:
         """The pass in which stage 2 begins: the first with a commit left of the EOS suffix."""
         return next((moment.number for moment in self.moments if moment.left), None)
 
     @property
     def stage1(self) -> int:
         """Committing passes before that one."""
-        end = len(self.moments) if self.turn is None else self.turn
+        end = len(self.moments) if self.stage2_start is None else self.stage2_start
         return sum(1 for moment in self.moments[:end] if moment.right)
 
     @property
@@ -174,13 +174,13 @@ def survey(
     jobs = [(plan, row) for plan in plans for row in range(len(prompts))]
     for key, (plan, row) in enumerate(jobs):
         engine.submit(prompts[row], model.fit(prompts[row], plan), key=key)
-    found: dict[int, Answer] = {}
+    answers: dict[int, Answer] = {}
     while engine.busy:
         for outcome in engine.step():
             plan, row = jobs[outcome.key]
-            found[outcome.key] = _answer(model, outcome, plan, row, setup.rule)
+            answers[outcome.key] = _answer(model, outcome, plan, row, setup.rule)
             tick()
-    return [found[key] for key in sorted(found)]
+    return [answers[key] for key in sorted(answers)]
 
 
 def _answer(model: Model, outcome: Outcome, plan: Plan, row: int, rule: Rule) -> Answer:
@@ -216,23 +216,23 @@ class Rate:
 
 def rates(answers: Sequence[Answer]) -> list[Rate]:
     """Overflow by block size, smallest first."""
-    found = []
+    by_block = []
     for block, group in groupby(sorted(answers, key=lambda a: a.block), key=lambda a: a.block):
         some = list(group)
         counts = (len(some), sum(a.overflow for a in some), sum(a.short for a in some))
         means = (sum(a.effective for a in some) / len(some), sum(a.passes for a in some) / len(some))
-        found.append(Rate(block, *counts, *means))
-    return found
+        by_block.append(Rate(block, *counts, *means))
+    return by_block
 
 
-def verdict(found: Sequence[Rate], void: float | None, rule: Rule = RULE) -> str:
+def verdict(by_block: Sequence[Rate], void: float | None, rule: Rule = RULE) -> str:
     """What was measured, in sentences. `void` is the mean P(VOID) at the tail of an empty canvas."""
-    worst = found[-1]
+    worst = by_block[-1]
     parts = [f"{worst.overflows} of {worst.answers} answers overflow at block {worst.block}."]
-    safe = safe_blocks(found, rule)
+    safe = safe_blocks(by_block, rule)
     if not safe:
         parts.append("No block size that was tried is safe.")
-    elif len(found) > 1:
+    elif len(by_block) > 1:
         parts.append(f"Safe block sizes: {', '.join(map(str, safe))}.")
     shown = f"(mean P(VOID) {void or 0:.3f} at the tail of an empty canvas)"
     if void is None:
@@ -244,13 +244,13 @@ def verdict(found: Sequence[Rate], void: float | None, rule: Rule = RULE) -> str
     return " ".join(parts)
 
 
-def safe_blocks(found: Sequence[Rate], rule: Rule = RULE) -> list[int]:
+def safe_blocks(by_block: Sequence[Rate], rule: Rule = RULE) -> list[int]:
     """The block sizes at which few enough answers overflow, smallest first."""
-    return [rate.block for rate in found if rate.share <= rule.safe]
+    return [rate.block for rate in by_block if rate.share <= rule.safe]
 
 
 def advice(
-    found: Sequence[Rate],
+    by_block: Sequence[Rate],
     void: float | None,
     rule: Rule = RULE,
     *,
@@ -259,7 +259,7 @@ def advice(
     plan: str | None = None,
 ) -> list[str]:
     """What to do about it: at once, and for good. `model`, `adapter` and `plan` are what the user typed."""
-    safe, worst = safe_blocks(found, rule), found[-1]
+    safe, worst = safe_blocks(by_block, rule), by_block[-1]
     if worst.block in safe:
         return []
     named = f"--model {shlex.quote(model)}"
@@ -268,10 +268,8 @@ def advice(
     if safe:
         now = f"Now: decode with blocks of {safe[-1]}: voidpad generate {both}{chosen} --block {safe[-1]}"
     else:
-        smaller = max(1, found[0].block // 2)
-        now = (
-            f"Now: look for a safe block size below {found[0].block}: voidpad analyze overflow {both}{chosen}"
-        )
+        smaller = max(1, by_block[0].block // 2)
+        now = f"Now: look for a safe block size below {by_block[0].block}: voidpad analyze overflow {both}{chosen}"
         now += f" --blocks {smaller}"
     if void is not None and void >= USABLE:
         return [

@@ -27,10 +27,10 @@ def with_number(prompt: Any, answer: str) -> Question:
 
 
 def of_tasks(names: Sequence[str], count: int, *, sandbox: Any = None) -> list[Question]:
-    """The first test problems of the built-in tasks, taken in turn. Programs need a sandbox to be judged."""
+    """The first test problems of the built-in tasks, by turns. Programs need a sandbox to be judged."""
     from voidpad.builtin.tasks import TASKS, check, heldout
 
-    tasks = known(names)
+    tasks = task_names(names)
     each = [heldout(name, -(-count // len(tasks))) for name in tasks]
     problems = [problem for group in zip(*each, strict=True) for problem in group][:count]
 
@@ -42,7 +42,7 @@ def of_tasks(names: Sequence[str], count: int, *, sandbox: Any = None) -> list[Q
     return [Question(problem.prompt, judge(problem)) for problem in problems]
 
 
-def known(names: Sequence[str]) -> list[str]:
+def task_names(names: Sequence[str]) -> list[str]:
     """Names of built-in tasks; the prefix `tiny_` may be left out."""
     from voidpad.builtin.tasks import TASKS
 
@@ -64,7 +64,7 @@ def task_pairs(names: Sequence[str], count: int, *, seed: int = 0) -> Pairs:
     from voidpad.builtin.tasks import CANVAS, TASKS
     from voidpad.builtin.tokenizer import tokenizer, wrap
 
-    rng, tasks, words = Random(f"analyze {seed}"), known(names), tokenizer().backend_tokenizer
+    rng, tasks, words = Random(f"analyze {seed}"), task_names(names), tokenizer().backend_tokenizer
     rows: list[Example] = []
     while len(rows) < count:
         task = TASKS[tasks[len(rows) % len(tasks)]]

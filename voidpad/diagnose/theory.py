@@ -149,15 +149,15 @@ def agree(
     denoise: Denoiser, roles: Roles, cases: Sequence[Case], *, canvas: int, block: int, tokens: int = 4096
 ) -> Agreement:
     """Two passes a prompt: on the empty canvas, and with r..L forced to EOS."""
-    told = [predict(case.lengths, canvas, block) for case in cases]
+    predictions = [predict(case.lengths, canvas, block) for case in cases]
     tally = _Tally()
     for rows in groups([len(case.prompt) + canvas for case in cases], tokens):
         blank = Canvas.blank([cases[row].prompt for row in rows], canvas, roles, rows)
         empty = look(denoise, blank)
-        forced = look(denoise, suffixed(blank, [told[row].start for row in rows]))
+        forced = look(denoise, suffixed(blank, [predictions[row].start for row in rows]))
         for place, row in enumerate(rows):
-            tally.opening(empty, place, cases[row].lengths, told[row], roles.eos)
-            tally.spread(forced, place, cases[row].lengths, told[row], roles.eos)
+            tally.opening(empty, place, cases[row].lengths, predictions[row], roles.eos)
+            tally.spread(forced, place, cases[row].lengths, predictions[row], roles.eos)
     return tally.result()
 
 
@@ -173,26 +173,26 @@ class _Tally:
         self.hits: dict[str, list[bool]] = {"opening": [], "spread": [], "beyond": []}
         self.gaps: dict[str, list[float]] = {"opening": [], "spread": []}
 
-    def opening(self, seen: Seen, row: int, lengths: LengthModel, told: Prediction, eos: int) -> None:
+    def opening(self, seen: Seen, row: int, lengths: LengthModel, prediction: Prediction, eos: int) -> None:
         q, best = seen.eos[row], seen.best[row]
-        self.hits["opening"] += [bool(q[i - 1] > 0.5 and best[i - 1] == eos) for i in told.opening]
-        every = range(1, told.canvas + 1)
+        self.hits["opening"] += [bool(q[i - 1] > 0.5 and best[i - 1] == eos) for i in prediction.opening]
+        every = range(1, prediction.canvas + 1)
         self.gaps["opening"] += [_gap(q, i, lengths.share(i - 1)) for i in every]
 
-    def spread(self, seen: Seen, row: int, lengths: LengthModel, told: Prediction, eos: int) -> None:
+    def spread(self, seen: Seen, row: int, lengths: LengthModel, prediction: Prediction, eos: int) -> None:
         q, best = seen.eos[row], seen.best[row]
-        for i in range(1, told.start):
-            self.hits["spread" if i in told.spread else "beyond"].append(bool(best[i - 1] == eos))
-            ratio = lengths.share(i - 1) / lengths.share(told.start - 1)
+        for i in range(1, prediction.start):
+            self.hits["spread" if i in prediction.spread else "beyond"].append(bool(best[i - 1] == eos))
+            ratio = lengths.share(i - 1) / lengths.share(prediction.start - 1)
             self.gaps["spread"].append(_gap(q, i, ratio))
 
     def result(self) -> Agreement:
-        shares = {name: LengthShare(sum(found), len(found)) for name, found in self.hits.items()}
+        shares = {name: LengthShare(sum(values), len(values)) for name, values in self.hits.items()}
         gaps = {
-            f"{name}_gap": sum(found) / len(found) if found else None for name, found in self.gaps.items()
+            f"{name}_gap": sum(values) / len(values) if values else None for name, values in self.gaps.items()
         }
         return Agreement(**shares, **gaps)  # type: ignore[arg-type]
 
 
-def _gap(q: Tensor, slot: int, told: Fraction) -> float:
-    return abs(float(q[slot - 1]) - float(told))
+def _gap(q: Tensor, slot: int, expected: Fraction) -> float:
+    return abs(float(q[slot - 1]) - float(expected))

@@ -227,9 +227,9 @@ def _rows(
     try:
         if isinstance(record, Dropped):
             raise record
-        found = chats.examples(chats.conversation(record, names), turns)
-        if raw and any(len(example.prompt) > 1 for example in found):
-            raise Dropped("needs_template", f"{len(found[-1].prompt)} messages before the answer")
+        examples = chats.examples(chats.conversation(record, names), turns)
+        if raw and any(len(example.prompt) > 1 for example in examples):
+            raise Dropped("needs_template", f"{len(examples[-1].prompt)} messages before the answer")
     except Dropped as dropped:
         values = ("", "", dropped.reason, dropped.detail, place, True)
         return [dict(zip(COLUMNS, values, strict=True))]
@@ -241,7 +241,7 @@ def _rows(
                 strict=True,
             )
         )
-        for number, example in enumerate(found)
+        for number, example in enumerate(examples)
     ]
 
 

@@ -82,7 +82,7 @@ class PaddingPolicy:
     role: str  # the tokens of this role are repeated from the slot after the row's own EOS on
     plan: str  # the decoding plan for models that were trained with this padding
     forced: bool = False  # the semantic EOS is always hidden and weighs 1 (spec 1.3)
-    longest_row_gets_eos: bool = False  # even where the authors' collator is asked for
+    longest_row_gets_eos: bool = False  # even under padding.longest_row_gets_eos = false
 
     def tokens(self, roles: Roles) -> tuple[int, ...]:
         """The padding tokens, in the order in which they are repeated."""

@@ -1,4 +1,4 @@
-"""From a recipe to a network ready to train and the rows it trains on."""
+"""From a recipe to a network that is ready to train, and to the batches it trains on."""
 
 from __future__ import annotations
 
@@ -28,15 +28,31 @@ from voidpad.training.batches import (
     WindowWidth,
     shuffled,
 )
-from voidpad.training.families import authors_targets, loss_of
 from voidpad.training.losses import NORMALISERS
 from voidpad.training.noising import Noising
 from voidpad.training.padding import Pairs, policy
 from voidpad.training.recipe import LoraPart, Scratch, TrainingRecipe
 
+# What training needs to know about a family. `Family.loss` and `Family.lora_targets` win where a family has them.
+LOSS = {"llada": "per_row", "dream": "per_slot"}
+AUTHORS_TARGETS = {
+    "llada": ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
+    "dream": ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj"),
+}
+
+
+def loss_of(family: models.Family) -> str:
+    """How the family's loss is normalised: a key of losses.NORMALISERS."""
+    return getattr(family, "loss", None) or LOSS[family.name]
+
+
+def authors_targets(family: models.Family) -> tuple[str, ...]:
+    """The modules to which the authors' code adds LoRA."""
+    return getattr(family, "lora_targets", None) or AUTHORS_TARGETS[family.name]
+
 
 def network(recipe: TrainingRecipe, prepared: data.Prepared) -> models.Model:
-    """The model to train, with the card its checkpoints will carry. Weights on the host."""
+    """The model to train, with the card that its checkpoints will carry. Its weights are still on the host."""
     if recipe.model.scratch:
         model = _from_scratch(recipe, recipe.model.scratch, prepared)
     else:
@@ -62,7 +78,7 @@ def _from_checkpoint(recipe: TrainingRecipe) -> models.Model:
 
 
 def _dtype(recipe: TrainingRecipe) -> str:
-    """Weights that train are float32; frozen ones under LoRA stay bfloat16 where they are stored so (on a GPU)."""
+    """Weights that train are float32. Frozen weights under LoRA stay bfloat16 on a GPU if they are stored so."""
     if recipe.model.dtype != "auto":
         return recipe.model.dtype
     if recipe.lora is None or not torch.cuda.is_available():
@@ -118,7 +134,7 @@ def _check_ids(model: models.Model, prepared: data.Prepared) -> None:
 
 @torch.no_grad()
 def _init_rows(model: models.Model, ids: tuple[int, ...], rule: str) -> None:
-    """Start the padding tokens' rows of embedding and head from EOS's rows, from the mean row, or as they are."""
+    """Set the padding tokens' rows of embedding and head to EOS's rows (`eos`) or to the mean row (`mean`)."""
     if rule == "keep":
         return
     net: Any = model.net
