@@ -75,19 +75,19 @@ class Watched:
     @contextmanager
     def _hooked(self, canvas: Canvas) -> Iterator[list[Tensor]]:
         """Reduce each layer's attention as it passes by: the full weights never pile up."""
-        found: list[Tensor] = []
+        masses: list[Tensor] = []
         device = self.inner.device
         eos = (canvas.inside & (canvas.ids == canvas.roles.eos)).to(device)
         masked = canvas.masked.to(device)
 
         def take(module: Any, arguments: Any, result: Any) -> None:
             on_eos = (result[1].float().mean(1) * eos[:, None, :]).sum(2)  # (B, queries)
-            found.append(((on_eos * masked).sum(1) / masked.sum(1).clamp(min=1)).cpu())
+            masses.append(((on_eos * masked).sum(1) / masked.sum(1).clamp(min=1)).cpu())
 
         layers: Any = self.inner.body.layers
         hooks = [layer.self_attn.register_forward_hook(take) for layer in layers]
         try:
-            yield found
+            yield masses
         finally:
             for hook in hooks:
                 hook.remove()
