@@ -249,7 +249,10 @@ def test_settings_may_change_until_the_first_example(model, tmp_path):
 
 
 def test_a_folder_has_one_writer(model, tmp_path):
-    with RunFolder(tmp_path).writing(), pytest.raises(ConfigError, match="another process is writing this run"):
+    with (
+        RunFolder(tmp_path).writing(),
+        pytest.raises(ConfigError, match="another process is writing this run"),
+    ):
         evaluate(SETTINGS, tmp_path, model=model, resources=CODE)
 
 

@@ -21,7 +21,6 @@ from voidpad.decode.plan import HELP
 from voidpad.errors import ConfigError
 
 
-
 class Stage(StrEnum):
     prepare = "prepare"
     answer = "answer"

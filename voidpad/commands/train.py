@@ -23,7 +23,9 @@ out = Console(highlight=False, soft_wrap=True)
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(help="Recipe, a TOML file; recipes/paper has the paper's.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe's name (`voidpad recipes` lists them) or a TOML file.")
+    ],
     change: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting: part.field=value.")
     ] = None,
@@ -39,10 +41,11 @@ def train(
     from transformers.utils import logging
 
     from voidpad.commands.progress import watcher
+    from voidpad.recipes import find_recipe
     from voidpad.training import recipe as recipes
     from voidpad.training import run as training
 
-    settings = recipes.read(recipe, change or ())
+    settings = recipes.read(find_recipe(recipe, "train"), change or ())
     logging.disable_progress_bar()  # of every file it writes
     watch = watcher(settings.run.seconds)
     done = training.train(settings, resume=checkpoint or resume, max_seconds=max_seconds, callbacks=[watch])

@@ -21,7 +21,6 @@ from voidpad.decode.plan import Plan
 from voidpad.engine.hide_eos import hidden_eos, hidden_eos_from_all
 from voidpad.models import Model
 
-
 QUERIES: dict[str, Forbid] = {"masked": hidden_eos, "all": hidden_eos_from_all}
 
 

@@ -111,7 +111,7 @@ class LoadedRun:
 
 def load_run(settings: Settings, resources: Resources, *, model: Model | None = None) -> LoadedRun:
     """Load the model and build the plan, once. Refuses other weights than the settings name."""
-    model = model or _load(settings, resources)
+    model = model or load_model(settings, resources)
     weights = model.fingerprint
     if settings.weights not in (None, weights):
         raise ConfigError(
@@ -140,7 +140,8 @@ def load_run(settings: Settings, resources: Resources, *, model: Model | None = 
     return LoadedRun(answering, {**plain, RESOLVED: json.loads(json.dumps(fields))}, facts)
 
 
-def _load(settings: Settings, resources: Resources) -> Model:
+def load_model(settings: Settings, resources: Resources) -> Model:
+    """The model that the settings name, on the device of the resources."""
     place: dict[str, Any] = (
         {"device_map": "auto"} if resources.device == "auto" else {"device": resources.device}
     )

@@ -13,7 +13,7 @@ from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate.answer import check_prompts
 from voidpad.evaluate.folder import VERSION, AnswerRequest, RunFolder, write_lines
 from voidpad.evaluate.journal import Journal
-from voidpad.evaluate.prepare import chosen_items, load_tasks, refuse_code, requests_of
+from voidpad.evaluate.prepare import chosen_items, load_tasks, refuse_code, requests_of, without_bars
 from voidpad.evaluate.provenance import judge_provenance, now
 from voidpad.evaluate.scores import mean, summary
 from voidpad.evaluate.settings import Resources
@@ -62,13 +62,14 @@ def judge(
         journal, requests = folder.journal, {request.name: request for request in folder.requests}
         for task in tasks.values():
             task.set_fewshot_seed(settings.fewshot_seed)
-        graded = lm_evaluate(
-            RecordedAnswers(journal),
-            {"tasks": tasks},
-            samples={name: chosen_items(task, settings) for name, task in tasks.items()},
-            bootstrap_iters=0,
-            confirm_run_unsafe_code=True,
-        )
+        with without_bars():
+            graded = lm_evaluate(
+                RecordedAnswers(journal),
+                {"tasks": tasks},
+                samples={name: chosen_items(task, settings) for name, task in tasks.items()},
+                bootstrap_iters=0,
+                confirm_run_unsafe_code=True,
+            )
         assert graded is not None
         samples = graded["samples"]
         examples = {name: _examples(task, samples[name], journal, requests) for name, task in tasks.items()}
@@ -78,7 +79,9 @@ def judge(
         )
         results: dict[str, Any] = {
             "version": VERSION,
-            "tasks": {name: _task_results(tasks[name], lines, samples[name]) for name, lines in examples.items()},
+            "tasks": {
+                name: _task_results(tasks[name], lines, samples[name]) for name, lines in examples.items()
+            },
             "wall_seconds": journal.wall_seconds,
             "provenance": folder.config["provenance"],
             "finished": now(),

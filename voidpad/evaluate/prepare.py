@@ -1,9 +1,12 @@
 """The first stage: lm-evaluation-harness builds the requests of a run into its folder."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import lm_eval.api.task
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 
@@ -57,9 +60,7 @@ def refuse_code(settings: Settings, resources: Resources) -> None:
 
 
 def _manager(settings: Settings, resources: Resources) -> TaskManager:
-    return TaskManager(
-        include_path=FOLDER, include_defaults=False, metadata=resources.task_options(settings)
-    )
+    return TaskManager(include_path=FOLDER, include_defaults=False, metadata=resources.task_options(settings))
 
 
 def build_requests(tasks: dict[str, Benchmark], settings: Settings) -> list[AnswerRequest]:
@@ -67,7 +68,8 @@ def build_requests(tasks: dict[str, Benchmark], settings: Settings) -> list[Answ
     instances: list[Instance] = []
     for task in tasks.values():
         task.set_fewshot_seed(settings.fewshot_seed)  # a stream of shots starts anew
-        task.build_all_requests(samples=chosen_items(task, settings))
+        with without_bars():
+            task.build_all_requests(samples=chosen_items(task, settings))
         instances += [one for one in task.instances for _ in range(one.repeats)]
     gold = {id(one): tasks[one.task_name].doc_to_target(one.doc) for one in instances}
     requests = requests_of(instances)
@@ -75,6 +77,17 @@ def build_requests(tasks: dict[str, Benchmark], settings: Settings) -> list[Answ
         AnswerRequest(name=request.name, prompt=request.prompt, stop=request.stop, gold=gold[id(instance)])
         for request, instance in zip(requests, instances, strict=True)
     ]
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """lm-eval draws a progress bar for building requests, which takes no time and tears our own display."""
+    shown = lm_eval.api.task.tqdm
+    lm_eval.api.task.tqdm = partial(shown, disable=True)
+    try:
+        yield
+    finally:
+        lm_eval.api.task.tqdm = shown
 
 
 def chosen_items(task: Benchmark, settings: Settings) -> list[int]:

@@ -12,6 +12,7 @@ from voidpad.errors import ConfigError
 from voidpad.evaluate.tasks import FEWSHOT, FOLDER
 
 PARITIES = ("llada", "dream")
+STAGES = ("prepare", "answer", "judge")
 RESOLVED = "plan_resolved"  # the key of config.json's settings that holds every field of the plan
 _OPTIONAL = ("cache", "hide_eos", "merge", "weights")  # left out of files while they have their default
 

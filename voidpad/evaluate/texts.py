@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from voidpad.models import Model
 from voidpad.models.text import raw_ids, special_ids
 
-Reader = Callable[[Model, Sequence[int], Sequence[str], bool], str]  # (model, slots, stop strings, cut) -> text
+Reader = Callable[
+    [Model, Sequence[int], Sequence[str], bool], str
+]  # (model, slots, stop strings, cut) -> text
 LLADA_MARKERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
 

@@ -9,7 +9,7 @@ from voidpad.errors import VoidpadError
 from voidpad.evaluate.settings import Settings
 from voidpad.models.adapter import is_adapter
 from voidpad.models.fingerprint import fingerprint
-from voidpad.models.locate import BUILT_IN, PATTERNS, base_of
+from voidpad.models.locate import ASSETS, BUILT_IN, PATTERNS, base_of
 
 
 def with_weights(settings: Settings, *, download: bool = False) -> Settings:
@@ -17,22 +17,26 @@ def with_weights(settings: Settings, *, download: bool = False) -> Settings:
 
     Without `download` nothing is fetched from the hub.
     """
-    names = [settings.model, *([settings.adapter] if settings.adapter else [])]
+    model, adapter = settings.model, settings.adapter
     try:
-        here = download or all(map(_is_here, names))
-        return replace(settings, weights=fingerprint(*names) if here else None)
+        here = base_folder(model) and (adapter is None or _folder(adapter))
+        return replace(settings, weights=fingerprint(model, adapter) if here or download else None)
     except (VoidpadError, OSError):  # loading the model says what is wrong with it
         return replace(settings, weights=None)
 
 
-def _is_here(name: str) -> bool:
-    folder = Path(name).expanduser()
+def base_folder(name: str) -> Path | None:
+    """The folder of a model, or of an adapter's base; None where it is not on this machine."""
+    folder = _folder(name)
+    return base_folder(base_of(folder)) if folder and is_adapter(folder) else folder
+
+
+def _folder(name: str) -> Path | None:
     if name in BUILT_IN:
-        return True
-    if folder.is_dir():
-        return not is_adapter(folder) or _is_here(base_of(folder))
+        return ASSETS / name
+    if Path(name).expanduser().is_dir():
+        return Path(name).expanduser()
     try:
-        snapshot_download(name, allow_patterns=PATTERNS, local_files_only=True)
+        return Path(snapshot_download(name, allow_patterns=PATTERNS, local_files_only=True))
     except (OSError, ValueError):  # not downloaded, or no name of the hub
-        return False
-    return True
+        return None
