@@ -22,7 +22,7 @@ from voidpad.experiments.report.metrics import METRICS, slot_passes
 from voidpad.experiments.report.records import read as read_runs
 from voidpad.experiments.report.tables import build
 from voidpad.experiments.sweep_recipe import cells, parse, read
-from voidpad.models import random_model, save
+from voidpad.models import load, random_model, save
 from voidpad.recipes import find_recipe, shipped_recipes
 from voidpad.training import recipe as recipes
 
@@ -72,7 +72,9 @@ def test_the_command_lists_every_recipe_with_a_line():
     names = [recipe.name for kind in ("train", "sweep") for recipe in shipped_recipes(kind)]
     assert len(names) > 50
     lines = {
-        line.split()[2]: line.split(None, 3)[3] for line in shown.splitlines()[1:] if len(line.split()) > 3
+        line.split()[2]: line.split(None, 3)[3].strip()
+        for line in shown.splitlines()[1:]
+        if len(line.split()) > 3
     }
     assert set(names) <= lines.keys()
     assert lines["tiny-table1"] == "Fixed canvas: score and NFE by block size"
@@ -92,27 +94,34 @@ def model():
     return replace(bare, tokenizer=tokenizer(), roles=ROLES)
 
 
-def test_hidden_eos_is_the_interventions_own_attention_mask(model):
-    decoding = model.plan("original", canvas=32, block=32)
-    request = AnswerRequest(name="a", prompt="Tom has 13 cards.")
-    (records,) = Answering(model, decoding, hide_eos=True).run([request])
-    engine = Engine(model.denoiser(forbid=hidden_eos), model.roles)
-    (outcome,) = engine.run([model.encode(request.prompt)], decoding)
-    assert records[0].ids == outcome.ids
-    (plain,) = Answering(model, decoding).run([request])
-    assert plain[0].ids != records[0].ids
+def test_hidden_eos_is_the_interventions_own_attention_mask():
+    tuned = load("tiny-instruct")
+    decoding = tuned.plan("original", canvas=32, block=32)
+    request = AnswerRequest(
+        name="a", prompt="Tom has 13 cards.\n(1) Tom loses 2.\nCount the cards after (1)."
+    )
+    hidden, plain = (
+        [record for done in Answering(tuned, decoding, hide_eos=hide).run([request]) for record in done]
+        for hide in (True, False)
+    )
+    engine = Engine(tuned.denoiser(forbid=hidden_eos), tuned.roles)
+    (outcome,) = engine.run([tuned.encode(request.prompt)], decoding)
+    assert hidden[0].ids == outcome.ids
+    assert hidden[0].ids != plain[0].ids
 
 
 def test_a_plan_that_does_not_cut_has_all_its_text_scored(model):
-    request = AnswerRequest(name="a", prompt="Tom has 13 cards.")
-    texts = []
+    requests = [AnswerRequest(name=f"a:{n}", prompt="Tom has 13 cards.") for n in range(12)]
+    texts, ended = {}, {}
     for cut in (True, False):
-        decoding = model.plan("original", canvas=32, block=32, temperature=1.0, stop="vanilla", cut=cut)
-        (records,) = Answering(model, decoding, seed=3).run([request])
-        texts.append(records[0].output)
-        assert records[0].eos
-    assert texts[1].startswith(texts[0])
-    assert len(texts[1]) > len(texts[0])
+        decoding = model.plan("original", canvas=32, block=32, temperature=9.0, stop="vanilla", cut=cut)
+        for done in Answering(model, decoding).run(requests):
+            texts[cut] = texts.get(cut, {}) | {record.name: record.output for record in done}
+            ended |= {record.name: record.eos for record in done}
+    assert 0 < sum(ended.values()) < len(requests)
+    for name, eos in ended.items():
+        assert texts[False][name].startswith(texts[True][name])
+        assert (len(texts[False][name]) > len(texts[True][name])) == eos
 
 
 def test_interventions_and_caches_exclude_each_other():
