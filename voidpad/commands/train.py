@@ -32,7 +32,10 @@ class Turns(StrEnum):
 
 def train(
     recipe: Annotated[
-        Path | None, typer.Argument(help="Recipe, a TOML file; --init writes one to start from.")
+        str | None,
+        typer.Argument(
+            help="A recipe's name (`voidpad recipes` lists them) or a TOML file; --init writes one to start from."
+        ),
     ] = None,
     change: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting: part.field=value.")
@@ -73,13 +76,14 @@ def train(
     from transformers.utils import logging
 
     from voidpad.commands.progress import banner, watcher
+    from voidpad.recipes import find_recipe
     from voidpad.training import run as training
 
     changes = [*(change or ())]
     changes += [f"lora.r={lora_rank}"] if lora_rank else []
     changes += [f"lora.targets={json.dumps(_listed(lora_targets))}"] if lora_targets else []
     changes += [f"run.report_to={json.dumps(report_to)}"] if report_to else []
-    settings = recipes.read(recipe, changes)
+    settings = recipes.read(find_recipe(recipe, "train"), changes)
     logging.disable_progress_bar()  # transformers shows one for every file it writes
     first = os.environ.get("RANK", "0") == "0"
     done = training.train(

@@ -191,7 +191,8 @@ def _content(value: Any, where: str) -> str:
             if isinstance(part, Mapping) and part.get("type", "text") != "text":
                 raise Dropped("not_text", f"{where} has a part of type {part['type']!r}")
             parts.append(part.get("text") if isinstance(part, Mapping) else part)
-        value = "".join(parts) if all(isinstance(part, str) for part in parts) else None
+        texts = [part for part in parts if isinstance(part, str)]
+        value = "".join(texts) if len(texts) == len(parts) else None
     if not isinstance(value, str):
         raise Dropped("bad", f"{where} has no text")
     if any("\ud800" <= character <= "\udfff" for character in value):
