@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from voidpad.errors import ConfigError, SandboxError
 from voidpad.sandbox.jail import LAYERS, NAMESPACES
@@ -50,6 +50,21 @@ class Limits:
         bad = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if not getattr(self, f.name) > 0]
         if bad:
             raise ConfigError(f"sandbox limits must be positive: {', '.join(bad)}")
+
+
+class ProgramTest(NamedTuple):
+    """An untrusted program and the trusted texts that test it.
+
+    `entry` names the function under test. The checks take it from the program even where Python has a builtin
+    of that name; every other builtin and every standard module in the checks is Python's own. `helpers` are
+    definitions of the task that the checks use: the program must define those names as well, but the checks
+    never use the program's versions.
+    """
+
+    program: str
+    checks: str
+    entry: str | None = None
+    helpers: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,10 +124,10 @@ class _Keeper:
             raise SandboxError("the sandbox's keeper process did not start; it needs Linux 5.13 or later")
         self.layers, self.problem = frozenset(hello["layers"]), str(hello["problem"])
 
-    def run(self, program: str, checks: str, limits: Limits, *, lenient: bool) -> Verdict | None:
+    def run(self, test: ProgramTest, limits: Limits, *, lenient: bool) -> Verdict | None:
         """The verdict, or None when the keeper itself was lost."""
         heard, told = os.pipe()
-        texts = [_memory_file(text) for text in (program, checks)]
+        texts = [_memory_file(text) for text in (test.program, json.dumps(test._asdict()))]
         job = json.dumps(asdict(limits) | {"lenient": lenient}).encode()
         try:
             self._control.settimeout(limits.seconds + _PATIENCE)
@@ -173,21 +188,22 @@ class Sandbox:
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _close_all, self._idle, self._owner)
 
-    def run(self, program: str, checks: str) -> Verdict:
-        """Run one program, then its checks."""
+    def run(self, program: str, checks: str, entry: str | None = None, helpers: str = "") -> Verdict:
+        """Run one program, then its checks; see `ProgramTest` for the arguments."""
+        test = ProgramTest(program, checks, entry, helpers)
         with self._turns:
             keeper = self._take()
             verdict = None
             try:
-                verdict = keeper.run(program, checks, self._limits, lenient=self._lenient)
+                verdict = keeper.run(test, self._limits, lenient=self._lenient)
             finally:
                 self._idle.append(keeper) if verdict else keeper.close()
         return verdict or Verdict(False, "killed", "the sandbox's keeper was lost with this program", 0.0)
 
-    def map(self, jobs: Iterable[tuple[str, str]]) -> list[Verdict]:
+    def map(self, jobs: Iterable[tuple[str, str] | ProgramTest]) -> list[Verdict]:
         """Verdicts in the order of the jobs, `workers` of them at a time."""
         with ThreadPoolExecutor(self._workers) as pool:
-            waiting = [pool.submit(self.run, program, checks) for program, checks in jobs]
+            waiting = [pool.submit(self.run, *job) for job in jobs]
             try:
                 return [job.result() for job in waiting]
             except BaseException:

@@ -47,7 +47,6 @@ class _CallBack:
 def _verbs(names: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": lambda name: _name(names, name),
-        "defines": lambda wanted: [name for name in wanted if name in names],
         "call": lambda target, *args, **named: target(*args, **named),
         "getattr": getattr, "setattr": setattr, "getitem": operator.getitem, "setitem": operator.setitem,
         "iter": iter, "next": next, "len": len, "bool": bool, "str": str, "repr": repr, "operate": _operate,

@@ -3,9 +3,19 @@
 import ast
 import re
 
-from voidpad.tasks.code import Cleaner, defines, fullest_span, names_and_last_attributes, tidy, tree_of
+from voidpad.tasks.code import (
+    Cleaner,
+    defines,
+    fullest_span,
+    names,
+    names_and_last_attributes,
+    reachable,
+    source_of,
+    tidy,
+    tree_of,
+)
 from voidpad.tasks.graders import Doc, each
-from voidpad.tasks.program import program
+from voidpad.tasks.program import imports, program
 
 PYTHON_FENCE = "```python\n"
 FENCE = "```"
@@ -15,6 +25,19 @@ CLEANER = Cleaner((ast.FunctionDef,), (ast.Assign,), returning=True, uses=names_
 
 def checks(doc: Doc) -> str:
     return f"{doc['test']}\ncheck({doc['entry_point']})"
+
+
+def helpers(doc: Doc) -> str:
+    """The functions of the prompt that the tests call, and what these need: the tests' own copy of them."""
+    tree, tests = tree_of(doc["prompt"]), tree_of(doc["test"])
+    if tree is None or tests is None:
+        return ""
+    entry = doc["entry_point"]
+    before = [node for node in tree.body if getattr(node, "name", None) != entry]
+    functions = {node.name: node for node in before if isinstance(node, ast.FunctionDef)}
+    called = reachable(names(tests) & set(functions), {name: names(node) for name, node in functions.items()})
+    kept = [node for name, node in functions.items() if name in called]
+    return source_of([*filter(imports, before), *kept]) if kept else ""
 
 
 def voidpad_program(answer: str, doc: Doc) -> str:

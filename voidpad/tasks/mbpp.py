@@ -1,6 +1,7 @@
 """MBPP: three worked examples, then a sentence and three asserts; the answer is a whole program."""
 
 import ast
+import builtins
 import itertools
 import re
 
@@ -55,6 +56,14 @@ def checks(doc: Doc) -> str:
 def entry_point(doc: Doc) -> str | None:
     found = ASSERTED.search("\n".join(doc["test_list"][:TESTS]))
     return found[1] if found else None
+
+
+def function_under_test(doc: Doc) -> str | None:
+    """The function under test: the first that the asserts call and Python does not have, else the first."""
+    tree = tree_of("\n".join(doc["test_list"][:TESTS]))
+    calls = [node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.Call)]
+    called = [node.func.id for node in calls if isinstance(node.func, ast.Name)]
+    return next((name for name in called if not hasattr(builtins, name)), next(iter(called), None))
 
 
 def unwrapped(text: str) -> str:
