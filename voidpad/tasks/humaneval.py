@@ -14,12 +14,12 @@ from voidpad.tasks.code import (
     tidy,
     tree_of,
 )
-from voidpad.tasks.graders import Doc, each
+from voidpad.tasks.graders import Doc, isolated, no_program
 from voidpad.tasks.program import imports, program
 
 PYTHON_FENCE = "```python\n"
 FENCE = "```"
-BLOCK = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
+BLOCK = re.compile(r"```[^\n`]*+\n(.*?)(?:```|\Z)", re.DOTALL)
 CLEANER = Cleaner((ast.FunctionDef,), (ast.Assign,), returning=True, uses=names_and_last_attributes)
 
 
@@ -37,7 +37,7 @@ def helpers(doc: Doc) -> str:
     functions = {node.name: node for node in before if isinstance(node, ast.FunctionDef)}
     called = reachable(names(tests) & set(functions), {name: names(node) for name, node in functions.items()})
     kept = [node for name, node in functions.items() if name in called]
-    return source_of([*filter(imports, before), *kept]) if kept else ""
+    return source_of([*filter(imports, before), *kept], doc["prompt"]) if kept else ""
 
 
 def voidpad_program(answer: str, doc: Doc) -> str:
@@ -73,10 +73,11 @@ def _fenced(answer: str, fence: str) -> str:
 
 
 def _clean(text: str, entry: str | None) -> str:
-    tree = tree_of(fullest_span(tidy(text)))
-    return CLEANER.emit(tree, entry) if tree else ""
+    span = fullest_span(tidy(text))
+    tree = tree_of(span)
+    return CLEANER.emit(tree, entry, span) if tree else ""
 
 
-voidpad_filter = each(voidpad_program)
-authors_filter = each(authors_program)
-fast_dllm_filter = each(fast_dllm_program)
+voidpad_filter = isolated(voidpad_program, no_program)
+authors_filter = isolated(authors_program, no_program)
+fast_dllm_filter = isolated(fast_dllm_program, no_program)
