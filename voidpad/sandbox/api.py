@@ -43,7 +43,7 @@ class Limits:
     seconds: float = 3.0  # wall clock, program and checks together
     memory_mb: int = 1024  # per process, and for all of its processes together
     disk_mb: int = 16
-    processes: int = 16
+    processes: int = 64  # threads count as well
     output_kb: int = 64
 
     def __post_init__(self) -> None:
@@ -81,9 +81,11 @@ class Verdict:
     seconds: float
 
 
-def _verdict(ended: str, seconds: float, status: int | None, *, told: bytes) -> Verdict:
+def _verdict(ended: str, seconds: float, status: int | None, *, told: bytes, limits: Limits) -> Verdict:
     if ended != "done":
-        return Verdict(False, ended, f"stopped at the {ended} limit", seconds)
+        allowed = {"timeout": f"{limits.seconds:g} seconds", "memory": f"{limits.memory_mb} MB",
+                   "output": f"{limits.output_kb} KB"}[ended]  # fmt: skip
+        return Verdict(False, ended, f"stopped at the {ended} limit: the sandbox allows {allowed}", seconds)
     try:
         reason, detail = json.loads(told)
     except ValueError:
@@ -92,8 +94,12 @@ def _verdict(ended: str, seconds: float, status: int | None, *, told: bytes) -> 
         reason = "killed" if status is not None and status < 0 else "exited"
         how = {"killed": f"signal {-(status or 0)}", "exited": f"status {status}"}[reason]
         detail = f"{detail} ({how})" if status is not None else detail
-    printable = str(detail).encode(errors="backslashreplace").decode()
-    return Verdict(reason == "passed", reason, printable, seconds)
+    return Verdict(reason == "passed", reason, _printable(str(detail)), seconds)
+
+
+def _printable(text: str) -> str:
+    """One line without control characters, which a terminal or a report could take for commands."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 @cache
@@ -127,7 +133,10 @@ class _Keeper:
     def run(self, test: ProgramTest, limits: Limits, *, lenient: bool) -> Verdict | None:
         """The verdict, or None when the keeper itself was lost."""
         heard, told = os.pipe()
-        texts = [_memory_file(text) for text in (test.program, json.dumps(test._asdict()))]
+        texts = [
+            _memory_file(text)
+            for text in (test.program, json.dumps(test._asdict() | {"limits": asdict(limits)}))
+        ]
         job = json.dumps(asdict(limits) | {"lenient": lenient}).encode()
         try:
             self._control.settimeout(limits.seconds + _PATIENCE)
@@ -141,7 +150,7 @@ class _Keeper:
             if reply[0] == "broken":
                 raise SandboxError(f"the sandbox could not be closed around a program: {reply[2]}")
             ended, seconds, status = reply
-            return _verdict(ended, seconds, status, told=os.read(heard, 1 << 16))
+            return _verdict(ended, seconds, status, told=os.read(heard, 1 << 16), limits=limits)
         finally:
             os.close(heard)
 

@@ -5,10 +5,12 @@ import builtins
 import importlib
 import json
 import os
+import re
 import socket
+import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -35,6 +37,7 @@ class CheckerTask:
     checks: str
     entry: str | None = None  # the name under test, the only built-in name that a program may redefine
     helpers: str = ""  # definitions of the task that the checks use
+    limits: dict[str, float] = field(default_factory=dict)  # by name, for messages
 
 
 class Witness:
@@ -186,26 +189,56 @@ def judge(sock: socket.socket, task: CheckerTask, *, lenient: bool) -> tuple[str
     except Abort as abort:
         outcome = abort.args
     except MemoryError as error:
-        outcome = ("memory", _line(error, task.checks))
+        outcome = ("memory", _line(error, task))
     except BaseException as error:
-        outcome = ("error" if isinstance(error, Fault) else "failed", _line(error, task.checks))
+        outcome = ("error" if isinstance(error, Fault) else "failed", _line(error, task))
     return witness.lost.args if witness.lost else outcome
 
 
-def _line(error: BaseException, checks: str) -> str:
+def _line(error: BaseException, task: CheckerTask) -> str:
     """The failing check's text and the exception, for a person to read."""
     at, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<checks>":
             at = trace.tb_lineno
         trace = trace.tb_next
-    lines = checks.splitlines()
+    lines = task.checks.splitlines()
     where = f"line {at}: {lines[at - 1].strip()}: " if at and at <= len(lines) else ""
     try:
         message = str(error)
     except BaseException:  # the message holds a Remote, whose text is the program's to refuse
         message = "<unprintable>"
-    return f"{where}{type(error).__name__}: {message}".removesuffix(": ")[:_DETAIL_LIMIT]
+    said = f"{where}{type(error).__name__}: {message}".removesuffix(": ")
+    hint = _hint(error, message, task.limits) if isinstance(error, Fault) else ""
+    return said[: _DETAIL_LIMIT - len(hint)] + hint
+
+
+def _hint(error: BaseException, message: str, limits: dict[str, float]) -> str:
+    """What the sandbox does not allow, where an exception of the program looks like the result of that."""
+    missing = re.match(r"No module named '(\w+)", message)
+    if isinstance(error, ModuleNotFoundError) and missing:
+        if missing[1] in sys.stdlib_module_names:
+            return " (the sandbox's user cannot read this Python's library)"
+        return " (only Python's standard library can be imported in the sandbox)"
+    allowed = {
+        "can't start new thread": "{processes} processes and threads",
+        "[Errno 11]": "{processes} processes and threads",
+        "[Errno 24]": "256 open files",
+        "[Errno 27]": "{disk_mb} MB of files",
+        "[Errno 28]": "{disk_mb} MB of files",
+    }
+    for words, what in allowed.items():
+        if words in message:
+            return f" (the sandbox allows {what.format_map(limits)})"
+    if isinstance(error, MemoryError):
+        return f" (the sandbox allows {limits.get('memory_mb')} MB)"
+    if type(error).__name__ == "gaierror":
+        return " (the sandbox has no network)"
+    if isinstance(error, PermissionError) and "[Errno 1]" in message:
+        return " (the sandbox refuses this system call: no other programs, no network)"
+    if isinstance(error, FileNotFoundError | PermissionError) and re.search(r": '/(?!tmp/)", message):
+        return " (the sandbox shows Python's library and an empty folder, no other files)"
+    return ""
 
 
 def main(sock: socket.socket, task: CheckerTask, verdict: int, *, lenient: bool) -> bool:
