@@ -19,7 +19,7 @@ from voidpad.builtin.tasks import TASKS, heldout
 from voidpad.decode.plan import Plan
 from voidpad.diagnose.attention import hidden_eos
 from voidpad.engine.batching import Engine
-from voidpad.engine.cache_policy import read_cache
+from voidpad.engine.cache_policy import CachePolicy
 from voidpad.errors import ConfigError
 from voidpad.files import store
 from voidpad.models import Model, Result, load
@@ -39,7 +39,7 @@ class Cell:
 
     def __post_init__(self) -> None:
         if self.cache is not None:
-            read_cache(self.cache)
+            CachePolicy.parse(self.cache)
         if self.hide_eos and self.cache:
             raise ConfigError(f"cell {self.name!r}: hide_eos and cache={self.cache!r} exclude each other.")
 
