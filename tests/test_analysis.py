@@ -416,5 +416,5 @@ def test_survey_agrees_with_generate():
     for answer in answers:
         chosen = model.plan("original", canvas=16, block=answer.block)
         (result,) = model.generate("a b c" if answer.row == 0 else "d", chosen, raw=True)
-        assert (answer.text, answer.passes) == (result.text, result.passes_decode)
+        assert (answer.text, answer.passes_decode) == (result.text, result.passes_decode)
     assert json.dumps([a.__dict__ for a in answers])

@@ -144,6 +144,12 @@ class Answer(Result):
     overflow: bool
     short: bool  # no more than the rule's share of the canvas, whatever follows
 
+    def facts(self) -> dict[str, object]:
+        """What tables and files say about the answer: all but its token ids."""
+        names = ("block", "row", "text", "canvas", "effective", "overflow", "short")
+        values = {name: getattr(self, name) for name in names}
+        return {**values, "passes": self.passes_decode, "stop_reason": self.stop_reason}
+
 
 @dataclass(frozen=True)
 class Setup:
