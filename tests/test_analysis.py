@@ -362,7 +362,9 @@ def test_trajectories_follow_edits():
 def test_rates_and_verdict():
     def answer(block: int, row: int, drowned: bool) -> Answer:
         length = 3 if drowned else 100
-        return Answer(block, row, "", 512, length, drowned, drowned, 512, "full")
+        whole = {"key": row, "ids": [1] * 512, "tokens": [1] * 512, "text": "", "stop_reason": "full"}
+        judged = {"effective": length, "overflow": drowned, "short": drowned}
+        return Answer(**whole, passes_decode=512, block=block, row=row, **judged)
 
     answers = [answer(512, n, n < 23) for n in range(50)] + [answer(64, n, n < 1) for n in range(50)]
     answers += [answer(32, n, False) for n in range(50)]
@@ -432,5 +434,5 @@ def test_survey_agrees_with_generate():
     for answer in answers:
         chosen = model.plan("original", canvas=16, block=answer.block)
         (result,) = model.generate("a b c" if answer.row == 0 else "d", chosen, raw=True)
-        assert (answer.text, answer.passes) == (result.text, result.passes_decode)
+        assert (answer.text, answer.passes_decode) == (result.text, result.passes_decode)
     assert json.dumps([a.__dict__ for a in answers])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from faulty_grader import spell
 from voidpad.builtin.tasks import heldout
-from voidpad.evaluate.tasks import graders, gsm8k, humaneval, math500, mbpp, builtin_tasks
+from voidpad.evaluate.tasks import builtin_tasks, graders, gsm8k, humaneval, math500, mbpp
 from voidpad.evaluate.tasks.code import SEARCH_LINES, fullest_span, longest_span, source_of
 from voidpad.evaluate.tasks.graders import each, isolated, no_program
 
@@ -104,9 +104,9 @@ def test_no_text_makes_another_filter_raise(text):
     for found in (gsm8k.strict_filter, gsm8k.flexible_filter):
         (value,) = found([[text]], [{}])
         assert gsm8k.score({"answer": "#### 5"}, [value])["exact_match"] in (0.0, 1.0)
-    for found in (builtin_tasks.last_number_filter, tiny.first_number_filter):
+    for found in (builtin_tasks.last_number_filter, builtin_tasks.first_number_filter):
         assert isinstance(found([[text]], [ITEMS["tiny_steps"]])[0], str)
-    for found in (builtin_tasks.last_program_filter, tiny.first_program_filter):
+    for found in (builtin_tasks.last_program_filter, builtin_tasks.first_program_filter):
         assert isinstance(found([[text]], [ITEMS["tiny_complete"]])[0], str)
     assert isinstance(math500.plain(text), str)
 

@@ -123,7 +123,7 @@ def trajectory_json(one: Trajectory) -> dict[str, Any]:
 
 
 def answer_row(answer: Answer, right: bool | None = None) -> dict[str, Any]:
-    return {**asdict(answer), "right": "" if right is None else right}
+    return {**answer.facts(), "right": "" if right is None else right}
 
 
 def percent(hits: int, count: int) -> str:
@@ -160,7 +160,7 @@ def overflow_json(
     for rate in blocks:
         mine = [r for a, r in zip(answers, right, strict=True) if a.block == rate["block"] and r is not None]
         rate["right"] = number(sum(mine) / len(mine)) if mine else None
-    each = [{**asdict(a), "right": r} for a, r in zip(answers, right, strict=True)]
+    each = [{**a.facts(), "right": r} for a, r in zip(answers, right, strict=True)]
     void = number(summary["void_tail"])
     return {
         "model": model,
@@ -222,7 +222,7 @@ def attention_json(
             "overflows": sum(a.overflow for a in answers),
             "effective": number(sum(a.effective for a in answers) / len(answers)),
             "right": number(sum(judged) / len(judged)) if judged else None,
-            "answers": [{**asdict(a), "right": r} for a, r in zip(answers, right[arm], strict=True)],
+            "answers": [{**a.facts(), "right": r} for a, r in zip(answers, right[arm], strict=True)],
         }
     layers = {arm: [number(v) for v in mass[arm]] for arm in ("before", "after") if mass}
     return {**result, "mass": {**layers, "even": number(mass["even"]) if mass else None}}

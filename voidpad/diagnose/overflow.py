@@ -10,7 +10,7 @@ from itertools import groupby
 import numpy as np
 
 from voidpad.decode.denoise import Forbid
-from voidpad.decode.loop import Outcome
+from voidpad.decode.outcome import Outcome, Result
 from voidpad.decode.plan import Plan
 from voidpad.diagnose.trace import Edit, Recorder, Trace
 from voidpad.engine.batching import Engine
@@ -135,19 +135,21 @@ def record(model: Model, prompts: Sequence[Sequence[int]], plan: Plan, *, name: 
     return sorted(recorder.traces, key=lambda trace: trace.row)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """How one prompt came out under one block size."""
+@dataclass(frozen=True, kw_only=True)
+class Answer(Result):
+    """The answer to one prompt under one block size."""
 
     block: int
-    row: int
-    text: str
-    canvas: int
-    effective: int
+    row: int  # of the prompt
+    effective: int  # slots before the first EOS
     overflow: bool
     short: bool  # no more than the rule's share of the canvas, whatever follows
-    passes: int
-    stop_reason: str
+
+    def facts(self) -> dict[str, object]:
+        """What tables and files say about the answer: all but its token ids."""
+        names = ("block", "row", "text", "canvas", "effective", "overflow", "short")
+        values = {name: getattr(self, name) for name in names}
+        return {**values, "passes": self.passes_decode, "stop_reason": self.stop_reason}
 
 
 @dataclass(frozen=True)
@@ -188,15 +190,12 @@ def survey(
 def _answer(model: Model, outcome: Outcome, plan: Plan, row: int, rule: Rule) -> Answer:
     length = effective(outcome.ids, model.roles)
     return Answer(
+        **vars(model.result(outcome, plan)),
         block=plan.block,
         row=row,
-        text=model.text(outcome.tokens, cut=plan.cut),
-        canvas=outcome.canvas,
         effective=length,
         overflow=overflown(outcome.ids, model.roles, rule),
         short=length <= rule.short * outcome.canvas,
-        passes=outcome.passes_decode,
-        stop_reason=outcome.stop_reason,
     )
 
 
@@ -222,7 +221,7 @@ def rates(answers: Sequence[Answer]) -> list[Rate]:
     for block, group in groupby(sorted(answers, key=lambda a: a.block), key=lambda a: a.block):
         some = list(group)
         counts = (len(some), sum(a.overflow for a in some), sum(a.short for a in some))
-        means = (sum(a.effective for a in some) / len(some), sum(a.passes for a in some) / len(some))
+        means = (sum(a.effective for a in some) / len(some), sum(a.passes_decode for a in some) / len(some))
         by_block.append(Rate(block, *counts, *means))
     return by_block
 

@@ -9,7 +9,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from voidpad.decode.outcome import Outcome, Result
-from voidpad.engine.cache_policy import cache_name
+from voidpad.engine.cache_policy import CachePolicy
 from voidpad.engine.events import Event, Failed, Finished, Wrote
 from voidpad.errors import ConfigError
 from voidpad.models.card import Card, default_plan
@@ -166,6 +166,21 @@ class Model:
         bounded = replace(length, limit=max(room, length.canvas))
         return replace(plan, length=Trimmed(bounded) if trimmed else bounded)
 
+    def row_limit(self, ids: Sequence[int], plan: "Plan", *, max_tokens: int | None = None) -> int:
+        """The longest canvas that a row with this prompt may have: what `Engine.submit` takes as `limit`.
+
+        It is the plan's limit, cut to the whole blocks that the context leaves beside the prompt, and to `max_tokens`
+        rounded up to whole blocks. A canvas that starts longer starts at this limit instead. An answer may be longer
+        than `max_tokens` by less than a block, so callers cut it. A prompt that leaves no room for a block is refused.
+        """
+        if max_tokens is not None and max_tokens < 1:
+            raise ConfigError(f"max_tokens={max_tokens} leaves no room for an answer; use at least 1.")
+        self.admit(ids, canvas=min(plan.block, plan.length.limit))
+        limits = [plan.length.limit, max((self.context - len(ids)) // plan.block, 1) * plan.block]
+        if max_tokens is not None:
+            limits.append(-(-max_tokens // plan.block) * plan.block)
+        return min(*limits, self.context - len(ids))
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -246,17 +261,16 @@ class Model:
         """Many rows at once, exact unless a cache is asked for."""
         from voidpad.engine.batching import Engine
         from voidpad.engine.cache import CachedDenoiser
-        from voidpad.engine.cache_policy import read_cache
 
         if cache is None:
             return Engine(self.exact(), self.roles, rows=rows, tokens=tokens)
-        asked = read_cache(cache)
+        policy = CachePolicy.parse(cache)
         if len(devices(self.net)) > 1:
             raise ConfigError(
                 f"cache={cache!r} needs the network on one device; drop the cache or device=auto."
             )
-        kept = CachedDenoiser(self.denoiser(), block, asked.keep_suffix, asked.every, **self._graphed())
-        return Engine(kept, self.roles, rows=rows, tokens=tokens, ended=kept.forget)
+        denoise = CachedDenoiser(self.denoiser(), block, policy, **self._graphed())
+        return Engine(denoise, self.roles, rows=rows, tokens=tokens, ended=denoise.forget)
 
     def compiled(self) -> "Model":
         """The same model, its layers compiled at their first passes: the same function, faster after a minute."""
@@ -273,7 +287,8 @@ class Model:
     def approximations(self, plan: "Plan", *, cache: str | None = None) -> tuple[str, ...]:
         """What makes answers differ from those of plain decoding with the weights as they were released."""
         weights = [f"{self.quantized} weights"] if self.quantized else []
-        return (*weights, *cache_name(cache), *plan.approximations)
+        caches = [CachePolicy.parse(cache).approximation] if cache else []
+        return (*weights, *caches, *plan.approximations)
 
     def result(self, outcome: Outcome, plan: "Plan", *, cache: str | None = None) -> Result:
         """A finished row with its text."""
