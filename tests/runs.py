@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from voidpad.decode.plan import describe
-from voidpad.engine.cache_policy import cache_name
+from voidpad.engine.cache_policy import CachePolicy
 from voidpad.evaluate.folder import VERSION, RunFolder, write_lines
 from voidpad.evaluate.scores import mean, summary
 from voidpad.experiments.sweep import begin
@@ -79,7 +79,10 @@ def write_run(cell: SweepCell, out: Path, *, size: int = 40, draw: Draw = drawn)
     settings = cell.settings
     family = "dream" if "dream" in cell.model else "llada"
     plan, at = describe(settings.plan, family=family, **settings.fields)
-    approximations = [*cache_name(settings.cache), *plan.approximations]
+    approximations = [
+        *([CachePolicy.parse(settings.cache).approximation] if settings.cache else []),
+        *plan.approximations,
+    ]
     provenance = {**PROVENANCE, "approximations": approximations}
     resolved = {**settings.plain(), "plan_resolved": json.loads(json.dumps(at))}
     run = out / cell.folder
