@@ -15,7 +15,11 @@ $(VENV)/dev.stamp: $(VENV)/core.stamp
 	$(PIP) install --constraint constraints.txt --editable '.[train,eval,ray,quantize,dev]'
 	touch $@
 
-demo: $(VENV)/core.stamp  ## the effect, on the built-in models
+$(VENV)/eval.stamp: $(VENV)/core.stamp
+	$(PIP) install --constraint constraints.txt --editable '.[eval]'
+	touch $@
+
+demo: $(VENV)/eval.stamp  ## the effect, on the built-in models
 	$(VENV)/bin/voidpad demo
 
 lint: $(VENV)/dev.stamp

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from voidpad.decode.plan import describe
-from voidpad.evaluate import folder
+from voidpad.engine.cache_policy import CachePolicy
+from voidpad.evaluate.folder import VERSION, RunFolder, write_lines
 from voidpad.evaluate.scores import mean, summary
 from voidpad.experiments.sweep import begin
-from voidpad.experiments.sweep_recipe import Cell, read
+from voidpad.experiments.sweep_recipe import SweepCell, read
 
 PROVENANCE = {
     "voidpad": "0.1.0",
@@ -34,17 +35,19 @@ PROVENANCE = {
     "started": "2026-01-01T00:00:00+00:00",
 }
 GRADERS = {"gsm8k": ("flexible-extract", "strict-match")}
-Draw = Callable[[Cell, int], list[float]]  # (cell, size) -> for each example a number in [0, 1): its luck
+Draw = Callable[
+    [SweepCell, int], list[float]
+]  # (cell, size) -> for each example a number in [0, 1): its luck
 
 
-def drawn(cell: Cell, size: int) -> list[float]:
+def drawn(cell: SweepCell, size: int) -> list[float]:
     # Not from the id, which a new setting would change.
     name = f"{cell.model} {cell.method} {cell.task} {sorted(cell.settings.fields.items())}"
     digests = [hashlib.sha256(f"{name}:{index}".encode()).digest() for index in range(size)]
     return [int.from_bytes(digest[:6], "big") / 2**48 for digest in digests]
 
 
-def example(cell: Cell, index: int, luck: float, at: Mapping[str, Any]) -> dict[str, Any]:
+def example(cell: SweepCell, index: int, luck: float, at: Mapping[str, Any]) -> dict[str, Any]:
     """An example as `evaluate` writes it; passes and lengths stay within the canvas."""
     canvas = int(at.get("limit", at["canvas"]))
     passes = 1 + int(luck * (canvas - 1))
@@ -71,31 +74,37 @@ def example(cell: Cell, index: int, luck: float, at: Mapping[str, Any]) -> dict[
     }
 
 
-def write_run(cell: Cell, out: Path, *, size: int = 40, draw: Draw = drawn) -> Path:
+def write_run(cell: SweepCell, out: Path, *, size: int = 40, draw: Draw = drawn) -> Path:
     """The run folder of a cell."""
     settings = cell.settings
-    at = describe(settings.plan, family="dream" if "dream" in cell.model else "llada", **settings.fields)[1]
+    family = "dream" if "dream" in cell.model else "llada"
+    plan, at = describe(settings.plan, family=family, **settings.fields)
+    approximations = [
+        *([CachePolicy.parse(settings.cache).approximation] if settings.cache else []),
+        *plan.approximations,
+    ]
+    provenance = {**PROVENANCE, "approximations": approximations}
     resolved = {**settings.plain(), "plan_resolved": json.loads(json.dumps(at))}
     run = out / cell.folder
     run.mkdir(parents=True, exist_ok=True)
-    folder.begin(run, resolved, PROVENANCE)
+    RunFolder(run).begin(resolved, provenance)
     lines = [example(cell, index, luck, at) for index, luck in enumerate(draw(cell, size))]
-    folder.write(run / "examples.jsonl", map(json.dumps, lines))
+    write_lines(run / "examples.jsonl", map(json.dumps, lines))
     graders = GRADERS.get(cell.task, ("voidpad", "authors"))
     entry = {"test_size": 200, "metric": "score", "filter": graders[0], **summary(lines), "extra": {}}
     results = {
-        "version": folder.VERSION,
+        "version": VERSION,
         "tasks": {cell.task: entry},
         "mean": {"score": entry["score"], "passes_decode": mean([one["passes_decode"] for one in lines])},
         "wall_seconds": entry["seconds"],
-        "provenance": PROVENANCE,
+        "provenance": provenance,
         "finished": "2026-01-01T00:10:00+00:00",
     }
-    folder.write(run / "results.json", [json.dumps(results, indent=1)])
+    write_lines(run / "results.json", [json.dumps(results, indent=1)])
     return run
 
 
-def write_sweep(recipe: Path, out: Path, **options: Any) -> list[Cell]:
+def write_sweep(recipe: Path, out: Path, **options: Any) -> list[SweepCell]:
     """A finished sweep of a recipe."""
     found = begin(read(recipe), recipe.stem, out)
     for cell in found:

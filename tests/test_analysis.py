@@ -14,10 +14,10 @@ from voidpad.decode.canvas import Canvas
 from voidpad.decode.plan import plan
 from voidpad.diagnose import overflow
 from voidpad.diagnose.empty import groups, look, void_tail
-from voidpad.diagnose.eos_prior import Padded, batched, measure, same_canvas, shares, shuffled
+from voidpad.diagnose.eos_prior import PaddedAnswers, batched, measure, same_canvas, shares, shuffled
 from voidpad.diagnose.oracle_lengths import ROLES, WORD, LengthOracle, tell
-from voidpad.diagnose.overflow import Answer, Rule, overflown, rates, trajectory, verdict
-from voidpad.diagnose.theory import Case, Lengths, agree, predict, spread, suffixed
+from voidpad.diagnose.overflow import Answer, Rate, Rule, advice, overflown, rates, trajectory, verdict
+from voidpad.diagnose.theory import Case, LengthModel, agree, predict, spread, suffixed
 from voidpad.diagnose.trace import Trace
 from voidpad.engine.batching import Engine
 from voidpad.errors import ConfigError
@@ -26,7 +26,7 @@ from voidpad.roles import Roles
 from voidpad.training.padding import POLICIES, Example, Pairs, pad
 
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=30)
-SPEC = Lengths.weighted({1: ".35", 2: ".25", 5: ".40"})  # 8.6
+SPEC = LengthModel.weighted({1: ".35", 2: ".25", 5: ".40"})  # 8.6
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
 
 
@@ -38,7 +38,7 @@ def pairs_of(*sizes: tuple[int, int], complete: bool = True) -> Pairs:
 # 8.2: the prior
 
 
-def example() -> Padded:
+def example() -> PaddedAnswers:
     pairs = pairs_of((2, 1), (1, 4), (3, 2), (1, 1))
     return batched(pairs, [torch.tensor([0, 1]), torch.tensor([2, 3])])
 
@@ -83,7 +83,7 @@ def test_prior_is_what_the_padded_rows_hold(lengths, size, seed):
 @settings(max_examples=40, deadline=None)
 def test_equal_padding_makes_the_prior_the_distribution(lengths, canvas):
     cdf, target, _ = shares(same_canvas(pairs_of(*((2, n) for n in lengths)), canvas))
-    known = Lengths.of(lengths)
+    known = LengthModel.of(lengths)
     assert target.tolist() == cdf.tolist()
     assert cdf.tolist() == pytest.approx([float(known.share(i)) for i in range(canvas)])
 
@@ -98,7 +98,7 @@ def test_a_cut_answer_ends_nowhere():
 
 def test_a_perfect_model_has_no_gap():
     """On one canvas the oracle's q_i is F(i - 1), so all three curves are one."""
-    lengths = Lengths.of([1, 2, 2, 5])
+    lengths = LengthModel.of([1, 2, 2, 5])
     data = same_canvas(pairs_of(*((1, n) for n in (1, 2, 2, 5))), 7)
     (eos, void) = measure(LengthOracle(lengths, POLICIES["eos"], 7), ROLES, data, tokens=20)
     assert max(eos.gap("model", "target", least=1) + eos.gap("model", "cdf", least=1)) < 1e-12
@@ -140,9 +140,9 @@ def test_rows_are_grouped_within_the_limit():
 
 
 def test_theorem_examples():
-    first = predict(Lengths.of([2, 3, 3, 5, 8]), 9, 9)
+    first = predict(LengthModel.of([2, 3, 3, 5, 8]), 9, 9)
     assert (first.start, first.spread, first.fixpoint) == (4, (), 4)
-    lengths = Lengths.of([1, 2, 2, 2, 3, 3, 9, 9, 9, 9])
+    lengths = LengthModel.of([1, 2, 2, 2, 3, 3, 9, 9, 9, 9])
     assert [lengths.share(m) for m in (1, 2, 3)] == [Fraction(1, 10), Fraction(4, 10), Fraction(6, 10)]
     second = predict(lengths, 10, 10)
     assert (second.start, second.rounds, second.fixpoint) == (4, ((3,),), 3)
@@ -157,23 +157,23 @@ def test_oracle_world():
 
 def test_theorems_need_a_canvas_that_holds_half_the_answers():
     with pytest.raises(ConfigError, match=r"canvas=5: only 20.0% .* use a canvas of at least 9"):
-        predict(Lengths.of([3, 8, 8, 8, 9]), 5, 5)
-    assert predict(Lengths.of([3, 8, 8, 8, 9]), 9, 4).opening == range(9, 5)  # r past the block: no claim
+        predict(LengthModel.of([3, 8, 8, 8, 9]), 5, 5)
+    assert predict(LengthModel.of([3, 8, 8, 8, 9]), 9, 4).opening == range(9, 5)  # r past the block: no claim
     with pytest.raises(ConfigError, match="not all 0"):
-        Lengths.weighted({3: "0"})
+        LengthModel.weighted({3: "0"})
 
 
 @given(LENGTHS, st.integers(1, 22), st.integers(1, 22))
 def test_conditional_identity(lengths, i, r):
     """P(l <= i-1 | l <= r-1) = F(i-1) / F(r-1), exactly, wherever the condition has mass."""
-    known = Lengths.of(lengths)
+    known = LengthModel.of(lengths)
     if i <= r and known.share(r - 1):
         assert known.given(i - 1, r - 1) == known.share(i - 1) / known.share(r - 1)
 
 
 @given(LENGTHS)
 def test_what_the_prediction_means(lengths):
-    known = Lengths.of(lengths)
+    known = LengthModel.of(lengths)
     told = predict(known, 25, 25)
     half = Fraction(1, 2)
     assert all((known.share(i - 1) > half) == (i >= told.start) for i in range(1, 26))
@@ -189,7 +189,7 @@ def test_what_the_prediction_means(lengths):
 @settings(max_examples=50, deadline=None)
 def test_theorems_hold_for_the_oracle(lengths, symbols):
     """Both sides of both theorems on the perfect model: probabilities exactly, and every predicted slot."""
-    known = Lengths.of(lengths)
+    known = LengthModel.of(lengths)
     oracle = LengthOracle(known, POLICIES["eos"], 22, symbols)
     told = predict(known, 22, 22)
     found = agree(oracle, ROLES, [Case([WORD], known)], canvas=22, block=22)
@@ -205,7 +205,7 @@ def test_theorems_hold_for_the_oracle(lengths, symbols):
 
 def test_agreement_reads_each_row_with_its_own_lengths():
     """Two prompts with different answers, as one batch: a mix-up of rows would show."""
-    short, long = Lengths.of([1]), Lengths.of([4])
+    short, long = LengthModel.of([1]), LengthModel.of([4])
 
     def denoise(canvas, where):
         oracles = [
@@ -263,7 +263,7 @@ def test_the_five_lines(padding, fields, commits, canvas):
 @settings(max_examples=40, deadline=None)
 def test_oracle_is_a_posterior(lengths, padding, data):
     """Against counting: frequencies over all padded answers that agree with what is visible."""
-    known = Lengths.of(lengths)
+    known = LengthModel.of(lengths)
     oracle = LengthOracle(known, POLICIES[padding], 12, symbols=1)
     padded = [Example([WORD], [WORD] * n) for n in lengths]
     rows = pad(padded, padding, ROLES, width=torch.full((len(lengths),), 13)).ids[:, 1:]
@@ -333,7 +333,7 @@ def test_stages_of_the_oracle():
     assert [m.first_eos for m in one.moments] == [5, 2, 2, 2, 1, 1]
     assert [(m.left, m.right) for m in one.moments] == [(0, 1)] * 5 + [(1, 0)]
     assert [round(m.eos_share, 3) for m in one.moments] == [1, 1, 1, 1, 1, 0.833]
-    assert (one.stage1, one.stage2, one.turn, one.effective, one.overflow) == (5, 1, 5, 1, True)
+    assert (one.stage1, one.stage2, one.stage2_start, one.effective, one.overflow) == (5, 1, 5, 1, True)
     assert one.order.tolist() == [5, 4, 1, 2, 3, 0]
     assert one.probability("p_eos")[0].tolist() == pytest.approx([0, 0.35, 0.6, 0.6, 0.6, 1], abs=1e-3)
 
@@ -362,7 +362,9 @@ def test_trajectories_follow_edits():
 def test_rates_and_verdict():
     def answer(block: int, row: int, drowned: bool) -> Answer:
         length = 3 if drowned else 100
-        return Answer(block, row, "", 512, length, drowned, drowned, 512, "full")
+        whole = {"key": row, "ids": [1] * 512, "tokens": [1] * 512, "text": "", "stop_reason": "full"}
+        judged = {"effective": length, "overflow": drowned, "short": drowned}
+        return Answer(**whole, passes_decode=512, block=block, row=row, **judged)
 
     answers = [answer(512, n, n < 23) for n in range(50)] + [answer(64, n, n < 1) for n in range(50)]
     answers += [answer(32, n, False) for n in range(50)]
@@ -370,11 +372,29 @@ def test_rates_and_verdict():
     assert [(r.block, r.overflows) for r in found] == [(32, 0), (64, 1), (512, 23)]
     assert found[2].effective == pytest.approx((23 * 3 + 27 * 100) / 50)
     assert verdict(found, 0.0) == (
-        "23 of 50 answers overflow at block 512; smallest safe block 32, largest 64; "
-        "this checkpoint has no usable VOID signal (mean P(VOID) 0.000 at the tail of an empty canvas)"
+        "23 of 50 answers overflow at block 512. Safe block sizes: 32, 64. "
+        "This checkpoint has no usable VOID signal (mean P(VOID) 0.000 at the tail of an empty canvas)."
     )
-    assert "no block size tried is safe; this checkpoint has no VOID token" in verdict(found[2:], None)
+    assert verdict(found[2:], None) == (
+        "23 of 50 answers overflow at block 512. No block size that was tried is safe. "
+        "This checkpoint has no VOID token."
+    )
     assert "has a usable VOID signal" in verdict(found, 0.9)
+
+
+def test_advice_says_what_to_do_now_and_properly():
+    few, some, many = (
+        Rate(block, 50, overflows, overflows, 9.0, 9.0) for block, overflows in ((32, 0), (64, 1), (512, 23))
+    )
+    now, properly, *commands = advice([few, some, many], 0.0, model="my model", adapter="a", plan=None)
+    assert now == "Now: decode with blocks of 64: voidpad generate --model 'my model' --adapter a --block 64"
+    assert "fine-tune with VOID padding" in properly
+    assert [line.split()[1] for line in commands] == ["data", "train", "train"]
+    now, properly = advice([few, many], 0.9, model="m", plan="original")
+    assert now.endswith("voidpad generate --model m --plan original --block 32")
+    assert properly.endswith("voidpad generate --model m --plan void")
+    assert "voidpad analyze overflow --model m --blocks 256" in advice([many], None, model="m")[0]
+    assert advice([few, some], 0.0, model="m") == []
 
 
 def test_void_tail_of_worlds():
@@ -414,5 +434,5 @@ def test_survey_agrees_with_generate():
     for answer in answers:
         chosen = model.plan("original", canvas=16, block=answer.block)
         (result,) = model.generate("a b c" if answer.row == 0 else "d", chosen, raw=True)
-        assert (answer.text, answer.passes) == (result.text, result.passes_decode)
+        assert (answer.text, answer.passes_decode) == (result.text, result.passes_decode)
     assert json.dumps([a.__dict__ for a in answers])

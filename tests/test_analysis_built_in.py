@@ -7,7 +7,7 @@ from voidpad.diagnose.empty import void_tail
 from voidpad.diagnose.eos_prior import measure, same_canvas
 from voidpad.diagnose.overflow import USABLE, Setup, rates, survey
 from voidpad.diagnose.questions import of_tasks, speaks_tiny, task_lengths, task_pairs
-from voidpad.diagnose.theory import Case, Lengths, agree
+from voidpad.diagnose.theory import Case, LengthModel, agree
 from voidpad.models import load, random_model
 
 TASKS = ["steps", "expr"]
@@ -36,7 +36,7 @@ def test_curves_align(models, name, taught):
 def test_theorems_hold_on_the_built_in_model(models):
     model = models["tiny-eos"]
     drawn = [task_lengths("tiny_steps", index, 200) for index in range(6)]
-    cases = [Case(model.encode(prompt), Lengths.of(lengths)) for prompt, lengths in drawn]
+    cases = [Case(model.encode(prompt), LengthModel.of(lengths)) for prompt, lengths in drawn]
     found = agree(model.denoiser(), model.roles, cases, canvas=192, block=192)
     assert found.opening.value > 0.95
     assert found.spread.value > 0.95

@@ -87,7 +87,7 @@ def test_eos_prior_refuses_foreign_data(folders, voidpad, tmp_path):
         voidpad("analyze", "eos-prior", "--model", folders / "llada")
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"messages": [{"role": "user", "content": "alone"}]}\n')
-    with pytest.raises(DataError, match=r"bad\.jsonl, line 1: needs at least two messages"):
+    with pytest.raises(DataError, match=r"bad\.jsonl:1: no assistant message \(roles: user\)"):
         voidpad("analyze", "eos-prior", "--model", folders / "llada", "--data", bad)
 
 
@@ -100,7 +100,7 @@ def test_overflow(family, folders, voidpad, tmp_path):
     assert [rate["block"] for rate in found["blocks"]] == [8, 16]
     assert [one["block"] for one in found["trajectories"]] == [8, 16]
     assert found["verdict"].startswith(
-        f"{found['blocks'][-1]['overflows']} of 2 answers overflow at block 16; "
+        f"{found['blocks'][-1]['overflows']} of 2 answers overflow at block 16. "
     )
     assert "no usable VOID signal" in found["verdict"]
     assert len(list(csv.DictReader(table.open()))) == 4
@@ -203,7 +203,7 @@ def test_bad_sets(folders, voidpad):
 
 def test_built_in_questions():
     from voidpad.builtin.tasks import heldout
-    from voidpad.diagnose.questions import known, of_tasks, task_lengths, task_pairs
+    from voidpad.diagnose.questions import of_tasks, task_lengths, task_names, task_pairs
 
     asked = of_tasks(["steps", "tiny_complete"], 5)
     problems = heldout("tiny_steps", 3)
@@ -212,7 +212,7 @@ def test_built_in_questions():
     assert not asked[0].right("#### no")
     assert asked[1].right is None  # a program, and no sandbox to run it in
     with pytest.raises(ConfigError, match="task 'tiny_nothing' is unknown"):
-        known(["nothing"])
+        task_names(["nothing"])
     pairs = task_pairs(["expr"], 20)
     assert len(pairs) == 20
     assert torch.equal(pairs.tokens, task_pairs(["expr"], 20).tokens)

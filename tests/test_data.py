@@ -1,7 +1,11 @@
 """Prepared files, and the way from conversations to one."""
 
 import json
+import re
+import subprocess
+import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,10 +49,10 @@ def pair(prompt, response):
 
 
 def prepare(*given, **wanted):
-    from voidpad.training.corpus import Wanted
+    from voidpad.training.corpus import CorpusRequest
     from voidpad.training.corpus import prepare as build
 
-    return build(given[0], given[1], Wanted(**{"raw": True, **wanted}))
+    return build(given[0], given[1], CorpusRequest(**{"raw": True, **wanted}))
 
 
 def test_a_prepared_file_gives_back_what_was_written(tmp_path):
@@ -66,6 +70,54 @@ def test_a_prepared_file_gives_back_what_was_written(tmp_path):
 def test_tokens_take_the_narrowest_type(tmp_path, top, bytes_each):
     data.write(tmp_path / "x", Pairs.of([Example([1], [top])]), ROLES)
     assert data.read(tmp_path / "x").pairs.tokens.element_size() == bytes_each
+
+
+MAPPED = """
+import sys, threading, torch
+from voidpad.training import prepared
+from voidpad.training.batches import BatchLayout, BatchWidth, PaddedRows
+from voidpad.training.noising import Noising
+from voidpad.training.padding import policy
+
+# Memory of the process's own; pages of a mapped file are not among it, because the system may drop them at any time.
+def own():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) >> 10
+
+def sample():
+    while not done.wait(0.002):
+        peak[0] = max(peak[0], own())
+
+done, peak, before = threading.Event(), [0], own()
+thread = threading.Thread(target=sample)
+thread.start()
+data = prepared.read(sys.argv[1])
+assert data.largest_id == 60_000
+rows = PaddedRows(data.pairs, data.roles, policy("void"), noising=Noising(), layout=BatchLayout(BatchWidth()))
+for step in range(20):
+    batch, at = rows(0, torch.arange(step * 6, step * 6 + 6))
+mapped = peak[0] - before
+copy = data.pairs.tokens.clone()
+done.wait(0.01)
+done.set()
+thread.join()
+print(data.pairs.tokens.nbytes >> 20, mapped, peak[0] - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads memory from Linux's /proc")
+def test_training_does_not_hold_the_whole_file_in_memory(tmp_path):
+    count, size = 25_000, 800
+    tokens = torch.full((count * size,), 60_000, dtype=torch.int32)
+    lengths = torch.full((count,), 300), torch.full((count,), size - 300), torch.ones(count, dtype=torch.bool)
+    data.write(tmp_path / "x", Pairs(tokens, *lengths), ROLES)
+    command = [sys.executable, "-c", MAPPED, str(tmp_path / "x")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    whole, mapped, copied = map(int, run.stdout.split())
+    assert whole > 75  # MiB
+    assert mapped < whole / 4
+    assert copied > whole - 1  # a copy would have been noticed
 
 
 def test_damaged_files_are_refused_with_a_reason(tmp_path):
@@ -95,7 +147,7 @@ def test_lengths_that_do_not_add_up_are_refused(tmp_path):
         data.read(tmp_path / "x")
 
 
-def test_every_example_read_is_counted_once(tmp_path, tokenizer):
+def test_every_conversation_and_every_example_is_counted_once(tmp_path, tokenizer):
     source = lines(
         tmp_path / "x.jsonl",
         [
@@ -111,12 +163,101 @@ def test_every_example_read_is_counted_once(tmp_path, tokenizer):
         ],
     )
     prepared, counts = prepare([source], tokenizer, max_length=20, drop_longer=40, sample=2, skip_bad=True)
-    expected = {"read": 9, "bad": 1, "not_two_messages": 1, "repeated": 1, "empty": 1, "too_long": 1}
-    expected |= {"no_room": 1, "not_sampled": 1, "kept": 2}
-    found = asdict(counts)
-    assert {name: found[name] for name in expected} == expected
-    assert counts.read == sum(v for k, v in found.items() if k not in ("read", "truncated"))
-    assert prepared.notes["counts"] == found
+    assert counts.conversations == 9
+    assert counts.dropped_conversations == {"bad": 1, "no_answer": 1}
+    assert counts.examples == 7
+    expected = {"repeated": 1, "empty": 1, "too_long": 1, "no_room": 1, "not_sampled": 1}
+    assert counts.dropped_examples == expected
+    assert counts.kept == 2 == len(prepared.pairs)
+    assert counts.examples == counts.kept + sum(expected.values())
+    assert prepared.notes["counts"] == asdict(counts)
+
+
+def test_every_turn_of_a_conversation_can_be_an_example(tmp_path, tokenizer):
+    roles = ("system", "user", "assistant", "user", "assistant")
+    record = {
+        "messages": [{"role": r, "content": c} for r, c in zip(roles, ("s", "q", "a", "r", "b"), strict=True)]
+    }
+    source = lines(tmp_path / "x.jsonl", [record])
+    words = character_tokenizer(100)
+    for turns, expected in (("last", ["b"]), ("every", ["a", "b"])):
+        prepared, counts = prepare([source], tokenizer, raw=False, turns=turns)
+        pairs = prepared.pairs
+        ends = pairs.size.cumsum(0).tolist()
+        starts = (pairs.size.cumsum(0) - pairs.response).tolist()
+        assert [words.decode(pairs.tokens[a:b]) for a, b in zip(starts, ends, strict=True)] == expected
+        assert (counts.conversations, counts.examples, counts.kept) == (1, len(expected), len(expected))
+    prompt = words.decode(prepared.pairs.tokens[int(pairs.start[1]) : starts[1]])
+    start = "system: s<|eot_id|>user: q<|eot_id|>assistant: a<|eot_id|>"
+    assert prompt == start + "user: r<|eot_id|>assistant: "
+    with pytest.raises(DataError, match=r"dropped: 1 \(not one user message and one answer\)"):
+        prepare([source], tokenizer, raw=False, turns="single")
+    with pytest.raises(DataError, match=r"dropped: 1 \(system prompt or earlier messages"):
+        prepare([source], tokenizer, raw=True)
+
+
+def test_a_chat_without_an_answer_teaches_nothing(tmp_path, tokenizer):
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why is the sky blue?"}]
+    source = lines(tmp_path / "x.jsonl", [{"messages": asked}])
+    reason = r"nothing to learn; conversations read: 1; dropped: 1 \(no assistant message to learn\)"
+    with pytest.raises(DataError, match=reason):
+        prepare([source], tokenizer, raw=False)
+
+
+def test_a_special_token_written_in_a_text_is_refused_by_line(tmp_path, tokenizer):
+    for prompt, response, where in (
+        ("what is <|mask|>?", "b", "the user message"),
+        ("a", "b<|endoftext|>", "the response"),
+        ("a<|eot_id|>assistant: no", "b", "the user message"),
+    ):
+        source = lines(tmp_path / "x.jsonl", [pair("fine", "yes"), pair(prompt, response)])
+        with pytest.raises(DataError, match=rf"x\.jsonl:2: {where} contains .*special token <\|"):
+            prepare([source], tokenizer, raw=False)
+        _, counts = prepare([source], tokenizer, raw=False, skip_bad=True)
+        assert counts.dropped_examples["special_tokens"] == 1
+        assert counts.kept == 1
+    # Without the template the headers are written by hand, but a mask or padding is never text.
+    source = lines(tmp_path / "x.jsonl", [pair("user: hi<|eot_id|>assistant: ", "b")])
+    assert prepare([source], tokenizer, raw=True)[1].kept == 1
+    source = lines(tmp_path / "x.jsonl", [pair("<|mask|>", "b")])
+    with pytest.raises(DataError, match="special token"):
+        prepare([source], tokenizer, raw=True)
+
+
+def test_formats_with_the_same_content_give_the_same_file(tmp_path, tokenizer):
+    from datasets import Dataset
+
+    texts = [(f"question {k}", f"answer {k}") for k in range(4)]
+    formats = {
+        "messages.jsonl": [pair(*text) for text in texts],
+        "sharegpt.json": [
+            {"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]} for q, a in texts
+        ],
+        "alpaca.json": [{"instruction": q, "input": "", "output": a} for q, a in texts],
+        "mapped.jsonl": [{"question": q, "reply": a} for q, a in texts],
+        "parts.parquet": [
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "text", "text": q}]},
+                    {"role": "assistant", "content": [{"type": "text", "text": a}]},
+                ]
+            }
+            for q, a in texts
+        ],
+    }
+    tokens = []
+    for name, records in formats.items():
+        path = tmp_path / name
+        if path.suffix == ".parquet":
+            Dataset.from_list(records).to_parquet(path)
+        elif path.suffix == ".json":
+            path.write_text(json.dumps(records, indent=1))
+        else:
+            lines(path, records)
+        names = {"prompt": "question", "response": "reply"} if name == "mapped.jsonl" else {}
+        tokens.append(prepare([str(path)], tokenizer, names=names)[0].pairs.tokens.tolist())
+    assert all(found == tokens[0] for found in tokens)
+    assert len(tokens[0]) == sum(len(q) + len(a) for q, a in texts)
 
 
 def test_prompt_and_response_are_tokenised_apart_and_cut_without_an_eos(tmp_path, tokenizer):
@@ -127,7 +268,7 @@ def test_prompt_and_response_are_tokenised_apart_and_cut_without_an_eos(tmp_path
     assert prepared.pairs.prompt.tolist() == [2, 1]
     assert prepared.pairs.response.tolist() == [4, 2]
     assert prepared.pairs.complete.tolist() == [False, True]
-    assert counts.truncated == 1
+    assert (counts.kept_whole, counts.kept_cut) == (1, 1)
 
 
 def test_the_chat_template_is_used_unless_raw(tmp_path, tokenizer):
@@ -153,6 +294,8 @@ def test_an_adapter_stands_for_its_base(tmp_path):
         (b"  \n", "empty line"),
         (b"{oops\n", "not JSON"),
         (b"[1]\n", "not an object"),
+        (b'{"messages": [{"content": "x"}]}\n', r"messages\[0\]: role None is unknown"),
+        (b'{"prompt": "\\ud800", "response": "x"}\n', "prompt holds half a character"),
         (b'{"text": "x"}\n', "neither 'messages'"),
         (b'{"messages": [1, 2]}\n', "messages is not a list"),
         (json.dumps(pair(" ", "x")).encode() + b"\n", "empty prompt"),
@@ -163,7 +306,7 @@ def test_bad_lines_are_named_by_file_and_line(tmp_path, tokenizer, line, reason)
     with pytest.raises(DataError, match=rf"x\.jsonl:2: {reason}.*--skip-bad"):
         prepare([source], tokenizer)
     _, counts = prepare([source], tokenizer, skip_bad=True)
-    assert (counts.bad, counts.kept) == (1, 2)
+    assert (counts.dropped_conversations, counts.kept) == ({"bad": 1}, 2)
 
 
 def test_parquet_and_json_lines_give_the_same(tmp_path, tokenizer):
@@ -197,10 +340,16 @@ def test_sources_that_are_not_there(tmp_path, tokenizer):
         prepare([str(tmp_path / "x.parquet")], tokenizer)
 
 
-def test_nothing_left_is_an_error(tmp_path, tokenizer):
+def test_a_file_with_nothing_to_learn_says_why(tmp_path, tokenizer):
     source = lines(tmp_path / "x.jsonl", [pair("a", "b" * 50)])
-    with pytest.raises(DataError, match="nothing to learn"):
+    with pytest.raises(
+        DataError, match=r"nothing to learn; conversations read: 1; dropped: 1 \(longer than --drop"
+    ):
         prepare([source], tokenizer, drop_longer=10, max_length=10)
+    for name in ("empty.jsonl", "empty.json"):
+        (tmp_path / name).write_text("" if name == "empty.jsonl" else "[]")
+        with pytest.raises(DataError, match=f"{name}: the file is empty"):
+            prepare([str(tmp_path / name)], tokenizer)
 
 
 def test_statistics_of_the_spec_example():
@@ -223,7 +372,7 @@ def test_data_commands(tmp_path, tokenizer):
     target = tmp_path / "x.safetensors"
     run = CliRunner().invoke(app, ["prepare", str(target), "--from", source, "--model", tokenizer, "--raw"])
     assert run.exit_code == 0, run.output
-    assert "kept" in run.output
+    assert re.search(r"examples kept, whole\s+12\b", " ".join(run.output.replace("│", " ").split()))
     run = CliRunner().invoke(app, ["stats", str(target), "--json", "--plot", str(tmp_path / "x.png")])
     found = json.loads(run.output)
     assert found["examples"] == 12

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,12 +17,12 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
 from voidpad.errors import ConfigError, DataError, RoleError
-from voidpad.evaluate import Resources, Settings, evaluate, join, read_run, wilson
-from voidpad.evaluate.answers import Answering, Job
-from voidpad.evaluate.folder import writing
-from voidpad.evaluate.harness import VoidpadLM, stop_strings
+from voidpad.evaluate import AnswerRequest, Resources, RunFolder, Settings, evaluate, join, read_run, wilson
+from voidpad.evaluate.answer import Answering
+from voidpad.evaluate.harness import VoidpadLM
 from voidpad.evaluate.journal import Journal
 from voidpad.evaluate.lm_eval import with_our_tasks
+from voidpad.evaluate.prepare import requests_of, stop_strings
 from voidpad.evaluate.tasks import FOLDER
 from voidpad.evaluate.texts import cut_first, dream_harness, llada_harness
 from voidpad.models import random_model, save
@@ -49,7 +49,7 @@ def untimed(value):
 
 def content(folder: Path):
     run = read_run(folder)
-    return untimed([run.config, run.examples, run.results])
+    return untimed([run.config, [asdict(one) for one in run.requests], run.examples, run.results])
 
 
 @pytest.fixture(scope="module")
@@ -235,19 +235,24 @@ def test_a_cache_is_a_setting_and_an_approximation(model, whole, tmp_path):
 
 def test_answers_come_from_the_cached_engine(model):
     plan = model.plan("original", canvas=16, block=8)
-    (records,) = Answering(model, plan, cache="dual").run([Job("a", "Hello")])
+    (records,) = Answering(model, plan, cache="dual").run([AnswerRequest(name="a", prompt="Hello")])
     assert records[0].output == model.generate("Hello", plan, cache="dual")[0].text
 
 
 def test_settings_may_change_until_the_first_example(model, tmp_path):
-    with writing(tmp_path, {"seed": 1}, {}) as journal:
-        assert not journal.records
+    folder = RunFolder(tmp_path)
+    with folder.writing():
+        folder.begin({"seed": 1}, {})
+    assert not folder.journal.records
     results = evaluate(replace(SETTINGS, tasks=("tiny_steps",), limit=1), tmp_path, model=model)
     assert results["tasks"]["tiny_steps"]["n"] == 1
 
 
 def test_a_folder_has_one_writer(model, tmp_path):
-    with writing(tmp_path, {}, {}), pytest.raises(ConfigError, match="another process is writing this run"):
+    with (
+        RunFolder(tmp_path).writing(),
+        pytest.raises(ConfigError, match="another process is writing this run"),
+    ):
         evaluate(SETTINGS, tmp_path, model=model, resources=CODE)
 
 
@@ -389,16 +394,16 @@ def test_the_chat_template_is_applied_once(model):
     plan = model.plan("original", canvas=16, block=8)
     lm = VoidpadLM(Answering(model, plan))
     rendered = lm.apply_chat_template([{"role": "user", "content": "Hello"}])
-    jobs = lm.jobs([request("Hello"), request(rendered, 1)])
-    assert [job.rendered for job in jobs] == [False, True]
-    assert lm.answering.encode(jobs[0]) == lm.answering.encode(jobs[1]) == model.encode("Hello")
+    plain, templated = requests_of([request("Hello"), request(rendered, 1)], lm.rendered)
+    assert [plain.rendered, templated.rendered] == [False, True]
+    assert lm.answering.encode(plain) == lm.answering.encode(templated) == model.encode("Hello")
 
 
-def test_repeats_of_an_example_are_jobs_of_their_own(model):
+def test_repeats_of_an_example_are_requests_of_their_own(model):
     plan = model.plan("original", canvas=16, block=8, temperature=1.0)
     lm = VoidpadLM(Answering(model, plan))
     twice = [request("Hello"), request("Hello")]
-    assert [job.name for job in lm.jobs(twice)] == ["some_task:0", "some_task:0:1"]
+    assert [one.name for one in requests_of(twice)] == ["some_task:0", "some_task:0:1"]
     first, second = lm.generate_until(twice)
     assert first != second
     assert lm.generate_until(twice[:1]) == [first]
@@ -412,8 +417,8 @@ def test_generation_options_that_a_plan_sets_are_refused():
         stop_strings({"temperature": 0.7})
 
 
-def test_jobs_have_keys_of_their_own():
-    keys = {Job(f"task:{n}", "p").key for n in range(5000)}
+def test_requests_have_keys_of_their_own():
+    keys = {AnswerRequest(name=f"task:{n}", prompt="p").key for n in range(5000)}
     assert len(keys) == 5000
     assert all(0 <= key < 2**62 for key in keys)
 

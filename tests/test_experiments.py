@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from studies.paper import published
 from voidpad.commands.cli import app
 from voidpad.decode.plan import describe
 from voidpad.errors import ConfigError, VoidpadError
@@ -17,9 +19,8 @@ from voidpad.evaluate.run import evaluate
 from voidpad.evaluate.settings import Resources
 from voidpad.experiments.cluster import parts_of, store
 from voidpad.experiments.sweep import Loader, begin, missing, only, run_local
-from voidpad.experiments.sweep_recipe import Cell, cells, parse, read
+from voidpad.experiments.sweep_recipe import SweepCell, cells, families, parse, read
 from voidpad.models import random_model, save
-from voidpad.paper import published
 
 RECIPES = sorted((Path(__file__).parents[1] / "voidpad" / "recipes" / "sweeps").glob("*.toml"))
 COUNTS = {
@@ -41,10 +42,14 @@ COUNTS = {
     "paper-thresholds-dream": 128,
     "paper-window": 16,
     "tiny-appendix-blocks": 144,
+    "tiny-approximations": 84,
     "tiny-canvas": 48,
+    "tiny-demo": 28,
     "tiny-early-rainbow": 32,
     "tiny-eos-ban": 3,
     "tiny-expansion-block": 12,
+    "tiny-robustness": 68,
+    "tiny-score": 104,
     "tiny-start": 32,
     "tiny-stress": 12,
     "tiny-table1": 64,
@@ -121,9 +126,44 @@ def test_a_cache_makes_another_cell_and_none_leaves_the_id():
     group = raw()["group"][0]
     exact, cached = (cells(parse(raw(group=[{**group, "cache": cache}]), "r")) for cache in (None, "dual"))
     assert [cell.id for cell in exact] == [cell.id for cell in cells(parse(raw(), "r"))]
-    assert exact[0].id == "215edc95f297"  # as before there was such a setting
+    without = replace(exact[0], settings=replace(exact[0].settings, weights=None))
+    assert without.id == "215edc95f297"  # as before there were caches and weights among the settings
     assert {cell.id for cell in exact}.isdisjoint(cell.id for cell in cached)
     assert {(cell.method, cell.settings.cache) for cell in cached} == {("void cache=dual", "dual")}
+
+
+def test_a_model_on_this_machine_says_its_family(tmp_path):
+    save(random_model("dream"), tmp_path / "mine")
+    save(random_model("llada"), tmp_path / "other")
+    group = {"model": str(tmp_path / "mine"), "plan": "void", "fields": {"top_p": 0.9, "temperature": 1.0}}
+    assert families(str(tmp_path / "mine")) == ("dream",)
+    assert len(cells(parse(raw(group=[group]), "r"))) == 2
+    with pytest.raises(ConfigError, match="has no field top_p"):
+        parse(raw(group=[{**group, "model": str(tmp_path / "other")}]), "r")
+
+
+def test_fields_of_a_model_that_is_not_there_yet_are_checked_against_every_family():
+    group = {"model": "runs/not/trained/yet", "plan": "void", "fields": {"top_p": 0.9, "temperature": 1.0}}
+    assert set(families(group["model"])) == {"llada", "dream"}
+    assert len(cells(parse(raw(group=[group]), "r"))) == 2
+    with pytest.raises(ConfigError, match="has no field colour"):
+        parse(raw(group=[{**group, "fields": {"colour": "red"}}]), "r")
+
+
+def test_other_weights_under_the_same_name_make_other_cells(tmp_path):
+    """A retrained model must not show up as "0 to run"."""
+    group = {"model": str(tmp_path / "model"), "plan": "void", "grid": {"block": [8]}}
+    recipe = parse(raw(tasks=["tiny_steps"], limit=1, fields={"canvas": 16}, group=[group]), "r")
+    out, ids = tmp_path / "out", []
+    for seed in (0, 1):
+        shutil.rmtree(tmp_path / "model", ignore_errors=True)
+        save(random_model(vocab=96, context=1024, seed=seed), tmp_path / "model")
+        left = missing(begin(recipe, "trial", out), out)
+        assert len(left) == 1
+        assert [one.error for one in run_local(left, out, resources=Resources())] == [None]
+        assert missing(begin(recipe, "trial", out), out) == []
+        ids.append(left[0].id)
+    assert ids[0] != ids[1]
 
 
 def test_a_cell_of_two_groups_is_run_once():
@@ -255,7 +295,7 @@ def test_a_cell_that_is_refused_does_not_stop_the_others(bench):
 def test_a_model_is_loaded_once_for_its_cells(bench):
     _, _, found = bench
     loader = Loader()
-    models = [loader(cell.settings, "cpu") for cell in found]
+    models = [loader(cell.settings, Resources()) for cell in found]
     assert loader.loads == 1
     assert all(model is models[0] for model in models)
 
@@ -316,7 +356,7 @@ def test_a_ray_cluster_that_loses_a_node_gives_the_local_results(bench):
     resources = Resources(data=root / "data")
     kept = parts_of(found[0], 2)[0]  # a part that an earlier, interrupted sweep has left
     evaluate(kept.settings, kept.folder(out), resources=resources)
-    refused = Cell("random", "absent", replace(found[0].settings, model=str(root / "absent")))
+    refused = SweepCell("random", "absent", replace(found[0].settings, model=str(root / "absent")))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         lost = cluster.add_node(num_cpus=1)
@@ -338,7 +378,7 @@ def test_a_ray_cluster_that_loses_a_node_gives_the_local_results(bench):
     assert {one.loads for one in whole} == {1}
 
 
-def failure(cell: Cell, resources: Resources) -> Exception:
+def failure(cell: SweepCell, resources: Resources) -> Exception:
     with pytest.raises(VoidpadError) as caught:
         evaluate(cell.settings, Path("never written"), resources=resources)
     return caught.value

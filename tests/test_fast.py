@@ -17,12 +17,12 @@ from voidpad.decode.denoise import Guided
 from voidpad.decode.length import Trimmed
 from voidpad.engine.batching import Engine
 from voidpad.engine.cache import CachedDenoiser
-from voidpad.engine.cache_policy import read_cache
+from voidpad.engine.cache_policy import CachePolicy
 from voidpad.engine.events import Failed, Finished
 from voidpad.engine.graphs import Graphs
 from voidpad.engine.packed import PackedDenoiser
 from voidpad.errors import ConfigError
-from voidpad.experiments.bench import Meter, Research, Script, Scripted, compare, drive, settle, workload
+from voidpad.experiments.bench import PassMeter, Research, Script, Scripted, compare, drive, settle, workload
 from voidpad.models import Model, random_model
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
@@ -250,7 +250,7 @@ def test_a_block_pass_on_an_unchanged_canvas_is_the_full_pass(family, keep_suffi
         canvas = half_filled(model, ragged(rng, 4), 3 * block, rng)
         first = canvas.prompt + block * torch.tensor([0, 1, 2, 1])
         where = canvas.masked & (canvas.offset >= first[:, None]) & (canvas.offset < first[:, None] + block)
-        cached = CachedDenoiser(model.denoiser(), block, keep_suffix)
+        cached = CachedDenoiser(model.denoiser(), block, CachePolicy(keep_suffix))
         wanted = model.denoiser()(canvas, where)
         with shapes(model) as seen:
             refreshed, again = cached(canvas, where), cached(canvas, where)
@@ -274,7 +274,7 @@ def test_with_one_layer_a_cache_is_exact(family, keep_suffix):
             fields |= {"canvas": block, "limit": 4 * block, "window": 3, "tau_nonvoid": 0.3, "tau_gap": -0.3}
         chosen = model.plan("void-expansion" if seed % 3 == 2 else "void", **fields)
         exact = results(model.denoiser(), model, prompts, chosen)
-        cached = CachedDenoiser(model.denoiser(), block, keep_suffix)
+        cached = CachedDenoiser(model.denoiser(), block, CachePolicy(keep_suffix))
         assert results(cached, model, prompts, chosen, ended=cached.forget) == exact, seed
 
 
@@ -283,7 +283,7 @@ def test_caches_are_refreshed_at_block_entry(family):
     model, block, prompt = tiny(family, 3), 4, [12, 13, 14]
     chosen = plan("original", family=family, canvas=3 * block, block=block, schedule="even")
     for keep_suffix in (True, False):
-        cached = CachedDenoiser(model.denoiser(), block, keep_suffix)
+        cached = CachedDenoiser(model.denoiser(), block, CachePolicy(keep_suffix))
         with shapes(model) as seen:
             [row] = results(cached, model, [prompt], chosen)
         widths = [shape[1] for shape in seen]
@@ -299,9 +299,9 @@ def test_a_cache_may_be_refreshed_inside_a_block(family):
     model, prompts = tiny(family, 3), ragged(random.Random(3), 3)
     chosen = plan("original", family=family, canvas=16, block=8, schedule="even")
     exact = results(model.denoiser(), model, prompts, chosen)
-    assert results(CachedDenoiser(model.denoiser(), 8, every=1), model, prompts, chosen) == exact
+    assert results(CachedDenoiser(model.denoiser(), 8, CachePolicy(every=1)), model, prompts, chosen) == exact
     with shapes(model) as seen:
-        results(CachedDenoiser(model.denoiser(), 8, every=3), model, prompts[:1], chosen)
+        results(CachedDenoiser(model.denoiser(), 8, CachePolicy(every=3)), model, prompts[:1], chosen)
     full = [shape[1] == len(prompts[0]) + 16 for shape in seen]
     assert full == [number % 8 in (0, 3, 6) for number in range(16)]
 
@@ -309,7 +309,7 @@ def test_a_cache_may_be_refreshed_inside_a_block(family):
 @pytest.mark.parametrize("text", ["", "dual:", "dual:0", "suffix", "dual:x", "prefix:-1"])
 def test_an_unknown_cache_is_refused(text):
     with pytest.raises(ConfigError, match="use prefix or dual"):
-        read_cache(text)
+        CachePolicy.parse(text)
 
 
 @BOTH
@@ -322,11 +322,11 @@ def test_cached_rows_do_not_feel_their_company(family, keep_suffix):
         chosen = model.plan("void", canvas=12, block=block)
         alone = []
         for key, prompt in enumerate(prompts):
-            cached = CachedDenoiser(model.denoiser(), block, keep_suffix)
+            cached = CachedDenoiser(model.denoiser(), block, CachePolicy(keep_suffix))
             [row] = results(cached, model, [prompt], chosen)
             alone.append(replace(row, key=key))
         for rows in (2, 3, 7):
-            cached = CachedDenoiser(model.denoiser(), block, keep_suffix)
+            cached = CachedDenoiser(model.denoiser(), block, CachePolicy(keep_suffix))
             assert results(cached, model, prompts, chosen, rows=rows, ended=cached.forget) == alone
 
 
@@ -337,7 +337,7 @@ def test_a_cache_gives_its_memory_back():
     chosen = model.plan("void", canvas=12, block=4)
     rng = random.Random(0)
     list(engine.run(ragged(rng, 20), chosen))
-    assert cached.held == {}
+    assert cached.entries == {}
     assert sorted(cached.free) == [0, 1, 2]  # no more places than rows at a time
     before = [part.data_ptr() for part in cached.store.keys]
     for prompt in ragged(rng, 20):
@@ -346,8 +346,8 @@ def test_a_cache_gives_its_memory_back():
         engine.step()
         for handle in engine.handles[:1]:
             engine.cancel(handle)
-        assert len(cached.held) <= 3
-    assert cached.held == {}
+        assert len(cached.entries) <= 3
+    assert cached.entries == {}
     assert [part.data_ptr() for part in cached.store.keys] == before
     assert {part.shape[0] for part in cached.store.keys} == {(4 + 1) * 128}
 
@@ -386,7 +386,7 @@ def test_a_row_that_starts_over_is_computed_anew(every):
     """The same key and prompt once more, and nobody told the cache that the first row ended."""
     model, prompt = tiny("llada", 1), [12, 13, 14]
     chosen = model.plan("void", canvas=8, block=8)
-    cached = CachedDenoiser(model.denoiser(), 8, every=every)
+    cached = CachedDenoiser(model.denoiser(), 8, CachePolicy(every=every))
     once, again = (results(cached, model, [prompt], chosen) for _ in range(2))
     assert once == again
 
@@ -417,7 +417,7 @@ def test_a_pass_that_failed_leaves_nothing_to_reuse():
         done += [event.outcome for event in events if isinstance(event, Finished)]
         for handle in [handle for event in events if isinstance(event, Failed) for handle in event.handles]:
             failed += 1
-            assert handle not in cached.held
+            assert handle not in cached.entries
             keys[engine.submit(prompts[keys[handle]], chosen, key=keys[handle])] = keys[handle]
     hook.remove()
     assert (raised, failed) == (2, 4)
@@ -577,10 +577,10 @@ def test_compiled_layers_change_no_token(family):
         assert [(row.key, row.ids) for row in after] == [(row.key, row.ids) for row in before[name]]
 
 
-def loaded(lengths, prompts, chosen, *, pace: float = 1.0) -> tuple[Engine, Meter, Script]:
+def loaded(lengths, prompts, chosen, *, pace: float = 1.0) -> tuple[Engine, PassMeter, Script]:
     model = random_model("llada", vocab=64, hidden=16, layers=1)
     script = Script(model.roles, lengths, pace=pace)
-    meter = Meter(Scripted(PackedDenoiser(model.denoiser()), script))
+    meter = PassMeter(Scripted(PackedDenoiser(model.denoiser()), script))
     engine = Engine(meter, model.roles, rows=4)
     for key, prompt in enumerate(prompts):
         engine.submit(prompt, chosen, key=key)
@@ -670,9 +670,9 @@ def test_graphs_change_no_token(family):
     assert results(graphed, model, prompts, chosen) == eager
     assert graphed.graphs.captured
     for keep_suffix in (True, False):
-        cached = CachedDenoiser(model.denoiser(), 32, keep_suffix)
+        cached = CachedDenoiser(model.denoiser(), 32, CachePolicy(keep_suffix))
         eager = results(cached, model, prompts, chosen, ended=cached.forget)
-        fast = CachedDenoiser(model.denoiser(), 32, keep_suffix, graphs=Graphs(4096))
+        fast = CachedDenoiser(model.denoiser(), 32, CachePolicy(keep_suffix), graphs=Graphs(4096))
         assert results(fast, model, prompts, chosen, ended=fast.forget) == eager
         assert fast.graphs.captured
 
@@ -689,7 +689,9 @@ def test_a_block_pass_on_an_unchanged_canvas_is_the_full_pass_on_a_gpu(family, k
     wanted = model.denoiser()(canvas, where).float()
     half = dtype == torch.bfloat16
     for graphs in (0, 4096):
-        cached = CachedDenoiser(model.denoiser(), 32, keep_suffix, bucket=64, graphs=Graphs(graphs))
+        cached = CachedDenoiser(
+            model.denoiser(), 32, CachePolicy(keep_suffix), bucket=64, graphs=Graphs(graphs)
+        )
         for _ in range(4):  # a refresh, then block passes: eager, or captured and replayed in half precision
             apart = (cached(canvas, where).float() - wanted).abs().max()
             assert apart < (0.05 * wanted.abs().max() if half else 1e-3)

@@ -8,7 +8,7 @@ import torch
 from lm_eval.api.instance import Instance
 
 from voidpad.errors import ConfigError
-from voidpad.evaluate.answers import Answering
+from voidpad.evaluate.answer import Answering
 from voidpad.evaluate.harness import VoidpadLM
 from voidpad.evaluate.likelihood import Bound, estimate, hidden_canvas, hide
 from voidpad.models import random_model

@@ -4,11 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from voidpad.models import random_model
+from voidpad.models import FAMILIES, random_model
 from voidpad.roles import Roles
 from voidpad.training.losses import NORMALISERS, SlotLoss, loss_slots
-from voidpad.training.noising import Noised, corrupt, rates
+from voidpad.training.noising import NoisedBatch, corrupt, rates
 from voidpad.training.padding import Example, pad
+from voidpad.training.setup import loss_of
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(20, 27)))
 ROWS = [Example([5, 6, 7], [8, 9]), Example([5], [8, 9, 10, 11, 12, 13])]
@@ -21,8 +22,8 @@ def worked(rows=slice(None), family="llada", shift=0):
     batch = pad(ROWS, "void", ROLES)
     noised = corrupt(batch, 0, rate=rates(torch.tensor([0.5, 0.25])), draws=DRAWS, forced=True)
     batch = type(batch)(*(value[rows] for value in vars(batch).values()))
-    noised = Noised(noised.ids[rows], noised.hidden[rows], noised.rate[rows], forced=True)
-    return loss_slots(batch, noised, NORMALISERS[family], shift=shift)
+    noised = NoisedBatch(noised.ids[rows], noised.hidden[rows], noised.rate[rows], forced=True)
+    return loss_slots(batch, noised, NORMALISERS[loss_of(FAMILIES[family])], shift=shift)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_dream_predicts_from_the_slot_before():
 def test_index_zero_is_never_a_label_under_a_shift():
     batch = pad([Example([], [8, 9])], "eos", ROLES)
     noised = corrupt(batch, 0, rate=torch.ones(1), draws=torch.zeros(1, 3), forced=False)
-    assert loss_slots(batch, noised, NORMALISERS["dream"], shift=1).label.tolist() == [9, 1]
+    assert loss_slots(batch, noised, NORMALISERS["per_slot"], shift=1).label.tolist() == [9, 1]
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])

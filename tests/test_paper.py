@@ -2,15 +2,16 @@
 
 import copy
 import tomllib
-from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
-from voidpad.paper import findings, geomean, published, recomputed, reduction
-from voidpad.paper.findings import attainable, fitting_size
-from voidpad.paper.numbers import Paper
+from studies.paper import findings, published, recomputed
+from studies.paper.findings import attainable, fitting_size
+from studies.paper.numbers import Paper
+from voidpad.experiments.report.metrics import geomean, reduction
 
-RAW = tomllib.loads(files("voidpad.paper").joinpath("published.toml").read_text(encoding="utf-8"))
+RAW = tomllib.loads((Path(__file__).parents[1] / "studies" / "paper" / "published.toml").read_text())
 
 
 def altered(sheet: str, path: list[str], column: int, value: float) -> Paper:

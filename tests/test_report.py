@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from runs import drawn, write_run, write_sweep
+from studies.paper import findings, published
+from studies.paper.__main__ import lines as audit
 from voidpad.commands.cli import app
 from voidpad.errors import ConfigError, DataError
 from voidpad.experiments.report.figures import plots
@@ -18,13 +20,14 @@ from voidpad.experiments.report.layout import Bars, Blocks, Details, Heat, Lines
 from voidpad.experiments.report.metrics import METRICS, Value, mean_interval, ranked
 from voidpad.experiments.report.origins import provenance
 from voidpad.experiments.report.pages import Report, as_html, as_latex, as_markdown, report
+from voidpad.experiments.report.published import read_published
 from voidpad.experiments.report.records import read as read_runs
 from voidpad.experiments.report.render import markdown, tex
 from voidpad.experiments.report.tables import build, comparison
 from voidpad.experiments.sweep_recipe import cells, read
-from voidpad.paper import findings, published
 
 ROOT = Path(__file__).parent
+PUBLISHED = ROOT.parent / "studies" / "paper" / "published.toml"
 SWEEPS = ROOT.parent / "voidpad" / "recipes" / "sweeps"
 PAPER = ("paper-table1", "paper-table3", "paper-thresholds")
 TINY = ("tiny-table1", "tiny-table3", "tiny-table4", "tiny-table5", "tiny-table6", "tiny-thresholds")
@@ -60,7 +63,7 @@ def as_published(cell, size):
 
 
 def records(out, name):
-    (source,) = read_runs(out / f"{name}.sweep.json")
+    (source,) = read_runs(out / f"{name}.sweep.json", published())
     return source.records
 
 
@@ -143,7 +146,9 @@ def test_runs_that_share_a_wall_time_have_none_of_their_own(tmp_path, paper_runs
 
 
 def test_measured_scores_stand_beside_every_published_one(paper_runs):
-    sources = [source for name in PAPER for source in read_runs(paper_runs / f"{name}.sweep.json")]
+    sources = [
+        source for name in PAPER for source in read_runs(paper_runs / f"{name}.sweep.json", published())
+    ]
     table = comparison(list({r.folder: r for source in sources for r in source.records}.values()))
     rows = [row for row in table.rows if row.head[2] == "score"]
     sheets = ("table1-llada", "table1-dream", "table3a", "fig-thresholds-instruct-score")
@@ -281,15 +286,37 @@ def test_the_command_writes_all_formats_and_figures(tmp_path):
     assert "[" not in shown.output.splitlines()[8]
 
 
-def test_the_command_lists_the_papers_disagreements():
-    shown = CliRunner().invoke(app, ["report", "--paper"]).output
+def test_published_numbers_come_from_a_file_that_the_user_names(tmp_path):
+    write_sweep(SWEEPS / "paper-table4.toml", tmp_path / "runs", size=20)
+    alone = CliRunner().invoke(app, ["report", str(tmp_path / "runs")])
+    beside = CliRunner().invoke(app, ["report", str(tmp_path / "runs"), "--published", str(PUBLISHED)])
+    assert alone.exit_code == beside.exit_code == 0, alone.output + beside.output
+    assert "Paper versus measured" not in alone.output
+    assert "Dream-7B" not in alone.output
+    assert "Paper versus measured" in beside.output
+    assert "Dream-7B-Instruct" in beside.output
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("=", "not TOML"), ("models = 3", "models: Input should be"), (None, "cannot be read")],
+)
+def test_a_file_of_published_numbers_that_cannot_be_read_is_named(tmp_path, content, said):
+    if content is not None:
+        (tmp_path / "p.toml").write_text(content)
+    with pytest.raises(ConfigError, match=said):
+        read_published(tmp_path / "p.toml")
+
+
+def test_the_audit_lists_the_papers_disagreements():
+    shown = "\n".join(audit())
     assert "360 of 360 derived numbers" in shown
     assert all(f"## {finding.rule}\n" in shown for finding in findings(published()))
     assert shown.count("\n- ") == len(findings(published()))
 
 
 def test_the_command_needs_something_to_report():
-    assert isinstance(CliRunner().invoke(app, ["report"]).exception, ConfigError)
+    assert CliRunner().invoke(app, ["report"]).exit_code == 2
 
 
 # ----- parts ---------------------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ import psutil
 import pytest
 
 from voidpad.errors import ConfigError
+from voidpad.evaluate.tasks.mbpp import function_under_test
 from voidpad.sandbox import Limits, Sandbox, kernel, layers
-from voidpad.sandbox.checker import judge
+from voidpad.sandbox.checker import CheckerTask, judge
 from voidpad.sandbox.wire import Channel, Gone
 
 if not sys.platform.startswith("linux"):
@@ -154,7 +155,8 @@ def test_a_program_does_not_judge_itself_with_its_own_builtins(name, sandbox):
 
 
 def test_a_function_named_like_a_builtin_can_be_the_one_under_test(sandbox):
-    passes(sandbox, "def sum(a, b): return a * b", "assert sum(10, 15) == 150\nassert sum(1, 1) == 1")
+    checks = "assert sum(10, 15) == 150\nassert sum(1, 1) == 1"
+    assert sandbox.run("def sum(a, b): return a * b", checks, entry="sum").passed
 
 
 def test_what_the_checks_define_is_theirs(sandbox):
@@ -208,23 +210,21 @@ class Impostor(threading.Thread):
 )  # fmt: skip
 def test_no_message_makes_a_check_true(answer):
     checks = "assert f(lambda x: x) == (1, 2, 3)"
-    for preface in ([], [["ok", None, []]], [["ok", None, []], ["ok", ["list", "f"], []]],
-                    [["ok", None, []], ["ok", ["list", "f"], []],
-                     ["ok", ["tuple", "value", ["mine", 0, "function"]], []]]):  # fmt: skip
+    for preface in ([], [["ok", None, []]],
+                    [["ok", None, []], ["ok", ["tuple", "value", ["mine", 0, "function"]], []]]):  # fmt: skip
         ours, theirs = socket.socketpair()
         with ours, theirs:
             Impostor(theirs, [*preface, answer, answer, None])
-            reason, _ = judge(ours, checks, lenient=False)
+            reason, _ = judge(ours, CheckerTask("", checks), lenient=False)
         assert reason in ("failed", "error", "opaque", "exited", "gone")
 
 
 def test_a_true_answer_by_hand_is_what_a_pass_takes():
-    answers = [["ok", None, []], ["ok", ["list", "f"], []], ["ok", ["tuple", "value", ["mine", 0, "f"]], []],
-               ["ok", 9, []], None]  # fmt: skip
+    answers = [["ok", None, []], ["ok", ["tuple", "value", ["mine", 0, "f"]], []], ["ok", 9, []], None]
     ours, theirs = socket.socketpair()
     with ours, theirs:
         Impostor(theirs, answers)
-        assert judge(ours, "assert f(3) == 9", lenient=False) == ("passed", "")
+        assert judge(ours, CheckerTask("", "assert f(3) == 9"), lenient=False) == ("passed", "")
 
 
 def test_a_call_cannot_end_a_loop_of_the_checks(sandbox):
@@ -586,7 +586,10 @@ def humaneval(data_dir):
 
 def mbpp(data_dir):
     rows = [json.loads(line) for line in (data_dir / "benchmarks" / "mbpp.jsonl").read_text().splitlines()]
-    return {r["task_id"]: (r["code"], "\n".join([r["test_setup_code"], *r["test_list"]])) for r in rows}
+    return {
+        r["task_id"]: (r["code"], "\n".join([r["test_setup_code"], *r["test_list"]]), function_under_test(r))
+        for r in rows
+    }
 
 
 def failures(items):

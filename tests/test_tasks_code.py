@@ -91,7 +91,7 @@ def test_a_helper_that_only_the_tests_call_stays():
 
 def test_a_repeated_name_keeps_its_first_place_and_its_last_meaning():
     text = "a = 1\nb = 2\na = 3\nimport os\n"
-    source = humaneval.CLEANER.emit(ast.parse(text), None)
+    source = humaneval.CLEANER.emit(ast.parse(text), None, text)
     assert source == "import os\na = 3\nb = 2"
 
 

@@ -10,7 +10,7 @@ from lm_eval.tasks import TaskManager
 from voidpad.builtin.tasks import TASKS
 from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate import Resources, Settings
-from voidpad.evaluate.run import load_tasks
+from voidpad.evaluate.prepare import load_tasks, refuse_code
 from voidpad.evaluate.settings import known_tasks
 from voidpad.evaluate.tasks import FOLDER
 from voidpad.evaluate.tasks import benchmark_files as data
@@ -220,7 +220,7 @@ def test_gold_of_the_built_in_tasks(load, name):
 
 def test_code_runs_only_where_it_was_allowed(data_dir):
     with pytest.raises(ConfigError, match="humaneval runs generated code: pass --allow-code-execution"):
-        load_tasks(Settings("none", ("humaneval",)), Resources(data=data_dir / "benchmarks"))
+        refuse_code(Settings("none", ("humaneval",)), Resources(data=data_dir / "benchmarks"))
 
 
 @pytest.mark.parametrize(

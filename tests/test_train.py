@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from training_runs import materials, recipe
 from voidpad.errors import ConfigError, DataError, RoleError, WeightsError
 from voidpad.models import load, merge, random_model, read_card
+from voidpad.training import prepared as data
 from voidpad.training.recipe import check
 from voidpad.training.run import prepare, train
 
@@ -71,6 +73,9 @@ assert all(isinstance(p, DTensor) for p in trainer.model.parameters())
 assert all(p.to_local().numel() < p.numel() for p in trainer.model.parameters())
 train(recipe(folder, run={**sharded, "steps": 2}))
 train(recipe(folder, run={**sharded, "steps": 4}), resume=True)
+for fsdp in (False, True):
+    run = {"output": str(folder / f"held-{fsdp}"), "fsdp": fsdp, "steps": 2}
+    train(recipe(folder, data={"held_out": 9}, run=run))
 for steps in (1, 3):
     run = {"output": str(folder / "sharded-lora"), "fsdp": True, "steps": steps}
     train(recipe(folder, lora={"r": 4, "dropout": 0.0}, run=run), resume=True)
@@ -105,6 +110,18 @@ def test_sharded_processes_give_the_weights_of_one(two, whole):
     # Gathered checkpoints load without sharding: one plain process ends what two sharded ones began.
     train(recipe(two, run={"output": str(two / "sharded"), "fsdp": True}), resume=True)
     assert_same(whole, weights(two / "sharded"))
+
+
+def test_two_processes_measure_the_held_out_loss_of_one(two):
+    """Nine rows in micro-batches of four: the processes have different numbers of them."""
+    train(recipe(two, data={"held_out": 9}, run={"output": str(two / "held-one"), "steps": 2}))
+    one, *others = (
+        json.loads((two / name / "metrics.jsonl").read_text().splitlines()[-1])
+        for name in ("held-one", "held-False", "held-True")
+    )
+    for other in others:
+        assert other["eval_loss"] == pytest.approx(one["eval_loss"], abs=1e-5)
+        assert other["eval_loss_response"] == pytest.approx(one["eval_loss_response"], abs=1e-5)
 
 
 def test_sharded_adapters_give_the_adapter_of_one(two):
@@ -356,8 +373,121 @@ def test_the_command_trains_and_reports(folder, monkeypatch, capsys):
         main()
     assert left.value.code == 0
     shown = capsys.readouterr().out
-    assert "step 2  loss" in shown
+    for fact in ("device      cpu, float32 weights", "parameters  ", "40 examples, 5 steps per epoch"):
+        assert fact in shown
+    assert "length      2 steps (0.40 epochs)" in shown
+    assert re.search(r"memory      about \d+ [KM]iB", shown)
+    assert re.search(r"step 2/2  loss .* s, 0 s left", shown)
     assert "finished after 2 steps" in shown
+
+
+def test_held_out_examples_choose_the_best_checkpoint(folder):
+    run = {"output": str(folder / "held"), "steps": 6, "save_every": 2, "keep": 1, "choose": "best"}
+    parts = {"data": {"held_out": 7}, "optim": {"lr": 1.0}}  # the loss can only get worse
+    trainer = prepare(recipe(folder, **parts, run=run))
+    assert (trainer.batches.rows.count, trainer.held_out.rows.count) == (33, 7)
+    shown = {tuple(row) for rows in (trainer.batches.rows, trainer.held_out.rows) for row in texts(rows.host)}
+    assert len(shown) == len(set(map(tuple, texts(data.read(folder / "data.safetensors").pairs))))
+    done = train(recipe(folder, **parts, run={**run, "steps": 2}))
+    done = train(recipe(folder, **parts, run=run), resume=True)
+    logs = [json.loads(line) for line in (folder / "held" / "metrics.jsonl").read_text().splitlines()]
+    losses = {log["step"]: log["eval_loss"] for log in logs if "eval_loss" in log}
+    assert sorted(losses) == [2, 4, 6]
+    best = min(losses, key=losses.get)
+    assert done.best == folder / "held" / f"checkpoint-{best}"
+    assert done.best_loss == losses[best]
+    kept = {path.name for path in (folder / "held").glob("checkpoint-*")}
+    assert kept == {"checkpoint-6", f"checkpoint-{best}"}
+    assert best != 6
+    assert_same(weights(folder / "held"), load_file(done.best / "model.safetensors"), 0)
+    with pytest.raises(DataError, match=r"data\.held_out: 40 of only 40"):
+        prepare(recipe(folder, data={"held_out": 40}, run={"output": str(folder / "x")}))
+
+
+def texts(pairs):
+    return [pairs.tokens[a : a + n].tolist() for a, n in zip(pairs.start, pairs.size, strict=True)]
+
+
+def test_the_held_out_loss_is_the_training_loss_of_the_same_rows(folder):
+    """Measured twice it is the same number, and it is the mean over rows of the worked loss."""
+    trainer = prepare(recipe(folder, data={"held_out": 6}, run={"output": str(folder / "measured")}))
+    first, again = trainer.evaluate(), trainer.evaluate()
+    assert first == again
+    inputs = trainer.held_out.build(0, torch.arange(4)), trainer.held_out.build(0, torch.arange(4, 6))
+    total = 0.0
+    for part, rows in zip(inputs, (4, 2), strict=True):
+        weight = part.pop("weight")
+        del part["kind"]
+        total += rows * float((trainer.model.eval()(**part) * weight).sum().detach())
+    assert first["eval_loss"] == pytest.approx(total / 6, rel=1e-6)
+
+
+def test_the_memory_estimate_follows_a_measured_run():
+    """LLaDA-8B's shape with LoRA r 32 and 6 rows of 1,024 tokens took 20.0 GiB on a GPU (docs/train.md)."""
+    from peft import LoraConfig, get_peft_model
+
+    from voidpad.models import FAMILIES
+    from voidpad.training.memory import estimate
+    from voidpad.training.recipe import LoraPart
+
+    shape = {"vocab_size": 126464, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 4096}
+    family = FAMILIES["llada"]
+    with torch.device("meta"):
+        net = family.net_class(family.config(shape | heads)).to(torch.bfloat16)
+        net = get_peft_model(net, LoraConfig(r=32, target_modules=list(LoraPart().targets)))
+    values = {"model": {"name": "m"}, "data": {"path": "d"}, "lora": {}}
+    run = {"output": "o", "steps": 1, "micro_batch": 6, "checkpointing": True}
+    memory = estimate(check({**values, "run": run}), net, slots=1024)
+    assert memory / 2**30 == pytest.approx(20.0, rel=0.05)
+    assert estimate(check({**values, "run": {**run, "checkpointing": False}}), net, slots=1024) > 2 * memory
+
+
+def test_reports_that_are_not_there(folder):
+    for name in ("no_such_service", "json"):
+        with pytest.raises(ConfigError, match=rf"run\.report_to: '{name}'"):
+            prepare(recipe(folder, run={"output": str(folder / "report"), "report_to": [name]}))
+
+
+def test_lora_from_the_command_line(folder, monkeypatch, capsys):
+    from voidpad.commands.train import main
+
+    words = ["--set", f"run.output={folder / 'rank'}", "--set", "run.steps=1"]
+    words += ["--lora-rank", "2", "--lora-targets", "q_proj, v_proj"]
+    monkeypatch.setattr(sys, "argv", ["train", str(folder / "recipe.toml"), *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 0
+    config = json.loads((folder / "rank" / "model" / "adapter_config.json").read_text())
+    assert (config["r"], sorted(config["target_modules"])) == (2, ["q_proj", "v_proj"])
+
+
+def test_a_starter_recipe_runs_as_its_first_lines_say(tmp_path, monkeypatch, capsys):
+    """`train --init`, then the two commands that the new file names, on the built-in model."""
+    import shlex
+
+    from voidpad.commands.cli import main
+
+    def voidpad(*words):
+        monkeypatch.setattr(sys, "argv", ["voidpad", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        shown = capsys.readouterr()
+        assert left.value.code == 0, shown.err
+        return shown.out
+
+    chats = [{"prompt": f"Tom has {k} cards.", "response": f"{k} + 2 = {k + 2}"} for k in range(16)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    path = tmp_path / "my.toml"
+    voidpad("train", "--init", path)
+    commands = [
+        shlex.split(line[5:]) for line in path.read_text().splitlines() if re.match(r"# [12]\. ", line)
+    ]
+    assert [words[:2] for words in commands] == [["voidpad", "data"], ["voidpad", "train"]]
+    assert "16" in voidpad(*commands[0][1:])
+    shown = voidpad(*commands[1][1:], "--set", "run.report_to=[]")
+    assert "finished after 2 steps" in shown
+    assert load(tmp_path / "my" / "model").card.padding == "void"
 
 
 @pytest.mark.slow

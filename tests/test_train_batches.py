@@ -7,14 +7,14 @@ import torch
 
 from voidpad.roles import Roles
 from voidpad.training.batches import (
+    BatchLayout,
+    BatchShare,
     BatchWidth,
     FixedWidth,
-    Layout,
     MicroBatches,
     Objective,
-    Packed,
-    Padded,
-    Share,
+    PackedRows,
+    PaddedRows,
     VirtualWidth,
     WindowWidth,
 )
@@ -24,7 +24,7 @@ from voidpad.training.padding import Example, Pairs, policy
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(3, 10)))
 WIDTHS = {
-    "batch": BatchWidth(policy("void")),
+    "batch": BatchWidth(),
     "virtual": VirtualWidth(4),
     "window": WindowWidth(2, 9),
     "fixed": FixedWidth(20),
@@ -41,12 +41,14 @@ def examples(count=30, seed=0):
 
 def padded(width="virtual", count=30, **layout):
     pairs = Pairs.of(examples(count))
-    return Padded(pairs, ROLES, policy("void"), noising=Noising(), layout=Layout(WIDTHS[width], **layout))
+    return PaddedRows(
+        pairs, ROLES, policy("void"), noising=Noising(), layout=BatchLayout(WIDTHS[width], **layout)
+    )
 
 
 def batches(rows, share):
     return MicroBatches(
-        rows, Noising(), Objective(ROLES.mask, NORMALISERS["llada"], forced=True), share=share
+        rows, Noising(), Objective(ROLES.mask, NORMALISERS["per_row"], forced=True), share=share
     )
 
 
@@ -58,16 +60,16 @@ def rows_of(inputs, width=40):
 
 @pytest.mark.parametrize("width", ["virtual", "window", "fixed"])
 def test_rows_and_noise_do_not_depend_on_processes_or_micro_batch(width):
-    whole = [row for i in range(9) for row in rows_of(batches(padded(width), Share(12, 12))[i])]
+    whole = [row for i in range(9) for row in rows_of(batches(padded(width), BatchShare(12, 12))[i])]
     for micro, processes in ((1, 1), (4, 1), (2, 3), (3, 4), (6, 2)):
-        runs = [batches(padded(width), Share(12, micro, rank, processes)) for rank in range(processes)]
+        runs = [batches(padded(width), BatchShare(12, micro, rank, processes)) for rank in range(processes)]
         steps = 9 * runs[0].share.accumulation
         found = [row for i in range(steps) for run in runs for row in rows_of(run[i])]
         assert found == whole
 
 
 def test_any_batch_can_be_asked_for_at_any_time():
-    one, two = (batches(padded(), Share(12, 4)) for _ in range(2))
+    one, two = (batches(padded(), BatchShare(12, 4)) for _ in range(2))
     forward = [one[i]["ids"].tolist() for i in range(12)]
     assert [two[i]["ids"].tolist() for i in reversed(range(12))] == forward[::-1]
 
@@ -83,7 +85,7 @@ def test_an_epoch_shows_every_example_once(group):
 
 
 def test_a_short_epoch_wraps_round():
-    run = batches(padded(count=5), Share(4, 4))
+    run = batches(padded(count=5), BatchShare(4, 4))
     assert run.updates_per_epoch == 2
     assert len(rows_of(run[1])) == 4
 
@@ -99,7 +101,7 @@ def test_grouping_orders_an_updates_rows_by_width_and_leaves_the_update_alone():
 
 
 def test_extra_columns_for_the_compiler_are_invisible():
-    one, two = batches(padded(), Share(6, 6)), batches(padded(multiple=16), Share(6, 6))
+    one, two = batches(padded(), BatchShare(6, 6)), batches(padded(multiple=16), BatchShare(6, 6))
     assert two[0]["ids"].shape[1] % 16 == 0
     assert rows_of(one[0]) == rows_of(two[0])
     for name in ("label", "weight", "kind"):
@@ -108,8 +110,8 @@ def test_extra_columns_for_the_compiler_are_invisible():
 
 def test_no_mask_is_passed_when_every_slot_is_visible():
     pairs = Pairs.of([Example([5], [6, 7])] * 4)
-    rows = Padded(pairs, ROLES, policy("void"), noising=Noising(), layout=Layout(FixedWidth(9)))
-    assert "inside" not in batches(rows, Share(4, 4))[0]
+    rows = PaddedRows(pairs, ROLES, policy("void"), noising=Noising(), layout=BatchLayout(FixedWidth(9)))
+    assert "inside" not in batches(rows, BatchShare(4, 4))[0]
 
 
 def stream(order, store):
@@ -122,7 +124,7 @@ def stream(order, store):
 
 def test_packed_rows_are_the_stream_cut_in_pieces():
     store = examples()
-    rows = Packed(Pairs.of(store), ROLES, length=16, seed=1, layout=Layout(align=False))
+    rows = PackedRows(Pairs.of(store), ROLES, length=16, seed=1, layout=BatchLayout(align=False))
     order = rows.stream(0)[0].tolist()
     text = stream(order, store)
     batch, _ = rows(0, torch.arange(rows.count))
@@ -133,7 +135,7 @@ def test_packed_rows_are_the_stream_cut_in_pieces():
 
 def test_aligned_rows_begin_with_a_whole_document():
     store = examples()
-    rows = Packed(Pairs.of(store), ROLES, length=16, seed=1, layout=Layout())
+    rows = PackedRows(Pairs.of(store), ROLES, length=16, seed=1, layout=BatchLayout())
     text = stream(rows.stream(0)[0].tolist(), store)
     starts, position = set(), 0
     for k in rows.stream(0)[0].tolist():
@@ -146,8 +148,10 @@ def test_aligned_rows_begin_with_a_whole_document():
 
 
 def test_packed_noise_reaches_prompts():
-    rows = Packed(Pairs.of(examples(200)), ROLES, length=32, seed=1, layout=Layout())
-    run = MicroBatches(rows, Noising(), Objective(ROLES.mask, NORMALISERS["llada"]), share=Share(30, 30))
+    rows = PackedRows(Pairs.of(examples(200)), ROLES, length=32, seed=1, layout=BatchLayout())
+    run = MicroBatches(
+        rows, Noising(), Objective(ROLES.mask, NORMALISERS["per_row"]), share=BatchShare(30, 30)
+    )
     inputs = run[0]
     assert (inputs["label"] >= 100).any()  # prompt tokens
     assert (inputs["label"] == ROLES.eos).any()

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from voidpad.errors import ConfigError
-from voidpad.training.recipe import AUTHORS_TARGETS, check, read
+from voidpad.models import FAMILIES
+from voidpad.training.recipe import check, read
+from voidpad.training.setup import authors_targets
 
 ROOT = Path(__file__).parents[1] / "voidpad" / "recipes"
 PAPER = sorted((ROOT / "paper").glob("*.toml"))
@@ -104,8 +106,8 @@ def test_the_authors_preset_sets_what_their_code_does_and_explicit_settings_win(
     assert recipe.padding.truncated_gets_eos
     assert recipe.model.init_void == "keep"
     assert not recipe.lora.void_rows
-    assert "lm_head" in AUTHORS_TARGETS["llada"]
-    assert "o_proj" not in AUTHORS_TARGETS["llada"]
+    assert "lm_head" in authors_targets(FAMILIES["llada"])
+    assert "o_proj" not in authors_targets(FAMILIES["llada"])
     assert (
         check(
             {**changed(padding={"truncated_gets_eos": False}), "preset": "authors"}

@@ -11,8 +11,9 @@ import pytest
 
 from stories import EOS, HOSTILE, MASK, VOID, expansion, header, hostile, overflow
 from test_trace import PLANS
+from voidpad.decode.outcome import Result
 from voidpad.diagnose.page import Named, page
-from voidpad.diagnose.trace import Pass, Recorder, Summary, Trace
+from voidpad.diagnose.trace import Pass, Recorder, Trace
 from voidpad.models import random_model
 
 FLAGS = """--no-sandbox --headless --disable-gpu --disable-background-networking --disable-component-update
@@ -401,7 +402,7 @@ def test_model_text_is_only_text(show):
 
 
 def test_a_decode_of_no_passes_is_shown(show):
-    result = Summary(text="", tokens=(), ids=(), passes_decode=0, canvas=0, stop_reason="cancelled")
+    result = Result(key=0, text="", tokens=[], ids=[], passes_decode=0, stop_reason="cancelled")
     tab = show(Trace(0, header("tiny-eos", "original", "commits"), (), result, {}))
     assert "Cancelled" in tab.locator(".verdict").inner_text()
     press(tab, "ArrowRight", "End", " ")
@@ -433,7 +434,7 @@ def large(side: int = 512) -> Trace:
     canvas = np.empty(side, dtype=int)
     canvas[order] = 10 + np.arange(side) % 20
     ids = canvas.tolist()
-    result = Summary(text="", tokens=ids, ids=ids, passes_decode=side, canvas=side, stop_reason="full")
+    result = Result(key=0, text="", tokens=ids, ids=ids, passes_decode=side, stop_reason="full")
     pieces = {**overflow(4).pieces, **{i: f"w{i}" for i in range(10, 40)}}
     return Trace(0, header("tiny-eos", "original", "top5"), tuple(passes), result, pieces)
 

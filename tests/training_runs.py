@@ -7,7 +7,7 @@ from pathlib import Path
 from voidpad.models import random_model, save
 from voidpad.training import prepared as data
 from voidpad.training.padding import Example, Pairs
-from voidpad.training.recipe import Recipe, check
+from voidpad.training.recipe import TrainingRecipe, check
 
 RECIPE = """
 [model]
@@ -46,7 +46,7 @@ def materials(folder: Path, family: str = "llada", rows: int = 40) -> Path:
     return folder
 
 
-def recipe(folder: Path, **parts: dict) -> Recipe:
+def recipe(folder: Path, **parts: dict) -> TrainingRecipe:
     """The recipe with parts changed, e.g. run={"steps": 3}; a part of None is left out."""
     values = tomllib.loads((folder / "recipe.toml").read_text())
     for name, change in parts.items():

@@ -34,14 +34,15 @@ from voidpad.decode.loop import Denoiser, decode
 from voidpad.decode.plan import Plan, plan
 from voidpad.engine.batching import Engine
 from voidpad.engine.cache import CachedDenoiser
+from voidpad.engine.cache_policy import CachePolicy
 from voidpad.engine.graphs import Graphs
 from voidpad.engine.packed import PackedDenoiser, compiled
 from voidpad.experiments.bench import (
-    Meter,
+    PassMeter,
     Research,
-    Run,
     Script,
     Scripted,
+    TimedRun,
     drive,
     now,
     settle,
@@ -120,7 +121,9 @@ class Bench:
 
     def cached(self, *, dual: bool = True, every: int | None = None) -> CachedDenoiser:
         bucket = 64 if self.cuda else 1
-        return CachedDenoiser(self.plain(), BLOCK, dual, every, bucket=bucket, graphs=Graphs(1024))
+        return CachedDenoiser(
+            self.plain(), BLOCK, CachePolicy(dual, every), bucket=bucket, graphs=Graphs(1024)
+        )
 
     def size(self, tokens: int) -> int:
         return max(BLOCK, int(tokens * self.scale) // BLOCK * BLOCK)
@@ -336,18 +339,18 @@ def throughput(bench: Bench) -> None:
             denoise.clear()
 
 
-def flops(bench: Bench, run: Run) -> float:
+def flops(bench: Bench, run: TimedRun) -> float:
     """A second, in the layers' products; the head and attention are not counted."""
     return 2 * bench.parameters * run.tokens / run.seconds
 
 
 def mixed(
     bench: Bench, denoise: Any, chosen: Plan, *, pace: float, tokens: int
-) -> tuple[Run, dict[int, int]]:
+) -> tuple[TimedRun, dict[int, int]]:
     count, rows = (1024, 64) if bench.cuda else (200, 4)
     prompts, lengths = workload(count, scale=bench.scale)
     script = Script(ROLES, lengths, pace=pace)
-    meter = Meter(Scripted(denoise, script))
+    meter = PassMeter(Scripted(denoise, script))
     forget = getattr(denoise, "forget", lambda key: None)
     engine = Engine(meter, ROLES, rows=rows, tokens=tokens, ended=forget)
     for key, prompt in enumerate(prompts):

@@ -9,15 +9,14 @@ is left out on both sides. Sides alternate; the ratios are of the best rounds, b
 """
 
 import argparse
-import os
 import tempfile
 import time
 from pathlib import Path
 
-from voidpad.evaluate import Resources, Settings
-from voidpad.evaluate.folder import writing
-from voidpad.evaluate.harness import VoidpadLM
-from voidpad.evaluate.run import answering, load_tasks, resolved, score
+from voidpad.evaluate import Resources, RunFolder, Settings
+from voidpad.evaluate.answer import answer, load_run
+from voidpad.evaluate.judge import judge
+from voidpad.evaluate.prepare import load_tasks, prepare
 from voidpad.models import Model, load
 
 TASKS = ("tiny_steps", "tiny_expr")
@@ -48,10 +47,11 @@ def engine_alone(settings: Settings, model: Model, resources: Resources, prompts
 def through_harness(settings: Settings, model: Model, resources: Resources) -> Seconds:
     tasks = load_tasks(settings, resources)
     with tempfile.TemporaryDirectory() as name:
-        out = Path(name)
+        folder = RunFolder(Path(name))
         start = clock()
-        with writing(out, resolved(settings, model), {}) as journal:
-            score(out, tasks, VoidpadLM(answering(settings, model, resources), journal), settings=settings)
+        prepare(settings, folder, resources=resources, tasks=tasks)
+        answer(folder, loaded=load_run(settings, resources, model=model))
+        judge(folder, resources=resources, tasks=tasks)
         return since(start)
 
 
@@ -71,7 +71,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
-    os.environ["TQDM_DISABLE"] = "1"
     fields = {"canvas": given.canvas, "block": given.block, "threshold": given.threshold}
     limit = given.examples // len(TASKS)
     settings = Settings(given.model, TASKS, plan=given.plan, fields=fields, limit=limit)

@@ -28,7 +28,15 @@ from voidpad.engine.memory import keep_freed_memory
 from voidpad.models import LLADA, character_tokenizer
 from voidpad.roles import Roles
 from voidpad.training import prepared as data
-from voidpad.training.batches import BatchWidth, FixedWidth, Layout, MicroBatches, Objective, Padded, Share
+from voidpad.training.batches import (
+    BatchLayout,
+    BatchShare,
+    BatchWidth,
+    FixedWidth,
+    MicroBatches,
+    Objective,
+    PaddedRows,
+)
 from voidpad.training.losses import NORMALISERS, SlotLoss
 from voidpad.training.noising import Noising
 from voidpad.training.padding import Example, Pairs, policy
@@ -86,11 +94,11 @@ def collate(_: argparse.Namespace) -> None:
     torch.set_num_threads(1)  # processor time adds up over threads
     roles, how = Roles(mask=0, eos=1, void=2), policy("void")
     rows = examples(1000, range(10, 30_000), prompt=(20, 400), response=(20, 600))
-    store = Padded(Pairs.of(rows), roles, how, noising=Noising(), layout=Layout(BatchWidth(how)))
+    store = PaddedRows(Pairs.of(rows), roles, how, noising=Noising(), layout=BatchLayout(BatchWidth()))
 
     def ours(batch: int) -> None:
-        asked = Objective(roles.mask, NORMALISERS["llada"], forced=True)
-        batches = MicroBatches(store, Noising(), asked, share=Share(batch, batch))
+        asked = Objective(roles.mask, NORMALISERS["per_row"], forced=True)
+        batches = MicroBatches(store, Noising(), asked, share=BatchShare(batch, batch))
         for k in range(len(rows) // batch):
             batches[k]
 
@@ -267,10 +275,10 @@ def large(options: argparse.Namespace) -> None:
     vocabulary = range(10, 2000 if options.rehearse else 126_000)
     store = examples(rows * 8, vocabulary, prompt=(width // 8, width // 4), response=(width // 4, width // 2))
     how = policy("void")
-    place = Layout(FixedWidth(width), device=options.device)
-    padded = Padded(Pairs.of(store), roles, how, noising=Noising(), layout=place)
-    asked = Objective(roles.mask, NORMALISERS["llada"], forced=True)
-    ours = MicroBatches(padded, Noising(), asked, share=Share(rows, rows))
+    place = BatchLayout(FixedWidth(width), device=options.device)
+    padded = PaddedRows(Pairs.of(store), roles, how, noising=Noising(), layout=place)
+    asked = Objective(roles.mask, NORMALISERS["per_row"], forced=True)
+    ours = MicroBatches(padded, Noising(), asked, share=BatchShare(rows, rows))
     found = {}
     net = large_net(options, rows=[roles.void])
     inputs = [full_batch(padded, ours.noising, k, rows) for k in range(8)]
@@ -304,7 +312,7 @@ def compile_layers(net: Any, *, rounded: bool) -> None:
         layer.compile(options={"emulate_precision_casts": rounded})
 
 
-def full_batch(padded: Padded, noising: Noising, k: int, rows: int) -> dict[str, torch.Tensor]:
+def full_batch(padded: PaddedRows, noising: Noising, k: int, rows: int) -> dict[str, torch.Tensor]:
     batch, at = padded(0, torch.arange(k * rows, (k + 1) * rows))
     noised = noising(batch, 0, forced=True, at=at)
     rate = torch.where(batch.eos, 1.0, noised.rate[:, None])

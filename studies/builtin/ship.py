@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from voidpad.builtin.tasks import CANVAS
+from voidpad.errors import DataError
 from voidpad.models.card import read_card
 from voidpad.models.locate import ASSETS
 
@@ -29,26 +30,36 @@ FIXED = {"canvas": CANVAS, "block": 32}
 GROWING = {"canvas": 48, "limit": CANVAS, "block": 16}
 
 
-def ship(source: Path, stage: str, *, expansion: Mapping[str, Any] | None = None) -> Path:
-    """One stage's model folder as a built-in model."""
-    target = ASSETS / f"tiny-{stage}"
+def ship(
+    source: Path, stage: str, *, expansion: Mapping[str, Any] | None = None, assets: Path = ASSETS
+) -> Path:
+    """One stage's model folder as a built-in model. The old one goes when the new one is complete, not before."""
+    made, target = source / stage / "model", assets / f"tiny-{stage}"
+    card = read_card(made) if made.is_dir() else None
+    files = [file for pattern in KEPT for file in sorted(made.glob(pattern))]
+    if card is None or not any(file.suffix == ".safetensors" for file in files):
+        raise DataError(f"{made}: no trained model with weights and a card; train the stage {stage} first.")
     expansion = expansion or shipped_expansion(target)
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    for pattern in KEPT:
-        for file in (source / stage / "model").glob(pattern):
-            shutil.copyfile(file, target / file.name)
-    adapter = target / "adapter_config.json"
+    beside = assets / f".tiny-{stage}.new"
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    for file in files:
+        shutil.copyfile(file, beside / file.name)
+    adapter = beside / "adapter_config.json"
     if adapter.is_file():
         config = json.loads(adapter.read_text(encoding="utf-8"))
         config["base_model_name_or_path"] = "tiny-instruct"
         adapter.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    card = read_card(source / stage / "model")
-    assert card is not None, f"{source / stage}: no card"
     calibration = dict.fromkeys(("original", "void", "smart-crop"), FIXED)
     calibration |= {name: {**GROWING, "limit": 256} for name in ("daedal", "rho-eos")}
     calibration["void-expansion"] = {**GROWING, **expansion}
-    replace(card, calibration=calibration).write(target)
+    replace(card, calibration=calibration).write(beside)
+    old = assets / f".tiny-{stage}.old"
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    beside.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
     return target
 
 

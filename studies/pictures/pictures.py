@@ -7,7 +7,7 @@ import matplotlib
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
-from voidpad.builtin.demo import published
+from voidpad.builtin.results import shipped_results
 
 # Name, label, colour and look. Rainbow and VOID nearly coincide: one is dashed and lies over the other.
 SOLID, DASHED = {"linewidth": 2, "marker": "o"}, {"linewidth": 1.6, "marker": "D", "linestyle": (0, (4, 3))}
@@ -20,7 +20,7 @@ APART = 0.09  # of a tick: so that the points stand side by side
 
 
 def main(path: str) -> None:
-    known = published()
+    known = shipped_results()
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
     for place, (name, label, colour, look) in enumerate(LINES):
         some = sorted(

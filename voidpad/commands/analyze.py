@@ -14,6 +14,7 @@ from voidpad.commands import analyze_inputs as inputs
 from voidpad.commands import analyze_runs as runs
 from voidpad.commands import analyze_tables as tables
 from voidpad.commands.generate import bar, err, out
+from voidpad.commands.loading import Device, Dtype, load_model
 from voidpad.commands.options import takes_plan_fields
 from voidpad.commands.outputs import file_to_write, picture_to_write
 from voidpad.errors import ConfigError
@@ -28,8 +29,6 @@ File = Annotated[
 ]
 Data = Annotated[Path | None, typer.Option(help="examples: JSON lines of messages, or a prepared file")]
 Raw = Annotated[bool, typer.Option("--raw", help="no chat template")]
-Device = Annotated[str, typer.Option(help="cpu or cuda")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or auto")]
 Rows = Annotated[int, typer.Option(help="most rows in one pass")]
 Tokens = Annotated[int, typer.Option(help="most tokens in one pass")]
 PlotFile = Annotated[Path | None, typer.Option(help="write the picture here", callback=picture_to_write)]
@@ -40,12 +39,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="one JSON object")]
 class Queries(StrEnum):
     masked = "masked"
     all = "all"
-
-
-class Padding(StrEnum):
-    eos = "eos"
-    void = "void"
-    rainbow = "rainbow"
 
 
 @app.command("eos-prior")
@@ -64,35 +57,34 @@ def eos_prior(
     plot: PlotFile = None,
     csv: CsvFile = None,
     as_json: AsJson = False,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> None:
     """Does the model repeat its data's length distribution as P(EOS)? F(i-1), p_i and q_i, and VOID's."""
     from voidpad.diagnose.eos_prior import batched, measure, same_canvas, shuffled
-    from voidpad.models import load
 
     if batch < 1 or count < 1:
         raise ConfigError(f"batch={batch} and count={count} must be at least 1.")
-    loaded = load(model, adapter, device=device, dtype=dtype)
-    found = inputs.pairs(loaded, data=data, tasks=tasks, count=count, raw=raw)
+    loaded = load_model(model, adapter, device=device, dtype=dtype)
+    pairs = inputs.pairs(loaded, data=data, tasks=tasks, count=count, raw=raw)
     laid = (
-        batched(found, shuffled(len(found), batch, seed=seed))
+        batched(pairs, shuffled(len(pairs), batch, seed=seed))
         if canvas is None
-        else same_canvas(found, canvas)
+        else same_canvas(pairs, canvas)
     )
-    with bar(len(found), shown=not as_json, label="examples") as tick:
+    with bar(len(pairs), shown=not as_json, label="examples") as tick:
         curves = measure(loaded.denoiser(), loaded.roles, laid, tokens=tokens, tick=lambda n: repeat(tick, n))
     if csv is not None:
         tables.write_csv(csv, tables.prior_rows(curves))
     if plot is not None:
         from voidpad.diagnose import plots
 
-        plots.save(plots.prior(curves, title=f"{loaded.name}, {len(found)} examples", least=least), plot)
+        plots.save(plots.prior(curves, title=f"{loaded.name}, {len(pairs)} examples", least=least), plot)
     if as_json:
-        print(json.dumps(tables.prior_json(curves, loaded.name, len(found), least)))
+        print(json.dumps(tables.prior_json(curves, loaded.name, len(pairs), least)))
     else:
         out.print(tables.prior_table(curves, least))
-        err.print(f"{len(found)} examples; gaps over slots with at least {least} of them", style="dim")
+        err.print(f"{len(pairs)} examples; gaps over slots with at least {least} of them", style="dim")
 
 
 def repeat(tick: Any, times: int) -> None:
@@ -133,42 +125,46 @@ def overflow(
     plot: PlotFile = None,
     csv: CsvFile = None,
     as_json: AsJson = False,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "auto",
     fields: dict[str, Any] | None = None,
 ) -> None:
     """Do answers drown in EOS? Trajectories, overflow by block size, and a verdict."""
-    from voidpad.diagnose.overflow import Rule, Setup, trajectory
+    from voidpad.diagnose.overflow import Rule, Setup, advice, rates, trajectory
 
     rule = Rule(short=short, filled=filled)
     if trace:
         recorded(trace, rule, plot=plot, csv=csv, as_json=as_json)
         return
     from voidpad.diagnose.trace import write
-    from voidpad.models import load
 
-    loaded = load(model, adapter, device=device, dtype=dtype)
-    asked = inputs.questions(loaded, prompt, file=file, tasks=tasks, count=count)
-    ids = [loaded.encode(one.prompt, raw=raw) for one in asked]
+    loaded = load_model(model, adapter, device=device, dtype=dtype)
+    questions = inputs.questions(loaded, prompt, file=file, tasks=tasks, count=count)
+    ids = [loaded.encode(one.prompt, raw=raw) for one in questions]
     name, plans = runs.plans_of(loaded, plan, blocks, fields or {})
     setup = Setup(rule, rows, tokens)
     answers, summary = runs.surveyed(loaded, ids, plans, setup=setup, shown=not as_json)
     traces = runs.followed(loaded, ids[0], plans, name)
-    told = [trajectory(one, rule) for one in traces]
+    trajectories = [trajectory(one, rule) for one in traces]
     if save_trace is not None:
         write(save_trace, traces)
     if plot is not None:
-        tables.draw(told, plot)
+        tables.draw(trajectories, plot)
     if csv is not None:
         tables.write_csv(csv, [tables.answer_row(a) for a in answers])
-    right = runs.correct(asked, answers)
+    right = runs.correct(questions, answers)
+    summary["advice"] = advice(
+        rates(answers), summary["void_tail"], rule, model=model, adapter=adapter, plan=name
+    )
     if as_json:
-        print(json.dumps(tables.overflow_json(loaded.name, answers, right, summary, told)))
+        print(json.dumps(tables.overflow_json(loaded.name, answers, right, summary, trajectories)))
         return
     out.print(tables.rate_table(answers, right))
-    for one in told:
+    for one in trajectories:
         out.print(tables.trajectory_line(one))
     out.print(summary["verdict"], style="bold")
+    for line in summary["advice"]:
+        out.print(line, markup=False)
 
 
 def recorded(paths: Sequence[Path], rule: Any, *, plot: Path | None, csv: Path | None, as_json: bool) -> None:
@@ -176,12 +172,12 @@ def recorded(paths: Sequence[Path], rule: Any, *, plot: Path | None, csv: Path |
     from voidpad.diagnose.overflow import table, trajectory
     from voidpad.diagnose.trace import read
 
-    told = [trajectory(one, rule) for path in paths for one in read(path)]
+    trajectories = [trajectory(one, rule) for path in paths for one in read(path)]
     if csv is not None:
-        tables.write_csv(csv, [row for one in told for row in table(one)])
+        tables.write_csv(csv, [row for one in trajectories for row in table(one)])
     if plot is not None:
-        tables.draw(told, plot)
-    for one in told:
+        tables.draw(trajectories, plot)
+    for one in trajectories:
         print(json.dumps(tables.trajectory_json(one))) if as_json else out.print(tables.trajectory_line(one))
 
 
@@ -206,25 +202,24 @@ def attention(
     plot: PlotFile = None,
     csv: CsvFile = None,
     as_json: AsJson = False,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "auto",
     fields: dict[str, Any] | None = None,
 ) -> None:
     """Is it attention to EOS? Decode as usual and with committed EOS hidden, and compare."""
     from voidpad.diagnose.attention import QUERIES
     from voidpad.diagnose.overflow import Setup, survey
-    from voidpad.models import load
 
-    loaded = load(model, adapter, device=device, dtype=dtype)
-    asked = inputs.questions(loaded, prompt, file=file, tasks=tasks, count=count)
-    ids = [loaded.encode(one.prompt, raw=raw) for one in asked]
+    loaded = load_model(model, adapter, device=device, dtype=dtype)
+    questions = inputs.questions(loaded, prompt, file=file, tasks=tasks, count=count)
+    ids = [loaded.encode(one.prompt, raw=raw) for one in questions]
     chosen = runs.whole_canvas(loaded, plan, fields or {})
     arms = {}
     with bar(2 * len(ids), shown=not as_json) as tick:
         for arm, forbid in (("before", None), ("after", QUERIES[queries.value])):
             setup = Setup(rows=rows, tokens=tokens, forbid=forbid)
             arms[arm] = survey(loaded, ids, [chosen], setup=setup, tick=tick)
-    right = {arm: runs.correct(asked, answers) for arm, answers in arms.items()}
+    right = {arm: runs.correct(questions, answers) for arm, answers in arms.items()}
     mass = runs.weighed(loaded, ids[:watch], chosen, queries.value, plot=plot)
     if csv is not None:
         tables.write_csv(csv, tables.arm_rows(arms, right))
@@ -246,7 +241,7 @@ def theory(
     canvas: Annotated[int | None, typer.Option(help="canvas length")] = None,
     block: Annotated[int | None, typer.Option(help="block size; default: the canvas")] = None,
     padding: Annotated[
-        list[Padding] | None, typer.Option(help="padding of the oracle model (repeatable); default: all")
+        list[str] | None, typer.Option(help="padding of the oracle model (repeatable); default: all")
     ] = None,
     symbols: Annotated[int, typer.Option(help="words of the oracle model, all equally likely")] = 10,
     model: Annotated[str | None, typer.Option(help="also compare this checkpoint with the theorems")] = None,
@@ -257,36 +252,40 @@ def theory(
     raw: Raw = False,
     tokens: Tokens = 8192,
     as_json: AsJson = False,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> None:
     """Theorems 1 and 2 on a length distribution: where EOS starts, how far it spreads, what decoding does."""
-    from voidpad.diagnose.theory import Lengths, agree, predict
-    from voidpad.models import load
+    from voidpad.diagnose.theory import LengthModel, agree, predict
+    from voidpad.training.padding import POLICIES
 
     if symbols < 1:
         raise ConfigError(f"symbols={symbols} must be at least 1.")
     if model is None and data is not None:
         raise ConfigError("--data needs the model whose tokens it is counted in; add --model NAME.")
-    loaded = None if model is None else load(model, adapter, device=device, dtype=dtype)
-    cases = [] if loaded is None else runs.compared(loaded, data, runs.Wanted(tasks, count, draws, raw))
+    loaded = None if model is None else load_model(model, adapter, device=device, dtype=dtype)
+    cases = (
+        [] if loaded is None else runs.compared(loaded, data, runs.AnalysisRequest(tasks, count, draws, raw))
+    )
     if lengths is not None:
-        known = inputs.lengths(lengths)
+        distribution = inputs.lengths(lengths)
     elif cases:
         pooled = [item for case in cases for item in case.lengths.weights]
-        known = Lengths.of([length for length, weight in pooled for _ in range(int(weight))])
+        distribution = LengthModel.of([length for length, weight in pooled for _ in range(int(weight))])
     else:
-        known = inputs.lengths("1:.35,2:.25,5:.4")
-    size = canvas or runs.default_canvas(known, loaded)
-    told = predict(known, size, block or size)
-    stories = tables.stories(known, told, [p.value for p in padding or Padding], symbols)
-    found = None
+        distribution = inputs.lengths("1:.35,2:.25,5:.4")
+    size = canvas or runs.default_canvas(distribution, loaded)
+    prediction = predict(distribution, size, block or size)
+    stories = tables.stories(distribution, prediction, padding or list(POLICIES), symbols)
+    agreement = None
     if loaded is not None:
-        found = agree(loaded.denoiser(), loaded.roles, cases, canvas=size, block=told.block, tokens=tokens)
+        agreement = agree(
+            loaded.denoiser(), loaded.roles, cases, canvas=size, block=prediction.block, tokens=tokens
+        )
     if as_json:
-        print(json.dumps(tables.theory_json(known, told, stories, found)))
+        print(json.dumps(tables.theory_json(distribution, prediction, stories, agreement)))
         return
-    tables.print_theory(out, known, told)
+    tables.print_theory(out, distribution, prediction)
     out.print(tables.story_table(stories, size))
-    if found is not None:
-        out.print(tables.agreement_table(found, len(cases)))
+    if agreement is not None:
+        out.print(tables.agreement_table(agreement, len(cases)))

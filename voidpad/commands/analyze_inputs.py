@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,9 @@ from voidpad.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from voidpad.diagnose.questions import Question
-    from voidpad.diagnose.theory import Lengths
+    from voidpad.diagnose.theory import LengthModel
     from voidpad.models import Model
-    from voidpad.training.padding import Example, Pairs
+    from voidpad.training.padding import Pairs
 
 NUMBERS = "steps,expr"  # the built-in tasks that need no program to be run
 EVERY = "steps,expr,complete,write"
@@ -25,12 +26,12 @@ def names(text: str) -> list[str]:
 
 def integers(text: str, field: str) -> list[int]:
     try:
-        found = sorted({int(part) for part in names(text)})
+        numbers = sorted({int(part) for part in names(text)})
     except ValueError:
-        found = []
-    if not found or found[0] < 1:
+        numbers = []
+    if not numbers or numbers[0] < 1:
         raise ConfigError(f"{field}={text!r}: give whole numbers over 0, separated by commas.")
-    return found
+    return numbers
 
 
 def questions(
@@ -45,11 +46,11 @@ def questions(
     """Prompts given as arguments or in a file; the built-in tasks for models that know their words."""
     from voidpad.diagnose.questions import Question, of_tasks, speaks_tiny
 
-    found = [Question(prompt) for prompt in prompts or ()]
+    chosen = [Question(prompt) for prompt in prompts or ()]
     if file is not None:
-        found += in_file(file)[:count]
-    if found:
-        return found
+        chosen += in_file(file)[:count]
+    if chosen:
+        return chosen
     if not speaks_tiny(model):
         raise ConfigError(f"{model.name}: no prompt; give some as arguments or with --file.")
     return of_tasks(names(tasks), count, sandbox=sandbox)
@@ -62,7 +63,7 @@ def in_file(path: Path) -> list[Question]:
     text = read(path)
     if not text.lstrip().startswith("{"):
         return [Question(prompt) for prompt in from_lines(text, name=str(path))]
-    found = []
+    questions = []
     for number, line in enumerate(text.splitlines(), 1):
         place = f"{path}, line {number}"
         record = parsed(line, place)
@@ -72,8 +73,8 @@ def in_file(path: Path) -> list[Question]:
         if not prompt:
             raise DataError(f'{place}: needs "prompt", "question" or "messages".')
         answer = record.get("answer")
-        found.append(Question(prompt) if answer is None else with_number(prompt, str(answer)))
-    return found
+        questions.append(Question(prompt) if answer is None else with_number(prompt, str(answer)))
+    return questions
 
 
 def pairs(model: Model, *, data: Path | None, tasks: str, count: int, raw: bool = False) -> Pairs:
@@ -91,62 +92,61 @@ def prepared(model: Model, path: Path, count: int) -> Pairs:
     from voidpad.training import prepared as data
     from voidpad.training.padding import Pairs
 
-    found = data.read(path)
-    if (found.roles.mask, found.roles.eos) != (model.roles.mask, model.roles.eos):
+    stored = data.read(path)
+    if (stored.roles.mask, stored.roles.eos) != (model.roles.mask, model.roles.eos):
         raise DataError(
             f"{path}: made for other token ids than {model.name}'s; prepare it with its tokenizer."
         )
-    some = found.pairs
-    last = min(count, len(some))
-    end = int(some.start[last - 1] + some.size[last - 1])
-    parts = (some.prompt[:last], some.response[:last], some.complete[:last])
-    return fitting(model, Pairs(some.tokens[:end], *parts))
+    pairs = stored.pairs
+    last = min(count, len(pairs))
+    end = int(pairs.start[last - 1] + pairs.size[last - 1])
+    parts = (pairs.prompt[:last], pairs.response[:last], pairs.complete[:last])
+    return fitting(model, Pairs(pairs.tokens[:end], *parts))
 
 
 def spoken(model: Model, path: Path, count: int, raw: bool) -> Pairs:
-    from voidpad.diagnose.questions import message_pair
-    from voidpad.training.padding import Pairs
+    """The first `count` conversations of a JSON file; the last assistant message of each is the answer."""
+    from voidpad.training import chats
+    from voidpad.training.corpus import encode_example
+    from voidpad.training.padding import Example, Pairs
 
-    found: list[Example] = []
-    for number, line in enumerate(read(path).splitlines()[:count], 1):
-        place = f"{path}, line {number}"
-        record = parsed(line, place)
-        found.append(message_pair(model, checked(record, place), raw=raw))
-    if not found:
+    rows: list[Example] = []
+    try:
+        for place, record in islice(chats.records(path, str(path)), count):
+            try:
+                if isinstance(record, chats.Dropped):
+                    raise record
+                (chat,) = chats.examples(chats.conversation(record))
+                ids = encode_example(model.tokenizer, model.roles, chat.prompt, chat.response, raw=raw)
+            except chats.Dropped as dropped:
+                raise DataError(f"{place}: {dropped.detail}.") from None
+            rows.append(Example(*ids))
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}. Check the path.") from None
+    if not rows:
         raise DataError(f"{path}: the file is empty. Put one conversation on each line.")
-    return fitting(model, Pairs.of(found))
+    return fitting(model, Pairs.of(rows))
 
 
-def checked(record: Any, place: str) -> dict[str, Any]:
-    if isinstance(record, dict) and "messages" in record:
-        if len(conversation(record["messages"], place)) < 2:
-            raise DataError(f"{place}: needs at least two messages, the last one the answer.")
-        return record
-    fields = ("prompt", "response")
-    if not isinstance(record, dict) or any(not isinstance(record.get(name), str) for name in fields):
-        raise DataError(f'{place}: needs "messages": [...], or "prompt" and "response".')
-    return record
-
-
-def fitting(model: Model, found: Pairs) -> Pairs:
+def fitting(model: Model, pairs: Pairs) -> Pairs:
     """Only the examples whose row, with its EOS, fits the model's context."""
     import torch
 
     from voidpad.training.padding import Pairs
 
-    keep = found.size < model.context
+    keep = pairs.size < model.context
     if not keep.any():
         raise DataError(f"no example fits the context of {model.context} tokens; shorten them.")
-    mine = torch.repeat_interleave(keep, found.size)
-    return Pairs(found.tokens[mine], found.prompt[keep], found.response[keep], found.complete[keep])
+    mine = torch.repeat_interleave(keep, pairs.size)
+    return Pairs(pairs.tokens[mine], pairs.prompt[keep], pairs.response[keep], pairs.complete[keep])
 
 
-def lengths(text: str) -> Lengths:
+def lengths(text: str) -> LengthModel:
     """`2,3,3,5,8` (a sample) or `1:.35,2:.25,5:.4` (weights)."""
     from collections import Counter
     from fractions import Fraction
 
-    from voidpad.diagnose.theory import Lengths
+    from voidpad.diagnose.theory import LengthModel
 
     weights: Counter[int] = Counter()
     for part in names(text):
@@ -157,4 +157,4 @@ def lengths(text: str) -> Lengths:
             raise ConfigError(
                 f"lengths: {part!r} is not LENGTH or LENGTH:WEIGHT, such as 12 or 12:.4."
             ) from None
-    return Lengths.weighted(weights)
+    return LengthModel.weighted(weights)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from voidpad.decode.plan import Plan
     from voidpad.diagnose.overflow import Answer
     from voidpad.diagnose.questions import Question
-    from voidpad.diagnose.theory import Case, Lengths
+    from voidpad.diagnose.theory import Case, LengthModel
     from voidpad.diagnose.trace import Trace
     from voidpad.models import Model
 
@@ -24,8 +24,9 @@ def plans_of(
 ) -> tuple[str, list[Plan]]:
     """The plan at every block size. Without --blocks: --block, or those of 32, 64, 128 and L that divide L."""
     from voidpad.diagnose.questions import speaks_tiny
+    from voidpad.training.padding import default_plan
 
-    name = name or ("void" if model.card.padding == "void" else "original")
+    name = name or default_plan(model.card.padding)
     usual = 192 if speaks_tiny(model) else 512
     canvas = fields.pop("canvas", None) or usual
     one = fields.pop("block", None)
@@ -39,7 +40,7 @@ def plans_of(
 
 
 def whole_canvas(model: Model, name: str, fields: dict[str, Any]) -> Plan:
-    """The plan with block = canvas unless told otherwise: that is where overflow happens."""
+    """The plan with block = canvas unless the user gave a block: that is where overflow happens."""
     from voidpad.diagnose.questions import speaks_tiny
 
     canvas = fields.get("canvas") or (192 if speaks_tiny(model) else 512)
@@ -55,8 +56,7 @@ def surveyed(
     with bar(len(ids) * len(plans), shown=shown) as tick:
         answers = survey(model, ids, plans, setup=setup, tick=tick)
     void = void_tail(model.denoiser(), model.roles, ids[:16], canvas=plans[-1].length.canvas)
-    found = rates(answers)
-    return answers, {"void_tail": void, "verdict": verdict(found, void, setup.rule) + "."}
+    return answers, {"void_tail": void, "verdict": verdict(rates(answers), void, setup.rule)}
 
 
 def followed(model: Model, ids: list[int], plans: Sequence[Plan], name: str) -> list[Trace]:
@@ -68,8 +68,8 @@ def followed(model: Model, ids: list[int], plans: Sequence[Plan], name: str) -> 
     return [replace(trace, row=row) for row, trace in enumerate(traces)]
 
 
-def correct(asked: Sequence[Question], answers: Sequence[Answer]) -> list[bool | None]:
-    judges = [asked[answer.row].right for answer in answers]
+def correct(questions: Sequence[Question], answers: Sequence[Answer]) -> list[bool | None]:
+    judges = [questions[answer.row].right for answer in answers]
     return [judge(a.text) if judge else None for judge, a in zip(judges, answers, strict=True)]
 
 
@@ -93,7 +93,7 @@ def weighed(
 
 
 @dataclass(frozen=True)
-class Wanted:
+class AnalysisRequest:
     """What a model is compared on."""
 
     tasks: str
@@ -102,25 +102,25 @@ class Wanted:
     raw: bool
 
 
-def compared(model: Model, data: Path | None, wanted: Wanted) -> list[Case]:
+def compared(model: Model, data: Path | None, wanted: AnalysisRequest) -> list[Case]:
     """Prompts with lengths: a file's with the file's lengths, or built-in ones with their own."""
-    from voidpad.diagnose.questions import known, speaks_tiny, task_lengths
-    from voidpad.diagnose.theory import Case, Lengths
+    from voidpad.diagnose.questions import speaks_tiny, task_lengths, task_names
+    from voidpad.diagnose.theory import Case, LengthModel
 
     if data is None and speaks_tiny(model):
-        chosen = known(inputs.names(wanted.tasks))
-        turns = [(chosen[n % len(chosen)], n // len(chosen)) for n in range(wanted.count)]
-        drawn = [task_lengths(task, index, wanted.draws) for task, index in turns]
-        return [Case(model.encode(prompt), Lengths.of(found)) for prompt, found in drawn]
+        chosen = task_names(inputs.names(wanted.tasks))
+        order = [(chosen[n % len(chosen)], n // len(chosen)) for n in range(wanted.count)]
+        drawn = [task_lengths(task, index, wanted.draws) for task, index in order]
+        return [Case(model.encode(prompt), LengthModel.of(lengths)) for prompt, lengths in drawn]
     pairs = inputs.pairs(model, data=data, tasks=wanted.tasks, count=wanted.count, raw=wanted.raw)
-    shared = Lengths.of(pairs.response[pairs.complete].tolist())
+    shared = LengthModel.of(pairs.response[pairs.complete].tolist())
     begin, size = pairs.start.tolist(), pairs.prompt.tolist()
     rows = [pairs.tokens[at : at + n].tolist() for at, n in zip(begin, size, strict=True)]
     return [Case(row, shared) for row in rows]
 
 
-def default_canvas(known: Lengths, model: Model | None) -> int:
+def default_canvas(lengths: LengthModel, model: Model | None) -> int:
     from voidpad.diagnose.questions import speaks_tiny
 
-    longest = known.weights[-1][0] + 1
+    longest = lengths.weights[-1][0] + 1
     return 192 if model is not None and speaks_tiny(model) else longest

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from voidpad.diagnose.eos_prior import Curves
     from voidpad.diagnose.oracle_lengths import Story
     from voidpad.diagnose.overflow import Answer, Trajectory
-    from voidpad.diagnose.theory import Agreement, Lengths, Prediction, Share
+    from voidpad.diagnose.theory import Agreement, LengthModel, LengthShare, Prediction
 
 Right = Sequence[bool | None]
 PAIRS = (("model", "target", "|q - p|"), ("model", "cdf", "|q - F|"), ("target", "cdf", "|p - F|"))
@@ -69,23 +69,23 @@ def prior_table(curves: Sequence[Curves], least: int) -> Table:
 
 
 def prior_json(curves: Sequence[Curves], model: str, examples: int, least: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"model": model, "examples": examples, "least": least}
+    result: dict[str, Any] = {"model": model, "examples": examples, "least": least}
     for one in curves:
         gaps = {label: [number(g) for g in one.gap(a, b, least=least)] for a, b, label in PAIRS}
         curve = {"F": one.cdf, "p": one.target, "q": one.model}
         values = {name: [number(v, 6) for v in part.tolist()] for name, part in curve.items()}
-        found[one.token] = {"gaps (mean, max)": gaps, "count": one.count.tolist(), **values}
-    return found
+        result[one.token] = {"gaps (mean, max)": gaps, "count": one.count.tolist(), **values}
+    return result
 
 
 # overflow
 
 
-def draw(told: Sequence[Trajectory], path: Path) -> None:
+def draw(trajectories: Sequence[Trajectory], path: Path) -> None:
     """Heat maps of P(EOS), at most three side by side."""
     from voidpad.diagnose import plots
 
-    some = list(told)[:3]
+    some = list(trajectories)[:3]
     plots.save(plots.heat(some, titles=[title(one) for one in some]), path)
 
 
@@ -123,7 +123,7 @@ def trajectory_json(one: Trajectory) -> dict[str, Any]:
 
 
 def answer_row(answer: Answer, right: bool | None = None) -> dict[str, Any]:
-    return {**asdict(answer), "right": "" if right is None else right}
+    return {**answer.facts(), "right": "" if right is None else right}
 
 
 def percent(hits: int, count: int) -> str:
@@ -148,22 +148,27 @@ def known(right: Right) -> bool:
 
 
 def overflow_json(
-    model: str, answers: Sequence[Answer], right: Right, summary: dict[str, Any], told: Sequence[Trajectory]
+    model: str,
+    answers: Sequence[Answer],
+    right: Right,
+    summary: dict[str, Any],
+    trajectories: Sequence[Trajectory],
 ) -> dict[str, Any]:
     from voidpad.diagnose.overflow import rates
 
-    found = [{**asdict(rate), "share": number(rate.share)} for rate in rates(answers)]
-    for rate in found:
+    blocks = [{**asdict(rate), "share": number(rate.share)} for rate in rates(answers)]
+    for rate in blocks:
         mine = [r for a, r in zip(answers, right, strict=True) if a.block == rate["block"] and r is not None]
         rate["right"] = number(sum(mine) / len(mine)) if mine else None
-    each = [{**asdict(a), "right": r} for a, r in zip(answers, right, strict=True)]
+    each = [{**a.facts(), "right": r} for a, r in zip(answers, right, strict=True)]
     void = number(summary["void_tail"])
     return {
         "model": model,
-        "blocks": found,
+        "blocks": blocks,
         "void_tail": void,
         "verdict": summary["verdict"],
-        "trajectories": [trajectory_json(one) for one in told],
+        "advice": summary["advice"],
+        "trajectories": [trajectory_json(one) for one in trajectories],
         "answers": each,
     }
 
@@ -210,17 +215,17 @@ def print_answers(console: Console, arms: Arms, right: Mapping[str, Right], coun
 def attention_json(
     model: str, queries: str, arms: Arms, right: Mapping[str, Right], mass: Mapping[str, Any]
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {"model": model, "queries": queries}
+    result: dict[str, Any] = {"model": model, "queries": queries}
     for arm, answers in arms.items():
         judged = [one for one in right[arm] if one is not None]
-        found[arm] = {
+        result[arm] = {
             "overflows": sum(a.overflow for a in answers),
             "effective": number(sum(a.effective for a in answers) / len(answers)),
             "right": number(sum(judged) / len(judged)) if judged else None,
-            "answers": [{**asdict(a), "right": r} for a, r in zip(answers, right[arm], strict=True)],
+            "answers": [{**a.facts(), "right": r} for a, r in zip(answers, right[arm], strict=True)],
         }
     layers = {arm: [number(v) for v in mass[arm]] for arm in ("before", "after") if mass}
-    return {**found, "mass": {**layers, "even": number(mass["even"]) if mass else None}}
+    return {**result, "mass": {**layers, "even": number(mass["even"]) if mass else None}}
 
 
 # theory
@@ -228,35 +233,39 @@ def attention_json(
 Told = tuple[str, str, "Story"]
 
 
-def stories(lengths: Lengths, told: Prediction, paddings: Sequence[str], symbols: int) -> list[Told]:
+def stories(
+    lengths: LengthModel, prediction: Prediction, paddings: Sequence[str], symbols: int
+) -> list[Told]:
     """The oracle under every padding: (padding, how it was decoded, what happened)."""
     from voidpad.decode.plan import plan
     from voidpad.diagnose.oracle_lengths import LengthOracle, tell
-    from voidpad.training.padding import POLICIES
+    from voidpad.training.padding import policy
 
-    shape: dict[str, Any] = {"canvas": told.canvas, "block": told.block}
-    half = next(size for size in range(max(1, told.block // 2), 0, -1) if not told.canvas % size)
-    ways = {
-        "eos": [("no ban", plan("original", **shape))],
-        "void": [
-            ("VOID banned", plan("void", stop="vanilla", **shape)),
-            ("no ban", plan("void", ban="", stop="vanilla", **shape)),
-            (f"VOID banned, stop at EOS, block {half}", plan("void", canvas=told.canvas, block=half)),
-        ],
-        "rainbow": [("no ban", plan("original", **shape))],
-    }
-    return [
-        (name, how, tell(LengthOracle(lengths, POLICIES[name], told.canvas, symbols), chosen))
-        for name in paddings
-        for how, chosen in ways[name]
-    ]
+    shape: dict[str, Any] = {"canvas": prediction.canvas, "block": prediction.block}
+    half = next(size for size in range(max(1, prediction.block // 2), 0, -1) if not prediction.canvas % size)
+    stories_told: list[Told] = []
+    for name in paddings:
+        padding = policy(name)
+        oracle = LengthOracle(lengths, padding, prediction.canvas, symbols)
+        usual = plan(padding.plan, stop="vanilla", **shape)
+        if not usual.ban:
+            stories_told.append((name, "no ban", tell(oracle, usual)))
+            continue
+        banned = ", ".join(map(str, usual.ban)).upper()
+        early = plan(padding.plan, canvas=prediction.canvas, block=half)
+        stories_told.append((name, f"{banned} banned", tell(oracle, usual)))
+        stories_told.append(
+            (name, "no ban", tell(oracle, plan(padding.plan, ban="", stop="vanilla", **shape)))
+        )
+        stories_told.append((name, f"{banned} banned, stop at EOS, block {half}", tell(oracle, early)))
+    return stories_told
 
 
-def story_table(found: Sequence[Told], canvas: int) -> Table:
+def story_table(stories: Sequence[Told], canvas: int) -> Table:
     shown = Table(box=None, padding=(0, 1))
     for head in ("padding", "decoding", "length", "passes", "canvas", "written, with confidence"):
         shown.add_column(head, justify="right" if head in ("length", "passes") else "left", overflow="fold")
-    for name, how, story in found:
+    for name, how, story in stories:
         steps = [f"{slot}:{token} {score:.3g}" for slot, token, score in story.commits]
         shown_steps = ", ".join(steps if len(steps) <= 12 else [*steps[:3], "..."])
         line = story.canvas if canvas <= 24 else story.canvas[:8] + "..."
@@ -264,24 +273,26 @@ def story_table(found: Sequence[Told], canvas: int) -> Table:
     return shown
 
 
-def print_theory(console: Console, lengths: Lengths, told: Prediction) -> None:
-    start, top = told.start, float(lengths.share(told.start - 1))
+def print_theory(console: Console, lengths: LengthModel, prediction: Prediction) -> None:
+    start, top = prediction.start, float(lengths.share(prediction.start - 1))
     console.print(
         f"Theorem 1: r = {start} (F({start - 1}) = {top:.3f} > 1/2); "
         + (
-            f"slots {start}..{told.block} of the first block are written as EOS when chosen"
-            if told.opening
-            else f"r lies past the first block of {told.block}, so nothing is said of it"
+            f"slots {start}..{prediction.block} of the first block are written as EOS when chosen"
+            if prediction.opening
+            else f"r lies past the first block of {prediction.block}, so nothing is said of it"
         )
     )
-    spread = runs(told.spread)
+    spread = runs(prediction.spread)
     console.print(
-        f"Theorem 2: once {start}..{told.canvas} are EOS, so are {spread}"
+        f"Theorem 2: once {start}..{prediction.canvas} are EOS, so are {spread}"
         if spread
         else "Theorem 2: nothing spreads"
     )
-    if told.rounds:
-        console.print(f"Fixpoint: the suffix reaches slot {told.fixpoint} in {len(told.rounds)} rounds")
+    if prediction.rounds:
+        console.print(
+            f"Fixpoint: the suffix reaches slot {prediction.fixpoint} in {len(prediction.rounds)} rounds"
+        )
     exact = all(
         lengths.given(i - 1, start - 1) == lengths.share(i - 1) / lengths.share(start - 1)
         for i in range(1, start + 1)
@@ -295,12 +306,12 @@ def runs(slots: Sequence[int]) -> str:
     return "" if not slots else f"slot {slots[0]}" if len(slots) == 1 else f"slots {slots[0]}..{slots[-1]}"
 
 
-def agreement_table(found: Agreement, prompts: int) -> Table:
+def agreement_table(agreement: Agreement, prompts: int) -> Table:
     shown = table(f"model, {prompts} prompts", "slots", "are EOS", "|q - theory|")
     for label, share, gap in (
-        ("T1: slots r..B, empty canvas", found.opening, found.opening_gap),
-        ("T2: spread set, r..L forced to EOS", found.spread, found.spread_gap),
-        ("    before it (nothing claimed)", found.beyond, None),
+        ("T1: slots r..B, empty canvas", agreement.opening, agreement.opening_gap),
+        ("T2: spread set, r..L forced to EOS", agreement.spread, agreement.spread_gap),
+        ("    before it (nothing claimed)", agreement.beyond, None),
     ):
         value = "" if share.value is None else f"{share.value:.3f}"
         shown.add_row(label, str(share.slots), value, "" if gap is None else f"{gap:.4f}")
@@ -308,25 +319,25 @@ def agreement_table(found: Agreement, prompts: int) -> Table:
 
 
 def theory_json(
-    lengths: Lengths, told: Prediction, found: Sequence[Told], model: Agreement | None
+    lengths: LengthModel, prediction: Prediction, stories: Sequence[Told], model: Agreement | None
 ) -> dict[str, Any]:
-    cdf = [number(float(lengths.share(i - 1)), 6) for i in range(1, told.canvas + 1)]
+    cdf = [number(float(lengths.share(i - 1)), 6) for i in range(1, prediction.canvas + 1)]
     world = {
-        "canvas": told.canvas,
-        "block": told.block,
+        "canvas": prediction.canvas,
+        "block": prediction.block,
         "F(i-1)": cdf,
-        "r": told.start,
-        "spread": list(told.spread),
-        "rounds": [list(part) for part in told.rounds],
-        "fixpoint": told.fixpoint,
+        "r": prediction.start,
+        "spread": list(prediction.spread),
+        "rounds": [list(part) for part in prediction.rounds],
+        "fixpoint": prediction.fixpoint,
     }
-    oracle = [{"padding": name, "decoding": how, **asdict(story)} for name, how, story in found]
+    oracle = [{"padding": name, "decoding": how, **asdict(story)} for name, how, story in stories]
     return {**world, "oracle": oracle, "model": None if model is None else agreement_json(model)}
 
 
-def agreement_json(found: Agreement) -> dict[str, Any]:
-    def plain(share: Share) -> dict[str, Any]:
+def agreement_json(agreement: Agreement) -> dict[str, Any]:
+    def plain(share: LengthShare) -> dict[str, Any]:
         return {"slots": share.slots, "hits": share.hits, "share": number(share.value)}
 
-    gaps = {"opening_gap": number(found.opening_gap), "spread_gap": number(found.spread_gap)}
-    return {name: plain(getattr(found, name)) for name in ("opening", "spread", "beyond")} | gaps
+    gaps = {"opening_gap": number(agreement.opening_gap), "spread_gap": number(agreement.spread_gap)}
+    return {name: plain(getattr(agreement, name)) for name in ("opening", "spread", "beyond")} | gaps

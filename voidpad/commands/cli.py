@@ -11,7 +11,19 @@ from typing import Any
 
 import typer
 
-from voidpad.commands import analyze, bench, calibrate, demo, generate, merge, report, sweep, train, view
+from voidpad.commands import (
+    analyze,
+    bench,
+    calibrate,
+    demo,
+    generate,
+    merge,
+    recipes,
+    report,
+    sweep,
+    train,
+    view,
+)
 from voidpad.commands import eval as evaluation
 from voidpad.engine.memory import keep_freed_memory
 from voidpad.errors import ConfigError, VoidpadError
@@ -31,6 +43,7 @@ app.add_typer(train.data, name="data")
 app.command("eval")(evaluation.evaluate)
 app.command()(sweep.sweep)
 app.command()(report.report)
+app.command()(recipes.recipes)
 app.command()(calibrate.calibrate)
 app.command()(merge.merge)
 app.command()(view.view)

@@ -1,4 +1,7 @@
-"""`voidpad demo`: [EOS] overflow, and its absence, in a few minutes."""
+"""`voidpad demo`: [EOS] overflow, and its absence, in a few minutes.
+
+The demo is the sweep `tiny-demo`, run like any other sweep into a folder of its own; `--full` is `tiny-score`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import base64
 import html
 import io
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.live import Live
@@ -17,10 +22,11 @@ from rich.table import Table
 
 from voidpad.commands.generate import err, out
 from voidpad.commands.outputs import file_to_write
-from voidpad.evaluate.scores import wilson
+from voidpad.errors import ConfigError
 
 if TYPE_CHECKING:
-    from voidpad.builtin.demo import Arm
+    from voidpad.evaluate.settings import Resources
+    from voidpad.experiments.sweep_recipe import SweepCell, SweepRecipe
 
 HEADS = ("model and plan", "block", "right", "95 %", "answer", "passes", "probes", "seconds", "full run")
 
@@ -39,24 +45,39 @@ def demo(
     ] = False,
 ) -> None:
     """Decode the same problems with EOS, Rainbow and VOID padding at a small block and at block = canvas."""
-    from voidpad.builtin.demo import FULL, cells, published, run, telling
-    from voidpad.builtin.tasks import CANVAS
+    try:
+        import lm_eval  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "the demo needs lm-eval; install voidpad's extra `eval` (from a checkout: pip install '.[eval]')."
+        ) from None
+    from voidpad.builtin.results import shipped_results
+    from voidpad.evaluate.settings import Resources
+    from voidpad.experiments.sweep_recipe import read
     from voidpad.files import store
-    from voidpad.sandbox import Sandbox
+    from voidpad.recipes import find_recipe
 
-    count = 128 if full else problems
-    wanted = [*cells((16, 32, 64, CANVAS)), *FULL] if full else cells((32, CANVAS))
-    known = published()
-    arms: list[Arm] = []
-    with Sandbox(workers=os.cpu_count() or 1, weak=weak_sandbox) as sandbox, Live(console=out) as live:
-        live.update(table(arms, known, waiting=len(wanted)))
-        for arm in run(wanted, count, sandbox, device=device):
+    recipe = read(find_recipe("tiny-score" if full else "tiny-demo", "sweep"))
+    recipe = recipe if full else recipe.model_copy(update={"limit": problems})
+    resources = Resources(
+        device=device,
+        rows=16,
+        allow_code_execution=True,
+        weak_sandbox=weak_sandbox,
+        workers=os.cpu_count() or 1,
+    )
+    known, arms = shipped_results(), list[Arm]()
+    with tempfile.TemporaryDirectory(prefix="voidpad-demo-") as folder, Live(console=out) as live:
+        live.update(table(arms, known, waiting=True))
+        for arm in run(recipe, Path(folder), resources):
             arms.append(arm)
-            live.update(table(arms, known, waiting=len(wanted) - len(arms)))
+            live.update(table(arms, known, waiting=True))
+        live.update(table(arms, known, waiting=False))
+        example = telling(arms)
     out.print()
-    example = telling(arms, count)
     if example is not None:
         show(example)
+    count = recipe.limit or 0
     store(report, [page(arms, example, count)])
     err.print(
         f"{4 * count} problems, four tasks; a small set has wide intervals, the last column is the run of 512 in "
@@ -65,29 +86,94 @@ def demo(
     )
 
 
-def cells_of(arm: Arm, known: dict) -> tuple[str, ...]:
-    s, block = arm.summary, arm.block
-    low, high = wilson(sum(arm.right), len(arm.right))
-    there = known.get(f"{arm.cell.name} / {block}")
+@dataclass(frozen=True)
+class Arm:
+    """A finished method at one block size: the lines of examples.jsonl of its four tasks."""
+
+    name: str
+    block: int
+    examples: tuple[dict[str, Any], ...]
+    seconds: float
+
+    @classmethod
+    def of(cls, cells: Sequence[SweepCell], folder: Path) -> Arm:
+        from voidpad.evaluate.folder import RunFolder
+
+        runs = [RunFolder(folder / cell.folder) for cell in cells]
+        grader = cells[0].grader
+        scored = [
+            {**one, "score": one["scores"].get(grader, one["score"])} for run in runs for one in run.examples
+        ]
+        seconds = sum(run.results["wall_seconds"] for run in runs if run.results)
+        block = runs[0].config["settings"]["plan_resolved"]["block"]
+        return cls(cells[0].method, block, tuple(scored), seconds)
+
+    @property
+    def mean(self) -> float:
+        """The share of right answers; tasks have equally many problems."""
+        return self.average("score")
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        from voidpad.evaluate.scores import wilson
+
+        return wilson(sum(one["score"] for one in self.examples), len(self.examples))
+
+    def average(self, name: str) -> float:
+        return sum(one[name] for one in self.examples) / len(self.examples)
+
+
+def run(recipe: SweepRecipe, folder: Path, resources: Resources) -> Iterator[Arm]:
+    """Run the sweep's cells; an arm comes as soon as its tasks are done."""
+    from voidpad.experiments.sweep import begin, run_local
+
+    done: list[SweepCell] = []
+    for ended in run_local(begin(recipe, "demo", folder), folder, resources=resources):
+        if ended.error:
+            raise ended.error
+        done.append(ended.cell)
+        if len(done) == len(recipe.tasks):  # the tasks of a method follow each other
+            yield Arm.of(done, folder)
+            done = []
+
+
+def telling(arms: Sequence[Arm]) -> dict[str, str] | None:
+    """A problem that the original loses at block = canvas and VOID keeps: prompt and both answers."""
+    by_name = {(arm.name, arm.block): arm.examples for arm in arms}
+    wide = max(arm.block for arm in arms)
+    wanted = [("original", 32), ("original", wide), ("void", wide)]
+    if not all(name in by_name for name in wanted):
+        return None
+    for small, lost, kept in zip(*(by_name[name] for name in wanted), strict=True):
+        if small["score"] and kept["score"] and not lost["score"]:
+            outputs = {f"{name}, block {block}": one["output"]
+                       for (name, block), one in zip(wanted, (small, lost, kept), strict=True)}  # fmt: skip
+            return {"prompt": kept["prompt"], **outputs}
+    return None
+
+
+def cells_of(arm: Arm, known: dict[str, Any]) -> tuple[str, ...]:
+    low, high = arm.interval
+    there, probes = known.get(f"{arm.name} / {arm.block}"), arm.average("passes_probe")
     return (
-        arm.cell.name,
-        str(block),
-        f"{s['mean']:.1%}",
+        arm.name,
+        str(arm.block),
+        f"{arm.mean:.1%}",
         f"{low:.0%}-{high:.0%}",
-        f"{s['answer_tokens']:.0f}",
-        f"{s['passes_decode']:.0f}",
-        f"{s['passes_probe']:.1f}" if s["passes_probe"] else "",
+        f"{arm.average('answer_tokens'):.0f}",
+        f"{arm.average('passes_decode'):.0f}",
+        f"{probes:.1f}" if probes else "",
         f"{arm.seconds:.1f}",
         f"{there['mean']:.1%}" if there else "",
     )
 
 
-def table(arms: Sequence[Arm], known: dict, *, waiting: int) -> Table:
-    """What is known so far; `waiting` cells are still to come."""
-    caption = f"{waiting} more to decode ..." if waiting else None
+def table(arms: Sequence[Arm], known: dict[str, Any], *, waiting: bool) -> Table:
+    """The arms that are done so far."""
+    caption = "more to decode ..." if waiting else None
     drawn = Table(*HEADS, box=None, padding=(0, 1, 0, 0), caption=caption)  # fits 80 columns
     for arm in arms:
-        lost = arm.cell.name == "original" and arm.summary["mean"] < 0.6
+        lost = arm.name == "original" and arm.mean < 0.6
         drawn.add_row(*cells_of(arm, known), style="red" if lost else None)
     return drawn
 
@@ -102,9 +188,9 @@ def show(example: dict[str, str]) -> None:
 
 def page(arms: Sequence[Arm], example: dict[str, str] | None, count: int) -> str:
     """One self-contained file: the table, the picture, the example."""
-    from voidpad.builtin.demo import published
+    from voidpad.builtin.results import shipped_results
 
-    known = published()
+    known = shipped_results()
     rows = "".join(
         "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in cells_of(a, known)) + "</tr>" for a in arms
     )
@@ -137,15 +223,17 @@ def picture(arms: Sequence[Arm]) -> bytes:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), constrained_layout=True)
-    names = list(dict.fromkeys(arm.cell.name for arm in arms if arm.cell.plan != "void-expansion"))
+    names = dict.fromkeys(arm.name for arm in arms)
     for name in names:
-        some = sorted((a for a in arms if a.cell.name == name), key=lambda a: a.block)
-        ticks = [str(a.block) for a in some]
-        means = [100 * a.summary["mean"] for a in some]
-        left.errorbar(
-            ticks, means, [100 * a.summary["half_width"] for a in some], marker="o", capsize=3, label=name
-        )
-        right.plot(ticks, [a.summary["answer_tokens"] for a in some], marker="o", label=name)
+        some = sorted((arm for arm in arms if arm.name == name), key=lambda arm: arm.block)
+        if len(some) < 2:  # a line needs two block sizes
+            continue
+        ticks = [str(arm.block) for arm in some]
+        lower = [100 * (arm.mean - arm.interval[0]) for arm in some]
+        upper = [100 * (arm.interval[1] - arm.mean) for arm in some]
+        means = [100 * arm.mean for arm in some]
+        left.errorbar(ticks, means, [lower, upper], marker="o", capsize=3, label=name)
+        right.plot(ticks, [arm.average("answer_tokens") for arm in some], marker="o", label=name)
     left.set(xlabel="block size", ylabel="right answers, %", ylim=(0, 100))
     right.set(xlabel="block size", ylabel="mean answer length, tokens", ylim=(0, None))
     for axes in (left, right):

@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,13 @@ from voidpad.commands.options import PANEL, takes_plan_fields
 from voidpad.commands.outputs import folder_to_write
 from voidpad.decode.plan import HELP
 from voidpad.errors import ConfigError
+
+
+class Stage(StrEnum):
+    prepare = "prepare"
+    answer = "answer"
+    judge = "judge"
+
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -39,13 +47,18 @@ def with_canvas_limit(command: Callable[..., None]) -> Callable[..., None]:
 @with_canvas_limit
 @takes_plan_fields
 def evaluate(
+    context: typer.Context,
     out_dir: Annotated[
         Path,
         typer.Option(
             "--out", help="run folder; an interrupted run goes on from it", callback=folder_to_write
         ),
     ],
-    tasks: Annotated[str, typer.Option(help="task names, separated by commas")],
+    tasks: Annotated[str, typer.Option(help="task names, separated by commas")] = "",
+    stage: Annotated[
+        Stage | None,
+        typer.Option(help="one stage alone; answer and judge take their settings from the folder"),
+    ] = None,
     model: Annotated[str, typer.Option(help="built-in name, hub id or folder")] = "tiny-void",
     adapter: Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")] = None,
     plan: Annotated[str, typer.Option(help="how to decode; `voidpad plans` lists them")] = "void",
@@ -63,6 +76,7 @@ def evaluate(
     cache: Annotated[
         str | None, typer.Option(help="prefix, dual or dual:4: keep keys and values (approximate)")
     ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="fold the adapter into the weights first")] = False,
     allow_code_execution: Annotated[
         bool, typer.Option("--allow-code-execution", help="let generated programs run, in the sandbox")
     ] = False,
@@ -72,7 +86,9 @@ def evaluate(
     workers: Annotated[int, typer.Option(help="programs tested side by side")] = 1,
     rows: Annotated[int, typer.Option(help="most rows in one pass")] = 32,
     tokens: Annotated[int, typer.Option(help="most tokens in one pass")] = 16384,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto to spread over GPUs")] = "cpu",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, or spread over all GPUs")
+    ] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or auto")] = "auto",
     quantize: Annotated[str | None, typer.Option(help="8bit or 4bit, through transformers")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="results as one JSON object")] = False,
@@ -81,24 +97,6 @@ def evaluate(
     """Score a model on benchmarks: GSM8K, MATH500, HumanEval, MBPP, and the built-in model's four tasks."""
     from voidpad.evaluate import Resources, Settings
 
-    settings = Settings(
-        model=model,
-        tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
-        plan=plan,
-        fields=fields or {},
-        adapter=adapter,
-        dtype=dtype,
-        quantize=quantize,
-        limit=items,
-        shard=shard_of(shard),
-        seed=seed,
-        fewshot=fewshot,
-        fewshot_seed=fewshot_seed,
-        parity=parity,
-        system=system,
-        raw=raw,
-        cache=cache,
-    )
     resources = Resources(
         device=device,
         rows=rows,
@@ -108,8 +106,34 @@ def evaluate(
         weak_sandbox=weak_sandbox,
         workers=workers,
     )
-    results = run(settings, out_dir, resources)
-    if as_json:
+    settings = None
+    if stage in (None, Stage.prepare):
+        settings = Settings(
+            model=model,
+            tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
+            plan=plan,
+            fields=fields or {},
+            adapter=adapter,
+            dtype=dtype,
+            quantize=quantize,
+            limit=items,
+            shard=shard_of(shard),
+            seed=seed,
+            fewshot=fewshot,
+            fewshot_seed=fewshot_seed,
+            parity=parity,
+            system=system,
+            raw=raw,
+            cache=cache,
+            merge=merge,
+        )
+    else:
+        refuse_settings(context, stage, out_dir)
+    results = run(stage, settings, out_dir, resources)
+    if results is None:
+        following = Stage.answer if stage is Stage.prepare else Stage.judge
+        err.print(f"{out_dir}: next is `voidpad eval --stage {following} --out {out_dir}`", style="dim")
+    elif as_json:
         print(json.dumps(results))
     else:
         out.width = max(out.width, 100)  # a narrow terminal wraps the table; no number is left out
@@ -119,9 +143,32 @@ def evaluate(
         err.print(f"run folder: {out_dir}", style="dim")
 
 
-def run(settings: Any, out_dir: Path, resources: Any) -> dict[str, Any]:
-    from voidpad.evaluate.run import evaluate as evaluated
+def refuse_settings(context: typer.Context, stage: Stage, out_dir: Path) -> None:
+    """Options that a folder already decides are refused: silently ignoring them would mislead."""
+    own = {"out_dir", "stage", "as_json", "device", "rows", "tokens", "data", "workers"}
+    own |= {"allow_code_execution", "weak_sandbox"}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name)
+        if parameter.name not in own and source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(
+                f"{parameter.opts[0]}: --stage {stage} takes it from {out_dir}/config.json; leave it out"
+            )
 
+
+def run(stage: Stage | None, settings: Any, out_dir: Path, resources: Any) -> dict[str, Any] | None:
+    """All stages, or one of them; the results where there are any."""
+    from voidpad.evaluate.folder import RunFolder, read_run
+
+    if stage is Stage.prepare:
+        from voidpad.evaluate.prepare import prepare
+
+        requests = prepare(settings, RunFolder(out_dir), resources=resources)
+        err.print(f"{out_dir}: {len(requests)} requests", style="dim")
+        return None
+    if stage is Stage.judge:
+        from voidpad.evaluate.judge import judge
+
+        return judge(read_run(out_dir), resources=resources)
     bar = counting(err)
     shown = bar.add_task("examples", total=None)
     there: list[int] = []
@@ -135,6 +182,13 @@ def run(settings: Any, out_dir: Path, resources: Any) -> dict[str, Any]:
         bar.update(shown, completed=done, total=total)
 
     try:
+        if stage is Stage.answer:
+            from voidpad.evaluate.answer import answer
+
+            answer(read_run(out_dir), resources=resources, progress=show)
+            return None
+        from voidpad.evaluate.run import evaluate as evaluated
+
         return evaluated(settings, out_dir, resources=resources, progress=show)
     except KeyboardInterrupt:
         err.print(f"{out_dir} keeps what was answered; the same command goes on from there", style="dim")
@@ -146,10 +200,10 @@ def run(settings: Any, out_dir: Path, resources: Any) -> dict[str, Any]:
 def shard_of(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not found:
+    numbers = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not numbers:
         raise ConfigError(f"shard={text!r} is not of the form r/W, such as 0/4")
-    return int(found[1]), int(found[2])
+    return int(numbers[1]), int(numbers[2])
 
 
 def table(results: dict[str, Any]) -> Table:

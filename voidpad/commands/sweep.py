@@ -15,16 +15,19 @@ from rich.progress import (
 )
 
 from voidpad.commands.bars import counting
+from voidpad.commands.eval import Stage
 from voidpad.commands.outputs import folder_to_write
 from voidpad.errors import ConfigError, VoidpadError
 
 if TYPE_CHECKING:
     from voidpad.evaluate.settings import Resources
     from voidpad.experiments.sweep import Ended
-    from voidpad.experiments.sweep_recipe import Cell
+    from voidpad.experiments.sweep_recipe import SweepCell
 
 
-RecipeFile = Annotated[Path, typer.Argument(help="Recipe, a TOML file; recipes/sweeps has the paper's.")]
+RecipeName = Annotated[
+    str, typer.Argument(help="A recipe's name (`voidpad recipes` lists them) or a TOML file.")
+]
 Out = Annotated[
     Path, typer.Option(help="Folder of the cells; recipes may share one.", callback=folder_to_write)
 ]
@@ -35,6 +38,9 @@ Address = Annotated[str | None, typer.Option(help="Address of a running Ray clus
 Shards = Annotated[int, typer.Option(min=1, help="Ray tasks that share the examples of a cell.")]
 Only = Annotated[list[str] | None, typer.Option(help="Only cells whose id starts so; may be repeated.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cells without results; run nothing.")]
+OneStage = Annotated[
+    Stage | None, typer.Option(help="One stage of every cell: answering needs neither harness nor sandbox.")
+]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many items of each task.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 RowLimit = Annotated[int, typer.Option(min=1, help="Most rows in one forward pass.")]
@@ -46,12 +52,13 @@ Programs = Annotated[int, typer.Option(min=1, help="Generated programs tested si
 
 
 def sweep(
-    recipe: RecipeFile,
+    recipe: RecipeName,
     out: Out,
     ray: OnRay = False,
     ray_address: Address = None,
     shards: Shards = 1,
     only: Only = None,
+    stage: OneStage = None,
     dry_run: DryRun = False,
     limit: Limit = None,
     device: Device = "cpu",
@@ -69,16 +76,19 @@ def sweep(
     where = None if not (ray or ray_address) else Cluster(ray_address, shards)
     if shards > 1 and where is None:
         raise ConfigError(f"shards={shards} needs a cluster; add --ray, or leave it out.")
-    run(Job(recipe, out, only or [], limit, dry_run), resources, where)
+    if stage and where is not None:
+        raise ConfigError(f"stage={stage} runs on this machine only; leave out --ray.")
+    run(SweepCommand(recipe, out, only or [], limit, dry_run, stage), resources, where)
 
 
 @dataclass(frozen=True)
-class Job:
-    recipe: Path
+class SweepCommand:
+    recipe: str
     out: Path
     only: list[str]
     limit: int | None
     dry_run: bool
+    stage: Stage | None = None
 
 
 @dataclass(frozen=True)
@@ -87,38 +97,53 @@ class Cluster:
     shards: int
 
 
-def run(job: Job, resources: Resources, where: Cluster | None) -> None:
+def run(job: SweepCommand, resources: Resources, where: Cluster | None) -> None:
     from voidpad.experiments import sweep as sweeps
     from voidpad.experiments import sweep_recipe as recipes
+    from voidpad.recipes import find_recipe
 
-    wanted = recipes.read(job.recipe)
+    path = find_recipe(job.recipe, "sweep")
+    wanted = recipes.read(path)
     if job.limit:
         wanted = wanted.model_copy(update={"limit": job.limit})
-    found = recipes.cells(wanted) if job.dry_run else sweeps.begin(wanted, job.recipe.stem, job.out)
-    left = sweeps.missing(sweeps.only(found, job.only), job.out)
-    typer.echo(f"{wanted.title}: {len(found)} cells, {len(left)} to run.")
+    if job.stage in (Stage.answer, Stage.judge):
+        every = sweeps.begun(path.stem, job.out)
+    elif job.dry_run:
+        every = recipes.cells(wanted)
+    else:
+        every = sweeps.begin(wanted, path.stem, job.out, download=where is None)
+    left = sweeps.missing(sweeps.only(every, job.only), job.out)
+    typer.echo(f"{wanted.title}: {len(every)} cells, {len(left)} to run.")
     if job.dry_run:
         typer.echo("\n".join(map(str, left)))
         return
     if left:
         with counting(Console(stderr=True)) as shown:
-            failed = watch(started(left, job.out, resources, where, shown), shown, len(left))
+            failed = watch(started(left, job, resources, where, shown), shown, len(left))
         if failed:
             raise VoidpadError(f"{len(failed)} of {len(left)} cells failed; the first: {failed[0]}")
-    typer.echo(f"{job.out}: complete; `voidpad report {job.out}` shows it.")
+    if job.stage in (Stage.prepare, Stage.answer):
+        following = Stage.answer if job.stage is Stage.prepare else Stage.judge
+        typer.echo(f"{job.out}: next is `voidpad sweep {job.recipe} --out {job.out} --stage {following}`.")
+    else:
+        typer.echo(f"{job.out}: complete; `voidpad report {job.out}` shows it.")
 
 
 def started(
-    left: Sequence[Cell], out: Path, resources: Resources, where: Cluster | None, shown: Progress
+    left: Sequence[SweepCell],
+    job: SweepCommand,
+    resources: Resources,
+    where: Cluster | None,
+    shown: Progress,
 ) -> Iterator[Ended]:
     if where is None:
         from voidpad.experiments.sweep import run_local
 
         inside = Inside(shown, shown.add_task("examples", total=None))
-        return run_local(left, out, resources=resources, progress=inside)
+        return run_local(left, job.out, resources=resources, progress=inside, stage=job.stage)
     from voidpad.experiments.cluster import run_ray
 
-    return run_ray(left, out, resources=resources, address=where.address, shards=where.shards)
+    return run_ray(left, job.out, resources=resources, address=where.address, shards=where.shards)
 
 
 class Inside:
@@ -127,7 +152,7 @@ class Inside:
     def __init__(self, shown: Progress, bar: TaskID) -> None:
         self.shown, self.bar = shown, bar
 
-    def __call__(self, cell: Cell, done: int, total: int) -> None:
+    def __call__(self, cell: SweepCell, done: int, total: int) -> None:
         label = f"{cell.model} {cell.method} {cell.task}"
         self.shown.update(self.bar, completed=done, total=total, description=label)
 
@@ -145,8 +170,10 @@ def watch(ended: Iterator[Ended], shown: Progress, total: int) -> list[str]:
 
 
 def outcome(one: Ended) -> str:
-    if one.results is None:
+    if one.error:
         return f"{one.cell}: failed: {one.error}"
+    if one.results is None:
+        return f"{one.cell}: done"
     result = one.results["tasks"][one.cell.task]
     low, high = result["interval"]
     score = f"{result['score']:.2f} [{low:.1f}, {high:.1f}]"

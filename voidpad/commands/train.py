@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from voidpad.commands.outputs import file_to_make, picture_to_write
+from voidpad.commands.outputs import file_to_make, file_to_write, picture_to_write
+from voidpad.errors import ConfigError
 from voidpad.files import beside
 
 if TYPE_CHECKING:
@@ -22,35 +24,87 @@ data = typer.Typer(help="Prepare training data and look at its lengths.", no_arg
 out = Console(highlight=False, soft_wrap=True)
 
 
+class Turns(StrEnum):
+    last = "last"
+    every = "every"
+    single = "single"
+
+
 def train(
-    recipe: Annotated[Path, typer.Argument(help="Recipe, a TOML file; recipes/paper has the paper's.")],
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            help="A recipe's name (`voidpad recipes` lists them) or a TOML file; --init writes one to start from."
+        ),
+    ] = None,
     change: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting: part.field=value.")
     ] = None,
+    lora_rank: Annotated[int | None, typer.Option(min=1, help="Same as --set lora.r=...")] = None,
+    lora_targets: Annotated[
+        str | None, typer.Option(help="Modules that get LoRA, such as q_proj,v_proj; see lora.targets.")
+    ] = None,
+    report_to: Annotated[
+        list[str] | None,
+        typer.Option(help="Also log to this service (repeatable): wandb, tensorboard, mlflow."),
+    ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint in run.output, if any.")
+        bool, typer.Option("--resume", help="Continue from the last checkpoint in run.output, if any.")
     ] = False,
-    checkpoint: Annotated[Path | None, typer.Option("--from", help="Go on from this checkpoint.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option("--from", help="Continue from this checkpoint.")] = None,
     max_seconds: Annotated[
-        float | None, typer.Option(help="Save and stop after so many seconds; --resume goes on.")
+        float | None, typer.Option(help="Save and stop after so many seconds; --resume continues.")
+    ] = None,
+    init: Annotated[
+        Path | None,
+        typer.Option(help="Write a starter recipe to this file and stop.", callback=file_to_write),
+    ] = None,
+    model: Annotated[str, typer.Option(help="With --init: the model to fine-tune.")] = "tiny-instruct",
+    file: Annotated[
+        str | None, typer.Option("--data", help="With --init: the prepared file; default: beside the recipe.")
     ] = None,
 ) -> None:
     """Train a model from a recipe."""
+    from voidpad.training import recipe as recipes
+
+    if init is not None:
+        recipes.write_starter(init, model=model, data=file)
+        out.print(f"{init}: written; its first lines say how to go on")
+        return
+    if recipe is None:
+        raise ConfigError("RECIPE is missing; name a TOML file, or write one with --init my.toml.")
     from transformers.utils import logging
 
-    from voidpad.commands.progress import watcher
-    from voidpad.training import recipe as recipes
+    from voidpad.commands.progress import banner, watcher
+    from voidpad.recipes import find_recipe
     from voidpad.training import run as training
 
-    settings = recipes.read(recipe, change or ())
-    logging.disable_progress_bar()  # of every file it writes
-    watch = watcher(settings.run.seconds)
-    done = training.train(settings, resume=checkpoint or resume, max_seconds=max_seconds, callbacks=[watch])
-    state = "finished" if done.finished else "paused (--resume goes on)"
-    if os.environ.get("RANK", "0") == "0":
-        out.print(
-            f"{done.folder}: {state} after {done.steps} steps, {done.seconds:.1f} s, {done.tokens:,} tokens"
-        )
+    changes = [*(change or ())]
+    changes += [f"lora.r={lora_rank}"] if lora_rank else []
+    changes += [f"lora.targets={json.dumps(_listed(lora_targets))}"] if lora_targets else []
+    changes += [f"run.report_to={json.dumps(report_to)}"] if report_to else []
+    settings = recipes.read(find_recipe(recipe, "train"), changes)
+    logging.disable_progress_bar()  # transformers shows one for every file it writes
+    first = os.environ.get("RANK", "0") == "0"
+    done = training.train(
+        settings,
+        resume=checkpoint or resume,
+        max_seconds=max_seconds,
+        callbacks=[watcher(settings.run.seconds)],
+        announce=lambda facts: typer.echo(banner(facts)) if first else None,
+    )
+    if not first:
+        return
+    state = "finished" if done.finished else "paused (--resume continues)"
+    out.print(
+        f"{done.folder}: {state} after {done.steps} steps, {done.seconds:.1f} s, {done.tokens:,} tokens"
+    )
+    if done.best:
+        out.print(f"lowest held-out loss {done.best_loss:.4f} in {done.best}")
+
+
+def _listed(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 @data.command()
@@ -61,7 +115,7 @@ def prepare(
     source: Annotated[
         list[str],
         typer.Option(
-            "--from", help="JSON lines or Parquet file, or a hub data set owner/name[:config[:split]]."
+            "--from", help="JSON, JSON lines or Parquet file, or a hub data set owner/name[:config[:split]]."
         ),
     ],
     model: Annotated[str, typer.Option(help="Model whose tokenizer and chat template are used.")],
@@ -74,19 +128,44 @@ def prepare(
         bool, typer.Option("--skip-bad", help="Leave out lines that cannot be read.")
     ] = False,
     processes: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
+    turns: Annotated[
+        Turns,
+        typer.Option(help="What to learn of a conversation; single takes only one question with one answer."),
+    ] = Turns.last,
+    fields: Annotated[
+        str | None,
+        typer.Option("--map", help="Names of the file's fields, such as prompt=question,response=answer."),
+    ] = None,
 ) -> None:
-    """Turn conversations into one prepared file: two-message ones, without repeats, filtered and sampled."""
-    from voidpad.training.corpus import Wanted
+    """Turn conversations into one prepared file, without repeats, filtered by length and sampled."""
+    from voidpad.training.chats import REASONS, field_map
+    from voidpad.training.corpus import CorpusRequest
     from voidpad.training.corpus import prepare as build
     from voidpad.training.prepared import write
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers are the parallelism
-    wanted = Wanted(max_length, drop_longer, sample or None, seed, raw, skip_bad, processes)
-    prepared, counts = build(source, model, wanted)
+    request = CorpusRequest(
+        max_length,
+        drop_longer,
+        sample or None,
+        seed,
+        raw,
+        skip_bad,
+        processes,
+        turns.value,
+        field_map(fields),
+    )
+    prepared, counts = build(source, model, request)
     write(output, prepared.pairs, prepared.roles, notes=prepared.notes)
-    table = Table("examples", "count", title=str(output))
-    for name, count in asdict(counts).items():
-        table.add_row(name.replace("_", " "), f"{count:,}")
+    table = Table("", "count", title=str(output))
+    table.add_row("conversations read", f"{counts.conversations:,}")
+    for reason, count in counts.dropped_conversations.items():
+        table.add_row(f"  dropped: {REASONS[reason]}", f"{count:,}")
+    table.add_row("examples made of the others", f"{counts.examples:,}")
+    for reason, count in counts.dropped_examples.items():
+        table.add_row(f"  dropped: {REASONS[reason]}", f"{count:,}")
+    table.add_row("examples kept, whole", f"{counts.kept_whole:,}")
+    table.add_row(f"examples kept, response cut at {max_length} tokens", f"{counts.kept_cut:,}")
     out.print(table)
 
 
@@ -104,25 +183,25 @@ def stats(
     from voidpad.training.prepared import read
 
     prepared = read(file)
-    found = measure(prepared)
+    lengths = measure(prepared)
     if plot is not None:
         _draw(plot, prepared.pairs.prompt.tolist(), prepared.pairs.response.tolist())
     if as_json:
-        typer.echo(json.dumps(asdict(found)))
+        typer.echo(json.dumps(asdict(lengths)))
         return
-    _show(file, found)
+    _show(file, lengths)
 
 
-def _show(file: Path, found: Stats) -> None:
+def _show(file: Path, lengths: Stats) -> None:
     out.print(
-        f"{file}: {found.examples:,} examples, {found.tokens:,} tokens, {found.truncated:,} responses cut"
+        f"{file}: {lengths.examples:,} examples, {lengths.tokens:,} tokens, {lengths.truncated:,} responses cut"
     )
-    table = Table("tokens", *found.prompt)
+    table = Table("tokens", *lengths.prompt)
     for name in ("prompt", "response"):
-        table.add_row(name, *(f"{value:.1f}" for value in getattr(found, name).values()))
+        table.add_row(name, *(f"{value:.1f}" for value in getattr(lengths, name).values()))
     out.print(table)
-    table = Table("m", *(str(m) for m in found.cdf))
-    table.add_row("F(m)", *(f"{value:.3f}" for value in found.cdf.values()))
+    table = Table("m", *(str(m) for m in lengths.cdf))
+    table.add_row("F(m)", *(f"{value:.3f}" for value in lengths.cdf.values()))
     out.print(table)
 
 

@@ -18,27 +18,10 @@ from voidpad.decode.canvas import Canvas
 from voidpad.decode.denoise import Forbid, HFDenoiser
 from voidpad.decode.loop import decode
 from voidpad.decode.plan import Plan
+from voidpad.engine.hide_eos import hidden_eos, hidden_eos_from_all
 from voidpad.models import Model
 
-
-def hidden_eos(canvas: Canvas) -> Tensor:
-    """Masked slots (queries) must not see EOS (keys), once one is committed; (B, L, L)."""
-    return canvas.masked[:, :, None] & _keys(canvas)[:, None, :]
-
-
-def hidden_eos_from_all(canvas: Canvas) -> Tensor:
-    """No other token may see an EOS, once one is committed. An EOS keeps itself, so every query has a key."""
-    itself = torch.eye(canvas.ids.shape[1], dtype=torch.bool)
-    return _keys(canvas)[:, None, :] & ~itself
-
-
 QUERIES: dict[str, Forbid] = {"masked": hidden_eos, "all": hidden_eos_from_all}
-
-
-def _keys(canvas: Canvas) -> Tensor:
-    """Every EOS of the row, prompt included, in the rows whose canvas holds one (B, L)."""
-    eos = canvas.inside & (canvas.ids == canvas.roles.eos)
-    return eos & (eos & canvas.slots).any(1, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -75,19 +58,19 @@ class Watched:
     @contextmanager
     def _hooked(self, canvas: Canvas) -> Iterator[list[Tensor]]:
         """Reduce each layer's attention as it passes by: the full weights never pile up."""
-        found: list[Tensor] = []
+        masses: list[Tensor] = []
         device = self.inner.device
         eos = (canvas.inside & (canvas.ids == canvas.roles.eos)).to(device)
         masked = canvas.masked.to(device)
 
         def take(module: Any, arguments: Any, result: Any) -> None:
             on_eos = (result[1].float().mean(1) * eos[:, None, :]).sum(2)  # (B, queries)
-            found.append(((on_eos * masked).sum(1) / masked.sum(1).clamp(min=1)).cpu())
+            masses.append(((on_eos * masked).sum(1) / masked.sum(1).clamp(min=1)).cpu())
 
         layers: Any = self.inner.body.layers
         hooks = [layer.self_attn.register_forward_hook(take) for layer in layers]
         try:
-            yield found
+            yield masses
         finally:
             for hook in hooks:
                 hook.remove()

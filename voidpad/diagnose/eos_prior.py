@@ -12,7 +12,7 @@ from voidpad.decode.canvas import Canvas
 from voidpad.decode.loop import Denoiser
 from voidpad.diagnose.empty import groups, look
 from voidpad.roles import Roles
-from voidpad.training.padding import POLICIES, Pairs, batch_width
+from voidpad.training.padding import Pairs, batch_width
 
 LEAST = 100  # examples a slot needs before its gap counts
 NEVER = 1 << 40  # the length of an answer that was cut: its end is in no slot
@@ -35,7 +35,7 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Padded:
+class PaddedAnswers:
     """A data set as training pads it: what is needed of every example."""
 
     pairs: Pairs
@@ -51,41 +51,41 @@ def shuffled(count: int, size: int, *, seed: int = 0) -> list[Tensor]:
     return list(torch.randperm(count, generator=torch.Generator().manual_seed(seed)).split(size))
 
 
-def batched(pairs: Pairs, batches: Iterable[Tensor]) -> Padded:
+def batched(pairs: Pairs, batches: Iterable[Tensor]) -> PaddedAnswers:
     """Each mini-batch padded to its own width."""
     width = torch.empty(len(pairs), dtype=torch.long)
     for rows in batches:
-        width[rows] = batch_width(pairs.size[rows], POLICIES["eos"])
+        width[rows] = batch_width(pairs.size[rows])
     return _padded(pairs, width)
 
 
-def same_canvas(pairs: Pairs, canvas: int) -> Padded:
+def same_canvas(pairs: Pairs, canvas: int) -> PaddedAnswers:
     """Every answer padded, or cut, to the same number of slots."""
     return _padded(pairs, pairs.prompt.long() + canvas)
 
 
-def _padded(pairs: Pairs, width: Tensor) -> Padded:
+def _padded(pairs: Pairs, width: Tensor) -> PaddedAnswers:
     # An answer that was cut has no EOS and no padding behind it.
     end = torch.where(pairs.complete, width, torch.minimum(width, pairs.size))
-    return Padded(pairs, end - pairs.prompt.long())
+    return PaddedAnswers(pairs, end - pairs.prompt.long())
 
 
-def shares(data: Padded, *, late: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def shares(data: PaddedAnswers, *, late: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """F(i - 1 - late), p_i and the counts; `late` is 0 for EOS and 1 for VOID, which starts a slot later."""
     slots = int(data.room.max())
     begin = data.length + 1 + late  # the first slot that holds the token
     holding = begin <= data.room
     at = torch.bincount(begin.clamp(max=slots + 1), minlength=slots + 2).cumsum(0)[1 : slots + 1]
     count = torch.bincount(data.room, minlength=slots + 1).flip(0).cumsum(0).flip(0)[1:]
-    over = torch.bincount(data.room[holding] + 1, minlength=slots + 2).cumsum(0)[1 : slots + 1]
-    held = torch.bincount(begin[holding], minlength=slots + 2).cumsum(0)[1 : slots + 1] - over
-    return at.double() / len(data.pairs), held.double() / count, count
+    ended = torch.bincount(data.room[holding] + 1, minlength=slots + 2).cumsum(0)[1 : slots + 1]
+    holders = torch.bincount(begin[holding], minlength=slots + 2).cumsum(0)[1 : slots + 1] - ended
+    return at.double() / len(data.pairs), holders.double() / count, count
 
 
 def measure(
     denoise: Denoiser,
     roles: Roles,
-    data: Padded,
+    data: PaddedAnswers,
     *,
     tokens: int = 4096,
     tick: Callable[[int], None] = lambda rows: None,
@@ -104,12 +104,12 @@ def measure(
     return [_curves(data, name, sums[late], late) for late, name in enumerate(kinds)]
 
 
-def _curves(data: Padded, token: str, total: Tensor, late: int) -> Curves:
+def _curves(data: PaddedAnswers, token: str, total: Tensor, late: int) -> Curves:
     cdf, target, count = shares(data, late=late)
     return Curves(token, cdf, target, total / count, count)
 
 
-def _masked(data: Padded, rows: list[int], roles: Roles) -> Canvas:
+def _masked(data: PaddedAnswers, rows: list[int], roles: Roles) -> Canvas:
     """Prompts visible, the whole padded answers masked, each row with its own length."""
     pairs = data.pairs
     starts, sizes = pairs.start[rows].tolist(), pairs.prompt[rows].tolist()

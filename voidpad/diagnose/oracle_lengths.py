@@ -15,9 +15,9 @@ from torch import Tensor
 from voidpad.decode.canvas import Canvas
 from voidpad.decode.loop import decode
 from voidpad.decode.plan import Plan
-from voidpad.diagnose.theory import Lengths
+from voidpad.diagnose.theory import LengthModel
 from voidpad.roles import Roles
-from voidpad.training.padding import Example, Policy, pad
+from voidpad.training.padding import Example, PaddingPolicy, pad
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(2, 9)))
 WORD = 9  # the first symbol
@@ -30,8 +30,8 @@ LETTERS = {ROLES.mask: ".", ROLES.eos: "E", ROLES.void: "V"} | dict(
 class LengthOracle:
     """A Denoiser for prompts of any kind."""
 
-    lengths: Lengths
-    padding: Policy
+    lengths: LengthModel
+    padding: PaddingPolicy
     canvas: int
     symbols: int = 10
 
@@ -47,12 +47,12 @@ class LengthOracle:
         return weights / weights.sum()
 
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        found = []
+        rows = []
         for row in range(len(canvas)):
             begin, stop = int(canvas.prompt[row]), int(canvas.stop[row])
             p = self.posterior(canvas.ids[row, begin:stop])
-            found.append(p[where[row, begin:stop]])
-        return torch.cat(found).clamp(min=1e-30).log()
+            rows.append(p[where[row, begin:stop]])
+        return torch.cat(rows).clamp(min=1e-30).log()
 
     def posterior(self, seen: Tensor) -> Tensor:
         """Token probabilities (L, V) given the visible slots of one canvas; the prior where nothing fits."""

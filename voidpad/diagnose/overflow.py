@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -9,7 +10,7 @@ from itertools import groupby
 import numpy as np
 
 from voidpad.decode.denoise import Forbid
-from voidpad.decode.loop import Outcome
+from voidpad.decode.outcome import Outcome, Result
 from voidpad.decode.plan import Plan
 from voidpad.diagnose.trace import Edit, Recorder, Trace
 from voidpad.engine.batching import Engine
@@ -67,14 +68,14 @@ class Trajectory:
     overflow: bool
 
     @property
-    def turn(self) -> int | None:
+    def stage2_start(self) -> int | None:
         """The pass in which stage 2 begins: the first with a commit left of the EOS suffix."""
         return next((moment.number for moment in self.moments if moment.left), None)
 
     @property
     def stage1(self) -> int:
         """Committing passes before that one."""
-        end = len(self.moments) if self.turn is None else self.turn
+        end = len(self.moments) if self.stage2_start is None else self.stage2_start
         return sum(1 for moment in self.moments[:end] if moment.right)
 
     @property
@@ -134,19 +135,21 @@ def record(model: Model, prompts: Sequence[Sequence[int]], plan: Plan, *, name: 
     return sorted(recorder.traces, key=lambda trace: trace.row)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """How one prompt came out under one block size."""
+@dataclass(frozen=True, kw_only=True)
+class Answer(Result):
+    """The answer to one prompt under one block size."""
 
     block: int
-    row: int
-    text: str
-    canvas: int
-    effective: int
+    row: int  # of the prompt
+    effective: int  # slots before the first EOS
     overflow: bool
     short: bool  # no more than the rule's share of the canvas, whatever follows
-    passes: int
-    stop_reason: str
+
+    def facts(self) -> dict[str, object]:
+        """What tables and files say about the answer: all but its token ids."""
+        names = ("block", "row", "text", "canvas", "effective", "overflow", "short")
+        values = {name: getattr(self, name) for name in names}
+        return {**values, "passes": self.passes_decode, "stop_reason": self.stop_reason}
 
 
 @dataclass(frozen=True)
@@ -176,26 +179,23 @@ def survey(
     jobs = [(plan, row) for plan in plans for row in range(len(prompts))]
     for key, (plan, row) in enumerate(jobs):
         engine.submit(prompts[row], model.fit(prompts[row], plan), key=key)
-    found: dict[int, Answer] = {}
+    answers: dict[int, Answer] = {}
     for _, outcome in engine.outcomes():
         plan, row = jobs[outcome.key]
-        found[outcome.key] = _answer(model, outcome, plan, row, setup.rule)
+        answers[outcome.key] = _answer(model, outcome, plan, row, setup.rule)
         tick()
-    return [found[key] for key in sorted(found)]
+    return [answers[key] for key in sorted(answers)]
 
 
 def _answer(model: Model, outcome: Outcome, plan: Plan, row: int, rule: Rule) -> Answer:
     length = effective(outcome.ids, model.roles)
     return Answer(
+        **vars(model.result(outcome, plan)),
         block=plan.block,
         row=row,
-        text=model.text(outcome.tokens, cut=plan.cut),
-        canvas=outcome.canvas,
         effective=length,
         overflow=overflown(outcome.ids, model.roles, rule),
         short=length <= rule.short * outcome.canvas,
-        passes=outcome.passes_decode,
-        stop_reason=outcome.stop_reason,
     )
 
 
@@ -217,35 +217,73 @@ class Rate:
 
 def rates(answers: Sequence[Answer]) -> list[Rate]:
     """Overflow by block size, smallest first."""
-    found = []
+    by_block = []
     for block, group in groupby(sorted(answers, key=lambda a: a.block), key=lambda a: a.block):
         some = list(group)
         counts = (len(some), sum(a.overflow for a in some), sum(a.short for a in some))
-        means = (sum(a.effective for a in some) / len(some), sum(a.passes for a in some) / len(some))
-        found.append(Rate(block, *counts, *means))
-    return found
+        means = (sum(a.effective for a in some) / len(some), sum(a.passes_decode for a in some) / len(some))
+        by_block.append(Rate(block, *counts, *means))
+    return by_block
 
 
-def verdict(found: Sequence[Rate], void: float | None, rule: Rule = RULE) -> str:
-    """The finding in plain words. `void` is the mean P(VOID) at the tail of an empty canvas."""
-    worst = found[-1]
-    parts = [f"{worst.overflows} of {worst.answers} answers overflow at block {worst.block}"]
-    safe = [rate.block for rate in found if rate.share <= rule.safe]
+def verdict(by_block: Sequence[Rate], void: float | None, rule: Rule = RULE) -> str:
+    """What was measured, in sentences. `void` is the mean P(VOID) at the tail of an empty canvas."""
+    worst = by_block[-1]
+    parts = [f"{worst.overflows} of {worst.answers} answers overflow at block {worst.block}."]
+    safe = safe_blocks(by_block, rule)
     if not safe:
-        parts.append("no block size tried is safe")
-    elif len(found) > 1:
-        parts.append(f"smallest safe block {safe[0]}, largest {safe[-1]}")
-    return "; ".join([*parts, signal(void)])
-
-
-def signal(void: float | None) -> str:
-    """Whether this checkpoint's VOID can be used."""
+        parts.append("No block size that was tried is safe.")
+    elif len(by_block) > 1:
+        parts.append(f"Safe block sizes: {', '.join(map(str, safe))}.")
+    shown = f"(mean P(VOID) {void or 0:.3f} at the tail of an empty canvas)"
     if void is None:
-        return "this checkpoint has no VOID token"
-    shown = f"(mean P(VOID) {void:.3f} at the tail of an empty canvas)"
-    if void < USABLE:
-        return f"this checkpoint has no usable VOID signal {shown}"
-    return f"this checkpoint has a usable VOID signal {shown}"
+        parts.append("This checkpoint has no VOID token.")
+    elif void < USABLE:
+        parts.append(f"This checkpoint has no usable VOID signal {shown}.")
+    else:
+        parts.append(f"This checkpoint has a usable VOID signal {shown}.")
+    return " ".join(parts)
+
+
+def safe_blocks(by_block: Sequence[Rate], rule: Rule = RULE) -> list[int]:
+    """The block sizes at which few enough answers overflow, smallest first."""
+    return [rate.block for rate in by_block if rate.share <= rule.safe]
+
+
+def advice(
+    by_block: Sequence[Rate],
+    void: float | None,
+    rule: Rule = RULE,
+    *,
+    model: str,
+    adapter: str | None = None,
+    plan: str | None = None,
+) -> list[str]:
+    """What to do about it: at once, and for good. `model`, `adapter` and `plan` are what the user typed."""
+    safe, worst = safe_blocks(by_block, rule), by_block[-1]
+    if worst.block in safe:
+        return []
+    named = f"--model {shlex.quote(model)}"
+    both = named + (f" --adapter {shlex.quote(adapter)}" if adapter else "")
+    chosen = f" --plan {shlex.quote(plan)}" if plan else ""
+    if safe:
+        now = f"Now: decode with blocks of {safe[-1]}: voidpad generate {both}{chosen} --block {safe[-1]}"
+    else:
+        smaller = max(1, by_block[0].block // 2)
+        now = f"Now: look for a safe block size below {by_block[0].block}: voidpad analyze overflow {both}{chosen}"
+        now += f" --blocks {smaller}"
+    if void is not None and void >= USABLE:
+        return [
+            now,
+            f"Properly: this checkpoint knows VOID, so decode with it: voidpad generate {both} --plan void",
+        ]
+    return [
+        now,
+        "Properly: fine-tune with VOID padding on chats of your own, then decode with --plan void:",
+        f"  voidpad data prepare mine.safetensors --from chats.jsonl {named}",
+        f"  voidpad train --init mine.toml {named} --data mine.safetensors",
+        "  voidpad train mine.toml",
+    ]
 
 
 def table(one: Trajectory) -> list[Mapping[str, object]]:

@@ -103,8 +103,10 @@ def _heat(axes: Axes, one: Trajectory, name: str) -> AxesImage:
         axes.scatter(slot[chosen], one.order[chosen] + 1, s=6, color=color, linewidths=0, label=label)
     first = [np.nan if m.first_eos is None else m.first_eos + 1 for m in one.moments]
     axes.plot(first, np.arange(1, passes + 1), color="#7A3E9D", linewidth=1.2, label="first EOS")
-    if one.stage1 and one.turn is not None:
-        axes.axhline(one.turn + 0.5, color=GREEN, linewidth=1.2, linestyle="--", label="stage 2 begins")
+    if one.stage1 and one.stage2_start is not None:
+        axes.axhline(
+            one.stage2_start + 0.5, color=GREEN, linewidth=1.2, linestyle="--", label="stage 2 begins"
+        )
     axes.set(xlabel="slot", xlim=(0.5, width + 0.5), facecolor=BLANK)
     return image
 
@@ -113,10 +115,10 @@ def _heat(axes: Axes, one: Trajectory, name: str) -> AxesImage:
 def blocks(sets: Mapping[str, Sequence[Rate]]) -> Figure:
     """Share of overflown answers by block size, a line for each model."""
     figure, (axes,) = _figure(5.0, 3.0)
-    for (name, found), color in zip(sets.items(), (RED, BLUE, GREEN, ORANGE), strict=False):
-        x = range(len(found))
-        axes.plot(x, [100 * rate.share for rate in found], "o-", color=color, label=name)
-        axes.set_xticks(list(x), [str(rate.block) for rate in found])
+    for (name, by_block), color in zip(sets.items(), (RED, BLUE, GREEN, ORANGE), strict=False):
+        x = range(len(by_block))
+        axes.plot(x, [100 * rate.share for rate in by_block], "o-", color=color, label=name)
+        axes.set_xticks(list(x), [str(rate.block) for rate in by_block])
     axes.set(xlabel="block size", ylabel="answers that overflow (%)", ylim=(-3, 103))
     axes.legend(frameon=False)
     return figure

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from voidpad.errors import ConfigError
 from voidpad.models import Model
-from voidpad.models.text import raw_ids
 from voidpad.training.padding import Example, Pairs
 
 
@@ -28,10 +27,10 @@ def with_number(prompt: Any, answer: str) -> Question:
 
 
 def of_tasks(names: Sequence[str], count: int, *, sandbox: Any = None) -> list[Question]:
-    """The first test problems of the built-in tasks, taken in turn. Programs need a sandbox to be judged."""
+    """The first test problems of the built-in tasks, by turns. Programs need a sandbox to be judged."""
     from voidpad.builtin.tasks import TASKS, check, heldout
 
-    tasks = known(names)
+    tasks = task_names(names)
     each = [heldout(name, -(-count // len(tasks))) for name in tasks]
     problems = [problem for group in zip(*each, strict=True) for problem in group][:count]
 
@@ -43,7 +42,7 @@ def of_tasks(names: Sequence[str], count: int, *, sandbox: Any = None) -> list[Q
     return [Question(problem.prompt, judge(problem)) for problem in problems]
 
 
-def known(names: Sequence[str]) -> list[str]:
+def task_names(names: Sequence[str]) -> list[str]:
     """Names of built-in tasks; the prefix `tiny_` may be left out."""
     from voidpad.builtin.tasks import TASKS
 
@@ -65,7 +64,7 @@ def task_pairs(names: Sequence[str], count: int, *, seed: int = 0) -> Pairs:
     from voidpad.builtin.tasks import CANVAS, TASKS
     from voidpad.builtin.tokenizer import tokenizer, wrap
 
-    rng, tasks, words = Random(f"analyze {seed}"), known(names), tokenizer().backend_tokenizer
+    rng, tasks, words = Random(f"analyze {seed}"), task_names(names), tokenizer().backend_tokenizer
     rows: list[Example] = []
     while len(rows) < count:
         task = TASKS[tasks[len(rows) % len(tasks)]]
@@ -88,14 +87,3 @@ def task_lengths(name: str, index: int, draws: int) -> tuple[str, list[int]]:
     encode = tokenizer().backend_tokenizer.encode_batch
     texts = [TASKS[name].answer(problem, rng) for _ in range(draws)]
     return problem.prompt, [len(one.ids) for one in encode(texts)]
-
-
-def message_pair(model: Model, record: Mapping[str, Any], *, raw: bool = False) -> Example:
-    """A conversation whose last turn is the answer, or `prompt` and `response`, as token ids."""
-    if "messages" in record:
-        *turns, last = record["messages"]
-        prompt: Any = turns[0]["content"] if raw else turns
-        response = last["content"]
-    else:
-        prompt, response = record["prompt"], record["response"]
-    return Example(model.encode(prompt, raw=raw), raw_ids(model.tokenizer, response))

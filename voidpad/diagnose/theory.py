@@ -26,18 +26,18 @@ HALF = Fraction(1, 2)
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LengthModel:
     """Answer lengths with their weights, in exact arithmetic."""
 
     weights: tuple[tuple[int, Fraction], ...]  # by length, ascending, positive
 
     @classmethod
-    def of(cls, lengths: Iterable[int]) -> Lengths:
+    def of(cls, lengths: Iterable[int]) -> LengthModel:
         """The empirical distribution of a sample."""
         return cls.weighted(Counter(lengths))
 
     @classmethod
-    def weighted(cls, weights: Mapping[int, int | str | Fraction]) -> Lengths:
+    def weighted(cls, weights: Mapping[int, int | str | Fraction]) -> LengthModel:
         """Any weights; a decimal is given as text, so that .35 means .35."""
         kept = {length: Fraction(weight) for length, weight in weights.items()}
         if not kept or min(kept) < 0 or min(kept.values()) < 0 or not sum(kept.values()):
@@ -93,7 +93,7 @@ class Prediction:
         return self.rounds[-1][0] if self.rounds else self.start
 
 
-def predict(lengths: Lengths, canvas: int, block: int) -> Prediction:
+def predict(lengths: LengthModel, canvas: int, block: int) -> Prediction:
     """r, the spread set and the fixpoint. The theorems need F(L - 1) > 1/2."""
     start = lengths.median + 1
     if start > canvas:
@@ -109,13 +109,13 @@ def predict(lengths: Lengths, canvas: int, block: int) -> Prediction:
     return Prediction(canvas, block, start, tuple(rounds))
 
 
-def spread(lengths: Lengths, start: int) -> tuple[int, ...]:
+def spread(lengths: LengthModel, start: int) -> tuple[int, ...]:
     """Slots i < start with 2 F(i - 1) > F(start - 1); a run that ends at start - 1, as F never falls."""
     return tuple(i for i in range(1, start) if 2 * lengths.share(i - 1) > lengths.share(start - 1))
 
 
 @dataclass(frozen=True)
-class Share:
+class LengthShare:
     """How many of the slots tried did what was said."""
 
     hits: int
@@ -130,10 +130,10 @@ class Share:
 class Agreement:
     """A model against the theorems, over the slots of many prompts."""
 
-    opening: Share  # theorem 1: P(EOS) > 1/2 and EOS the likeliest, among slots r..B of an empty canvas
+    opening: LengthShare  # theorem 1: P(EOS) > 1/2 and EOS the likeliest, among slots r..B of an empty canvas
     opening_gap: float  # mean |q_i(e) - F(i - 1)| over all slots of it
-    spread: Share  # theorem 2: EOS the likeliest, among the spread set with r..L forced to EOS
-    beyond: Share  # the same among the slots before the spread set, of which the theorem says nothing
+    spread: LengthShare  # theorem 2: EOS the likeliest, among the spread set with r..L forced to EOS
+    beyond: LengthShare  # the same among the slots before the spread set, of which the theorem says nothing
     spread_gap: float | None  # mean |q_i(e) - F(i - 1) / F(r - 1)| over the slots before r
 
 
@@ -142,22 +142,22 @@ class Case:
     """A prompt and how long its answers are."""
 
     prompt: Sequence[int]
-    lengths: Lengths
+    lengths: LengthModel
 
 
 def agree(
     denoise: Denoiser, roles: Roles, cases: Sequence[Case], *, canvas: int, block: int, tokens: int = 4096
 ) -> Agreement:
     """Two passes a prompt: on the empty canvas, and with r..L forced to EOS."""
-    told = [predict(case.lengths, canvas, block) for case in cases]
+    predictions = [predict(case.lengths, canvas, block) for case in cases]
     tally = _Tally()
     for rows in groups([len(case.prompt) + canvas for case in cases], tokens):
         blank = Canvas.blank([cases[row].prompt for row in rows], canvas, roles, rows)
         empty = look(denoise, blank)
-        forced = look(denoise, suffixed(blank, [told[row].start for row in rows]))
+        forced = look(denoise, suffixed(blank, [predictions[row].start for row in rows]))
         for place, row in enumerate(rows):
-            tally.opening(empty, place, cases[row].lengths, told[row], roles.eos)
-            tally.spread(forced, place, cases[row].lengths, told[row], roles.eos)
+            tally.opening(empty, place, cases[row].lengths, predictions[row], roles.eos)
+            tally.spread(forced, place, cases[row].lengths, predictions[row], roles.eos)
     return tally.result()
 
 
@@ -173,26 +173,26 @@ class _Tally:
         self.hits: dict[str, list[bool]] = {"opening": [], "spread": [], "beyond": []}
         self.gaps: dict[str, list[float]] = {"opening": [], "spread": []}
 
-    def opening(self, seen: Seen, row: int, lengths: Lengths, told: Prediction, eos: int) -> None:
+    def opening(self, seen: Seen, row: int, lengths: LengthModel, prediction: Prediction, eos: int) -> None:
         q, best = seen.eos[row], seen.best[row]
-        self.hits["opening"] += [bool(q[i - 1] > 0.5 and best[i - 1] == eos) for i in told.opening]
-        every = range(1, told.canvas + 1)
+        self.hits["opening"] += [bool(q[i - 1] > 0.5 and best[i - 1] == eos) for i in prediction.opening]
+        every = range(1, prediction.canvas + 1)
         self.gaps["opening"] += [_gap(q, i, lengths.share(i - 1)) for i in every]
 
-    def spread(self, seen: Seen, row: int, lengths: Lengths, told: Prediction, eos: int) -> None:
+    def spread(self, seen: Seen, row: int, lengths: LengthModel, prediction: Prediction, eos: int) -> None:
         q, best = seen.eos[row], seen.best[row]
-        for i in range(1, told.start):
-            self.hits["spread" if i in told.spread else "beyond"].append(bool(best[i - 1] == eos))
-            ratio = lengths.share(i - 1) / lengths.share(told.start - 1)
+        for i in range(1, prediction.start):
+            self.hits["spread" if i in prediction.spread else "beyond"].append(bool(best[i - 1] == eos))
+            ratio = lengths.share(i - 1) / lengths.share(prediction.start - 1)
             self.gaps["spread"].append(_gap(q, i, ratio))
 
     def result(self) -> Agreement:
-        shares = {name: Share(sum(found), len(found)) for name, found in self.hits.items()}
+        shares = {name: LengthShare(sum(values), len(values)) for name, values in self.hits.items()}
         gaps = {
-            f"{name}_gap": sum(found) / len(found) if found else None for name, found in self.gaps.items()
+            f"{name}_gap": sum(values) / len(values) if values else None for name, values in self.gaps.items()
         }
         return Agreement(**shares, **gaps)  # type: ignore[arg-type]
 
 
-def _gap(q: Tensor, slot: int, told: Fraction) -> float:
-    return abs(float(q[slot - 1]) - float(told))
+def _gap(q: Tensor, slot: int, expected: Fraction) -> float:
+    return abs(float(q[slot - 1]) - float(expected))

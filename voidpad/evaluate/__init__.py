@@ -1,19 +1,25 @@
-"""Evaluation on lm-evaluation-harness, and the run folder it leaves. Format of the folder, version 1:
+"""Evaluation on lm-evaluation-harness in three stages, and the run folder they share.
 
-config.json, written before the first example, never changed by a resumed run
+*prepare* (`prepare.py`) has the harness build the requests, *answer* (`answer.py`) decodes them and needs neither the
+harness nor a sandbox, *judge* (`judge.py`) grades. `run.py` does all three. Format of the folder, version 2:
+
+config.json, written by *prepare*, completed by *answer*; after the first answer its settings never change
     version, fingerprint (sha256 of settings), settings, provenance
-    settings: every field of `Settings` (cache only where there is one), and plan_resolved (every field of the
-        plan with its value)
-    provenance: voidpad, torch, transformers, lm_eval, math_verify, python (versions), commit, dirty, device,
-        device_count, dtype, rows, tokens, family, padding, data (hub or local), probes_counted (false:
-        passes_decode leaves probes out), sandbox (allowed, weak, layers), started, approximations (those
-        that were on; none by default)
+    settings: the fields of `Settings` (cache, hide_eos, merge and weights only where they are set), and plan_resolved
+        (every field of the plan with its value). `weights` is the fingerprint of model and adapter.
+    provenance: lm_eval, math_verify (versions), data (hub, local or built in) and sandbox (allowed, weak, layers) of
+        the harness; voidpad, torch, transformers, python (versions), commit, dirty, device, device_count, dtype, rows,
+        tokens, family, padding, probes_counted (false: passes_decode leaves probes out), started and approximations
+        (none by default) of the machine that answered
 
-progress.jsonl, the journal: one line per generated example in the order they end, appended and synced; a torn
-    last line is dropped. The fields of `Record`. A run that was killed goes on from here.
+requests.jsonl, written by *prepare*: one line per request, the fields of `AnswerRequest`
+    name (task:index), prompt, stop (strings), gold, rendered (the chat template is in the prompt already)
 
-examples.jsonl, written at the end: one line per example, by task and index
-    task, index (place in the whole test set), prompt_sha256 (of the prompt's text), prompt_tokens, output
+progress.jsonl, the journal of *answer*: one line per answer in the order they end, appended and synced; a torn last
+    line is dropped. The fields of `AnswerRecord`. A run that was killed goes on from here.
+
+examples.jsonl, written by *judge*: one line per example, by task and index
+    task, index (in the whole test set), prompt, gold, prompt_sha256 (of the prompt's text), prompt_tokens, output
     (the text that was scored), score (the task's primary metric), scores (by grader), detail (of the primary
     grader), passes_decode, passes_probe, passes_shared, canvas (final length), answer_tokens (before the first
     end), stop_reason, eos (the canvas holds an end), at_cap (it holds none and may not grow), seconds
@@ -31,18 +37,29 @@ Between an interrupted and an uninterrupted run only seconds, wall_seconds, star
 
 from typing import TYPE_CHECKING, Any
 
-from voidpad.evaluate.folder import Run, read_run
+from voidpad.evaluate.folder import AnswerRequest, RunFolder, read_run
+from voidpad.evaluate.journal import AnswerRecord
 from voidpad.evaluate.scores import wilson
 from voidpad.evaluate.settings import Resources, Settings
 
 if TYPE_CHECKING:
     from voidpad.evaluate.run import evaluate, join
 
-__all__ = ["Resources", "Run", "Settings", "evaluate", "join", "read_run", "wilson"]
+__all__ = [
+    "AnswerRecord",
+    "AnswerRequest",
+    "Resources",
+    "RunFolder",
+    "Settings",
+    "evaluate",
+    "join",
+    "read_run",
+    "wilson",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """`evaluate` and `join` on first use: they bring lm-eval, which readers of run folders do not need."""
+    """Import `evaluate` and `join` on first use: they need lm-eval, which readers of run folders do not."""
     if name not in ("evaluate", "join"):
         raise AttributeError(f"module 'voidpad.evaluate' has no attribute {name!r}")
     from voidpad.evaluate import run

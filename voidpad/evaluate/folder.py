@@ -1,76 +1,159 @@
 """The run folder on disk: what is in it, how it is written, how it is read back."""
 
-import fcntl
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate.journal import Journal
-from voidpad.evaluate.settings import fingerprint
+from voidpad.evaluate.settings import RESOLVED, Settings, settings_digest
 from voidpad.files import store
 
-VERSION = 1
+VERSION = 2  # of every JSON file here and of NAME.sweep.json
+READABLE = (1, 2)  # version 1 had no requests.jsonl, and no weights in its settings
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run folder's content; `results` is None until the run is complete."""
+@dataclass(frozen=True, kw_only=True)
+class AnswerRequest:
+    """One prompt of one task, as *prepare* writes it and *answer* reads it."""
 
-    config: dict[str, Any]
-    examples: list[dict[str, Any]]
-    results: dict[str, Any] | None
+    name: str  # task:index, or task:index:repeat
+    prompt: str
+    stop: tuple[str, ...] = ()  # the answer's text ends before the first of these
+    gold: Any = None  # the right answer, for whoever reads the files; only the graders decide
+    rendered: bool = False  # the chat template is in the prompt already
+
+    @property
+    def key(self) -> int:
+        """The row's key for random draws. It depends on the name alone, so a resumed or sharded run draws the same."""
+        return int.from_bytes(sha256(self.name.encode()).digest()[:8], "big") >> 2
+
+    @property
+    def prompt_sha256(self) -> str:
+        return sha256(self.prompt.encode()).hexdigest()
 
 
-def read_run(folder: Path) -> Run:
-    results, examples = folder / "results.json", folder / "examples.jsonl"
-    return Run(
-        config=_object(folder / "config.json"),
-        examples=[json.loads(line) for line in examples.read_text().splitlines()]
-        if examples.exists()
-        else [],
-        results=_object(results) if results.exists() else None,
-    )
+@dataclass
+class RunFolder:
+    """A run folder. Every property reads its file anew."""
+
+    path: Path
+    _locked: bool = field(default=False, repr=False)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return read_versioned(self.path / "config.json")
+
+    @property
+    def settings(self) -> Settings:
+        return Settings.parse(self.config["settings"])
+
+    @property
+    def requests(self) -> list[AnswerRequest]:
+        path = self.path / "requests.jsonl"
+        if not path.is_file():
+            raise DataError(f"{path}: missing; run `voidpad eval --stage prepare` first")
+        requests = []
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                fields = json.loads(line)
+                requests.append(AnswerRequest(**{**fields, "stop": tuple(fields["stop"])}))
+            except (ValueError, TypeError, KeyError) as error:
+                raise DataError(f"{path}:{number} is damaged ({error}); prepare the run again") from error
+        return requests
+
+    @property
+    def journal(self) -> Journal:
+        return Journal(self.path / "progress.jsonl")
+
+    @property
+    def examples(self) -> list[dict[str, Any]]:
+        """The scored examples; none until the run was judged."""
+        path = self.path / "examples.jsonl"
+        return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+    @property
+    def results(self) -> dict[str, Any] | None:
+        """The content of results.json; None until the run is complete."""
+        return read_versioned(self.path / "results.json") if self.complete else None
+
+    @property
+    def complete(self) -> bool:
+        return (self.path / "results.json").is_file()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """One process writes a run at a time. The folder is made; the same object may nest this."""
+        if self._locked:
+            yield
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as file:
+            _lock(file, self.path)
+            self._locked = True
+            try:
+                yield
+            finally:
+                self._locked = False
+
+    def begin(self, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
+        """Write config.json. Once there is an answer, other settings are refused by name.
+
+        Weights and the resolved plan may be unknown where requests are prepared: what is known stays.
+        """
+        path, known = self.path / "config.json", {}
+        if path.exists() and self.journal.records:
+            known = self.config
+            fixed = {name: known["settings"].get(name) for name in ("weights", RESOLVED)}
+            settings = {**settings, **{k: v for k, v in fixed.items() if v and not settings.get(k)}}
+            refuse_others(path, known["settings"], settings)
+        facts = {**provenance, **known.get("provenance", {})}
+        self._write_config(settings, facts)
+
+    def note(self, provenance: Mapping[str, Any]) -> None:
+        """Add facts of a later stage to config.json's provenance."""
+        config = self.config
+        self._write_config(config["settings"], {**config["provenance"], **provenance})
+
+    def _write_config(self, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
+        digest = settings_digest(settings)
+        head = {"version": VERSION, "settings": settings, "fingerprint": digest, "provenance": provenance}
+        write_lines(self.path / "config.json", [json.dumps(head, indent=1)])
+
+    def write_requests(self, requests: Iterable[AnswerRequest]) -> None:
+        lines = (json.dumps(asdict(request), default=str) for request in requests)
+        write_lines(self.path / "requests.jsonl", lines)
 
 
-def _object(path: Path) -> dict[str, Any]:
+def read_run(folder: Path) -> RunFolder:
+    """A run folder to read; a folder that holds no run is refused here."""
+    run = RunFolder(Path(folder))
+    run.config  # noqa: B018  a missing or damaged file is named now
+    return run
+
+
+def read_versioned(path: Path) -> dict[str, Any]:
+    """A JSON file of ours; a missing, damaged or newer one is named."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not a run folder's file ({error})") from error
-    if found.get("version") != VERSION:
-        raise DataError(f"{path}: version {found.get('version')} is unknown; this voidpad reads {VERSION}")
-    return found
-
-
-@contextmanager
-def writing(folder: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> Iterator[Journal]:
-    """The journal of a run with these settings: of a new folder, or of one to go on with. One writer at a time."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel lets go of it when the process dies
-        except BlockingIOError:
-            raise ConfigError(f"{folder}: another process is writing this run; use another --out") from None
-        yield begin(folder, settings, provenance)
-
-
-def begin(folder: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> Journal:
-    """Settings may change until the first example is there."""
-    path, journal = folder / "config.json", Journal(folder / "progress.jsonl")
-    if path.exists() and journal.records:
-        refuse_others(path, _object(path)["settings"], settings)
-        return journal
-    mark = fingerprint(settings)
-    head = {"version": VERSION, "settings": settings, "fingerprint": mark, "provenance": provenance}
-    write(path, [json.dumps(head, indent=1)])
-    return journal
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version = content["version"]
+    except FileNotFoundError:
+        raise DataError(f"{path}: missing; run the evaluation again to write it.") from None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path}: damaged ({error}); delete the run folder and run it again.") from None
+    if version not in READABLE:
+        raise DataError(
+            f"{path}: format version {version}, this release reads {READABLE[-1]}; use a matching voidpad."
+        )
+    return content
 
 
 def refuse_others(path: Path, there: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Two runs in one folder are refused; the message names the first setting that differs."""
     for name in sorted({*there, *mine}):
         if there.get(name) != mine.get(name):
             raise ConfigError(
@@ -78,5 +161,20 @@ def refuse_others(path: Path, there: Mapping[str, Any], mine: Mapping[str, Any])
             )
 
 
-def write(path: Path, lines: Iterable[str]) -> None:
+def write_lines(path: Path, lines: Iterable[str]) -> None:
     store(path, (line + "\n" for line in lines))
+
+
+def _lock(file: IO[str], folder: Path) -> None:
+    """Take the lock, or say who has it. The system releases it when the process dies."""
+    try:
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise ConfigError(f"{folder}: another process is writing this run; use another --out") from None

@@ -1,8 +1,6 @@
-"""The lm-eval model `voidpad`: every request of every task goes to the engine as one pool."""
+"""The lm-eval model `voidpad`: lm-eval's own command line asks, and every request goes to the engine as one pool."""
 
 import dataclasses
-from collections import Counter
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import lm_eval.models  # noqa: F401  before registering ours, or lm-eval's own models vanish from its registry
@@ -13,17 +11,12 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import simple_parse_args_string
 from tqdm import tqdm
 
-from voidpad.errors import ConfigError, DataError
-from voidpad.evaluate.answers import Answering, Job
-from voidpad.evaluate.journal import Journal, Record
+from voidpad.errors import ConfigError
+from voidpad.evaluate.answer import Answering
 from voidpad.evaluate.likelihood import Bound
-from voidpad.evaluate.tasks.benchmark_files import ITEM
+from voidpad.evaluate.prepare import requests_of
 from voidpad.evaluate.texts import READERS
 from voidpad.models import load
-
-Progress = Callable[[int, int], None]  # (examples done, examples in all)
-HARMLESS = {"do_sample": False, "temperature": 0.0}  # greedy is the plan's affair, and its default
-IGNORED = {"until", "max_gen_toks"}  # stop strings are cut from the text; the plan sets the canvas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,21 +42,13 @@ class ModelArgs:
 
 @register_model("voidpad")
 class VoidpadLM(LM):
-    """Without `answering` it only replays its journal."""
+    """Generation through the engine; likelihoods through `bound`."""
 
-    def __init__(
-        self,
-        answering: Answering | None,
-        journal: Journal | None = None,
-        *,
-        bound: Bound | None = None,
-        progress: Progress | None = None,
-    ) -> None:
+    def __init__(self, answering: Answering, *, bound: Bound | None = None, show: bool = False) -> None:
         super().__init__()
         self.answering = answering
-        self.journal = journal
         self.bound = bound
-        self.progress = progress or (lambda done, total: None)
+        self.show = show  # a progress bar the way lm-eval's own models have one
         self.rendered: set[str] = set()
 
     @classmethod
@@ -107,13 +92,13 @@ class VoidpadLM(LM):
         bound = Bound(
             model, samples=args.mc_samples, seed=args.seed, tokens=args.tokens, greedy=args.check_greedy
         )
-        return cls(answering, bound=bound, progress=tqdm_bar())
+        return cls(answering, bound=bound, show=True)
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """lm-eval's use of the template; the text is remembered, so that it is not put in a turn again."""
-        text = self._model().tokenizer.apply_chat_template(
+        """lm-eval's use of the template; the text is remembered, so that the template is not applied twice."""
+        text = self.answering.model.tokenizer.apply_chat_template(
             chat_history,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
@@ -123,53 +108,20 @@ class VoidpadLM(LM):
         return str(text)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        return self._model().tokenizer.chat_template
+        return self.answering.model.tokenizer.chat_template
 
     @property
     def tokenizer_name(self) -> str:
-        return self._model().name.replace("/", "__")
-
-    def _model(self) -> Any:
-        if self.answering is None:
-            raise DataError("this run has no model: it replays a journal")
-        return self.answering.model
+        return self.answering.model.name.replace("/", "__")
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        jobs = self.jobs(requests)
-        found = self._replayed(jobs)
-        missing = [job for job in jobs if job.name not in found]
-        if missing and self.answering is None:
-            raise DataError(f"{len(missing)} examples are missing, the first is {missing[0].name}")
-        self.progress(len(found), len(jobs))
-        for done in self.answering.run(missing) if self.answering and missing else ():
-            if self.journal is not None:
-                done = [dataclasses.replace(one, attempt=self.journal.attempt) for one in done]
-                self.journal.append(done)
-            found |= {one.name: one for one in done}
-            self.progress(len(found), len(jobs))
-        return [found[job.name].output for job in jobs]
-
-    def jobs(self, requests: Sequence[Instance]) -> list[Job]:
-        """Requests by name; the same example asked for again (lm-eval's repeats) is another job."""
-        seen: Counter[str] = Counter()
-        jobs = []
-        for request in requests:
-            prompt, options = request.args
-            name = f"{request.task_name}:{request.doc.get(ITEM, request.doc_id)}"
-            repeat = f":{seen[name]}" if seen[name] else ""
-            seen[name] += 1
-            jobs.append(Job(name + repeat, prompt, stop_strings(options), prompt in self.rendered))
-        return jobs
-
-    def _replayed(self, jobs: Sequence[Job]) -> dict[str, Record]:
-        """What the journal has of these jobs; another prompt under the same name is another run's."""
-        if self.journal is None:
-            return {}
-        found = {job.name: self.journal.records[job.name] for job in jobs if job.name in self.journal.records}
-        for job in jobs:
-            if job.name in found and found[job.name].prompt_sha256 != job.prompt_sha256:
-                raise DataError(f"{self.journal.path}: {job.name} has another prompt; use another folder")
-        return found
+        wanted = requests_of(requests, self.rendered)
+        outputs: dict[str, str] = {}
+        with tqdm(total=len(wanted), desc="Answering", disable=not self.show) as bar:
+            for done in self.answering.run(wanted):
+                outputs |= {record.name: record.output for record in done}
+                bar.update(len(done))
+        return [outputs[request.name] for request in wanted]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         return self._bound().pairs([request.args for request in requests])
@@ -179,30 +131,5 @@ class VoidpadLM(LM):
 
     def _bound(self) -> Bound:
         if self.bound is None:
-            raise ConfigError(
-                "this run generates only; loglikelihood tasks go through python -m voidpad.evaluate.lm_eval"
-            )
+            raise ConfigError("this model generates only; give it a likelihood bound (`bound=Bound(model)`).")
         return self.bound
-
-
-def tqdm_bar() -> Progress:
-    """Progress the way lm-eval's own models show it."""
-    bar = tqdm(total=0, desc="Answering")
-
-    def show(done: int, total: int) -> None:
-        if bar.total != total:
-            bar.reset(total)
-        bar.update(done - bar.n)
-
-    return show
-
-
-def stop_strings(options: dict[str, Any]) -> tuple[str, ...]:
-    """lm-eval's generation options: only stop strings mean something to a plan."""
-    for name, value in options.items():
-        if name not in IGNORED and not (name in HARMLESS and value == HARMLESS[name]):
-            raise ConfigError(
-                f"gen_kwargs {name}={value!r}: decoding is set by the plan; pass it in model_args"
-            )
-    stops = options.get("until") or []
-    return (stops,) if isinstance(stops, str) else tuple(stops)

@@ -1,4 +1,4 @@
-"""The journal of a run: one line per finished example, appended and synced: a killed run loses nothing."""
+"""The journal of a run: one line per answer, appended and synced, so that a killed run loses nothing."""
 
 import json
 import os
@@ -6,26 +6,21 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from voidpad.decode.loop import Outcome
 from voidpad.errors import DataError
 
 
-@dataclass(frozen=True)
-class Record:
-    """One generated answer, before any scoring."""
+@dataclass(frozen=True, kw_only=True)
+class AnswerRecord(Outcome):
+    """One generated answer, before any scoring: the finished row, and what belongs to its request."""
 
-    name: str  # task:index, or task:index:repeat
+    name: str  # of the request: task:index, or task:index:repeat
     prompt_sha256: str  # of the prompt's text
     prompt_tokens: int
     output: str  # the text that is scored
-    ids: list[int]  # the whole final canvas
     answer_tokens: int  # before the first end, tokens with a role left out
     eos: bool  # the canvas holds an end
-    at_cap: bool  # it does not, and the plan allows no longer canvas
-    passes_decode: int
-    passes_probe: int
-    passes_shared: int
-    stop_reason: str
-    seconds: float
+    at_cap: bool  # it holds none, and the plan allows no longer canvas
     attempt: int = 0  # which start of the run made it
     elapsed: float = 0.0  # seconds since that start
 
@@ -38,8 +33,8 @@ class Journal:
         self.records = {record.name: record for record in _read(path)} if path.exists() else {}
         self.attempt = 1 + max((record.attempt for record in self.records.values()), default=-1)
 
-    def append(self, records: Iterable[Record]) -> None:
-        """Safe on disk when this returns."""
+    def append(self, records: Iterable[AnswerRecord]) -> None:
+        """The records are safe on disk when this returns."""
         fresh = list(records)
         if not fresh:
             return
@@ -58,7 +53,7 @@ class Journal:
         return sum(ends.values())
 
 
-def _read(path: Path) -> list[Record]:
+def _read(path: Path) -> list[AnswerRecord]:
     raw = path.read_bytes()
     whole = raw.rfind(b"\n") + 1
     if whole < len(raw):
@@ -67,7 +62,7 @@ def _read(path: Path) -> list[Record]:
     records = []
     for number, line in enumerate(raw[:whole].splitlines(), 1):
         try:
-            records.append(Record(**json.loads(line)))
+            records.append(AnswerRecord(**json.loads(line)))
         except (ValueError, TypeError) as error:
             raise DataError(f"{path}:{number} is damaged ({error}); remove the line and run again") from error
     return records

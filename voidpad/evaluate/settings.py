@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ from voidpad.errors import ConfigError
 from voidpad.evaluate.tasks import FEWSHOT, FOLDER
 
 PARITIES = ("llada", "dream")
+STAGES = ("prepare", "answer", "judge")
+RESOLVED = "plan_resolved"  # the key of config.json's settings that holds every field of the plan
+_OPTIONAL = ("cache", "hide_eos", "merge", "weights")  # left out of files while they have their default
 
 
 def known_tasks() -> list[str]:
@@ -38,13 +41,16 @@ class Settings:
     system: str | None = None
     raw: bool = False  # no chat template
     cache: str | None = None  # keep keys and values inside a block, approximately: prefix or dual
+    hide_eos: bool = False  # masked slots do not attend to committed EOS (the paper's intervention)
+    merge: bool = False  # fold the adapter into the weights before decoding: faster, rounds differently
+    weights: str | None = None  # fingerprint of model and adapter; None until the weights are there
 
     def __post_init__(self) -> None:
         faults = list(self._faults())
         if faults:
             raise ConfigError("; ".join(faults))
 
-    def _faults(self) -> Any:
+    def _faults(self) -> Iterator[str]:
         known = known_tasks()
         if not self.tasks:
             yield f"tasks: none given; use some of {', '.join(known)}"
@@ -62,6 +68,10 @@ class Settings:
             yield f"parity={self.parity!r} is unknown; use llada or dream, or leave it out"
         if self.cache is not None and (fault := cache_fault(self.cache)):
             yield fault
+        if self.hide_eos and self.cache:
+            yield f"hide_eos and cache={self.cache!r} exclude each other; drop one"
+        if self.merge and self.quantize:
+            yield f"merge and quantize={self.quantize!r} exclude each other; drop one"
         if self.shard is not None:
             part, parts = self.shard
             if not 0 <= part < parts:
@@ -70,18 +80,25 @@ class Settings:
                 yield "fewshot=stream depends on the order of all items; drop the shard or use fewshot=keyed"
 
     def plain(self) -> dict[str, Any]:
-        """As JSON values. Without a cache there is no such key: fingerprints are those from before it."""
-        found = json.loads(json.dumps(asdict(self)))
-        return found if self.cache else {name: value for name, value in found.items() if name != "cache"}
+        """As JSON values. Settings that most runs leave alone have no key while they have their default."""
+        values = json.loads(json.dumps(asdict(self)))
+        return {name: value for name, value in values.items() if value or name not in _OPTIONAL}
+
+    @classmethod
+    def parse(cls, plain: Mapping[str, Any]) -> "Settings":
+        """The settings that `plain` wrote; the resolved plan beside them is left out."""
+        given = {name: value for name, value in plain.items() if name != RESOLVED}
+        shard = given.get("shard")
+        return cls(**{**given, "tasks": tuple(given["tasks"]), "shard": tuple(shard) if shard else None})
 
 
-def fingerprint(settings: Mapping[str, Any]) -> str:
+def settings_digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Where and how fast it runs; none of this changes a result."""
+    """Where and how fast an evaluation runs; none of this changes a result."""
 
     device: str = "cpu"
     rows: int = 32  # most rows in one forward pass

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from voidpad.models import Model
 from voidpad.models.text import raw_ids, special_ids
 
-Reader = Callable[[Model, Sequence[int], Sequence[str]], str]  # (model, decoded slots, stop strings) -> text
+Reader = Callable[
+    [Model, Sequence[int], Sequence[str], bool], str
+]  # (model, slots, stop strings, cut) -> text
 LLADA_MARKERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
 
@@ -17,12 +19,12 @@ def until(text: str, stops: Sequence[str]) -> str:
     return text
 
 
-def cut_first(model: Model, slots: Sequence[int], stops: Sequence[str]) -> str:
-    """Ours: cut at the first end, drop special tokens by id, then the stop strings."""
-    return until(model.text(slots), stops)
+def cut_first(model: Model, slots: Sequence[int], stops: Sequence[str], cut: bool = True) -> str:
+    """Ours: cut at the first end unless the plan says not to, drop special tokens by id, then the stop strings."""
+    return until(model.text(slots, cut=cut), stops)
 
 
-def llada_harness(model: Model, slots: Sequence[int], stops: Sequence[str]) -> str:
+def llada_harness(model: Model, slots: Sequence[int], stops: Sequence[str], cut: bool = True) -> str:
     """Text after an EOS counts. Specials go by tokenising the text once more; HumanEval has no stop strings,
     and loses the chat markers, which this harness's tokenizer spells out."""
     if not stops:
@@ -34,7 +36,7 @@ def llada_harness(model: Model, slots: Sequence[int], stops: Sequence[str]) -> s
     return _without_specials(model, raw_ids(model.tokenizer, text))
 
 
-def dream_harness(model: Model, slots: Sequence[int], stops: Sequence[str]) -> str:
+def dream_harness(model: Model, slots: Sequence[int], stops: Sequence[str], cut: bool = True) -> str:
     """Cut where EOS is spelled; every other special token stays as literal text."""
     text = str(model.tokenizer.decode(list(slots)))
     return until(text.split(str(model.tokenizer.decode([model.roles.eos])), 1)[0], stops)

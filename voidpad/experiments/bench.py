@@ -128,7 +128,7 @@ class Scripted:
 
 
 @dataclass
-class Meter:
+class PassMeter:
     """A denoiser that notes what a plain loop would have to do for the same progress: row length -> passes."""
 
     inner: Denoiser
@@ -171,7 +171,7 @@ def timed(call: Callable[[], Any], device: torch.device | str) -> tuple[float, A
 
 
 @dataclass(frozen=True)
-class Run:
+class TimedRun:
     """What an engine did in the time it was given."""
 
     seconds: float
@@ -194,7 +194,7 @@ def settle(engine: Engine, script: Script, passes: int) -> None:
     engine.denoise = real
 
 
-def drive(engine: Engine, *, device: str, seconds: float = 1e9, passes: int | None = None) -> Run:
+def drive(engine: Engine, *, device: str, seconds: float = 1e9, passes: int | None = None) -> TimedRun:
     """Step an engine for at most so many seconds and passes."""
     begun, used, rows, tokens, finished = now(device), 0, 0, 0, 0
     while engine.busy and time.perf_counter() - begun < seconds and used != passes:
@@ -202,7 +202,7 @@ def drive(engine: Engine, *, device: str, seconds: float = 1e9, passes: int | No
         used += 1
         rows += engine.rows_read
         tokens += engine.tokens_read
-    return Run(now(device) - begun, used, rows, tokens, finished)
+    return TimedRun(now(device) - begun, used, rows, tokens, finished)
 
 
 RESEARCH = "research"

@@ -1,7 +1,7 @@
 """A sweep on a Ray cluster: a cell, or a shard of its examples, is one Ray task.
 
 Tasks, not actors: Ray moves a lost task to any worker that is free, while the tasks of a lost actor wait for
-a place as large as the one it had. A worker process keeps its model, so it is loaded once per worker.
+resources as large as it had. A worker process keeps its model, so it is loaded once per worker.
 """
 
 import os
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from voidpad.errors import ConfigError, VoidpadError
-from voidpad.evaluate.folder import read_run
-from voidpad.evaluate.run import evaluate, join, shard_of
+from voidpad.evaluate.folder import RunFolder
+from voidpad.evaluate.run import evaluate, join
 from voidpad.evaluate.settings import Resources, Settings
 from voidpad.experiments.sweep import Ended, Loader
-from voidpad.experiments.sweep_recipe import Cell
+from voidpad.experiments.sweep_recipe import SweepCell
 
 LOADER = Loader()  # of this worker process
 
@@ -31,7 +31,7 @@ class Work:
     resources: Resources
 
     def __call__(self) -> "Parcel":
-        model = LOADER(self.settings, self.resources.device)
+        model = LOADER(self.settings, self.resources)
         with tempfile.TemporaryDirectory(prefix="voidpad-") as folder:
             evaluate(self.settings, Path(folder), model=model, resources=self.resources)
             files = {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
@@ -47,16 +47,16 @@ class Parcel(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardPart:
     """A shard of a cell and where its files go."""
 
-    cell: Cell
+    cell: SweepCell
     at: int
     of: int
 
     @property
     def settings(self) -> Settings:
-        return self.cell.settings if self.of == 1 else shard_of(self.cell.settings, self.at, self.of)
+        return self.cell.settings if self.of == 1 else replace(self.cell.settings, shard=(self.at, self.of))
 
     def folder(self, out: Path) -> Path:
         if self.of == 1:
@@ -64,15 +64,15 @@ class Part:
         return out / "shards" / self.cell.id / f"{self.at}-of-{self.of}"
 
 
-def parts_of(cell: Cell, shards: int) -> list[Part]:
+def parts_of(cell: SweepCell, shards: int) -> list[ShardPart]:
     """At most one shard per example that is known to exist; a stream of shots cannot be split."""
     settings = cell.settings
     count = 1 if settings.fewshot == "stream" else min(shards, settings.limit or shards)
-    return [Part(cell, at, count) for at in range(count)]
+    return [ShardPart(cell, at, count) for at in range(count)]
 
 
 def run_ray(
-    left: Sequence[Cell], out: Path, *, resources: Resources, address: str | None = None, shards: int = 1
+    left: Sequence[SweepCell], out: Path, *, resources: Resources, address: str | None = None, shards: int = 1
 ) -> Iterator[Ended]:
     """Run the cells on the cluster, in whatever order they end; parts already on disk are not run again."""
     ray = ray_module()
@@ -90,12 +90,17 @@ def ray_module() -> Any:
     try:
         import ray
     except ImportError:
-        raise ConfigError("ray is not installed; `pip install voidpad[ray]`, or leave out --ray.") from None
+        raise ConfigError(
+            "ray is not installed; install voidpad's extra `ray` (from a checkout: pip install '.[ray]'), "
+            "or leave out --ray."
+        ) from None
     return ray
 
 
-def _drive(ray: Any, cells: Sequence[Sequence[Part]], out: Path, resources: Resources) -> Iterator[Ended]:
-    left = [[part for part in parts if not stored(part.folder(out))] for parts in cells]
+def _drive(
+    ray: Any, cells: Sequence[Sequence[ShardPart]], out: Path, resources: Resources
+) -> Iterator[Ended]:
+    left = [[part for part in parts if not RunFolder(part.folder(out)).complete] for parts in cells]
     yield from (_finish(parts, out, resources) for parts, none in zip(cells, left, strict=True) if not none)
     gpus = int(resources.device != "cpu")
     remote = ray.remote(max_retries=-1, max_calls=0, num_cpus=1, num_gpus=gpus)(_call)
@@ -109,12 +114,8 @@ def _drive(ray: Any, cells: Sequence[Sequence[Part]], out: Path, resources: Reso
             yield Ended(part.cell, error=parcel)
             continue
         store(parcel.files, part.folder(out))
-        if all(stored(one.folder(out)) for one in parts):
+        if all(RunFolder(one.folder(out)).complete for one in parts):
             yield replace(_finish(parts, out, resources), worker=parcel.worker, loads=parcel.loads)
-
-
-def stored(folder: Path) -> bool:
-    return (folder / "results.json").is_file()
 
 
 def _call(work: Work) -> Parcel:
@@ -142,11 +143,11 @@ def store(files: dict[str, bytes], folder: Path) -> None:
     beside.rename(folder)
 
 
-def _finish(parts: Sequence[Part], out: Path, resources: Resources) -> Ended:
+def _finish(parts: Sequence[ShardPart], out: Path, resources: Resources) -> Ended:
     """Unite a cell's shards and drop them."""
     cell = parts[0].cell
     if len(parts) == 1:
-        return Ended(cell, read_run(out / cell.folder).results)
+        return Ended(cell, RunFolder(out / cell.folder).results)
     results = join([part.folder(out) for part in parts], out / cell.folder, resources=resources)
     shutil.rmtree(out / "shards" / cell.id)
     if not any((out / "shards").iterdir()):

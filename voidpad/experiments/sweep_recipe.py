@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -15,9 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from voidpad.decode.plan import describe
 from voidpad.engine.cache_policy import FORM
 from voidpad.errors import ConfigError, VoidpadError, fault
-from voidpad.evaluate.settings import Settings, fingerprint
+from voidpad.evaluate.settings import Settings, settings_digest
+from voidpad.evaluate.weights import base_folder, with_weights
 from voidpad.experiments.report.layout import FigureLayout, TableLayout
-from voidpad.paper import published
+from voidpad.models import FAMILIES
+from voidpad.models.load import read_config
 
 Fields = dict[str, Any]  # plan fields; the plan itself checks them
 Grid = dict[str, list[Any]]
@@ -37,12 +39,14 @@ class Group(Closed):
     adapter: str | None = None
     parity: Literal["llada", "dream"] | None = None
     cache: str | None = Field(default=None, pattern=f"^{FORM}$")  # approximate: prefix, dual, dual:4
+    hide_eos: bool = False  # masked slots do not attend to committed EOS
+    grader: str = ""  # score the rows by this grader of the tasks; by the first one if empty
     fields: Fields = {}
     grid: Grid = {}
     tasks: list[str] | None = None
 
 
-class Recipe(Closed):
+class SweepRecipe(Closed):
     """A sweep. `fields`, `grid` and `tasks` hold for every group unless it says otherwise."""
 
     title: str
@@ -56,21 +60,26 @@ class Recipe(Closed):
     dtype: str = "auto"
     quantize: Literal["8bit", "4bit"] | None = None
     fewshot: Literal["keyed", "stream"] = "keyed"
+    merge: bool = False  # fold adapters into the weights first: faster, rounds differently
     tables: list[TableLayout] = Field(default=[], alias="table")
     figures: list[FigureLayout] = Field(default=[], alias="figure")
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One evaluation: a model, a plan with its fields, a task. Its id is a hash of all that decides it."""
+class SweepCell:
+    """One evaluation: a model, a plan with its fields, a task.
+
+    The id is a hash of the settings, weights included where they are on this machine.
+    """
 
     model: str  # label
     method: str  # label
     settings: Settings = field(hash=False)
+    grader: str = ""
 
     @cached_property
     def id(self) -> str:
-        return fingerprint(self.settings.plain())[:12]
+        return settings_digest(self.settings.plain())[:12]
 
     @property
     def task(self) -> str:
@@ -85,20 +94,22 @@ class Cell:
         return f"{self.id} {self.model} {self.method} {self.task} {given}".rstrip()
 
 
-def read(path: Path) -> Recipe:
+def read(path: Path) -> SweepRecipe:
     """A recipe that parses and whose every cell is a plan; all faults at once."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"recipe {path}: no such file; recipes/sweeps holds the ones that ship.") from None
+        raise ConfigError(
+            f"recipe {path}: no such file; `voidpad recipes` lists the ones that ship."
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"recipe {path}: not TOML: {error}.") from None
     return parse(raw, str(path))
 
 
-def parse(raw: Mapping[str, Any], name: str) -> Recipe:
+def parse(raw: Mapping[str, Any], name: str) -> SweepRecipe:
     try:
-        recipe = Recipe.model_validate(raw)
+        recipe = SweepRecipe.model_validate(raw)
     except ValidationError as error:
         raise ConfigError(f"recipe {name}: {'; '.join(map(fault, error.errors()))}") from None
     groups: dict[str, list[str]] = {}
@@ -110,13 +121,16 @@ def parse(raw: Mapping[str, Any], name: str) -> Recipe:
     return recipe
 
 
-def _faults(recipe: Recipe) -> Iterator[tuple[int, str]]:
+def _faults(recipe: SweepRecipe) -> Iterator[tuple[int, str]]:
     """(group, fault): what the plans and the evaluation refuse, and evaluations that have two names."""
-    seen: dict[str, Cell] = {}
+    seen: dict[str, SweepCell] = {}
+    known: dict[str, tuple[str, ...]] = {}
     for at, group in enumerate(recipe.groups):
         for point in _points(recipe, group):
             try:
-                describe(point.plan, family=family(point.model), **point.fields)
+                if point.model not in known:
+                    known[point.model] = families(point.model)
+                resolved_fields(point.plan, point.fields, known[point.model])
                 cell = _cell(recipe, group, point)
             except VoidpadError as error:
                 yield at, str(error)
@@ -126,20 +140,45 @@ def _faults(recipe: Recipe) -> Iterator[tuple[int, str]]:
                 yield at, f"{first.method!r} and {cell.method!r} are the same evaluation; change or drop one"
 
 
-def family(model: str) -> str:
-    """What to check a plan's fields against before the model is there."""
-    known = published().model_of(model)
-    return published().models[known].family if known else "llada"
+def families(model: str) -> tuple[str, ...]:
+    """The family of a model that is on this machine, from its card or config; every family for any other."""
+    folder = base_folder(model)
+    if folder is None:
+        return tuple(FAMILIES)
+    try:
+        return (read_config(folder)[0].name,)
+    except VoidpadError:  # loading the model says what is wrong with it
+        return tuple(FAMILIES)
 
 
-def cells(recipe: Recipe) -> list[Cell]:
-    """Every cell once, in the order of the recipe."""
-    found: dict[str, Cell] = {}
+def resolved_fields(plan: str, fields: Fields, families: Sequence[str]) -> Fields:
+    """Every field of the plan with its value, for the first of the families that accepts the fields."""
+    refused: VoidpadError | None = None
+    for family in families:
+        try:
+            return describe(plan, family=family, **fields)[1]
+        except VoidpadError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def cells(recipe: SweepRecipe, *, download: bool = False) -> list[SweepCell]:
+    """Every cell once, in the order of the recipe, with the fingerprint of its weights where they are known.
+
+    With `download`, models that are not on this machine are fetched first, so that their weights are known.
+    """
+    known: dict[tuple[str, str | None], str | None] = {}
+    distinct: dict[str, SweepCell] = {}
     for group in recipe.groups:
         for point in _points(recipe, group):
             cell = _cell(recipe, group, point)
-            found.setdefault(cell.id, cell)
-    return list(found.values())
+            pair = (cell.settings.model, cell.settings.adapter)
+            if pair not in known:
+                known[pair] = with_weights(cell.settings, download=download).weights
+            cell = replace(cell, settings=replace(cell.settings, weights=known[pair]))
+            distinct.setdefault(cell.id, cell)
+    return list(distinct.values())
 
 
 class Point(NamedTuple):
@@ -151,7 +190,7 @@ class Point(NamedTuple):
     fields: Fields
 
 
-def _points(recipe: Recipe, group: Group) -> Iterator[Point]:
+def _points(recipe: SweepRecipe, group: Group) -> Iterator[Point]:
     """Models x plans x the grid x tasks. A group's own field or axis replaces the recipe's."""
     grid = {**{k: v for k, v in recipe.grid.items() if k not in group.fields}, **group.grid}
     for model, plan in product(_listed(group.model), _listed(group.plan)):
@@ -160,7 +199,7 @@ def _points(recipe: Recipe, group: Group) -> Iterator[Point]:
             yield from (Point(model, plan, task, fields) for task in group.tasks or recipe.tasks)
 
 
-def _cell(recipe: Recipe, group: Group, point: Point) -> Cell:
+def _cell(recipe: SweepRecipe, group: Group, point: Point) -> SweepCell:
     settings = Settings(
         model=point.model,
         tasks=(point.task,),
@@ -174,9 +213,13 @@ def _cell(recipe: Recipe, group: Group, point: Point) -> Cell:
         fewshot=recipe.fewshot,
         parity=group.parity,
         cache=group.cache,
+        hide_eos=group.hide_eos,
+        merge=recipe.merge,
     )
-    cached = [f"cache={group.cache}"] if group.cache else []
-    return Cell(group.of or point.model, group.method or " ".join([point.plan, *cached]), settings)
+    changed = [f"cache={group.cache}"] if group.cache else []
+    changed += ["hide_eos"] if group.hide_eos else []
+    method = group.method or " ".join([point.plan, *changed])
+    return SweepCell(group.of or point.model, method, settings, group.grader)
 
 
 def _listed(value: str | Sequence[str]) -> Sequence[str]:

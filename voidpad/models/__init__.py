@@ -5,6 +5,7 @@ from voidpad.models.families import DREAM, FAMILIES, LLADA, Family
 from voidpad.models.fresh import character_tokenizer, random_model
 from voidpad.models.load import load, merge, save
 from voidpad.models.model import Model, Result
+from voidpad.models.place import Place
 
 __all__ = [
     "DREAM",
@@ -13,6 +14,7 @@ __all__ = [
     "Card",
     "Family",
     "Model",
+    "Place",
     "Result",
     "character_tokenizer",
     "load",

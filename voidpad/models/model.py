@@ -9,10 +9,10 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from voidpad.decode.outcome import Outcome, Result
-from voidpad.engine.cache_policy import cache_name
+from voidpad.engine.cache_policy import CachePolicy
 from voidpad.engine.events import Event, Failed, Finished, Wrote
 from voidpad.errors import ConfigError
-from voidpad.models.card import Card
+from voidpad.models.card import Card, default_plan
 from voidpad.models.families import Family
 from voidpad.models.place import Quantizer
 from voidpad.models.text import Messages, chat, encode_chat, raw_ids, special_ids
@@ -56,6 +56,30 @@ class Model:
     @property
     def device(self) -> torch.device:
         return self.net.device
+
+    @property
+    def adapted(self) -> bool:
+        """Whether an adapter is around the network, not merged into it."""
+        return isinstance(self.net, PeftModel)
+
+    @property
+    def parameters(self) -> int:
+        """The number of weights, those of an adapter included; two 4-bit weights share a stored byte."""
+        packed = 2 if self.quantized == "4bit" else 1
+        return sum(p.numel() * (packed if p.dtype == torch.uint8 else 1) for p in self.net.parameters())
+
+    @property
+    def summary(self) -> str:
+        """One line: name, device, number format, parameters and the memory of the weights."""
+        where = ", ".join(sorted({str(device) for device in devices(self.net)}))
+        size = sum(p.numel() * p.element_size() for p in self.net.parameters())
+        form = f"{self.quantized} weights" if self.quantized else str(self.net.dtype).removeprefix("torch.")
+        return f"{self.name} on {where}: {form}, {_short(self.parameters)} parameters, {_short(size)}B"
+
+    @property
+    def default_plan(self) -> str:
+        """The plan that fits the padding this checkpoint was trained with."""
+        return default_plan(self.card)
 
     @property
     def context(self) -> int:
@@ -142,6 +166,21 @@ class Model:
         bounded = replace(length, limit=max(room, length.canvas))
         return replace(plan, length=Trimmed(bounded) if trimmed else bounded)
 
+    def row_limit(self, ids: Sequence[int], plan: "Plan", *, max_tokens: int | None = None) -> int:
+        """The longest canvas that a row with this prompt may have: what `Engine.submit` takes as `limit`.
+
+        It is the plan's limit, cut to the whole blocks that the context leaves beside the prompt, and to `max_tokens`
+        rounded up to whole blocks. A canvas that starts longer starts at this limit instead. An answer may be longer
+        than `max_tokens` by less than a block, so callers cut it. A prompt that leaves no room for a block is refused.
+        """
+        if max_tokens is not None and max_tokens < 1:
+            raise ConfigError(f"max_tokens={max_tokens} leaves no room for an answer; use at least 1.")
+        self.admit(ids, canvas=min(plan.block, plan.length.limit))
+        limits = [plan.length.limit, max((self.context - len(ids)) // plan.block, 1) * plan.block]
+        if max_tokens is not None:
+            limits.append(-(-max_tokens // plan.block) * plan.block)
+        return min(*limits, self.context - len(ids))
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -222,17 +261,16 @@ class Model:
         """Many rows at once, exact unless a cache is asked for."""
         from voidpad.engine.batching import Engine
         from voidpad.engine.cache import CachedDenoiser
-        from voidpad.engine.cache_policy import read_cache
 
         if cache is None:
             return Engine(self.exact(), self.roles, rows=rows, tokens=tokens)
-        asked = read_cache(cache)
+        policy = CachePolicy.parse(cache)
         if len(devices(self.net)) > 1:
             raise ConfigError(
                 f"cache={cache!r} needs the network on one device; drop the cache or device=auto."
             )
-        kept = CachedDenoiser(self.denoiser(), block, asked.keep_suffix, asked.every, **self._graphed())
-        return Engine(kept, self.roles, rows=rows, tokens=tokens, ended=kept.forget)
+        denoise = CachedDenoiser(self.denoiser(), block, policy, **self._graphed())
+        return Engine(denoise, self.roles, rows=rows, tokens=tokens, ended=denoise.forget)
 
     def compiled(self) -> "Model":
         """The same model, its layers compiled at their first passes: the same function, faster after a minute."""
@@ -249,7 +287,8 @@ class Model:
     def approximations(self, plan: "Plan", *, cache: str | None = None) -> tuple[str, ...]:
         """What makes answers differ from those of plain decoding with the weights as they were released."""
         weights = [f"{self.quantized} weights"] if self.quantized else []
-        return (*weights, *cache_name(cache), *plan.approximations)
+        caches = [CachePolicy.parse(cache).approximation] if cache else []
+        return (*weights, *caches, *plan.approximations)
 
     def result(self, outcome: Outcome, plan: "Plan", *, cache: str | None = None) -> Result:
         """A finished row with its text."""
@@ -258,6 +297,15 @@ class Model:
             text=self.text(outcome.tokens, cut=plan.cut),
             approximations=self.approximations(plan, cache=cache),
         )
+
+
+def _short(count: float) -> str:
+    """A number in three digits with its unit: 1234567 is 1.23 M."""
+    for unit in ("", " k", " M", " G"):
+        if count < 1000:
+            return f"{count:.3g}{unit}"
+        count /= 1000
+    return f"{count:.3g} T"
 
 
 def heard(engine: "Engine", listen: Callable[[Event], None] | None) -> Iterator[Event]:

@@ -1,5 +1,5 @@
 """Run programs that nobody vouches for, and learn whether they pass their checks."""
 
-from voidpad.sandbox.api import Limits, Sandbox, Verdict, layers
+from voidpad.sandbox.api import Limits, ProgramTest, Sandbox, Verdict, layers
 
-__all__ = ["Limits", "Sandbox", "Verdict", "layers"]
+__all__ = ["Limits", "ProgramTest", "Sandbox", "Verdict", "layers"]

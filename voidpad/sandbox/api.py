@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from voidpad.errors import ConfigError, SandboxError
 from voidpad.sandbox.jail import LAYERS, NAMESPACES
@@ -43,13 +43,28 @@ class Limits:
     seconds: float = 3.0  # wall clock, program and checks together
     memory_mb: int = 1024  # per process, and for all of its processes together
     disk_mb: int = 16
-    processes: int = 16
+    processes: int = 64  # threads count as well
     output_kb: int = 64
 
     def __post_init__(self) -> None:
         bad = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if not getattr(self, f.name) > 0]
         if bad:
             raise ConfigError(f"sandbox limits must be positive: {', '.join(bad)}")
+
+
+class ProgramTest(NamedTuple):
+    """An untrusted program and the trusted texts that test it.
+
+    `entry` names the function under test. The checks take it from the program even where Python has a builtin
+    of that name; every other builtin and every standard module in the checks is Python's own. `helpers` are
+    definitions of the task that the checks use: the program must define those names as well, but the checks
+    never use the program's versions.
+    """
+
+    program: str
+    checks: str
+    entry: str | None = None
+    helpers: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,9 +81,11 @@ class Verdict:
     seconds: float
 
 
-def _verdict(ended: str, seconds: float, status: int | None, *, told: bytes) -> Verdict:
+def _verdict(ended: str, seconds: float, status: int | None, *, told: bytes, limits: Limits) -> Verdict:
     if ended != "done":
-        return Verdict(False, ended, f"stopped at the {ended} limit", seconds)
+        allowed = {"timeout": f"{limits.seconds:g} seconds", "memory": f"{limits.memory_mb} MB",
+                   "output": f"{limits.output_kb} KB"}[ended]  # fmt: skip
+        return Verdict(False, ended, f"stopped at the {ended} limit: the sandbox allows {allowed}", seconds)
     try:
         reason, detail = json.loads(told)
     except ValueError:
@@ -77,8 +94,12 @@ def _verdict(ended: str, seconds: float, status: int | None, *, told: bytes) -> 
         reason = "killed" if status is not None and status < 0 else "exited"
         how = {"killed": f"signal {-(status or 0)}", "exited": f"status {status}"}[reason]
         detail = f"{detail} ({how})" if status is not None else detail
-    printable = str(detail).encode(errors="backslashreplace").decode()
-    return Verdict(reason == "passed", reason, printable, seconds)
+    return Verdict(reason == "passed", reason, _printable(str(detail)), seconds)
+
+
+def _printable(text: str) -> str:
+    """One line without control characters, which a terminal or a report could take for commands."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 @cache
@@ -109,10 +130,13 @@ class _Keeper:
             raise SandboxError("the sandbox's keeper process did not start; it needs Linux 5.13 or later")
         self.layers, self.problem = frozenset(hello["layers"]), str(hello["problem"])
 
-    def run(self, program: str, checks: str, limits: Limits, *, lenient: bool) -> Verdict | None:
+    def run(self, test: ProgramTest, limits: Limits, *, lenient: bool) -> Verdict | None:
         """The verdict, or None when the keeper itself was lost."""
         heard, told = os.pipe()
-        texts = [_memory_file(text) for text in (program, checks)]
+        texts = [
+            _memory_file(text)
+            for text in (test.program, json.dumps(test._asdict() | {"limits": asdict(limits)}))
+        ]
         job = json.dumps(asdict(limits) | {"lenient": lenient}).encode()
         try:
             self._control.settimeout(limits.seconds + _PATIENCE)
@@ -126,7 +150,7 @@ class _Keeper:
             if reply[0] == "broken":
                 raise SandboxError(f"the sandbox could not be closed around a program: {reply[2]}")
             ended, seconds, status = reply
-            return _verdict(ended, seconds, status, told=os.read(heard, 1 << 16))
+            return _verdict(ended, seconds, status, told=os.read(heard, 1 << 16), limits=limits)
         finally:
             os.close(heard)
 
@@ -173,21 +197,22 @@ class Sandbox:
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _close_all, self._idle, self._owner)
 
-    def run(self, program: str, checks: str) -> Verdict:
-        """Run one program, then its checks."""
+    def run(self, program: str, checks: str, entry: str | None = None, helpers: str = "") -> Verdict:
+        """Run one program, then its checks; see `ProgramTest` for the arguments."""
+        test = ProgramTest(program, checks, entry, helpers)
         with self._turns:
             keeper = self._take()
             verdict = None
             try:
-                verdict = keeper.run(program, checks, self._limits, lenient=self._lenient)
+                verdict = keeper.run(test, self._limits, lenient=self._lenient)
             finally:
                 self._idle.append(keeper) if verdict else keeper.close()
         return verdict or Verdict(False, "killed", "the sandbox's keeper was lost with this program", 0.0)
 
-    def map(self, jobs: Iterable[tuple[str, str]]) -> list[Verdict]:
+    def map(self, jobs: Iterable[tuple[str, str] | ProgramTest]) -> list[Verdict]:
         """Verdicts in the order of the jobs, `workers` of them at a time."""
         with ThreadPoolExecutor(self._workers) as pool:
-            waiting = [pool.submit(self.run, program, checks) for program, checks in jobs]
+            waiting = [pool.submit(self.run, *job) for job in jobs]
             try:
                 return [job.result() for job in waiting]
             except BaseException:

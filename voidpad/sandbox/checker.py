@@ -5,9 +5,13 @@ import builtins
 import importlib
 import json
 import os
+import re
 import socket
+import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from voidpad.sandbox.peer import UNCROSSABLE, Fault, Left, Peer, fault
@@ -15,14 +19,25 @@ from voidpad.sandbox.remote import Abort, Remote
 from voidpad.sandbox.wire import BrokenWire, Channel, Gone
 
 _DETAIL_LIMIT = 1500
-# The program may hand over a module it imported by name only: the checks then use their own copy of these.
-_MODULES = frozenset({
+# Modules that the checks may use because the program's text imports them; the checks get their own copy.
+MODULES = frozenset({
     "array", "bisect", "calendar", "cmath", "collections", "copy", "datetime", "decimal", "fractions",
     "functools", "heapq", "itertools", "json", "math", "numbers", "operator", "random", "re", "statistics",
     "string", "sys", "textwrap", "time", "typing",
 })  # fmt: skip
 _FUNCTIONS = (types.FunctionType, types.LambdaType, types.BuiltinFunctionType, types.MethodType,
               types.MethodDescriptorType)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CheckerTask:
+    """What the checking process is given: trusted texts, and the program's text to read imports from."""
+
+    program: str
+    checks: str
+    entry: str | None = None  # the name under test, the only built-in name that a program may redefine
+    helpers: str = ""  # definitions of the task that the checks use
+    limits: dict[str, float] = field(default_factory=dict)  # by name, for messages
 
 
 class Witness:
@@ -82,73 +97,152 @@ class Witness:
 
 
 class Names(dict):
-    """The checks' global names: their own, then Python's, then whatever the program defines."""
+    """The global names of the checks, resolved by trusted code from the task and the program's text.
 
-    def __init__(self, witness: Witness, shadowed: frozenset[str]) -> None:
+    In this order: what the checks define; the entry point, which is the program's; Python's builtins; the
+    helpers of the task; modules and their functions that the program's text imports, as the checks' own copies;
+    and any other name as the program's. So the program supplies the function under test and the classes its
+    arguments are made of, never what judges them: an answer of the program's process changes no meaning.
+    """
+
+    def __init__(self, witness: Witness, task: CheckerTask) -> None:
         super().__init__(__name__="checks", __builtins__=builtins)
-        self._witness, self._shadowed = witness, shadowed
+        self._witness, self._task = witness, task
 
     def __missing__(self, name: str) -> Any:
-        if hasattr(builtins, name) and name not in self._shadowed:
-            return getattr(builtins, name)
+        if name != self._task.entry:
+            if hasattr(builtins, name):
+                return getattr(builtins, name)
+            if name in self._helpers:
+                self._require(name, name in self._defined)
+                return self._helpers[name]
+            if name in MODULES or name in self._imported:
+                self._require(name, name in self._imported)
+                return self._imported[name]
         kind, value = self._witness.ask("name", name)
-        if kind == "module" and value in _MODULES:
-            return importlib.import_module(value)
         if kind == "module":
             raise self._witness.give_up("opaque", f"the checks need the module {value!r}: import it there")
         if kind == "missing":
-            raise NameError(f"name {name!r} is not defined by the program")
+            self._require(name, False)
         return value
 
+    def _require(self, name: str, defined: bool) -> None:
+        if not defined:
+            raise NameError(f"name {name!r} is not defined by the program")
 
-def _shadowed_names(tree: ast.Module, witness: Witness) -> frozenset[str]:
-    """The one built-in name that the checks take from the program, if any.
+    @cached_property
+    def _helpers(self) -> dict[str, Any]:
+        """What the task's helpers define; they never see a name of the program."""
+        names: dict[str, Any] = {"__name__": "helpers", "__builtins__": builtins}
+        exec(compile(self._task.helpers, "<helpers>", "exec", dont_inherit=True, optimize=0), names)
+        return {name: value for name, value in names.items() if not name.startswith("__")}
 
-    A program that defines its own `abs` must not judge itself with it, yet one benchmark task asks for a
-    function called `sum`. So a built-in name is the program's only when it is the sole name the checks use
-    that the program defines.
-    """
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    defined = {str(name) for name in witness.ask("defines", sorted(used))} & used
-    return frozenset(defined) if len(defined) == 1 and hasattr(builtins, *defined) else frozenset()
+    @cached_property
+    def _statements(self) -> list[ast.stmt]:
+        try:
+            return list(_top_level(ast.parse(self._task.program).body))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return []  # the program did not run either
+
+    @cached_property
+    def _defined(self) -> set[str]:
+        """The names that the program's text binds by a definition or a plain assignment."""
+        targets = [n for node in self._statements if isinstance(node, ast.Assign) for n in node.targets]
+        names = {node.id for node in targets if isinstance(node, ast.Name)}
+        kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        return names | {node.name for node in self._statements if isinstance(node, kinds)}
+
+    @cached_property
+    def _imported(self) -> dict[str, Any]:
+        """Harmless modules, and their members, that the program's text imports under their own names."""
+        names: dict[str, Any] = {}
+        for node in self._statements:
+            if isinstance(node, ast.Import):
+                wanted = {alias.name for alias in node.names if alias.asname in (None, alias.name)}
+                names |= {name: importlib.import_module(name) for name in wanted & MODULES}
+            elif isinstance(node, ast.ImportFrom) and node.module in MODULES and not node.level:
+                module = importlib.import_module(str(node.module))
+                wanted = {alias.name for alias in node.names if alias.asname in (None, alias.name)}
+                names |= {name: getattr(module, name) for name in wanted if hasattr(module, name)}
+        return names
 
 
-def judge(sock: socket.socket, checks: str, *, lenient: bool) -> tuple[str, str]:
+def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run with the module, also those inside `if`, `try`, `with` and loops."""
+    for node in body:
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+            handlers = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.ExceptHandler)]
+            yield from _top_level([*inner, *(child for handler in handlers for child in handler.body)])
+
+
+def judge(sock: socket.socket, task: CheckerTask, *, lenient: bool) -> tuple[str, str]:
     """Reason and detail; "passed" only when the checks ran to their end with the program there throughout."""
     witness = Witness(sock, lenient=lenient)
     try:
-        tree = ast.parse(checks)
+        tree = ast.parse(task.checks)
         witness.await_ready()
-        names = Names(witness, _shadowed_names(tree, witness))
-        exec(compile(tree, "<checks>", "exec", dont_inherit=True, optimize=0), names)
+        code = compile(tree, "<checks>", "exec", dont_inherit=True, optimize=0)
+        exec(code, Names(witness, task))
         outcome = ("passed", "")
     except Abort as abort:
         outcome = abort.args
     except MemoryError as error:
-        outcome = ("memory", _line(error, checks))
+        outcome = ("memory", _line(error, task))
     except BaseException as error:
-        outcome = ("error" if isinstance(error, Fault) else "failed", _line(error, checks))
+        outcome = ("error" if isinstance(error, Fault) else "failed", _line(error, task))
     return witness.lost.args if witness.lost else outcome
 
 
-def _line(error: BaseException, checks: str) -> str:
+def _line(error: BaseException, task: CheckerTask) -> str:
     """The failing check's text and the exception, for a person to read."""
     at, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<checks>":
             at = trace.tb_lineno
         trace = trace.tb_next
-    lines = checks.splitlines()
+    lines = task.checks.splitlines()
     where = f"line {at}: {lines[at - 1].strip()}: " if at and at <= len(lines) else ""
     try:
         message = str(error)
     except BaseException:  # the message holds a Remote, whose text is the program's to refuse
         message = "<unprintable>"
-    return f"{where}{type(error).__name__}: {message}".removesuffix(": ")[:_DETAIL_LIMIT]
+    said = f"{where}{type(error).__name__}: {message}".removesuffix(": ")
+    hint = _hint(error, message, task.limits) if isinstance(error, Fault) else ""
+    return said[: _DETAIL_LIMIT - len(hint)] + hint
 
 
-def main(sock: socket.socket, checks: str, verdict: int, *, lenient: bool) -> bool:
+def _hint(error: BaseException, message: str, limits: dict[str, float]) -> str:
+    """What the sandbox does not allow, where an exception of the program looks like the result of that."""
+    missing = re.match(r"No module named '(\w+)", message)
+    if isinstance(error, ModuleNotFoundError) and missing:
+        if missing[1] in sys.stdlib_module_names:
+            return " (the sandbox's user cannot read this Python's library)"
+        return " (only Python's standard library can be imported in the sandbox)"
+    allowed = {
+        "can't start new thread": "{processes} processes and threads",
+        "[Errno 11]": "{processes} processes and threads",
+        "[Errno 24]": "256 open files",
+        "[Errno 27]": "{disk_mb} MB of files",
+        "[Errno 28]": "{disk_mb} MB of files",
+    }
+    for words, what in allowed.items():
+        if words in message:
+            return f" (the sandbox allows {what.format_map(limits)})"
+    if isinstance(error, MemoryError):
+        return f" (the sandbox allows {limits.get('memory_mb')} MB)"
+    if type(error).__name__ == "gaierror":
+        return " (the sandbox has no network)"
+    if isinstance(error, PermissionError) and "[Errno 1]" in message:
+        return " (the sandbox refuses this system call: no other programs, no network)"
+    if isinstance(error, FileNotFoundError | PermissionError) and re.search(r": '/(?!tmp/)", message):
+        return " (the sandbox shows Python's library and an empty folder, no other files)"
+    return ""
+
+
+def main(sock: socket.socket, task: CheckerTask, verdict: int, *, lenient: bool) -> bool:
     """Write the verdict; True when the program went away, so that its end is worth looking at."""
-    reason, detail = judge(sock, checks, lenient=lenient)
+    reason, detail = judge(sock, task, lenient=lenient)
     os.write(verdict, json.dumps([reason, detail[:_DETAIL_LIMIT]]).encode())
     return reason == "gone"

@@ -131,7 +131,7 @@ class Jail:
     def _close(self, home: str, bounds: Bounds) -> None:
         os.setsid()
         if "mount namespace" in self.layers:
-            root.cover(bounds.disk)
+            root.cover(bounds.disk, self.paths)
         if "ipc namespace" in self.layers:
             kernel.set_hostname("sandbox")
         if "user namespace" not in self.layers and os.geteuid() == 0:
@@ -151,7 +151,8 @@ class Jail:
         if "no new privileges" in self.layers:
             kernel.no_new_privileges()
         if "landlock" in self.layers:
-            kernel.landlock(read=[*self.paths, *root.DEVICES], write=[home, "/dev/null"])
+            shared = [root.SHARED_MEMORY] if "mount namespace" in self.layers else []
+            kernel.landlock(read=[*self.paths, *root.DEVICES], write=[home, "/dev/null", *shared])
         if "seccomp" in self.layers:
             kernel.seccomp(signals="pid namespace" in self.layers)
 
@@ -196,7 +197,7 @@ def _limit(bounds: Bounds) -> None:
         resource.RLIMIT_AS: bounds.memory,
         resource.RLIMIT_FSIZE: bounds.disk,
         resource.RLIMIT_NPROC: bounds.processes,
-        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_NOFILE: 256,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,

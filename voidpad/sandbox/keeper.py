@@ -9,13 +9,14 @@ import importlib
 import json
 import os
 import random
+import re
 import select
 import shutil
 import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,8 @@ _GLANCE = 0.02  # seconds between looks at the memory in use
 _OVERHEAD = 64 << 20  # bytes that two idle interpreters hold
 _LAST_BREATH = 0.1  # seconds a program that closed its channel has to be seen ending
 _BLINK = 0.001  # seconds that killed processes are given to be gone
+# A shared mapping without a file: "7f..-7f.. rw-s 00000000 00:01 1234 /dev/zero (deleted)".
+_SHARED = re.compile(r"^(\w+)-(\w+) ...s (\w+) (\S+) (\d+) +/dev/zero \(deleted\)", re.MULTILINE)
 _LOST = 3  # exit status of checks whose program went away
 _FULL_NAMESPACES = frozenset({"pid namespace", "mount namespace"})
 
@@ -118,22 +121,22 @@ class Keeper:
                     return "output", False
                 if done in ready:
                     return "done", _status(checks, 0) == _LOST
-                if done not in ready and self._memory() > job.bounds.memory + _OVERHEAD:
+                if done not in ready and self._exceeds(job.bounds.memory + _OVERHEAD):
                     return "memory", False
             return "timeout", False
         finally:
             os.close(done)
 
-    def _memory(self) -> int:
-        """Bytes resident in every process below this one: a limit per process does not bind their sum."""
-        pages = 0
-        for pid in self._below():
-            try:
-                with open(f"/proc/{pid}/statm") as file:
-                    pages += int(file.read().split()[1])
-            except (OSError, IndexError):
-                continue  # it ended meanwhile
-        return pages * os.sysconf("SC_PAGE_SIZE")
+    def _exceeds(self, limit: int) -> bool:
+        """Whether the processes below this one use more memory together than a limit per process would allow.
+
+        Resident pages are cheap to count, but count twice what two processes share and omit shared memory that no
+        process has touched since another one filled it. So the whole of each shared mapping is added, and before a
+        program is stopped the resident pages are counted again, each divided among the processes that share it.
+        """
+        pids = self._below()
+        shared = _shared_mappings(pids)
+        return _resident(pids) + shared > limit and _proportional(pids) + shared > limit
 
     def _below(self) -> list[int]:
         if self._own_proc:
@@ -155,6 +158,36 @@ class Keeper:
             shutil.rmtree(home, ignore_errors=True)
 
 
+def _proc_texts(pids: Iterable[int], name: str) -> Iterator[str]:
+    """The file `name` of each process that still exists."""
+    for pid in pids:
+        with suppress(OSError), open(f"/proc/{pid}/{name}", errors="replace") as file:
+            yield file.read()
+
+
+def _resident(pids: Iterable[int]) -> int:
+    pages = sum(int(text.split()[1]) for text in _proc_texts(pids, "statm") if text)
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _proportional(pids: Iterable[int]) -> int:
+    """Private memory and each process's part of what it shares by fork; shared mappings are counted apart."""
+    sizes = re.findall(
+        r"^Pss_(?:Anon|File): +(\d+) kB", "".join(_proc_texts(pids, "smaps_rollup")), re.MULTILINE
+    )
+    return 1024 * sum(map(int, sizes))
+
+
+def _shared_mappings(pids: Iterable[int]) -> int:
+    """Bytes of anonymous memory that is mapped as shared, each piece of it counted once for all processes."""
+    ends: dict[tuple[str, str], int] = {}
+    for text in _proc_texts(pids, "maps"):
+        for first, last, offset, device, inode in _SHARED.findall(text):
+            key, end = (device, inode), int(offset, 16) + int(last, 16) - int(first, 16)
+            ends[key] = max(ends.get(key, 0), end)
+    return sum(ends.values())
+
+
 def _run_program() -> None:
     random.seed(0)
     with open(4, encoding="utf-8", errors="surrogatepass") as file:
@@ -166,8 +199,8 @@ def _run_checks(*, lenient: bool) -> None:
     random.seed(0)
     kernel.hide_memory()
     with open(4, encoding="utf-8", errors="surrogatepass") as file:
-        checks = file.read()
-    if checker.main(socket.socket(fileno=3), checks, 5, lenient=lenient):
+        task = checker.CheckerTask(**json.load(file))
+    if checker.main(socket.socket(fileno=3), task, 5, lenient=lenient):
         os._exit(_LOST)
 
 

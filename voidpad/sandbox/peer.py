@@ -4,7 +4,7 @@ import builtins
 from collections.abc import Callable
 from typing import Any
 
-from voidpad.sandbox.wire import BrokenWire, Channel, Decoder, Encoder, changed, snapshot
+from voidpad.sandbox.wire import BrokenWire, Channel, Decoder, Encoder, changed, room_for_nesting, snapshot
 
 _TEXT_LIMIT = 1000
 UNCROSSABLE = "Uncrossable"
@@ -28,8 +28,9 @@ class Peer:
     def ask(self, verb: str, *args: object, **named: object) -> Any:
         """Have the other side do `verb`; its exception is raised here, its changes to `args` made here."""
         sent = Encoder(self._export)
-        self._channel.send(["do", verb, [sent.encode(a) for a in args],
-                            [[k, sent.encode(v)] for k, v in named.items()]])  # fmt: skip
+        with room_for_nesting():
+            self._channel.send(["do", verb, [sent.encode(a) for a in args],
+                                [[k, sent.encode(v)] for k, v in named.items()]])  # fmt: skip
         while (message := self._message())[0] == "do":
             self._serve(message)
         error, result = self._outcome(message, sent.shared)
@@ -41,9 +42,10 @@ class Peer:
         received = Decoder(self._import, shared)
         outcome, value, changes = message
         try:
-            result = received.decode(value)
-            for n, body in changes:
-                received.fill(shared[n], body)
+            with room_for_nesting():
+                result = received.decode(value)
+                for n, body in changes:
+                    received.fill(shared[n], body)
             return (fault(*result), None) if outcome == "raise" else (None, result)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise BrokenWire(f"a malformed answer ({type(error).__name__}: {error})"[:200]) from None
@@ -68,7 +70,8 @@ class Peer:
             raise error
 
     def _message(self) -> list:
-        message = self._channel.receive()
+        with room_for_nesting():
+            message = self._channel.receive()
         sizes = {"do": 4, "ok": 3, "raise": 3}
         if type(message) is not list or not message or sizes.get(str(message[0])) != len(message):
             raise BrokenWire("a message of no known form")
@@ -79,8 +82,9 @@ class Peer:
         verb = self._verbs.get(str(message[1]))
         if message[0] != "do" or verb is None:
             raise BrokenWire(f"a request that is not served ({str(message[1])[:40]})")
-        args = [received.decode(a) for a in message[2]]
-        named = {str(k): received.decode(v) for k, v in message[3]}
+        with room_for_nesting():
+            args = [received.decode(a) for a in message[2]]
+            named = {str(k): received.decode(v) for k, v in message[3]}
         before = snapshot(received.shared)
         try:
             outcome, value = "ok", verb(*args, **named)
@@ -91,10 +95,11 @@ class Peer:
     def _answer(self, outcome: str, value: object, shared: list, before: list) -> None:
         answer = Encoder(self._export, shared)
         try:
-            encoded = answer.encode(value)
-            changes = [[n, answer.body(shared[n])] for n in changed(shared, before)]
-            self._channel.send([outcome, encoded, changes])
-        except (BrokenWire, RecursionError) as error:
+            with room_for_nesting():
+                encoded = answer.encode(value)
+                changes = [[n, answer.body(shared[n])] for n in changed(shared, before)]
+                self._channel.send([outcome, encoded, changes])
+        except BrokenWire as error:
             stuck = ((UNCROSSABLE,), (), f"the result cannot cross: {error}")
             self._channel.send(["raise", Encoder(self._export).encode(stuck), []])
 

@@ -8,6 +8,7 @@ from voidpad.sandbox import kernel
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
+SHARED_MEMORY = "/dev/shm"
 _SEALED = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 
 
@@ -38,7 +39,7 @@ def build(paths: tuple[str, ...]) -> None:
         os.close(fd)
         if path not in DEVICES:
             kernel.read_only(root + path)
-    for name in ("proc", "tmp"):
+    for name in ("proc", "tmp", "dev/shm"):
         os.makedirs(f"{root}/{name}", exist_ok=True)
     kernel.mount("proc", f"{root}/proc", "proc", flags=_SEALED)
     kernel.pivot(root)
@@ -55,7 +56,15 @@ def _bind(fd: int, target: str) -> None:
     kernel.mount(f"/proc/self/fd/{fd}", target, flags=kernel.MS_BIND | kernel.MS_REC)
 
 
-def cover(disk: int) -> None:
-    """In a mount namespace of its own: a fresh, bounded /tmp, and nothing where the keeper's /proc was."""
-    kernel.mount("tmpfs", "/proc", "tmpfs", flags=_SEALED | kernel.MS_RDONLY, data="size=4k,mode=555")
+def cover(disk: int, paths: tuple[str, ...]) -> None:
+    """In a mount namespace of its own: a fresh, bounded /tmp, and nothing where the keeper's /proc was.
+
+    The folder for shared memory is what Python's multiprocessing needs for its locks and queues.
+    """
+    hidden = {path: os.open(path, os.O_PATH) for path in paths if path.startswith("/tmp/")}
     kernel.mount("tmpfs", "/tmp", "tmpfs", flags=_SEALED, data=f"size={disk},nr_inodes=4096,mode=700")
+    kernel.mount("tmpfs", SHARED_MEMORY, "tmpfs", flags=_SEALED, data="size=1m,nr_inodes=256,mode=700")
+    for path, fd in hidden.items():  # a Python that is installed below /tmp
+        _bind(fd, path)
+        os.close(fd)
+    kernel.mount("tmpfs", "/proc", "tmpfs", flags=_SEALED | kernel.MS_RDONLY, data="size=4k,mode=555")

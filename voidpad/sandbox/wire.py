@@ -5,17 +5,22 @@ only its owner can turn back into the object. Decoding builds built-in objects a
 method and no comparison of the sender ever runs on the receiving side.
 """
 
+import importlib
 import json
 import socket
 import struct
+import sys
+from array import array
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
-from datetime import date, datetime, time, timedelta
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 FRAME_LIMIT = 16 << 20
+_RECURSION = 6000  # Python frames; about 2,000 nested containers, and little enough for the C stack
 _BIG = 1 << 4096  # larger integers cross in hexadecimal: decimal text of that length is refused by Python
 _TYPES: dict[str, Any] = {
     kind.__name__: kind
@@ -35,6 +40,19 @@ _VIEWS: dict[type, tuple[str, Callable[[list], Any]]] = {
     type({}.items()): ("items", lambda items: dict(items).items()),
 }
 _VIEW_OF = dict(_VIEWS.values())
+
+
+@contextmanager
+def room_for_nesting() -> Iterator[None]:
+    """While data is encoded or decoded, allow deeper recursion than the program or the checks may use."""
+    usual = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(usual, _RECURSION))
+    try:
+        yield
+    except RecursionError:
+        raise BrokenWire("a value nested too deeply to cross") from None
+    finally:
+        sys.setrecursionlimit(usual)
 
 
 class BrokenWire(Exception):
@@ -125,6 +143,10 @@ class Encoder:
     def _scalar(self, value: Any, kind: type) -> list:
         if kind is bytes:
             return ["bytes", value.hex()]
+        if kind is memoryview and value.c_contiguous and value.ndim == 1:
+            return ["memoryview", value.format, value.tobytes().hex()]
+        if kind is array:
+            return ["array", value.typecode, value.tobytes().hex()]
         if kind is complex:
             return ["complex", value.real, value.imag]
         if kind is range:
@@ -146,8 +168,27 @@ class Encoder:
             return ["timedelta", value.days, value.seconds, value.microseconds]
         if kind is date:
             return ["date", value.year, value.month, value.day]
-        if kind in (datetime, time) and value.tzinfo is None:
-            return [kind.__name__, value.isoformat(), value.fold]
+        if kind in (datetime, time):
+            zone = self._zone(value)
+            return [kind.__name__, value.replace(tzinfo=None).isoformat(), value.fold, zone]
+        return self._zone_itself(value) if isinstance(value, tzinfo) else None
+
+    def _zone(self, value: Any) -> list | None:
+        """A time's zone; one that is no class of the standard library crosses as its offset at that time."""
+        if value.tzinfo is None:
+            return None
+        offset = value.utcoffset()
+        own = self._zone_itself(value.tzinfo)
+        return own or (None if offset is None else self._zone_itself(timezone(offset)))
+
+    def _zone_itself(self, zone: tzinfo) -> list | None:
+        if type(zone) is timezone:
+            name = zone.tzname(None)
+            offset = zone.utcoffset(None)
+            plain = name == timezone(offset).tzname(None)
+            return ["timezone", offset.days, offset.seconds, offset.microseconds, None if plain else name]
+        if type(zone).__module__ == "zoneinfo" and type(zone).__name__ == "ZoneInfo":
+            return ["ZoneInfo", str(zone)]
         return None
 
     def _kin(self, value: Any, kind: type) -> Any:
@@ -229,6 +270,18 @@ class Decoder:
         raise BrokenWire(f"a malformed value ({str(value)[:80]})")
 
 
+def _zone(parts: list | None) -> tzinfo | None:
+    if parts is None:
+        return None
+    kind, *rest = parts
+    if kind == "ZoneInfo":
+        return importlib.import_module("zoneinfo").ZoneInfo(*rest)
+    *offset, name = rest
+    if name is None:
+        return timezone(timedelta(*offset)) if any(offset) else UTC
+    return timezone(timedelta(*offset), name)
+
+
 _SCALARS: dict[str, Callable[..., Any]] = {
     "int": lambda text: int(text, 16),
     "bytes": bytes.fromhex,
@@ -239,8 +292,12 @@ _SCALARS: dict[str, Callable[..., Any]] = {
     "type": _TYPES.__getitem__,
     "timedelta": timedelta,
     "date": date,
-    "datetime": lambda text, fold: datetime.fromisoformat(text).replace(fold=fold),
-    "time": lambda text, fold: time.fromisoformat(text).replace(fold=fold),
+    "datetime": lambda text, fold, zone: datetime.fromisoformat(text).replace(fold=fold, tzinfo=_zone(zone)),
+    "time": lambda text, fold, zone: time.fromisoformat(text).replace(fold=fold, tzinfo=_zone(zone)),
+    "timezone": lambda *parts: _zone(["timezone", *parts]),
+    "ZoneInfo": lambda name: _zone(["ZoneInfo", name]),
+    "memoryview": lambda form, text: memoryview(bytes.fromhex(text)).cast(form),
+    "array": lambda form, text: array(form, bytes.fromhex(text)),
 }
 
 

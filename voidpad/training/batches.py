@@ -21,8 +21,8 @@ from voidpad.training.losses import Normaliser, loss_slots
 from voidpad.training.noising import WIDTH, At, Noising, draw
 from voidpad.training.padding import (
     Batch,
+    PaddingPolicy,
     Pairs,
-    Policy,
     Widths,
     batch_width,
     lay_out,
@@ -30,12 +30,17 @@ from voidpad.training.padding import (
     window_width,
 )
 
+ON_DEVICE = (
+    4 << 30
+)  # bytes of tokens that may live on the GPU; larger data stays on the host, mapped from its file
 
-class Rows(Protocol):
+
+class TrainingRows(Protocol):
     """A source of clean rows."""
 
     count: int  # rows in an epoch
-    pairs: Pairs  # what they are made of
+    longest: int  # slots of the longest row
+    device: torch.device  # where its batches are
 
     def __call__(self, epoch: int, position: Tensor) -> tuple[Batch, At]:
         """The rows at `position` (B,) of an epoch's order; the position lives on the host."""
@@ -47,21 +52,18 @@ def shuffled(count: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(count, generator=generator)
 
 
-Draw = Callable[[], Tensor]
-Width = Callable[
-    [Pairs, Tensor, Draw], Tensor
-]  # (host pairs, rows (B,), a uniform draw per row) -> (B,) widths
+Draw = Callable[[], Tensor]  # a uniform number for each row
+Width = Callable[[Pairs, Tensor, Draw], Tensor]  # (pairs on the host, rows (B,), draw) -> widths (B,)
 
 
 @dataclass(frozen=True)
 class BatchWidth:
     """The paper's S_B: the maximum over the rows that are computed together."""
 
-    how: Policy
-    longest_row_gets_eos: bool = True
+    eos: bool = True  # with room for the EOS of the longest row
 
     def __call__(self, pairs: Pairs, rows: Tensor, draw: Draw) -> Tensor:
-        return batch_width(pairs.size[rows], self.how, longest_row_gets_eos=self.longest_row_gets_eos)
+        return batch_width(pairs.size[rows], eos=self.eos)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class FixedWidth:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BatchLayout:
     """How rows become tensors. Width and align change what is learnt, the others only how fast."""
 
     width: Width = FixedWidth(0)  # padded rows
@@ -104,12 +106,21 @@ class Layout:
     group: int = 0  # rows of an update, to be ordered by width
 
 
-class Padded:
+def _stored(pairs: Pairs, device: str) -> Pairs:
+    """The pairs on the device, or where they are if their tokens would take too much of its memory."""
+    return pairs.to(device) if pairs.tokens.nbytes <= ON_DEVICE else pairs
+
+
+class PaddedRows:
     """Prompt, response, EOS and padding, one example per row."""
 
-    def __init__(self, pairs: Pairs, roles: Roles, how: Policy, *, noising: Noising, layout: Layout) -> None:
-        self.count = len(pairs)
-        self.host, self.pairs = pairs, pairs.to(layout.device)
+    def __init__(
+        self, pairs: Pairs, roles: Roles, how: PaddingPolicy, *, noising: Noising, layout: BatchLayout
+    ) -> None:
+        self.count, self.device = len(pairs), torch.device(layout.device)
+        self.host, self.pairs = pairs, _stored(pairs, layout.device)
+        every = torch.arange(len(pairs))
+        self.longest = int(layout.width(pairs, every, lambda: torch.full((len(pairs),), 1 - 1e-6)).max())
         self.roles, self.how, self.noising, self.layout = roles, how, noising, layout
         self.order = lru_cache(2)(self._order)
 
@@ -118,23 +129,22 @@ class Padded:
         width = self._width(epoch, example)
         columns = -(-int(width.max()) // self.layout.multiple) * self.layout.multiple
         end = torch.where(self.host.complete[example], width, torch.minimum(self.host.size[example], width))
-        device = self.pairs.tokens.device
-        rows = example.to(device, non_blocking=True)
-        widths = Widths(width.to(device, non_blocking=True), columns)
+        store = self.pairs.tokens.device
+        rows = example.to(store, non_blocking=True)
+        widths = Widths(width.to(store, non_blocking=True), columns)
         batch = lay_out(self.pairs, rows, self.how, self.roles, widths=widths)
         if bool((end == columns).all()):  # nothing to hide from attention: the plain kernel is the fast one
             batch = replace(batch, inside=None)
-        return batch, At(torch.full_like(rows, epoch), rows, position.to(device, non_blocking=True))
+        at = At(torch.full_like(rows, epoch), rows, position)
+        return batch.to(self.device), at.to(self.device)
 
     def _width(self, epoch: int, example: Tensor) -> Tensor:
-        return self.layout.width(
-            self.host,
-            example,
-            lambda: draw(self.noising.key(torch.full_like(example, epoch), example), WIDTH),
-        )
+        key = self.noising.key(torch.full_like(example, epoch), example)
+        return self.layout.width(self.host, example, lambda: draw(key, WIDTH))
 
     def _order(self, epoch: int) -> Tensor:
-        """Shuffled; grouped: each update's rows by width. Micro-batches get even, updates stay the same."""
+        """Shuffled. With groups, each update's rows are sorted by width: its micro-batches become even, and the
+        update still has the same rows."""
         order = shuffled(self.count, self.noising.seed, epoch)
         if self.layout.group > 1:
             widths = self._width(epoch, order)
@@ -143,12 +153,13 @@ class Padded:
         return order
 
 
-class Packed:
+class PackedRows:
     """Documents `prompt response EOS` end to end, cut into rows of fixed length; masks anywhere."""
 
-    def __init__(self, pairs: Pairs, roles: Roles, *, length: int, seed: int, layout: Layout) -> None:
-        self.pairs, self.roles = pairs.to(layout.device), roles
-        self.length, self.align = length, layout.align
+    def __init__(self, pairs: Pairs, roles: Roles, *, length: int, seed: int, layout: BatchLayout) -> None:
+        self.pairs, self.roles = _stored(pairs, layout.device), roles
+        self.length, self.align, self.device = length, layout.align, torch.device(layout.device)
+        self.longest = length
         self.total = int((pairs.size + pairs.complete).sum())
         self.count = self.total // length
         self.stream = lru_cache(1)(lambda epoch: self._stream(shuffled(len(pairs), seed, epoch)))
@@ -158,6 +169,7 @@ class Packed:
             )
 
     def _stream(self, order: Tensor) -> tuple[Tensor, Tensor]:
+        """The epoch's order of documents, and where each of them ends when they are laid end to end."""
         order = order.to(self.pairs.tokens.device)
         return order, (self.pairs.size + self.pairs.complete)[order].cumsum(0)
 
@@ -171,18 +183,18 @@ class Packed:
         slot = begin[:, None] + torch.arange(self.length, device=ends.device)
         document = torch.searchsorted(ends, slot, right=True)
         example = order[document]
-        inside = slot - torch.where(document > 0, ends[document - 1], 0)
-        eos = inside == self.pairs.size[example]
-        source = (self.pairs.start[example] + inside).clamp(max=len(self.pairs.tokens) - 1)
+        offset = slot - torch.where(document > 0, ends[document - 1], 0)
+        eos = offset == self.pairs.size[example]
+        source = (self.pairs.start[example] + offset).clamp(max=len(self.pairs.tokens) - 1)
         ids = torch.where(eos, self.roles.eos, self.pairs.tokens[source].long())
         everywhere, nowhere = torch.ones_like(eos), torch.zeros_like(eos)
         whole = torch.full_like(rows, self.length)
         batch = Batch(ids, everywhere, eos, nowhere, torch.zeros_like(rows), whole)
-        return batch, At(torch.full_like(rows, epoch), rows, rows)
+        return batch.to(self.device), At(torch.full_like(rows, epoch), rows, rows).to(self.device)
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchShare:
     """Which micro-batches this process computes. Consecutive micro-batches of an update go round the processes."""
 
     global_batch: int
@@ -202,7 +214,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Objective:
-    """What is asked at hidden slots, and how the answers are weighed."""
+    """What the loss is: the mask token, how the sum is normalised, the family's shift, whether EOS is forced."""
 
     mask: int
     normaliser: Normaliser
@@ -213,7 +225,9 @@ class Objective:
 class MicroBatches(Dataset):
     """Micro-batch number i of this process, ready for the model; to Trainer, the whole run is one epoch."""
 
-    def __init__(self, rows: Rows, noising: Noising, objective: Objective, *, share: Share) -> None:
+    def __init__(
+        self, rows: TrainingRows, noising: Noising, objective: Objective, *, share: BatchShare
+    ) -> None:
         self.rows, self.noising, self.objective, self.share = rows, noising, objective, share
         self.length = 1  # set once the number of updates is known
         self.updates_per_epoch = -(-rows.count // share.global_batch)
@@ -231,18 +245,19 @@ class MicroBatches(Dataset):
         return self._on_the_side(epoch, position)
 
     def build(self, epoch: int, position: Tensor) -> dict[str, Tensor]:
+        """The model's inputs for the rows at `position` (B,) of an epoch, with weight and kind of each loss slot."""
         batch, at = self.rows(epoch, position)
-        asked = self.objective
-        noised = self.noising(batch, asked.mask, forced=asked.forced, at=at)
-        slots = loss_slots(batch, noised, asked.normaliser, shift=asked.shift)
+        goal = self.objective
+        noised = self.noising(batch, goal.mask, forced=goal.forced, at=at)
+        slots = loss_slots(batch, noised, goal.normaliser, shift=goal.shift)
         inputs = {"ids": noised.ids, "where": slots.where, "label": slots.label}
         inputs |= {} if batch.inside is None else {"inside": batch.inside}
         return inputs | {"weight": slots.weight, "kind": slots.kind}
 
     def _on_the_side(self, epoch: int, position: Tensor) -> dict[str, Tensor]:
-        """On a GPU, build in a stream of its own: counting the loss slots then waits for this batch alone,
-        not for the step still running, and the device never goes idle between steps."""
-        if not self.rows.pairs.tokens.is_cuda:
+        """On a GPU, build in a CUDA stream of its own. Counting the loss slots waits for the device: here for this
+        batch alone and not for the step still running, so the device never goes idle between steps."""
+        if self.rows.device.type != "cuda":
             return self.build(epoch, position)
         main = torch.cuda.current_stream()
         if self.side is None:

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent: written beside, renamed into place, rotated."""
+"""Checkpoints that are complete or absent: written in a staging folder, renamed into place, rotated."""
 
 from __future__ import annotations
 
@@ -15,34 +15,32 @@ from voidpad.errors import WeightsError
 
 STAGING = ".staging"
 NAME = re.compile(r"checkpoint-(\d+)")
-TORCH_WRITES = (
-    "iostream",
-    "inline_container",
-    "PytorchStreamWriter",
-)  # how torch.save reports a failed write
-SCARCE = 1 << 20  # bytes
+# Words in the RuntimeError that torch.save raises when it cannot write.
+TORCH_WRITES = ("iostream", "inline_container", "PytorchStreamWriter")
+SCARCE = 1 << 20  # bytes left on a disk that counts as full
 
 
 def step_of(folder: Path) -> int:
-    found = NAME.fullmatch(folder.name)
-    return int(found[1]) if found else -1
+    """The update after which a checkpoint was written; -1 for other folders."""
+    match = NAME.fullmatch(folder.name)
+    return int(match[1]) if match else -1
 
 
 def checkpoints(output: Path) -> list[Path]:
     """Complete checkpoints, oldest first. Staged ones are not among them."""
     if not output.is_dir():
         return []
-    found = [folder for folder in output.iterdir() if folder.is_dir() and step_of(folder) >= 0]
-    return sorted(found, key=step_of)
+    folders = [folder for folder in output.iterdir() if folder.is_dir() and step_of(folder) >= 0]
+    return sorted(folders, key=step_of)
 
 
 def latest(output: Path) -> Path | None:
-    found = checkpoints(output)
-    return found[-1] if found else None
+    complete = checkpoints(output)
+    return complete[-1] if complete else None
 
 
 def publish(staged: Path, final: Path) -> None:
-    """Move a complete folder to its name; what had the name is moved away first, never half deleted in place."""
+    """Rename a complete folder to its final name. A folder that had the name is moved away before it is deleted."""
     for path in sorted(staged.rglob("*")):
         if path.is_file():
             _sync(path)
@@ -54,9 +52,11 @@ def publish(staged: Path, final: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def rotate(output: Path, keep: int) -> None:
-    """Delete all but the newest `keep`, moving each out of sight before its files go."""
+def rotate(output: Path, keep: int, *, best: int | None = None) -> None:
+    """Delete all but the newest `keep` and that of update `best`, moving each away before its files are deleted."""
     for folder in checkpoints(output)[:-keep]:
+        if step_of(folder) == best:
+            continue
         doomed = output / STAGING / f"{folder.name}.old"
         doomed.parent.mkdir(exist_ok=True)
         os.replace(folder, doomed)
@@ -65,7 +65,7 @@ def rotate(output: Path, keep: int) -> None:
 
 @contextmanager
 def explained(output: Path, step: int) -> Iterator[None]:
-    """Turn a failed write into one line that says what is still good."""
+    """Turn a failed write into a one-line error that names the last good checkpoint."""
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:

@@ -1,11 +1,11 @@
-"""Conversations to prepared data, after the paper's recipe: two messages, no repeats, length filter, sample."""
+"""Conversations to a prepared data file: read, filter, tokenise, sample. The defaults are the paper's."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,21 +17,24 @@ from voidpad.models.adapter import base_folder
 from voidpad.models.card import read_card, read_json
 from voidpad.models.load import read_config
 from voidpad.models.locate import locate
-from voidpad.models.text import chat, chat_ids, raw_ids, read_tokenizer
+from voidpad.models.text import chat_ids, raw_ids, read_tokenizer, special_ids
 from voidpad.roles import Roles, resolve
+from voidpad.training import chats
+from voidpad.training.chats import REASONS, Dropped, Message
 from voidpad.training.padding import Pairs
 from voidpad.training.prepared import Prepared
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-BAD, TURNS, GOOD = "bad", "turns", ""
-COLUMNS = ("prompt", "response", "status", "place", "reason")
+READER = 2  # raise it when the same file would be read differently, so that no older cache is used
+CHUNK = 10_000  # examples whose tokens are copied at a time
+COLUMNS = ("prompt", "response", "reason", "detail", "place", "starts")  # of the table that is read
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What to keep. Lengths are in tokens, prompt and response together."""
+class CorpusRequest:
+    """Which examples to make and to keep. Lengths are in tokens, prompt and response together."""
 
     max_length: int = 1024  # longer examples are cut here
     drop_longer: int = 4096  # and dropped beyond this; the authors' code has 8192
@@ -40,22 +43,33 @@ class Wanted:
     raw: bool = False  # the prompt without the chat template
     skip_bad: bool = False
     processes: int = 1
+    turns: str = "last"  # chats.TURNS
+    names: Mapping[str, str] = field(default_factory=dict)  # chats.field_map
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Where the examples went; everything read is in exactly one of the others."""
+    """Where the conversations and their examples went.
 
-    read: int = 0
-    bad: int = 0
-    not_two_messages: int = 0
-    repeated: int = 0
-    empty: int = 0  # response without a token
-    too_long: int = 0
-    no_room: int = 0  # the prompt alone fills the row
-    not_sampled: int = 0
-    kept: int = 0
-    truncated: int = 0  # of those kept
+    `conversations` is the sum of the conversations dropped and those used; `examples`, made from the latter, is the
+    sum of the examples dropped and those kept. The reasons are those of chats.REASONS.
+    """
+
+    conversations: int
+    examples: int
+    dropped_conversations: Mapping[str, int]
+    dropped_examples: Mapping[str, int]
+    kept_whole: int = 0
+    kept_cut: int = 0  # kept, with the response cut at max_length
+
+    @property
+    def kept(self) -> int:
+        return self.kept_whole + self.kept_cut
+
+    def __str__(self) -> str:
+        dropped = [*self.dropped_conversations.items(), *self.dropped_examples.items()]
+        parts = ", ".join(f"{count} ({REASONS[reason]})" for reason, count in dropped if count)
+        return f"conversations read: {self.conversations}; dropped: {parts or 'none'}"
 
 
 def vocabulary(name: str) -> tuple[Any, Roles]:
@@ -71,49 +85,97 @@ def vocabulary(name: str) -> tuple[Any, Roles]:
     return tokenizer, resolve(tokenizer, read_json(folder / "config.json"), rows=rows)
 
 
-def prepare(sources: Sequence[str], name: str, wanted: Wanted | None = None) -> tuple[Prepared, Counts]:
-    """Read, filter, tokenise and sample. `datasets` caches each stage, so a call goes on where one broke."""
+def prepare(
+    sources: Sequence[str], name: str, request: CorpusRequest | None = None
+) -> tuple[Prepared, Counts]:
+    """Examples from files and hub data sets, tokenised for the model `name`, and where everything else went.
+
+    `datasets` caches each stage on disk, so a call that was interrupted continues where it stopped.
+    """
     from datasets import concatenate_datasets
 
-    wanted = wanted or Wanted()
+    request = request or CorpusRequest()
+    if request.turns not in chats.TURNS:
+        raise ConfigError(f"turns: {request.turns!r} is unknown; use one of {', '.join(chats.TURNS)}.")
     tokenizer, roles = vocabulary(name)
-    rows = concatenate_datasets([records(source, wanted.processes) for source in sources])
-    counts = Counts(read=len(rows))
-    rows, counts = _well_formed(rows, counts, skip_bad=wanted.skip_bad)
-    rows, counts = _without_repeats(rows, counts, wanted.processes)
+    if not (request.raw or tokenizer.chat_template):
+        raise ConfigError(f"{name}: this tokenizer has no chat template; pass --raw to train on plain text.")
+    rows = concatenate_datasets([_read(source, request) for source in sources])
+    tally = _CountsSoFar(int(np.sum(rows["starts"])))
+    rows = _drop(rows, tally.conversations, skip_bad=request.skip_bad)
+    tally.examples_made = len(rows)
+    _check_left(rows, tally)
+    rows = _without_repeats(rows, tally, request.processes)
     rows = rows.map(
         _encode,
-        fn_kwargs={"tokenizer": tokenizer, "raw": wanted.raw},
-        remove_columns=rows.column_names,
-        num_proc=_workers(wanted.processes, rows),
+        fn_kwargs={"tokenizer": tokenizer, "roles": roles, "raw": request.raw},
+        remove_columns=[column for column in rows.column_names if column != "place"],
+        num_proc=_workers(request.processes, rows),
         desc="tokenise",
     )
-    pairs, counts = _fit(rows, counts, wanted)
-    notes = {"sources": list(sources), "tokenizer": name, "counts": asdict(counts), "wanted": asdict(wanted)}
+    rows = _drop(rows, tally.examples, skip_bad=request.skip_bad)
+    _check_left(rows, tally)
+    pairs = _fit(rows, tally, request)
+    counts = tally.counts(pairs)
+    notes = {
+        "sources": list(sources),
+        "tokenizer": name,
+        "counts": asdict(counts),
+        "request": asdict(request),
+    }
     return Prepared(pairs, roles, notes), counts
 
 
-def records(source: str, processes: int = 1) -> Dataset:
-    """A source (JSON lines, Parquet, owner/name[:config[:split]]) as rows of COLUMNS."""
+class _CountsSoFar:
+    """Counts while they grow."""
+
+    def __init__(self, read: int) -> None:
+        self.read = read
+        self.examples_made = 0
+        self.conversations: dict[str, int] = {}
+        self.examples: dict[str, int] = {}
+
+    def counts(self, pairs: Pairs | None = None) -> Counts:
+        whole = 0 if pairs is None else int(pairs.complete.sum())
+        cut = 0 if pairs is None else len(pairs) - whole
+        return Counts(self.read, self.examples_made, self.conversations, self.examples, whole, cut)
+
+
+def _check_left(rows: Any, tally: _CountsSoFar) -> None:
+    if not len(rows):
+        raise DataError(f"nothing to learn; {tally.counts()}.")
+
+
+def _read(source: str, request: CorpusRequest) -> Dataset:
+    """A source (JSON lines, JSON array, Parquet, owner/name[:config[:split]]) as rows of COLUMNS."""
     import datasets
 
-    path = Path(source)
+    path, how = Path(source), {"turns": request.turns, "names": dict(request.names), "raw": request.raw}
+    kinds = {"starts": "bool"}
+    features = datasets.Features({name: datasets.Value(kinds.get(name, "string")) for name in COLUMNS})
     if path.suffix in (".jsonl", ".json", ".ndjson"):
         if not path.is_file():
             raise DataError(f"{source}: no such file.")
-        stamp = (
-            f"{path.stat().st_size}-{path.stat().st_mtime_ns}"  # a changed file is not taken from the cache
-        )
-        features = datasets.Features({name: datasets.Value("string") for name in COLUMNS})
-        arguments = {"path": str(path.resolve()), "name": source, "stamp": stamp}
-        return datasets.Dataset.from_generator(_lines, gen_kwargs=arguments, features=features)
-    rows = _table(source, path)
-    return rows.map(
-        _row,
+        # Size and time of change are part of the cache's key: a changed file is read again.
+        stamp = f"{READER}-{path.stat().st_size}-{path.stat().st_mtime_ns}"
+        arguments = {"path": str(path.resolve()), "name": source, "stamp": stamp, "how": how}
+        try:
+            return datasets.Dataset.from_generator(_json_rows, gen_kwargs=arguments, features=features)
+        except datasets.exceptions.DatasetGenerationError as error:
+            if isinstance(error.__cause__, DataError):
+                raise error.__cause__ from None
+            raise
+        except ValueError:  # what `datasets` makes of a file without a record
+            raise DataError(f"{source}: the file is empty; put one conversation on each line.") from None
+    table = _table(source, path)
+    return table.map(
+        _table_rows,
+        batched=True,
         with_indices=True,
-        fn_kwargs={"name": source},
-        remove_columns=rows.column_names,
-        num_proc=_workers(processes, rows),
+        fn_kwargs={"name": source, "how": how, "version": READER},
+        remove_columns=table.column_names,
+        features=features,
+        num_proc=_workers(request.processes, table),
         desc="read",
     )
 
@@ -141,137 +203,171 @@ def _table(source: str, path: Path) -> Dataset:
         ) from None
 
 
-def _lines(path: str, name: str, stamp: str) -> Iterator[dict[str, str]]:
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            yield _checked(_parse(line), f"{name}:{number}")
+def _json_rows(path: str, name: str, stamp: str, how: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for place, record in chats.records(Path(path), name):
+        yield from _rows(record, place, **how)
 
 
-def _parse(line: bytes) -> Any:
-    """The record, or the reason why there is none."""
+def _table_rows(
+    batch: Mapping[str, Sequence[Any]], indices: list[int], name: str, how: dict[str, Any], version: int
+) -> dict[str, list[Any]]:
+    records = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+    rows = [
+        row
+        for index, record in zip(indices, records, strict=True)
+        for row in _rows(record, f"{name} row {index + 1}", **how)
+    ]
+    return {column: [row[column] for row in rows] for column in COLUMNS}
+
+
+def _rows(
+    record: Any, place: str, *, turns: str, names: Mapping[str, str], raw: bool
+) -> list[dict[str, Any]]:
+    """The examples of one record, or one row that says why there is none."""
     try:
-        text = line.decode("utf-8")
-    except UnicodeDecodeError:
-        return "not UTF-8"
-    if not text.strip():
-        return "empty line"
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        return f"not JSON ({error.msg})"
+        if isinstance(record, Dropped):
+            raise record
+        examples = chats.examples(chats.conversation(record, names), turns)
+        if raw and any(len(example.prompt) > 1 for example in examples):
+            raise Dropped("needs_template", f"{len(examples[-1].prompt)} messages before the answer")
+    except Dropped as dropped:
+        values = ("", "", dropped.reason, dropped.detail, place, True)
+        return [dict(zip(COLUMNS, values, strict=True))]
+    return [
+        dict(
+            zip(
+                COLUMNS,
+                (json.dumps(example.prompt), example.response, "", "", place, number == 0),
+                strict=True,
+            )
+        )
+        for number, example in enumerate(examples)
+    ]
 
 
-def _row(record: dict[str, Any], index: int, name: str) -> dict[str, str]:
-    return _checked(record, f"{name} row {index + 1}")
+def _drop(rows: Dataset, dropped: dict[str, int], *, skip_bad: bool) -> Dataset:
+    """The rows without a reason; the others are counted. What is wrong in itself is an error, unless skip_bad."""
+    reasons = np.asarray(rows["reason"], dtype=object)
+    faulty = np.flatnonzero(np.isin(reasons, chats.FAULTS))
+    if len(faulty) and not skip_bad:
+        first = rows[int(faulty[0])]
+        more = f" (and {len(faulty) - 1} more)" if len(faulty) > 1 else ""
+        raise DataError(f"{first['place']}: {first['detail']}{more}; correct it, or pass --skip-bad.")
+    names, counts = np.unique(reasons[reasons != ""], return_counts=True)
+    dropped |= dict(zip(names.tolist(), counts.tolist(), strict=True))
+    return rows.select(np.flatnonzero(reasons == ""))
 
 
-def _checked(record: Any, place: str) -> dict[str, str]:
-    status, first, second = _pair(record)
-    given = (first, second, "") if status == GOOD else ("", "", first)
-    return dict(zip(COLUMNS, (*given[:2], status, place, given[2]), strict=True))
-
-
-def _pair(record: Any) -> tuple[str, str, str]:
-    """(status, prompt, response), or (status, reason, "")."""
-    if isinstance(record, str):
-        return BAD, record, ""
-    if not isinstance(record, Mapping):
-        return BAD, "not an object", ""
-    if "messages" in record:
-        turns = record["messages"]
-        if not isinstance(turns, Sequence) or not all(_is_text(turn, "content") for turn in turns):
-            return BAD, "messages is not a list of objects with a text field 'content'", ""
-        if len(turns) != 2:
-            return TURNS, f"{len(turns)} messages", ""
-        return _texts(turns[0]["content"], turns[1]["content"])
-    if _is_text(record, "prompt") and _is_text(record, "response"):
-        return _texts(record["prompt"], record["response"])
-    return BAD, "neither 'messages' nor the text fields 'prompt' and 'response'", ""
-
-
-def _texts(prompt: str, response: str) -> tuple[str, str, str]:
-    return (GOOD, prompt, response) if prompt.strip() else (BAD, "empty prompt", "")
-
-
-def _is_text(record: Any, field: str) -> bool:
-    return isinstance(record, Mapping) and isinstance(record.get(field), str)
-
-
-def _well_formed(rows: Dataset, counts: Counts, *, skip_bad: bool) -> tuple[Dataset, Counts]:
-    status = np.asarray(rows["status"], dtype=object)
-    bad = np.flatnonzero(status == BAD)
-    if len(bad) and not skip_bad:
-        first = rows[int(bad[0])]
-        more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-        raise DataError(f"{first['place']}: {first['reason']}{more}; mend it, or pass --skip-bad.")
-    counts = replace(counts, bad=len(bad), not_two_messages=int((status == TURNS).sum()))
-    return rows.select(np.flatnonzero(status == GOOD)), counts
-
-
-def _without_repeats(rows: Dataset, counts: Counts, processes: int) -> tuple[Dataset, Counts]:
+def _without_repeats(rows: Dataset, tally: _CountsSoFar, processes: int) -> Dataset:
     marked = rows.map(_digest, num_proc=_workers(processes, rows), desc="compare")
-    digests = np.asarray(marked["digest"])
-    first = np.sort(np.unique(digests, return_index=True)[1])
-    return rows.select(first), replace(counts, repeated=len(rows) - len(first))
+    first = np.sort(np.unique(np.asarray(marked["digest"]), return_index=True)[1])
+    tally.examples["repeated"] = len(rows) - len(first)
+    return rows.select(first)
 
 
 def _digest(row: dict[str, str]) -> dict[str, str]:
-    text = f"{row['prompt'].strip()}\x1e{row['response'].strip()}"
+    prompt = [(message["role"], message["content"].strip()) for message in json.loads(row["prompt"])]
+    text = json.dumps([prompt, row["response"].strip()])
     return {"digest": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}
 
 
-def _encode(row: dict[str, str], tokenizer: Any, raw: bool) -> dict[str, list[int]]:
-    """Prompt and response apart: a token must not straddle the border between them."""
-    prompt = raw_ids(tokenizer, row["prompt"]) if raw else chat_ids(tokenizer, chat(row["prompt"]))
-    return {"prompt": prompt, "response": raw_ids(tokenizer, row["response"])}
+def _encode(row: dict[str, str], tokenizer: Any, roles: Roles, raw: bool) -> dict[str, Any]:
+    """Prompt and response as ids, tokenised apart: a token must not straddle the border between them."""
+    prompt: list[Message] = json.loads(row["prompt"])
+    try:
+        ids = encode_example(tokenizer, roles, prompt, row["response"], raw=raw)
+    except Dropped as dropped:
+        return {"prompt": [], "response": [], "reason": dropped.reason, "detail": dropped.detail}
+    return {"prompt": ids[0], "response": ids[1], "reason": "", "detail": ""}
 
 
-def _fit(rows: Dataset, counts: Counts, wanted: Wanted) -> tuple[Pairs, Counts]:
-    """Drop what cannot be used, sample, cut, and lay everything end to end."""
-    table = rows.with_format("arrow")[:] if len(rows) else None
-    if table is None:
-        raise DataError(f"nothing to learn: {counts}.")
-    prompt, response = (_lists(table, name) for name in ("prompt", "response"))
-    p, r = prompt.lengths, response.lengths
-    reasons = {"empty": r == 0, "too_long": p + r > wanted.drop_longer, "no_room": p >= wanted.max_length}
+def encode_example(
+    tokenizer: Any, roles: Roles, prompt: Sequence[Message], response: str, *, raw: bool = False
+) -> tuple[list[int], list[int]]:
+    """Ids of the messages, up to where the answer begins, and of the response.
+
+    A special token of the model that is written out in a text (a mask, an end of text, another role's header) would
+    become that token; such an example is dropped. With `raw` a prompt may hold such tokens, except the mask and the
+    padding tokens, because somebody who goes without the template writes the headers by hand.
+    """
+    special = special_ids(tokenizer) | roles.all()
+    barred = {roles.mask, roles.void, *roles.rainbow} if raw else special
+    texts = [(message["content"], f"the {message['role']} message", barred) for message in prompt]
+    for text, where, ids in (*texts, (response, "the response", special)):
+        written = [token for token in raw_ids(tokenizer, text) if token in ids]
+        if written:
+            name = tokenizer.convert_ids_to_tokens(written[0])
+            raise Dropped("special_tokens", f"{where} contains the model's special token {name}")
+    if raw:
+        return raw_ids(tokenizer, prompt[-1]["content"]), raw_ids(tokenizer, response)
+    try:
+        return chat_ids(tokenizer, [dict(message) for message in prompt]), raw_ids(tokenizer, response)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a template raises on a conversation it does not allow
+        raise Dropped("bad", f"the chat template refuses it ({error})") from None
+
+
+def _fit(rows: Dataset, tally: _CountsSoFar, request: CorpusRequest) -> Pairs:
+    """Drop what cannot be used, sample, cut, and lay everything end to end.
+
+    Tokens are copied in chunks from the cache on disk, so that memory holds the result and little else.
+    """
+    sizes = [_sizes(rows, name) for name in ("prompt", "response")]
+    p, r = sizes
+    reasons = {"empty": r == 0, "too_long": p + r > request.drop_longer, "no_room": p >= request.max_length}
     usable = np.ones(len(p), dtype=bool)
     for name, hit in reasons.items():
-        counts = replace(counts, **{name: int((hit & usable).sum())})
+        tally.examples[name] = int((hit & usable).sum())
         usable &= ~hit
-    order = np.random.default_rng(wanted.seed).permutation(np.flatnonzero(usable))
-    kept = np.sort(order[: wanted.sample])
-    room = np.minimum(r[kept], wanted.max_length - p[kept])
-    counts = replace(counts, not_sampled=len(order) - len(kept), kept=len(kept))
-    counts = replace(counts, truncated=int((room < r[kept]).sum()))
-    if not len(kept):
-        raise DataError(f"nothing to learn: {counts}.")
-    tokens = _interleave(prompt, response, kept, room)
-    lengths = (torch.from_numpy(np.ascontiguousarray(part)) for part in (p[kept], room, room == r[kept]))
-    return Pairs(torch.from_numpy(tokens), *lengths), counts
+    order = np.random.default_rng(request.seed).permutation(np.flatnonzero(usable))
+    kept = np.sort(order[: request.sample])
+    tally.examples["not_sampled"] = len(order) - len(kept)
+    _check_left(kept, tally)
+    p, whole = p[kept], r[kept]
+    room = np.minimum(whole, request.max_length - p)
+    tokens = np.empty(int((p + room).sum()), dtype=np.int32)
+    ends = (p + room).cumsum()
+    for first in range(0, len(kept), CHUNK):
+        some = slice(first, first + CHUNK)
+        table = rows.select(kept[some]).with_format("arrow")[:]
+        chunk = _interleave(_lists(table, "prompt"), _lists(table, "response"), room[some])
+        begin = int(ends[first] - p[first] - room[first])
+        tokens[begin : begin + len(chunk)] = chunk
+    lengths = (torch.from_numpy(np.ascontiguousarray(part)) for part in (p, room, room == whole))
+    return Pairs(torch.from_numpy(tokens), *lengths)
+
+
+def _sizes(rows: Dataset, name: str) -> np.ndarray:
+    """The length of every list of a column, read in chunks."""
+    batches = rows.select_columns([name]).with_format("arrow").iter(CHUNK)
+    return np.concatenate([_lists(table, name).lengths for table in batches])
 
 
 @dataclass(frozen=True)
-class Lists:
+class _Lists:
     """A column of integer lists, flat."""
 
     values: np.ndarray
-    starts: np.ndarray
     lengths: np.ndarray
 
 
-def _lists(table: Any, name: str) -> Lists:
+def _lists(table: Any, name: str) -> _Lists:
     column = table[name].combine_chunks()
     offsets = column.offsets.to_numpy()
-    return Lists(column.values.to_numpy(), offsets[:-1].astype(np.int64), np.diff(offsets).astype(np.int64))
+    values = column.values.to_numpy()[offsets[0] : offsets[-1]]
+    return _Lists(values, np.diff(offsets).astype(np.int64))
 
 
-def _interleave(prompt: Lists, response: Lists, rows: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """`prompt response prompt response ...` of the rows, the response cut to `room`."""
-    sizes = np.stack([prompt.lengths[rows], room], axis=1).reshape(-1)
-    starts = np.stack([prompt.starts[rows], response.starts[rows] + len(prompt.values)], axis=1).reshape(-1)
+def _interleave(prompt: _Lists, response: _Lists, room: np.ndarray) -> np.ndarray:
+    """`prompt response prompt response ...`, each response cut to `room`."""
+    lists = (prompt, response)
+    begin = [part.lengths.cumsum() - part.lengths for part in lists]
+    sizes = np.stack([prompt.lengths, room], axis=1).reshape(-1)
+    starts = np.stack([begin[0], begin[1] + len(prompt.values)], axis=1).reshape(-1)
     ends = sizes.cumsum()
     index = np.arange(ends[-1]) + np.repeat(starts - (ends - sizes), sizes)
-    return np.concatenate([prompt.values, response.values])[index].astype(np.int32)
+    return np.concatenate([part.values for part in lists])[index].astype(np.int32)
 
 
 def _workers(processes: int, rows: Dataset) -> int | None:

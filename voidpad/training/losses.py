@@ -1,4 +1,4 @@
-"""The two families' losses (spec 1.4), with the vocabulary head applied at loss slots only."""
+"""The loss of spec 1.4 under either normalisation, with the vocabulary head applied at loss slots only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from voidpad.training.noising import Noised
+from voidpad.training.noising import NoisedBatch
 from voidpad.training.padding import Batch
 
 RESPONSE, EOS, PADDING = 0, 1, 2  # uint8 codes
@@ -41,10 +41,10 @@ def per_slot(batch: Batch, rows: Tensor) -> int:
     return len(rows)
 
 
-NORMALISERS: dict[str, Normaliser] = {"llada": per_row, "dream": per_slot}
+NORMALISERS: dict[str, Normaliser] = {"per_row": per_row, "per_slot": per_slot}
 
 
-def loss_slots(batch: Batch, noised: Noised, normaliser: Normaliser, *, shift: int = 0) -> Slots:
+def loss_slots(batch: Batch, noised: NoisedBatch, normaliser: Normaliser, *, shift: int = 0) -> Slots:
     """Where the loss is taken. With shift 1 (Dream) the label at j is predicted by the output at j - 1."""
     hidden = noised.hidden
     if shift:
@@ -59,27 +59,24 @@ def loss_slots(batch: Batch, noised: Noised, normaliser: Normaliser, *, shift: i
 
 
 class SlotLoss(nn.Module):
-    """A language model as (rows, loss slots) -> cross entropy per slot, in float32.
+    """A language model as a function from rows and loss slots to the cross entropy at each slot, in float32.
 
-    It is the module that DDP and FSDP wrap, so that the head is inside their forward. The head runs in pieces
-    of at most `piece` logits, recomputed in the backward pass: at 126k words nothing else is as large.
+    DDP and FSDP wrap this module, so that the head is inside their forward. The head runs in pieces of at most
+    `piece` logits, recomputed in the backward pass: with a vocabulary of 126k no other tensor is as large.
     """
 
-    accepts_loss_kwargs = False  # or Trainer would not divide by the accumulation steps
+    accepts_loss_kwargs = False  # otherwise Trainer would not divide by the accumulation steps
+    PIECE = 1 << 27  # logits
 
-    def __init__(
-        self, net: nn.Module, *, piece: int = 1 << 27, residual: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, net: nn.Module, *, piece: int = PIECE, residual: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.net: Any = net
         self.piece = piece
         self.residual = residual  # dtype of the layers' running sum where autocast is on
 
     def forward(self, ids: Tensor, where: Tensor, label: Tensor, inside: Tensor | None = None) -> Tensor:
-        decoder, head = (
-            self.net.get_decoder(),
-            self.net.get_output_embeddings(),
-        )  # PEFT passes these on to the model
+        # A PeftModel passes both calls on to the model inside.
+        decoder, head = self.net.get_decoder(), self.net.get_output_embeddings()
         embedded = decoder.get_input_embeddings()(ids)
         if embedded.dtype == torch.float32 and torch.is_autocast_enabled(ids.device.type):
             embedded = embedded.to(self.residual)
@@ -95,7 +92,8 @@ class SlotLoss(nn.Module):
         )
 
     def _mask(self, inside: Tensor | None) -> Tensor | None:
-        """The key mask. For sdpa in its final shape: transformers would ask the device whether it is all true."""
+        """The attention mask over keys. For sdpa it has its final shape already: given a 2-D mask, transformers would
+        wait for the device to learn whether it is all true."""
         if inside is None:
             return None
         return inside[:, None, None] if self.net.config._attn_implementation == "sdpa" else inside.long()

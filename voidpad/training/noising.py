@@ -16,7 +16,7 @@ GOLDEN_STEP = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
-class Noised:
+class NoisedBatch:
     ids: Tensor  # (B, S): the batch with hidden slots replaced by MASK
     hidden: Tensor  # (B, S) bool: loss slots
     rate: Tensor  # (B,): probability with which a slot of the row was hidden
@@ -44,7 +44,7 @@ class Noising:
         offset = draw(self.key(at.epoch, torch.zeros_like(at.example)), LEVEL)
         return (offset + at.position.double() * GOLDEN_STEP) % 1.0
 
-    def __call__(self, batch: Batch, mask: int, *, forced: bool, at: At) -> Noised:
+    def __call__(self, batch: Batch, mask: int, *, forced: bool, at: At) -> NoisedBatch:
         """Hide slots of `batch` for the rows `at`; `forced` hides every semantic EOS with weight 1 (VOID)."""
         rate = rates(self.level(at), self.eps)
         key = self.key(at.epoch, at.example)
@@ -62,6 +62,9 @@ class At:
     epoch: Tensor
     example: Tensor
     position: Tensor  # in the epoch's order
+
+    def to(self, device: torch.device | str) -> At:
+        return At(*(part.to(device, non_blocking=True) for part in vars(self).values()))
 
 
 def rates(level: Tensor, eps: float = 1e-3) -> Tensor:
@@ -82,9 +85,8 @@ def uniform(key: Tensor, slots: int) -> Tensor:
     usual finaliser is left out: it would only change low bits, which the float does not keep.
     """
     low, high = (part.to(torch.int32)[:, None] for part in (key, key >> 32))
-    z = (
-        low + torch.arange(slots, dtype=torch.int32, device=key.device) * -1640531527
-    )  # 2 ** 32 / golden ratio
+    # -1640531527 is 2 ** 32 divided by the golden ratio, as a signed 32-bit number.
+    z = low + torch.arange(slots, dtype=torch.int32, device=key.device) * -1640531527
     z.bitwise_xor_((z >> 16).bitwise_and_(0xFFFF)).mul_(-2048144789)
     z.bitwise_xor_((z >> 13).bitwise_and_(0x7FFFF)).bitwise_xor_(high).mul_(-1028477387)
     return z.float().mul_(2.0**-32).add_(0.5)
@@ -96,9 +98,9 @@ def from_the_right(target: Tensor) -> Tensor:
     return (count - target.cumsum(1) + 0.5) / count
 
 
-def corrupt(batch: Batch, mask: int, *, rate: Tensor, draws: Tensor, forced: bool) -> Noised:
+def corrupt(batch: Batch, mask: int, *, rate: Tensor, draws: Tensor, forced: bool) -> NoisedBatch:
     """Hide the target slots whose draw is below the row's rate (B,); a forced EOS is hidden with probability 1."""
     hidden = batch.target & (draws < rate[:, None])
     if forced:
         hidden |= batch.eos
-    return Noised(batch.ids.masked_fill(hidden, mask), hidden, rate, forced)
+    return NoisedBatch(batch.ids.masked_fill(hidden, mask), hidden, rate, forced)

@@ -1,10 +1,15 @@
-"""Padding policies: what stands after the answer's EOS, the one thing in which the three trainings differ."""
+"""Padding policies: which tokens follow the EOS of an answer. In nothing else do the three trainings differ.
+
+`POLICIES` is the table of them. A policy knows its tokens, how its EOS is noised and which plan decodes a model that
+was trained with it; no other module compares the name of a policy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,12 +29,13 @@ class Example:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Many examples in one flat tensor: `prompt response prompt response ...`."""
+    """Many examples in one flat tensor: `prompt response prompt response ...`. The tensor may be a mapped file."""
 
     tokens: Tensor  # (T,) integer ids
     prompt: Tensor  # (N,) prompt lengths
     response: Tensor  # (N,) response lengths
     complete: Tensor  # (N,) bool
+    begin: Tensor | None = None  # (N,) where each example starts in `tokens`; None: they follow one another
 
     @classmethod
     def of(cls, rows: Sequence[Example]) -> Pairs:
@@ -52,41 +58,89 @@ class Pairs:
     @cached_property
     def start(self) -> Tensor:
         """Where each example begins in `tokens`."""
-        return self.size.cumsum(0) - self.size
+        return self.size.cumsum(0) - self.size if self.begin is None else self.begin
 
     @cached_property
     def sorted_size(self) -> Tensor:
         return self.size.sort().values
 
+    def select(self, rows: Tensor) -> Pairs:
+        """Some of the examples. The tokens are shared, not copied."""
+        return Pairs(
+            self.tokens, self.prompt[rows], self.response[rows], self.complete[rows], self.start[rows]
+        )
+
     def to(self, device: torch.device | str) -> Pairs:
-        return Pairs(*(part.to(device) for part in (self.tokens, self.prompt, self.response, self.complete)))
+        parts = (self.tokens, self.prompt, self.response, self.complete, self.start)
+        return Pairs(*(part.to(device) for part in parts))
 
 
 @dataclass(frozen=True)
-class Policy:
-    """What the slots after EOS hold."""
+class PaddingPolicy:
+    """What the slots after an answer's EOS hold, and what follows from that."""
 
     name: str
-    ids: Callable[[Roles], tuple[int, ...]]  # repeated from the slot after the row's own EOS on
-    forced: bool  # the semantic EOS is always hidden and weighs 1 (spec 1.3)
-    longest_row_gets_eos: bool  # what the authors' collator does
+    role: str  # the tokens of this role are repeated from the slot after the row's own EOS on
+    plan: str  # the decoding plan for models that were trained with this padding
+    forced: bool = False  # the semantic EOS is always hidden and weighs 1 (spec 1.3)
+    longest_row_gets_eos: bool = False  # even under padding.longest_row_gets_eos = false
+
+    def tokens(self, roles: Roles) -> tuple[int, ...]:
+        """The padding tokens, in the order in which they are repeated."""
+        if not getattr(roles, self.role):
+            raise RoleError(
+                f"padding.policy: {self.name} needs the role {self.role!r}, and these roles have none: {roles}."
+            )
+        return roles.ids([self.role])
+
+    @property
+    def adds_tokens(self) -> bool:
+        """Whether it pads with tokens that the model has yet to learn."""
+        return self.role != "eos"
+
+    def new_tokens(self, roles: Roles) -> tuple[int, ...]:
+        """The tokens that only padding uses, so that the model has yet to learn them."""
+        return self.tokens(roles) if self.adds_tokens else ()
+
+    def roles(self, roles: Roles, colours: int) -> Roles:
+        """The roles of a model trained with this policy: a policy of several tokens uses the first `colours`."""
+        several = getattr(roles, self.role)
+        if not isinstance(several, tuple):
+            return roles
+        if len(several) < colours:
+            raise RoleError(f"padding.colours: {colours} requested, but the model has {len(several)}.")
+        changed: dict[str, Any] = {self.role: several[:colours]}
+        return replace(roles, **changed)
 
     def fill(self, ids: Tensor, padding: Tensor, eos: Tensor, roles: Roles) -> Tensor:
         """`ids` (B, S) with the padding slots filled; `eos` (B, 1) is the column of each row's EOS."""
-        cycle = self.ids(roles)
+        cycle = self.tokens(roles)
         if len(cycle) == 1:
             return ids.masked_fill_(padding, cycle[0])
-        place = torch.arange(ids.shape[1], device=ids.device) - eos - 1
-        return torch.where(padding, torch.tensor(cycle, device=ids.device)[place % len(cycle)], ids)
+        offset = torch.arange(ids.shape[1], device=ids.device) - eos - 1
+        return torch.where(padding, torch.tensor(cycle, device=ids.device)[offset % len(cycle)], ids)
 
 
 POLICIES = {
-    "eos": Policy("eos", lambda roles: (roles.eos,), forced=False, longest_row_gets_eos=False),
-    "rainbow": Policy(
-        "rainbow", lambda roles: roles.ids(["rainbow"]), forced=False, longest_row_gets_eos=False
-    ),
-    "void": Policy("void", lambda roles: roles.ids(["void"]), forced=True, longest_row_gets_eos=True),
+    policy.name: policy
+    for policy in (
+        PaddingPolicy("eos", role="eos", plan="original"),
+        PaddingPolicy("void", role="void", plan="void", forced=True, longest_row_gets_eos=True),
+        PaddingPolicy("rainbow", role="rainbow", plan="original"),
+    )
 }
+RELEASED_PLAN = "original"  # for checkpoints whose padding is not recorded: those released by others
+
+
+def policy(name: str) -> PaddingPolicy:
+    if name not in POLICIES:
+        raise ConfigError(f"padding.policy: {name!r} is unknown; use one of {', '.join(POLICIES)}.")
+    return POLICIES[name]
+
+
+def default_plan(padding: str | None) -> str:
+    """The plan for a checkpoint whose card names this padding (`Card.padding`)."""
+    return POLICIES[padding].plan if padding in POLICIES else RELEASED_PLAN
 
 
 @dataclass(frozen=True)
@@ -101,16 +155,13 @@ class Batch:
     slots: Tensor  # (B,): L_{B,k}, the target slots of each row
     inside: Tensor | None = None  # (B, S) bool; None: every slot of every row
 
-
-def policy(name: str) -> Policy:
-    if name not in POLICIES:
-        raise ConfigError(f"padding.policy: {name!r} is unknown; use one of {', '.join(POLICIES)}.")
-    return POLICIES[name]
+    def to(self, device: torch.device | str) -> Batch:
+        return Batch(*(None if part is None else part.to(device) for part in vars(self).values()))  # type: ignore[arg-type]
 
 
 def pad(
     rows: Sequence[Example],
-    how: Policy | str,
+    how: PaddingPolicy | str,
     roles: Roles,
     *,
     longest_row_gets_eos: bool = True,
@@ -122,23 +173,25 @@ def pad(
     if not len(pairs):
         raise ConfigError("pad: no rows given; a mini-batch needs at least one.")
     if width is None:
-        width = batch_width(pairs.size, how, longest_row_gets_eos=longest_row_gets_eos)
+        width = batch_width(pairs.size, eos=longest_row_gets_eos or how.longest_row_gets_eos)
     widths = Widths(width, int(width.max()))
     return lay_out(pairs, torch.arange(len(pairs)), how, roles, widths=widths)
 
 
 @dataclass(frozen=True)
 class Widths:
-    """How far each row is padded, and how wide the tensors are: known on the host, so that nothing waits."""
+    """How far each row is padded, and how wide the tensors are. Both are known without asking the device."""
 
     rows: Tensor  # (B,), where the pairs are
     columns: int
 
 
-def batch_width(sizes: Tensor, how: Policy, *, longest_row_gets_eos: bool = True) -> Tensor:
-    """S_B for every row of a mini-batch whose prompt + response lengths are `sizes` (spec 1.1)."""
-    extra = 1 if longest_row_gets_eos or how.longest_row_gets_eos else 0
-    return (sizes.max() + extra).expand(len(sizes))
+def batch_width(sizes: Tensor, *, eos: bool = True) -> Tensor:
+    """S_B for every row of a mini-batch whose prompt + response lengths are `sizes` (spec 1.1).
+
+    `eos` makes room for the EOS of the longest row; the authors' collator makes none.
+    """
+    return (sizes.max() + int(eos)).expand(len(sizes))
 
 
 def virtual_width(sizes: Tensor, pool: Tensor, draw: Tensor, *, rows: int) -> Tensor:
@@ -163,9 +216,8 @@ def window_width(prompt: Tensor, draw: Tensor, *, low: int, high: int) -> Tensor
     return prompt + low + (draw * (high - low + 1)).long()
 
 
-def lay_out(pairs: Pairs, rows: Tensor, how: Policy, roles: Roles, *, widths: Widths) -> Batch:
+def lay_out(pairs: Pairs, rows: Tensor, how: PaddingPolicy, roles: Roles, *, widths: Widths) -> Batch:
     """Rows of `pairs` as padded tensors, by index arithmetic alone. A cut answer is followed by nothing."""
-    _check_roles(how, roles)
     prompt, size = pairs.prompt[rows, None], pairs.size[rows, None]
     whole, width = pairs.complete[rows, None], widths.rows[:, None]
     column = torch.arange(widths.columns, device=pairs.tokens.device)[None]
@@ -177,10 +229,3 @@ def lay_out(pairs: Pairs, rows: Tensor, how: Policy, roles: Roles, *, widths: Wi
     ids = how.fill(ids, padding, size, roles)
     target, eos = inside & (column >= prompt), inside & (column == size)
     return Batch(ids, target, eos, padding, prompt[:, 0], (end - prompt)[:, 0].clamp(min=0), inside)
-
-
-def _check_roles(how: Policy, roles: Roles) -> None:
-    if how.name in ("void", "rainbow") and not getattr(roles, how.name):
-        raise RoleError(
-            f"padding.policy: {how.name} needs the role {how.name!r}, and these roles have none: {roles}."
-        )

@@ -1,4 +1,4 @@
-"""Prepared training data: one tensor file of token ids, written once, read in a moment."""
+"""Prepared training data: one safetensors file of token ids. It is mapped, not loaded, so it may exceed the memory."""
 
 from __future__ import annotations
 
@@ -29,10 +29,16 @@ class Prepared:
     pairs: Pairs
     roles: Roles
     notes: Mapping[str, Any] = field(default_factory=dict)  # counts, source, tokenizer: facts about the file
+    largest: int | None = None  # the largest token id, as the file says
+
+    @property
+    def largest_id(self) -> int:
+        """The largest token id. Files written before voidpad noted it are read through to find it."""
+        return int(self.pairs.tokens.max()) if self.largest is None else self.largest
 
 
 def write(path: Path | str, pairs: Pairs, roles: Roles, *, notes: Mapping[str, Any] | None = None) -> None:
-    """A file with the final name is always whole."""
+    """Write a prepared file. A file with the final name is always complete."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: _small(getattr(pairs, name)) for name in TENSORS}
@@ -41,6 +47,7 @@ def write(path: Path | str, pairs: Pairs, roles: Roles, *, notes: Mapping[str, A
         "version": VERSION,
         "roles": json.dumps(asdict(roles)),
         "notes": json.dumps(dict(notes or {})),
+        "largest": str(int(pairs.tokens.max())) if len(pairs.tokens) else "0",
     }
     try:
         with beside(path) as draft:
@@ -50,7 +57,10 @@ def write(path: Path | str, pairs: Pairs, roles: Roles, *, notes: Mapping[str, A
 
 
 def read(path: Path | str) -> Prepared:
-    """A prepared file, checked: the lengths add up and every example has something to learn."""
+    """A prepared file, checked: the lengths add up and every example has something to learn.
+
+    The tokens stay in the file: a page of it is read when a row that lies on it is used.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -71,7 +81,9 @@ def read(path: Path | str) -> Prepared:
     roles: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
     }
-    return Prepared(_wide(pairs), Roles(**roles), json.loads(metadata.get("notes", "{}")))
+    pairs = Pairs(pairs.tokens, pairs.prompt.long(), pairs.response.long(), pairs.complete.bool())
+    largest = int(metadata["largest"]) if "largest" in metadata else None
+    return Prepared(pairs, Roles(**roles), json.loads(metadata.get("notes", "{}")), largest)
 
 
 def _check(path: Path | str, pairs: Pairs) -> None:
@@ -91,12 +103,8 @@ def _check(path: Path | str, pairs: Pairs) -> None:
         )
 
 
-def _wide(pairs: Pairs) -> Pairs:
-    return Pairs(pairs.tokens, pairs.prompt.long(), pairs.response.long(), pairs.complete.bool())
-
-
 def _small(values: Tensor) -> Tensor:
-    """The narrowest integer type that holds the values: files travel, memory does not grow."""
+    """The values in the narrowest integer type that holds them, to keep files small."""
     values = values.contiguous()
     top = int(values.max()) if len(values) else 0
     for dtype in (torch.uint8, torch.int16):

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from voidpad.errors import ConfigError, fault
+from voidpad.files import store
+from voidpad.training.padding import POLICIES, PaddingPolicy
 
-Share = Annotated[float, Field(ge=0, le=1)]
+UnitFloat = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(gt=0)]
 Positive = Annotated[float, Field(gt=0)]
 
 
-class Part(BaseModel):
+class RecipeSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Scratch(Part):
+class Scratch(RecipeSection):
     """A new network with random weights; the vocabulary is the tokenizer's, or that of the data's ids."""
 
-    family: Literal["llada", "dream"] = "llada"
+    family: str = "llada"
     hidden: Count = 256
     layers: Count = 8
     heads: Count = 8
@@ -34,7 +37,7 @@ class Scratch(Part):
     tied: bool = False
 
 
-class ModelPart(Part):
+class ModelPart(RecipeSection):
     name: str | None = None  # built-in name, hub id or folder
     adapter: str | None = None  # merged before training starts
     scratch: Scratch | None = None
@@ -52,22 +55,27 @@ class ModelPart(Part):
         return self
 
 
-class DataPart(Part):
+class DataPart(RecipeSection):
     path: str  # a file made by `voidpad data prepare` or voidpad.training.prepared.write
     layout: Literal["pairs", "packed"] = "pairs"  # packed: prompt response EOS prompt response EOS ...
     length: Count | None = None  # packed: slots per row; pairs: longer examples are refused
     align: bool = True  # packed: every row starts with a whole document
     group_by_length: bool = False  # refused unless padding.width is not taken from the batch
+    held_out: Annotated[int, Field(ge=0)] = (
+        0  # examples kept apart; their loss is measured at every checkpoint
+    )
 
     @model_validator(mode="after")
     def _packed_length(self) -> DataPart:
         if self.layout == "packed" and self.length is None:
             raise ValueError('layout = "packed" needs data.length, the slots of a row')
+        if self.layout == "packed" and self.held_out:
+            raise ValueError('held_out needs layout = "pairs"')
         return self
 
 
-class PaddingPart(Part):
-    policy: Literal["eos", "rainbow", "void"] = "void"
+class PaddingPart(RecipeSection):
+    policy: str = "void"  # a name in training/padding.py
     width: Literal["batch", "virtual", "window"] | Count = (
         "batch"  # batch: the paper's S_B; others: docs/train.md
     )
@@ -76,6 +84,13 @@ class PaddingPart(Part):
     longest_row_gets_eos: bool = True  # False: the authors' collator
     truncated_gets_eos: bool = False  # True: the authors' data
     colours: Count = 7  # Rainbow tokens used
+
+    @field_validator("policy")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in POLICIES:
+            raise ValueError(f"use one of {', '.join(POLICIES)}")
+        return name
 
     @model_validator(mode="after")
     def _window(self) -> PaddingPart:
@@ -86,14 +101,14 @@ class PaddingPart(Part):
         return self
 
 
-class NoisePart(Part):
+class NoisePart(RecipeSection):
     eps: Annotated[float, Field(gt=0, lt=1)] = 1e-3
     stratified: bool = False
-    suffix: Share = 0.0
-    normaliser: Literal["llada", "dream"] | None = None  # None: the model family's
+    suffix: UnitFloat = 0.0
+    normaliser: Literal["per_row", "per_slot"] | None = None  # None: the model family's
 
 
-class LoraPart(Part):
+class LoraPart(RecipeSection):
     r: Count = 32
     alpha: Count = 64
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
@@ -101,18 +116,18 @@ class LoraPart(Part):
     void_rows: bool = True  # the VOID rows of embedding and head train too
 
 
-class OptimPart(Part):
+class OptimPart(RecipeSection):
     name: Literal["adamw", "muon"] = "adamw"  # muon: matrices of the layers; AdamW for the rest
     lr: Positive = 5e-5
     muon_lr: Positive | None = None  # None: lr
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    momentum: Share = 0.95
+    betas: tuple[UnitFloat, UnitFloat] = (0.9, 0.999)
+    momentum: UnitFloat = 0.95
     clip: Annotated[float, Field(ge=0)] = 0.0  # 0: no clipping, as in the paper
-    warmup: Share = 0.0  # shares of the run
-    decay: Share = 0.0
+    warmup: UnitFloat = 0.0  # shares of the run
+    decay: UnitFloat = 0.0
     shape: Literal["linear", "cosine", "sqrt"] = "linear"  # of the decay
-    floor: Share = 0.0  # the learning rate ends at floor * lr
+    floor: UnitFloat = 0.0  # the learning rate ends at floor * lr
 
     @model_validator(mode="after")
     def _room(self) -> OptimPart:
@@ -121,7 +136,7 @@ class OptimPart(Part):
         return self
 
 
-class RunPart(Part):
+class RunPart(RecipeSection):
     output: str
     steps: Count | None = None  # updates; exactly one of steps, epochs, seconds
     epochs: Positive | None = None
@@ -136,7 +151,8 @@ class RunPart(Part):
     fsdp: bool = False
     log_every: Count = 10
     save_every: Count = 1000
-    keep: Count = 2  # checkpoints
+    keep: Count = 2  # checkpoints, besides the one with the lowest held-out loss
+    choose: Literal["last", "best"] = "last"  # which weights the final model has; best: lowest held-out loss
     report_to: tuple[str, ...] | None = None  # None: tensorboard where installed
     export: Literal["float32", "bfloat16", "float16"] | None = (
         None  # dtype of the final weights; None: as trained
@@ -153,7 +169,7 @@ class RunPart(Part):
         return self
 
 
-class Recipe(Part):
+class TrainingRecipe(RecipeSection):
     preset: Literal["paper", "authors"] = "paper"
     model: ModelPart
     data: DataPart
@@ -163,16 +179,23 @@ class Recipe(Part):
     optim: OptimPart = OptimPart()
     run: RunPart
 
+    @property
+    def policy(self) -> PaddingPolicy | None:
+        """How answers are padded; None for packed rows, which have no padding."""
+        return POLICIES[self.padding.policy] if self.data.layout == "pairs" else None
+
     @model_validator(mode="after")
-    def _length_signal(self) -> Recipe:
+    def _combinations(self) -> TrainingRecipe:
         if self.data.group_by_length and self.padding.width == "batch" and self.data.layout == "pairs":
             raise ValueError(
                 'data.group_by_length erases the length signal when padding.width = "batch"; '
                 'use padding.width = "virtual"'
             )
-        padded = self.data.layout == "pairs" and self.padding.policy != "eos"
-        if self.lora and padded and not self.lora.void_rows and self.model.init_void != "keep":
+        new_tokens = self.policy is not None and self.policy.adds_tokens
+        if self.lora and new_tokens and not self.lora.void_rows and self.model.init_void != "keep":
             raise ValueError('lora.void_rows = false saves no rows, so model.init_void must be "keep"')
+        if self.run.choose == "best" and not self.data.held_out:
+            raise ValueError('run.choose = "best" needs data.held_out, the examples to choose by')
         if self.optim.name == "muon" and self.run.fsdp:
             raise ValueError("optim.name = 'muon' needs whole matrices; use adamw with run.fsdp")
         if self.optim.name == "muon" and self.lora:
@@ -186,13 +209,9 @@ AUTHORS: dict[str, Any] = {
     "padding": {"longest_row_gets_eos": False, "truncated_gets_eos": True},
     "lora": {"void_rows": False},
 }
-AUTHORS_TARGETS = {
-    "llada": ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
-    "dream": ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj"),
-}
 
 
-def read(path: Path | str, changes: Iterable[str] = ()) -> Recipe:
+def read(path: Path | str, changes: Iterable[str] = ()) -> TrainingRecipe:
     """A recipe file with `key=value` changes applied; a relative data path is taken from the working directory."""
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -205,7 +224,7 @@ def read(path: Path | str, changes: Iterable[str] = ()) -> Recipe:
     return check(values, name=str(path))
 
 
-def check(values: Mapping[str, Any], *, name: str = "recipe") -> Recipe:
+def check(values: Mapping[str, Any], *, name: str = "recipe") -> TrainingRecipe:
     """Validated settings; all faults are reported together."""
     values = dict(values)
     if values.get("preset") == "authors":
@@ -213,7 +232,7 @@ def check(values: Mapping[str, Any], *, name: str = "recipe") -> Recipe:
             {key: part for key, part in AUTHORS.items() if key != "lora" or "lora" in values}, values
         )
     try:
-        return Recipe.model_validate(values)
+        return TrainingRecipe.model_validate(values)
     except ValidationError as error:
         faults = "; ".join(map(fault, error.errors()))
         raise ConfigError(f"{name}: {faults}.") from None
@@ -242,3 +261,57 @@ def _apply(values: dict[str, Any], change: str) -> None:
         if not isinstance(values, dict):
             raise ConfigError(f"--set {change!r}: {name} is a value, not a section.")
     values[last] = value
+
+
+STARTER = """\
+# A starter recipe. Every setting and its default: voidpad/training/recipe.py; explanations: docs/train.md.
+# 1. voidpad data prepare {data} --from {chats} --model {model}
+# 2. voidpad train {name}
+# 3. voidpad generate --model {model} --adapter {output}/model "a prompt"
+
+[model]
+name = {model_text}
+
+[data]
+path = {data_text}
+# held_out = 100           # examples kept apart; their loss is measured at every checkpoint
+
+[padding]
+policy = "void"            # what follows an answer's EOS: void, eos or rainbow
+
+[lora]                     # without this section every parameter trains
+r = 32
+alpha = 64
+dropout = 0.05
+targets = {targets}
+
+[optim]
+lr = 5e-5                  # larger for small models: about 1e-3 for the built-in ones
+
+[run]
+output = {output_text}
+epochs = 2                 # or steps, or seconds
+global_batch = 16          # examples of an update
+micro_batch = 4            # examples computed together; fewer take less memory
+save_every = 200
+"""
+
+
+def write_starter(path: Path, *, model: str, data: str | None = None) -> None:
+    """A recipe for LoRA fine-tuning with VOID padding. Its first lines name the commands to run with it."""
+    if path.exists():
+        raise ConfigError(f"--init {path}: already exists; choose another name.")
+    data = data or str(path.with_suffix(".safetensors"))
+    output = str(path.with_suffix(""))
+    values = {
+        "name": path,
+        "model": model,
+        "data": data,
+        "chats": path.with_name("chats.jsonl"),
+        "output": output,
+        "model_text": json.dumps(model),
+        "data_text": json.dumps(data),
+        "output_text": json.dumps(output),
+        "targets": json.dumps(LoraPart().targets),
+    }
+    store(path, [STARTER.format(**values)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,29 +18,18 @@ from voidpad import models
 from voidpad.errors import ConfigError
 from voidpad.training import checkpoint
 from voidpad.training import prepared as data
-from voidpad.training.batches import MicroBatches, Share
-from voidpad.training.recipe import Recipe
+from voidpad.training.batches import BatchShare, MicroBatches
+from voidpad.training.memory import estimate
+from voidpad.training.recipe import TrainingRecipe, check
 from voidpad.training.setup import micro_batches, network
 from voidpad.training.sharding import ShardedTrainer
 from voidpad.training.trainer import VoidTrainer, arguments, export
-from voidpad.training.watch import FOREVER, Clock, Curve, StopByClock
+from voidpad.training.watch import FOREVER, Curve, StopByClock, TrainingClock
 
 FINAL, CURVE = "model", "metrics.jsonl"
-# Settings a restart may change without changing what is learnt.
-FREE = {
-    "output",
-    "steps",
-    "epochs",
-    "seconds",
-    "log_every",
-    "save_every",
-    "keep",
-    "report_to",
-    "export",
-    "compile",
-    "residual",
-    "micro_batch",
-}
+# Settings of [run] that a restart may change, because they do not change what is learnt.
+FREE = {"output", "steps", "epochs", "seconds", "log_every", "save_every", "keep", "choose"}
+FREE |= {"report_to", "export", "compile", "residual", "micro_batch"}
 
 
 @dataclass(frozen=True)
@@ -52,54 +41,93 @@ class Trained:
     steps: int
     seconds: float
     tokens: int
+    best: Path | None = None  # the checkpoint with the lowest held-out loss
+    best_loss: float | None = None
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a run is going to do, known before its first step."""
+
+    device: str
+    processes: int
+    precision: str
+    parameters: int
+    trainable: int
+    examples: int  # rows of an epoch
+    held_out: int
+    updates: int  # of the whole run; FOREVER if it ends by the clock
+    updates_per_epoch: int
+    memory: int  # bytes on each device, estimated
 
 
 def train(
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     *,
     resume: bool | str | Path = False,
     max_seconds: float | None = None,
     callbacks: Sequence[TrainerCallback] = (),
+    announce: Callable[[RunFacts], None] = lambda facts: None,
 ) -> Trained:
-    """Run a recipe to its end, or until `max_seconds` have passed here; `resume` goes on from a checkpoint."""
+    """Run a recipe to its end, or until `max_seconds` have passed here; `resume` continues from a checkpoint.
+
+    `announce` is called with the facts of the run before its first step.
+    """
     output = Path(recipe.run.output)
     start = _start(recipe, output, resume)
     if start and (ended := _ended(recipe, start)):
         return ended
     trainer = prepare(recipe, max_seconds=max_seconds, callbacks=callbacks)
+    announce(facts(trainer))
     if start:
         trainer.clock.read(start)
     trainer.train(resume_from_checkpoint=str(start) if start else None)
-    finished, folder = _finished(recipe, trainer), output / f"checkpoint-{trainer.state.global_step}"
+    last = output / f"checkpoint-{trainer.state.global_step}"
+    best_step = trainer.state.best_global_step if trainer.held_out else None
+    best = output / f"checkpoint-{best_step}" if best_step else None
+    finished = _finished(recipe, trainer)
     if finished and trainer.args.should_save:
-        # Sharded weights are gathered in the last checkpoint and nowhere else.
-        model = models.load(folder) if recipe.run.fsdp else trainer.subject
+        chosen = best if best and recipe.run.choose == "best" else last
+        # Sharded weights are gathered in checkpoints and nowhere else.
+        model = models.load(chosen) if recipe.run.fsdp or chosen != last else trainer.subject
         export(model, output / FINAL, recipe.run.export)
     trainer.accelerator.wait_for_everyone()
-    folder = output / FINAL if finished else folder
-    return Trained(folder, finished, trainer.state.global_step, trainer.clock.total, trainer.clock.tokens)
+    return Trained(
+        output / FINAL if finished else last,
+        finished,
+        trainer.state.global_step,
+        trainer.clock.total,
+        trainer.clock.tokens,
+        best,
+        trainer.state.best_metric if best else None,
+    )
 
 
 def prepare(
-    recipe: Recipe, *, max_seconds: float | None = None, callbacks: Sequence[TrainerCallback] = ()
+    recipe: TrainingRecipe, *, max_seconds: float | None = None, callbacks: Sequence[TrainerCallback] = ()
 ) -> VoidTrainer:
     """Everything up to the first step."""
     prepared = data.read(recipe.data.path)
     model = network(recipe, prepared)
     if recipe.run.checkpointing:
         model.net.gradient_checkpointing_enable({"use_reentrant": False})
-    _compile(model, recipe)
+    if recipe.run.compile:
+        compile_layers(model.net, round_as_eager=recipe.lora is not None)
     share = _share(recipe)
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    batches = micro_batches(recipe, model, prepared, share=share, device=device)
+    batches, held_out = micro_batches(recipe, model, prepared, share=share, device=device)
     reports = _reports(recipe)
     layer = type(model.net.get_decoder().layers[0]).__name__
     updates = _updates(recipe, batches)
-    ours = recipe.run.fsdp and share.processes > 1 and not torch.cuda.is_available()
-    trainer = (ShardedTrainer if ours else VoidTrainer)(
+    # accelerate shards on GPUs only.
+    trainer_class = VoidTrainer
+    if recipe.run.fsdp and share.processes > 1 and not torch.cuda.is_available():
+        trainer_class = ShardedTrainer
+    trainer = trainer_class(
         model,
         recipe,
         batches,
+        held_out=held_out,
         arguments=arguments(recipe, accumulation=share.accumulation, updates=updates, layer=layer),
         callbacks=[Curve(Path(recipe.run.output) / CURVE), *reports, *callbacks],
     )
@@ -108,16 +136,43 @@ def prepare(
     return trainer
 
 
-def _compile(model: models.Model, recipe: Recipe) -> None:
-    if recipe.run.compile:
-        # One compilation serves all layers. A released model under LoRA is bfloat16: fused kernels then round where
-        # separate ones would, and the loss is that of the run without compilation.
-        options = {"emulate_precision_casts": True} if recipe.lora else None
-        for layer in model.net.get_decoder().layers:
-            layer.compile(options=options)
+def facts(trainer: VoidTrainer) -> RunFacts:
+    """What the trainer is going to do. The device's memory is estimated by memory.estimate."""
+    recipe, parameters = trainer.recipe, list(trainer.subject.net.parameters())
+    device = str(trainer.args.device.type)
+    if device == "cuda":
+        device = f"{torch.cuda.get_device_name(trainer.args.device)} ({trainer.args.device})"
+    weights = {str(p.dtype).removeprefix("torch.") for p in parameters}
+    precision = " and ".join(sorted(weights)) + " weights"
+    if trainer.args.bf16:
+        precision += ", computed in bfloat16"
+    rows = trainer.batches.rows
+    return RunFacts(
+        device=device,
+        processes=trainer.args.world_size,
+        precision=precision,
+        parameters=sum(p.numel() for p in parameters),
+        trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        examples=rows.count,
+        held_out=trainer.held_out.rows.count if trainer.held_out else 0,
+        updates=trainer.args.max_steps,
+        updates_per_epoch=trainer.batches.updates_per_epoch,
+        memory=estimate(recipe, trainer.subject.net, slots=rows.longest, processes=trainer.args.world_size),
+    )
 
 
-def _share(recipe: Recipe) -> Share:
+def compile_layers(net: Any, *, round_as_eager: bool = False) -> None:
+    """Compile the layers of a network, which share their code, so that one compilation serves all of them.
+
+    `round_as_eager` makes fused kernels round to bfloat16 where separate ones would, so that the loss is that of
+    the run without compilation. Frozen bfloat16 weights under LoRA need it.
+    """
+    options = {"emulate_precision_casts": True} if round_as_eager else None
+    for layer in net.get_decoder().layers:
+        layer.compile(options=options)
+
+
+def _share(recipe: TrainingRecipe) -> BatchShare:
     rank, processes = (
         int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1))
     )
@@ -127,25 +182,25 @@ def _share(recipe: Recipe) -> Share:
             f"run.global_batch: {run.global_batch} is not a multiple of micro_batch {run.micro_batch} "
             f"x {processes} processes."
         )
-    return Share(run.global_batch, run.micro_batch, rank, processes)
+    return BatchShare(run.global_batch, run.micro_batch, rank, processes)
 
 
-def _updates(recipe: Recipe, batches: MicroBatches) -> int:
+def _updates(recipe: TrainingRecipe, batches: MicroBatches) -> int:
     run = recipe.run
     if run.seconds:
         return FOREVER
     return run.steps or math.ceil((run.epochs or 0) * batches.updates_per_epoch)
 
 
-def _finished(recipe: Recipe, trainer: VoidTrainer) -> bool:
+def _finished(recipe: TrainingRecipe, trainer: VoidTrainer) -> bool:
     if recipe.run.seconds:
         return trainer.clock.total >= recipe.run.seconds
     return trainer.state.global_step >= trainer.args.max_steps
 
 
-def _ended(recipe: Recipe, start: Path) -> Trained | None:
+def _ended(recipe: TrainingRecipe, start: Path) -> Trained | None:
     """What a restart of a run that has already ended returns: there is nothing left to do."""
-    clock, steps, folder = Clock(), checkpoint.step_of(start), Path(recipe.run.output) / FINAL
+    clock, steps, folder = TrainingClock(), checkpoint.step_of(start), Path(recipe.run.output) / FINAL
     clock.read(start)
     over = (
         clock.total >= recipe.run.seconds if recipe.run.seconds else steps >= (recipe.run.steps or math.inf)
@@ -153,8 +208,8 @@ def _ended(recipe: Recipe, start: Path) -> Trained | None:
     return Trained(folder, True, steps, clock.total, clock.tokens) if over and folder.is_dir() else None
 
 
-def _start(recipe: Recipe, output: Path, resume: bool | str | Path) -> Path | None:
-    """The checkpoint to go on from, or None for a new run."""
+def _start(recipe: TrainingRecipe, output: Path, resume: bool | str | Path) -> Path | None:
+    """The checkpoint to continue from, or None for a new run."""
     last = checkpoint.latest(output)
     if not resume:
         if last:
@@ -171,47 +226,54 @@ def _start(recipe: Recipe, output: Path, resume: bool | str | Path) -> Path | No
     return chosen
 
 
-def _same_recipe(recipe: Recipe, folder: Path) -> None:
+def _same_recipe(recipe: TrainingRecipe, folder: Path) -> None:
     card = models.read_card(folder)
     if card is None:
         raise ConfigError(f"--resume: {folder} has no voidpad.json, so it is not a complete checkpoint.")
+    before = check(card.recipe or {}, name=f"--resume: the recipe of {folder}").model_dump(mode="json")
     now = recipe.model_dump(mode="json")
-    changed = [
-        f"{part}.{name}"
-        for part, values in now.items()
-        for name, value in (values.items() if isinstance(values, dict) else [("", values)])
-        if (part, name) != ("run", name) or name not in FREE
-        if value != _stored(card.recipe, part, name)
-    ]
+    changed = []
+    for section, values in now.items():
+        if not isinstance(values, dict) or not isinstance(before[section], dict):
+            changed += [section] if values != before[section] else []
+            continue
+        names = [name for name in values if section != "run" or name not in FREE]
+        changed += [f"{section}.{name}" for name in names if values[name] != before[section][name]]
     if changed:
         raise ConfigError(
             f"--resume: {', '.join(changed)} differ from the recipe of {folder}; start a new run.output."
         )
 
 
-def _stored(recipe: Any, part: str, name: str) -> Any:
-    values = recipe.get(part)
-    return values.get(name) if isinstance(values, dict) else values
-
-
-def _reports(recipe: Recipe) -> list[TrainerCallback]:
-    wanted = recipe.run.report_to
-    if wanted is None:
-        wanted = ("tensorboard",) if find_spec("tensorboard") else ()
-    if not wanted or int(os.environ.get("RANK", 0)):
+def _reports(recipe: TrainingRecipe) -> list[TrainerCallback]:
+    """Callbacks of the services in run.report_to; by default TensorBoard, where it is installed."""
+    names = recipe.run.report_to
+    if names is None:
+        names = ("tensorboard",) if find_spec("tensorboard") else ()
+    if not names or int(os.environ.get("RANK", 0)):
         return []
     from transformers.integrations import get_reporting_integration_callbacks
     from transformers.integrations.integration_utils import TensorBoardCallback
 
-    found = [
-        kind()
-        for kind in get_reporting_integration_callbacks([name for name in wanted if name != "tensorboard"])
-    ]
-    if "tensorboard" in wanted:
-        from torch.utils.tensorboard import SummaryWriter
+    callbacks: list[TrainerCallback] = []
+    for name in names:
+        if find_spec(name) is None:
+            raise ConfigError(
+                f"run.report_to: {name!r} is not installed; pip install {name}, or leave it out."
+            )
+        if name == "tensorboard":
+            from torch.utils.tensorboard import SummaryWriter
 
-        found.append(TensorBoardCallback(SummaryWriter(str(Path(recipe.run.output) / "tensorboard"))))
-    return found
+            writer = SummaryWriter(str(Path(recipe.run.output) / "tensorboard"))
+            callbacks.append(TensorBoardCallback(writer))
+            continue
+        try:
+            callbacks += [kind() for kind in get_reporting_integration_callbacks([name])]
+        except (ValueError, RuntimeError, ImportError) as error:
+            raise ConfigError(
+                f"run.report_to: {name!r} cannot be used ({str(error).splitlines()[0]})."
+            ) from None
+    return callbacks
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From a recipe to a network ready to train and the rows it trains on."""
+"""From a recipe to a network that is ready to train, and to the batches it trains on."""
 
 from __future__ import annotations
 
@@ -9,48 +9,66 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from voidpad import models
-from voidpad.errors import ConfigError, DataError, RoleError
+from voidpad.errors import ConfigError, DataError
 from voidpad.models.adapter import base_folder
 from voidpad.models.text import read_tokenizer
 from voidpad.models.weights import headers, stored_dtype
-from voidpad.roles import Roles
 from voidpad.training import prepared as data
 from voidpad.training.batches import (
+    BatchLayout,
+    BatchShare,
     BatchWidth,
     FixedWidth,
-    Layout,
     MicroBatches,
     Objective,
-    Packed,
-    Padded,
-    Share,
+    PackedRows,
+    PaddedRows,
     VirtualWidth,
     Width,
     WindowWidth,
+    shuffled,
 )
 from voidpad.training.losses import NORMALISERS
 from voidpad.training.noising import Noising
-from voidpad.training.padding import POLICIES, Pairs
-from voidpad.training.recipe import AUTHORS_TARGETS, LoraPart, Recipe, Scratch
+from voidpad.training.padding import Pairs, policy
+from voidpad.training.recipe import LoraPart, Scratch, TrainingRecipe
+
+# What training needs to know about a family. `Family.loss` and `Family.lora_targets` win where a family has them.
+LOSS = {"llada": "per_row", "dream": "per_slot"}
+AUTHORS_TARGETS = {
+    "llada": ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
+    "dream": ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj"),
+}
 
 
-def network(recipe: Recipe, prepared: data.Prepared) -> models.Model:
-    """The model to train, with the card its checkpoints will carry. Weights on the host."""
+def loss_of(family: models.Family) -> str:
+    """How the family's loss is normalised: a key of losses.NORMALISERS."""
+    return getattr(family, "loss", None) or LOSS[family.name]
+
+
+def authors_targets(family: models.Family) -> tuple[str, ...]:
+    """The modules to which the authors' code adds LoRA."""
+    return getattr(family, "lora_targets", None) or AUTHORS_TARGETS[family.name]
+
+
+def network(recipe: TrainingRecipe, prepared: data.Prepared) -> models.Model:
+    """The model to train, with the card that its checkpoints will carry. Its weights are still on the host."""
     if recipe.model.scratch:
         model = _from_scratch(recipe, recipe.model.scratch, prepared)
     else:
         model = _from_checkpoint(recipe)
     _check_ids(model, prepared)
-    roles = _training_roles(recipe, model.roles)
-    padding = recipe.padding.policy if recipe.data.layout == "pairs" else None
-    if padding and model.card.padding != padding and not recipe.model.scratch:
-        init_rows(model, new_ids(recipe, roles), recipe.model.init_void)
-    card = models.Card(model.family.name, roles, padding, recipe.model_dump(mode="json"))
+    how, roles = recipe.policy, model.roles
+    if how:
+        roles = how.roles(roles, recipe.padding.colours)
+        if model.card.padding != how.name and not recipe.model.scratch:
+            _init_rows(model, how.new_tokens(roles), recipe.model.init_void)
+    card = models.Card(model.family.name, roles, how.name if how else None, recipe.model_dump(mode="json"))
     model = replace(model, roles=roles, card=card)
     return _with_lora(model, recipe) if recipe.lora else model
 
 
-def _from_checkpoint(recipe: Recipe) -> models.Model:
+def _from_checkpoint(recipe: TrainingRecipe) -> models.Model:
     part = recipe.model
     model = models.load(part.name or "", part.adapter, dtype=_dtype(recipe))  # Trainer moves it to the device
     model = models.merge(model) if isinstance(model.net, PeftModel) else model
@@ -59,8 +77,8 @@ def _from_checkpoint(recipe: Recipe) -> models.Model:
     return model
 
 
-def _dtype(recipe: Recipe) -> str:
-    """Weights that train are float32; frozen ones under LoRA stay bfloat16 where they are stored so (on a GPU)."""
+def _dtype(recipe: TrainingRecipe) -> str:
+    """Weights that train are float32. Frozen weights under LoRA stay bfloat16 on a GPU if they are stored so."""
     if recipe.model.dtype != "auto":
         return recipe.model.dtype
     if recipe.lora is None or not torch.cuda.is_available():
@@ -68,7 +86,10 @@ def _dtype(recipe: Recipe) -> str:
     return "bfloat16" if stored_dtype(headers(base_folder(recipe.model.name or ""))) == "BF16" else "float32"
 
 
-def _from_scratch(recipe: Recipe, part: Scratch, prepared: data.Prepared) -> models.Model:
+def _from_scratch(recipe: TrainingRecipe, part: Scratch, prepared: data.Prepared) -> models.Model:
+    if part.family not in models.FAMILIES:
+        known = ", ".join(models.FAMILIES)
+        raise ConfigError(f"model.scratch.family: {part.family!r} is unknown; use one of {known}.")
     family = models.FAMILIES[part.family]
     if recipe.model.tokenizer is None:
         raise ConfigError("model.tokenizer: a network from scratch needs the folder of its tokenizer.")
@@ -105,33 +126,15 @@ def _check_ids(model: models.Model, prepared: data.Prepared) -> None:
             f"data.path: prepared for mask {theirs.mask}, eos {theirs.eos}, but {model.name} has mask {ours.mask}, "
             f"eos {ours.eos}; prepare the data with this model's tokenizer."
         )
-    top = int(prepared.pairs.tokens.max())
-    if top >= model.net.config.vocab_size:
+    if prepared.largest_id >= model.net.config.vocab_size:
         raise DataError(
-            f"data.path: token id {top} is outside the vocabulary of {model.net.config.vocab_size}."
+            f"data.path: token id {prepared.largest_id} is outside the vocabulary of {model.net.config.vocab_size}."
         )
-
-
-def _training_roles(recipe: Recipe, roles: Roles) -> Roles:
-    if recipe.padding.policy != "rainbow" or recipe.data.layout == "packed":
-        return roles
-    if len(roles.rainbow) < recipe.padding.colours:
-        raise RoleError(
-            f"padding.colours: {recipe.padding.colours} asked for, the model has {len(roles.rainbow)}."
-        )
-    return replace(roles, rainbow=roles.rainbow[: recipe.padding.colours])
-
-
-def new_ids(recipe: Recipe, roles: Roles) -> tuple[int, ...]:
-    """The ids that only the padding policy uses, so that the model has yet to learn them."""
-    if recipe.data.layout == "packed" or recipe.padding.policy == "eos":
-        return ()
-    return roles.ids([recipe.padding.policy])
 
 
 @torch.no_grad()
-def init_rows(model: models.Model, ids: tuple[int, ...], rule: str) -> None:
-    """Start the padding tokens' rows of embedding and head from EOS's rows, from the mean row, or as they are."""
+def _init_rows(model: models.Model, ids: tuple[int, ...], rule: str) -> None:
+    """Set the padding tokens' rows of embedding and head to EOS's rows (`eos`) or to the mean row (`mean`)."""
     if rule == "keep":
         return
     net: Any = model.net
@@ -141,11 +144,12 @@ def init_rows(model: models.Model, ids: tuple[int, ...], rule: str) -> None:
             table[row] = source.to(table.dtype)
 
 
-def _with_lora(model: models.Model, recipe: Recipe) -> models.Model:
-    part, ids = recipe.lora or LoraPart(), list(new_ids(recipe, model.roles))
+def _with_lora(model: models.Model, recipe: TrainingRecipe) -> models.Model:
+    part, how = recipe.lora or LoraPart(), recipe.policy
+    ids = list(how.new_tokens(model.roles)) if how else []
     targets = part.targets
     if recipe.preset == "authors" and "targets" not in part.model_fields_set:
-        targets = AUTHORS_TARGETS[model.family.name]
+        targets = authors_targets(model.family)
     rows = {"embed_tokens": ids, "lm_head": ids} if part.void_rows and ids else None
     if rows and model.net.config.tie_word_embeddings:
         rows = {"embed_tokens": ids}
@@ -166,35 +170,47 @@ def _with_lora(model: models.Model, recipe: Recipe) -> models.Model:
 
 
 def micro_batches(
-    recipe: Recipe, model: models.Model, prepared: data.Prepared, *, share: Share, device: str
-) -> MicroBatches:
-    """The run's batches for one process."""
+    recipe: TrainingRecipe, model: models.Model, prepared: data.Prepared, *, share: BatchShare, device: str
+) -> tuple[MicroBatches, MicroBatches | None]:
+    """The run's batches for one process, and those of the held-out examples."""
     noise = recipe.noise
     noising = Noising(recipe.run.seed, noise.eps, noise.stratified, noise.suffix)
     pairs = prepared.pairs
     if recipe.padding.truncated_gets_eos:
         pairs = replace(pairs, complete=torch.ones_like(pairs.complete))
-    normaliser, shift = NORMALISERS[noise.normaliser or model.family.name], model.family.shift
-    layout = Layout(
+    how = recipe.policy
+    normaliser = NORMALISERS[noise.normaliser or loss_of(model.family)]
+    objective = Objective(
+        model.roles.mask, normaliser, model.family.shift, forced=how is not None and how.forced
+    )
+    layout = BatchLayout(
         _width(recipe),
         recipe.data.align,
         device,
         multiple=64 if recipe.run.compile and not isinstance(recipe.padding.width, int) else 1,
         group=recipe.run.global_batch if recipe.data.group_by_length else 0,
     )
-    if recipe.data.layout == "packed" and recipe.data.length:
-        _check_length(model, recipe.data.length)
-        packed = Packed(pairs, model.roles, length=recipe.data.length, seed=noising.seed, layout=layout)
-        return MicroBatches(packed, noising, Objective(model.roles.mask, normaliser, shift), share=share)
-    how = POLICIES[recipe.padding.policy]
+    if how is None:
+        length = recipe.data.length or 0
+        _check_length(model, length)
+        packed = PackedRows(pairs, model.roles, length=length, seed=noising.seed, layout=layout)
+        return MicroBatches(packed, noising, objective, share=share), None
     _check_pairs(recipe, model, pairs)
-    rows = Padded(pairs, model.roles, how, noising=noising, layout=layout)
-    return MicroBatches(
-        rows, noising, Objective(model.roles.mask, normaliser, shift, how.forced), share=share
-    )
+    held_out, count = None, recipe.data.held_out
+    if count:
+        if count >= len(pairs):
+            raise DataError(f"data.held_out: {count} of only {len(pairs)} examples; hold out fewer.")
+        order = shuffled(len(pairs), recipe.run.seed, -1)
+        chosen, pairs = pairs.select(order[:count].sort().values), pairs.select(order[count:].sort().values)
+        # The same rows with the same noise every time, over all noise levels evenly, so that losses compare.
+        even = replace(noising, stratified=True)
+        rows = PaddedRows(chosen, model.roles, how, noising=even, layout=replace(layout, group=0))
+        held_out = MicroBatches(rows, even, objective, share=share)
+    rows = PaddedRows(pairs, model.roles, how, noising=noising, layout=layout)
+    return MicroBatches(rows, noising, objective, share=share), held_out
 
 
-def _width(recipe: Recipe) -> Width:
+def _width(recipe: TrainingRecipe) -> Width:
     part = recipe.padding
     if isinstance(part.width, int):
         return FixedWidth(part.width)
@@ -202,10 +218,10 @@ def _width(recipe: Recipe) -> Width:
         return WindowWidth(*part.window)
     if part.width == "virtual":
         return VirtualWidth(part.virtual_batch)
-    return BatchWidth(POLICIES[part.policy], part.longest_row_gets_eos)
+    return BatchWidth(part.longest_row_gets_eos or policy(part.policy).longest_row_gets_eos)
 
 
-def _check_pairs(recipe: Recipe, model: models.Model, pairs: Pairs) -> None:
+def _check_pairs(recipe: TrainingRecipe, model: models.Model, pairs: Pairs) -> None:
     if int(pairs.prompt.min()) < 1:
         raise DataError("data.path: an example has an empty prompt; prepare the data again.")
     longest, width = int(pairs.size.max()) + 1, recipe.padding.width

@@ -1,4 +1,4 @@
-"""FSDP2 where accelerate has none: on CPU processes it falls back to DDP without a word, so we shard ourselves."""
+"""FSDP2 on CPU processes. accelerate silently falls back to DDP there, so this trainer shards the model itself."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from torch.distributed.tensor import DTensor
 from voidpad.training.trainer import VoidTrainer
 
 GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
-SCATTER = StateDictOptions(
-    full_state_dict=True, broadcast_from_rank0=True, strict=False
-)  # frozen weights stay
+# Not strict: an adapter's checkpoint has no frozen weights, and those stay as they are.
+SCATTER = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
 OPTIMISER, SCHEDULE = "optimizer.pt", "scheduler.pt"
 
 

@@ -1,4 +1,4 @@
-"""transformers.Trainer with our loss, our batches, our clock and checkpoints that are whole or absent."""
+"""transformers.Trainer with voidpad's loss, batches and clock, and checkpoints that are complete or absent."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from voidpad.training import checkpoint
 from voidpad.training.batches import MicroBatches
 from voidpad.training.losses import SlotLoss
 from voidpad.training.optim import Schedule, optimiser
-from voidpad.training.recipe import Recipe
-from voidpad.training.watch import Clock, Meter
+from voidpad.training.recipe import TrainingRecipe
+from voidpad.training.watch import LossMeter, TrainingClock
 
 
 class VoidTrainer(Trainer):
@@ -37,14 +37,15 @@ class VoidTrainer(Trainer):
     def __init__(
         self,
         model: models.Model,
-        recipe: Recipe,
+        recipe: TrainingRecipe,
         batches: MicroBatches,
         *,
+        held_out: MicroBatches | None = None,
         arguments: TrainingArguments,
         callbacks: list[TrainerCallback],
     ) -> None:
-        self.subject, self.recipe, self.batches = model, recipe, batches
-        self.clock = Clock()
+        self.subject, self.recipe, self.batches, self.held_out = model, recipe, batches, held_out
+        self.clock = TrainingClock()
         self.staging: Path | None = None
         self._logged = (0, 0.0)
         part = recipe.optim
@@ -53,15 +54,16 @@ class VoidTrainer(Trainer):
             model=SlotLoss(model.net, residual=getattr(torch, recipe.run.residual)),
             args=arguments,
             train_dataset=batches,
+            eval_dataset=held_out,
             callbacks=callbacks,
         )
-        self.meter = Meter(self.args.device)
+        self.meter = LossMeter(self.args.device)
         batches.length = arguments.max_steps * batches.share.accumulation
 
     # Batches and loss
 
     def get_train_dataloader(self) -> DataLoader:
-        """Ready micro-batches, one after the other; accelerate has nothing to shard or to move."""
+        """Finished micro-batches on the device: accelerate has nothing to divide among processes or to move."""
         return DataLoader(self.batches, batch_size=1, collate_fn=_only, num_workers=0)
 
     def compute_loss(
@@ -77,6 +79,32 @@ class VoidTrainer(Trainer):
         self.meter.add(entropy.detach(), kind)
         loss = (entropy * weight).sum()
         return (loss, entropy) if return_outputs else loss
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """The loss on the held-out examples, with the same noise every time. Processes share the micro-batches."""
+        assert self.held_out is not None
+        rows, size, processes = self.held_out.rows.count, self.recipe.run.micro_batch, self.args.world_size
+        chunks = torch.arange(rows).split(size)
+        meter, total = LossMeter(self.args.device), torch.zeros((), device=self.args.device)
+        self.model.eval()
+        with torch.no_grad():
+            for first in range(0, len(chunks), processes):
+                # Every process makes the same number of passes, because sharded weights are gathered in each.
+                number = first + self.args.process_index
+                position = chunks[number] if number < len(chunks) else chunks[0]
+                inputs = self.held_out.build(0, position)
+                weight, kind = inputs.pop("weight"), inputs.pop("kind")
+                entropy = self.model_wrapped(**inputs)
+                if number < len(chunks):
+                    total += (entropy * weight).sum() * len(position)
+                    meter.add(entropy, kind)
+        self.model.train()
+        loss = float(self.accelerator.reduce(total, "sum")) / rows
+        parts = meter.read(lambda sums: self.accelerator.reduce(sums, "sum"))
+        metrics = {"eval_loss": loss} | {f"eval_{name}": value for name, value in parts.items()}
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
 
     # Optimiser and schedule
 
@@ -131,9 +159,11 @@ class VoidTrainer(Trainer):
             if self.args.should_save:
                 staged = staging / f"checkpoint-{step}"
                 self.clock.write(staged)
-                self.subject.card.write(staged)  # last: without its card a full checkpoint does not load
+                self.subject.card.write(
+                    staged
+                )  # last, because without its card a full checkpoint does not load
                 checkpoint.publish(staged, output / staged.name)
-                checkpoint.rotate(output, self.recipe.run.keep)
+                checkpoint.rotate(output, self.recipe.run.keep, best=self.state.best_global_step)
             self.accelerator.wait_for_everyone()
 
     @contextmanager
@@ -159,9 +189,8 @@ class VoidTrainer(Trainer):
         net = self.subject.net
         if isinstance(net, PeftModel):
             net.save_pretrained(str(folder), state_dict=state, save_embedding_layers=False)
-            (folder / README).unlink(
-                missing_ok=True
-            )  # peft's form, to be filled in; the finished model has ours
+            # PEFT writes a form to be filled in. The finished model gets a README of ours.
+            (folder / README).unlink(missing_ok=True)
             return
         net.save_pretrained(folder, state_dict=state, save_original_format=False)
         self.subject.tokenizer.save_pretrained(folder)
@@ -189,13 +218,13 @@ def _only(items: list[Any]) -> Any:
     return items[0]
 
 
-def arguments(recipe: Recipe, *, accumulation: int, updates: int, layer: str) -> TrainingArguments:
-    """The recipe in Trainer's words. Its own rotation, bars and reports are off: ours replace them."""
+def arguments(recipe: TrainingRecipe, *, accumulation: int, updates: int, layer: str) -> TrainingArguments:
+    """The recipe as Trainer's arguments. Trainer's rotation, progress bars and reports are off: ours replace them."""
     run, cuda = recipe.run, torch.cuda.is_available()
     processes = int(os.environ.get("WORLD_SIZE", 1))
-    sharded = (
-        run.fsdp and cuda and "RANK" in os.environ
-    )  # one process started plainly has nothing to shard over
+    # A single process that no launcher started has nothing to shard over.
+    sharded = run.fsdp and cuda and "RANK" in os.environ
+    held_out = bool(recipe.data.held_out)
     shards = {"transformer_layer_cls_to_wrap": [layer], "version": 2, "state_dict_type": "FULL_STATE_DICT"}
     return TrainingArguments(
         output_dir=run.output,
@@ -208,10 +237,14 @@ def arguments(recipe: Recipe, *, accumulation: int, updates: int, layer: str) ->
         bf16=run.bf16 == "on" or (run.bf16 == "auto" and cuda),
         use_cpu=not cuda,
         logging_steps=run.log_every,
-        logging_nan_inf_filter=False,  # it would wait for the device at every step
+        logging_nan_inf_filter=False,  # the filter would wait for the device at every step
         save_strategy=SaveStrategy.STEPS,
         save_steps=run.save_every,
         save_total_limit=None,
+        eval_strategy="steps" if held_out else "no",
+        eval_steps=run.save_every if held_out else None,
+        metric_for_best_model="eval_loss" if held_out else None,
+        greater_is_better=False if held_out else None,
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
@@ -224,7 +257,7 @@ def arguments(recipe: Recipe, *, accumulation: int, updates: int, layer: str) ->
 
 
 def export(model: models.Model, folder: Path, dtype: str | None) -> None:
-    """The final weights as a folder that `load` reads."""
+    """Write the final weights as a folder that `load` reads."""
     if dtype:
         model = replace(model, net=model.net.to(getattr(torch, dtype)))
     replaced = folder.with_name(f".{folder.name}.old")

@@ -1,4 +1,4 @@
-"""What watches a run: its clock, its meters, its loss curve."""
+"""What a run measures about itself: training time, losses by kind of slot, the loss curve on disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLOCK = "clock.json"
 FOREVER = 10**9  # updates of a run that ends by the clock
 
 
-class Clock:
+class TrainingClock:
     """Training time and tokens over all restarts of a run. Start-up and compilation are not training time."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -47,7 +47,7 @@ class Clock:
         return self.before + (0.0 if self.warm is None else self.now() - self.warm)
 
     def count(self, together: Callable[[int], int]) -> None:
-        """Add what all processes have computed; every process must call this."""
+        """Add the tokens of all processes since the last call; `together` sums over them, so all must call this."""
         self.tokens, self.uncounted = self.tokens + together(self.uncounted), 0
 
     def write(self, folder: Path) -> None:
@@ -59,8 +59,8 @@ class Clock:
             self.before, self.tokens = values["seconds"], values["tokens"]
 
 
-class Meter:
-    """Mean cross entropy at loss slots by what the slot is. Sums stay on the device until they are read."""
+class LossMeter:
+    """Mean cross entropy at loss slots by kind: response, EOS, padding. Sums stay on the device until they are read."""
 
     def __init__(self, device: torch.device) -> None:
         self.sums = torch.zeros(2, len(KINDS), device=device)
@@ -76,9 +76,9 @@ class Meter:
 
 
 class StopByClock(TrainerCallback):
-    """End this process's part of the run after so many seconds, or the run when its time is spent."""
+    """Stop this process after `max_seconds`, to be resumed later, and the run when its `budget` of seconds is spent."""
 
-    def __init__(self, clock: Clock, *, max_seconds: float | None, budget: float | None) -> None:
+    def __init__(self, clock: TrainingClock, *, max_seconds: float | None, budget: float | None) -> None:
         self.clock, self.max_seconds, self.budget = clock, max_seconds, budget
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -86,8 +86,10 @@ class StopByClock(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         self.clock.step()
+        if control.should_save and args.eval_strategy != "no":
+            control.should_evaluate = True  # every checkpoint has a held-out loss, the last one included
         if args.world_size > 1 and state.global_step % args.logging_steps:
-            return  # processes must agree, and agreeing costs a message
+            return  # all processes must stop at the same step, and agreeing on it costs a message
         spent = self.clock.here >= (self.max_seconds or float("inf"))
         spent |= self.clock.total >= (self.budget or float("inf"))
         if args.world_size > 1:
@@ -96,10 +98,11 @@ class StopByClock(TrainerCallback):
             spent = bool(vote.item())
         if spent:
             control.should_training_stop = control.should_save = control.should_log = True
+            control.should_evaluate = args.eval_strategy != "no"
 
 
 class Curve(TrainerCallback):
-    """The loss curve as JSON lines beside the checkpoints; a restart drops what it is about to repeat."""
+    """Writes the loss curve as JSON lines. A restart first deletes the lines of the updates that it will repeat."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -113,7 +116,7 @@ class Curve(TrainerCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any
     ) -> None:
-        if state.is_world_process_zero and logs and "loss" in logs:
+        if state.is_world_process_zero and logs and ("loss" in logs or "eval_loss" in logs):
             with self.path.open("a") as file:
                 file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
 

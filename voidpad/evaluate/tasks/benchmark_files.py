@@ -10,6 +10,8 @@ import datasets
 
 from voidpad.errors import DataError
 from voidpad.evaluate.tasks.boxes import boxed
+from voidpad.evaluate.tasks.humaneval import helpers
+from voidpad.evaluate.tasks.mbpp import function_under_test
 
 Item = dict[str, Any]
 Splits = dict[str, datasets.Dataset]
@@ -46,7 +48,8 @@ def humaneval(folder: Path | None = None) -> Splits:
     needs = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
     local = folder and read(folder, "HumanEval.jsonl.gz", needs=needs)
     items = local or hub("openai/openai_humaneval")["test"]
-    return {"test": indexed({key: item[key] for key in needs} for item in items)}
+    fields = ({key: item[key] for key in needs} for item in items)
+    return {"test": indexed({**item, "helpers": helpers(item)} for item in fields)}
 
 
 def mbpp(folder: Path | None = None) -> Splits:
@@ -58,6 +61,7 @@ def mbpp(folder: Path | None = None) -> Splits:
         parts = hub("google-research-datasets/mbpp", "full").values()
         items = sorted((item for part in parts for item in part), key=lambda item: item["task_id"])
     items = [{key: item[key] for key in needs} for item in items]
+    items = [{**item, "entry_point": function_under_test(item)} for item in items]
     return {
         "everything": indexed(items),
         "test": indexed(item for item in items if item["task_id"] in MBPP_TEST),

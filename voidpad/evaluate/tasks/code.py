@@ -4,13 +4,20 @@
 """
 
 import ast
+import itertools
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-SEARCH_LINES = 100  # the published post-processors look at no more; a search over all spans is quadratic
+SEARCH_LINES = 100  # the published post-processors look at no more
+PARSED_CHARACTERS = 6_000_000  # more than any answer of a few hundred lines needs; bounds hostile ones
+CLAUSE = re.compile(r"(?:else|elif|except|finally)\b")
+UNTERMINATED = re.compile(r"unterminated string literal \(detected at line (\d+)\)")
+LINE_END = re.compile("\r\n|\r|\n")  # what ends a line for Python's parser, unlike str.splitlines
 UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+Node = TypeVar("Node", bound=Hashable)
 Uses = Callable[[ast.AST], set[str]]
 
 
@@ -19,8 +26,9 @@ def tidy(text: str) -> str:
 
 
 def tree_of(source: str) -> ast.Module | None:
+    """The syntax tree, or None for what Python cannot parse, whatever the reason."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a model's "\d" is its own affair
+        warnings.simplefilter("ignore")  # about escapes such as "\d" in the model's code
         try:
             return ast.parse(source)
         except UNPARSABLE:
@@ -29,24 +37,107 @@ def tree_of(source: str) -> ast.Module | None:
 
 def fullest_span(text: str) -> str:
     """The run of lines that parses and has most non-blank lines; earliest start, then earliest end, wins."""
-    lines = text.splitlines()[:SEARCH_LINES]
-    full = [bool(line.strip()) for line in lines]
-    spans = [(start, end) for start in range(len(lines)) for end in range(start + 1, len(lines) + 1)]
-    spans.sort(key=lambda span: (-sum(full[span[0] : span[1]]), span))
-    return _first_parsing("\n".join(lines[start:end]) for start, end in spans if any(full[start:end]))
+    runs = _LineRuns(text.splitlines()[:SEARCH_LINES], trimmed=False)
+    filled = [0, *itertools.accumulate(bool(line.strip()) for line in runs.lines)]
+    size = len(runs.lines)
+    pairs = [(start, end) for start in range(size) for end in range(start + 1, size + 1)]
+    pairs.sort(key=lambda pair: (filled[pair[0]] - filled[pair[1]], pair))
+    return runs.first_that_parses(pair for pair in pairs if filled[pair[0]] < filled[pair[1]])
 
 
 def longest_span(text: str) -> str:
     """The longest run of lines that parses once its ends are trimmed; the earliest of that length."""
-    lines = text.splitlines()[:SEARCH_LINES]
-    sizes = range(len(lines), 0, -1)
-    spans = (lines[at : at + size] for size in sizes for at in range(len(lines) - size + 1))
-    trimmed = ("\n".join(span).strip() for span in spans)
-    return _first_parsing(span for span in trimmed if span)
+    runs = _LineRuns(text.splitlines()[:SEARCH_LINES], trimmed=True)
+    size = len(runs.lines)
+    pairs = ((at, at + length) for length in range(size, 0, -1) for at in range(size - length + 1))
+    return runs.first_that_parses(pair for pair in pairs if runs.source(*pair))
 
 
-def _first_parsing(sources: Iterable[str]) -> str:
-    return next((source for source in sources if tree_of(source) is not None), "")
+class _LineRuns:
+    """The runs of lines of one answer, and which of them parse.
+
+    There are thousands of runs, but most are decided by what they share with others. Where lines [a, b) are whole
+    statements and line b starts a new one, lines [a, c) parse exactly if lines [b, c) do. Where lines [a, b) hold
+    an error before their last line that nothing after it can mend, lines [a, c) do not parse for any c > b. The
+    rest is parsed, and bounded by the number of characters given to the parser.
+    """
+
+    def __init__(self, lines: list[str], *, trimmed: bool) -> None:
+        self.lines, self._trimmed = lines, trimmed
+        self._characters_left = PARSED_CHARACTERS
+        self._parses: dict[tuple[int, int], bool] = {}
+        self._statement_ends: dict[int, int | None] = {}
+        self._hopeless: dict[int, int] = {}  # by start: no run that ends here or later parses
+        self._starts = [at for at, line in enumerate(lines) if _starts_statement(line)]
+
+    def source(self, start: int, end: int) -> str:
+        text = "\n".join(self.lines[start:end])
+        return text.strip() if self._trimmed else text
+
+    def first_that_parses(self, pairs: Iterable[tuple[int, int]]) -> str:
+        """The source of the first run that parses, or an empty text."""
+        for at, pair in enumerate(pairs):
+            if self._characters_left < 0:
+                return ""
+            # Most answers parse as a whole, and then there is no need to look at their statements.
+            if self._try(*pair) if at == 0 else self._run_parses(*pair):
+                return self.source(*pair)
+        return ""
+
+    def _run_parses(self, start: int, end: int) -> bool:
+        while (after := self._statement_end(start)) is not None and after < end:
+            start = after
+        if (start, end) not in self._parses:
+            self._parses[start, end] = self._try(start, end)
+        return self._parses[start, end]
+
+    def _statement_end(self, start: int) -> int | None:
+        """The first line that starts a new statement such that the lines from `start` up to it parse."""
+        if start not in self._statement_ends:
+            ends = (end for end in self._starts if end > start and self._try(start, end, whole=True))
+            self._statement_ends[start] = next(ends, None)
+        return self._statement_ends[start]
+
+    def _try(self, start: int, end: int, *, whole: bool = False) -> bool:
+        """Whether a run parses; `whole` if lines follow it, so that its end must not be trimmed."""
+        if end >= self._hopeless.get(start, end + 1) or self._characters_left < 0:
+            return False
+        text = "\n".join(self.lines[start:end])
+        source = (text.lstrip() if whole else text.strip()) if self._trimmed else text
+        self._characters_left -= len(source)
+        error = _syntax_error(source)
+        if line := _line_of_final_error(error):
+            dropped = len(text) - len(text.lstrip()) if self._trimmed else 0
+            line += start + text.count("\n", 0, dropped) - 1
+            follows = (at + 1 for at in range(line + 1, end) if self.lines[at].strip())
+            if (hopeless := next(follows, None)) is not None:
+                self._hopeless[start] = hopeless
+        return error is None
+
+
+def _syntax_error(source: str) -> Exception | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            ast.parse(source)
+        except UNPARSABLE as error:
+            return error
+    return None
+
+
+def _line_of_final_error(error: Exception | None) -> int | None:
+    """The line of an error at the last token that the parser read, or in a token that ended with its line."""
+    if not isinstance(error, SyntaxError):
+        return None
+    if error.msg in ("invalid syntax", "unexpected indent"):
+        return error.lineno
+    ended = UNTERMINATED.match(error.msg)
+    return int(ended[1]) if ended else None
+
+
+def _starts_statement(line: str) -> bool:
+    """Whether a line, outside of brackets and strings, can only be the start of a top-level statement."""
+    return bool(line[:1].strip()) and line[0] != "#" and CLAUSE.match(line) is None
 
 
 def has_return(node: ast.AST) -> bool:
@@ -63,10 +154,12 @@ def names_and_attributes(node: ast.AST) -> set[str]:
 
 
 def _children_outside_attributes(node: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(node):
+    waiting = list(ast.iter_child_nodes(node))
+    while waiting:
+        child = waiting.pop()
         yield child
         if not isinstance(child, ast.Attribute):
-            yield from _children_outside_attributes(child)
+            waiting.extend(ast.iter_child_nodes(child))
 
 
 def names_outside_attributes(node: ast.AST) -> set[str]:
@@ -80,8 +173,8 @@ def names_and_last_attributes(node: ast.AST) -> set[str]:
     return names_outside_attributes(node) | set(last)
 
 
-def reachable(roots: Iterable[str], uses: dict[str, set[str]]) -> set[str]:
-    seen: set[str] = set()
+def reachable(roots: Iterable[Node], uses: Mapping[Node, set[Node]]) -> set[Node]:
+    seen: set[Node] = set()
     waiting = list(roots)
     while waiting:
         name = waiting.pop()
@@ -119,21 +212,38 @@ class Cleaner:
             return target.id if isinstance(target, ast.Name) else None
         return None
 
-    def emit(self, tree: ast.Module, entry: str | None) -> str:
-        """Imports, then the definitions reachable from `entry`, or all of them without one."""
+    def emit(self, tree: ast.Module, entry: str | None, text: str) -> str:
+        """Imports, then the definitions reachable from `entry`, or all without one; `tree` is that of `text`."""
         found = self.definitions(tree)
         uses = {name: self.uses(node) for name, node in found.items()}
         keep = reachable([entry], uses) if entry else set(found)
         imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-        return source_of([*imports, *(node for name, node in found.items() if name in keep)])
+        return source_of([*imports, *(node for name, node in found.items() if name in keep)], text)
 
 
-def source_of(nodes: Iterable[ast.stmt]) -> str:
+def source_of(nodes: Iterable[ast.stmt], text: str) -> str:
+    """The statements as Python prints them; `text` is what they were parsed from.
+
+    Python cannot print everything that it can parse: an f-string whose expression holds a character that must be
+    escaped, a hexadecimal number of thousands of digits. Such a statement is taken from the text as it stands.
+    """
+    return "\n".join(_printed(node, text) for node in nodes)
+
+
+def _printed(node: ast.stmt, text: str) -> str:
     try:
-        return "\n".join(ast.unparse(node) for node in nodes)
-    except RecursionError:  # parsed, but too deep to print: no program we could run either
-        return ""
+        return ast.unparse(node)
+    except (ValueError, RecursionError):
+        decorators = getattr(node, "decorator_list", [])
+        first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+        lines = LINE_END.split(text)[first - 1 : node.end_lineno]
+        # Several statements may share a line; columns are counted in bytes.
+        last = lines[-1].encode()[: node.end_col_offset].decode()
+        start = node.col_offset if first == node.lineno else 0
+        lines[-1] = last
+        lines[0] = lines[0].encode()[start:].decode()
+        return "\n".join(lines)
 
 
 def defines(source: str, name: str) -> bool:
-    return re.search(rf"(?m)^\s*def\s+{re.escape(name)}\s*\(", source) is not None
+    return re.search(rf"(?m)^[^\S\n]*def\s+{re.escape(name)}\s*\(", source) is not None

@@ -27,8 +27,7 @@ def flexible_extract(text: str) -> str:
 
 def bare(answer: str) -> str:
     """What is compared: no separators, no currency, nothing before the final marker, no full stop."""
-    answer = answer.replace(",", "").replace("$", "")
-    answer = re.sub(r"(?s).*#### ", "", answer)
+    answer = answer.replace(",", "").replace("$", "").rpartition("#### ")[2]
     return re.sub(r"\.$", "", answer).lower()
 
 
@@ -36,5 +35,5 @@ def score(doc: Doc, answers: list[str]) -> dict[str, float]:
     return {"exact_match": float(bare(answers[0]) == bare(doc["answer"]))}
 
 
-strict_filter = each(lambda text, doc: strict_match(text))
-flexible_filter = each(lambda text, doc: flexible_extract(text))
+strict_filter = each(lambda text, doc: strict_match(text), lambda reason: INVALID)
+flexible_filter = each(lambda text, doc: flexible_extract(text), lambda reason: INVALID)

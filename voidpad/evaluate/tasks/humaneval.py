@@ -7,21 +7,37 @@ from voidpad.evaluate.tasks.code import (
     Cleaner,
     defines,
     fullest_span,
+    names,
     names_and_last_attributes,
+    reachable,
+    source_of,
     tidy,
     tree_of,
 )
-from voidpad.evaluate.tasks.graders import Doc, each
-from voidpad.evaluate.tasks.program import program
+from voidpad.evaluate.tasks.graders import Doc, isolated, no_program
+from voidpad.evaluate.tasks.program import imports, program
 
 PYTHON_FENCE = "```python\n"
 FENCE = "```"
-BLOCK = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
+BLOCK = re.compile(r"```[^\n`]*+\n(.*?)(?:```|\Z)", re.DOTALL)
 CLEANER = Cleaner((ast.FunctionDef,), (ast.Assign,), returning=True, uses=names_and_last_attributes)
 
 
 def checks(doc: Doc) -> str:
     return f"{doc['test']}\ncheck({doc['entry_point']})"
+
+
+def helpers(doc: Doc) -> str:
+    """The functions of the prompt that the tests call, and what these need: the tests' own copy of them."""
+    tree, tests = tree_of(doc["prompt"]), tree_of(doc["test"])
+    if tree is None or tests is None:
+        return ""
+    entry = doc["entry_point"]
+    before = [node for node in tree.body if getattr(node, "name", None) != entry]
+    functions = {node.name: node for node in before if isinstance(node, ast.FunctionDef)}
+    called = reachable(names(tests) & set(functions), {name: names(node) for name, node in functions.items()})
+    kept = [node for name, node in functions.items() if name in called]
+    return source_of([*filter(imports, before), *kept], doc["prompt"]) if kept else ""
 
 
 def voidpad_program(answer: str, doc: Doc) -> str:
@@ -57,10 +73,11 @@ def _fenced(answer: str, fence: str) -> str:
 
 
 def _clean(text: str, entry: str | None) -> str:
-    tree = tree_of(fullest_span(tidy(text)))
-    return CLEANER.emit(tree, entry) if tree else ""
+    span = fullest_span(tidy(text))
+    tree = tree_of(span)
+    return CLEANER.emit(tree, entry, span) if tree else ""
 
 
-voidpad_filter = each(voidpad_program)
-authors_filter = each(authors_program)
-fast_dllm_filter = each(fast_dllm_program)
+voidpad_filter = isolated(voidpad_program, no_program)
+authors_filter = isolated(authors_program, no_program)
+fast_dllm_filter = isolated(fast_dllm_program, no_program)

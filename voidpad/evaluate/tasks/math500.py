@@ -8,7 +8,7 @@ from math_verify import parse, verify
 from math_verify.errors import TimeoutException
 
 from voidpad.evaluate.tasks.boxes import boxed
-from voidpad.evaluate.tasks.graders import Doc, each
+from voidpad.evaluate.tasks.graders import Doc, isolated
 
 PROMPT = (
     "Work out the answer to the problem below, briefly and one step at a time. End with a line of exactly "
@@ -82,5 +82,17 @@ def score(doc: Doc, judgements: list[Judgement]) -> dict[str, float]:
     }
 
 
-voidpad_filter = each(lambda text, doc: judge(doc["gold"], text))
-authors_filter = each(lambda text, doc: judge_authors(doc["gold"], text))
+def voidpad_judgement(text: str, doc: Doc) -> Judgement:
+    return judge(doc["gold"], text)
+
+
+def authors_judgement(text: str, doc: Doc) -> Judgement:
+    return judge_authors(doc["gold"], text)
+
+
+def wrong(reason: str) -> Judgement:
+    return Judgement(False, "none", False)
+
+
+voidpad_filter = isolated(voidpad_judgement, wrong)
+authors_filter = isolated(authors_judgement, wrong)

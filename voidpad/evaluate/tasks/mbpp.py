@@ -1,8 +1,10 @@
 """MBPP: three worked examples, then a sentence and three asserts; the answer is a whole program."""
 
 import ast
+import builtins
 import itertools
 import re
+from collections.abc import Iterator
 
 from voidpad.evaluate.tasks.code import (
     Cleaner,
@@ -12,28 +14,18 @@ from voidpad.evaluate.tasks.code import (
     tidy,
     tree_of,
 )
-from voidpad.evaluate.tasks.graders import Doc, each
+from voidpad.evaluate.tasks.graders import Doc, isolated, no_program
 from voidpad.evaluate.tasks.program import program
 
 TESTS = 3
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 AUTHORS = Cleaner(FUNCTIONS, (ast.Assign, ast.AnnAssign), returning=False, uses=names_outside_attributes)
 HELPER = Cleaner((ast.FunctionDef,), (ast.Assign,), returning=True, uses=names_and_attributes)
-BLOCK = re.compile(r"```(?:python|py)?[^\n`]*\n?(.*?)\n?```", re.DOTALL | re.IGNORECASE)
+BLOCK = re.compile(r"```[^\n`]*+\n?+(.*?)\n?```", re.DOTALL)
 ASSERTED = re.compile(r"assert\s+([A-Za-z_]\w*)\s*\(")
-DEFINED = re.compile(r"^\s*(?:async\s+)?def\s+([a-zA-Z_]\w*)", re.MULTILINE)
+DEFINED = re.compile(r"^[^\S\n]*(?:async\s+)?def\s+([a-zA-Z_]\w*)", re.MULTILINE)
+NOT_SPACE = re.compile(r"\S")
 STARTS = ("def ", "async def ", "class ", "import ", "from ")
-BEGINS, DONES = (r"\[BEGIN\]", "BEGIN"), (r"\[DONE\]", "DONE")
-INSIDES = (r"\s*'(.*)'\s*", r"\s*'(.*)\s*", r"\s*(.*)\s*")  # quoted, half quoted, bare
-WRAPPERS = [
-    re.compile(pattern, re.DOTALL)
-    for pattern in [
-        *(begin + inside + done for inside, done, begin in itertools.product(INSIDES, DONES, BEGINS)),
-        r"\[BEGIN\]\s*'(.*)",
-        r"\[BEGIN\](.*)",
-        r"'(.*)'\s*\[DONE\]",
-    ]
-]
 
 
 def prompt(doc: Doc) -> str:
@@ -57,14 +49,68 @@ def entry_point(doc: Doc) -> str | None:
     return found[1] if found else None
 
 
+def function_under_test(doc: Doc) -> str | None:
+    """The function under test: the first that the asserts call and Python does not have, else the first."""
+    tree = tree_of("\n".join(doc["test_list"][:TESTS]))
+    calls = [node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.Call)]
+    called = [node.func.id for node in calls if isinstance(node.func, ast.Name)]
+    return next((name for name in called if not hasattr(builtins, name)), next(iter(called), None))
+
+
 def unwrapped(text: str) -> str:
     """The inside of the first wrapper that fits; quotes go only with a wrapper, `DONE` always ends it."""
-    inside = next((found[1] for found in (wrapper.search(text) for wrapper in WRAPPERS) if found), None)
-    text = re.split(r"\s*\[?DONE\]?", text if inside is None else inside, maxsplit=1)[0]
+    inside = _inside(text)
+    text = text if inside is None else inside
+    done = text.find("DONE")
+    if done >= 0:
+        text = text[:done].removesuffix("[").rstrip()
     text = text.replace(r"\_", "_").strip()
     if inside is not None and len(text) > 1 and text[0] == text[-1] == "'":
         text = text[1:-1]
     return text.strip()
+
+
+def _inside(text: str) -> str | None:
+    """What the published patterns capture: quoted, half quoted or bare text between `[BEGIN]` and `[DONE]`, the
+    brackets optional, then other remains of a wrapper. As searches, because the patterns take quadratic time.
+    """
+    dones = {done: text.rfind(done) for done in ("[DONE]", "DONE")}
+    closing = {done: _last_quote_before(text, done) for done in dones}
+    for quoted, end in ((True, closing), (True, dones), (False, dones)):
+        for done, begin in itertools.product(dones, ("[BEGIN]", "BEGIN")):
+            for start in _insides(text, begin, quoted=quoted):
+                if start <= end[done]:
+                    return text[start : end[done]]
+    for start in _insides(text, "[BEGIN]", quoted=True):
+        return text[start:]
+    if "[BEGIN]" in text:
+        return text.partition("[BEGIN]")[2]
+    quote = text.find("'")
+    return text[quote + 1 : closing["[DONE]"]] if 0 <= quote < closing["[DONE]"] else None
+
+
+def _insides(text: str, begin: str, *, quoted: bool) -> Iterator[int]:
+    """Where the text inside each `begin` starts: after white space, and after a quote that must be there."""
+    at = text.find(begin)
+    while at >= 0:
+        start = NOT_SPACE.search(text, at + len(begin))
+        first = start.start() if start else len(text)
+        if not quoted:
+            yield first
+        elif text.startswith("'", first):
+            yield first + 1
+        at = text.find(begin, at + len(begin))
+
+
+def _last_quote_before(text: str, done: str) -> int:
+    """The last quote that only white space separates from `done`, or -1."""
+    at = text.rfind("'")
+    while at >= 0:
+        after = NOT_SPACE.search(text, at + 1)
+        if after and text.startswith(done, after.start()):
+            return at
+        at = text.rfind("'", 0, at)
+    return -1
 
 
 def from_first_definition(text: str, starts: tuple[str, ...]) -> str:
@@ -100,19 +146,20 @@ def authors_program(answer: str, doc: Doc) -> str:
     entry = entry_point(doc) or _first_defined(code)
     text = tidy(code)
     whole = "\n".join(text.splitlines()[:100]).strip()
-    tree = tree_of(whole) or tree_of(longest_span(text))
+    source = whole if tree_of(whole) else longest_span(text)
+    tree = tree_of(source)
     if tree is None:
         return ""
-    return AUTHORS.emit(tree, entry if entry in AUTHORS.definitions(tree) else None)
+    return AUTHORS.emit(tree, entry if entry in AUTHORS.definitions(tree) else None, source)
 
 
 def helper_program(answer: str, doc: Doc) -> str:
     """The release's second cleaner (not wired into its task file): text that does not parse stays as is."""
-    blocks = re.findall(r"```[^\n`]*\n?(.*?)\n?```", answer, re.DOTALL)
+    blocks = BLOCK.findall(answer)
     starts = tuple(start for start in STARTS if start != "async def ")
     text = tidy(blocks[0] if blocks else from_first_definition(unfenced(answer), starts))
     tree = tree_of(text)
-    return (HELPER.emit(tree, entry_point(doc)) if tree else "") or text
+    return (HELPER.emit(tree, entry_point(doc), text) if tree else "") or text
 
 
 def _first_defined(code: str) -> str | None:
@@ -120,6 +167,6 @@ def _first_defined(code: str) -> str | None:
     return found[1] if found else None
 
 
-voidpad_filter = each(voidpad_program)
-authors_filter = each(authors_program)
-helper_filter = each(helper_program)
+voidpad_filter = isolated(voidpad_program, no_program)
+authors_filter = isolated(authors_program, no_program)
+helper_filter = isolated(helper_program, no_program)

@@ -8,6 +8,7 @@ needs, so a local variable never keeps a top-level statement of the same name al
 import ast
 import symtable
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from voidpad.evaluate.tasks.code import UNPARSABLE, fullest_span, names, reachable, source_of, tidy, tree_of
 
@@ -18,20 +19,25 @@ BLOCKS = ast.For | ast.While | ast.If | ast.With | ast.Try
 def program(text: str, *, entry: str, tests: str) -> str:
     """The statements that `entry` or the tests may need, in order; every definition if `entry` is missing."""
     text = tidy(text)
-    tree = tree_of(text) or tree_of(fullest_span(text)) or EMPTY
+    tree = tree_of(text)
+    if tree is None:
+        text = fullest_span(text)
+        tree = tree_of(text) or EMPTY
     bound = [(node, bound_names(node)) for node in tree.body]
     if any(entry in mine for _, mine in bound):
         keep = reachable([entry, *names(tree_of(tests) or EMPTY)], _needs(bound))
     else:
         keep = set().union(*(mine for node, mine in bound if not isinstance(node, BLOCKS)))
-    return source_of(_future_first(node for node, mine in bound if mine & keep or imports(node)))
+    return source_of(_future_first(node for node, mine in bound if mine & keep or imports(node)), text)
 
 
-def _needs(bound: list[tuple[ast.stmt, set[str]]]) -> dict[str, set[str]]:
-    needs: dict[str, set[str]] = {}
-    for node, mine in bound:
+def _needs(bound: list[tuple[ast.stmt, set[str]]]) -> dict[str | int, set[Any]]:
+    """A name needs the statements (by number) that bind it, and a statement needs the names it looks up."""
+    needs: dict[str | int, set[Any]] = {}
+    for number, (node, mine) in enumerate(bound):
+        needs[number] = free_names(node)
         for name in mine:
-            needs.setdefault(name, set()).update(free_names(node))
+            needs.setdefault(name, set()).add(number)
     return needs
 
 

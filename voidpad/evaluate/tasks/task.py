@@ -15,7 +15,7 @@ from voidpad.errors import ConfigError
 from voidpad.evaluate.tasks import FEWSHOT
 from voidpad.evaluate.tasks.benchmark_files import ITEM
 from voidpad.evaluate.tasks.graders import Doc
-from voidpad.sandbox import Limits, Sandbox, Verdict
+from voidpad.sandbox import Limits, ProgramTest, Sandbox, Verdict
 
 
 class Benchmark(ConfigurableTask):
@@ -66,11 +66,16 @@ def by_sandbox(doc: Doc, results: list[str]) -> dict[str, float]:
     )
 
 
+def program_test(program: str, checks: str, doc: Doc) -> ProgramTest:
+    """What the sandbox runs for a program; an item without `entry_point` or `helpers` has none."""
+    return ProgramTest(program, checks, doc.get("entry_point"), doc.get("helpers", ""))
+
+
 class CodeBenchmark(Benchmark):
     """A task whose graders turn answers into programs; those of all graders run in the sandbox together."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.verdicts: dict[tuple[str, str], Verdict] = {}
+        self.verdicts: dict[ProgramTest, Verdict] = {}
         super().__init__(config)
 
     def sandbox(self) -> Sandbox:
@@ -82,14 +87,20 @@ class CodeBenchmark(Benchmark):
 
     def apply_filters(self) -> None:
         super().apply_filters()
-        graded = [(self.doc_to_target(one.doc), one.filtered_resps.values()) for one in self.instances]
-        jobs = dict.fromkeys((program, checks) for checks, programs in graded for program in programs)
+        jobs = dict.fromkeys(
+            self.program_test(one.doc, program)
+            for one in self.instances
+            for program in one.filtered_resps.values()
+        )
         with self.sandbox() as sandbox:
             self.verdicts = dict(zip(jobs, sandbox.map(jobs), strict=True))
 
     def process_results(self, doc: Doc, results: list[str]) -> dict[str, float]:
-        verdict = self.verdicts[results[0], self.doc_to_target(doc)]
+        verdict = self.verdicts[self.program_test(doc, results[0])]
         return {"pass@1": float(verdict.passed), "timeout": float(verdict.reason == "timeout")}
 
     def detail(self, doc: Doc, graded: str) -> dict[str, Any]:
-        return {"reason": self.verdicts[graded, self.doc_to_target(doc)].reason}
+        return {"reason": self.verdicts[self.program_test(doc, graded)].reason}
+
+    def program_test(self, doc: Doc, program: str) -> ProgramTest:
+        return program_test(program, self.doc_to_target(doc), doc)

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from voidpad.errors import ConfigError
 from voidpad.experiments.report.layout import Bars, Heat, Item, Lines
 from voidpad.experiments.report.metrics import METRICS, Metric, Value, ordered
-from voidpad.experiments.report.records import Record
-from voidpad.experiments.report.reference import paper_title
+from voidpad.experiments.report.records import CellRecord
 from voidpad.experiments.report.tables import complete
 
 # Text stays text and ids stay the same, so that equal results give equal files.
@@ -36,10 +35,10 @@ class Plot:
     reference: str
     svg: bytes
     pdf: bytes
-    records: tuple[Record, ...]
+    records: tuple[CellRecord, ...]
 
 
-def plots(layout: Item, records: Sequence[Record]) -> list[Plot]:
+def plots(layout: Item, records: Sequence[CellRecord]) -> list[Plot]:
     """One plot per model that the layout selects."""
     chosen = [record.graded(layout.grader) for record in records if record.matches(layout.where)]
     if not chosen:
@@ -48,8 +47,8 @@ def plots(layout: Item, records: Sequence[Record]) -> list[Plot]:
     return [_plot(layout, [r for r in chosen if r.model == model], len(models) > 1) for model in models]
 
 
-def _plot(layout: Item, records: Sequence[Record], several: bool) -> Plot:
-    title = f"{layout.title}: {paper_title(records[0].model)}" if several else layout.title
+def _plot(layout: Item, records: Sequence[CellRecord], several: bool) -> Plot:
+    title = f"{layout.title}: {records[0].title}" if several else layout.title
     with matplotlib.rc_context(LOOK):
         figure = draw(layout, records)
         figure.suptitle(title)
@@ -70,12 +69,12 @@ def slug(title: str) -> str:
 
 
 @singledispatch
-def draw(layout: Item, records: Sequence[Record]) -> Figure:
+def draw(layout: Item, records: Sequence[CellRecord]) -> Figure:
     raise TypeError(layout)
 
 
 @draw.register
-def _(layout: Bars, records: Sequence[Record]) -> Figure:
+def _(layout: Bars, records: Sequence[CellRecord]) -> Figure:
     metric = METRICS[layout.metric]
     groups, names = (ordered(r.get(name) for r in records) for name in (layout.across, layout.by))
     figure, axes = blank(max(5.0, 0.35 * len(groups) * len(names) + 2), 3.4)
@@ -91,7 +90,7 @@ def _(layout: Bars, records: Sequence[Record]) -> Figure:
 
 
 @draw.register
-def _(layout: Lines, records: Sequence[Record]) -> Figure:
+def _(layout: Lines, records: Sequence[CellRecord]) -> Figure:
     metric = METRICS[layout.metric]
     places, names = (ordered(r.get(name) for r in records) for name in (layout.across, layout.by))
     figure, axes = blank(5.0, 3.4)
@@ -104,7 +103,7 @@ def _(layout: Lines, records: Sequence[Record]) -> Figure:
 
 
 @draw.register
-def _(layout: Heat, records: Sequence[Record]) -> Figure:
+def _(layout: Heat, records: Sequence[CellRecord]) -> Figure:
     metric = METRICS[layout.metric]
     tasks = ordered(record.task for record in records)
     panels = [(task, [r for r in records if r.task == task]) for task in tasks] + [("mean", list(records))]
@@ -139,7 +138,7 @@ def heat_panel(axes: Axes, grid: Sequence[Sequence[Value]], metric: Metric) -> N
             )
 
 
-def point(records: Sequence[Record], at: dict[str, Any], metric: Metric) -> Value:
+def point(records: Sequence[CellRecord], at: dict[str, Any], metric: Metric) -> Value:
     """The metric at a coordinate, averaged over what the coordinate leaves open, once every task is there."""
     here = [record for record in records if record.matches(at)]
     tasks = 1 if "task" in at else len({record.task for record in records})

@@ -12,6 +12,7 @@ MetricName = Literal[
     "passes",
     "canvas",
     "answer",
+    "slot_passes",
     "at_cap",
     "without_eos",
     "wall",
@@ -64,6 +65,15 @@ class Spread(Item):
     factors: dict[str, tuple[str, ...]]  # row -> settings that move together
 
 
+class Methods(Item):
+    """A row per method and setting: the mean score, every task's score, and what the answers cost."""
+
+    kind: Literal["methods"] = "methods"
+    split: tuple[str, ...] = ("block",)  # settings that make rows of their own
+    metrics: tuple[MetricName, ...] = ("answer", "nfe", "probes", "canvas", "slot_passes")
+    exact: bool = False  # a column with the paired difference to the run without approximations
+
+
 class Details(Item):
     """One row per run and task with everything else that was measured."""
 
@@ -98,5 +108,5 @@ class Heat(Item):
     y: str = "tau_gap"
 
 
-TableLayout = Annotated[Blocks | Tasks | Stopping | Spread | Details, Field(discriminator="kind")]
+TableLayout = Annotated[Blocks | Tasks | Stopping | Spread | Methods | Details, Field(discriminator="kind")]
 FigureLayout = Annotated[Bars | Lines | Heat, Field(discriminator="kind")]

@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from math import sqrt
+from math import prod, sqrt
 from statistics import fmean
 
 from voidpad.evaluate.scores import wilson
-from voidpad.experiments.report.records import Record
-from voidpad.paper import geomean, reduction
+from voidpad.experiments.report.records import CellRecord
 
 Interval = tuple[float, float]
 
@@ -21,7 +20,7 @@ class Metric:
     title: str
     decimals: int
     better: int
-    of: Callable[[Record], float | None]
+    of: Callable[[CellRecord], float | None]
     combine: Callable[[Sequence[float]], float] = fmean
 
 
@@ -42,15 +41,45 @@ class Value:
         return f"{self.number:.{self.decimals}f}"
 
 
-def _from(name: str, scale: float = 1.0) -> Callable[[Record], float]:
+def geomean(values: Sequence[float]) -> float:
+    return prod(values) ** (1 / len(values))
+
+
+def reduction(nfe: float, budget: float) -> float:
+    """Percent of the step budget that was not spent."""
+    return 100 * (1 - nfe / budget)
+
+
+def _from(name: str, scale: float = 1.0) -> Callable[[CellRecord], float]:
     return lambda record: scale * record.result[name]
 
 
-def saved(record: Record) -> float | None:
+def saved(record: CellRecord) -> float | None:
     """Percent saved of the passes to the end of a fixed canvas; lengths that adapt have no such number."""
     if {"limit", "tau"} & record.at.keys():
         return None
     return reduction(record.result["passes_decode"], record.at["steps"])
+
+
+def slot_passes(record: CellRecord) -> float | None:
+    """Canvas slots summed over all passes, probes included, per example; None where a pass may skip slots.
+
+    VoidExpansion probes at every length on its way, one block apart; its last probe is also its first decoding pass.
+    """
+    plan, approximations = (
+        record.settings["plan"].partition("@")[0],
+        record.provenance.get("approximations", []),
+    )
+    if record.settings.get("cache") or "trim" in approximations:
+        return None
+    if plan not in ("original", "rainbow", "eos", "void", "void-expansion"):
+        return None
+    costs = []
+    for one in record.examples:
+        probes, decoded = one["passes_probe"], one["passes_decode"] - one["passes_shared"]
+        shorter = record.at["block"] * (probes * (probes - 1) // 2)  # slots that earlier probes did not have
+        costs.append(one["canvas"] * (decoded + probes) - shorter)
+    return fmean(costs)
 
 
 METRICS: Mapping[str, Metric] = {
@@ -63,6 +92,7 @@ METRICS: Mapping[str, Metric] = {
         Metric("passes", "All passes", 2, -1, _from("passes_total")),
         Metric("canvas", "Canvas", 1, 0, _from("canvas")),
         Metric("answer", "Answer tokens", 1, 0, _from("answer_tokens")),
+        Metric("slot_passes", "Slot-passes", 0, -1, slot_passes),
         Metric("at_cap", "At cap (%)", 1, -1, _from("share_at_cap", 100)),
         Metric("without_eos", "Without EOS (%)", 1, -1, _from("share_without_eos", 100)),
         Metric("wall", "Wall (s)", 1, -1, lambda r: r.wall),
@@ -71,7 +101,7 @@ METRICS: Mapping[str, Metric] = {
 }
 
 
-def combined(records: Sequence[Record], metric: Metric) -> Value:
+def combined(records: Sequence[CellRecord], metric: Metric) -> Value:
     """The metric over runs: averaged over settings within a task, then unweighted over tasks."""
     by_task = [
         list(group) for _, group in groupby(sorted(records, key=lambda r: r.task), key=lambda r: r.task)
@@ -79,7 +109,7 @@ def combined(records: Sequence[Record], metric: Metric) -> Value:
     return mean_value([task_value(group, metric) for group in by_task], metric)
 
 
-def task_value(records: Sequence[Record], metric: Metric) -> Value:
+def task_value(records: Sequence[CellRecord], metric: Metric) -> Value:
     """The mean over runs of one task."""
     numbers = [metric.of(record) if record.done else None for record in records]
     known = [number for number in numbers if number is not None]
@@ -89,7 +119,7 @@ def task_value(records: Sequence[Record], metric: Metric) -> Value:
     return Value(fmean(known), metric.decimals, interval)
 
 
-def _task_interval(records: Sequence[Record]) -> Interval:
+def _task_interval(records: Sequence[CellRecord]) -> Interval:
     """Wilson's interval. Runs averaged over the same examples spread no wider than one run of that mean."""
     size = min(record.result["n"] for record in records)
     share = fmean(record.result["correct"] / record.result["n"] for record in records)

@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from voidpad.experiments.report.records import Record
+from voidpad.experiments.report.records import CellRecord
 
 VERSIONS = ("voidpad", "python", "torch", "transformers", "lm_eval", "math_verify")
 COMMON = ("dtype", "quantize", "cache", "seed", "fewshot", "fewshot_seed", "parity", "system", "raw", "limit")
 
 
-def provenance(shown: Sequence[Record]) -> list[tuple[str, str]]:
+def provenance(shown: Sequence[CellRecord]) -> list[tuple[str, str]]:
     """Facts under a table, by name. A fact that differs between the runs lists every value."""
     records = [record for record in shown if record.done]
     facts = [
@@ -36,11 +36,11 @@ def listed(values: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(values))
 
 
-def one_of(records: Sequence[Record], name: str) -> str:
+def one_of(records: Sequence[CellRecord], name: str) -> str:
     return " / ".join(dict.fromkeys(str(r.provenance.get(name) or "none") for r in records))
 
 
-def settings_text(records: Sequence[Record]) -> str:
+def settings_text(records: Sequence[CellRecord]) -> str:
     """What all runs share beside model and plan, defaults included."""
     shown = []
     for name in COMMON:
@@ -49,7 +49,7 @@ def settings_text(records: Sequence[Record]) -> str:
     return ", ".join(shown)
 
 
-def test_sets(records: Sequence[Record]) -> str:
+def test_sets(records: Sequence[CellRecord]) -> str:
     sizes: dict[str, dict[str, None]] = {}
     for record in records:
         n, size = record.result["n"], record.result["test_size"]
@@ -57,7 +57,7 @@ def test_sets(records: Sequence[Record]) -> str:
     return ", ".join(f"{task} {' / '.join(found)}" for task, found in sizes.items())
 
 
-def probes(records: Sequence[Record]) -> str:
+def probes(records: Sequence[CellRecord]) -> str:
     counted = {bool(r.provenance["probes_counted"]) for r in records}
     if counted == {False}:
         return "NFE counts decoding passes; probe passes are not counted in it and are listed in the details"
@@ -73,7 +73,7 @@ def _model(settings: Mapping[str, Any]) -> str:
     return settings["model"] + (f" with adapter {adapter}" if adapter else "")
 
 
-def _plan(records: Sequence[Record], name: str) -> str:
+def _plan(records: Sequence[CellRecord], name: str) -> str:
     """A preset with the fields its runs gave, each with all its values."""
     given: dict[str, dict[str, None]] = {}
     for record in (r for r in records if r.settings["plan"] == name):

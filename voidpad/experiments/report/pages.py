@@ -13,7 +13,8 @@ from voidpad.experiments.report.figures import Plot, plots
 from voidpad.experiments.report.layout import Bars, Blocks, Details, FigureLayout, Item, TableLayout, Tasks
 from voidpad.experiments.report.metrics import ordered
 from voidpad.experiments.report.origins import provenance
-from voidpad.experiments.report.records import Record, Source, read
+from voidpad.experiments.report.published import PublishedNumbers
+from voidpad.experiments.report.records import CellRecord, Source, read
 from voidpad.experiments.report.render import html, latex, markdown, tex
 from voidpad.experiments.report.tables import Table, build, comparison
 
@@ -37,9 +38,9 @@ class Report:
     sections: tuple[Section, ...]
 
 
-def report(folders: Sequence[Path]) -> Report:
+def report(folders: Sequence[Path], published: PublishedNumbers | None = None) -> Report:
     """Everything the folders ask for; runs without a recipe get the layouts their settings suggest."""
-    sources = [source for folder in folders for source in read(folder)]
+    sources = [source for folder in folders for source in read(folder, published)]
     records = list({(r.folder, r.task): r for source in sources for r in source.records}.values())
     if not any(record.done for record in records):
         raise DataError(f"{', '.join(map(str, folders))}: no finished run yet; finish one, then report.")
@@ -64,7 +65,7 @@ def section(group: Sequence[Source]) -> Section:
     )
 
 
-def shown(layout: Item, records: Sequence[Record]) -> bool:
+def shown(layout: Item, records: Sequence[CellRecord]) -> bool:
     return any(record.done and record.matches(layout.where) for record in records)
 
 
@@ -75,7 +76,7 @@ def together(sources: Sequence[Source]) -> list[list[Source]]:
 
 
 def layouts(
-    group: Sequence[Source], records: Sequence[Record]
+    group: Sequence[Source], records: Sequence[CellRecord]
 ) -> tuple[list[TableLayout], list[FigureLayout]]:
     sweep = group[0].sweep
     if sweep:
@@ -83,7 +84,7 @@ def layouts(
     return suggested(records) if records else ([], [])
 
 
-def suggested(records: Sequence[Record]) -> tuple[list[TableLayout], list[FigureLayout]]:
+def suggested(records: Sequence[CellRecord]) -> tuple[list[TableLayout], list[FigureLayout]]:
     """Tables for runs that no recipe describes: by task, and by block where the block was varied."""
     tables: list[TableLayout] = []
     if len(ordered(record.get("block") for record in records)) > 1:

@@ -1,37 +1,30 @@
-"""Measured beside published: the paper's value of a record, and a table of every pair."""
+"""Measured beside published: the printed value of a record, and a table of every pair."""
 
 from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 from voidpad.experiments.report.metrics import METRICS, Metric, Value, mean_value, task_value
-from voidpad.experiments.report.records import Record
-from voidpad.paper import Number, published
+from voidpad.experiments.report.published import Number
+from voidpad.experiments.report.records import CellRecord
 
 
-def paper_title(model: str) -> str:
-    known = published().models.get(model)
-    return known.title if known else model
-
-
-def paper_task(task: str) -> str:
-    """The paper calls both of its MBPP test sets MBPP."""
-    return task.removesuffix("_974")
-
-
-def printed(record: Record, metric: Metric) -> list[Number]:
-    """What the paper prints for this model, method, task and setting: one number per place."""
-    paper = published()
+def printed(record: CellRecord, metric: Metric) -> list[Number]:
+    """What was published for this model, method, task and setting: one number per place."""
+    paper = record.published
+    if paper is None:
+        return []
     name = paper.model_of(record.model) or paper.model_of(record.settings["model"])
     if name is None:
         return []
-    return paper.find((metric.name, name, record.method, paper_task(record.task)), record.at)
+    task = record.task.removesuffix("_974")  # the paper calls both of its MBPP test sets MBPP
+    return paper.find((metric.name, name, record.method, task), record.at)
 
 
-def paper_mean(records: Sequence[Record], metric: Metric) -> Value:
-    """The paper's numbers of these records, combined as ours are; unknown if one is not printed.
+def published_mean(records: Sequence[CellRecord], metric: Metric) -> Value:
+    """The published numbers of these records, combined as ours are; unknown if one is not printed.
 
-    Where the paper prints a measurement twice, the first place counts: tables come before figures.
+    Where a measurement is printed twice, the first place counts: tables come before figures.
     """
     by_task = groupby(sorted(records, key=lambda r: r.task), key=lambda r: r.task)
     means = []
@@ -39,14 +32,14 @@ def paper_mean(records: Sequence[Record], metric: Metric) -> Value:
         numbers = [printed(record, metric) for record in group]
         if not all(numbers):
             return Value(decimals=metric.decimals)
-        means.append(Value(sum(found[0].value for found in numbers) / len(numbers), metric.decimals))
+        means.append(Value(sum(places[0].value for places in numbers) / len(numbers), metric.decimals))
     return mean_value(means, metric)
 
 
 class Pair(NamedTuple):
     """One published number and our measurement of the same thing."""
 
-    record: Record
+    record: CellRecord
     number: Number
     measured: Value
 
@@ -64,7 +57,7 @@ class Pair(NamedTuple):
         return low <= self.number.value <= high
 
 
-def pairs(records: Sequence[Record]) -> list[Pair]:
+def pairs(records: Sequence[CellRecord]) -> list[Pair]:
     """Every published score and NFE that these records measure again."""
     return [
         Pair(record, number, task_value([record], METRICS[name]))

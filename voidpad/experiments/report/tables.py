@@ -1,12 +1,15 @@
 """Layouts and records -> tables: the paper's Tables 1 to 6 and the details behind them."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any
 
 from voidpad.errors import ConfigError
-from voidpad.experiments.report.layout import Blocks, Details, Item, Spread, Stopping, Tasks
+from voidpad.evaluate.scores import paired
+from voidpad.evaluate.settings import RESOLVED
+from voidpad.experiments.report.layout import Blocks, Details, Item, Methods, Spread, Stopping, Tasks
 from voidpad.experiments.report.metrics import (
     METRICS,
     Metric,
@@ -17,8 +20,8 @@ from voidpad.experiments.report.metrics import (
     ranked,
     task_value,
 )
-from voidpad.experiments.report.records import Record
-from voidpad.experiments.report.reference import pairs, paper_mean, paper_title
+from voidpad.experiments.report.records import CellRecord
+from voidpad.experiments.report.reference import pairs, published_mean
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,18 @@ class Table:
     groups: tuple[tuple[Row, ...], ...]
     reference: str = ""
     notes: tuple[str, ...] = ()
-    records: tuple[Record, ...] = ()
+    records: tuple[CellRecord, ...] = ()
 
     @property
     def rows(self) -> list[Row]:
         return [row for group in self.groups for row in group]
 
 
-def build(layout: Item, records: Sequence[Record]) -> Table:
+def title_of(model: str, records: Sequence[CellRecord]) -> str:
+    return next(record.title for record in records if record.model == model)
+
+
+def build(layout: Item, records: Sequence[CellRecord]) -> Table:
     """The table a layout describes, over the records it selects."""
     chosen = tuple(record.graded(layout.grader) for record in records if record.matches(layout.where))
     if not chosen:
@@ -54,12 +61,12 @@ def build(layout: Item, records: Sequence[Record]) -> Table:
 
 
 @singledispatch
-def table_of(layout: Item, records: Sequence[Record]) -> Table:
+def table_of(layout: Item, records: Sequence[CellRecord]) -> Table:
     raise TypeError(layout)
 
 
 @table_of.register
-def _(layout: Blocks, records: Sequence[Record]) -> Table:
+def _(layout: Blocks, records: Sequence[CellRecord]) -> Table:
     metric = METRICS[layout.metric]
     columns = ordered(record.get(layout.across) for record in records)
     groups = []
@@ -68,7 +75,7 @@ def _(layout: Blocks, records: Sequence[Record]) -> Table:
         for task in [*tasks, "mean"] if len(tasks) > 1 else tasks:
             inside = [r for r in records if r.model == model and task in (r.task, "mean")]
             rows = [
-                Row((paper_title(model), task, method), block_values(mine, layout, columns, len(tasks)))
+                Row((title_of(model, inside), task, method), block_values(mine, layout, columns, len(tasks)))
                 for method in ordered(r.method for r in inside)
                 for mine in [[r for r in inside if r.method == method]]
             ]
@@ -78,7 +85,7 @@ def _(layout: Blocks, records: Sequence[Record]) -> Table:
 
 
 def block_values(
-    mine: Sequence[Record], layout: Blocks, columns: Sequence[Any], tasks: int
+    mine: Sequence[CellRecord], layout: Blocks, columns: Sequence[Any], tasks: int
 ) -> tuple[Value, ...]:
     """A row of a block table: the columns, the summaries, and the paper's mean where it has one."""
     metric = METRICS[layout.metric]
@@ -88,17 +95,17 @@ def block_values(
     ]
     known = all(cell.number is not None for cell in cells)
     summaries = [summary(name, cells, mine, metric) if known else Value() for name in layout.summary]
-    return (*cells, *summaries, paper_mean(mine, metric) if known else Value())
+    return (*cells, *summaries, published_mean(mine, metric) if known else Value())
 
 
-def summary(name: str, cells: Sequence[Value], mine: Sequence[Record], metric: Metric) -> Value:
+def summary(name: str, cells: Sequence[Value], mine: Sequence[CellRecord], metric: Metric) -> Value:
     if name == "mean":
         return combined(mine, metric)
     pick = max if (name == "best") == (metric.better >= 0) else min
     return pick(cells, key=lambda cell: cell.number if cell.number is not None else 0.0)
 
 
-def complete(records: Sequence[Record], metric: Metric, tasks: int) -> Value:
+def complete(records: Sequence[CellRecord], metric: Metric, tasks: int) -> Value:
     """The mean over tasks, unknown until every task has finished."""
     return (
         combined(records, metric)
@@ -108,7 +115,7 @@ def complete(records: Sequence[Record], metric: Metric, tasks: int) -> Value:
 
 
 @table_of.register
-def _(layout: Tasks, records: Sequence[Record]) -> Table:
+def _(layout: Tasks, records: Sequence[CellRecord]) -> Table:
     tasks = ordered(record.task for record in records)
     groups = []
     for model in ordered(record.model for record in records):
@@ -116,7 +123,7 @@ def _(layout: Tasks, records: Sequence[Record]) -> Table:
             inside = [r for r in records if r.model == model]
             rows = [
                 Row(
-                    (paper_title(model), metric.title, label),
+                    (title_of(model, inside), metric.title, label),
                     task_values(mine, inside, metric, layout, tasks),
                 )
                 for label, mine in lines(inside, layout.split)
@@ -127,7 +134,7 @@ def _(layout: Tasks, records: Sequence[Record]) -> Table:
     return _with_paper_column(table)
 
 
-def lines(records: Sequence[Record], split: Sequence[str]) -> list[tuple[str, list[Record]]]:
+def lines(records: Sequence[CellRecord], split: Sequence[str]) -> list[tuple[str, list[CellRecord]]]:
     """Rows of a task table: a method, or a method at one value of each split setting."""
     names = ordered((r.method, *(r.get(name) for name in split)) for r in records)
     return [
@@ -140,7 +147,11 @@ def lines(records: Sequence[Record], split: Sequence[str]) -> list[tuple[str, li
 
 
 def task_values(
-    mine: Sequence[Record], inside: Sequence[Record], metric: Metric, layout: Tasks, tasks: Sequence[str]
+    mine: Sequence[CellRecord],
+    inside: Sequence[CellRecord],
+    metric: Metric,
+    layout: Tasks,
+    tasks: Sequence[str],
 ) -> tuple[Value, ...]:
     own = ordered(record.task for record in inside)
     cells = {task: task_value([r for r in mine if r.task == task], metric) for task in own}
@@ -149,7 +160,7 @@ def task_values(
         cells = {t: ratio(task_value([r for r in base if r.task == t], metric), cells[t]) for t in own}
     mean = mean_value(list(cells.values()), metric)
     shown = [cells.get(task, Value(blank=True)) for task in tasks]
-    return (*shown, mean, paper_mean(mine, metric) if mean.number is not None else Value())
+    return (*shown, mean, published_mean(mine, metric) if mean.number is not None else Value())
 
 
 def ratio(over: Value, under: Value) -> Value:
@@ -167,7 +178,7 @@ def speed_note(layout: Tasks) -> tuple[str, ...]:
 
 
 @table_of.register
-def _(layout: Stopping, records: Sequence[Record]) -> Table:
+def _(layout: Stopping, records: Sequence[CellRecord]) -> Table:
     score, saved = METRICS["score"], METRICS["nfe_reduction"]
     groups = []
     for model in ordered(record.model for record in records):
@@ -176,7 +187,7 @@ def _(layout: Stopping, records: Sequence[Record]) -> Table:
             vanilla, ended = ([r for r in records if (r.model, r.method) == (model, m)] for m in methods)
             before, after = combined(vanilla, score), combined(ended, score)
             values = (before, after, combined(ended, saved), difference(before, after))
-            rows.append(Row((paper_title(model), name), values))
+            rows.append(Row((title_of(model, records), name), values))
         groups.append(rank(rows, +1, 3))
     columns = ("vanilla stopping", "[EOS]Termination", "NFE reduction (%)", "difference")
     return Table(layout.title, ("Model", "Padding"), columns, tuple(groups))
@@ -189,12 +200,12 @@ def difference(before: Value, after: Value) -> Value:
 
 
 @table_of.register
-def _(layout: Spread, records: Sequence[Record]) -> Table:
+def _(layout: Spread, records: Sequence[CellRecord]) -> Table:
     groups = []
     for model in ordered(record.model for record in records):
         inside = [record for record in records if record.model == model]
         rows = [
-            Row((paper_title(model), name, moved(near, axes)), spread_values(near, axes))
+            Row((title_of(model, inside), name, moved(near, axes)), spread_values(near, axes))
             for name, axes in layout.factors.items()
             for near in [
                 [r for r in inside if r.matches({k: v for k, v in layout.base.items() if k not in axes})]
@@ -205,7 +216,7 @@ def _(layout: Spread, records: Sequence[Record]) -> Table:
     return Table(layout.title, ("Model", "Factor", "Values"), columns, tuple(groups))
 
 
-def moved(records: Sequence[Record], axes: Sequence[str]) -> str:
+def moved(records: Sequence[CellRecord], axes: Sequence[str]) -> str:
     """The values a factor took, or how many pairs when several settings moved together."""
     settings = ordered(tuple(r.get(axis) for axis in axes) for r in records)
     if len(axes) > 1:
@@ -213,7 +224,7 @@ def moved(records: Sequence[Record], axes: Sequence[str]) -> str:
     return ", ".join(str(value) for value in ordered(value for (value,) in settings))
 
 
-def spread_values(records: Sequence[Record], axes: Sequence[str]) -> tuple[Value, ...]:
+def spread_values(records: Sequence[CellRecord], axes: Sequence[str]) -> tuple[Value, ...]:
     tasks = len({record.task for record in records})
     settings = ordered(tuple(r.get(axis) for axis in axes) for r in records)
     at = [[r for r in records if tuple(r.get(axis) for axis in axes) == setting] for setting in settings]
@@ -227,13 +238,80 @@ def spread_values(records: Sequence[Record], axes: Sequence[str]) -> tuple[Value
 
 
 @table_of.register
-def _(layout: Details, records: Sequence[Record]) -> Table:
+def _(layout: Methods, records: Sequence[CellRecord]) -> Table:
+    tasks = ordered(record.task for record in records)
+    metrics = [METRICS[name] for name in layout.metrics]
+    groups: list[tuple[Row, ...]] = []
+    for method in ordered(record.method for record in records):
+        mine = [record for record in records if record.method == method]
+        rows = []
+        for setting in ordered(tuple(r.get(name) for name in layout.split) for r in mine):
+            cells = [r for r in mine if tuple(r.get(name) for name in layout.split) == setting]
+            whole = len({r.task for r in cells}) == len(tasks)
+            scores = [task_value([r for r in cells if r.task == task], METRICS["score"]) for task in tasks]
+            mean = complete(cells, METRICS["score"], len(tasks))
+            apart = (against_exact(cells, records),) if layout.exact else ()
+            costs = [
+                combined(cells, metric) if whole else Value(decimals=metric.decimals) for metric in metrics
+            ]
+            values = (mean, *apart, *scores, *costs, tokens_per_pass(cells))
+            rows.append(Row((method, *map(str, setting)), values))
+        groups.append(tuple(rows))
+    heads = ("Method", *layout.split)
+    exact = ("against exact",) if layout.exact else ()
+    names = ("mean", *exact, *tasks, *(metric.title for metric in metrics), "Tokens a pass")
+    return Table(layout.title, heads, names, tuple(groups))
+
+
+def tokens_per_pass(cells: Sequence[CellRecord]) -> Value:
+    """Answer tokens over decoding passes, both averaged over tasks first."""
+    return ratio(combined(cells, METRICS["answer"]), combined(cells, METRICS["nfe"]))
+
+
+def against_exact(cells: Sequence[CellRecord], records: Sequence[CellRecord]) -> Value:
+    """Mean score of approximate runs minus that of exact ones on the same examples, in points.
+
+    The exact run of a cell differs from it in the approximations alone. An exact cell has nothing to compare.
+    """
+    exact = {_baseline(r): r for r in records if r.done and not r.provenance.get("approximations")}
+    differences: list[float] = []
+    for cell in cells:
+        other = exact.get(_baseline(cell))
+        if not cell.done or other is None:
+            return Value()
+        if other is cell:
+            return Value(blank=True)
+        theirs = {one["index"]: one["score"] for one in other.examples}
+        mine = {one["index"]: one["score"] for one in cell.examples}
+        differences += [100 * (mine[index] - theirs[index]) for index in mine.keys() & theirs.keys()]
+    if not differences:
+        return Value()
+    mean, half = paired(differences)
+    return Value(mean, 1, (mean - half, mean + half))
+
+
+def _baseline(record: CellRecord) -> str:
+    """Everything that decides a cell but its approximations, which are named as the fields that set them."""
+    approximations = record.provenance.get("approximations", [])
+    kept = {
+        name: value
+        for name, value in record.settings.items()
+        if name not in ("cache", "quantize", "fields", RESOLVED)
+    }
+    fields = {name: value for name, value in record.settings["fields"].items() if name not in approximations}
+    return json.dumps(
+        {**kept, "fields": fields, "task": record.task, "grader": record.grader}, sort_keys=True
+    )
+
+
+@table_of.register
+def _(layout: Details, records: Sequence[CellRecord]) -> Table:
     metrics = [METRICS[name] for name in DETAILS]
     moving = [name for name in ordered(key for r in records for key in r.at) if _varies(records, name)]
     groups: dict[tuple[str, str], list[Row]] = {}
     for record in (record for record in records if record.done):
         setting = ", ".join(f"{name}={record.at[name]}" for name in moving if name in record.at)
-        head = (paper_title(record.model), record.task, record.method, setting, examples(record))
+        head = (record.title, record.task, record.method, setting, examples(record))
         values = tuple(task_value([record], metric) for metric in metrics)
         groups.setdefault((record.model, record.task), []).append(Row(head, values))
     heads = ("Model", "Task", "Method", "Setting", "Examples")
@@ -243,12 +321,12 @@ def _(layout: Details, records: Sequence[Record]) -> Table:
 DETAILS = ("score", "nfe", "probes", "passes", "canvas", "answer", "at_cap", "without_eos", "wall")
 
 
-def examples(record: Record) -> str:
+def examples(record: CellRecord) -> str:
     n, size = record.result["n"], record.result["test_size"]
     return str(n) if n == size else f"{n} of {size}"
 
 
-def _varies(records: Sequence[Record], name: str) -> bool:
+def _varies(records: Sequence[CellRecord], name: str) -> bool:
     return len({str(r.at[name]) for r in records if name in r.at}) > 1
 
 
@@ -280,7 +358,7 @@ def unknown_note(table: Table) -> tuple[str, ...]:
     return (f"{missing} values are not known yet, or were not timed alone.",) if missing else ()
 
 
-def comparison(records: Sequence[Record]) -> Table | None:
+def comparison(records: Sequence[CellRecord]) -> Table | None:
     """Paper against measured, one row per published number; None when no run is one of the paper's."""
     found = pairs(records)
     if not found:
@@ -289,7 +367,9 @@ def comparison(records: Sequence[Record]) -> Table | None:
     for pair in found:
         number, decimals = pair.number, pair.measured.decimals
         setting = ", ".join(f"{name}={value}" for name, value in sorted(number.settings))
-        head = (number.source, paper_title(number.model), number.metric, number.task, number.method, setting)
+        assert pair.record.published is not None
+        title = pair.record.published.models[number.model].title
+        head = (number.source, title, number.metric, number.task, number.method, setting)
         values = (pair.measured, Value(number.value, decimals), Value(pair.difference, decimals))
         groups.setdefault((number.source, number.metric), []).append(Row(head, values))
     judged = [pair.inside for pair in found if pair.inside is not None]

@@ -1,12 +1,18 @@
-"""The published numbers of the VoidPadding paper, as values that can be looked up and recomputed."""
+"""A file of published numbers, to set measured ones beside: `voidpad report --published FILE`.
+
+The file is TOML: `[models.NAME]` with hub id and title, and `[[sheet]]` blocks of printed numbers; other tables are
+ignored. studies/paper/published.toml holds the VoidPadding paper's.
+"""
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from functools import cache, cached_property
-from importlib.resources import files
+from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from voidpad.errors import ConfigError, fault
 
 Setting = int | float | str
 SUMMARIES = ("mean", "geomean", "best", "worst")
@@ -87,89 +93,19 @@ class Sheet(Frozen):
         return Number(self.id, self.source, self.metric, self.model, method, task, settings, value)
 
 
-class PaperModel(Frozen):
+class PublishedModel(Frozen):
     hub: str
     family: str
     title: str
 
 
-class Method(Frozen):
-    padding: str
-    ban: tuple[str, ...]
-    stop: str
-    length: str
+class PublishedNumbers(BaseModel):
+    """Printed numbers that can be looked up by what they measure."""
 
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
-class Stopping(Frozen):
-    """A row of Table 5: the method under both stopping rules."""
-
-    vanilla: str
-    termination: str
-    printed: tuple[float, float, float, float]
-
-
-class Table5(Frozen):
-    blocks: tuple[int, ...]
-    rows: dict[str, Stopping]
-
-
-class Spread(Frozen):
-    """A row of Table 6: what moves, and the range the results then cover."""
-
-    axes: tuple[str, ...]
-    score: tuple[float, float]
-    nfe: tuple[float, float]
-    sheets: tuple[str, ...] = ()
-    values: tuple[int, ...] = ()
-
-
-class Claim(Frozen):
-    """A difference stated in the text: the first row minus the second, in one column of a sheet."""
-
-    what: str
-    source: str
-    value: float
-    sheet: str
-    rows: tuple[tuple[str, ...], tuple[str, ...]]
-    column: Setting
-
-
-class Statement(Frozen):
-    """A setting stated in several places."""
-
-    id: str
-    what: str
-    values: dict[str, Any]
-    effect: str
-
-
-class Observation(Frozen):
-    task: str
-    model: str
-    method: str
-    canvas: int
-    block: int
-    plain: float
-    eos_banned_first_answer: float
-
-
-class Abstract(Frozen):
-    dream_nfe_reduction: float
-    observation1: Observation
-
-
-class Paper(Frozen):
-    version: int
-    tasks: tuple[str, ...]
-    models: dict[str, PaperModel]
-    sizes: dict[str, tuple[int, ...]]
-    methods: dict[str, Method]
-    table5: Table5
-    table6: dict[str, Spread]
-    abstract: Abstract
+    models: dict[str, PublishedModel]
     sheets: tuple[Sheet, ...] = Field(alias="sheet")
-    claims: tuple[Claim, ...] = Field(alias="claim")
-    statements: tuple[Statement, ...] = Field(alias="statement")
 
     def sheet(self, name: str) -> Sheet:
         return next(sheet for sheet in self.sheets if sheet.id == name)
@@ -188,8 +124,19 @@ class Paper(Frozen):
         ]
 
     def model_of(self, hub: str) -> str | None:
-        """Our short name of one of the paper's models, or None for any other."""
+        """The short name of one of the published models, or None for any other."""
         return next((name for name, model in self.models.items() if hub in (name, model.hub)), None)
+
+
+def read_published(path: Path) -> PublishedNumbers:
+    try:
+        return PublishedNumbers.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"published {path}: cannot be read ({error.strerror}); check the path.") from None
+    except ValidationError as error:
+        raise ConfigError(f"published {path}: {'; '.join(map(fault, error.errors()))}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"published {path}: not TOML: {error}.") from None
 
 
 def _walk(
@@ -201,10 +148,3 @@ def _walk(
             yield here, tuple(below)
         else:
             yield from _walk(below, levels[1:], here)
-
-
-@cache
-def published() -> Paper:
-    """The data file beside this module."""
-    text = files("voidpad.paper").joinpath("published.toml").read_text(encoding="utf-8")
-    return Paper.model_validate(tomllib.loads(text))

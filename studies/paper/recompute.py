@@ -1,11 +1,11 @@
 """Every derived number of the paper, computed again from the numbers it is derived from."""
 
 from collections.abc import Callable, Iterator, Sequence
-from math import prod
 from statistics import fmean
 from typing import NamedTuple
 
-from voidpad.paper.numbers import Paper, Sheet
+from studies.paper.numbers import Paper, Sheet
+from voidpad.experiments.report.metrics import geomean, reduction
 
 
 class Check(NamedTuple):
@@ -24,15 +24,6 @@ class Check(NamedTuple):
     def rounded_twice(self) -> bool:
         """Explained by rounding, but not the nearest printable value: rounded values were averaged again."""
         return self.agrees and abs(self.printed - self.recomputed) > self.slack / 2 + 1e-6
-
-
-def geomean(values: Sequence[float]) -> float:
-    return prod(values) ** (1 / len(values))
-
-
-def reduction(nfe: float, budget: float) -> float:
-    """Percent of the step budget that was not spent."""
-    return 100 * (1 - nfe / budget)
 
 
 SUMMARY: dict[str, Callable[[Sequence[float]], float]] = {

@@ -6,8 +6,8 @@ from itertools import pairwise
 from math import sqrt
 from typing import Any, NamedTuple
 
-from voidpad.paper.numbers import Number, Paper, Sheet
-from voidpad.paper.recompute import recomputed, table5_mean
+from studies.paper.numbers import Number, Paper, Sheet
+from studies.paper.recompute import recomputed, table5_mean
 
 
 class Finding(NamedTuple):

@@ -1,0 +1,84 @@
+"""The results that ship with the built-in model, from a finished sweep `tiny-score`.
+
+    voidpad sweep tiny-score --out runs/tiny-score --device cuda --allow-code-execution
+    python -m studies.builtin.results runs/tiny-score            # compare with the shipped file
+    python -m studies.builtin.results runs/tiny-score --write    # replace it
+
+A sweep can be divided: `--stage prepare` and `--stage judge` here, `--stage answer` on a machine with a GPU.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from voidpad.builtin.results import shipped_results
+from voidpad.evaluate.scores import Z95, wilson
+from voidpad.experiments.report.records import CellRecord, read
+from voidpad.files import store
+from voidpad.models.locate import ASSETS
+
+MEANS = ("answer_tokens", "passes_decode", "passes_probe", "canvas")
+
+
+def summary(records: Sequence[CellRecord]) -> dict[str, Any]:
+    """One method at one block: accuracy by task with intervals, their mean, and what it cost."""
+    counts = {record.task: (record.result["correct"], record.result["n"]) for record in records}
+    shares = {task: correct / n for task, (correct, n) in counts.items()}
+    spread = math.sqrt(sum(p * (1 - p) / counts[task][1] for task, p in shares.items())) / len(shares)
+    total = sum(n for _, n in counts.values())
+    means = {
+        name: math.fsum(record.result[name] * record.result["n"] for record in records) / total
+        for name in MEANS
+    }
+    return {
+        "mean": sum(shares.values()) / len(shares),
+        "half_width": Z95 * spread,
+        "tasks": {task: [shares[task], *wilson(*count)] for task, count in counts.items()},
+        **means,
+        "problems": total,
+    }
+
+
+def results(folder: Path) -> dict[str, dict[str, Any]]:
+    """The summaries of a sweep folder by `method / block`."""
+    (source,) = read(folder / "tiny-score.sweep.json")
+    done = [record for record in source.records if record.done]
+
+    def name(record: CellRecord) -> str:
+        return f"{record.method} / {record.at['block']}"
+
+    return {key: summary(list(some)) for key, some in groupby(sorted(done, key=name), key=name)}
+
+
+def differences(mine: dict[str, Any], shipped: dict[str, Any]) -> list[str]:
+    """A line for every method whose right answers differ in number."""
+    lines = [f"{key}: not in this sweep" for key in shipped.keys() - mine.keys()]
+    for key, cell in mine.items():
+        for task, (share, *_) in cell["tasks"].items():
+            known = shipped.get(key, {}).get("tasks", {}).get(task)
+            if known is None or share != known[0]:
+                lines.append(f"{key}: {task} {share:.4f}, shipped {known[0] if known else None}")
+    return sorted(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m studies.builtin.results", description=__doc__)
+    parser.add_argument("sweep", type=Path)
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    mine = results(given.sweep)
+    if given.write:
+        store(ASSETS / "results.json", [json.dumps(mine) + "\n"])
+        return
+    lines = differences(mine, shipped_results())
+    print("\n".join(lines) or f"{len(mine)} methods, equal to the shipped results")
+    sys.exit(bool(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The published numbers of the VoidPadding paper, with all that its derived numbers are derived from."""
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from voidpad.experiments.report.published import Frozen, Number, PublishedNumbers, Setting, Sheet
+
+__all__ = ["Number", "Paper", "Sheet", "published"]
+
+
+class Method(Frozen):
+    padding: str
+    ban: tuple[str, ...]
+    stop: str
+    length: str
+
+
+class Stopping(Frozen):
+    """A row of Table 5: the method under both stopping rules."""
+
+    vanilla: str
+    termination: str
+    printed: tuple[float, float, float, float]
+
+
+class Table5(Frozen):
+    blocks: tuple[int, ...]
+    rows: dict[str, Stopping]
+
+
+class Spread(Frozen):
+    """A row of Table 6: what moves, and the range the results then cover."""
+
+    axes: tuple[str, ...]
+    score: tuple[float, float]
+    nfe: tuple[float, float]
+    sheets: tuple[str, ...] = ()
+    values: tuple[int, ...] = ()
+
+
+class Claim(Frozen):
+    """A difference stated in the text: the first row minus the second, in one column of a sheet."""
+
+    what: str
+    source: str
+    value: float
+    sheet: str
+    rows: tuple[tuple[str, ...], tuple[str, ...]]
+    column: Setting
+
+
+class Statement(Frozen):
+    """A setting stated in several places."""
+
+    id: str
+    what: str
+    values: dict[str, Any]
+    effect: str
+
+
+class Observation(Frozen):
+    task: str
+    model: str
+    method: str
+    canvas: int
+    block: int
+    plain: float
+    eos_banned_first_answer: float
+
+
+class Abstract(Frozen):
+    dream_nfe_reduction: float
+    observation1: Observation
+
+
+class Paper(PublishedNumbers):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: int
+    tasks: tuple[str, ...]
+    sizes: dict[str, tuple[int, ...]]
+    methods: dict[str, Method]
+    table5: Table5
+    table6: dict[str, Spread]
+    abstract: Abstract
+    claims: tuple[Claim, ...] = Field(alias="claim")
+    statements: tuple[Statement, ...] = Field(alias="statement")
+
+
+@cache
+def published() -> Paper:
+    """The data file beside this module."""
+    text = (Path(__file__).parent / "published.toml").read_text(encoding="utf-8")
+    return Paper.model_validate(tomllib.loads(text))

@@ -1,0 +1,161 @@
+"""Prepare, answer and judge as stages of their own, on different machines, and the weights as part of a run."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from voidpad.commands.eval import evaluate as command
+from voidpad.errors import ConfigError, DataError
+from voidpad.evaluate import Resources, RunFolder, Settings, evaluate, read_run
+from voidpad.evaluate.answer import answer, load_run
+from voidpad.evaluate.judge import judge
+from voidpad.evaluate.prepare import prepare
+from voidpad.models import random_model, save
+
+CODE = Resources(allow_code_execution=True)
+FIELDS = {"canvas": 16, "block": 8, "temperature": 2.0}
+app = typer.Typer()
+app.command("eval")(command)
+app.command("other")(lambda: None)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stages") / "model"
+    save(random_model("llada", vocab=110, context=1024, dtype=torch.float32), folder)
+    return folder
+
+
+@pytest.fixture
+def settings(weights):
+    return Settings(str(weights), ("tiny_steps", "tiny_write"), fields=FIELDS, limit=2)
+
+
+def untimed(examples):
+    return [{name: value for name, value in one.items() if name != "seconds"} for one in examples]
+
+
+def test_stages_one_by_one_give_the_files_of_the_whole(settings, tmp_path):
+    evaluate(settings, tmp_path / "whole", resources=CODE)
+    folder = RunFolder(tmp_path / "parts")
+    requests = prepare(settings, folder)
+    assert [request.name for request in requests] == [
+        "tiny_steps:0", "tiny_steps:1", "tiny_write:0", "tiny_write:1",
+    ]  # fmt: skip
+    assert folder.requests == requests
+    answer(folder)
+    assert not folder.complete
+    results = judge(folder, resources=CODE)
+    whole = read_run(tmp_path / "whole")
+    assert untimed(folder.examples) == untimed(whole.examples)
+    assert folder.config["settings"] == whole.config["settings"]
+    assert results["tasks"].keys() == whole.results["tasks"].keys()
+    assert set(results["provenance"]) == set(whole.results["provenance"])
+
+
+def test_examples_hold_prompt_and_gold(settings, tmp_path):
+    evaluate(replace(settings, tasks=("tiny_steps",)), tmp_path)
+    for request, example in zip(read_run(tmp_path).requests, read_run(tmp_path).examples, strict=True):
+        assert example["prompt"] == request.prompt
+        assert "How many" in request.prompt or "after" in request.prompt
+        assert example["gold"] == request.gold
+        assert int(request.gold) > 9
+
+
+def test_the_answering_machine_needs_neither_harness_nor_sandbox(settings, tmp_path):
+    """`voidpad eval --stage answer` runs in a process where importing these is an error."""
+    folder = RunFolder(tmp_path / "run")
+    prepare(settings, folder)
+    code = (
+        "import sys\n"
+        "class Refused:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        banned = ('lm_eval', 'datasets', 'math_verify', 'matplotlib', 'voidpad.sandbox')\n"
+        "        if any(name == one or name.startswith(one + '.') for one in banned):\n"
+        "            raise ImportError(f'{name} is not on this machine')\n"
+        "sys.meta_path.insert(0, Refused())\n"
+        "from voidpad.commands.cli import main\n"
+        f"sys.argv = ['voidpad', 'eval', '--stage', 'answer', '--out', {str(folder.path)!r}]\n"
+        "main()\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    assert len(folder.journal.records) == 4
+    assert judge(folder, resources=CODE)["tasks"]["tiny_write"]["n"] == 2
+
+
+def test_the_command_runs_single_stages(settings, tmp_path):
+    def run(*words):
+        return CliRunner().invoke(app, ["eval", "--out", str(tmp_path), *words])
+
+    first = run("--stage", "prepare", "--model", settings.model, "--tasks", "tiny_expr", "--limit", "2",
+                "--canvas", "16", "--block", "8")  # fmt: skip
+    assert first.exit_code == 0, first.output
+    assert "--stage answer" in first.stderr
+    early = run("--stage", "judge")
+    assert "2 examples are missing, the first is tiny_expr:0" in str(early.exception)
+    twice = run("--stage", "answer", "--plan", "original")
+    assert "--plan: --stage answer takes it from" in str(twice.exception)
+    assert run("--stage", "answer", "--rows", "1").exit_code == 0
+    last = run("--stage", "judge", "--json")
+    assert json.loads(last.stdout)["tasks"]["tiny_expr"]["n"] == 2
+
+
+def test_answering_needs_prepared_requests(tmp_path):
+    with pytest.raises(DataError, match=r"config.json: missing"):
+        read_run(tmp_path)
+
+
+def test_a_run_can_be_prepared_where_the_model_is_not(settings, weights, tmp_path):
+    away = weights.with_name("away")
+    weights.rename(away)
+    try:
+        folder = RunFolder(tmp_path)
+        prepare(settings, folder)
+        assert folder.settings.weights is None
+    finally:
+        away.rename(weights)
+    answer(folder)
+    known = folder.settings.weights
+    assert known
+    prepare(settings, folder)  # again, with answers there
+    assert folder.settings.weights == known
+    assert folder.config["settings"]["plan_resolved"]["canvas"] == 16
+
+
+def retrained(folder: Path, seed: int) -> None:
+    """Other weights under the same name."""
+    shutil.rmtree(folder, ignore_errors=True)
+    save(random_model("llada", vocab=110, context=1024, seed=seed, dtype=torch.float32), folder)
+
+
+def test_changed_weights_are_another_run(tmp_path):
+    retrained(tmp_path / "model", 0)
+    settings = Settings(str(tmp_path / "model"), ("tiny_steps",), fields=FIELDS, limit=1)
+    evaluate(settings, tmp_path / "run")
+    before = read_run(tmp_path / "run").settings.weights
+    retrained(tmp_path / "model", 1)
+    with pytest.raises(ConfigError, match=rf"a run with weights='{before}', now '\w+'; use another --out"):
+        evaluate(settings, tmp_path / "run")
+    with pytest.raises(ConfigError, match=rf"weights='{before}': .*model now has weights '\w+'"):
+        answer(read_run(tmp_path / "run"))
+
+
+def test_an_adapter_may_be_merged_first(tmp_path):
+    """The same function, rounded differently: another setting of the run, not another approximation."""
+    exact = Settings("tiny-void", ("tiny_expr",), limit=1)
+    merged = load_run(replace(exact, merge=True), Resources())
+    assert type(merged.answering.model.net).__name__ == "LlamaForCausalLM"
+    assert merged.settings["merge"] is True
+    assert merged.settings["weights"] == load_run(exact, Resources()).settings["weights"]
+    assert merged.provenance["approximations"] == []
+    plain = load_run(replace(exact, model="tiny-instruct", merge=True), Resources())  # nothing to merge
+    assert plain.answering.model.name == "tiny-instruct"

@@ -1,0 +1,185 @@
+"""The second stage: answers to prepared requests, through one pool of the engine.
+
+This module needs torch, transformers and our engine alone: a GPU machine can answer without lm-eval, a sandbox
+or the benchmarks' data.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from peft import PeftModel
+
+from voidpad.decode.loop import Outcome
+from voidpad.decode.plan import Plan, describe
+from voidpad.engine.batching import Engine
+from voidpad.engine.events import Failed, Finished
+from voidpad.engine.hide_eos import hidden_eos
+from voidpad.errors import ConfigError, DataError
+from voidpad.evaluate.folder import AnswerRequest, RunFolder
+from voidpad.evaluate.journal import AnswerRecord, Journal
+from voidpad.evaluate.provenance import answer_provenance
+from voidpad.evaluate.settings import RESOLVED, Resources, Settings
+from voidpad.evaluate.texts import READERS, Reader, cut_first
+from voidpad.models import Model, load, merge
+
+Progress = Callable[[int, int], None]  # (examples done, examples in all)
+
+
+@dataclass(frozen=True)
+class Answering:
+    """How prompts become answers."""
+
+    model: Model
+    plan: Plan
+    seed: int = 0
+    rows: int = 32
+    tokens: int = 16384
+    read: Reader = cut_first
+    system: str | None = None
+    raw: bool = False
+    cache: str | None = None  # prefix or dual: approximate
+    hide_eos: bool = False
+
+    def __post_init__(self) -> None:
+        self.model.roles.ids([*self.plan.ban, *self.plan.mute])  # a role the model lacks is refused here
+        self.engine()  # and so are a cache or limits that cannot be
+
+    @property
+    def approximations(self) -> tuple[str, ...]:
+        """What makes these answers differ from plain decoding, as `Result` names it."""
+        return self.model.approximations(self.plan, cache=self.cache)
+
+    def engine(self) -> Engine:
+        if self.hide_eos:
+            denoiser = self.model.denoiser(forbid=hidden_eos)
+            return Engine(denoiser, self.model.roles, rows=self.rows, tokens=self.tokens)
+        return self.model.engine(rows=self.rows, tokens=self.tokens, cache=self.cache, block=self.plan.block)
+
+    def encode(self, request: AnswerRequest) -> list[int]:
+        bare = request.rendered or self.raw
+        return self.model.encode(request.prompt, raw=bare, system=None if bare else self.system)
+
+    def run(self, requests: Sequence[AnswerRequest]) -> Iterator[list[AnswerRecord]]:
+        """All requests as one pool; after each pass, the records of the rows that finished."""
+        start = time.perf_counter()
+        engine = self.engine()
+        waiting: dict[int, tuple[AnswerRequest, int, Plan]] = {}
+        for request in requests:
+            try:
+                ids = self.encode(request)
+                plan = self.model.fit(ids, self.plan)
+            except ConfigError as error:
+                raise ConfigError(f"{request.name}: {error}") from None
+            handle = engine.submit(ids, plan, seed=self.seed, key=request.key)
+            waiting[handle] = (request, len(ids), plan)
+        while engine.busy:  # pass by pass, so that the rows of a pass reach the disk together
+            done = []
+            for event in engine.step():
+                if isinstance(event, Failed):
+                    raise event.error
+                if isinstance(event, Finished):
+                    record = self._record(event.outcome, *waiting.pop(event.handle))
+                    done.append(replace(record, elapsed=time.perf_counter() - start))
+            if done:
+                yield done
+
+    def _record(
+        self, outcome: Outcome, request: AnswerRequest, prompt_tokens: int, plan: Plan
+    ) -> AnswerRecord:
+        roles = self.model.roles
+        ends = [slot for slot, token in enumerate(outcome.ids) if token in roles.ends]
+        answer = outcome.ids[: ends[0]] if ends else outcome.ids
+        terminated = outcome.stop_reason == "eos"
+        slots = outcome.ids[: outcome.ids.index(roles.eos) + 1] if terminated else outcome.ids
+        longest = getattr(plan.length, "limit", plan.length.canvas)
+        return AnswerRecord(
+            **asdict(outcome),
+            name=request.name,
+            prompt_sha256=request.prompt_sha256,
+            prompt_tokens=prompt_tokens,
+            output=self.read(self.model, slots, request.stop, plan.cut),
+            answer_tokens=sum(token not in roles.all() for token in answer),
+            eos=bool(ends),
+            at_cap=not ends and outcome.canvas >= longest,
+        )
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A model that is ready to answer a run's requests, and the settings with all that the model decides."""
+
+    answering: Answering
+    settings: dict[str, Any]  # as config.json holds them: weights and every field of the plan included
+    provenance: dict[str, Any]
+
+
+def load_run(settings: Settings, resources: Resources, *, model: Model | None = None) -> LoadedRun:
+    """Load the model and build the plan, once. Refuses other weights than the settings name."""
+    model = model or load_model(settings, resources)
+    weights = model.fingerprint
+    if settings.weights not in (None, weights):
+        raise ConfigError(
+            f"weights={settings.weights!r}: {model.name} now has weights {weights!r}; use another --out"
+        )
+    plan, fields = describe(
+        settings.plan,
+        family=model.family.name,
+        calibration=model.card.calibration,
+        **settings.fields,
+    )
+    answering = Answering(
+        model,
+        plan,
+        seed=settings.seed,
+        rows=resources.rows,
+        tokens=resources.tokens,
+        read=READERS[settings.parity],
+        system=settings.system,
+        raw=settings.raw,
+        cache=settings.cache,
+        hide_eos=settings.hide_eos,
+    )
+    plain = replace(settings, weights=weights).plain()
+    facts = answer_provenance(model, resources) | {"approximations": list(answering.approximations)}
+    return LoadedRun(answering, {**plain, RESOLVED: json.loads(json.dumps(fields))}, facts)
+
+
+def load_model(settings: Settings, resources: Resources) -> Model:
+    """The model that the settings name, on the device of the resources."""
+    place: dict[str, Any] = (
+        {"device_map": "auto"} if resources.device == "auto" else {"device": resources.device}
+    )
+    model = load(settings.model, settings.adapter, dtype=settings.dtype, quantize=settings.quantize, **place)
+    return merge(model) if settings.merge and isinstance(model.net, PeftModel) else model
+
+
+def answer(
+    folder: RunFolder,
+    *,
+    resources: Resources | None = None,
+    loaded: LoadedRun | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Answer the requests of a run folder that have no answer yet, and add them to its journal."""
+    loaded = loaded or load_run(folder.settings, resources or Resources())
+    with folder.writing():
+        requests, journal = folder.requests, folder.journal
+        folder.begin(loaded.settings, loaded.provenance)
+        check_prompts(requests, journal)
+        missing = [request for request in requests if request.name not in journal.records]
+        tell = progress or (lambda done, total: None)
+        tell(len(requests) - len(missing), len(requests))
+        for done in loaded.answering.run(missing) if missing else ():
+            journal.append(replace(record, attempt=journal.attempt) for record in done)
+            tell(sum(request.name in journal.records for request in requests), len(requests))
+
+
+def check_prompts(requests: Sequence[AnswerRequest], journal: Journal) -> None:
+    """Another prompt under the same name is another run's."""
+    for request in requests:
+        record = journal.records.get(request.name)
+        if record is not None and record.prompt_sha256 != request.prompt_sha256:
+            raise DataError(f"{journal.path}: {request.name} has another prompt; use another folder")
