@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from voidpad.errors import ConfigError, RoleError
+from voidpad.models.card import PLANS
 from voidpad.roles import Roles
 
 
@@ -81,7 +82,6 @@ class PaddingPolicy:
 
     name: str
     role: str  # the tokens of this role are repeated from the slot after the row's own EOS on
-    plan: str  # the decoding plan for models that were trained with this padding
     forced: bool = False  # the semantic EOS is always hidden and weighs 1 (spec 1.3)
     longest_row_gets_eos: bool = False  # even under padding.longest_row_gets_eos = false
 
@@ -97,6 +97,11 @@ class PaddingPolicy:
     def adds_tokens(self) -> bool:
         """Whether it pads with tokens that the model has yet to learn."""
         return self.role != "eos"
+
+    @property
+    def plan(self) -> str:
+        """The decoding plan for models that were trained with this padding."""
+        return PLANS[self.name]
 
     def new_tokens(self, roles: Roles) -> tuple[int, ...]:
         """The tokens that only padding uses, so that the model has yet to learn them."""
@@ -124,12 +129,11 @@ class PaddingPolicy:
 POLICIES = {
     policy.name: policy
     for policy in (
-        PaddingPolicy("eos", role="eos", plan="original"),
-        PaddingPolicy("void", role="void", plan="void", forced=True, longest_row_gets_eos=True),
-        PaddingPolicy("rainbow", role="rainbow", plan="original"),
+        PaddingPolicy("eos", role="eos"),
+        PaddingPolicy("void", role="void", forced=True, longest_row_gets_eos=True),
+        PaddingPolicy("rainbow", role="rainbow"),
     )
 }
-RELEASED_PLAN = "original"  # for checkpoints whose padding is not recorded: those released by others
 
 
 def policy(name: str) -> PaddingPolicy:
@@ -137,10 +141,6 @@ def policy(name: str) -> PaddingPolicy:
         raise ConfigError(f"padding.policy: {name!r} is unknown; use one of {', '.join(POLICIES)}.")
     return POLICIES[name]
 
-
-def default_plan(padding: str | None) -> str:
-    """The plan for a checkpoint whose card names this padding (`Card.padding`)."""
-    return POLICIES[padding].plan if padding in POLICIES else RELEASED_PLAN
 
 
 @dataclass(frozen=True)
