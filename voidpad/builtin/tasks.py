@@ -1,31 +1,24 @@
-"""The four task families and the judging of outputs."""
+"""The four tasks of the built-in model, their test problems, and the programs their answers stand for."""
 
 import ast
 from random import Random
-from typing import Protocol
 
 from voidpad.builtin.numbers import EXPR, STEPS
-from voidpad.builtin.problems import Problem, Task, first_function, first_number, last_number
+from voidpad.builtin.problems import Problem, Task, first_function
 from voidpad.builtin.programs import COMPLETE, WRITE
 
 TASKS: dict[str, Task] = {task.name: task for task in (STEPS, EXPR, COMPLETE, WRITE)}
 CANVAS = 192  # slots; a multiple of every block size we report (16, 32, 64, 192)
 
 
-class Runner(Protocol):
-    """What judges a program: `voidpad.sandbox.Sandbox`."""
-
-    def run(self, program: str, checks: str): ...
-
-
 def heldout(name: str, count: int, *, seed: int = 0) -> list[Problem]:
     """The first `count` different test problems of a task."""
     rng = Random(f"{name} test {seed}")
-    found: dict[str, Problem] = {}
-    while len(found) < count:
+    problems: dict[str, Problem] = {}
+    while len(problems) < count:
         problem = TASKS[name].sample(rng, split="test")
-        found.setdefault(problem.prompt, problem)
-    return list(found.values())
+        problems.setdefault(problem.prompt, problem)
+    return list(problems.values())
 
 
 def program(problem: Problem, text: str, *, first: bool = False) -> str | None:
@@ -37,18 +30,3 @@ def program(problem: Problem, text: str, *, first: bool = False) -> str | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return source
-
-
-def check(problem: Problem, text: str, sandbox: Runner | None = None, *, first: bool = False) -> bool:
-    """Whether an output is right; `first` takes the first answer in it instead of the last.
-
-    Programs are untrusted and run in the sandbox; without one, only number tasks can be judged.
-    """
-    if not TASKS[problem.task].is_code:
-        return (first_number(text) if first else last_number(text)) == problem.target
-    source = program(problem, text, first=first)
-    if source is None:
-        return False
-    if sandbox is None:
-        raise ValueError(f"task {problem.task!r} runs code: pass a sandbox.")
-    return sandbox.run(source, problem.target).passed
