@@ -251,7 +251,7 @@ def stories(
         if not usual.ban:
             stories_told.append((name, "no ban", tell(oracle, usual)))
             continue
-        banned = ", ".join(usual.ban).upper()
+        banned = ", ".join(map(str, usual.ban)).upper()
         early = plan(padding.plan, canvas=prediction.canvas, block=half)
         stories_told.append((name, f"{banned} banned", tell(oracle, usual)))
         stories_told.append(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,7 +109,8 @@ class PaddingPolicy:
             return roles
         if len(several) < colours:
             raise RoleError(f"padding.colours: {colours} requested, but the model has {len(several)}.")
-        return replace(roles, **{self.role: several[:colours]})
+        change: dict[str, Any] = {self.role: several[:colours]}
+        return replace(roles, **change)
 
     def fill(self, ids: Tensor, padding: Tensor, eos: Tensor, roles: Roles) -> Tensor:
         """`ids` (B, S) with the padding slots filled; `eos` (B, 1) is the column of each row's EOS."""
