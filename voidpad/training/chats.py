@@ -186,13 +186,15 @@ def _listed(value: Any, name: str, names: Mapping[str, str]) -> list[Message]:
 def _content(value: Any, where: str) -> str:
     """A text, or a list of parts of which all are text."""
     if isinstance(value, list):
-        parts = []
+        texts = []
         for part in value:
             if isinstance(part, Mapping) and part.get("type", "text") != "text":
                 raise Dropped("not_text", f"{where} has a part of type {part['type']!r}")
-            parts.append(part.get("text") if isinstance(part, Mapping) else part)
-        texts = [part for part in parts if isinstance(part, str)]
-        value = "".join(texts) if len(texts) == len(parts) else None
+            text = part.get("text") if isinstance(part, Mapping) else part
+            if not isinstance(text, str):
+                raise Dropped("bad", f"{where} has a part without text")
+            texts.append(text)
+        value = "".join(texts)
     if not isinstance(value, str):
         raise Dropped("bad", f"{where} has no text")
     if any("\ud800" <= character <= "\udfff" for character in value):

@@ -114,8 +114,8 @@ class PaddingPolicy:
             return roles
         if len(several) < colours:
             raise RoleError(f"padding.colours: {colours} requested, but the model has {len(several)}.")
-        changed: dict[str, Any] = {self.role: several[:colours]}
-        return replace(roles, **changed)
+        change: dict[str, Any] = {self.role: several[:colours]}
+        return replace(roles, **change)
 
     def fill(self, ids: Tensor, padding: Tensor, eos: Tensor, roles: Roles) -> Tensor:
         """`ids` (B, S) with the padding slots filled; `eos` (B, 1) is the column of each row's EOS."""
@@ -140,7 +140,6 @@ def policy(name: str) -> PaddingPolicy:
     if name not in POLICIES:
         raise ConfigError(f"padding.policy: {name!r} is unknown; use one of {', '.join(POLICIES)}.")
     return POLICIES[name]
-
 
 
 @dataclass(frozen=True)
