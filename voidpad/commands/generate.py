@@ -16,6 +16,7 @@ from rich.table import Table
 from voidpad.commands.bars import counting
 from voidpad.commands.options import takes_plan_fields
 from voidpad.commands.outputs import file_to_write
+from voidpad.commands.process import fit_threads
 from voidpad.commands.prompts import gather
 from voidpad.decode.length import Trimmed, VoidExpansion
 from voidpad.decode.plan import HELP, PRESETS, Plan, describe
@@ -87,6 +88,7 @@ def generate(
 
     place: dict[str, Any] = {"device_map": "auto"} if device == "auto" else {"device": device}
     loaded = load(model, adapter, dtype=dtype, quantize=quantize, **place)
+    fit_threads(loaded, rows=min(rows, len(prompts)))
     if compile_layers:
         with err.status("compiling"):  # before anything is timed
             for way in {cache, None} if report_delta else {cache}:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from voidpad.models.card import read_json
 from voidpad.models.family import rename
 from voidpad.models.locate import base_of, locate
 from voidpad.models.weights import compare, read_headers, refuse_pickles
+from voidpad.models.without_bitsandbytes import without_bitsandbytes
 
 if TYPE_CHECKING:
     from voidpad.models.model import Model
@@ -49,7 +51,8 @@ def attach(model: "Model", folder: Path) -> PeftModel:
     if any(name.startswith(ORIGINAL) for name in tensors):
         config, tensors = from_original(config, tensors)
     try:
-        net = PeftModel(model.net, config)
+        with nullcontext() if model.quantized else without_bitsandbytes():
+            net = PeftModel(model.net, config)
     except ValueError as error:
         raise WeightsError(
             f"{folder}: does not fit {model.name} ({_line(error)}); use the adapter's own base."
