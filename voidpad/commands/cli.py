@@ -50,7 +50,7 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command and command_named(name), rest
+        return name, command_named(name) if name else command, rest
 
 
 def help_of(name: str) -> str:
@@ -78,6 +78,7 @@ def command_named(name: str) -> Any:
     """The command or group of this name, from its module."""
     module, _, attribute = COMMANDS[name].partition(":")
     target = getattr(import_module(module), attribute)
+    command: Any
     if isinstance(target, typer.Typer):
         command = typer.main.get_group(target)
     else:
