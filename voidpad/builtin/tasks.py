@@ -2,9 +2,10 @@
 
 import ast
 from random import Random
+from typing import Any
 
 from voidpad.builtin.numbers import EXPR, STEPS
-from voidpad.builtin.problems import Problem, Task, first_function
+from voidpad.builtin.problems import Problem, Task, first_function, last_number
 from voidpad.builtin.programs import COMPLETE, WRITE
 
 TASKS: dict[str, Task] = {task.name: task for task in (STEPS, EXPR, COMPLETE, WRITE)}
@@ -30,3 +31,15 @@ def program(problem: Problem, text: str, *, first: bool = False) -> str | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return source
+
+
+def check(problem: Problem, text: str, sandbox: Any = None) -> bool:
+    """Whether an answer is right. Programs are untrusted and run in the sandbox; numbers need none."""
+    if not TASKS[problem.task].is_code:
+        return last_number(text) == problem.target
+    source = program(problem, text)
+    if source is None:
+        return False
+    if sandbox is None:
+        raise ValueError(f"task {problem.task!r} runs code: pass a sandbox.")
+    return bool(sandbox.run(source, problem.target).passed)

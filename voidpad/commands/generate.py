@@ -18,6 +18,7 @@ from voidpad.commands.bars import counting
 from voidpad.commands.loading import Device, Dtype, FamilyName, Quantize, RoleIds, load_model
 from voidpad.commands.options import takes_plan_fields
 from voidpad.commands.outputs import file_to_write
+from voidpad.commands.process import fit_threads
 from voidpad.commands.prompts import gather
 from voidpad.decode.length import Trimmed, VoidExpansion
 from voidpad.decode.plan import HELP, PRESETS, Plan, describe
@@ -102,6 +103,7 @@ def generate(
     loaded = load_model(
         model, adapter, device=device, dtype=dtype, quantize=quantize, family=family, roles=roles
     )
+    fit_threads(loaded, rows=min(rows, len(prompts)))
     if compile_layers:
         with err.status("compiling"):  # before anything is timed
             for way in {cache, None} if report_delta else {cache}:

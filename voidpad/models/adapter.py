@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from voidpad.models.families import Family
 from voidpad.models.families.family import shown
 from voidpad.models.locate import base_of, locate
 from voidpad.models.weights import TensorHeader, compare, read_headers, refuse_nan, refuse_pickles
+from voidpad.models.without_bitsandbytes import without_bitsandbytes
 from voidpad.roles import Roles
 
 if TYPE_CHECKING:
@@ -56,7 +58,8 @@ def attach(model: "Model", folder: Path) -> tuple[PeftModel, bool]:
     if original:
         config, tensors = from_original(config, tensors, model.family)
     try:
-        net = PeftModel(model.net, config)
+        with nullcontext() if model.quantized else without_bitsandbytes():
+            net = PeftModel(model.net, config)
     except Exception as error:  # peft checks how a config fits with many exception types
         raise WeightsError(
             f"{folder}: does not fit {model.name} ({_line(error)}); use the adapter's own base."
