@@ -11,7 +11,19 @@ from typing import Any
 
 import typer
 
-from voidpad.commands import analyze, bench, calibrate, demo, generate, merge, report, sweep, train, view
+from voidpad.commands import (
+    analyze,
+    bench,
+    calibrate,
+    demo,
+    generate,
+    merge,
+    plans,
+    report,
+    sweep,
+    train,
+    view,
+)
 from voidpad.commands import eval as evaluation
 from voidpad.engine.memory import keep_freed_memory
 from voidpad.errors import ConfigError, VoidpadError
@@ -25,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(generate.generate)
-app.command()(generate.plans)
+app.command()(plans.plans)
 app.command()(train.train)
 app.add_typer(train.data, name="data")
 app.command("eval")(evaluation.evaluate)
