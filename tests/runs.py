@@ -11,6 +11,7 @@ from voidpad.evaluate import folder
 from voidpad.evaluate.scores import mean, summary
 from voidpad.experiments.sweep import begin
 from voidpad.experiments.sweep_recipe import Cell, read
+from voidpad.models.families_decoding import DECODING
 
 PROVENANCE = {
     "voidpad": "0.1.0",
@@ -74,7 +75,8 @@ def example(cell: Cell, index: int, luck: float, at: Mapping[str, Any]) -> dict[
 def write_run(cell: Cell, out: Path, *, size: int = 40, draw: Draw = drawn) -> Path:
     """The run folder of a cell."""
     settings = cell.settings
-    at = describe(settings.plan, family="dream" if "dream" in cell.model else "llada", **settings.fields)[1]
+    defaults = DECODING["dream" if "dream" in cell.model else "llada"]
+    at = describe(settings.plan, defaults=defaults, **settings.fields)[1]
     resolved = {**settings.plain(), "plan_resolved": json.loads(json.dumps(at))}
     run = out / cell.folder
     run.mkdir(parents=True, exist_ok=True)

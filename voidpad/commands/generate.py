@@ -13,10 +13,9 @@ import typer
 from rich.console import Console
 
 from voidpad.commands.bars import counting
-from voidpad.commands.options import takes_plan_fields
+from voidpad.commands.options import chosen_plan, takes_plan_fields
 from voidpad.commands.outputs import file_to_write
 from voidpad.commands.prompts import gather
-from voidpad.decode.length import Trimmed, VoidExpansion
 from voidpad.decode.plan import Plan
 from voidpad.errors import ConfigError
 from voidpad.roles import Roles
@@ -42,7 +41,10 @@ def generate(
     prompt: Annotated[list[str] | None, typer.Argument(help="one or more prompts")] = None,
     model: Annotated[str, typer.Option(help="built-in name, hub id or folder")] = "tiny-void",
     adapter: Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")] = None,
-    plan: Annotated[str, typer.Option(help="how to decode; `voidpad plans` lists them")] = "void",
+    plan: Annotated[
+        str,
+        typer.Option(help="how to decode: a name that `voidpad plans` lists, or module:object of your own"),
+    ] = "void",
     file: Annotated[
         Path | None, typer.Option(help="prompts: text or JSON lines; - is standard input")
     ] = None,
@@ -76,6 +78,7 @@ def generate(
 ) -> None:
     """Answer prompts with a masked diffusion language model."""
     prompts = gather(prompt, file=file, messages=messages)
+    wanted = chosen_plan(plan)
     approximate = cache or any((fields or {}).get(name) for name in APPROXIMATE)
     if report_delta and not approximate:
         given = " or ".join(f"--{name}" for name in ("cache", *APPROXIMATE))
@@ -90,7 +93,7 @@ def generate(
         with err.status("compiling"):  # before anything is timed
             for way in {cache, None} if report_delta else {cache}:
                 loaded.compiled().generate("compile", "original", canvas=64, block=32, cache=way)
-    built = loaded.plan(plan, **(fields or {}))
+    built = loaded.plan(wanted, **(fields or {}))
     warn(built, loaded)
     if live or trace is not None:
         from voidpad.commands.streamed import stream
@@ -106,7 +109,7 @@ def generate(
             results = loaded.generate(prompts, built, cache=cache, progress=tick, **shared)
         spent = time.perf_counter() - begun
         if report_delta:
-            exact = loaded.plan(plan, **{k: v for k, v in (fields or {}).items() if k not in APPROXIMATE})
+            exact = loaded.plan(wanted, **{k: v for k, v in (fields or {}).items() if k not in APPROXIMATE})
             begun = time.perf_counter()
             with bar(len(prompts), shown=len(prompts) > 1, label="exact") as tick:
                 plain = loaded.generate(prompts, exact, progress=tick, **shared)
@@ -149,22 +152,9 @@ def delta(fast: list[Result], exact: list[Result], *, seconds: tuple[float, floa
 
 
 def warn(plan: Plan, model: Model) -> None:
-    """What will run and mean little: a VOID probability nobody trained, a test that holds by itself."""
-    rule = plan.length.inner if isinstance(plan.length, Trimmed) else plan.length
-    if not isinstance(rule, VoidExpansion):
-        return
-    if model.card.padding not in ("void", None):
-        err.print(
-            f"warning: {model.name} was trained with {model.card.padding} padding; the VOID probability that "
-            "VoidExpansion reads means nothing there.",
-            style="yellow",
-        )
-    if rule.tau_gap <= -rule.tau_nonvoid:
-        err.print(
-            f"warning: tau_gap={rule.tau_gap} cannot bind with tau_nonvoid={rule.tau_nonvoid}; "
-            "only the non-VOID test decides the canvas.",
-            style="yellow",
-        )
+    """Print what will run but means little, such as a VOID probability that was never trained."""
+    for text in plan.length.warnings(model.card.padding):
+        err.print(f"warning: {text}", style="yellow")
 
 
 class bar:

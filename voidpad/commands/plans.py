@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from voidpad.decode.plan import HELP, PRESETS, describe
+from voidpad.decode.plan import PRESETS, schema
 from voidpad.errors import ConfigError
 
 out = Console(highlight=False, soft_wrap=True)
@@ -16,28 +16,32 @@ out = Console(highlight=False, soft_wrap=True)
 
 def plans(
     name: Annotated[str | None, typer.Argument(help="show the fields of this plan")] = None,
-    family: Annotated[str, typer.Option(help="llada or dream: defaults differ")] = "llada",
+    family: Annotated[str | None, typer.Option(help="llada (default) or dream: defaults differ")] = None,
     model: Annotated[str | None, typer.Option(help="use this checkpoint's family and calibration")] = None,
 ) -> None:
     """List the ways to decode, or the fields of one of them."""
-    if family not in ("llada", "dream"):
-        raise ConfigError(f"family={family!r} is unknown; use llada or dream.")
-    calibration = None
-    if model is not None:
+    defaults, calibration = None, None
+    if name is not None or family is not None or model is not None:
         from voidpad.models import load
+        from voidpad.models.families_decoding import DECODING
 
-        loaded = load(model)
-        family, calibration = loaded.family.name, loaded.card.calibration
+        if family not in (*DECODING, None):
+            raise ConfigError(f"family={family!r} is unknown; use {' or '.join(DECODING)}.")
+        defaults = DECODING[family or "llada"]
+        if model is not None:
+            loaded = load(model)
+            defaults, calibration = DECODING[loaded.family.name], loaded.card.calibration
     if name is None:
         table = Table("plan", "what it does", box=None)
         for key, preset in PRESETS.items():
             table.add_row(key, preset.about)
         table.add_row("<plan>@authors", "with the switches as the authors' code has them")
-        out.print(table)
-        return
-    _, values = describe(name, family=family, calibration=calibration)
-    table = Table("option", "default", "meaning", box=None)
-    for key, value in values.items():
-        shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        table.add_row("--" + key.replace("_", "-"), shown, HELP[key])
+    else:
+        table = Table("option", "default", "range", "meaning", box=None)
+        for one in schema(name, defaults, calibration=calibration):
+            shown = ",".join(map(str, one.default)) if isinstance(one.default, tuple) else str(one.default)
+            allowed = (
+                "" if one.bounds is None else str(one.bounds).removeprefix("lie in ").removeprefix("be ")
+            )
+            table.add_row("--" + one.name.replace("_", "-"), shown, allowed, one.help)
     out.print(table)

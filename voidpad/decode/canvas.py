@@ -93,11 +93,6 @@ class Canvas:
         width = int(stop.max()) if len(stop) else 0
         return Canvas(self.ids[rows][:, :width], self.prompt[rows], stop, self.key[rows], self.roles)
 
-    def without_prompt(self) -> Canvas:
-        """The prompt replaced by masks, for classifier-free guidance."""
-        hidden = self.offset < self.prompt[:, None]
-        return replace(self, ids=torch.where(hidden, self.roles.mask, self.ids))
-
     def answer(self, row: int) -> list[int]:
         return self.ids[row, int(self.prompt[row]) : int(self.stop[row])].tolist()
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from voidpad.decode.length import Daedal, RhoEos, VoidExpansion
 from voidpad.decode.loop import Outcome
 from voidpad.decode.plan import Plan
 from voidpad.engine.batching import Engine
@@ -81,8 +80,8 @@ class Answering:
         roles = self.model.roles
         ended = [slot for slot, token in enumerate(outcome.ids) if token in roles.ends]
         answer = outcome.ids[: ended[0]] if ended else outcome.ids
-        terminated = outcome.stop_reason == "eos"
-        slots = outcome.ids[: outcome.ids.index(roles.eos) + 1] if terminated else outcome.ids
+        stopped = outcome.stop_reason in ("eos", "rule")
+        slots = outcome.tokens if stopped else outcome.ids
         return Record(
             name=job.name,
             prompt_sha256=job.prompt_sha256,
@@ -91,16 +90,10 @@ class Answering:
             ids=outcome.ids,
             answer_tokens=sum(token not in roles.all() for token in answer),
             eos=bool(ended),
-            at_cap=not ended and outcome.canvas >= cap(plan),
+            at_cap=not ended and outcome.canvas >= plan.limit,
             passes_decode=outcome.passes_decode,
             passes_probe=outcome.passes_probe,
             passes_shared=outcome.passes_shared,
             stop_reason=outcome.stop_reason,
             seconds=outcome.seconds,
         )
-
-
-def cap(plan: Plan) -> int:
-    """The longest canvas a plan allows."""
-    rule = plan.length
-    return rule.limit if isinstance(rule, VoidExpansion | Daedal | RhoEos) else rule.canvas

@@ -24,6 +24,7 @@ from voidpad.evaluate.tasks.benchmark_files import ITEM
 from voidpad.evaluate.tasks.task import Benchmark
 from voidpad.evaluate.texts import READERS
 from voidpad.models import Model, load
+from voidpad.models.families_decoding import DECODING
 
 UNSCORED = ("name", "ids", "attempt", "elapsed")  # of a record, what an example's line leaves out
 
@@ -89,8 +90,8 @@ def answering(settings: Settings, model: Model, resources: Resources) -> Answeri
 
 def resolved(settings: Settings, model: Model) -> dict[str, Any]:
     """The settings as JSON, with every field of the plan that this model's family and calibration give."""
-    calibration = model.card.calibration
-    _, values = describe(settings.plan, family=model.family.name, calibration=calibration, **settings.fields)
+    defaults, calibration = DECODING[model.family.name], model.card.calibration
+    _, values = describe(settings.plan, defaults=defaults, calibration=calibration, **settings.fields)
     return {**settings.plain(), "plan_resolved": json.loads(json.dumps(values))}
 
 

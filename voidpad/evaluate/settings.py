@@ -3,10 +3,11 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from voidpad.decode.plan import Plan
 from voidpad.engine.cache_policy import cache_fault
 from voidpad.errors import ConfigError
 from voidpad.evaluate.tasks import FEWSHOT, FOLDER
@@ -24,7 +25,7 @@ class Settings:
 
     model: str
     tasks: tuple[str, ...]
-    plan: str = "void"
+    plan: str | Plan = "void"  # a preset's name, or a plan with rules of the user's own
     fields: Mapping[str, Any] = field(default_factory=dict)  # plan fields given by the user
     adapter: str | None = None
     dtype: str = "auto"
@@ -71,7 +72,8 @@ class Settings:
 
     def plain(self) -> dict[str, Any]:
         """As JSON values. Without a cache there is no such key: fingerprints are those from before it."""
-        found = json.loads(json.dumps(asdict(self)))
+        plan = self.plan.plain() if isinstance(self.plan, Plan) else self.plan
+        found = json.loads(json.dumps({**asdict(replace(self, plan="")), "plan": plan}))
         return found if self.cache else {name: value for name, value in found.items() if name != "cache"}
 
 

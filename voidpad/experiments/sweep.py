@@ -17,6 +17,7 @@ from voidpad.evaluate.settings import Resources, Settings
 from voidpad.experiments.report.records import SUFFIX, VERSION
 from voidpad.experiments.sweep_recipe import Cell, Recipe, cells, family
 from voidpad.models import Model, load
+from voidpad.models.families_decoding import DECODING
 
 Progress = Callable[[Cell, int, int], None]  # (cell, examples done, examples in all)
 
@@ -52,7 +53,7 @@ def begin(recipe: Recipe, name: str, out: Path) -> list[Cell]:
 def coordinates(cell: Cell) -> dict[str, Any]:
     """Where a cell stands in the report, before it has run."""
     settings = cell.settings
-    at = describe(settings.plan, family=family(settings.model), **settings.fields)[1]
+    at = describe(settings.plan, defaults=DECODING[family(settings.model)], **settings.fields)[1]
     labels = {"model": cell.model, "method": cell.method, "task": cell.task}
     return {**labels, "at": json.loads(json.dumps(at)), "settings": settings.plain()}
 

@@ -17,6 +17,7 @@ from voidpad.engine.cache_policy import FORM
 from voidpad.errors import ConfigError, VoidpadError, fault
 from voidpad.evaluate.settings import Settings, fingerprint
 from voidpad.experiments.report.layout import FigureLayout, TableLayout
+from voidpad.models.families_decoding import DECODING
 from voidpad.paper import published
 
 Fields = dict[str, Any]  # plan fields; the plan itself checks them
@@ -116,7 +117,7 @@ def _faults(recipe: Recipe) -> Iterator[tuple[int, str]]:
     for at, group in enumerate(recipe.groups):
         for point in _points(recipe, group):
             try:
-                describe(point.plan, family=family(point.model), **point.fields)
+                describe(point.plan, defaults=DECODING[family(point.model)], **point.fields)
                 cell = _cell(recipe, group, point)
             except VoidpadError as error:
                 yield at, str(error)
