@@ -15,9 +15,9 @@ from peft import LoraConfig, get_peft_model
 
 from voidpad.commands import cli
 from voidpad.commands.generate import show
-from voidpad.decode.plan import ALIASES, HELP, PRESETS, describe
+from voidpad.decode.plan import ALIASES, PRESETS, describe, every_field
 from voidpad.diagnose import trace
-from voidpad.models import Model, Result, load, random_model, read_card, save
+from voidpad.models import FAMILIES, Model, Result, load, random_model, read_card, save
 from voidpad.roles import Roles
 
 FIELDS = (
@@ -113,7 +113,7 @@ def test_every_preset_decodes(voidpad, folders, models, family, name):
 
 
 def described(name: str, family: str) -> dict:
-    return describe(name, family=family)[1]
+    return describe(name, defaults=FAMILIES[family].decoding)[1]
 
 
 def test_every_field_of_every_plan_is_an_option(voidpad):
@@ -121,12 +121,14 @@ def test_every_field_of_every_plan_is_an_option(voidpad):
     assert shown.status == 0
     words = set(shown.out.replace("│", " ").replace(",", " ").split())
     missing = [
-        name for name in HELP if not any(word.startswith(f"--{name[:9].replace('_', '-')}") for word in words)
+        one.name
+        for one in every_field()
+        if not any(word.startswith(f"--{one.name[:9].replace('_', '-')}") for word in words)
     ]
     assert missing == []
     for name in PRESETS:
         for family in ("llada", "dream"):
-            assert set(described(name, family)) <= set(HELP)
+            assert set(described(name, family)) <= {one.name for one in every_field()}
 
 
 def test_options_reach_the_plan(voidpad, folders, models):
@@ -397,13 +399,13 @@ USAGE = [
     (("--plan", "rho-eos", "--interval", 0), "interval=0.0 must be more than 0"),
     (("--plan", "rho-eos", "--rho-low", 0.7), "rho_low=0.7 must not exceed rho_high=0.6"),
     (
-        ("--plan", "rho-eos", "--scheduler", "log"),
-        "scheduler='log' is unknown; use one of const, linear, exp.",
+        ("--plan", "rho-eos", "--edit-growth", "log"),
+        "edit_growth='log' is unknown; use one of const, linear, exp.",
     ),
     (("--plan", "smart-crop", *SMALL, "--tau", 0), "tau=0.0 must lie in (0, 1]."),
     ((*SMALL, "--score", "luck"), "score='luck' is unknown; use one of confidence"),
     ((*SMALL, "--stop", "soon"), "stop='soon' is unknown; use one of vanilla, eos."),
-    ((*SMALL, "--temperature", -1), "temperature=-1.0 must be 0 or more."),
+    ((*SMALL, "--temperature", -1), "temperature=-1.0 must be at least 0."),
     ((*SMALL, "--temperature", "nan"), "temperature=nan is no number; the default is 0.0."),
     ((*SMALL, "--threshold", 0.5, "--factor", 1), "exclude each other; set one."),
     ((*SMALL, "--threshold", 1.5), "threshold=1.5 must lie in [0, 1]"),
@@ -438,7 +440,7 @@ def test_wrong_usage(voidpad, folders, tmp_path, monkeypatch, options, message):
 def test_wrong_usage_on_dream(voidpad, folders):
     run = ("generate", "hi", "--model", folders["dream"], *SMALL)
     complains(voidpad(*run, "--top-p", 2), 2, "top_p=2.0 must lie in (0, 1]")
-    complains(voidpad(*run, "--top-k", -1), 2, "top_k=-1 be 0 or more")
+    complains(voidpad(*run, "--top-k", -1), 2, "top_k=-1 must be at least 0.")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from voidpad.errors import ConfigError, VoidpadError
 # The commands in the order of --help. Each leads to `module:function` or `module:typer app`.
 COMMANDS = {
     "generate": "voidpad.commands.generate:generate",
-    "plans": "voidpad.commands.generate:plans",
+    "plans": "voidpad.commands.plans:plans",
     "train": "voidpad.commands.train:train",
     "data": "voidpad.commands.train:data",
     "eval": "voidpad.commands.eval:evaluate",

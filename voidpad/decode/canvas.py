@@ -106,11 +106,6 @@ class Canvas:
         identity = (self.key[rows], self.roles, self.handle[rows])
         return Canvas(self.ids[rows][:, :width], self.prompt[rows], stop, *identity)
 
-    def without_prompt(self) -> Canvas:
-        """The prompt replaced by masks, for classifier-free guidance."""
-        hidden = self.offset < self.prompt[:, None]
-        return replace(self, ids=torch.where(hidden, self.roles.mask, self.ids))
-
     def answer(self, row: int) -> list[int]:
         return self.ids[row, int(self.prompt[row]) : int(self.stop[row])].tolist()
 

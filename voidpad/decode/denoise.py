@@ -56,16 +56,3 @@ def additive(visible: Tensor, body: nn.Module) -> Tensor:
     """A mask of pairs as numbers added to the scores: not every attention kernel takes yes and no."""
     dtype = next(body.parameters()).dtype
     return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
-
-
-@dataclass(frozen=True)
-class Guided:
-    """Classifier-free guidance: away from what the model would say without the prompt."""
-
-    inner: Callable[[Canvas, Tensor], Tensor]
-    scale: float
-
-    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        bare = self.inner(canvas.without_prompt(), where)
-        bare = bare.clone()  # what a graph gives lives until the next call
-        return bare + (1 + self.scale) * (self.inner(canvas, where) - bare)

@@ -1,7 +1,7 @@
 """Model: a network, its tokenizer and its roles, ready to answer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -144,27 +144,16 @@ class Model:
         return HFDenoiser(self.base.model, self.base.lm_head, shift=self.family.shift, **fields)
 
     def plan(self, name: "str | Plan" = "void", **fields: Any) -> "Plan":
-        """A preset with this model's family and calibration; a ready plan is taken as it is."""
-        from voidpad.decode.plan import plan
+        """A preset with the defaults of this model's family and calibration; a ready plan is taken as it is."""
+        from voidpad.decode.plan import describe
 
-        if isinstance(name, str):
-            return plan(name, family=self.family.name, calibration=self.card.calibration, **fields)
-        if fields:
-            raise ConfigError(f"a ready plan takes no fields, got {', '.join(fields)}; set them in the plan.")
-        return name
+        defaults, calibration = self.family.decoding, self.card.calibration
+        return describe(name, defaults=defaults, calibration=calibration, **fields)[0]
 
     def fit(self, ids: Sequence[int], plan: "Plan") -> "Plan":
         """The plan with its longest canvas cut to what the context leaves beside this prompt."""
-        from voidpad.decode.length import Daedal, RhoEos, Trimmed, VoidExpansion
-
-        trimmed = isinstance(plan.length, Trimmed)
-        length = plan.length.inner if isinstance(plan.length, Trimmed) else plan.length
-        self.admit(ids, canvas=length.canvas)
-        room = (self.context - len(ids)) // plan.block * plan.block
-        if not isinstance(length, VoidExpansion | Daedal | RhoEos) or length.limit <= room:
-            return plan
-        bounded = replace(length, limit=max(room, length.canvas))
-        return replace(plan, length=Trimmed(bounded) if trimmed else bounded)
+        self.admit(ids, canvas=plan.length.canvas)
+        return plan.fitted(self.context - len(ids))
 
     def row_limit(self, ids: Sequence[int], plan: "Plan", *, max_tokens: int | None = None) -> int:
         """The longest canvas that a row with this prompt may have: what `Engine.submit` takes as `limit`.

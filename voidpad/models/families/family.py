@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from voidpad.decode.plan import FamilyDefaults
 from voidpad.errors import WeightsError
 from voidpad.roles import RoleNames
 
@@ -103,7 +104,7 @@ class Family:
     lora_targets: tuple[str, ...] = ()  # modules of the paper's LoRA runs
 
     # Decoding
-    decoding: Any = None  # FamilyDefaults of decode/plan.py: score, schedule, scores, proposal, thresholds
+    decoding: FamilyDefaults = field(kw_only=True)  # score, schedule, scores, proposal, thresholds
     narrow: bool = False  # whether engine/narrow.py may compute the last layer for the requested tokens only
 
     @property
