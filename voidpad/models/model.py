@@ -224,9 +224,9 @@ class Model:
 
     def compiled(self) -> "Model":
         """The same model, its layers compiled at their first passes: the same function, faster after a minute."""
-        from voidpad.engine.packed import compiled
+        from voidpad.engine.compiled import compile_layers
 
-        compiled(self.denoiser())
+        compile_layers(self.base.model, cached=True, dynamic=True)
         return self
 
     @property

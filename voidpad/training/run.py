@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from voidpad import models
+from voidpad.engine.compiled import compile_layers
 from voidpad.errors import ConfigError
 from voidpad.training import checkpoint
 from voidpad.training import prepared as data
@@ -113,8 +114,7 @@ def _compile(model: models.Model, recipe: Recipe) -> None:
         # One compilation serves all layers. A released model under LoRA is bfloat16: fused kernels then round where
         # separate ones would, and the loss is that of the run without compilation.
         options = {"emulate_precision_casts": True} if recipe.lora else None
-        for layer in model.net.get_decoder().layers:
-            layer.compile(options=options)
+        compile_layers(model.net.get_decoder(), options=options)
 
 
 def _share(recipe: Recipe) -> Share:
