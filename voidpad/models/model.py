@@ -208,7 +208,7 @@ class Model:
     def engine(
         self, *, rows: int = 32, tokens: int = 16384, cache: str | None = None, block: int = 32
     ) -> "Engine":
-        """Many rows at once, exact unless a cache is asked for."""
+        """An engine for this network: exact, unless `cache` names a policy; then `block` is the plan's block."""
         from voidpad.engine.batching import Engine
         from voidpad.engine.cache import CachedDenoiser
 
