@@ -247,7 +247,7 @@ class Model:
     def engine(
         self, *, rows: int = 32, tokens: int = 16384, cache: str | None = None, block: int = 32
     ) -> "Engine":
-        """Many rows at once, exact unless a cache is asked for."""
+        """An engine for this network: exact, unless `cache` names a policy; then `block` is the plan's block."""
         from voidpad.engine.batching import Engine
         from voidpad.engine.cache import CachedDenoiser
 
@@ -263,9 +263,9 @@ class Model:
 
     def compiled(self) -> "Model":
         """The same model, its layers compiled at their first passes: the same function, faster after a minute."""
-        from voidpad.engine.packed import compiled
+        from voidpad.engine.compiled import compile_layers
 
-        compiled(self.denoiser())
+        compile_layers(self.base.model, cached=True, dynamic=True)
         return self
 
     @property

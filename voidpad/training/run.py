@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from voidpad import models
+from voidpad.engine.compiled import compile_layers
 from voidpad.errors import ConfigError
 from voidpad.training import checkpoint
 from voidpad.training import prepared as data
@@ -112,7 +112,10 @@ def prepare(
     if recipe.run.checkpointing:
         model.net.gradient_checkpointing_enable({"use_reentrant": False})
     if recipe.run.compile:
-        compile_layers(model.net, round_as_eager=recipe.lora is not None)
+        # A released model under LoRA is bfloat16: fused kernels then round where separate ones would, and the loss
+        # is that of the run without compilation.
+        options = {"emulate_precision_casts": True} if recipe.lora else None
+        compile_layers(model.net.get_decoder(), options=options)
     share = _share(recipe)
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     batches, held_out = micro_batches(recipe, model, prepared, share=share, device=device)
@@ -159,17 +162,6 @@ def facts(trainer: VoidTrainer) -> RunFacts:
         updates_per_epoch=trainer.batches.updates_per_epoch,
         memory=estimate(recipe, trainer.subject.net, slots=rows.longest, processes=trainer.args.world_size),
     )
-
-
-def compile_layers(net: Any, *, round_as_eager: bool = False) -> None:
-    """Compile the layers of a network, which share their code, so that one compilation serves all of them.
-
-    `round_as_eager` makes fused kernels round to bfloat16 where separate ones would, so that the loss is that of
-    the run without compilation. Frozen bfloat16 weights under LoRA need it.
-    """
-    options = {"emulate_precision_casts": True} if round_as_eager else None
-    for layer in net.get_decoder().layers:
-        layer.compile(options=options)
 
 
 def _share(recipe: TrainingRecipe) -> BatchShare:

@@ -22,6 +22,8 @@ const STOPS = {
   limit: "Stopped at a limit",
   stalled: "Stalled: a pass changed nothing",
   cancelled: "Cancelled",
+  stop: "Ended early: the answer was complete",
+  deadline: "Ended at its deadline",
 };
 
 const STATES = {
