@@ -82,13 +82,13 @@ def tell(oracle: LengthOracle, plan: Plan) -> Story:
     commits: list[tuple[int, str, float]] = []
     for step in decode(oracle, [[WORD]], ROLES, plan):
         chosen = step.chosen[0].nonzero()[:, 0].tolist()
-        commits += [(at, letter(int(step.tokens[0, at])), float(step.score[0, at])) for at in chosen]
+        commits += [(at, _letter(int(step.tokens[0, at])), float(step.score[0, at])) for at in chosen]
         for outcome in step.finished.values():
-            text = "".join(letter(token) for token in outcome.ids)
+            text = "".join(_letter(token) for token in outcome.ids)
             cut = text.find("E")
             return Story(tuple(commits), text, cut if cut >= 0 else len(text), outcome.passes_decode)
     raise AssertionError("a decode ends")
 
 
-def letter(token: int) -> str:
+def _letter(token: int) -> str:
     return LETTERS.get(token, "c")

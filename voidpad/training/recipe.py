@@ -43,6 +43,7 @@ class ModelPart(RecipeSection):
     scratch: Scratch | None = None
     tokenizer: str | None = None  # folder whose tokenizer is saved with a network from scratch
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    quantize: Literal["4bit", "8bit"] | None = None  # frozen weights in fewer bits under LoRA (4bit: QLoRA)
     attention: str | None = None  # a transformers attention back-end, such as flash_attention_2
     init_void: Literal["eos", "mean", "keep"] = "eos"  # what the VOID rows of embedding and head start from
 
@@ -194,6 +195,13 @@ class TrainingRecipe(RecipeSection):
         new_tokens = self.policy is not None and self.policy.adds_tokens
         if self.lora and new_tokens and not self.lora.void_rows and self.model.init_void != "keep":
             raise ValueError('lora.void_rows = false saves no rows, so model.init_void must be "keep"')
+        if self.model.quantize and (
+            self.lora is None or self.run.fsdp or self.model.adapter or self.model.scratch
+        ):
+            raise ValueError(
+                "model.quantize needs [lora] on model.name: quantized weights cannot train, be sharded, or take "
+                "in another adapter"
+            )
         if self.run.choose == "best" and not self.data.held_out:
             raise ValueError('run.choose = "best" needs data.held_out, the examples to choose by')
         if self.optim.name == "muon" and self.run.fsdp:
