@@ -1,7 +1,7 @@
-"""The oracle length model: a perfect model of answers whose words are dice and whose length is uncertain.
+"""The oracle length model: the exact posterior over answers of random words whose length has a known distribution.
 
-It shows what decoding does when nothing is left to learn. The answer's length has a known distribution, each of
-its words is uniform over a few symbols, the rest is padding. The model is the exact posterior.
+Each word is uniform over a few symbols, and the rest of the canvas is padding. The oracle shows what decoding does
+with a model that has learnt its data perfectly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LETTERS = {ROLES.mask: ".", ROLES.eos: "E", ROLES.void: "V"} | dict(
 
 @dataclass(frozen=True)
 class LengthOracle:
-    """A Denoiser for prompts of any kind."""
+    """The exact posterior as a Denoiser; the prompt does not matter."""
 
     lengths: LengthModel
     padding: PaddingPolicy

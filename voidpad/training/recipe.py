@@ -1,4 +1,4 @@
-"""The training recipe: a TOML file, validated at the door. Every default of training lives here."""
+"""The training recipe: a TOML file, validated as it is read. Every default of training is in this module."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def read(path: Path | str, changes: Iterable[str] = ()) -> TrainingRecipe:
 
 
 def check(values: Mapping[str, Any], *, name: str = "recipe") -> TrainingRecipe:
-    """Validated settings; all faults are reported together."""
+    """The settings as a recipe. All faults are reported in one message."""
     values = dict(values)
     if values.get("preset") == "authors":
         values = _merge(

@@ -143,7 +143,7 @@ def facts(trainer: VoidTrainer) -> RunFacts:
         device = f"{torch.cuda.get_device_name(trainer.args.device)} ({trainer.args.device})"
     quantized = recipe.model.quantize
     weights = {str(p.dtype).removeprefix("torch.") for p in parameters if p.is_floating_point()}
-    precision = " and ".join([quantized] * bool(quantized) + sorted(weights)) + " weights"
+    precision = " and ".join([*([quantized] if quantized else []), *sorted(weights)]) + " weights"
     if trainer.args.bf16:
         precision += ", computed in bfloat16"
     rows = trainer.batches.rows
