@@ -220,6 +220,21 @@ def _check_roles(messages: Sequence[Message]) -> None:
             )
 
 
+def read(path: Path, *, turns: str = "last") -> Iterator[tuple[str, ChatExample]]:
+    """(where it stands, example) of each example of a JSON file. A record that gives none is an error here."""
+    try:
+        for place, record in records(path, str(path)):
+            try:
+                if isinstance(record, Dropped):
+                    raise record
+                for example in examples(conversation(record), turns):
+                    yield place, example
+            except Dropped as dropped:
+                raise DataError(f"{place}: {dropped.detail}.") from None
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}. Check the path.") from None
+
+
 def records(path: Path, name: str) -> Iterator[tuple[str, Any]]:
     """(where it stands, record) of each record of a JSON file: JSON lines, or one array of records.
 

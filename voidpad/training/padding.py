@@ -144,7 +144,7 @@ def policy(name: str) -> PaddingPolicy:
 
 @dataclass(frozen=True)
 class Batch:
-    """Clean rows and what each slot is. Rows are right padded; `inside` is what the model may see."""
+    """Clean rows, and what each slot is. Rows are padded on the right; attention sees the slots in `inside`."""
 
     ids: Tensor  # (B, S) int64
     target: Tensor  # (B, S) bool: may carry loss - response, EOS and padding
@@ -207,16 +207,16 @@ def virtual_width(sizes: Tensor, pool: Tensor, draw: Tensor, *, rows: int) -> Te
 
 
 def window_width(prompt: Tensor, draw: Tensor, *, low: int, high: int) -> Tensor:
-    """The prompt and a canvas of low..high slots, whatever the answer needs.
+    """Widths (B,) for a canvas of low..high slots after each prompt, drawn without regard to the answer's length.
 
-    Where every row holds its whole answer, the end of a row always means EOS and padding, and a model learns to
-    call any short canvas sufficient. Here an answer longer than the canvas is cut, without an EOS.
+    If every row held its whole answer, each row would end in EOS and padding, and a model would learn that any canvas,
+    however short, is long enough. Here an answer longer than the canvas is cut, without an EOS.
     """
     return prompt + low + (draw * (high - low + 1)).long()
 
 
 def lay_out(pairs: Pairs, rows: Tensor, how: PaddingPolicy, roles: Roles, *, widths: Widths) -> Batch:
-    """Rows of `pairs` as padded tensors, by index arithmetic alone. A cut answer is followed by nothing."""
+    """The examples `rows` (B,) of `pairs` as padded tensors. An answer that was cut gets no EOS and no padding."""
     prompt, size = pairs.prompt[rows, None], pairs.size[rows, None]
     whole, width = pairs.complete[rows, None], widths.rows[:, None]
     column = torch.arange(widths.columns, device=pairs.tokens.device)[None]

@@ -21,7 +21,7 @@ from voidpad.training import prepared as data
 from voidpad.training.batches import BatchShare, MicroBatches
 from voidpad.training.memory import estimate
 from voidpad.training.recipe import TrainingRecipe, check
-from voidpad.training.setup import micro_batches, network
+from voidpad.training.setup import micro_batches, network, training_device
 from voidpad.training.sharding import ShardedTrainer
 from voidpad.training.trainer import VoidTrainer, arguments, export
 from voidpad.training.watch import FOREVER, Curve, StopByClock, TrainingClock
@@ -117,8 +117,7 @@ def prepare(
         options = {"emulate_precision_casts": True} if recipe.lora else None
         compile_layers(model.net.get_decoder(), options=options)
     share = _share(recipe)
-    device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    batches, held_out = micro_batches(recipe, model, prepared, share=share, device=device)
+    batches, held_out = micro_batches(recipe, model, prepared, share=share, device=training_device())
     reports = _reports(recipe)
     layer = type(model.net.get_decoder().layers[0]).__name__
     updates = _updates(recipe, batches)
@@ -145,8 +144,9 @@ def facts(trainer: VoidTrainer) -> RunFacts:
     device = str(trainer.args.device.type)
     if device == "cuda":
         device = f"{torch.cuda.get_device_name(trainer.args.device)} ({trainer.args.device})"
-    weights = {str(p.dtype).removeprefix("torch.") for p in parameters}
-    precision = " and ".join(sorted(weights)) + " weights"
+    quantized = recipe.model.quantize
+    weights = {str(p.dtype).removeprefix("torch.") for p in parameters if p.is_floating_point()}
+    precision = " and ".join([*([quantized] if quantized else []), *sorted(weights)]) + " weights"
     if trainer.args.bf16:
         precision += ", computed in bfloat16"
     rows = trainer.batches.rows
@@ -154,7 +154,10 @@ def facts(trainer: VoidTrainer) -> RunFacts:
         device=device,
         processes=trainer.args.world_size,
         precision=precision,
-        parameters=sum(p.numel() for p in parameters),
+        # Two weights of four bits share a byte.
+        parameters=sum(
+            p.numel() * (1 + (quantized == "4bit" and not p.is_floating_point())) for p in parameters
+        ),
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
         examples=rows.count,
         held_out=trainer.held_out.rows.count if trainer.held_out else 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -70,11 +71,20 @@ def network(recipe: TrainingRecipe, prepared: data.Prepared) -> models.Model:
 
 def _from_checkpoint(recipe: TrainingRecipe) -> models.Model:
     part = recipe.model
-    model = models.load(part.name or "", part.adapter, dtype=_dtype(recipe))  # Trainer moves it to the device
+    # Quantized weights are made on their device; all others are moved there by Trainer.
+    device = training_device() if part.quantize else "cpu"
+    model = models.load(
+        part.name or "", part.adapter, device=device, dtype=_dtype(recipe), quantize=part.quantize
+    )
     model = models.merge(model) if isinstance(model.net, PeftModel) else model
     if part.attention:
         model.net.set_attn_implementation(part.attention)
     return model
+
+
+def training_device() -> str:
+    """The device of this process."""
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
 
 
 def _dtype(recipe: TrainingRecipe) -> str:
