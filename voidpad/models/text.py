@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import jinja2
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
 
-from voidpad.errors import ConfigError, WeightsError
+from voidpad.errors import ConfigError, WeightsError, reason
 from voidpad.models.card import read_json
 from voidpad.models.families.family import shown
 from voidpad.roles import Roles
@@ -57,13 +57,12 @@ def read_tokenizer(
             raise WeightsError(f"{folder / name}: is larger than any tokenizer; copy the file again.")
     try:
         tokenizer = kind.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
-        len(tokenizer), tokenizer.get_vocab(), tokenizer.all_special_ids  # damage shows here at the latest
+        tokenizer("a"), len(tokenizer), tokenizer.get_vocab(), special_ids(tokenizer)  # damage shows here
     # The Rust parser raises bare Exception on damaged files, and its panics are no Exception at all.
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise WeightsError(f"{folder}: damaged tokenizer files ({reason[:200]}).") from None
+        raise WeightsError(f"{folder}: damaged tokenizer files ({reason(error)}).") from None
     tokenizer.init_kwargs.pop("auto_map", None)  # it names remote code, which no copy of ours may ask for
     return tokenizer
 
@@ -358,8 +357,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, str]], gen
             "or raw=True (--raw)."
         ) from None
     except Exception as error:  # whatever the template does wrong, or refuses with raise_exception
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"the chat template refuses these messages ({reason[:200]}).") from None
+        raise ConfigError(f"the chat template refuses these messages ({reason(error)}).") from None
     finally:
         sys.settrace(before)
     return str(text)
