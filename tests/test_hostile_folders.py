@@ -104,6 +104,8 @@ def test_absurd_sizes(folder, kind, field, value):
 def test_sizes_that_the_files_do_not_have(folder):
     path = folder("dream")
     change(path / "config.json", num_hidden_layers=900)
+    refused(path, "asks for 900 layers, but the files hold")
+    change(path / "config.json", num_hidden_layers=3)
     refused(path, "missing tensor(s)")
 
 

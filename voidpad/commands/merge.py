@@ -28,6 +28,8 @@ def merge(
 
     A model without an adapter is saved as it is, under the names and in the layout of transformers.
     """
+    import torch
+
     from voidpad import models
     from voidpad.models.adapter import base_folder
     from voidpad.models.place import DTYPES, STORED
@@ -41,6 +43,6 @@ def merge(
     else:
         stored = dtype
     merged = models.merge(loaded) if loaded.adapted else loaded
-    merged.net.to(DTYPES[stored])
+    torch.nn.Module.to(merged.net, DTYPES[stored])
     models.save(merged, out)
     err.print(f"wrote {out} in {stored}" + ("" if loaded.adapted else "; there was no adapter"), style="dim")
