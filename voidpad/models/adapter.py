@@ -221,7 +221,7 @@ def _read_config(folder: Path, *, base: str) -> LoraConfig:
 
 def _check(net: PeftModel, tensors: Mapping[str, Tensor], *, where: str) -> None:
     """The file has every tensor the adapter needs, in its shape, and no other."""
-    wanted = get_peft_model_state_dict(net, save_embedding_layers=False)
+    expected = get_peft_model_state_dict(net, save_embedding_layers=False)
     # peft may have stored the untouched rows of a targeted embedding or head as well; the base has them.
     given = {name: tuple(tensor.shape) for name, tensor in tensors.items() if ".base_layer." not in name}
-    compare({name: tuple(tensor.shape) for name, tensor in wanted.items()}, given, where=where)
+    compare({name: tuple(tensor.shape) for name, tensor in expected.items()}, given, where=where)

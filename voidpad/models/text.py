@@ -174,13 +174,13 @@ def chat(prompt: str | Messages, *, system: str | None = None) -> list[dict[str,
     """A prompt as checked messages, the system prompt first. `developer` is another word for `system`."""
     given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     turns: list[dict[str, str]] = []
-    for place, turn in enumerate(given):
+    for index, turn in enumerate(given):
         fields = turn if isinstance(turn, Mapping) else {}
         if not isinstance(fields.get("role"), str) or not isinstance(fields.get("content"), str):
-            raise ConfigError(f"messages[{place}]: {shown(turn)} needs the text fields 'role' and 'content'.")
+            raise ConfigError(f"messages[{index}]: {shown(turn)} needs the text fields 'role' and 'content'.")
         if fields["role"] not in CHAT_ROLES:
             raise ConfigError(
-                f"messages[{place}]: role {shown(fields['role'])} is unknown; use one of {', '.join(CHAT_ROLES)}."
+                f"messages[{index}]: role {shown(fields['role'])} is unknown; use one of {', '.join(CHAT_ROLES)}."
             )
         role = "system" if fields["role"] == "developer" else fields["role"]
         turns.append({"role": role, "content": fields["content"]})
@@ -259,8 +259,8 @@ def _skeleton(
     while any(marker in turn["content"] for turn in turns):
         marker += "zq"
     marked = [
-        {**turn, "content": f"{marker}{place}zq" if turn["content"].strip() else turn["content"]}
-        for place, turn in enumerate(turns)
+        {**turn, "content": f"{marker}{index}zq" if turn["content"].strip() else turn["content"]}
+        for index, turn in enumerate(turns)
     ]
     kept = _skeletons.setdefault(tokenizer, {})
     key = (
@@ -293,8 +293,8 @@ def _content_spans(text: str, parts: Sequence[str], contents: Sequence[str]) -> 
     """
     steps: list[dict[int, Span]] = []  # for each part: end position -> the span that leads there
     ends: Iterable[int] = (0,)
-    for place, part in enumerate(parts):
-        if place % 2 == 0:
+    for index, part in enumerate(parts):
+        if index % 2 == 0:
             choices = {part}
         elif int(part) < len(contents):
             choices = {strip(contents[int(part)]) for strip in _STRIPPED}
@@ -310,10 +310,10 @@ def _content_spans(text: str, parts: Sequence[str], contents: Sequence[str]) -> 
         )
         ends = steps[-1]
     at, spans = len(text), []
-    for place, step in reversed(list(enumerate(steps))):
+    for index, step in reversed(list(enumerate(steps))):
         if at not in step:
             return None
-        if place % 2 and step[at][0] < at:
+        if index % 2 and step[at][0] < at:
             spans.append(step[at])
         at = step[at][0]
     return spans[::-1]

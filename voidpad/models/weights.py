@@ -87,14 +87,14 @@ def read_headers(path: Path) -> dict[str, TensorHeader]:
         raise WeightsError(f"{path}: damaged safetensors file ({reason(error)}); copy it again.") from None
 
 
-def refuse_pickles(folder: Path, wanted: str) -> None:
-    """Raise for a folder without `wanted`, naming the pickle file that is there instead, if any."""
+def refuse_pickles(folder: Path, name: str) -> None:
+    """Raise for a folder without the weights file `name`, naming the pickle file that is there instead, if any."""
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
         raise WeightsError(
             f"{folder / pickles[0]}: pickle weights can run code; convert the file to safetensors."
         )
-    raise WeightsError(f"{folder / wanted}: no such file; voidpad reads safetensors weights only.")
+    raise WeightsError(f"{folder / name}: no such file; voidpad reads safetensors weights only.")
 
 
 def check(
@@ -115,19 +115,21 @@ def check(
         raise WeightsError(
             f"{where}: config.json does not describe a network ({reason(error)}); copy the file again."
         ) from error
-    wanted = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
     if config.tie_word_embeddings:
-        del wanted["lm_head.weight"]
-    compare(wanted, {family.tensor_name(name): header.shape for name, header in tensors.items()}, where=where)
+        del expected["lm_head.weight"]
+    compare(
+        expected, {family.tensor_name(name): header.shape for name, header in tensors.items()}, where=where
+    )
 
 
-def compare(wanted: Mapping[str, Shape], given: Mapping[str, Shape], *, where: str) -> None:
+def compare(expected: Mapping[str, Shape], given: Mapping[str, Shape], *, where: str) -> None:
     """Names and shapes agree exactly."""
-    faults = _listed("missing", wanted.keys() - given.keys())
-    faults += _listed("surplus", given.keys() - wanted.keys())
-    for name in sorted(wanted.keys() & given.keys()):
-        if wanted[name] != given[name]:
-            faults.append(f"{name} is {list(given[name])}, the config asks for {list(wanted[name])}")
+    faults = _listed("missing", expected.keys() - given.keys())
+    faults += _listed("surplus", given.keys() - expected.keys())
+    for name in sorted(expected.keys() & given.keys()):
+        if expected[name] != given[name]:
+            faults.append(f"{name} is {list(given[name])}, the config asks for {list(expected[name])}")
             break
     if faults:
         raise WeightsError(f"{where}: {'; '.join(faults)}. Use the complete checkpoint with its own config.")
