@@ -110,9 +110,9 @@ class Model:
                 "use the model's own tokenizer."
             )
         if self.roles.mask in ids:
-            place = list(ids).index(self.roles.mask)
+            index = list(ids).index(self.roles.mask)
             raise ConfigError(
-                f"prompt token {place} is the mask ({self.roles.mask}); remove it from the prompt."
+                f"prompt token {index} is the mask ({self.roles.mask}); remove it from the prompt."
             )
         if len(ids) + canvas > self.context:
             if len(ids) >= self.context:
@@ -127,7 +127,7 @@ class Model:
 
     def text(self, ids: Sequence[int], *, cut: bool = True) -> str:
         """The text up to the first end (all of it without `cut`), special tokens left out."""
-        ends = [place for place, token in enumerate(ids) if token in self.roles.ends]
+        ends = [index for index, token in enumerate(ids) if token in self.roles.ends]
         kept = ids[: ends[0]] if cut and ends else ids
         dropped = special_ids(self.tokenizer) | self.roles.all()
         return str(self.tokenizer.decode([token for token in kept if token not in dropped]))
