@@ -139,7 +139,8 @@ def _run(
     folder = RunFolder(path)
     if stage == "answer":
         loaded = load_run(cell.settings, resources, model=loader(cell.settings, resources))
-        return answer(folder, loaded=loaded, progress=progress)
+        answer(folder, loaded=loaded, progress=progress)
+        return None
     if stage == "prepare":
         from voidpad.evaluate.prepare import prepare
 

@@ -12,8 +12,10 @@ from voidpad.experiments.report.records import CellRecord
 def printed(record: CellRecord, metric: Metric) -> list[Number]:
     """What was published for this model, method, task and setting: one number per place."""
     paper = record.published
-    name = paper and (paper.model_of(record.model) or paper.model_of(record.settings["model"]))
-    if paper is None or name is None:
+    if paper is None:
+        return []
+    name = paper.model_of(record.model) or paper.model_of(record.settings["model"])
+    if name is None:
         return []
     task = record.task.removesuffix("_974")  # the paper calls both of its MBPP test sets MBPP
     return paper.find((metric.name, name, record.method, task), record.at)
