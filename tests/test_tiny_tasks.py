@@ -9,7 +9,7 @@ import torch
 
 from studies.builtin.prepare import chunk, examples, main, prepare
 from voidpad.builtin.problems import first_number, last_number, split_of
-from voidpad.builtin.tasks import CANVAS, TASKS, heldout, program
+from voidpad.builtin.tasks import CANVAS, TASKS, check, heldout, program
 from voidpad.builtin.tokenizer import RAINBOW, ROLES, SPECIAL, build, tokenizer, wrap
 from voidpad.training import prepared as data
 
@@ -131,7 +131,13 @@ def test_wrong_answers_are_wrong():
     assert last_number(problem.target) is None
     assert last_number(f"#### {problem.target}\n#### {other}") == other
     assert first_number(f"#### {problem.target}\n#### {other}") == problem.target
-    assert program(heldout("tiny_write", 1)[0], "def calc(x:\n    return x") is None
+    assert check(problem, f"#### {problem.target}")
+    assert not check(problem, f"#### {other}")
+    code = heldout("tiny_write", 1)[0]
+    assert program(code, "def calc(x:\n    return x") is None
+    assert not check(code, "def calc(x:\n    return x")
+    with pytest.raises(ValueError, match="pass a sandbox"):
+        check(code, "def calc(x):\n    return x")
 
 
 def test_prepared_file_holds_the_examples(tmp_path, capsys):

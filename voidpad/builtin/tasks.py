@@ -1,8 +1,8 @@
-"""The four tasks of the built-in model, their test problems, and the programs their answers stand for."""
+"""The four tasks of the built-in model, their test problems, and the judging of single answers."""
 
 import ast
 from random import Random
-from typing import Any
+from typing import Protocol
 
 from voidpad.builtin.numbers import EXPR, STEPS
 from voidpad.builtin.problems import Problem, Task, first_function, last_number
@@ -10,6 +10,12 @@ from voidpad.builtin.programs import COMPLETE, WRITE
 
 TASKS: dict[str, Task] = {task.name: task for task in (STEPS, EXPR, COMPLETE, WRITE)}
 CANVAS = 192  # slots; a multiple of every block size we report (16, 32, 64, 192)
+
+
+class Runner(Protocol):
+    """What judges a program: `voidpad.sandbox.Sandbox`."""
+
+    def run(self, program: str, checks: str): ...
 
 
 def heldout(name: str, count: int, *, seed: int = 0) -> list[Problem]:
@@ -33,7 +39,7 @@ def program(problem: Problem, text: str, *, first: bool = False) -> str | None:
     return source
 
 
-def check(problem: Problem, text: str, sandbox: Any = None) -> bool:
+def check(problem: Problem, text: str, sandbox: Runner | None = None) -> bool:
     """Whether an answer is right. Programs are untrusted and run in the sandbox; numbers need none."""
     if not TASKS[problem.task].is_code:
         return last_number(text) == problem.target
@@ -42,4 +48,4 @@ def check(problem: Problem, text: str, sandbox: Any = None) -> bool:
         return False
     if sandbox is None:
         raise ValueError(f"task {problem.task!r} runs code: pass a sandbox.")
-    return bool(sandbox.run(source, problem.target).passed)
+    return sandbox.run(source, problem.target).passed
