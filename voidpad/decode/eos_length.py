@@ -82,7 +82,7 @@ class Daedal(EosReader):
         return self._grow(before, self._probe(before, rows, look, block), look).advance(block)
 
     def _probe(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows:
-        canvas, room = rows.canvas, self.limit - rows.canvas.length
+        canvas, room = rows.canvas, rows.limit - rows.canvas.length
         done = before.probing & ((look.signal["conf"] >= self.enough) | (room <= 0))
         canvas = canvas.resize(
             canvas.stop + torch.where(before.probing & ~done, room.clamp(max=self.grow), 0)
@@ -94,12 +94,12 @@ class Daedal(EosReader):
 
     def _grow(self, before: Rows, rows: Rows, look: Look) -> Rows:
         length = before.canvas.length
-        settled = before.settled | (~before.probing & (length >= self.limit))
-        allowed = ~before.probing & ~settled & (look.signal["conf"] < self.content) & (length < self.limit)
+        settled = before.settled | (~before.probing & (length >= before.limit))
+        allowed = ~before.probing & ~settled & (look.signal["conf"] < self.content) & (length < before.limit)
         unsure = look.frontier & ~look.chosen & (look.grid[:, :, 2] < self.low) & allowed[:, None]
         at = look.grid[:, :, 2].masked_fill(~unsure, torch.inf).argmin(1)
         canvas = rows.canvas.insert(at, torch.where(unsure.any(1), self.grow - 1, 0))
-        canvas = canvas.resize(torch.minimum(canvas.stop, canvas.prompt + self.limit))
+        canvas = canvas.resize(torch.minimum(canvas.stop, canvas.prompt + rows.limit))
         return replace(rows, canvas=canvas, settled=settled)
 
     def final_prefix(self, rows: Rows) -> Tensor:
@@ -205,12 +205,13 @@ class RhoEos(EosReader):
 
     def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows:
         length = before.canvas.length
-        settled = before.settled | (length >= self.limit) | (before.decoded >= min(self.adjust, self.limit))
+        last = before.limit.clamp(max=self.adjust)  # passes that may edit
+        settled = before.settled | (length >= before.limit) | (before.decoded >= last)
         rows = replace(rows.advance(block), settled=settled)
         change = torch.where(settled, 0, self.change(look.signal["rho"]))
         least = torch.full_like(length, block if self.minimum < 0 else self.minimum).minimum(length)
         kept = torch.maximum(length + change.clamp(max=0), least)
-        added = torch.minimum(change.clamp(min=0), (self.limit - length).clamp(min=0))
+        added = torch.minimum(change.clamp(min=0), (before.limit - length).clamp(min=0))
         canvas = rows.canvas.resize(torch.where(change < 0, rows.canvas.prompt + kept, rows.canvas.stop))
         edited = replace(rows, canvas=canvas.insert(self.insert_at(replace(rows, canvas=canvas)), added))
         return replace(edited, open=torch.minimum(edited.open, edited.canvas.stop))

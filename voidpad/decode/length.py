@@ -40,7 +40,10 @@ class Look:
 
 @runtime_checkable
 class Length(Protocol):
-    """What a length rule must offer; `LengthRule` has a default for everything but `canvas`."""
+    """What a length rule must offer; `LengthRule` has a default for everything but `canvas`.
+
+    While rows decode, a rule reads `rows.limit` (B,), because a row may have a smaller limit than its rule.
+    """
 
     @property
     def canvas(self) -> int: ...
@@ -226,11 +229,11 @@ class VoidExpansion(LengthRule):
 
     def ready(self, rows: Rows, signal: Signal) -> Tensor:
         enough = (signal["s_nonvoid"] <= self.tau_nonvoid) & (signal["s_gap"] >= self.tau_gap)
-        return ~rows.probing | enough | (rows.canvas.length >= self.limit)
+        return ~rows.probing | enough | (rows.canvas.length >= rows.limit)
 
     def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows:
         grows = before.probing & ~self.ready(before, look.signal)
-        added = (self.limit - rows.canvas.length).clamp(max=block)
+        added = (rows.limit - rows.canvas.length).clamp(max=block)
         canvas = rows.canvas.resize(rows.canvas.stop + torch.where(grows, added, 0))
         return replace(rows, canvas=canvas, probing=grows).advance(block)
 

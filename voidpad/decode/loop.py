@@ -105,7 +105,8 @@ def begin(
     for prompt in prompts:
         check(prompt, roles, plan)
     canvas = Canvas.blank(prompts, plan.length.canvas, roles, keys)
-    return Rows.begin(canvas, plan.block, seeds=seeds, probing=plan.length.probes)
+    limit = torch.full((len(prompts),), plan.length.limit, dtype=torch.long)
+    return Rows.begin(canvas, plan.block, seeds=seeds, limit=limit, probing=plan.length.probes)
 
 
 def check(prompt: Sequence[int], roles: Roles, plan: Plan) -> None:

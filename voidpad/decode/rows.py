@@ -19,6 +19,7 @@ class Rows:
 
     canvas: Canvas
     seed: Tensor  # (B,)
+    limit: Tensor  # (B,) the longest canvas a length rule may give the row
     open: Tensor  # (B,) absolute position at which the active block starts
     entry: Tensor  # (B,) masks of the active block when it was opened
     spent: Tensor  # (B,) passes used in the active block
@@ -30,12 +31,12 @@ class Rows:
     shared: Tensor  # (B,) passes that were a probe and a decoding pass at once
 
     @classmethod
-    def begin(cls, canvas: Canvas, block: int, *, seeds: Sequence[int], probing: bool) -> Rows:
+    def begin(cls, canvas: Canvas, block: int, *, seeds: Sequence[int], limit: Tensor, probing: bool) -> Rows:
         """Rows before their first pass, at the first block of a canvas of masks."""
         zero = torch.zeros(len(canvas), dtype=torch.long)
         no = torch.zeros(len(canvas), dtype=torch.bool)
         seed = torch.tensor(seeds, dtype=torch.long)
-        rows = cls(canvas, seed, canvas.prompt, zero, zero, zero, no | probing, no, zero, zero, zero)
+        rows = cls(canvas, seed, limit, canvas.prompt, zero, zero, zero, no | probing, no, zero, zero, zero)
         return replace(rows, entry=rows.window(block).sum(1))
 
     def __len__(self) -> int:
