@@ -395,6 +395,8 @@ USAGE = [
     ),
     (("--plan", "void-expansion", "--canvas", 0), "canvas=0 must be at least 1."),
     (("--plan", "void-expansion", "--window", 0), "window=0 must be at least 1."),
+    (("--plan", "void-expansion", "--tau-nonvoid", 3), "tau_nonvoid=3.0 must lie in [0, 1]."),
+    (("--plan", "void-expansion", "--tau-gap", -2), "tau_gap=-2.0 must lie in [-1, 1]."),
     (("--plan", "daedal", "--canvas", 64, "--limit", 32), "limit=32 is below canvas=64"),
     (("--plan", "rho-eos", "--interval", 0), "interval=0.0 must be more than 0"),
     (("--plan", "rho-eos", "--rho-low", 0.7), "rho_low=0.7 must not exceed rho_high=0.6"),

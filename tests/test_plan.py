@@ -6,6 +6,7 @@ import pickle
 from dataclasses import dataclass, fields, replace
 
 import pytest
+import torch
 
 from cases import LENGTHS, case, steps_of
 from voidpad.decode import PRESETS, DecodingRule, LengthRule, Plan, describe, plan, schema
@@ -16,7 +17,7 @@ from voidpad.decode.plan import ALIASES, every_field
 from voidpad.decode.propose import GumbelProposal, SampledProposal
 from voidpad.decode.settings import settings_of
 from voidpad.decode.stop import eos_termination, vanilla
-from voidpad.errors import ConfigError
+from voidpad.errors import ConfigError, VoidpadError
 from voidpad.models import FAMILIES
 
 RULES = [Fixed, VoidExpansion, SmartCrop, Daedal, RhoEos, TopK, Threshold, HighConfidence, Factor]
@@ -224,6 +225,31 @@ class Everything(DecodingRule):
 class Quarter(Everything):
     approximation = "quarter"
     steps = 4
+
+
+def every_slot(score, frontier, progress):
+    return torch.ones_like(frontier)
+
+
+@dataclass(frozen=True)
+class Endless(LengthRule):
+    canvas: int = 8
+
+    def revise(self, before, rows, look, block):
+        return replace(rows, canvas=rows.canvas.resize(rows.canvas.stop + block)).advance(block)
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"commit": every_slot}, "commit=test_plan:every_slot chose a slot outside the frontier"),
+        ({"length": Endless()}, "length=test_plan:Endless grew a canvas past its limit of 8"),
+    ],
+)
+def test_a_rule_that_breaks_its_contract_is_named(rules, message):
+    c = case(0, ("fixed",))
+    with pytest.raises(VoidpadError, match=message):
+        list(steps_of(c.denoise, c.prompts, c.roles, replace(c.plan, **rules), seed=c.seed))
 
 
 def all_at_once(score, frontier, progress):

@@ -18,7 +18,7 @@ from voidpad.decode.canvas import Canvas, send
 from voidpad.decode.length import Look, Signal
 from voidpad.decode.noise import Noise
 from voidpad.decode.outcome import Outcome
-from voidpad.decode.plan import Plan
+from voidpad.decode.plan import Plan, name_of
 from voidpad.decode.propose import NOTHING, Bans, propose_in_pieces
 from voidpad.decode.rows import Rows
 from voidpad.decode.stop import eos_termination
@@ -132,10 +132,14 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
     tokens, score = propose(rows, plan, frontier, at(logits, frontier[where]), bans)
     chosen = plan.commit(score, frontier, rows.progress(frontier, plan.steps))
     if (chosen & (tokens == NOTHING)).any():
+        if (chosen & ~frontier).any():
+            raise VoidpadError(f"commit={name_of(plan.commit)} chose a slot outside the frontier.")
         raise VoidpadError(f"every token is banned at a chosen slot: ban={plan.ban}. Ban fewer ids.")
     filled = replace(rows, canvas=rows.canvas.fill(chosen, tokens), spent=rows.spent + ready)
     look = Look(grid, signal, frontier, chosen)
     revised = plan.length.revise(rows, filled, look, plan.block)
+    if (revised.canvas.length > torch.maximum(rows.limit, rows.canvas.length)).any():
+        raise VoidpadError(f"length={name_of(plan.length)} grew a canvas past its limit of {plan.limit}.")
     if plan.trim:  # an approximation: the slots after the leftmost EOS were context for those before it
         canvas = revised.canvas
         revised = replace(revised, canvas=canvas.resize(torch.minimum(canvas.stop, canvas.first_eos + 1)))
