@@ -529,7 +529,10 @@ def test_without_namespaces_the_other_layers_still_hold(complete):
     assert verdicts[0]["passed"]
     assert len(verdicts) == 1 + len(WITHOUT_NAMESPACES)
     assert [p.stem for p, v in zip(hostile, verdicts[1:], strict=True) if v["passed"]] == []
-    assert all(v["seconds"] < 1 + SLACK for v in verdicts)
+    late = {
+        p.stem: v["seconds"] for p, v in zip(hostile, verdicts[1:], strict=True) if v["seconds"] > 1 + SLACK
+    }
+    assert late == {}
 
 
 AS_NOBODY = """

@@ -1,6 +1,7 @@
 """The library's side of the sandbox: settings, verdicts, and keepers that run the jobs."""
 
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 from voidpad.errors import ConfigError, SandboxError
 from voidpad.sandbox.jail import LAYERS, NAMESPACES
 
+_LOG = logging.getLogger("voidpad.sandbox")
 _PACKAGE = Path(__file__).parents[1]
 # The keeper must not import voidpad itself (and with it torch): a bare package takes its place.
 _BOOT = """
@@ -72,7 +74,7 @@ class Verdict:
     """Whether the checks passed, and if not why.
 
     reason: passed; failed (a check was false); error (the program raised); exited, killed (it ended by itself
-    or by a signal); timeout, memory, output (a limit); opaque (a value that is not plain data met a check).
+    or by a signal); timeout, memory, output, disk (a limit); opaque (a value that is not plain data met a check).
     """
 
     passed: bool
@@ -84,7 +86,8 @@ class Verdict:
 def _verdict(ended: str, seconds: float, status: int | None, *, told: bytes, limits: Limits) -> Verdict:
     if ended != "done":
         allowed = {"timeout": f"{limits.seconds:g} seconds", "memory": f"{limits.memory_mb} MB",
-                   "output": f"{limits.output_kb} KB"}[ended]  # fmt: skip
+                   "output": f"{limits.output_kb} KB",
+                   "disk": f"{limits.disk_mb} MB and 4,096 files"}[ended]  # fmt: skip
         return Verdict(False, ended, f"stopped at the {ended} limit: the sandbox allows {allowed}", seconds)
     try:
         reason, detail = json.loads(told)
@@ -246,10 +249,12 @@ def _start(*, weak: bool) -> _Keeper:
         keeper.close()
         what = f"no {', '.join(missing)}" if missing else keeper.problem
         raise SandboxError(f"sandbox: {what} here; weak=True (--weak-sandbox) runs with what there is")
-    if not keeper.problem:
-        return keeper
-    keeper.close()
-    return _Keeper(without=NAMESPACES)
+    if keeper.problem:
+        keeper.close()
+        keeper = _Keeper(without=NAMESPACES)
+        missing = [name for name in LAYERS if name not in keeper.layers]
+    _LOG.warning("weak sandbox: generated programs run without %s", ", ".join(missing))
+    return keeper
 
 
 def _close_all(keepers: list[_Keeper], owner: int) -> None:

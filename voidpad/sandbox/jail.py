@@ -154,7 +154,7 @@ class Jail:
             shared = [root.SHARED_MEMORY] if "mount namespace" in self.layers else []
             kernel.landlock(read=[*self.paths, *root.DEVICES], write=[home, "/dev/null", *shared])
         if "seccomp" in self.layers:
-            kernel.seccomp(signals="pid namespace" in self.layers)
+            kernel.seccomp(strict=not self.layers.issuperset(NAMESPACES))
 
 
 def _identify(pid: int) -> None:

@@ -6,14 +6,15 @@ may see them, so that nothing about a check is ever in memory that a program inh
 
 import gc
 import importlib
+import itertools
 import json
 import os
 import random
 import re
 import select
-import shutil
 import signal
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +35,8 @@ _LAST_BREATH = 0.1  # seconds a program that closed its channel has to be seen e
 _BLINK = 0.001  # seconds that killed processes are given to be gone
 # A shared mapping without a file: "7f..-7f.. rw-s 00000000 00:01 1234 /dev/zero (deleted)".
 _SHARED = re.compile(r"^(\w+)-(\w+) ...s (\w+) (\S+) (\d+) +/dev/zero \(deleted\)", re.MULTILINE)
+_DISK_GLANCE = 0.1  # seconds between looks at the files, where no file system of its own bounds them
+_FILES = 4096
 _LOST = 3  # exit status of checks whose program went away
 _FULL_NAMESPACES = frozenset({"pid namespace", "mount namespace"})
 
@@ -94,16 +97,16 @@ class Keeper:
                 run_checks = partial(_run_checks, lenient=job.lenient)
                 pids.append(self._jail.start(jail.Cell(run_checks, judging, home, job.bounds)))
                 pids.append(self._jail.start(jail.Cell(_run_program, judged, home, job.bounds)))
-            ended, lost = self._watch(job, pids[0], ear.fileno(), deadline)
+            ended, lost = self._watch(job, pids[0], ear.fileno(), home, deadline)
             return ended, _status(pids[1], _LAST_BREATH if lost else 0)
         finally:
             ear.close()
             for pid in pids:
                 _end(pid)
 
-    def _watch(self, job: Job, checks: int, heard: int, deadline: float) -> tuple[str, bool]:
+    def _watch(self, job: Job, checks: int, heard: int, home: str, deadline: float) -> tuple[str, bool]:
         """Until the checks end or something has to be stopped: which, and whether the program left."""
-        done, room = os.pidfd_open(checks), job.output_kb << 10
+        done, room, look_at_disk = os.pidfd_open(checks), job.output_kb << 10, time.monotonic()
         poll = select.poll()
         for fd in (done, heard, self._control.fileno()):
             poll.register(fd, select.POLLIN)
@@ -123,6 +126,11 @@ class Keeper:
                     return "done", _status(checks, 0) == _LOST
                 if done not in ready and self._exceeds(job.bounds.memory + _OVERHEAD):
                     return "memory", False
+                if done not in ready and self._homes is not None and time.monotonic() > look_at_disk:
+                    size, files = _disk_use(home, self._below())
+                    if size > job.bounds.disk or files > _FILES:
+                        return "disk", False
+                    look_at_disk = time.monotonic() + _DISK_GLANCE
             return "timeout", False
         finally:
             os.close(done)
@@ -147,7 +155,8 @@ class Keeper:
         if self._homes is None:
             return "/tmp"
         home = tempfile.mkdtemp(dir=self._homes)
-        os.chmod(home, 0o777)
+        if os.geteuid() == 0:
+            os.chown(home, jail.NOBODY, jail.NOBODY)
         return home
 
     def _sweep(self, home: str) -> None:
@@ -155,7 +164,7 @@ class Keeper:
         if "pid namespace" not in self._jail.layers:
             _end_below()
         if self._homes is not None:
-            shutil.rmtree(home, ignore_errors=True)
+            remove_tree(home)
 
 
 def _proc_texts(pids: Iterable[int], name: str) -> Iterator[str]:
@@ -186,6 +195,71 @@ def _shared_mappings(pids: Iterable[int]) -> int:
             key, end = (device, inode), int(offset, 16) + int(last, 16) - int(first, 16)
             ends[key] = max(ends.get(key, 0), end)
     return sum(ends.values())
+
+
+def _disk_use(home: str, pids: Iterable[int]) -> tuple[int, int]:
+    """Bytes and number of the files below `home`, and of deleted ones that a process still has open."""
+    sizes: dict[int, int] = {}
+    waiting = [home]
+    while waiting and len(sizes) <= _FILES:
+        with suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    info = entry.stat(follow_symlinks=False)
+                    sizes[info.st_ino] = 512 * info.st_blocks
+                    if stat.S_ISDIR(info.st_mode):
+                        waiting.append(entry.path)
+    for pid in pids:
+        with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    info = entry.stat()
+                    if stat.S_ISREG(info.st_mode) and not info.st_nlink:
+                        sizes[info.st_ino] = 512 * info.st_blocks
+    return sum(sizes.values()), len(sizes)
+
+
+def remove_tree(top: str) -> None:
+    """Remove a folder that a program filled: with any rights, any names, and nested to any depth.
+
+    What a folder holds is moved up to `top` before the folder is removed, so that no path gets long. The processes
+    of the program have ended, so nothing changes meanwhile.
+    """
+    unused = os.urandom(16).hex()
+    new_names = (f"{unused}-{number}" for number in itertools.count())
+    with suppress(OSError):
+        fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            while names := os.listdir(fd):
+                for name in names:
+                    _remove_entry(os.fsencode(name), fd, new_names)
+        finally:
+            os.close(fd)
+        os.rmdir(top)
+
+
+def _remove_entry(name: bytes, top: int, new_names: Iterator[str]) -> None:
+    held = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=top)
+    try:
+        if not stat.S_ISDIR(os.fstat(held).st_mode):
+            os.unlink(name, dir_fd=top)
+            return
+        os.chmod(f"/proc/self/fd/{held}", 0o700)
+        inner = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=held)
+        try:
+            for child in map(os.fsencode, os.listdir(inner)):
+                child_fd = os.open(child, os.O_PATH | os.O_NOFOLLOW, dir_fd=inner)
+                if stat.S_ISDIR(os.fstat(child_fd).st_mode):
+                    os.chmod(f"/proc/self/fd/{child_fd}", 0o700)  # moving a folder changes it
+                    os.rename(child, next(new_names), src_dir_fd=inner, dst_dir_fd=top)
+                else:
+                    os.unlink(child, dir_fd=inner)
+                os.close(child_fd)
+        finally:
+            os.close(inner)
+        os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(held)
 
 
 def _run_program() -> None:
@@ -299,7 +373,7 @@ def _leave(homes: str | None, status: int) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_below()
     if homes is not None:
-        shutil.rmtree(homes, ignore_errors=True)
+        remove_tree(homes)
     os._exit(status & 0xFF)
 
 
@@ -327,7 +401,7 @@ def _probe() -> frozenset[str]:
         name: partial(kernel.unshare, base | bits) for name, bits in jail.NAMESPACES.items()
     }
     trials["landlock"] = partial(_sealed, partial(kernel.landlock, read=["/"], write=[]))
-    trials["seccomp"] = partial(_sealed, partial(kernel.seccomp, signals=True))
+    trials["seccomp"] = partial(_sealed, partial(kernel.seccomp, strict=True))
     trials["no new privileges"] = kernel.no_new_privileges
     trials["other uid"] = jail.become_nobody
     found = frozenset(name for name, act in trials.items() if _works(act))
