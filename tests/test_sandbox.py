@@ -5,6 +5,8 @@ import gzip
 import json
 import os
 import re
+import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -59,7 +61,7 @@ def sandbox(complete):
 @pytest.fixture(scope="module")
 def cells(complete):
     """By seconds: a short limit for programs that have to be stopped, a long one for a slow machine."""
-    limits = {seconds: Limits(seconds=seconds, memory_mb=512, disk_mb=8) for seconds in (1, 10)}
+    limits = {seconds: Limits(seconds=seconds, memory_mb=512, disk_mb=8, processes=16) for seconds in (1, 10)}
     made = {seconds: Sandbox(limits=limit) for seconds, limit in limits.items()}
     for sandbox in made.values():
         sandbox.run("", "")  # its keeper is there before processes are counted
@@ -83,22 +85,46 @@ def processes():
 # Hostile programs
 
 
-@pytest.mark.parametrize("path", HOSTILE, ids=lambda path: path.stem)
+def hostile(path):
+    """The reasons that the first line of a program allows, and whether it says (slow)."""
+    reasons, slow = re.match(r"# expect: ([a-z, ]+?)( \(slow\))?\n", path.read_text()).groups()
+    return reasons.split(", "), bool(slow)
+
+
+def machine():
+    """What a program could change on this machine and a look from outside would see."""
+    library = os.stat(os.__file__)
+    limits = [
+        resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT")
+    ]
+    return (
+        [library.st_mode, library.st_mtime_ns, library.st_ctime_ns, library.st_size, library.st_uid],
+        [limits, os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0), os.sched_getscheduler(0)],
+        [socket.gethostname(), os.listdir("/dev/shm"), os.getcwd(), signal.getsignal(signal.SIGIO)],
+    )
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if hostile(p)[1] else []) for p in HOSTILE],
+)
 def test_hostile_program_gains_nothing(path, cells):
     program = path.read_text()
-    expected = re.match(r"# expect: (.*)", program)[1].split(", ")
+    expected, _ = hostile(path)
     seconds = 1 if "timeout" in expected else 10
-    before, start = processes(), time.monotonic()
+    before, host, start = processes(), machine(), time.monotonic()
     verdict = cells[seconds].run(program, CHECKS)
     assert not verdict.passed
     assert verdict.reason in expected, verdict
     assert time.monotonic() - start < seconds + SLACK
     assert processes() == before
+    assert machine() == host
     assert not [place for place in PLACES if (Path(place) / MARK).exists()]
+    assert verdict.detail.isprintable()
 
 
 def test_there_are_enough_hostile_programs():
-    assert len(HOSTILE) >= 25
+    assert len(HOSTILE) >= 150
 
 
 @pytest.mark.parametrize("program", ["def square(x) return 9", "square = abs\n\0", "\ud800"])
@@ -444,7 +470,11 @@ WITHOUT_NAMESPACES = ("always_equal", "become_root", "detached_answerer", "detac
                       "forged_answers", "ignored_signals", "kill_everyone", "late_work", "odd_name",
                       "one_large_file", "other_memory", "own_group_killed", "read_descriptors",
                       "read_environment", "read_files", "run_commands", "shared_memory", "sockets",
-                      "stopped_child", "write_outside")  # fmt: skip
+                      "stopped_child", "write_outside", "limits_of_others", "priority_of_others",
+                      "affinity_of_others", "signal_through_a_descriptor", "owner_by_ioctl", "datagram_to_a_path",
+                      "sockets_with_paths", "library_rights", "nested_folders", "folders_without_rights",
+                      "names_of_all_kinds", "links_to_everything", "many_files", "disk_hog", "process_names",
+                      "dropped_death_signal", "home_moved", "secrets", "proc_and_sys")  # fmt: skip
 
 
 def nobodies():
@@ -533,6 +563,112 @@ def test_without_namespaces_the_other_layers_still_hold(complete):
         p.stem: v["seconds"] for p, v in zip(hostile, verdicts[1:], strict=True) if v["seconds"] > 1 + SLACK
     }
     assert late == {}
+
+
+@pytest.mark.slow
+def test_without_namespaces_no_hostile_program_gains_anything(complete):
+    _, _, verdicts = restricted("unshare", [[path.read_text(), CHECKS] for path in HOSTILE])
+    assert [p.stem for p, v in zip(HOSTILE, verdicts, strict=True) if v["passed"]] == []
+
+
+# Everything that the same user could do to a file, a socket and a process of the machine.
+MEDDLER = """
+import ctypes, os, resource, signal, socket
+from contextlib import suppress
+libc, gained = ctypes.CDLL(None), []
+pid, folder, path = {pid}, {folder!r}, {folder!r} + "/file"
+for act in (
+    lambda: os.chmod(path, 0), lambda: os.chmod(folder, 0), lambda: os.utime(path, (0, 0)),
+    lambda: os.chown(path, -1, 65534),
+    lambda: os.setxattr(path, "user.a", b"b"), lambda: os.removexattr(path, "user.own"),
+    lambda: os.truncate(path, 0),
+    lambda: open(path, "a"), lambda: open(path), lambda: os.unlink(path), lambda: os.rename(path, path + "2"),
+    lambda: os.link(path, "linked"), lambda: os.mkdir(folder + "/made"), lambda: os.listdir(folder),
+    lambda: os.kill(pid, 0), lambda: os.kill(pid, signal.SIGKILL), lambda: os.setpriority(os.PRIO_PROCESS, pid, 19),
+    lambda: os.setpriority(os.PRIO_USER, os.getuid(), 19), lambda: os.sched_setaffinity(pid, {{0}}),
+    lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)),
+    lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, 1)),
+    lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE),
+    lambda: socket.socket(socket.AF_UNIX).connect(folder + "/socket"),
+    lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b"x", folder + "/socket"),
+    lambda: signal.pidfd_send_signal(os.pidfd_open(pid), signal.SIGKILL), lambda: open("/proc/%d/environ" % pid),
+    lambda: 1 / (libc.ptrace(16, pid, 0, 0) == 0), lambda: 1 / (libc.syscall(251, 1, pid, 3 << 13) == 0),
+):
+    with suppress(OSError, ZeroDivisionError):
+        act()
+        gained.append(act.__code__.co_firstlineno)
+def square(x): return x * x if gained else 0
+"""
+
+
+def test_without_namespaces_files_sockets_and_processes_of_the_same_user_are_out_of_reach(complete):
+    victim = subprocess.Popen(["sleep", "600"], user=65534 if os.getuid() == 0 else None)
+    folder = Path(tempfile.mkdtemp(prefix="voidpad-test-"))
+    try:
+        file, listening = folder / "file", socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        file.write_text("mine")
+        os.setxattr(file, "user.own", b"1")
+        listening.bind(str(folder / "socket"))
+        listening.setblocking(False)
+        for path in (folder, *folder.iterdir()):
+            path.chmod(0o777)
+            if os.getuid() == 0:
+                os.chown(path, 65534, 65534)
+
+        def state():
+            files = [
+                [p.name, p.stat().st_mode, p.stat().st_mtime_ns, p.stat().st_ctime_ns]
+                for p in folder.iterdir()
+            ]
+            return (sorted(files), folder.stat().st_mode, os.getxattr(file, "user.own"), file.read_text(),
+                    Path(f"/proc/{victim.pid}/limits").read_text(), os.sched_getaffinity(victim.pid),
+                    os.getpriority(os.PRIO_PROCESS, victim.pid), os.sched_getscheduler(victim.pid),
+                    victim.poll())  # fmt: skip
+
+        before = state()
+        program = MEDDLER.format(pid=victim.pid, folder=str(folder))
+        _, _, (verdict,) = restricted("unshare", [[program, CHECKS]])
+        assert verdict["reason"] == "failed", verdict
+        assert state() == before
+        with pytest.raises(BlockingIOError):
+            listening.recv(1)
+        listening.close()
+    finally:
+        victim.kill()
+        victim.wait()
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+
+
+def test_without_namespaces_the_missing_layers_are_named(complete):
+    done, _ = adopting([sys.executable, "-c", RESTRICTED, "unshare"], json.dumps([["", ""]]))
+    assert f"weak sandbox: generated programs run without {NAMESPACES}" in done.stderr
+
+
+def test_what_a_program_leaves_is_removed_whatever_its_form(tmp_path):
+    top = tmp_path / "top"
+    top.mkdir()
+    here = os.getcwd()
+    os.chdir(top)
+    try:
+        os.makedirs("a/b")
+        Path("a/b/file").touch()
+        os.symlink("/", "a/link")
+        os.mkfifo("a/pipe")
+        os.mkdir(b"\xff\n")
+        for _ in range(3000):
+            os.mkdir("d")
+            os.chdir("d")
+        Path("deepest").touch()
+        os.chdir(top)
+        for path in ("a/b", "a", "d"):
+            os.chmod(path, 0)
+    finally:
+        os.chdir(here)
+    remover = f"from voidpad.sandbox.keeper import remove_tree\nremove_tree({str(top)!r})"
+    subprocess.run([sys.executable, "-c", remover], check=True)
+    assert not top.exists()
 
 
 AS_NOBODY = """

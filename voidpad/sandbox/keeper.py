@@ -6,7 +6,6 @@ may see them, so that nothing about a check is ever in memory that a program inh
 
 import gc
 import importlib
-import itertools
 import json
 import os
 import random
@@ -222,44 +221,44 @@ def _disk_use(home: str, pids: Iterable[int]) -> tuple[int, int]:
 def remove_tree(top: str) -> None:
     """Remove a folder that a program filled: with any rights, any names, and nested to any depth.
 
-    What a folder holds is moved up to `top` before the folder is removed, so that no path gets long. The processes
-    of the program have ended, so nothing changes meanwhile.
+    The walk goes down and up by one descriptor, so that no path gets long and no folder is searched twice. The
+    processes of the program have ended, so nothing changes meanwhile.
     """
-    unused = os.urandom(16).hex()
-    new_names = (f"{unused}-{number}" for number in itertools.count())
     with suppress(OSError):
         fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            while names := os.listdir(fd):
-                for name in names:
-                    _remove_entry(os.fsencode(name), fd, new_names)
-        finally:
-            os.close(fd)
+        path: list[bytes] = []
+        waiting = [_remove_files(fd)]  # the folders that are left at each level
+        while waiting:
+            if waiting[-1]:
+                name = waiting[-1].pop()
+                path.append(name)
+                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+                os.close(fd)
+                fd = inner
+                waiting.append(_remove_files(fd))
+            else:
+                waiting.pop()
+                if path:
+                    outer = os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
+                    os.close(fd)
+                    fd = outer
+                    os.rmdir(path.pop(), dir_fd=fd)
+        os.close(fd)
         os.rmdir(top)
 
 
-def _remove_entry(name: bytes, top: int, new_names: Iterator[str]) -> None:
-    held = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=top)
-    try:
-        if not stat.S_ISDIR(os.fstat(held).st_mode):
-            os.unlink(name, dir_fd=top)
-            return
-        os.chmod(f"/proc/self/fd/{held}", 0o700)
-        inner = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=held)
-        try:
-            for child in map(os.fsencode, os.listdir(inner)):
-                child_fd = os.open(child, os.O_PATH | os.O_NOFOLLOW, dir_fd=inner)
-                if stat.S_ISDIR(os.fstat(child_fd).st_mode):
-                    os.chmod(f"/proc/self/fd/{child_fd}", 0o700)  # moving a folder changes it
-                    os.rename(child, next(new_names), src_dir_fd=inner, dst_dir_fd=top)
-                else:
-                    os.unlink(child, dir_fd=inner)
-                os.close(child_fd)
-        finally:
-            os.close(inner)
-        os.rmdir(name, dir_fd=top)
-    finally:
-        os.close(held)
+def _remove_files(folder: int) -> list[bytes]:
+    """Remove what is not a folder; the names of the folders, which may now be entered and changed."""
+    folders = []
+    for name in map(os.fsencode, os.listdir(folder)):
+        entry = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
+        if stat.S_ISDIR(os.fstat(entry).st_mode):
+            os.chmod(f"/proc/self/fd/{entry}", 0o700)
+            folders.append(name)
+        else:
+            os.unlink(name, dir_fd=folder)
+        os.close(entry)
+    return folders
 
 
 def _run_program() -> None:
