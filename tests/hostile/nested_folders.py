@@ -1,11 +1,11 @@
 # expect: failed
-# Three thousand folders, each in the one before: more than a path can name.
+# Folders, each in the one before, deeper than a path can name and than Python can recurse.
 import os
 
 gained = []
-for _ in range(3000):
-    os.mkdir("d")
-    os.chdir("d")
+for _ in range(1200):
+    os.mkdir("dddd")
+    os.chdir("dddd")
 
 
 def square(x):
