@@ -1,6 +1,6 @@
-"""The Linux calls the sandbox stands on, through ctypes: namespaces, mounts, capabilities, Landlock, seccomp.
+"""Linux system calls through ctypes: namespaces, mounts, capabilities, Landlock, seccomp.
 
-Each call raises OSError; deciding whether a refusal matters is the caller's business.
+Every function raises OSError when the kernel refuses; the caller decides whether that matters.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
 
-# Numbers above 423 are the same everywhere.
+# System calls numbered above 423 have the same number on every architecture.
 _COMMON = {
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
     "clone3": 435, "pidfd_getfd": 438, "mount_setattr": 442, "quotactl_fd": 443,
@@ -126,7 +126,7 @@ def read_only(path: str) -> None:
 
 
 def pivot(root: str) -> None:
-    """`root` becomes /, and the old tree is gone."""
+    """Make `root` the root folder and unmount the old one."""
     os.chdir(root)
     _syscall("pivot_root", b".", b".")
     _checked(_libc.umount2(b".", MNT_DETACH), "umount")
@@ -138,7 +138,7 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
 
 
 def adopt_orphans(do: bool = True) -> None:
-    """Whether processes below this one that lose their parent come here, not to the first process."""
+    """Whether descendants that lose their parent become children of this process instead of init's."""
     _prctl(_PR_SET_CHILD_SUBREAPER, int(do))
 
 
@@ -155,14 +155,14 @@ def set_hostname(name: str) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability of this process, and (where it may) those a later program could bring back."""
+    """Give up every capability of this process, and where allowed also those that an exec could restore."""
     for capability in range(64):
         _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
     _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(4), 0, 0, 0)
     _syscall("capset", struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", *(0,) * 6))
 
 
-# Landlock: rights are bits; the kernel's version says how many of them it knows.
+# Landlock rights are bits; how many of them exist depends on the version that the kernel supports.
 _EXECUTE, _WRITE, _READ, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE = 1 << 14
 _CHANGE = sum(1 << bit for bit in (4, 5, 7, 8, 9, 10, 12, 13))  # remove, make, link, move
@@ -178,7 +178,7 @@ def landlock_version() -> int:
 
 
 def landlock(*, read: Iterable[str], write: Iterable[str]) -> None:
-    """From now on: read below `read`, read and write below `write`, run nothing, connect nowhere."""
+    """Restrict this process for good: read below `read`, read and write below `write`, no exec, no connections."""
     version = landlock_version()
     if not version:
         raise OSError(38, "landlock: not in this kernel")
@@ -215,8 +215,8 @@ _Step = tuple[int, int, int, int]
 
 
 def seccomp_filter(*, refuse: Iterable[str]) -> bytes:
-    """A filter that refuses the named calls, new namespaces, sockets other than Unix ones, rights over other
-    processes' limits, and signals through descriptors."""
+    """A BPF filter that refuses the named calls, new namespaces, sockets other than Unix ones, changes of other
+    processes' limits, and signals that are sent through descriptors."""
     number, machine = _numbers(), platform.machine()
     steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _AUDIT_ARCH[machine]), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     if machine == "x86_64":  # the x32 calls have other numbers for the same things
@@ -276,7 +276,7 @@ def _usual_filter(*, strict: bool) -> bytes:
 
 
 def warm_up() -> None:
-    """Build the filters once, before the forks that need them."""
+    """Build the filters before the forks that install them, so that this is done once."""
     if platform.machine() in _BY_MACHINE:
         for strict in (True, False):
             _usual_filter(strict=strict)

@@ -12,7 +12,7 @@ from typing import Any
 from lm_eval.api.task import ConfigurableTask
 
 from voidpad.errors import ConfigError
-from voidpad.sandbox import Limits, ProgramTest, Sandbox, Verdict
+from voidpad.sandbox import ProgramTest, Sandbox, SandboxLimits, Verdict
 from voidpad.tasks import FEWSHOT
 from voidpad.tasks.data import ITEM
 from voidpad.tasks.graders import Doc
@@ -78,7 +78,7 @@ class CodeBenchmark(Benchmark):
 
     def sandbox(self) -> Sandbox:
         return Sandbox(
-            limits=Limits(seconds=self.options["seconds"]),
+            limits=SandboxLimits(seconds=self.options["seconds"]),
             weak=bool(self.options.get("weak_sandbox", False)),
             workers=int(self.options.get("workers", 1)),
         )

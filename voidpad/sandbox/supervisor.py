@@ -1,7 +1,8 @@
-"""The process between the library and the jobs: warm, in namespaces of its own, forking two jails per job.
+"""The supervisor process: started once per worker, it forks two jails for each request and watches them.
 
-It never reads a program, a check or a verdict: those travel by descriptor, straight to the one process that
-may see them, so that nothing about a check is ever in memory that a program inherits.
+A supervisor lives in namespaces of its own and has the usual modules loaded, so that a fork is all a jail costs. It
+never reads a program, a check or a verdict: these are passed on as descriptors to the one process that needs them,
+so that no program inherits memory that holds a check.
 """
 
 import gc
@@ -24,25 +25,25 @@ from typing import NoReturn
 
 from voidpad.sandbox import checker, jail, kernel, root, subject
 
-# Loaded once here, so that a program's own import of them costs nothing.
-_WARM = ("array", "bisect", "calendar", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal",
+# Modules that programs often import; loaded here once, and inherited by every jail.
+_PRELOADED = ("array", "bisect", "calendar", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal",
          "enum", "fractions", "functools", "heapq", "itertools", "json", "math", "numbers", "operator",
          "random", "re", "statistics", "string", "textwrap", "time", "typing")  # fmt: skip
-_GLANCE = 0.02  # seconds between looks at the memory in use
-_OVERHEAD = 64 << 20  # bytes that two idle interpreters hold
-_LAST_BREATH = 0.1  # seconds a program that closed its channel has to be seen ending
-_BLINK = 0.001  # seconds that killed processes are given to be gone
+_MEMORY_INTERVAL = 0.02  # seconds between two measurements of the memory in use
+_OVERHEAD = 64 << 20  # bytes that two idle interpreters use
+_EXIT_SECONDS = 0.1  # for a program that closed its channel to exit, so that its status is known
+_KILL_INTERVAL = 0.001  # seconds between two rounds of killing descendants
 # A shared mapping without a file: "7f..-7f.. rw-s 00000000 00:01 1234 /dev/zero (deleted)".
 _SHARED = re.compile(r"^(\w+)-(\w+) ...s (\w+) (\S+) (\d+) +/dev/zero \(deleted\)", re.MULTILINE)
-_DISK_GLANCE = 0.1  # seconds between looks at the files, where no file system of its own bounds them
+_DISK_INTERVAL = 0.1  # seconds between two measurements of the files, where no tmpfs bounds them
 _FILES = 4096
 _LOST = 3  # exit status of checks whose program went away
 _FULL_NAMESPACES = frozenset({"pid namespace", "mount namespace"})
 
 
 @dataclass(frozen=True)
-class Job:
-    """One line from the library; the texts come beside it as descriptors."""
+class SandboxRequest:
+    """What the library sends for one program; the texts come with it as descriptors."""
 
     seconds: float
     memory_mb: int
@@ -52,84 +53,96 @@ class Job:
     lenient: bool
 
     @property
-    def bounds(self) -> jail.Bounds:
-        return jail.Bounds(int(self.seconds) + 2, self.memory_mb << 20, self.disk_mb << 20, self.processes)
+    def jail_limits(self) -> jail.JailLimits:
+        return jail.JailLimits(
+            int(self.seconds) + 2, self.memory_mb << 20, self.disk_mb << 20, self.processes
+        )
 
 
-class Keeper:
-    def __init__(self, control: socket.socket, prison: jail.Jail, homes: str | None) -> None:
-        self._control, self._jail, self._homes = control, prison, homes
-        self._own_proc = prison.layers >= _FULL_NAMESPACES
+class Supervisor:
+    def __init__(self, control: socket.socket, jail_factory: jail.Jail, homes: str | None) -> None:
+        self._control, self._jail, self._homes = control, jail_factory, homes
+        self._own_proc = jail_factory.layers >= _FULL_NAMESPACES
 
     def serve(self) -> None:
-        """Jobs, one after another, until the library goes away."""
+        """Handle requests one after another until the library closes its socket."""
         while True:
             message, fds, _, _ = socket.recv_fds(self._control, 4096, 3)
             if not message:
                 return
-            reply = self.run(Job(**json.loads(message)), fds)
+            reply = self.run(SandboxRequest(**json.loads(message)), fds)
             for fd in fds:
                 os.close(fd)
             self._control.send(json.dumps(reply).encode())
 
-    def run(self, job: Job, fds: list[int]) -> tuple[str, float, int | str | None]:
-        """How the job ended, how long it took, and the program's own exit status if it had one."""
+    def run(self, request: SandboxRequest, fds: list[int]) -> tuple[str, float, int | str | None]:
+        """Run one program: how it ended, the seconds it took, and its exit status if it exited by itself."""
         start, home = time.monotonic(), self._home()
         try:
-            ended, status = self._run(job, fds, home, start + job.seconds)
+            ended, status = self._run(request, fds, home, start + request.seconds)
             return ended, time.monotonic() - start, status
         except jail.JailError as error:
             return "broken", time.monotonic() - start, str(error)
         finally:
             self._sweep(home)
 
-    def _run(self, job: Job, fds: list[int], home: str, deadline: float) -> tuple[str, int | None]:
+    def _run(
+        self, request: SandboxRequest, fds: list[int], home: str, deadline: float
+    ) -> tuple[str, int | None]:
         program, checks, verdict = fds
         asking, answering = socket.socketpair()
-        ear, mouth = (os.fdopen(fd, mode, 0) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
+        output, program_output = (
+            os.fdopen(fd, mode, 0) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True)
+        )
         pids: list[int] = []
         try:
-            # The program last: from its first instruction on, someone watches the clock.
-            with asking, answering, mouth, open(os.devnull, "wb") as null:
+            # The program is started last, so that the time limit is watched from its first instruction on.
+            with asking, answering, program_output, open(os.devnull, "wb") as null:
                 judging = (null.fileno(), asking.fileno(), checks, verdict)
-                judged = (mouth.fileno(), answering.fileno(), program)
-                run_checks = partial(_run_checks, lenient=job.lenient)
-                pids.append(self._jail.start(jail.Cell(run_checks, judging, home, job.bounds)))
-                pids.append(self._jail.start(jail.Cell(_run_program, judged, home, job.bounds)))
-            ended, lost = self._watch(job, pids[0], ear.fileno(), home, deadline)
-            return ended, _status(pids[1], _LAST_BREATH if lost else 0)
+                judged = (program_output.fileno(), answering.fileno(), program)
+                run_checks = partial(_run_checks, lenient=request.lenient)
+                pids.append(
+                    self._jail.start(jail.JailProcess(run_checks, judging, home, request.jail_limits))
+                )
+                pids.append(
+                    self._jail.start(jail.JailProcess(_run_program, judged, home, request.jail_limits))
+                )
+            ended, lost = self._watch(request, pids[0], output.fileno(), home, deadline)
+            return ended, _status(pids[1], _EXIT_SECONDS if lost else 0)
         finally:
-            ear.close()
+            output.close()
             for pid in pids:
                 _end(pid)
 
-    def _watch(self, job: Job, checks: int, heard: int, home: str, deadline: float) -> tuple[str, bool]:
-        """Until the checks end or something has to be stopped: which, and whether the program left."""
-        done, room, look_at_disk = os.pidfd_open(checks), job.output_kb << 10, time.monotonic()
+    def _watch(
+        self, request: SandboxRequest, checks: int, output: int, home: str, deadline: float
+    ) -> tuple[str, bool]:
+        """Wait for the checks to end or for a limit to be reached: which, and whether the program exited early."""
+        done, room, look_at_disk = os.pidfd_open(checks), request.output_kb << 10, time.monotonic()
         poll = select.poll()
-        for fd in (done, heard, self._control.fileno()):
+        for fd in (done, output, self._control.fileno()):
             poll.register(fd, select.POLLIN)
         try:
             while (left := deadline - time.monotonic()) > 0:
-                ready = {fd for fd, _ in poll.poll(1000 * min(left, _GLANCE))}
+                ready = {fd for fd, _ in poll.poll(1000 * min(left, _MEMORY_INTERVAL))}
                 if self._control.fileno() in ready:
-                    raise EOFError("the library left, or broke its word")
-                if heard in ready:
-                    size = len(os.read(heard, 1 << 16))
+                    raise EOFError("the library closed its socket")
+                if output in ready:
+                    size = len(os.read(output, 1 << 16))
                     room -= size
                     if not size:
-                        poll.unregister(heard)
+                        poll.unregister(output)
                 if room < 0:
                     return "output", False
                 if done in ready:
                     return "done", _status(checks, 0) == _LOST
-                if done not in ready and self._exceeds(job.bounds.memory + _OVERHEAD):
+                if done not in ready and self._exceeds(request.jail_limits.memory + _OVERHEAD):
                     return "memory", False
                 if done not in ready and self._homes is not None and time.monotonic() > look_at_disk:
                     size, files = _disk_use(home, self._below())
-                    if size > job.bounds.disk or files > _FILES:
+                    if size > request.jail_limits.disk or files > _FILES:
                         return "disk", False
-                    look_at_disk = time.monotonic() + _DISK_GLANCE
+                    look_at_disk = time.monotonic() + _DISK_INTERVAL
             return "timeout", False
         finally:
             os.close(done)
@@ -159,7 +172,7 @@ class Keeper:
         return home
 
     def _sweep(self, home: str) -> None:
-        """Without a PID namespace, end the orphans that came here; without a mount one, drop the folder."""
+        """Remove what no namespace removes: orphaned processes and the program's folder."""
         if "pid namespace" not in self._jail.layers:
             _end_below()
         if self._homes is not None:
@@ -278,7 +291,7 @@ def _run_checks(*, lenient: bool) -> None:
 
 
 def _status(pid: int, seconds: float) -> int | None:
-    """The exit status of a process that ended by itself, waiting at most `seconds` for it; not reaped."""
+    """The exit status of a process, which stays a zombie, or None if it does not exit within `seconds`."""
     fd = os.pidfd_open(pid)
     try:
         if not select.select([fd], [], [], seconds)[0]:
@@ -292,16 +305,21 @@ def _status(pid: int, seconds: float) -> int | None:
 
 
 def _end(pid: int) -> None:
-    """Kill and reap; the first process of a PID namespace takes everyone in it along."""
+    """Kill and reap a process; if it is the first of a PID namespace, the kernel kills all others in it."""
     with suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
 def _end_below() -> None:
-    """Kill every descendant of this process: all are stopped first, because one that runs can fork faster than
-    it is killed; and again, because one can be born between two looks."""
-    with suppress(ChildProcessError):  # no child left, and so nobody below: orphans come to this process
+    """Kill every descendant of this process.
+
+    All are stopped first, because a running process can fork faster than it is killed, and this is repeated until
+    none is left, because one can be forked between two listings.
+    """
+    with suppress(
+        ChildProcessError
+    ):  # no child is left, and so no descendant: orphans become children of this process
         while True:
             stopped: set[int] = set()
             while new := set(_descendants()) - stopped:
@@ -310,7 +328,7 @@ def _end_below() -> None:
             _signal(stopped, signal.SIGKILL)
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-            time.sleep(_BLINK)
+            time.sleep(_KILL_INTERVAL)
 
 
 def _signal(pids: Iterable[int], number: int) -> None:
@@ -327,23 +345,26 @@ def _descendants() -> list[int]:
                 parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
         except (OSError, IndexError):
             continue
-    found = [os.getpid()]
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found[1:]
+    pids = [os.getpid()]
+    for pid in pids:
+        pids += [child for child, parent in parents.items() if parent == pid]
+    return pids[1:]
 
 
 def main(control: socket.socket, without: frozenset[str]) -> None:
-    """Enter the namespaces, say what they are, serve. The first process waits for the one inside, and ends
-    what that one leaves where no namespace does."""
-    for name in _WARM:
+    """Enter the namespaces, report the available layers, and handle requests.
+
+    The first process only waits for its child, which enters the PID namespace and does the work. Where namespaces
+    are missing, it also kills what that child leaves behind and removes its folder.
+    """
+    for name in _PRELOADED:
         importlib.import_module(name)
     kernel.warm_up()
     available, paths = _probe() - without, root.library_paths()
     problem = _attempt(partial(_enter, available))
     homes = None if "mount namespace" in available else tempfile.mkdtemp(prefix="voidpad-sandbox-")
     if homes is not None:
-        os.chmod(homes, 0o711)  # nobody may pass, and see nobody else's
+        os.chmod(homes, 0o711)  # the user nobody may enter its own folder in it, but not list the others
     child = os.fork()
     if child:
         control.close()
@@ -357,18 +378,18 @@ def main(control: socket.socket, without: frozenset[str]) -> None:
     else:
         signal.signal(signal.SIGTERM, lambda *_: _leave(homes, 0))
         kernel.die_with_parent(signal.SIGTERM)
-    prison = jail.Jail(available, paths)
-    problem = problem or _attempt(partial(_settle, prison))
+    jail_factory = jail.Jail(available, paths)
+    problem = problem or _attempt(partial(_try_out, jail_factory))
     gc.freeze()
     control.send(json.dumps({"layers": sorted(available), "problem": problem}).encode())
     try:
-        Keeper(control, prison, homes).serve()
+        Supervisor(control, jail_factory, homes).serve()
     finally:
         os._exit(0)
 
 
 def _leave(homes: str | None, status: int) -> NoReturn:
-    """Go, and take along everything that no namespace would."""
+    """Exit after killing every descendant and removing the programs' folder."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_below()
     if homes is not None:
@@ -384,17 +405,21 @@ def _attempt(act: Callable[[], None]) -> str:
     return ""
 
 
-def _settle(prison: jail.Jail) -> None:
-    """Build the root, and close one empty jail to see that it can be done."""
-    if "mount namespace" in prison.layers:
-        root.build(prison.paths)
+def _try_out(jail_factory: jail.Jail) -> None:
+    """Build the file tree and start one empty jail, to learn now whether that works."""
+    if "mount namespace" in jail_factory.layers:
+        root.build(jail_factory.paths)
     null = os.open(os.devnull, os.O_WRONLY)
-    _end(prison.start(jail.Cell(lambda: None, (null,), "/tmp", jail.Bounds(2, 1 << 30, 1 << 20, 4))))
+    _end(
+        jail_factory.start(
+            jail.JailProcess(lambda: None, (null,), "/tmp", jail.JailLimits(2, 1 << 30, 1 << 20, 4))
+        )
+    )
     os.close(null)
 
 
 def _probe() -> frozenset[str]:
-    """The layers this kernel gives this user, each tried in a process of its own."""
+    """The layers that this kernel lets this user have; each is tried in a process of its own."""
     base = 0 if _privileged() else kernel.NEWUSER
     trials: dict[str, Callable[[], None]] = {
         name: partial(kernel.unshare, base | bits) for name, bits in jail.NAMESPACES.items()
@@ -403,12 +428,12 @@ def _probe() -> frozenset[str]:
     trials["seccomp"] = partial(_sealed, partial(kernel.seccomp, strict=True))
     trials["no new privileges"] = kernel.no_new_privileges
     trials["other uid"] = jail.become_nobody
-    found = frozenset(name for name, act in trials.items() if _works(act))
-    return found | {"other uid"} if "user namespace" in found else found
+    available = frozenset(name for name, act in trials.items() if _works(act))
+    return available | {"other uid"} if "user namespace" in available else available
 
 
 def _privileged() -> bool:
-    """Whether namespaces can be had without a user namespace: real root, not root in a container."""
+    """Whether this process may create namespaces without a user namespace, as root outside of containers may."""
     return os.geteuid() == 0 and _works(partial(kernel.unshare, kernel.NEWNS | kernel.NEWPID))
 
 
@@ -425,8 +450,11 @@ def _works(act: Callable[[], None]) -> bool:
 
 
 def _enter(layers: frozenset[str]) -> None:
-    """The keeper's own namespaces. Root needs no user namespace to make the others, and keeps its rights to
-    read a Python that only root may read until the new root is built."""
+    """Create the supervisor's own namespaces.
+
+    Root needs no user namespace for that, and so keeps the right to read a Python installation that only root may
+    read until the new file tree is built.
+    """
     wanted, uid, gid = jail.flags(layers - {"user namespace"}), os.geteuid(), os.getegid()
     if wanted and _privileged():
         os.setgroups([])
