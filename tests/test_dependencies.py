@@ -30,7 +30,9 @@ def imported() -> dict[str, set[str]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            for top in {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"voidpad"}:
+            for top in (
+                {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"voidpad"}
+            ):
                 [provider] = {distribution(name) for name in providers.get(top, [f"nothing installs {top}"])}
                 found.setdefault(provider, set()).add(str(path.relative_to(ROOT)))
     return found
