@@ -16,7 +16,7 @@ from voidpad.decode import plan
 from voidpad.errors import ConfigError
 from voidpad.evaluate import Resources, Settings
 from voidpad.experiments.sweep import run_local
-from voidpad.experiments.sweep_recipe import Cell, parse
+from voidpad.experiments.sweep_recipe import SweepCell, parse
 from voidpad.models import Model, load, read_card, save
 from voidpad.models.fresh import random_model
 
@@ -99,8 +99,8 @@ def test_the_rules_of_the_page_do_what_it_says(rules, model):
 def test_a_sweep_cell_takes_a_plan(rules, tmp_path):
     settings = Settings(model="tiny-void", tasks=("tiny_write",), plan=rules.growing, limit=1)
     cells = [
-        Cell("tiny-void", "growing", settings),
-        Cell("tiny-void", "void", replace(settings, plan="void")),
+        SweepCell("tiny-void", "growing", settings),
+        SweepCell("tiny-void", "void", replace(settings, plan="void")),
     ]
     assert cells[0].id != cells[1].id
     resources = Resources(allow_code_execution=True)

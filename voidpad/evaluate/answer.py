@@ -92,8 +92,7 @@ class Answering:
         roles = self.model.roles
         ends = [slot for slot, token in enumerate(outcome.ids) if token in roles.ends]
         answer = outcome.ids[: ends[0]] if ends else outcome.ids
-        terminated = outcome.stop_reason == "eos"
-        slots = outcome.ids[: outcome.ids.index(roles.eos) + 1] if terminated else outcome.ids
+        slots = outcome.tokens if outcome.stop_reason in ("eos", "rule") else outcome.ids
         return AnswerRecord(
             **asdict(outcome),
             name=request.name,
