@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from reference import Crop, Daedal, Expansion, Fixed, Logits, Rho, Settings
 from toys import HIGH, LOW, SEPARATOR, Chaos, MaskLover, Toy, Twins, World, words
 from voidpad.decode import Outcome, Plan, Step, advance, begin, plan, wanted
+from voidpad.models import FAMILIES
 from voidpad.roles import Roles
 
 
@@ -73,7 +74,7 @@ def plan_of(s: Settings) -> Plan:
         fields[s.commit] = s.tau
     if family == "dream":
         fields |= {"top_p": s.top_p, "top_k": s.top_k}
-    return plan(name, family=family, **fields)
+    return plan(name, defaults=FAMILIES[family].decoding, **fields)
 
 
 def fixed_fields(s: Settings):
@@ -108,7 +109,7 @@ def rho_fields(s: Settings):
     }
     fields |= {"rho_low": rule.low, "rho_high": rule.high, "interval": rule.interval, "cap": rule.most}
     fields |= {
-        "scheduler": rule.scheduler,
+        "edit_growth": rule.scheduler,
         "adjust": rule.edits,
         "signal": rule.signal,
         "rounding": rule.rounding,

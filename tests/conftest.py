@@ -13,8 +13,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """The shared benchmark and release files; they are not part of the repository."""
-    root = Path(os.environ.get("VOIDPAD_DATA") or Path(__file__).parents[1].parent / "shared" / "data")
-    if not root.is_dir():
-        pytest.skip("no shared data: set VOIDPAD_DATA to the folder that holds benchmarks/ and hub/")
-    return root
+    """Benchmark files and the released models' configurations, which are not part of the repository.
+
+    They are read from the folder that VOIDPAD_DATA names and from nowhere else.
+    """
+    named = os.environ.get("VOIDPAD_DATA")
+    if not named:
+        pytest.skip("VOIDPAD_DATA is not set; `make test-data` fetches the files and says what to set")
+    folder = Path(named)
+    if not (folder / "benchmarks").is_dir() or not (folder / "hub").is_dir():
+        pytest.fail(f"VOIDPAD_DATA={named}: holds no benchmarks/ and hub/; run `make test-data` again")
+    return folder

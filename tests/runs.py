@@ -12,6 +12,7 @@ from voidpad.evaluate.folder import VERSION, RunFolder, write_lines
 from voidpad.evaluate.scores import mean, summary
 from voidpad.experiments.sweep import begin
 from voidpad.experiments.sweep_recipe import SweepCell, read
+from voidpad.models import FAMILIES
 
 PROVENANCE = {
     "voidpad": "0.1.0",
@@ -78,7 +79,7 @@ def write_run(cell: SweepCell, out: Path, *, size: int = 40, draw: Draw = drawn)
     """The run folder of a cell."""
     settings = cell.settings
     family = "dream" if "dream" in cell.model else "llada"
-    plan, at = describe(settings.plan, family=family, **settings.fields)
+    plan, at = describe(settings.plan, defaults=FAMILIES[family].decoding, **settings.fields)
     approximations = [
         *([CachePolicy.parse(settings.cache).approximation] if settings.cache else []),
         *plan.approximations,

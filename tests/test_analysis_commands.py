@@ -227,10 +227,11 @@ def test_the_eos_ban_recipe(name, size, grader):
     from voidpad.decode.plan import plan
     from voidpad.decode.stop import vanilla
     from voidpad.experiments.sweep_recipe import cells, read
+    from voidpad.models import FAMILIES
 
     recipe = read(Path(__file__).parents[1] / "voidpad" / "recipes" / "sweeps" / f"{name}-eos-ban.toml")
     found = [cell.settings for cell in cells(recipe)]
-    plans = [plan(one.plan, family="llada", **one.fields) for one in found]
+    plans = [plan(one.plan, defaults=FAMILIES["llada"].decoding, **one.fields) for one in found]
     assert [(one.ban, one.mute) for one in plans] == [((), ()), (("eos",), ()), (("eos",), ("eos",))]
     for one in plans:
         assert (one.length.canvas, one.block, one.steps, one.stop) == (size, size, size, vanilla)

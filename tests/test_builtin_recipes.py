@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from runs import drawn, write_run, write_sweep
-from voidpad.builtin.tasks import CANVAS
+from voidpad.builtin.tasks import CANVAS, heldout
 from voidpad.builtin.tokenizer import ROLES, tokenizer
 from voidpad.commands.cli import app
 from voidpad.decode.plan import plan
@@ -96,10 +96,8 @@ def model():
 
 def test_hidden_eos_is_the_interventions_own_attention_mask():
     tuned = load("tiny-instruct")
-    decoding = tuned.plan("original", canvas=32, block=32)
-    request = AnswerRequest(
-        name="a", prompt="Tom has 13 cards.\n(1) Tom loses 2.\nCount the cards after (1)."
-    )
+    decoding = tuned.plan("original", canvas=64, block=64)
+    request = AnswerRequest(name="a", prompt=heldout("tiny_expr", 1)[0].prompt)
     hidden, plain = (
         [record for done in Answering(tuned, decoding, hide_eos=hide).run([request]) for record in done]
         for hide in (True, False)

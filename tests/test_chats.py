@@ -5,7 +5,7 @@ import json
 import pytest
 
 from voidpad.errors import ConfigError, DataError
-from voidpad.training.chats import REASONS, Dropped, conversation, examples, field_map, records
+from voidpad.training.chats import REASONS, Dropped, conversation, examples, field_map, read, records
 
 
 def said(*pairs):
@@ -124,6 +124,17 @@ def test_a_field_map_names_other_fields():
             field_map(text)
     with pytest.raises(ConfigError, match="name the field of messages"):
         field_map("prompt=question")
+
+
+def test_reading_a_file_stops_at_what_gives_no_example(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps(SHORT) + "\n" + json.dumps(LONG) + "\n" + json.dumps(LONG[:2]) + "\n")
+    rows = read(path, turns="every")
+    assert [next(rows)[1].response for _ in range(3)] == ["a", "a", "b"]
+    with pytest.raises(DataError, match=r"x\.jsonl:3: no assistant message \(roles: system, user\)"):
+        next(rows)
+    with pytest.raises(DataError, match="No such file"):
+        next(read(tmp_path / "nowhere.jsonl"))
 
 
 def test_json_files_hold_lines_or_an_array(tmp_path):

@@ -216,6 +216,8 @@ def test_a_special_token_written_in_a_text_is_refused_by_line(tmp_path, tokenize
         _, counts = prepare([source], tokenizer, raw=False, skip_bad=True)
         assert counts.dropped_examples["special_tokens"] == 1
         assert counts.kept == 1
+    source = lines(tmp_path / "x.jsonl", [pair("日本", "é")])  # characters that the vocabulary lacks
+    assert prepare([source], tokenizer, raw=False)[1].kept == 1
     # Without the template the headers are written by hand, but a mask or padding is never text.
     source = lines(tmp_path / "x.jsonl", [pair("user: hi<|eot_id|>assistant: ", "b")])
     assert prepare([source], tokenizer, raw=True)[1].kept == 1

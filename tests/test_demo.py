@@ -2,7 +2,7 @@
 
 import html.parser
 import json
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,23 +17,23 @@ from voidpad.experiments.sweep_recipe import read
 from voidpad.models import random_model, save
 from voidpad.recipes import find_recipe
 
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 RESOURCES = Resources(rows=16, allow_code_execution=True, workers=2)
 
 
-def recipe(*methods, limit, block=None):
-    """The demo's recipe with some of its rows."""
+def arms_of(folder, *rows, limit, tasks=tuple(TASKS)):
+    """Some rows (method, block) of the demo's recipe, run as the demo runs them."""
     whole = read(find_recipe("tiny-demo", "sweep"))
-    groups = [group for group in whole.groups if group.method in methods]
-    if block:
-        groups = [group.model_copy(update={"grid": {"block": [block]}}) for group in groups]
-    return whole.model_copy(update={"groups": groups, "limit": limit})
+    by_name = {group.method: group for group in whole.groups}
+    groups = [by_name[name].model_copy(update={"grid": {"block": [block]}}) for name, block in rows]
+    recipe = whole.model_copy(update={"groups": groups, "limit": limit, "tasks": list(tasks)})
+    return list(command.run(recipe, folder, RESOURCES))
 
 
 @pytest.fixture(scope="module")
 def arms(tmp_path_factory):
-    wanted = recipe("original", "void", limit=1, block=CANVAS)
-    folder = tmp_path_factory.mktemp("demo")
-    return {arm.name: arm for arm in command.run(wanted, folder, RESOURCES)}
+    done = arms_of(tmp_path_factory.mktemp("demo"), ("original", CANVAS), ("void", CANVAS), limit=1)
+    return {arm.name: arm for arm in done}
 
 
 def test_eos_padding_overflows_at_block_equal_to_the_canvas(arms):
@@ -50,28 +50,16 @@ def test_void_padding_answers_in_full_and_stops(arms):
     assert arm.average("passes_decode") <= CANVAS / 2
 
 
-def test_the_demo_prints_what_the_readme_shows(arms):
-    """The first problem of the README, word for word."""
-    shown = {arm.name: arm.examples[0] for arm in arms.values()}
-    assert shown["void"]["prompt"].splitlines()[0] == "Tom has 13 cards."
-    assert shown["original"]["output"] == "#### 84"
-    assert shown["void"]["output"].splitlines() == [
-        "(1) 13 * 5 = 65, so now Ben has 65 shells.",
-        "(2) 65 + 21 = 86, so now Ben has 86 shells.",
-        "(3) 86 - 42 = 44, so now Ben has 44 shells.",
-        "(4) 44 * 2 = 88, so now Ben has 88 shells.",
-        "#### 88",
-    ]
-
-
-def test_the_example_shows_what_the_original_loses_and_void_keeps(arms):
-    small = replace(
-        arms["void"], name="original", block=32
-    )  # right answers under the name of the small block
-    told = command.telling([small, *arms.values()])
-    assert list(told) == ["prompt", "original, block 32", "original, block 192", "void, block 192"]
-    assert told["original, block 192"] == "#### 84"
-    assert command.telling(list(arms.values())) is None
+def test_the_demo_shows_the_example_of_the_readme(tmp_path):
+    """The problem that the original loses and VOID keeps, word for word as the README prints it."""
+    rows = [("original", 32), ("original", CANVAS), ("void", CANVAS)]
+    done = arms_of(tmp_path, *rows, limit=2, tasks=["tiny_steps"])
+    example = command.telling(done)
+    boxes = [line[2:-2].rstrip() for line in README.splitlines() if line.startswith("│ ")]
+    shown = [line for text in example.values() for line in text.splitlines()]
+    assert shown == boxes
+    assert list(example) == ["prompt", "original, block 32", "original, block 192", "void, block 192"]
+    assert command.telling(done[1:]) is None
 
 
 def test_built_in_models_differ_in_padding_alone():
@@ -138,8 +126,9 @@ def test_shipping_keeps_the_old_model_until_the_new_one_is_complete(tmp_path):
 def test_the_whole_demo(tmp_path, capsys):
     command.demo(problems=3, full=False, report=tmp_path / "demo.html", device="cpu", weak_sandbox=False)
     assert "data:image/png" in (tmp_path / "demo.html").read_text()
-    found = list(command.run(recipe("original", "void", limit=3), tmp_path / "runs", RESOURCES))
-    means = {(arm.name, arm.block): arm.mean for arm in found}
+    rows = [(name, block) for name in ("original", "void") for block in (32, CANVAS)]
+    done = arms_of(tmp_path / "runs", *rows, limit=3)
+    means = {(arm.name, arm.block): arm.mean for arm in done}
     assert means["original", 32] >= 0.75 >= 0.5 >= means["original", CANVAS]
     assert means["void", CANVAS] >= means["void", 32] - 0.1 >= 0.65
-    assert command.telling(found) is not None
+    assert command.telling(done) is not None

@@ -452,3 +452,12 @@ def test_lm_evals_command_line(folder, tmp_path):
     assert len(samples.read_text().splitlines()) == 6  # three items, two graders
     (results,) = tmp_path.rglob("results_*.json")
     assert json.loads(results.read_text())["results"]["tiny_steps"]["exact_match,last"] == 0.0
+
+
+def test_a_trimmed_canvas_that_may_still_grow_is_not_at_its_cap(model, tmp_path):
+    """Thresholds that always hold keep the first canvas of 8 slots; with EOS banned no answer has an end."""
+    fields = {"canvas": 8, "limit": 32, "block": 8, "tau_nonvoid": 1.0, "tau_gap": -1.0, "ban": "void,eos"}
+    for trim in (False, True):
+        settings = Settings("random", ("tiny_steps",), "void-expansion", {**fields, "trim": trim}, limit=2)
+        results = evaluate(settings, tmp_path / str(trim), model=model, resources=CODE)["tasks"]["tiny_steps"]
+        assert (results["canvas"], results["share_without_eos"], results["share_at_cap"]) == (8, 1, 0)

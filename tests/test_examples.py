@@ -11,11 +11,11 @@ from examples import EXAMPLES, A, B, check, sure
 from reference import uniform
 from toys import LOW, Chaos, Table, Toy
 from voidpad.decode import decode, plan
-from voidpad.decode.commit import Clock, dream, even
-from voidpad.decode.length import RhoEos
+from voidpad.decode.commit import BlockProgress, dream, even
+from voidpad.decode.eos_length import ROUNDINGS, RhoEos
 from voidpad.decode.noise import Noise
-from voidpad.decode.plan import ROUNDINGS
 from voidpad.errors import VoidpadError
+from voidpad.models import FAMILIES
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
@@ -28,8 +28,8 @@ def test_worked_example(example):
 def counts(quota, slots: int, steps: int) -> list[int]:
     left, out = slots, []
     while left:
-        clock = Clock(*(torch.tensor([n]) for n in (left, slots, len(out))), steps)
-        out.append(int(quota(clock)))
+        progress = BlockProgress(*(torch.tensor([n]) for n in (left, slots, len(out))), steps)
+        out.append(int(quota(progress)))
         left -= out[-1]
     return out
 
@@ -113,7 +113,13 @@ def test_zero_temperature_is_the_argmax_for_both_families():
     chaos = Chaos(LOW, 3)
     for family in ("llada", "dream"):
         chosen = plan(
-            "original", family=family, canvas=5, block=5, steps=1, temperature=0.0, score="confidence"
+            "original",
+            defaults=FAMILIES[family].decoding,
+            canvas=5,
+            block=5,
+            steps=1,
+            temperature=0.0,
+            score="confidence",
         )
         [row] = watch(Toy(chaos), [[13]], LOW, chosen)
         z = chaos([13, *[LOW.mask] * 5])[1:].clone()

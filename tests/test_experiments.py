@@ -20,7 +20,7 @@ from voidpad.evaluate.settings import Resources
 from voidpad.experiments.cluster import parts_of, store
 from voidpad.experiments.sweep import Loader, begin, missing, only, run_local
 from voidpad.experiments.sweep_recipe import SweepCell, cells, families, parse, read
-from voidpad.models import random_model, save
+from voidpad.models import FAMILIES, random_model, save
 
 RECIPES = sorted((Path(__file__).parents[1] / "voidpad" / "recipes" / "sweeps").glob("*.toml"))
 COUNTS = {
@@ -87,7 +87,7 @@ def test_every_published_score_has_a_cell():
     for path in (path for path in RECIPES if path.stem.startswith("paper-")):
         for cell in cells(read(path)):
             family = published().models[cell.model].family
-            at = describe(cell.settings.plan, family=family, **cell.settings.fields)[1]
+            at = describe(cell.settings.plan, defaults=FAMILIES[family].decoding, **cell.settings.fields)[1]
             measured |= {(n.sheet, n.task, n.settings, n.method) for n in published_like(cell, at)}
     wanted = [n for n in published().numbers if n.metric == "score" and n.task != "mean"]
     assert len(wanted) > 400

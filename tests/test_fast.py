@@ -13,8 +13,6 @@ import torch
 from cases import case, watch
 from toys import LOW, Table, Toy
 from voidpad.decode import Canvas, decode, plan
-from voidpad.decode.denoise import Guided
-from voidpad.decode.length import Trimmed
 from voidpad.engine.batching import Engine
 from voidpad.engine.cache import CachedDenoiser
 from voidpad.engine.cache_policy import CachePolicy
@@ -23,7 +21,7 @@ from voidpad.engine.graphs import Graphs
 from voidpad.engine.packed import PackedDenoiser
 from voidpad.errors import ConfigError
 from voidpad.experiments.bench import PassMeter, Research, Script, Scripted, compare, drive, settle, workload
-from voidpad.models import Model, random_model
+from voidpad.models import FAMILIES, Model, random_model
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
 CACHES = pytest.mark.parametrize("keep_suffix", [True, False], ids=["dual", "prefix"])
@@ -72,7 +70,7 @@ def drawn(rng: random.Random, family: str):
     else:
         fields |= {"canvas": block * rng.randint(1, 4), "temperature": rng.choice([0.0, 0.0, 0.8])}
         fields |= {"threshold": rng.choice([0.0, 0.0, 0.3])}
-    return plan(name, family=family, **fields)
+    return plan(name, defaults=FAMILIES[family].decoding, **fields)
 
 
 @BOTH
@@ -199,6 +197,12 @@ def equal_or_near_tie(first, second, *, slack: float = 0.03) -> bool:
     return True
 
 
+def promptless(canvas: Canvas) -> Canvas:
+    """The canvas with masks in place of the prompt."""
+    prompt = canvas.offset < canvas.prompt[:, None]
+    return replace(canvas, ids=torch.where(prompt, canvas.roles.mask, canvas.ids))
+
+
 @BOTH
 def test_a_near_tie_is_not_just_any_difference(family):
     """Packed rows pass; another network and one that does not see the prompt fail."""
@@ -211,9 +215,7 @@ def test_a_near_tie_is_not_just_any_difference(family):
         inner = model.denoiser()
         assert equal_or_near_tie(plain, commits(PackedDenoiser(inner), model, prompt, chosen))
         assert not equal_or_near_tie(plain, commits(stranger.denoiser(), model, prompt, chosen))
-        blind = commits(
-            lambda canvas, where, d=inner: d(canvas.without_prompt(), where), model, prompt, chosen
-        )
+        blind = commits(lambda canvas, where, d=inner: d(promptless(canvas), where), model, prompt, chosen)
         assert not equal_or_near_tie(plain, blind)
 
 
@@ -281,7 +283,9 @@ def test_with_one_layer_a_cache_is_exact(family, keep_suffix):
 @BOTH
 def test_caches_are_refreshed_at_block_entry(family):
     model, block, prompt = tiny(family, 3), 4, [12, 13, 14]
-    chosen = plan("original", family=family, canvas=3 * block, block=block, schedule="even")
+    chosen = plan(
+        "original", defaults=FAMILIES[family].decoding, canvas=3 * block, block=block, schedule="even"
+    )
     for keep_suffix in (True, False):
         cached = CachedDenoiser(model.denoiser(), block, CachePolicy(keep_suffix))
         with shapes(model) as seen:
@@ -297,7 +301,7 @@ def test_caches_are_refreshed_at_block_entry(family):
 @BOTH
 def test_a_cache_may_be_refreshed_inside_a_block(family):
     model, prompts = tiny(family, 3), ragged(random.Random(3), 3)
-    chosen = plan("original", family=family, canvas=16, block=8, schedule="even")
+    chosen = plan("original", defaults=FAMILIES[family].decoding, canvas=16, block=8, schedule="even")
     exact = results(model.denoiser(), model, prompts, chosen)
     assert results(CachedDenoiser(model.denoiser(), 8, CachePolicy(every=1)), model, prompts, chosen) == exact
     with shapes(model) as seen:
@@ -476,7 +480,7 @@ def test_a_trimmed_canvas_ends_at_its_first_eos():
     cut_short = 0
     for number in range(120):
         c = case(number, ("fixed", "expansion"))
-        trimmed = replace(c.plan, length=Trimmed(c.plan.length), stop=plan("void").stop, cut=True)
+        trimmed = replace(c.plan, trim=True, stop=plan("void").stop, cut=True)
         for row in watch(c.denoise, c.prompts, c.roles, trimmed, seed=c.seed):
             eos = row.ids.index(c.roles.eos) if c.roles.eos in row.ids else None
             assert eos is None or eos == len(row.ids) - 1, number
@@ -512,41 +516,6 @@ def test_a_script_decides_the_tokens_and_the_network_is_paid_for(family):
     assert [row.canvas for row in rows] == [8, 8, 12]  # room for the answer, its EOS and a tail of VOID
     loop = Research(model.net, model.roles, model.family.shift, script=lambda slot: script.token(2, slot))
     assert loop(prompts[2], canvas=12, block=4) == ([12] * 7 + [model.roles.eos] + [model.roles.mask] * 4, 8)
-
-
-@BOTH
-def test_guidance_moves_away_from_the_promptless_model(family):
-    model = tiny(family, 4)
-    canvas = Canvas.blank([[12, 13], [14] * 5], 6, model.roles, [0, 1])
-    inner = model.denoiser()
-    told, bare = inner(canvas, canvas.slots), inner(canvas.without_prompt(), canvas.slots)
-    torch.testing.assert_close(Guided(inner, 0.0)(canvas, canvas.slots), told)
-    torch.testing.assert_close(Guided(inner, -1.0)(canvas, canvas.slots), bare)
-    torch.testing.assert_close(Guided(inner, 1.5)(canvas, canvas.slots), told + 1.5 * (told - bare))
-    assert not torch.equal(told, bare)
-
-
-@BOTH
-def test_guided_rows_do_not_feel_their_company(family):
-    model, prompts = tiny(family, 4), ragged(random.Random(2), 4)
-    chosen = model.plan("void", canvas=8, block=4)
-    together = results(Guided(model.denoiser(), 1.0), model, prompts, chosen)
-    for key, prompt in enumerate(prompts):
-        [row] = results(Guided(model.denoiser(), 1.0), model, [prompt], chosen)
-        assert replace(row, key=key) == together[key]
-    kept = {}
-
-    def reused(canvas, where):  # as a graph does: one output for all calls of a shape
-        found = inner(canvas, where)
-        return kept.setdefault(found.shape, found.clone()).copy_(found)
-
-    inner = model.denoiser()
-    assert results(Guided(reused, 1.0), model, prompts, chosen) == together
-    cached = CachedDenoiser(
-        model.denoiser(), 4
-    )  # two prompts under one key: each is computed anew, nothing is mixed
-    packed = results(Guided(cached, 1.0), model, prompts, chosen)
-    assert packed == together
 
 
 # ------------------------------------------------------------------------------------------ benchmarks

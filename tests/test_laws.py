@@ -13,9 +13,10 @@ from reference import Daedal, Expansion, Fixed, Rho, Settings
 from toys import LOW, SEPARATOR, Table, Toy, World
 from voidpad.decode import plan
 from voidpad.decode.commit import TopK, dream, even
-from voidpad.decode.propose import Noised, Tempered, confidence, neg_entropy
+from voidpad.decode.eos_length import EDIT_GROWTHS
+from voidpad.decode.propose import GumbelProposal, SampledProposal, confidence, neg_entropy
 from voidpad.engine.batching import Engine
-from voidpad.models import random_model
+from voidpad.models import FAMILIES, random_model
 
 LENGTHS = ("fixed", "expansion", "daedal", "rho", "crop")
 RESULT = ("ids", "tokens", "passes_decode", "passes_probe", "canvas", "stop_reason")
@@ -137,7 +138,7 @@ def preset_settings(name: str, family: str, authors: bool) -> Settings:
 @pytest.mark.parametrize("name", ["original", "void", "void-expansion", "daedal", "rho-eos", "smart-crop"])
 def test_presets_are_the_specifications(name, family, authors):
     fields = SMALL["adaptive" if name in RULES else "fixed"]
-    chosen = plan(name + "@authors" * authors, family=family, **fields)
+    chosen = plan(name + "@authors" * authors, defaults=FAMILIES[family].decoding, **fields)
     settings = preset_settings(name, family, authors)
     for seed in range(4):
         logits = World(LOW, seed, ("void", "eos")[seed % 2], doubt=0.3)
@@ -269,7 +270,7 @@ CHANCES = {6: 0.5, 7: 0.3, 8: 0.1, 9: 0.07, LOW.void: 0.02, LOW.mask: 0.01}
 )
 def test_samples_follow_the_tempered_distribution(family, fields, allowed):
     count = 4000
-    chosen = plan("void", family=family, canvas=1, block=1, stop="vanilla", **fields)
+    chosen = plan("void", defaults=FAMILIES[family].decoding, canvas=1, block=1, stop="vanilla", **fields)
     denoise = Toy(Table(lambda canvas: [CHANCES]))
     rows = watch(denoise, [[5]] * count, LOW, chosen, seed=11)
     found = Counter(row.ids[0] for row in rows)
@@ -337,19 +338,20 @@ def test_in_float32_a_row_differs_only_behind_a_near_tie(family):
 # ------------------------------------------------------------------------------------ preset defaults
 def test_preset_numbers_are_the_specifications():
     for family, (nonvoid, gap) in {"llada": (0.09, -0.45), "dream": (0.15, 0.55)}.items():
-        rule = plan("void-expansion", family=family)
+        rule = plan("void-expansion", defaults=FAMILIES[family].decoding)
         length = rule.length
         assert (length.canvas, length.limit, length.window, rule.block) == (64, 512, 16, 32)
         assert (length.tau_nonvoid, length.tau_gap) == (nonvoid, gap)
-        rule = plan("daedal", family=family)
+        rule = plan("daedal", defaults=FAMILIES[family].decoding)
         length = rule.length
         assert (length.canvas, length.limit, length.grow, length.check, rule.block) == (64, 2048, 8, 32, 32)
-        assert (rule.commit.tau, length.low, length.enough, length.content) == (0.9, 0.1, 0.5, 0.9)
-        length = plan("rho-eos", family=family).length
+        assert (rule.commit.high, length.low, length.enough, length.content) == (0.9, 0.1, 0.5, 0.9)
+        length = plan("rho-eos", defaults=FAMILIES[family].decoding).length
         assert (length.canvas, length.limit, length.unit, length.cap, length.adjust) == (64, 2048, 8, 8, 64)
-        assert (length.rho_low, length.rho_high, length.interval, length.schedule) == (0.4, 0.6, 0.1, "exp")
-        assert plan("smart-crop", family=family).length.tau == 0.95
+        assert (length.rho_low, length.rho_high, length.interval) == (0.4, 0.6, 0.1)
+        assert length.edit_growth is EDIT_GROWTHS["exp"]
+        assert plan("smart-crop", defaults=FAMILIES[family].decoding).length.tau == 0.95
     assert plan("void").commit == TopK(32, even)
-    assert plan("void", family="dream").commit == TopK(32, dream)
-    assert plan("void").propose == Noised(confidence)
-    assert plan("void", family="dream").propose == Tempered(neg_entropy)
+    assert plan("void", defaults=FAMILIES["dream"].decoding).commit == TopK(32, dream)
+    assert plan("void").propose == GumbelProposal(confidence)
+    assert plan("void", defaults=FAMILIES["dream"].decoding).propose == SampledProposal(neg_entropy)

@@ -9,7 +9,6 @@ from voidpad.roles import Roles
 from voidpad.training.losses import NORMALISERS, SlotLoss, loss_slots
 from voidpad.training.noising import NoisedBatch, corrupt, rates
 from voidpad.training.padding import Example, pad
-from voidpad.training.setup import loss_of
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(20, 27)))
 ROWS = [Example([5, 6, 7], [8, 9]), Example([5], [8, 9, 10, 11, 12, 13])]
@@ -23,7 +22,7 @@ def worked(rows=slice(None), family="llada", shift=0):
     noised = corrupt(batch, 0, rate=rates(torch.tensor([0.5, 0.25])), draws=DRAWS, forced=True)
     batch = type(batch)(*(value[rows] for value in vars(batch).values()))
     noised = NoisedBatch(noised.ids[rows], noised.hidden[rows], noised.rate[rows], forced=True)
-    return loss_slots(batch, noised, NORMALISERS[loss_of(FAMILIES[family])], shift=shift)
+    return loss_slots(batch, noised, NORMALISERS[FAMILIES[family].loss], shift=shift)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 
 import voidpad
 from originals import write_original
+from voidpad.engine.events import Finished, Wrote
 from voidpad.errors import ConfigError, RoleError, WeightsError
 from voidpad.models import FAMILIES, load, merge, random_model, save
 from voidpad.models.card import read_json
@@ -266,3 +267,36 @@ def test_built_in_names(name, tmp_path, monkeypatch):
     monkeypatch.setattr("voidpad.models.locate.ASSETS", tmp_path)
     with pytest.raises(WeightsError, match=f"{name}: the built-in weights are not in this installation"):
         load(name)
+
+
+def test_a_rows_limit_is_the_plans_cut_to_the_context_and_to_max_tokens(models):
+    model = models["llada"]
+    plan = model.plan("void-expansion", canvas=16, limit=48, block=8)
+    room = model.context - 20
+    assert model.row_limit([12] * 20, plan) == min(48, room // 8 * 8)
+    for wanted, slots in ((1, 8), (8, 8), (9, 16), (17, 24), (40, 40), (41, 48), (10**9, 48)):
+        assert model.row_limit([12] * 20, plan, max_tokens=wanted) == min(slots, room // 8 * 8)
+    assert model.row_limit([12] * (model.context - 11), plan, max_tokens=30) == 8
+    with pytest.raises(ConfigError, match="over the model's context"):
+        model.row_limit([12] * (model.context - 7), plan)
+    with pytest.raises(ConfigError, match="max_tokens=0 leaves no room"):
+        model.row_limit([12], plan, max_tokens=0)
+
+
+@pytest.mark.parametrize("name", ["original", "void-expansion", "daedal", "rho-eos", "smart-crop"])
+def test_rows_with_limits_of_their_own_keep_to_them_in_one_group(models, name):
+    model = models["llada"]
+    growing = {} if name in ("original", "smart-crop") else {"limit": 48}
+    plan = model.plan(name, canvas=16, block=8, **growing)
+    engine = model.engine()
+    ids = model.encode("hi")
+    limits = {
+        engine.submit(ids, plan, limit=model.row_limit(ids, plan, max_tokens=n)): n for n in (5, 9, 16, 200)
+    }
+    groups = 0
+    for event in engine.events():
+        if isinstance(event, Wrote):
+            groups += 1
+            assert groups == engine.passes
+        elif isinstance(event, Finished):
+            assert 0 < event.outcome.canvas <= -(-limits[event.handle] // 8) * 8

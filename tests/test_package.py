@@ -104,7 +104,7 @@ def test_the_wheel_says_what_it_is(wheel):
         for name in archive.namelist()
         if ".dist-info/" in name
     }
-    assert "voidpad = voidpad.commands.cli:main" in texts["entry_points.txt"]
+    assert "voidpad = voidpad.__main__:main" in texts["entry_points.txt"]
     assert "Requires-Python: >=3.11" in texts["METADATA"]
     assert "License-Expression: Apache-2.0" in texts["METADATA"]
     assert "LICENSE" in texts

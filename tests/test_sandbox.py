@@ -5,6 +5,8 @@ import gzip
 import json
 import os
 import re
+import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -19,9 +21,9 @@ import pytest
 
 from voidpad.errors import ConfigError
 from voidpad.evaluate.tasks.mbpp import function_under_test
-from voidpad.sandbox import Limits, Sandbox, kernel, layers
+from voidpad.sandbox import Sandbox, SandboxLimits, kernel, layers
 from voidpad.sandbox.checker import CheckerTask, judge
-from voidpad.sandbox.wire import Channel, Gone
+from voidpad.sandbox.wire import Channel, ChannelClosed
 
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox is made of Linux namespaces", allow_module_level=True)
@@ -52,17 +54,19 @@ def complete():
 
 @pytest.fixture(scope="module")
 def sandbox(complete):
-    with Sandbox(limits=Limits(seconds=10)) as made:
+    with Sandbox(limits=SandboxLimits(seconds=10)) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def cells(complete):
     """By seconds: a short limit for programs that have to be stopped, a long one for a slow machine."""
-    limits = {seconds: Limits(seconds=seconds, memory_mb=512, disk_mb=8) for seconds in (1, 10)}
+    limits = {
+        seconds: SandboxLimits(seconds=seconds, memory_mb=512, disk_mb=8, processes=16) for seconds in (1, 10)
+    }
     made = {seconds: Sandbox(limits=limit) for seconds, limit in limits.items()}
     for sandbox in made.values():
-        sandbox.run("", "")  # its keeper is there before processes are counted
+        sandbox.run("", "")  # its supervisor is there before processes are counted
     yield made
     for sandbox in made.values():
         sandbox.close()
@@ -75,7 +79,7 @@ def passes(sandbox, program, checks):
 
 
 def processes():
-    """Everything below this process that is not a keeper: each sandbox keeps two idle processes."""
+    """Everything below this process below this process; each sandbox has two idle ones."""
     below = psutil.Process().children(recursive=True)
     return [p for p in below if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
@@ -83,22 +87,46 @@ def processes():
 # Hostile programs
 
 
-@pytest.mark.parametrize("path", HOSTILE, ids=lambda path: path.stem)
+def hostile(path):
+    """The reasons that the first line of a program allows, and whether it says (slow)."""
+    reasons, slow = re.match(r"# expect: ([a-z, ]+?)( \(slow\))?\n", path.read_text()).groups()
+    return reasons.split(", "), bool(slow)
+
+
+def machine():
+    """What a program could change on this machine and a look from outside would see."""
+    library = os.stat(os.__file__)
+    limits = [
+        resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT")
+    ]
+    return (
+        [library.st_mode, library.st_mtime_ns, library.st_ctime_ns, library.st_size, library.st_uid],
+        [limits, os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0), os.sched_getscheduler(0)],
+        [socket.gethostname(), os.listdir("/dev/shm"), os.getcwd(), signal.getsignal(signal.SIGIO)],
+    )
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if hostile(p)[1] else []) for p in HOSTILE],
+)
 def test_hostile_program_gains_nothing(path, cells):
     program = path.read_text()
-    expected = re.match(r"# expect: (.*)", program)[1].split(", ")
+    expected, _ = hostile(path)
     seconds = 1 if "timeout" in expected else 10
-    before, start = processes(), time.monotonic()
+    before, host, start = processes(), machine(), time.monotonic()
     verdict = cells[seconds].run(program, CHECKS)
     assert not verdict.passed
     assert verdict.reason in expected, verdict
     assert time.monotonic() - start < seconds + SLACK
     assert processes() == before
+    assert machine() == host
     assert not [place for place in PLACES if (Path(place) / MARK).exists()]
+    assert verdict.detail.isprintable()
 
 
 def test_there_are_enough_hostile_programs():
-    assert len(HOSTILE) >= 25
+    assert len(HOSTILE) >= 150
 
 
 @pytest.mark.parametrize("program", ["def square(x) return 9", "square = abs\n\0", "\ud800"])
@@ -187,7 +215,7 @@ class Impostor(threading.Thread):
         self.start()
 
     def run(self):
-        with suppress(Gone):
+        with suppress(ChannelClosed):
             for answer in self._answers:
                 self._channel.send(answer)
                 self._channel.receive()
@@ -202,7 +230,7 @@ class Impostor(threading.Thread):
         ["ok", ["type", "object"], []], ["ok", ["type", "type"], []], ["ok", ["set", ["list"]], []],
         ["ok", ["int", "0x9", 1], []], ["ok", ["bytes", 9], []], ["ok", ["deque"], []],
         ["raise", 9, []], ["raise", ["tuple"], []], ["raise", ["tuple", ["tuple", "a\0b"], ["tuple"], ""], []],
-        ["raise", ["tuple", ["tuple", "Abort"], ["tuple"], ""], []],
+        ["raise", ["tuple", ["tuple", "StopChecks"], ["tuple"], ""], []],
         ["do", "call", [["type", "int"], 9], []], ["do", "call", [["type", "dict"]], []],
         ["do", "call", [["yours", 0], 9], []], ["do", "getattr", [["yours", 0], "__globals__"], []],
         ["do", "call", [], []], ["do", [], [], []], ["ok"], [], "ok", None, 9, {}, ["passed", ""],
@@ -368,7 +396,7 @@ def test_verdicts_do_not_depend_on_chance(sandbox):
 
 def test_nothing_is_left_when_a_sandbox_closes(complete):
     before = processes()
-    with Sandbox(limits=Limits(seconds=1)) as sandbox:
+    with Sandbox(limits=SandboxLimits(seconds=1)) as sandbox:
         sandbox.run("import os, time\nif os.fork() == 0:\n os.setsid(); time.sleep(99)\n", "")
         assert len(processes()) > len(before)
     assert processes() == before
@@ -376,26 +404,27 @@ def test_nothing_is_left_when_a_sandbox_closes(complete):
 
 def test_nothing_is_left_when_the_caller_is_killed(complete):
     code = (
-        "import sys\nfrom voidpad.sandbox import Sandbox, Limits\nsandbox = Sandbox(limits=Limits(seconds=60))\n"
+        "import sys\nfrom voidpad.sandbox import Sandbox, SandboxLimits\n"
+        "sandbox = Sandbox(limits=SandboxLimits(seconds=60))\n"
         "sandbox.run('', '')\nprint('ready', flush=True)\nsandbox.run('while True: pass', '')"
     )
     caller = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     caller.stdout.readline()
     time.sleep(0.3)
     below = psutil.Process(caller.pid).children(recursive=True)
-    assert len(below) >= 4  # two keeper processes, the program, its checks
+    assert len(below) >= 4  # two supervisor processes, the program, its checks
     caller.kill()
     caller.wait()
     caller.stdout.close()
     assert not psutil.wait_procs(below, timeout=5)[1]
 
 
-def test_a_lost_keeper_costs_one_verdict(complete):
-    with Sandbox(limits=Limits(seconds=30)) as sandbox:
+def test_a_lost_supervisor_costs_one_verdict(complete):
+    with Sandbox(limits=SandboxLimits(seconds=30)) as sandbox:
         before = set(psutil.Process().children())
         sandbox.run("", "")
-        (keeper,) = set(psutil.Process().children()) - before
-        keeper.kill()
+        (supervisor,) = set(psutil.Process().children()) - before
+        supervisor.kill()
         assert sandbox.run("", "").reason == "killed"
         assert sandbox.run("", "").passed
 
@@ -403,13 +432,13 @@ def test_a_lost_keeper_costs_one_verdict(complete):
 @pytest.mark.parametrize("field", ["seconds", "memory_mb", "disk_mb", "processes", "output_kb"])
 def test_limits_are_positive(field):
     with pytest.raises(ConfigError, match=f"{field}=0"):
-        Limits(**{field: 0})
+        SandboxLimits(**{field: 0})
     with pytest.raises(ConfigError, match="workers=0"):
         Sandbox(workers=0)
 
 
 def test_the_limits_are_those_asked_for(complete):
-    with Sandbox(limits=Limits(seconds=0.4, memory_mb=200, disk_mb=2, output_kb=1)) as sandbox:
+    with Sandbox(limits=SandboxLimits(seconds=0.4, memory_mb=200, disk_mb=2, output_kb=1)) as sandbox:
         slow = sandbox.run("while True: pass", "")
         assert slow.reason == "timeout"
         assert 0.4 <= slow.seconds < 0.4 + SLACK
@@ -429,13 +458,13 @@ from voidpad.sandbox import kernel
 kernel.no_new_privileges()
 kernel.install(kernel.seccomp_filter(refuse=sys.argv[1].split(",")))
 from voidpad.errors import SandboxError
-from voidpad.sandbox import Limits, Sandbox, layers
+from voidpad.sandbox import SandboxLimits, Sandbox, layers
 print(json.dumps([name for name, there in layers().items() if not there]))
 try:
     Sandbox().run("", "")
 except SandboxError as error:
     print(json.dumps(str(error)))
-with Sandbox(weak=True, limits=Limits(seconds=1, memory_mb=512, disk_mb=8)) as sandbox:
+with Sandbox(weak=True, limits=SandboxLimits(seconds=1, memory_mb=512, disk_mb=8, processes=16)) as sandbox:
     print(json.dumps([v.__dict__ for v in sandbox.map(json.load(sys.stdin))]))
 """
 NAMESPACES = "user namespace, pid namespace, mount namespace, network namespace, ipc namespace"
@@ -444,7 +473,11 @@ WITHOUT_NAMESPACES = ("always_equal", "become_root", "detached_answerer", "detac
                       "forged_answers", "ignored_signals", "kill_everyone", "late_work", "odd_name",
                       "one_large_file", "other_memory", "own_group_killed", "read_descriptors",
                       "read_environment", "read_files", "run_commands", "shared_memory", "sockets",
-                      "stopped_child", "write_outside")  # fmt: skip
+                      "stopped_child", "write_outside", "limits_of_others", "priority_of_others",
+                      "affinity_of_others", "signal_through_a_descriptor", "owner_by_ioctl", "datagram_to_a_path",
+                      "sockets_with_paths", "library_rights", "folders_without_rights",
+                      "names_of_all_kinds", "links_to_everything", "disk_hog", "process_names",
+                      "dropped_death_signal", "home_moved", "secrets", "proc_and_sys")  # fmt: skip
 
 
 def nobodies():
@@ -494,28 +527,28 @@ def test_a_missing_layer_is_named_and_refused_unless_told(complete):
     assert verdicts[0]["passed"]
 
 
-LOST_KEEPER = """
+LOST_SUPERVISOR = """
 import threading, time
 import psutil
-from voidpad.sandbox import Limits, Sandbox, kernel
+from voidpad.sandbox import SandboxLimits, Sandbox, kernel
 kernel.no_new_privileges()
 kernel.install(kernel.seccomp_filter(refuse=["unshare"]))
 def lose():
-    while len(psutil.Process().children(recursive=True)) < 10:  # the keeper's two and the bomb
+    while len(psutil.Process().children(recursive=True)) < 10:  # the supervisor's two and the bomb
         time.sleep(0.01)
     (first,) = psutil.Process().children()
     (inner,) = first.children()
     (first if WHICH == "first" else inner).kill()
 threading.Thread(target=lose, daemon=True).start()
-with Sandbox(weak=True, limits=Limits(seconds=30, processes=24)) as sandbox:
+with Sandbox(weak=True, limits=SandboxLimits(seconds=30, processes=24)) as sandbox:
     print(sandbox.run(BOMB, "").reason, sandbox.run("", "").passed)
 """
 
 
 @pytest.mark.parametrize("which", ["first", "inner"])
-def test_without_namespaces_a_lost_keeper_still_takes_its_programs_along(complete, which):
+def test_without_namespaces_a_lost_supervisor_still_takes_its_programs_along(complete, which):
     bomb = (Path(__file__).parent / "hostile" / "fork_bomb.py").read_text()
-    done, left = adopting([sys.executable, "-c", f"WHICH, BOMB = {which!r}, {bomb!r}{LOST_KEEPER}"])
+    done, left = adopting([sys.executable, "-c", f"WHICH, BOMB = {which!r}, {bomb!r}{LOST_SUPERVISOR}"])
     assert done.stdout == "killed True\n", done.stderr
     assert left == set()
 
@@ -529,7 +562,115 @@ def test_without_namespaces_the_other_layers_still_hold(complete):
     assert verdicts[0]["passed"]
     assert len(verdicts) == 1 + len(WITHOUT_NAMESPACES)
     assert [p.stem for p, v in zip(hostile, verdicts[1:], strict=True) if v["passed"]] == []
-    assert all(v["seconds"] < 1 + SLACK for v in verdicts)
+    late = {
+        p.stem: v["seconds"] for p, v in zip(hostile, verdicts[1:], strict=True) if v["seconds"] > 1 + SLACK
+    }
+    assert late == {}
+
+
+@pytest.mark.slow
+def test_without_namespaces_no_hostile_program_gains_anything(complete):
+    _, _, verdicts = restricted("unshare", [[path.read_text(), CHECKS] for path in HOSTILE])
+    assert [p.stem for p, v in zip(HOSTILE, verdicts, strict=True) if v["passed"]] == []
+
+
+# Everything that the same user could do to a file, a socket and a process of the machine.
+MEDDLER = """
+import ctypes, os, resource, signal, socket
+from contextlib import suppress
+libc, gained = ctypes.CDLL(None), []
+pid, folder, path = {pid}, {folder!r}, {folder!r} + "/file"
+for act in (
+    lambda: os.chmod(path, 0), lambda: os.chmod(folder, 0), lambda: os.utime(path, (0, 0)),
+    lambda: os.chown(path, -1, 65534),
+    lambda: os.setxattr(path, "user.a", b"b"), lambda: os.removexattr(path, "user.own"),
+    lambda: os.truncate(path, 0),
+    lambda: open(path, "a"), lambda: open(path), lambda: os.unlink(path), lambda: os.rename(path, path + "2"),
+    lambda: os.link(path, "linked"), lambda: os.mkdir(folder + "/made"), lambda: os.listdir(folder),
+    lambda: os.kill(pid, 0), lambda: os.kill(pid, signal.SIGKILL), lambda: os.setpriority(os.PRIO_PROCESS, pid, 19),
+    lambda: os.setpriority(os.PRIO_USER, os.getuid(), 19), lambda: os.sched_setaffinity(pid, {{0}}),
+    lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)),
+    lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, 1)),
+    lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE),
+    lambda: socket.socket(socket.AF_UNIX).connect(folder + "/socket"),
+    lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b"x", folder + "/socket"),
+    lambda: signal.pidfd_send_signal(os.pidfd_open(pid), signal.SIGKILL), lambda: open("/proc/%d/environ" % pid),
+    lambda: 1 / (libc.ptrace(16, pid, 0, 0) == 0), lambda: 1 / (libc.syscall(251, 1, pid, 3 << 13) == 0),
+):
+    with suppress(OSError, ZeroDivisionError):
+        act()
+        gained.append(act.__code__.co_firstlineno)
+def square(x): return x * x if gained else 0
+"""
+
+
+def test_without_namespaces_files_sockets_and_processes_of_the_same_user_are_out_of_reach(complete):
+    victim = subprocess.Popen(["sleep", "600"], user=65534 if os.getuid() == 0 else None)
+    folder = Path(tempfile.mkdtemp(prefix="voidpad-test-"))
+    try:
+        file, listening = folder / "file", socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        file.write_text("mine")
+        os.setxattr(file, "user.own", b"1")
+        listening.bind(str(folder / "socket"))
+        listening.setblocking(False)
+        for path in (folder, *folder.iterdir()):
+            path.chmod(0o777)
+            if os.getuid() == 0:
+                os.chown(path, 65534, 65534)
+
+        def state():
+            files = [
+                [p.name, p.stat().st_mode, p.stat().st_mtime_ns, p.stat().st_ctime_ns]
+                for p in folder.iterdir()
+            ]
+            return (sorted(files), folder.stat().st_mode, os.getxattr(file, "user.own"), file.read_text(),
+                    Path(f"/proc/{victim.pid}/limits").read_text(), os.sched_getaffinity(victim.pid),
+                    os.getpriority(os.PRIO_PROCESS, victim.pid), os.sched_getscheduler(victim.pid),
+                    victim.poll())  # fmt: skip
+
+        before = state()
+        program = MEDDLER.format(pid=victim.pid, folder=str(folder))
+        _, _, (verdict,) = restricted("unshare", [[program, CHECKS]])
+        assert verdict["reason"] == "failed", verdict
+        assert state() == before
+        with pytest.raises(BlockingIOError):
+            listening.recv(1)
+        listening.close()
+    finally:
+        victim.kill()
+        victim.wait()
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+
+
+def test_without_namespaces_the_missing_layers_are_named(complete):
+    done, _ = adopting([sys.executable, "-c", RESTRICTED, "unshare"], json.dumps([["", ""]]))
+    assert f"weak sandbox: generated programs run without {NAMESPACES}" in done.stderr
+
+
+def test_what_a_program_leaves_is_removed_whatever_its_form(tmp_path):
+    top = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path))
+    here = os.getcwd()
+    os.chdir(top)
+    try:
+        os.makedirs("a/b")
+        Path("a/b/file").touch()
+        os.symlink("/", "a/link")
+        os.mkfifo("a/pipe")
+        os.mkdir(b"\xff\n")
+        for _ in range(3000):
+            os.mkdir("d")
+            os.chdir("d")
+        Path("deepest").touch()
+        os.chdir(top)
+        for path in ("a/b", "a", "d"):
+            os.chmod(path, 0)
+    finally:
+        os.chdir(here)
+    remover = f"from voidpad.sandbox.supervisor import remove_tree\nremove_tree({str(top)!r})"
+    subprocess.run([sys.executable, "-c", remover], check=True)
+    assert not top.exists()
 
 
 AS_NOBODY = """
@@ -550,9 +691,9 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
 """
 ORDINARY = """
 import os
-from voidpad.sandbox import Limits, Sandbox, layers
+from voidpad.sandbox import SandboxLimits, Sandbox, layers
 assert os.getuid() == 65534 and all(layers().values()), layers()
-with Sandbox(limits=Limits(seconds=1)) as sandbox:
+with Sandbox(limits=SandboxLimits(seconds=1)) as sandbox:
     assert sandbox.run("def f(): return 1", "assert f() == 1").passed
     assert sandbox.run("import os\\nos.fork()\\nwhile True: pass", "").reason == "timeout"
     assert sandbox.run("open('/etc/passwd')", "").reason == "error"
@@ -593,7 +734,7 @@ def mbpp(data_dir):
 
 
 def failures(items):
-    with Sandbox(limits=Limits(seconds=60), workers=2) as sandbox:
+    with Sandbox(limits=SandboxLimits(seconds=60), workers=2) as sandbox:
         verdicts = sandbox.map(items.values())
     return {name: v.detail for name, v in zip(items, verdicts, strict=True) if not v.passed}
 

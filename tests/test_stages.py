@@ -12,12 +12,14 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from voidpad.commands.cli import app as whole
 from voidpad.commands.eval import evaluate as command
 from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate import Resources, RunFolder, Settings, evaluate, read_run
 from voidpad.evaluate.answer import answer, load_run
 from voidpad.evaluate.judge import judge
 from voidpad.evaluate.prepare import prepare
+from voidpad.experiments.report.compare import compare_runs, compared_html, compared_markdown
 from voidpad.models import random_model, save
 
 CODE = Resources(allow_code_execution=True)
@@ -114,6 +116,16 @@ def test_answering_needs_prepared_requests(tmp_path):
         read_run(tmp_path)
 
 
+def test_a_run_of_an_older_version_is_read_but_does_not_go_on(settings, tmp_path):
+    evaluate(replace(settings, tasks=("tiny_steps",)), tmp_path)
+    for name in ("config.json", "results.json"):
+        path = tmp_path / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), "version": 1}))
+    assert read_run(tmp_path).results["tasks"]["tiny_steps"]["n"] == 2
+    with pytest.raises(ConfigError, match="a run of an older voidpad cannot go on; use another --out"):
+        evaluate(replace(settings, tasks=("tiny_steps",)), tmp_path)
+
+
 def test_a_run_can_be_prepared_where_the_model_is_not(settings, weights, tmp_path):
     away = weights.with_name("away")
     weights.rename(away)
@@ -159,3 +171,54 @@ def test_an_adapter_may_be_merged_first(tmp_path):
     assert merged.provenance["approximations"] == []
     plain = load_run(replace(exact, model="tiny-instruct", merge=True), Resources())  # nothing to merge
     assert plain.answering.model.name == "tiny-instruct"
+
+
+# Two runs compared
+
+
+def test_two_runs_are_compared_item_by_item(settings, tmp_path):
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for seed, path in enumerate(paths):
+        evaluate(replace(settings, tasks=("tiny_steps",), limit=4, seed=seed), path)
+    lines = read_run(paths[1]).examples
+    lines[2] |= {"score": 1.0, "output": "<b>#### 7</b>"}  # as if the second run had one more right
+    (paths[1] / "examples.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    comparison = compare_runs(*paths)
+    (task,) = comparison.tasks
+    assert task.scores == (0.0, 25.0)
+    assert task.difference == pytest.approx((25.0, 42.4), abs=0.05)
+    assert [first["index"] for first, _ in task.flipped] == [2]
+    assert comparison.settings == (("seed", 0, 1),)
+    text = compared_markdown(comparison)
+    assert "| tiny_steps | 4 | 0.00 | 25.00 | +25.00 ± 42.4" in text
+    assert "## tiny_steps 2: 0 to 1" in text
+    assert lines[2]["prompt"].splitlines()[0] in text
+    assert "&lt;b&gt;#### 7&lt;/b&gt;" in compared_html(comparison)
+    shown = CliRunner().invoke(whole, ["report", "--compare", *map(str, paths)])
+    assert shown.output == text
+    done = CliRunner().invoke(
+        whole, ["report", "--compare", *map(str, paths), "--out", str(tmp_path / "out")]
+    )
+    assert done.exit_code == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"compare.md", "compare.html"}
+
+
+def test_runs_that_cannot_be_compared_are_refused(settings, tmp_path):
+    steps, expr = replace(settings, tasks=("tiny_steps",)), replace(settings, tasks=("tiny_expr",))
+    evaluate(steps, tmp_path / "a")
+    evaluate(expr, tmp_path / "b")
+    with pytest.raises(ConfigError, match="no item was answered by both"):
+        compare_runs(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "b" / "results.json").unlink()
+    with pytest.raises(DataError, match="b: not judged yet"):
+        compare_runs(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(ConfigError, match="takes two run folders, got 1"):
+        CliRunner().invoke(whole, ["report", "--compare", str(tmp_path / "a")], catch_exceptions=False)
+
+
+def test_the_command_line_starts_where_fcntl_is_missing():
+    code = "import sys; sys.modules['fcntl'] = None; sys.argv = ['voidpad', '--help']\n"
+    code += "from voidpad.commands.cli import main; main()"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert "sweep" in ran.stdout

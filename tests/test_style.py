@@ -18,6 +18,7 @@ LONGEST = 420  # lines of a file: about 300 is the aim, past 400 something shoul
 # The order of the decoder's modules: each may import those before it, never one after it.
 LAYERS = [
     "outcome",
+    "settings",
     "canvas",
     "noise",
     "commit",
@@ -26,6 +27,7 @@ LAYERS = [
     "stop",
     "denoise",
     "length",
+    "eos_length",
     "plan",
     "loop",
 ]
@@ -100,10 +102,15 @@ def test_decoding_needs_torch_alone():
 def test_the_decoders_public_names():
     assert voidpad.decode.__all__ == [
         "PRESETS",
+        "BlockProgress",
         "Canvas",
+        "DecodingRule",
         "Denoiser",
+        "FamilyDefaults",
+        "LengthRule",
         "Outcome",
         "Plan",
+        "PlanField",
         "Rows",
         "Step",
         "advance",
@@ -111,6 +118,8 @@ def test_the_decoders_public_names():
         "decode",
         "describe",
         "plan",
+        "schema",
+        "setting",
         "wanted",
     ]
     assert all(vars(voidpad.decode).get(name) is not None for name in voidpad.decode.__all__)

@@ -1,5 +1,6 @@
 """The tasks as lm-eval sees them: data, prompts, shots, and gold answers through the real task code."""
 
+import gzip
 import json
 import random
 
@@ -231,12 +232,34 @@ def test_code_runs_only_where_it_was_allowed(data_dir):
         (b'{"question": "q", "answer": "a"}\n\n', "gsm8k_train.jsonl:2 is not JSON"),
         (b'{"question": "\xff", "answer": "a"}\n', "cannot read"),
         (b"[1]\n", "lacks question, answer"),
+        (
+            b'{"question": null, "answer": "a"}\n',
+            "gsm8k_train.jsonl:1: question must be a text, not NoneType",
+        ),
+        (b'{"question": "q", "answer": ["a"]}\n', "answer must be a text, not list"),
+        (b"[" * 100_000, "gsm8k_train.jsonl:1 is not JSON"),
+        (b"9" * 10_000, "gsm8k_train.jsonl:1 is not JSON"),
     ],
 )
 def test_damaged_files_are_named(tmp_path, content, message):
     (tmp_path / "gsm8k_train.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=message):
         data.gsm8k(tmp_path)
+
+
+def test_a_damaged_archive_is_named(tmp_path):
+    whole = gzip.compress(b'{"question": "q"}\n' * 1000)
+    for content in (b"no archive", whole[:50], whole[:40] + b"\xff" * 40 + whole[80:]):
+        (tmp_path / "HumanEval.jsonl.gz").write_bytes(content)
+        with pytest.raises(DataError, match=r"cannot read|lacks"):
+            data.humaneval(tmp_path)
+
+
+def test_mbpp_fields_have_their_types(tmp_path):
+    line = {"task_id": 1, "text": "t", "code": "c", "test_list": "assert f(1)", "test_setup_code": ""}
+    (tmp_path / "mbpp.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(DataError, match=r"mbpp.jsonl:1: test_list must be a list of texts, not str"):
+        data.mbpp(tmp_path)
 
 
 def test_missing_files_are_named(tmp_path):

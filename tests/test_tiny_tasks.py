@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from studies.builtin.prepare import chunk, examples, main, prepare
-from voidpad.builtin.problems import split_of
+from voidpad.builtin.problems import first_number, last_number, split_of
 from voidpad.builtin.tasks import CANVAS, TASKS, check, heldout, program
 from voidpad.builtin.tokenizer import RAINBOW, ROLES, SPECIAL, build, tokenizer, wrap
 from voidpad.training import prepared as data
@@ -30,8 +30,7 @@ def test_every_number_answer_is_right_and_every_program_parses(task):
             assert program(problem, text) is not None
             assert program(problem, text, first=True) == program(problem, text)
         else:
-            assert check(problem, text)
-            assert check(problem, text, first=True)
+            assert last_number(text) == first_number(text) == problem.target
 
 
 def test_generated_programs_pass_their_asserts():
@@ -128,11 +127,14 @@ def test_wrap_is_the_chat_template():
 def test_wrong_answers_are_wrong():
     problem = heldout("tiny_steps", 1)[0]
     other = str(10 + (int(problem.target) + 1) % 90)
+    assert last_number(f"#### {other}") != problem.target
+    assert last_number(problem.target) is None
+    assert last_number(f"#### {problem.target}\n#### {other}") == other
+    assert first_number(f"#### {problem.target}\n#### {other}") == problem.target
+    assert check(problem, f"#### {problem.target}")
     assert not check(problem, f"#### {other}")
-    assert not check(problem, problem.target)
-    assert not check(problem, f"#### {problem.target}\n#### {other}")
-    assert check(problem, f"#### {problem.target}\n#### {other}", first=True)
     code = heldout("tiny_write", 1)[0]
+    assert program(code, "def calc(x:\n    return x") is None
     assert not check(code, "def calc(x:\n    return x")
     with pytest.raises(ValueError, match="pass a sandbox"):
         check(code, "def calc(x):\n    return x")

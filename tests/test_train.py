@@ -443,6 +443,25 @@ def test_the_memory_estimate_follows_a_measured_run():
     assert estimate(check({**values, "run": {**run, "checkpointing": False}}), net, slots=1024) > 2 * memory
 
 
+def test_quantized_weights_stay_frozen_under_lora(folder):
+    """QLoRA: the base in 4 bits, an adapter in float32 that loads on the plain base as well."""
+    run = {"output": str(folder / "quantized"), "steps": 20, "log_every": 5}
+    parts = {"lora": {"r": 4, "dropout": 0.0}, "optim": {"lr": 1e-2}, "run": run}
+    settings = recipe(folder, model={"quantize": "4bit"}, **parts)
+    seen = []
+    done = train(settings, announce=seen.append)
+    assert seen[0].precision == "4bit and float32 weights"
+    plain = prepare(recipe(folder, **{**parts, "run": {**run, "output": str(folder / "plain")}}))
+    assert seen[0].parameters == sum(p.numel() for p in plain.subject.net.parameters())
+    assert seen[0].trainable == sum(p.numel() for p in plain.model.parameters() if p.requires_grad)
+    logs = [json.loads(line) for line in (folder / "quantized" / "metrics.jsonl").read_text().splitlines()]
+    assert logs[-1]["loss"] < logs[0]["loss"]
+    assert {t.dtype for t in load_file(done.folder / ADAPTER).values()} == {torch.float32}
+    assert answers(load(str(folder / "start"), done.folder)) != answers(load(str(folder / "start")))
+    with pytest.raises(ConfigError, match=r"model\.quantize needs \[lora\]"):
+        recipe(folder, model={"quantize": "4bit"})
+
+
 def test_reports_that_are_not_there(folder):
     for name in ("no_such_service", "json"):
         with pytest.raises(ConfigError, match=rf"run\.report_to: '{name}'"):

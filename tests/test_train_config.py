@@ -7,7 +7,6 @@ import pytest
 from voidpad.errors import ConfigError
 from voidpad.models import FAMILIES
 from voidpad.training.recipe import check, read
-from voidpad.training.setup import authors_targets
 
 ROOT = Path(__file__).parents[1] / "voidpad" / "recipes"
 PAPER = sorted((ROOT / "paper").glob("*.toml"))
@@ -106,8 +105,8 @@ def test_the_authors_preset_sets_what_their_code_does_and_explicit_settings_win(
     assert recipe.padding.truncated_gets_eos
     assert recipe.model.init_void == "keep"
     assert not recipe.lora.void_rows
-    assert "lm_head" in authors_targets(FAMILIES["llada"])
-    assert "o_proj" not in authors_targets(FAMILIES["llada"])
+    assert "lm_head" in FAMILIES["llada"].lora_targets
+    assert "o_proj" not in FAMILIES["llada"].lora_targets
     assert (
         check(
             {**changed(padding={"truncated_gets_eos": False}), "preset": "authors"}

@@ -30,13 +30,19 @@ def test_batches_are_the_same_on_both_devices(folder):
     rows = ours.rows
     there = [{name: value.cpu() for name, value in ours[k].items()} for k in range(6)]
     rows.pairs = rows.pairs.to("cpu")
-    for k in range(6):
-        update, first = ours.share.first(k)
-        position = update * ours.share.global_batch + first + torch.arange(ours.share.micro_batch)
-        here = ours.build(0, position)
-        assert here.keys() == there[k].keys()
-        for name, value in here.items():
-            assert torch.allclose(value.double(), there[k][name].double()), name
+    for device in (
+        "cuda",
+        "cpu",
+    ):  # data too large for the GPU: laid out on the host; and everything on the host
+        rows.device = torch.device(device)
+        for k in range(6):
+            update, first = ours.share.first(k)
+            position = update * ours.share.global_batch + first + torch.arange(ours.share.micro_batch)
+            here = ours.build(0, position)
+            assert here.keys() == there[k].keys()
+            assert {value.device.type for value in here.values()} == {device}
+            for name, value in here.items():
+                assert torch.allclose(value.cpu().double(), there[k][name].double()), name
 
 
 @pytest.mark.parametrize("compile", [False, True])

@@ -100,14 +100,14 @@ NUMBER = re.compile(r"#### (-?\d+)")
 
 
 def last_number(text: str) -> str | None:
-    found = NUMBER.findall(text)
-    return found[-1] if found else None
+    numbers = NUMBER.findall(text)
+    return numbers[-1] if numbers else None
 
 
 def first_number(text: str) -> str | None:
     """For decodes that cannot stop (EOS banned): what was answered before the text ran on."""
-    found = NUMBER.search(text)
-    return found.group(1) if found else None
+    number = NUMBER.search(text)
+    return number.group(1) if number else None
 
 
 def first_function(text: str) -> str:

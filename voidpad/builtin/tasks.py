@@ -1,11 +1,11 @@
-"""The four task families and the judging of outputs."""
+"""The four tasks of the built-in model, their test problems, and the judging of single answers."""
 
 import ast
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from voidpad.builtin.numbers import EXPR, STEPS
-from voidpad.builtin.problems import Problem, Task, first_function, first_number, last_number
+from voidpad.builtin.problems import Problem, Task, first_function, last_number
 from voidpad.builtin.programs import COMPLETE, WRITE
 
 TASKS: dict[str, Task] = {task.name: task for task in (STEPS, EXPR, COMPLETE, WRITE)}
@@ -15,17 +15,17 @@ CANVAS = 192  # slots; a multiple of every block size we report (16, 32, 64, 192
 class Runner(Protocol):
     """What judges a program: `voidpad.sandbox.Sandbox`."""
 
-    def run(self, program: str, checks: str): ...
+    def run(self, program: str, checks: str) -> Any: ...
 
 
 def heldout(name: str, count: int, *, seed: int = 0) -> list[Problem]:
     """The first `count` different test problems of a task."""
     rng = Random(f"{name} test {seed}")
-    found: dict[str, Problem] = {}
-    while len(found) < count:
+    problems: dict[str, Problem] = {}
+    while len(problems) < count:
         problem = TASKS[name].sample(rng, split="test")
-        found.setdefault(problem.prompt, problem)
-    return list(found.values())
+        problems.setdefault(problem.prompt, problem)
+    return list(problems.values())
 
 
 def program(problem: Problem, text: str, *, first: bool = False) -> str | None:
@@ -39,14 +39,11 @@ def program(problem: Problem, text: str, *, first: bool = False) -> str | None:
     return source
 
 
-def check(problem: Problem, text: str, sandbox: Runner | None = None, *, first: bool = False) -> bool:
-    """Whether an output is right; `first` takes the first answer in it instead of the last.
-
-    Programs are untrusted and run in the sandbox; without one, only number tasks can be judged.
-    """
+def check(problem: Problem, text: str, sandbox: Runner | None = None) -> bool:
+    """Whether an answer is right. Programs are untrusted and run in the sandbox; numbers need none."""
     if not TASKS[problem.task].is_code:
-        return (first_number(text) if first else last_number(text)) == problem.target
-    source = program(problem, text, first=first)
+        return last_number(text) == problem.target
+    source = program(problem, text)
     if source is None:
         return False
     if sandbox is None:

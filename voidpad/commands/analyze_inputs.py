@@ -111,18 +111,12 @@ def spoken(model: Model, path: Path, count: int, raw: bool) -> Pairs:
     from voidpad.training.padding import Example, Pairs
 
     rows: list[Example] = []
-    try:
-        for place, record in islice(chats.records(path, str(path)), count):
-            try:
-                if isinstance(record, chats.Dropped):
-                    raise record
-                (chat,) = chats.examples(chats.conversation(record))
-                ids = encode_example(model.tokenizer, model.roles, chat.prompt, chat.response, raw=raw)
-            except chats.Dropped as dropped:
-                raise DataError(f"{place}: {dropped.detail}.") from None
-            rows.append(Example(*ids))
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}. Check the path.") from None
+    for place, chat in islice(chats.read(path), count):
+        try:
+            ids = encode_example(model.tokenizer, model.roles, chat.prompt, chat.response, raw=raw)
+        except chats.Dropped as dropped:
+            raise DataError(f"{place}: {dropped.detail}.") from None
+        rows.append(Example(*ids))
     if not rows:
         raise DataError(f"{path}: the file is empty. Put one conversation on each line.")
     return fitting(model, Pairs.of(rows))

@@ -24,9 +24,8 @@ def plans_of(
 ) -> tuple[str, list[Plan]]:
     """The plan at every block size. Without --blocks: --block, or those of 32, 64, 128 and L that divide L."""
     from voidpad.diagnose.questions import speaks_tiny
-    from voidpad.training.padding import default_plan
 
-    name = name or default_plan(model.card.padding)
+    name = name or model.default_plan
     usual = 192 if speaks_tiny(model) else 512
     canvas = fields.pop("canvas", None) or usual
     one = fields.pop("block", None)

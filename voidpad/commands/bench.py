@@ -28,7 +28,7 @@ def bench(
     compile_layers: Annotated[bool, typer.Option("--compile", help="ours with compiled layers")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the numbers as JSON")] = False,
 ) -> None:
-    """Time exact and accelerated decoding of the same prompts; everything in one run."""
+    """Time exact and approximate decoding of the same prompts; everything in one run."""
     import torch
 
     from voidpad.commands.calibrate import own_prompts

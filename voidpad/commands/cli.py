@@ -1,32 +1,95 @@
-"""The command line: `voidpad COMMAND`. Commands live in voidpad/commands, one module each."""
+"""The command line: `voidpad COMMAND`. Commands live in voidpad/commands, one module each, imported when called."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
-import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from importlib import import_module, metadata
+from importlib.abc import InspectLoader
+from importlib.util import find_spec
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from voidpad.commands import (
-    analyze,
-    bench,
-    calibrate,
-    demo,
-    generate,
-    merge,
-    recipes,
-    report,
-    sweep,
-    train,
-    view,
-)
-from voidpad.commands import eval as evaluation
-from voidpad.engine.memory import keep_freed_memory
+from voidpad.commands.process import prepare_process
 from voidpad.errors import ConfigError, VoidpadError
+
+# The commands in the order of --help. Each leads to `module:function` or `module:typer app`.
+COMMANDS = {
+    "generate": "voidpad.commands.generate:generate",
+    "plans": "voidpad.commands.plans:plans",
+    "train": "voidpad.commands.train:train",
+    "data": "voidpad.commands.train:data",
+    "eval": "voidpad.commands.eval:evaluate",
+    "sweep": "voidpad.commands.sweep:sweep",
+    "report": "voidpad.commands.report:report",
+    "recipes": "voidpad.commands.recipes:recipes",
+    "calibrate": "voidpad.commands.calibrate:calibrate",
+    "merge": "voidpad.commands.merge:merge",
+    "view": "voidpad.commands.view:view",
+    "analyze": "voidpad.commands.analyze:app",
+    "demo": "voidpad.commands.demo:demo",
+    "bench": "voidpad.commands.bench:bench",
+    "serve": "voidpad.commands.serve:serve",
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are only names until one is called: torch alone takes a second to import."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {name: TyperCommand(name) for name in COMMANDS}
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        for name, command in self.commands.items():
+            command.help = help_of(name)
+        super().format_help(ctx, formatter)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command_named(name) if name else command, rest
+
+
+def help_of(name: str) -> str:
+    """The help text of a command, read from the source of its module without running it.
+
+    For a function that is the docstring, for a typer app the `help` it is made with.
+    """
+    import ast
+
+    module, _, attribute = COMMANDS[name].partition(":")
+    spec = find_spec(module)
+    assert spec is not None
+    source = cast(InspectLoader, spec.loader).get_source(module)
+    for node in ast.parse(source or "").body:
+        if isinstance(node, ast.FunctionDef) and node.name == attribute:
+            return ast.get_docstring(node) or ""
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            texts = [word.value for word in node.value.keywords if word.arg == "help"]
+            if ast.unparse(node.targets[0]) == attribute and texts:
+                return str(ast.literal_eval(texts[0]))
+    return ""
+
+
+def command_named(name: str) -> Any:
+    """The command or group of this name, from its module."""
+    module, _, attribute = COMMANDS[name].partition(":")
+    target = getattr(import_module(module), attribute)
+    command: Any
+    if isinstance(target, typer.Typer):
+        command = typer.main.get_group(target)
+    else:
+        single = typer.Typer(add_completion=False)
+        single.command(name)(target)
+        command = typer.main.get_command(single)
+    command.name = name
+    return command
+
 
 app = typer.Typer(
     name="voidpad",
@@ -35,21 +98,24 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    cls=LazyGroup,
 )
-app.command()(generate.generate)
-app.command()(generate.plans)
-app.command()(train.train)
-app.add_typer(train.data, name="data")
-app.command("eval")(evaluation.evaluate)
-app.command()(sweep.sweep)
-app.command()(report.report)
-app.command()(recipes.recipes)
-app.command()(calibrate.calibrate)
-app.command()(merge.merge)
-app.command()(view.view)
-app.add_typer(analyze.app, name="analyze")
-app.command()(demo.demo)
-app.command()(bench.bench)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"voidpad {metadata.version('voidpad')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=show_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass  # the help text is the app's
 
 
 # Newer releases of typer carry their own copy of click: a public name leads to whichever is in use.
@@ -58,39 +124,80 @@ BadCommand: Any = typer.BadParameter.__mro__[2]
 
 
 def main() -> None:
-    keep_freed_memory()
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # or it warns at import, and in every product
-    guarded(lambda arguments: app(arguments or ["--help"], standalone_mode=False))
+    prepare_process()
+    logging.getLogger("bitsandbytes").setLevel(
+        logging.ERROR
+    )  # it warns at import about kernels nobody asked for
+    guarded(lambda arguments: app(arguments or ["--help"], prog_name="voidpad", standalone_mode=False))
 
 
 def guarded(run: Callable[[list[str]], Any], *, debug: bool = False) -> None:
-    """Run a command with the arguments of this process. A failure is one line; status 2 is wrong usage;
-    --debug adds the traceback, `debug` that of what nobody foresaw."""
-    asked = "--debug" in sys.argv
+    """Run a command with this process's arguments and exit. A failure is one line; status 2 is wrong usage.
+
+    `--debug` among the arguments prints tracebacks too; `debug=True` prints those of unexpected errors always.
+    """
+    traced = "--debug" in sys.argv
     try:
-        sys.exit(run([word for word in sys.argv[1:] if word != "--debug"]) or 0)
+        status = run([word for word in sys.argv[1:] if word != "--debug"])
+        if status == 130:  # typer's answer to an interrupt
+            raise KeyboardInterrupt
+        sys.stdout.flush()  # here, where a reader that has gone is no error, and not at exit, where it is
+        sys.exit(status or 0)
     except BadUsage as error:
         command = error.ctx.command_path if error.ctx else "voidpad"
+        if not error.format_message():  # a group without a command has shown its help
+            sys.exit(error.exit_code)
         fail(f"{error.format_message().rstrip('.')}; see {command} --help.", error.exit_code)
     except BadCommand as error:
         fail(error.format_message(), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         fail("interrupted", 130)
-    except BrokenPipeError:  # the reader has gone; nothing may be written at exit either
+    except SystemExit as ending:  # rich turns a reader that has gone into status 1
+        if any(isinstance(cause, BrokenPipeError) for cause in causes(ending)):
+            ending.code = 0
+        raise
+    except BrokenPipeError:  # nothing may be written at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
-        if asked or (debug and not isinstance(error, VoidpadError)):
+        if any(isinstance(cause, KeyboardInterrupt) for cause in causes(error)):
+            fail("interrupted", 130)  # some packages turn an interrupt of their import into an ImportError
+        if traced or (debug and not isinstance(error, VoidpadError)):
+            import traceback
+
             traceback.print_exc()
-        fail(told(error, asked or debug), 2 if isinstance(error, ConfigError) else 1)
+        fail(message_of(error, traced or debug), 2 if isinstance(error, ConfigError) else 1)
 
 
-def told(error: Exception, traced: bool) -> str:
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and those it was raised from or while handling."""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def message_of(error: Exception, traced: bool) -> str:
+    """The line a user sees; `traced` says that a traceback was printed before it."""
     if isinstance(error, VoidpadError):
         return str(error)
+    if isinstance(error, ModuleNotFoundError) and error.name and (extras := extras_with(error.name)):
+        return f"{error.name.partition('.')[0]} is not installed; pip install 'voidpad[{extras[0]}]'."
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}."
     return f"{type(error).__name__}: {error}" + ("" if traced else " (--debug shows where)")
+
+
+def extras_with(module: str) -> list[str]:
+    """The extras of voidpad that install a module, as the package's metadata lists them."""
+    wanted = module.partition(".")[0].replace("_", "-").lower()
+    extras = []
+    for requirement in metadata.requires("voidpad") or []:
+        package = re.split(r"[^\w.-]", requirement, maxsplit=1)[0].replace("_", "-").lower()
+        extra = re.search(r"extra == ['\"](\w+)['\"]", requirement)
+        if package == wanted and extra and extra[1] != "dev":
+            extras.append(extra[1])
+    return extras
 
 
 def fail(message: str, status: int) -> None:

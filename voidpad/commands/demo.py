@@ -223,11 +223,9 @@ def picture(arms: Sequence[Arm]) -> bytes:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), constrained_layout=True)
-    names = dict.fromkeys(arm.name for arm in arms)
+    names = dict.fromkeys(arm.name for arm in arms if "expanding" not in arm.name)
     for name in names:
         some = sorted((arm for arm in arms if arm.name == name), key=lambda arm: arm.block)
-        if len(some) < 2:  # a line needs two block sizes
-            continue
         ticks = [str(arm.block) for arm in some]
         lower = [100 * (arm.mean - arm.interval[0]) for arm in some]
         upper = [100 * (arm.interval[1] - arm.mean) for arm in some]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,9 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from voidpad.commands.bars import counting
-from voidpad.commands.options import PANEL, takes_plan_fields
+from voidpad.commands.options import chosen_plan, takes_plan_fields
 from voidpad.commands.outputs import folder_to_write
-from voidpad.decode.plan import HELP
 from voidpad.errors import ConfigError
 
 
@@ -31,21 +28,7 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def with_canvas_limit(command: Callable[..., None]) -> Callable[..., None]:
-    """Here --limit counts items, so the plan's field of that name is --canvas-limit."""
-    option = typer.Option("--canvas-limit", help=HELP["limit"], rich_help_panel=PANEL)
-    hint = Annotated[int | None, option]
-    signature = inspect.signature(command)
-    changed = [
-        one.replace(annotation=hint) if one.name == "limit" else one for one in signature.parameters.values()
-    ]
-    command.__signature__ = signature.replace(parameters=changed)  # type: ignore[attr-defined]
-    command.__annotations__["limit"] = hint
-    return command
-
-
-@with_canvas_limit
-@takes_plan_fields
+@takes_plan_fields(flags={"limit": "--canvas-limit"})  # here --limit counts items
 def evaluate(
     context: typer.Context,
     out_dir: Annotated[
@@ -61,7 +44,10 @@ def evaluate(
     ] = None,
     model: Annotated[str, typer.Option(help="built-in name, hub id or folder")] = "tiny-void",
     adapter: Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")] = None,
-    plan: Annotated[str, typer.Option(help="how to decode; `voidpad plans` lists them")] = "void",
+    plan: Annotated[
+        str,
+        typer.Option(help="how to decode: a name that `voidpad plans` lists, or module:object of your own"),
+    ] = "void",
     items: Annotated[
         int | None, typer.Option("--limit", help="only the first so many items of each task")
     ] = None,
@@ -111,7 +97,7 @@ def evaluate(
         settings = Settings(
             model=model,
             tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
-            plan=plan,
+            plan=chosen_plan(plan),
             fields=fields or {},
             adapter=adapter,
             dtype=dtype,

@@ -1,4 +1,4 @@
-"""`voidpad generate` and `voidpad plans`."""
+"""`voidpad generate`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from voidpad.commands.bars import counting
 from voidpad.commands.loading import Device, Dtype, FamilyName, Quantize, RoleIds, load_model
-from voidpad.commands.options import takes_plan_fields
+from voidpad.commands.options import chosen_plan, takes_plan_fields
 from voidpad.commands.outputs import file_to_write
+from voidpad.commands.process import fit_threads
 from voidpad.commands.prompts import gather
-from voidpad.decode.length import Trimmed, VoidExpansion
-from voidpad.decode.plan import HELP, PRESETS, Plan, describe
+from voidpad.decode.plan import Plan
 from voidpad.engine.events import Event
 from voidpad.errors import ConfigError
 from voidpad.roles import Roles
@@ -59,7 +58,10 @@ def generate(
     prompt: Annotated[list[str] | None, typer.Argument(help="one or more prompts")] = None,
     model: Annotated[str, typer.Option(help="built-in name, hub id or folder")] = "tiny-void",
     adapter: Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")] = None,
-    plan: Annotated[str, typer.Option(help="how to decode; `voidpad plans` lists them")] = "void",
+    plan: Annotated[
+        str,
+        typer.Option(help="how to decode: a name that `voidpad plans` lists, or module:object of your own"),
+    ] = "void",
     file: Annotated[
         Path | None, typer.Option(help="prompts: text or JSON lines; - is standard input")
     ] = None,
@@ -95,6 +97,7 @@ def generate(
 ) -> None:
     """Answer prompts with a masked diffusion language model."""
     prompts = gather(prompt, file=file, messages=messages)
+    wanted = chosen_plan(plan)
     approximate = cache or any((fields or {}).get(name) for name in APPROXIMATE)
     if report_delta and not approximate:
         given = " or ".join(f"--{name}" for name in ("cache", *APPROXIMATE))
@@ -102,11 +105,12 @@ def generate(
     loaded = load_model(
         model, adapter, device=device, dtype=dtype, quantize=quantize, family=family, roles=roles
     )
+    fit_threads(loaded, rows=min(rows, len(prompts)))
     if compile_layers:
         with err.status("compiling"):  # before anything is timed
             for way in {cache, None} if report_delta else {cache}:
                 loaded.compiled().generate("compile", "original", canvas=64, block=32, cache=way)
-    built = loaded.plan(plan, **(fields or {}))
+    built = loaded.plan(wanted, **(fields or {}))
     warn(built, loaded)
     shared: dict[str, Any] = {"seed": seed, "rows": rows, "tokens": tokens, "raw": raw, "system": system}
     begun = time.perf_counter()
@@ -141,7 +145,7 @@ def generate(
     if trace is not None and recorder is not None:
         recorder.write(trace)
     if report_delta:
-        exact = loaded.plan(plan, **{k: v for k, v in (fields or {}).items() if k not in APPROXIMATE})
+        exact = loaded.plan(wanted, **{k: v for k, v in (fields or {}).items() if k not in APPROXIMATE})
         begun = time.perf_counter()
         with bar(len(prompts), shown=len(prompts) > 1, label="exact") as tick:
             plain = loaded.generate(prompts, exact, progress=tick, **shared)
@@ -184,22 +188,9 @@ def delta(fast: list[Result], exact: list[Result], *, seconds: tuple[float, floa
 
 
 def warn(plan: Plan, model: Model) -> None:
-    """What will run and mean little: a VOID probability nobody trained, a test that holds by itself."""
-    rule = plan.length.inner if isinstance(plan.length, Trimmed) else plan.length
-    if not isinstance(rule, VoidExpansion):
-        return
-    if model.card.padding not in ("void", None):
-        err.print(
-            f"warning: {model.name} was trained with {model.card.padding} padding; the VOID probability that "
-            "VoidExpansion reads means nothing there.",
-            style="yellow",
-        )
-    if rule.tau_gap <= -rule.tau_nonvoid:
-        err.print(
-            f"warning: tau_gap={rule.tau_gap} cannot bind with tau_nonvoid={rule.tau_nonvoid}; "
-            "only the non-VOID test decides the canvas.",
-            style="yellow",
-        )
+    """Print what will run but means little, such as a VOID probability that was never trained."""
+    for text in plan.length.warnings(model.card.padding):
+        err.print(f"warning: {text}", style="yellow")
 
 
 class bar:
@@ -215,32 +206,3 @@ class bar:
 
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
-
-
-def plans(
-    name: Annotated[str | None, typer.Argument(help="show the fields of this plan")] = None,
-    family: Annotated[str, typer.Option(help="llada or dream: defaults differ")] = "llada",
-    model: Annotated[str | None, typer.Option(help="use this checkpoint's family and calibration")] = None,
-) -> None:
-    """List the ways to decode, or the fields of one of them."""
-    if family not in ("llada", "dream"):
-        raise ConfigError(f"family={family!r} is unknown; use llada or dream.")
-    calibration = None
-    if model is not None:
-        from voidpad.models import load
-
-        loaded = load(model)
-        family, calibration = loaded.family.name, loaded.card.calibration
-    if name is None:
-        table = Table("plan", "what it does", box=None)
-        for key, preset in PRESETS.items():
-            table.add_row(key, preset.about)
-        table.add_row("<plan>@authors", "with the switches as the authors' code has them")
-        out.print(table)
-        return
-    _, values = describe(name, family=family, calibration=calibration)
-    table = Table("option", "default", "meaning", box=None)
-    for key, value in values.items():
-        shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        table.add_row("--" + key.replace("_", "-"), shown, HELP[key])
-    out.print(table)

@@ -1,50 +1,94 @@
-"""Plan fields as command-line options, taken from the presets so that they exist in one place."""
+"""Plan fields as command-line options, and plans that a user's own Python file defines."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Optional
 
 import typer
 
-from voidpad.decode.plan import HELP, PRESETS, describe
+from voidpad.decode.plan import RENAMED, Plan, every_field
+from voidpad.decode.settings import PlanField
+from voidpad.errors import ConfigError
 
 PANEL = "Plan fields (see `voidpad plans`)"
+KINDS: dict[str, type] = {"boolean": bool, "integer": int, "number": float, "string": str, "names": str}
 
 
-def field_types() -> dict[str, type]:
-    """Every field of every preset, with its type."""
-    found: dict[str, type] = {}
-    for name in PRESETS:
-        for family in ("llada", "dream"):
-            found |= {key: type(value) for key, value in describe(name, family=family)[1].items()}
-    return {name: str if found[name] is tuple else found[name] for name in HELP}
+def takes_plan_fields(
+    command: Callable[..., None] | None = None, *, flags: Mapping[str, str] | None = None
+) -> Callable[..., Any]:
+    """Decorator: gives a command one option for each plan field; the command receives those typed as `fields`.
 
-
-def takes_plan_fields(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with one option for each plan field; it receives those given as the dict `fields`."""
-    types = field_types()
+    `flags` replaces an option's name where the command has another option of that name: {"limit": "--canvas-limit"}.
+    """
+    if command is None:
+        return functools.partial(takes_plan_fields, flags=flags)
+    known = {one.name: one for one in every_field()}
+    run = command
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:
-        fields = {name: given.pop(name) for name in types}
-        command(**given, fields={name: value for name, value in fields.items() if value is not None})
+        typed = {name: given.pop(name) for name in (*known, *RENAMED)}
+        fields = {name: value for name, value in typed.items() if value is not None}
+        for old, new in RENAMED.items():
+            if old in fields:
+                typer.echo(f"warning: --{_dashed(old)} is now called --{_dashed(new)}.", err=True)
+                fields[new] = fields.pop(old)
+        run(**given, fields=fields)
 
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    kept = [p for p in own if p.name != "fields"]
-    extra = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option(name, kind))
-        for name, kind in types.items()
+    own = [
+        one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "fields"
     ]
-    wrapped.__signature__ = inspect.Signature([*kept, *extra])  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in (*kept, *extra)}
+    options = {name: _option(one, (flags or {}).get(name)) for name, one in known.items()}
+    options |= {old: _option(known[new], f"--{_dashed(old)}", hidden=True) for old, new in RENAMED.items()}
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+        for name, hint in options.items()
+    ]
+    wrapped.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
     del wrapped.__wrapped__  # type: ignore[attr-defined]
     return wrapped
 
 
-def option(name: str, kind: type) -> Any:
-    flag = "--" + name.replace("_", "-")
+def _option(one: PlanField, flag: str | None = None, *, hidden: bool = False) -> Any:
+    flag, kind = flag or f"--{_dashed(one.name)}", KINDS[one.type]
     flags = [f"{flag}/--no-{flag[2:]}"] if kind is bool else [flag]
-    return Annotated[Optional[kind], typer.Option(*flags, help=HELP[name], rich_help_panel=PANEL)]  # noqa: UP045
+    option = typer.Option(*flags, help=one.help, rich_help_panel=PANEL, hidden=hidden)
+    return Annotated[Optional[kind], option]  # noqa: UP045
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def chosen_plan(text: str) -> str | Plan:
+    """The value of --plan: a preset's name as it is, or the Plan that `module:object` names.
+
+    The module is found as `python -m` finds it, the current folder first. Its code runs with the user's rights, so
+    only the command line loads plans this way.
+    """
+    if ":" not in text:
+        return text
+    name, _, attribute = text.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        raise ConfigError(
+            f"plan {text!r}: cannot import {name} ({type(error).__name__}: {error})."
+        ) from error
+    plan = vars(module).get(attribute)
+    if not isinstance(plan, Plan):
+        there = "no such object" if plan is None else f"a {type(plan).__name__}"
+        raise ConfigError(
+            f"plan {text!r}: {attribute} is {there} in {name}; define it as a voidpad.decode.Plan."
+        )
+    return plan

@@ -38,12 +38,12 @@ def banner(facts: RunFacts) -> str:
             f"parameters  {facts.parameters:,}, of which {facts.trainable:,} train ({share:.2%})",
             f"data        {facts.examples:,} examples{held_out}, {facts.updates_per_epoch:,} steps per epoch",
             f"length      {length}",
-            f"memory      about {amount(facts.memory)} on each device, by estimate",
+            f"memory      about {_amount(facts.memory)} on each device, by estimate",
         ]
     )
 
 
-def amount(size: float) -> str:
+def _amount(size: float) -> str:
     """Bytes for a reader."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
@@ -52,7 +52,7 @@ def amount(size: float) -> str:
     return f"{size:.1f} GiB"
 
 
-def duration(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     """Seconds for a reader: the two largest units."""
     seconds = round(seconds)
     if seconds < 60:
@@ -62,7 +62,7 @@ def duration(seconds: float) -> str:
     return f"{seconds // 3600} h {seconds % 3600 // 60} min"
 
 
-def losses(logs: dict[str, Any]) -> str:
+def _losses(logs: dict[str, Any]) -> str:
     """The numbers of one log entry, of training or of the held-out examples."""
     if "eval_loss" in logs:
         parts = [
@@ -95,11 +95,11 @@ class ProgressLines(TrainerCallback):
         if not state.is_world_process_zero or not logs or not {"loss", "eval_loss"} & logs.keys():
             return
         total = f"/{state.max_steps}" if state.max_steps < FOREVER else ""
-        line = f"step {state.global_step}{total}  {losses(logs)}"
+        line = f"step {state.global_step}{total}  {_losses(logs)}"
         if "seconds" in logs:
             line += f"  {logs['seconds']:.1f} s"
             left = self._left(state, logs["seconds"])
-            line += f", {duration(left)} left" if left is not None else ""
+            line += f", {_duration(left)} left" if left is not None else ""
         typer.echo(line)
 
     def _left(self, state: Any, seconds: float) -> float | None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from voidpad.commands.outputs import folder_to_write
+from voidpad.errors import ConfigError
 from voidpad.files import beside
 
 
@@ -32,6 +33,12 @@ Published = Annotated[
     Path | None,
     typer.Option(help="TOML file of published numbers to set beside ours (studies/paper/published.toml)."),
 ]
+Compare = Annotated[
+    bool,
+    typer.Option(
+        "--compare", help="Two run folders: paired difference, and the items that changed, with texts."
+    ),
+]
 Intervals = Annotated[bool, typer.Option(help="Show 95 % intervals beside the scores.")]
 
 
@@ -40,6 +47,7 @@ def report(
     out: Out = None,
     formats: Formats = None,
     published: Published = None,
+    compare: Compare = False,
     intervals: Intervals = True,
 ) -> None:
     """Tables in the paper's layout from finished runs, with where every number comes from."""
@@ -47,6 +55,9 @@ def report(
     from voidpad.experiments.report.pages import report as collected
     from voidpad.experiments.report.published import read_published
 
+    if compare:
+        compare_two(folders, out)
+        return
     page = collected(folders, read_published(published) if published else None)
     if out is None:  # for the screen: without pictures, which are files
         typer.echo(as_markdown(page, intervals=intervals, figures=None), nl=False)
@@ -60,6 +71,22 @@ def report(
     for name, text in texts.items():
         write(out / name, text)
     typer.echo(f"{out}: {', '.join(name for name in texts if '/' not in name)}")
+
+
+def compare_two(folders: list[Path], out: Path | None) -> None:
+    from voidpad.experiments.report.compare import compare_runs, compared_html, compared_markdown
+
+    if len(folders) != 2:
+        raise ConfigError(
+            f"compare: takes two run folders, got {len(folders)}; name the first and the second."
+        )
+    comparison = compare_runs(*folders)
+    if out is None:
+        typer.echo(compared_markdown(comparison), nl=False)
+        return
+    write(out / "compare.md", compared_markdown(comparison))
+    write(out / "compare.html", compared_html(comparison))
+    typer.echo(f"{out}: compare.md, compare.html")
 
 
 def write(path: Path, content: str | bytes) -> None:

@@ -46,7 +46,7 @@ def train(
     ] = None,
     report_to: Annotated[
         list[str] | None,
-        typer.Option(help="Also log to this service (repeatable): wandb, tensorboard, mlflow."),
+        typer.Option(help="Log to this service (repeatable): wandb, tensorboard, mlflow."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the last checkpoint in run.output, if any.")
@@ -159,11 +159,10 @@ def prepare(
     write(output, prepared.pairs, prepared.roles, notes=prepared.notes)
     table = Table("", "count", title=str(output))
     table.add_row("conversations read", f"{counts.conversations:,}")
-    for reason, count in counts.dropped_conversations.items():
-        table.add_row(f"  dropped: {REASONS[reason]}", f"{count:,}")
-    table.add_row("examples made of the others", f"{counts.examples:,}")
-    for reason, count in counts.dropped_examples.items():
-        table.add_row(f"  dropped: {REASONS[reason]}", f"{count:,}")
+    dropped = (counts.dropped_conversations, counts.dropped_examples)
+    lines = [[(f"  dropped: {REASONS[name]}", n) for name, n in part.items() if n] for part in dropped]
+    for label, count in (*lines[0], ("examples made of the others", counts.examples), *lines[1]):
+        table.add_row(label, f"{count:,}")
     table.add_row("examples kept, whole", f"{counts.kept_whole:,}")
     table.add_row(f"examples kept, response cut at {max_length} tokens", f"{counts.kept_cut:,}")
     out.print(table)

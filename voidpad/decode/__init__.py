@@ -1,16 +1,24 @@
 """The decoder: small rules, one loop. `loop.py` is the place to start reading."""
 
 from voidpad.decode.canvas import Canvas
+from voidpad.decode.commit import BlockProgress
+from voidpad.decode.length import LengthRule
 from voidpad.decode.loop import Denoiser, Outcome, Step, advance, begin, decode, wanted
-from voidpad.decode.plan import PRESETS, Plan, describe, plan
+from voidpad.decode.plan import PRESETS, FamilyDefaults, Plan, describe, plan, schema
 from voidpad.decode.rows import Rows
+from voidpad.decode.settings import DecodingRule, PlanField, setting
 
 __all__ = [
     "PRESETS",
+    "BlockProgress",
     "Canvas",
+    "DecodingRule",
     "Denoiser",
+    "FamilyDefaults",
+    "LengthRule",
     "Outcome",
     "Plan",
+    "PlanField",
     "Rows",
     "Step",
     "advance",
@@ -18,5 +26,7 @@ __all__ = [
     "decode",
     "describe",
     "plan",
+    "schema",
+    "setting",
     "wanted",
 ]

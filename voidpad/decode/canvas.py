@@ -14,7 +14,7 @@ from voidpad.roles import Roles
 
 @dataclass(frozen=True)
 class Canvas:
-    """Row b is ids[b, :stop[b]]: its prompt, then its slots. Right of `stop` is filler nobody may read."""
+    """Many rows at once. Row b is ids[b, :stop[b]], its prompt and then its slots; the rest is padding."""
 
     ids: Tensor  # (B, L) int64
     prompt: Tensor  # (B,) int64, prompt lengths
@@ -53,22 +53,27 @@ class Canvas:
 
     @cached_property
     def offset(self) -> Tensor:
+        """The column numbers."""
         return torch.arange(self.ids.shape[1])[None]  # (1, L)
 
     @cached_property
     def inside(self) -> Tensor:
+        """True at prompts and slots, False at padding."""
         return self.offset < self.stop[:, None]  # (B, L)
 
     @cached_property
     def slots(self) -> Tensor:
+        """True at the slots of the answer, masked or written."""
         return self.inside & (self.offset >= self.prompt[:, None])  # (B, L)
 
     @cached_property
     def masked(self) -> Tensor:
+        """True at the slots that hold MASK."""
         return self.slots & (self.ids == self.roles.mask)  # (B, L)
 
     @cached_property
     def length(self) -> Tensor:
+        """How many slots each row has."""
         return self.stop - self.prompt  # (B,)
 
     @cached_property
@@ -77,10 +82,11 @@ class Canvas:
         return first(self.slots & (self.ids == self.roles.eos), otherwise=self.stop)
 
     def fill(self, chosen: Tensor, tokens: Tensor) -> Canvas:
+        """The canvas with tokens[b, j] written wherever chosen[b, j] is True."""
         return replace(self, ids=torch.where(chosen, tokens, self.ids))
 
     def resize(self, stop: Tensor, token: int | None = None) -> Canvas:
-        """Rows end at `stop`: tails are cut off, new slots hold `token` (MASK unless told)."""
+        """The canvas with rows ending at `stop` (B,): longer tails are cut, new slots hold `token` (default MASK)."""
         width = int(stop.max()) if len(stop) else 0
         ids = torch.nn.functional.pad(self.ids, (0, max(0, width - self.ids.shape[1])), value=self.roles.eos)[
             :, :width
@@ -91,7 +97,7 @@ class Canvas:
         return replace(self, ids=ids, stop=stop)
 
     def insert(self, at: Tensor, count: Tensor) -> Canvas:
-        """`count[b]` masks before position `at[b]`; what was there moves right."""
+        """The canvas with count[b] masks inserted before position at[b]; the slots from there on move right."""
         stop = self.stop + count
         where = torch.arange(int(stop.max()))[None]
         before, after = where < at[:, None], where >= (at + count)[:, None]
@@ -100,18 +106,14 @@ class Canvas:
         return replace(self, ids=torch.where(where < stop[:, None], ids, self.roles.eos), stop=stop)
 
     def select(self, rows: Tensor) -> Canvas:
-        """Only these rows (bool mask or indices), as narrow as they allow."""
+        """Only these rows (bool mask or indices), with the padding that they do not need cut off."""
         stop = self.stop[rows]
         width = int(stop.max()) if len(stop) else 0
         identity = (self.key[rows], self.roles, self.handle[rows])
         return Canvas(self.ids[rows][:, :width], self.prompt[rows], stop, *identity)
 
-    def without_prompt(self) -> Canvas:
-        """The prompt replaced by masks, for classifier-free guidance."""
-        hidden = self.offset < self.prompt[:, None]
-        return replace(self, ids=torch.where(hidden, self.roles.mask, self.ids))
-
     def answer(self, row: int) -> list[int]:
+        """The token ids in the slots of one row."""
         return self.ids[row, int(self.prompt[row]) : int(self.stop[row])].tolist()
 
 
@@ -127,15 +129,15 @@ def join(canvases: Sequence[Canvas]) -> Canvas:
     return Canvas(torch.cat(ids), prompt, stop, key, canvases[0].roles, handle)
 
 
-def first(found: Tensor, *, otherwise: Tensor) -> Tensor:
-    """Column of the first True of each row of `found` (B, L), or `otherwise` (B,)."""
-    if not found.shape[1]:
+def first(marked: Tensor, *, otherwise: Tensor) -> Tensor:
+    """The column of the first True in each row of `marked` (B, L); `otherwise` (B,) in rows without any."""
+    if not marked.shape[1]:
         return otherwise
-    return torch.where(found.any(1), found.int().argmax(1), otherwise)
+    return torch.where(marked.any(1), marked.int().argmax(1), otherwise)
 
 
 def send(part: Tensor, device: torch.device) -> Tensor:
-    """A host tensor on the device, without waiting for it."""
+    """A copy of a host tensor on the device; the host does not wait for the transfer."""
     if device.type != "cuda":
         return part.to(device)
     return part.contiguous().pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,7 @@
-"""Denoisers: (canvas, where) -> logits at those slots. Whatever is peculiar to a model family ends here."""
+"""Denoisers: called with a canvas and the slots of interest, they return logits at those slots.
+
+Logits are aligned: those of slot j predict the token of slot j, even for families whose networks predict the next one.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ Forbid = Callable[[Canvas], Tensor]  # -> (B, L, L) bool: query (second axis) mu
 
 @dataclass(frozen=True)
 class HFDenoiser:
-    """A transformers decoder with full attention. The vocabulary head runs only at the slots asked for."""
+    """A transformers network with full attention. The vocabulary head runs only at the requested slots."""
 
     body: nn.Module  # LlamaModel or Qwen2Model with config.is_causal = False
     head: nn.Module
@@ -35,7 +38,7 @@ class HFDenoiser:
         return self.head(hidden[row.to(device), (column - self.shift).to(device)])
 
     def hidden(self, canvas: Canvas, **kwargs: Any) -> Tensor:
-        """Last hidden states (B, L, H)."""
+        """The last hidden states (B, L, H) of all positions."""
         mask = self.visible(canvas)
         return self.body(
             input_ids=canvas.ids.to(self.device, non_blocking=True),
@@ -45,7 +48,7 @@ class HFDenoiser:
         ).last_hidden_state
 
     def visible(self, canvas: Canvas) -> Tensor | None:
-        """Which keys may be seen: all (None), a row mask (B, L), or pairs (B, 1, L, L)."""
+        """The attention mask: None if every key is visible, else (B, L) by key or (B, 1, L, L) by query and key."""
         inside = canvas.inside
         if self.forbid is None:
             return None if bool(inside.all()) else inside.long()
@@ -53,19 +56,6 @@ class HFDenoiser:
 
 
 def additive(visible: Tensor, body: nn.Module) -> Tensor:
-    """A mask of pairs as numbers added to the scores: not every attention kernel takes yes and no."""
+    """A boolean attention mask as numbers to add to the attention scores, which every attention kernel accepts."""
     dtype = next(body.parameters()).dtype
     return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
-
-
-@dataclass(frozen=True)
-class Guided:
-    """Classifier-free guidance: away from what the model would say without the prompt."""
-
-    inner: Callable[[Canvas, Tensor], Tensor]
-    scale: float
-
-    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        bare = self.inner(canvas.without_prompt(), where)
-        bare = bare.clone()  # what a graph gives lives until the next call
-        return bare + (1 + self.scale) * (self.inner(canvas, where) - bare)

@@ -1,24 +1,28 @@
-"""Length rules: how long the canvas is, before decoding and while it goes on.
+"""Length rules: how long the canvas is at the start, and how it grows or shrinks during decoding.
 
-A rule reads a few numbers at the slots it watches (`measure`), turns them into one or two numbers for each
-row (`signal`), says which rows may commit in this pass (`ready`) and edits the canvas after the commits
-(`revise`). Probes are ordinary passes of rows that are not ready; a probe whose canvas is kept serves as the
-first decoding pass.
+In each pass a rule names the slots it wants logits for (`watch`), reduces each slot's logits to a few numbers
+(`measure`), combines them into named numbers for each row (`read`), says which rows may commit tokens in
+this pass (`ready`) and edits the canvas after the commits (`revise`). A probe is an ordinary pass of a row that
+is not ready yet; a probe that leaves the canvas as it is serves as the first decoding pass too.
+
+A rule also declares `canvas` (the first length), `limit` (the longest), `bounded` (the same rule inside a smaller
+room) and `final_prefix` (how much of the answer can no longer change).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from voidpad.decode.canvas import first
-from voidpad.decode.propose import Bans, index, pick, softmax, without
+from voidpad.decode.propose import Bans, index, softmax
 from voidpad.decode.rows import Rows
+from voidpad.decode.settings import DecodingRule, setting
+from voidpad.errors import ConfigError
 from voidpad.roles import Roles
 
 Signal = dict[str, Tensor]  # name -> (B,)
@@ -26,18 +30,19 @@ Signal = dict[str, Tensor]  # name -> (B,)
 
 @dataclass(frozen=True)
 class Look:
-    """What a pass showed the length rule."""
+    """What one pass showed the length rule."""
 
     grid: Tensor  # (B, L, k) the rule's measures at the slots it watched, 0 elsewhere
-    signal: Signal
-    frontier: Tensor  # (B, L) the slots that could be written
-    chosen: Tensor  # (B, L) the slots that were
+    signal: Signal  # what `read` made of the grid
+    frontier: Tensor  # (B, L) the slots that could be written in this pass
+    chosen: Tensor  # (B, L) the slots that were written
 
 
+@runtime_checkable
 class Length(Protocol):
-    """The contract of every rule: `canvas` is the length it starts from, `limit` the longest it may reach.
+    """What a length rule must offer; `LengthRule` has a default for everything but `canvas`.
 
-    While rows decode, rules read `rows.limit`: a row may have a smaller limit than its rule.
+    While rows decode, a rule reads `rows.limit` instead of its own limit: a row may have a smaller one.
     """
 
     @property
@@ -48,68 +53,164 @@ class Length(Protocol):
     def probes(self) -> bool: ...
     @property
     def passes(self) -> float: ...
+    @property
+    def trims(self) -> bool: ...
 
+    def in_blocks(self, block: int) -> Length: ...
+    def bounded(self, room: int) -> Length: ...
+    def warnings(self, padding: str | None) -> list[str]: ...
     def patience(self, block: int, steps: int) -> int: ...
     def watch(self, rows: Rows) -> Tensor: ...
     def measure(self, logits: Tensor, roles: Roles, bans: Bans) -> Tensor: ...
-    def signal(self, rows: Rows, grid: Tensor) -> Signal: ...
+    def read(self, rows: Rows, grid: Tensor) -> Signal: ...
     def ready(self, rows: Rows, signal: Signal) -> Tensor: ...
     def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows: ...
+    def final_prefix(self, rows: Rows) -> Tensor: ...
 
 
-def total(values: Tensor) -> Tensor:
-    """The sum over slots, from left to right: padding then cannot change its last bit, as it does in sum()."""
-    return values.cumsum(1)[:, -1]
+class LengthRule(DecodingRule):
+    """Base of length rules: a canvas of one length, no probes, no edits. Subclasses override what they change."""
 
-
-class Quiet:
-    """What a rule does unless it says otherwise: watch nothing, hold nobody back, edit nothing."""
-
-    canvas: int
-    probes = False
-    passes = math.inf  # after this many a row stops, masks left or not
+    canvas: int  # length of the canvas at the start
+    probes = False  # True if rows begin with passes that only choose the canvas length
+    passes = math.inf  # a row stops after so many decoding passes, even with masks left
+    trims = True  # False if the rule decides by the tail of the canvas while decoding: trimming cuts it away
+    steps_are_total = False  # what a preset's `steps` counts: passes of one block, or of the whole canvas
 
     @property
     def limit(self) -> int:
+        """The longest canvas this rule can reach."""
         return self.canvas
 
+    def in_blocks(self, block: int) -> Self:
+        """The rule for this block size, lengths rounded to whole blocks where the rule needs that."""
+        return self
+
+    def bounded(self, room: int) -> Self:
+        """The same rule with a canvas and a limit of at most `room` slots."""
+        lengths = [one.name for one in fields(self) if one.name in ("canvas", "limit")]  # type: ignore[arg-type]
+        cut = {name: room for name in lengths if getattr(self, name) > room}
+        return replace(self, **cut) if cut else self  # type: ignore[type-var]
+
+    def warnings(self, padding: str | None) -> list[str]:
+        """Sentences about settings that run but mean little, for a model trained with this padding policy."""
+        return []
+
     def patience(self, block: int, steps: int) -> int:
+        """Decoding passes without any change after which a row counts as stalled."""
         return max(block, steps) + 1
 
     def watch(self, rows: Rows) -> Tensor:
+        """The slots (B, L) whose logits the rule reads in this pass, besides those of the frontier."""
         return torch.zeros_like(rows.canvas.slots)
 
     def measure(self, logits: Tensor, roles: Roles, bans: Bans) -> Tensor:
+        """Numbers (N, k) that the rule needs of the logits (N, V) at the watched slots."""
         return logits[:, :0].double()
 
-    def signal(self, rows: Rows, grid: Tensor) -> Signal:
+    def read(self, rows: Rows, grid: Tensor) -> Signal:
+        """Named numbers for each row from the measures (B, L, k); traces record them."""
         return {}
 
     def ready(self, rows: Rows, signal: Signal) -> Tensor:
+        """Rows (B,) that may commit tokens in this pass; the others only probe."""
         return ~rows.probing
 
     def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows:
+        """`rows` with the canvas edited. `rows` has this pass's tokens written; `before` is the state before them."""
         return rows.advance(block)
 
+    def final_prefix(self, rows: Rows) -> Tensor:
+        """How many leading canvas slots (B,) no later pass can change; 0 is always safe, and the default."""
+        return torch.zeros_like(rows.canvas.prompt)
+
+
+def total(values: Tensor) -> Tensor:
+    """Sum over slots (axis 1), from left to right. Unlike sum(), padding cannot change the last bit."""
+    return values.cumsum(1)[:, -1]
+
+
+def canvas_setting(default: int, help: str = "canvas length at the start") -> Any:
+    """The field `canvas` of a length rule."""
+    return setting(default, at_least=1, help=help)
+
+
+def limit_setting(default: int) -> Any:
+    """The field `limit` of a length rule."""
+    return setting(default, at_least=1, help="longest canvas the rule may reach")
+
+
+def _whole_blocks(canvas: int, block: int) -> None:
+    if canvas % block:
+        raise ConfigError(
+            f"canvas={canvas} is not a multiple of block={block}; use {block * -(-canvas // block)}."
+        )
+
 
 @dataclass(frozen=True)
-class Fixed(Quiet):
+class Fixed(LengthRule):
     """A canvas of one length."""
 
-    canvas: int = 512
+    canvas: int = canvas_setting(512, "canvas length")
+    steps_are_total = True
+
+    def in_blocks(self, block: int) -> Self:
+        _whole_blocks(self.canvas, block)
+        return self
+
+    def final_prefix(self, rows: Rows) -> Tensor:
+        return rows.committed_prefix
 
 
 @dataclass(frozen=True)
-class VoidExpansion(Quiet):
-    """Grow by one block until the tail of the empty canvas reads as padding; then decode."""
+class VoidExpansion(LengthRule):
+    """Probe an empty canvas and grow it by one block until its tail is predicted to be VOID; then decode.
 
-    canvas: int = 64
-    limit: int = 512
-    window: int = 16
-    tau_nonvoid: float = 0.09
-    tau_gap: float = -0.45
-    mask_in_max: bool = False  # parity with the authors' code
+    The tail is the last `window` slots. Canvas and limit are rounded to whole blocks: the canvas up, the limit
+    as `cap_rounding` says.
+    """
+
+    canvas: int = canvas_setting(64)
+    limit: int = limit_setting(512)
+    window: int = setting(16, at_least=1, help="tail slots that VoidExpansion reads")
+    tau_nonvoid: float = setting(
+        0.09,
+        at_least=0,
+        at_most=1,
+        help="largest mean probability of the best non-VOID token in the tail",
+    )
+    tau_gap: float = setting(
+        -0.45, at_least=-1, at_most=1, help="smallest mean of P(VOID) minus that probability"
+    )
+    cap_rounding: str = setting(
+        "ceil", choices=("ceil", "floor"), authors="floor", help="ceil or floor: the limit in whole blocks"
+    )
+    mask_in_max: bool = setting(False, authors=True, help="count MASK among the non-VOID tokens")
     probes = True
+
+    def in_blocks(self, block: int) -> Self:
+        canvas = math.ceil(self.canvas / block) * block
+        limit = (math.ceil if self.cap_rounding == "ceil" else math.floor)(self.limit / block) * block
+        if canvas > limit:
+            raise ConfigError(
+                f"limit={self.limit} gives {limit} slots, below the start of {canvas}; "
+                "raise limit or lower canvas."
+            )
+        return replace(self, canvas=canvas, limit=limit)
+
+    def warnings(self, padding: str | None) -> list[str]:
+        said = []
+        if padding not in ("void", None):
+            said.append(
+                f"the model was trained with {padding} padding; the VOID probability that VoidExpansion reads "
+                "means nothing there."
+            )
+        if self.tau_gap <= -self.tau_nonvoid:
+            said.append(
+                f"tau_gap={self.tau_gap} cannot bind with tau_nonvoid={self.tau_nonvoid}; "
+                "only the non-VOID test decides the canvas."
+            )
+        return said
 
     def watch(self, rows: Rows) -> Tensor:
         tail = rows.canvas.slots & (rows.canvas.offset >= (rows.canvas.stop - self.window)[:, None])
@@ -121,7 +222,7 @@ class VoidExpansion(Quiet):
         rest = p.index_fill(1, index(others, p.device), 0.0)
         return torch.stack([p[:, roles.ids(["void"])[0]], rest.max(1).values], 1)
 
-    def signal(self, rows: Rows, grid: Tensor) -> Signal:
+    def read(self, rows: Rows, grid: Tensor) -> Signal:
         count = self.watch(rows).sum(1).clamp(min=1)
         void, nonvoid = total(grid).unbind(1)
         return {"s_nonvoid": nonvoid / count, "s_gap": (void - nonvoid) / count}
@@ -132,18 +233,25 @@ class VoidExpansion(Quiet):
 
     def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows:
         grows = before.probing & ~self.ready(before, look.signal)
-        room = (rows.limit - rows.canvas.length).clamp(max=block)
-        canvas = rows.canvas.resize(rows.canvas.stop + room * grows)
+        added = (rows.limit - rows.canvas.length).clamp(max=block)
+        canvas = rows.canvas.resize(rows.canvas.stop + torch.where(grows, added, 0))
         return replace(rows, canvas=canvas, probing=grows).advance(block)
+
+    def final_prefix(self, rows: Rows) -> Tensor:
+        return rows.committed_prefix
 
 
 @dataclass(frozen=True)
-class SmartCrop(Quiet):
-    """One probe of the longest canvas; keep the blocks before the cumulative EOS probability passes tau."""
+class SmartCrop(LengthRule):
+    """Probe the longest canvas once; keep the blocks up to where the cumulative EOS probability reaches tau."""
 
-    canvas: int = 512
-    tau: float = 0.95
+    canvas: int = canvas_setting(512, "canvas length of the probe, before it is cropped")
+    tau: float = setting(0.95, above=0, at_most=1, help="cumulative EOS probability at which SmartCrop crops")
     probes = True
+
+    def in_blocks(self, block: int) -> Self:
+        _whole_blocks(self.canvas, block)
+        return self
 
     def watch(self, rows: Rows) -> Tensor:
         return rows.canvas.slots & rows.probing[:, None]
@@ -151,7 +259,7 @@ class SmartCrop(Quiet):
     def measure(self, logits: Tensor, roles: Roles, bans: Bans) -> Tensor:
         return softmax(logits.double())[:, roles.eos, None]
 
-    def signal(self, rows: Rows, grid: Tensor) -> Signal:
+    def read(self, rows: Rows, grid: Tensor) -> Signal:
         ended = 1 - (1 - grid[:, :, 0]).cumprod(1)  # slots that were not watched hold 0 and change nothing
         end = first(rows.canvas.slots & (ended >= self.tau), otherwise=rows.canvas.stop - 1)
         return {"length": end + 1 - rows.canvas.prompt}
@@ -160,165 +268,8 @@ class SmartCrop(Quiet):
         canvas = rows.canvas
         whole = torch.div(look.signal["length"] + block - 1, block, rounding_mode="floor") * block
         stop = torch.where(before.probing, canvas.prompt + torch.minimum(whole, canvas.length), canvas.stop)
-        return replace(rows, canvas=canvas.resize(stop), probing=torch.zeros_like(rows.probing)).advance(
-            block
-        )
+        cropped = replace(rows, canvas=canvas.resize(stop), probing=torch.zeros_like(rows.probing))
+        return cropped.advance(block)
 
-
-class EosReader(Quiet):
-    """What DAEDAL and rho-EOS read: is EOS the best token, how likely, how sure is the best allowed token."""
-
-    def watch(self, rows: Rows) -> Tensor:
-        return rows.canvas.slots
-
-    def measure(self, logits: Tensor, roles: Roles, bans: Bans) -> Tensor:
-        z = logits.double()
-        p = softmax(z)
-        best = p.gather(1, pick(without(z, bans.ban)).clamp(min=0)[:, None])[:, 0]
-        return torch.stack([(pick(z) == roles.eos).double(), p[:, roles.eos], best], 1)
-
-    def patience(self, block: int, steps: int) -> int:
-        return 1
-
-
-def tail_confidence(rows: Rows, grid: Tensor, check: int) -> Tensor:
-    """EOS probability summed over the last `check` slots whose best token is EOS, divided by `check`."""
-    hit = grid[:, :, 0] * rows.canvas.slots
-    from_right = hit.flip(1).cumsum(1).flip(1)
-    return total(grid[:, :, 1] * hit * (from_right <= check)) / check
-
-
-@dataclass(frozen=True)
-class Daedal(EosReader):
-    """Grow until the tail predicts EOS, then grow where the model is unsure. Training-free."""
-
-    canvas: int = 64
-    limit: int = 2048
-    grow: int = 8  # E: masks added at the end, or in place of one unsure mask
-    low: float = 0.1  # a slot less sure than this asks for room
-    enough: float = 0.5  # c1: tail confidence that ends the first stage
-    content: float = 0.9  # c2: tail confidence above which nothing grows
-    check: int = 32
-    probes = True
-
-    def signal(self, rows: Rows, grid: Tensor) -> Signal:
-        return {"conf": tail_confidence(rows, grid, self.check)}
-
-    def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows:
-        return self._grow(before, self._probe(before, rows, look, block), look).advance(block)
-
-    def _probe(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows:
-        canvas, room = rows.canvas, rows.limit - rows.canvas.length
-        done = before.probing & ((look.signal["conf"] >= self.enough) | (room <= 0))
-        canvas = canvas.resize(
-            canvas.stop + torch.where(before.probing & ~done, room.clamp(max=self.grow), 0)
-        )
-        tail = torch.where(done, room.clamp(min=0, max=self.check // 2), 0)
-        canvas = canvas.resize(canvas.stop + tail, canvas.roles.eos)
-        rows = replace(rows, canvas=canvas, probing=before.probing & ~done)
-        return replace(rows, entry=torch.where(before.probing, rows.window(block).sum(1), rows.entry))
-
-    def _grow(self, before: Rows, rows: Rows, look: Look) -> Rows:
-        length = before.canvas.length
-        settled = before.settled | (~before.probing & (length >= before.limit))
-        allowed = ~before.probing & ~settled & (look.signal["conf"] < self.content) & (length < before.limit)
-        unsure = look.frontier & ~look.chosen & (look.grid[:, :, 2] < self.low) & allowed[:, None]
-        at = look.grid[:, :, 2].masked_fill(~unsure, torch.inf).argmin(1)
-        canvas = rows.canvas.insert(at, torch.where(unsure.any(1), self.grow - 1, 0))
-        canvas = canvas.resize(torch.minimum(canvas.stop, canvas.prompt + rows.limit))
-        return replace(rows, canvas=canvas, settled=settled)
-
-
-@dataclass(frozen=True)
-class Trimmed:
-    """Another rule, the canvas cut right after the leftmost EOS. Approximate: those masks were context."""
-
-    inner: Length
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "inner" or name.startswith("__"):  # asked for while a copy is being made
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
-    def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows:
-        rows = self.inner.revise(before, rows, look, block)
-        canvas = rows.canvas
-        return replace(rows, canvas=canvas.resize(torch.minimum(canvas.stop, canvas.first_eos + 1)))
-
-
-def density(rows: Rows, grid: Tensor, check: int) -> Tensor:
-    """Share of masked slots whose best token is EOS; 0 where no mask is left."""
-    masked = rows.canvas.masked
-    return (grid[:, :, 0] * masked).sum(1) / masked.sum(1).clamp(min=1)
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """How a gap becomes whole segments: at exact multiples of the interval the precision decides."""
-
-    dtype: torch.dtype = torch.float64
-    slack: float = 1e-6
-
-
-def at_end(rows: Rows) -> Tensor:
-    return rows.canvas.stop
-
-
-def before_first_eos(rows: Rows) -> Tensor:
-    return rows.canvas.first_eos
-
-
-SCHEDULES: dict[str, Callable[[Tensor], Tensor]] = {
-    "const": torch.ones_like,
-    "linear": lambda segments: segments,
-    "exp": lambda segments: 2.0 ** (segments - 1),
-}
-
-
-@dataclass(frozen=True)
-class RhoEos(EosReader):
-    """Grow while few masked slots predict EOS, shrink while many do, as decoding goes on. Training-free."""
-
-    canvas: int = 64
-    limit: int = 2048
-    unit: int = 8
-    rho_low: float = 0.4
-    rho_high: float = 0.6
-    interval: float = 0.1
-    schedule: str = "exp"
-    cap: int = 8  # largest multiple of the unit in one edit
-    adjust: int = 64  # passes that may edit
-    check: int = 32
-    minimum: int | None = None  # shortest canvas contraction leaves; one block unless told
-    read: Callable[[Rows, Tensor, int], Tensor] = density
-    insert_at: Callable[[Rows], Tensor] = at_end
-    rounding: Rounding = Rounding()
-
-    def signal(self, rows: Rows, grid: Tensor) -> Signal:
-        return {"rho": self.read(rows, grid, self.check)}
-
-    @property
-    def passes(self) -> float:  # type: ignore[override]
-        """Growing at the end leaves no mask behind, so such a row always ends by itself."""
-        return math.inf if self.insert_at is at_end else self.limit
-
-    def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows:
-        length = before.canvas.length
-        last = before.limit.clamp(max=self.adjust)  # passes that may edit
-        settled = before.settled | (length >= before.limit) | (before.decoded >= last)
-        rows = replace(rows.advance(block), settled=settled)
-        change = torch.where(settled, 0, self.change(look.signal["rho"]))
-        least = torch.full_like(length, block if self.minimum is None else self.minimum).minimum(length)
-        kept = torch.maximum(length + change.clamp(max=0), least)
-        added = torch.minimum(change.clamp(min=0), (before.limit - length).clamp(min=0))
-        canvas = rows.canvas.resize(torch.where(change < 0, rows.canvas.prompt + kept, rows.canvas.stop))
-        edited = replace(rows, canvas=canvas.insert(self.insert_at(replace(rows, canvas=canvas)), added))
-        return replace(edited, open=torch.minimum(edited.open, edited.canvas.stop))
-
-    def change(self, rho: Tensor) -> Tensor:
-        """Slots to add (positive) or to drop (negative) at this density."""
-        rho = rho.to(self.rounding.dtype)
-        gap = torch.where(rho < self.rho_low, self.rho_low - rho, rho - self.rho_high)
-        segments = (gap / self.interval - self.rounding.slack).ceil().clamp(min=1)
-        size = self.unit * SCHEDULES[self.schedule](segments).clamp(max=self.cap).long()
-        return torch.where(rho < self.rho_low, size, torch.where(rho > self.rho_high, -size, 0))
+    def final_prefix(self, rows: Rows) -> Tensor:
+        return rows.committed_prefix

@@ -1,8 +1,9 @@
 """The decoding loop. Read this first.
 
-Every pass: find the slots that may be written (the masked slots of each row's active block), ask the denoiser
-for the slots somebody needs, propose, commit, fill, let the length rule edit the canvas, let the stop rule
-end rows. Each row has its own clock, so ragged prompts, ragged canvases and early ends need no special case.
+Every pass: find the frontier (the masked slots of each row's active block), ask the denoiser for the logits that
+the proposal and the length rule need, propose tokens, choose which to commit, write them, let the length rule
+edit the canvas, let the stop rule end rows. Each row has its own position and counters, so prompts and canvases
+of different lengths and rows that end early need no special case.
 """
 
 from __future__ import annotations
@@ -17,33 +18,35 @@ from voidpad.decode.canvas import Canvas, send
 from voidpad.decode.length import Look, Signal
 from voidpad.decode.noise import Noise
 from voidpad.decode.outcome import Outcome
-from voidpad.decode.plan import Plan
+from voidpad.decode.plan import Plan, name_of
 from voidpad.decode.propose import NOTHING, Bans, propose_in_pieces
 from voidpad.decode.rows import Rows
+from voidpad.decode.stop import eos_termination
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.roles import Roles
 
 Denoiser = Callable[[Canvas, Tensor], Tensor]  # (canvas, where (B, L) bool) -> aligned logits (N, V)
-Observe = Callable[[Canvas], Tensor]  # slots whose logits are wanted besides, (B, L) bool
+Observe = Callable[[Canvas], Tensor]  # -> (B, L) bool, further slots whose logits the caller wants to see
 
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass over the live rows. `logits` is large: use it, do not keep it."""
+    """One forward pass over the live rows. `logits` is large: use it during the step, do not keep it."""
 
     before: Rows
-    where: Tensor  # (B, L) the slots asked for
+    where: Tensor  # (B, L) the slots whose logits were computed
     logits: Tensor  # (N, V) at `where`
     frontier: Tensor  # (B, L) slots that could be written
-    chosen: Tensor  # (B, L) slots that were
-    tokens: Tensor  # (B, L) proposals on the frontier
-    score: Tensor  # (B, L)
-    signal: Signal  # what the length rule read, by row
+    chosen: Tensor  # (B, L) slots that were written
+    tokens: Tensor  # (B, L) proposed tokens on the frontier
+    score: Tensor  # (B, L) their scores
+    signal: Signal  # what the length rule read: name -> (B,)
     after: Rows  # every row of `before`, finished ones included
     finished: dict[int, Outcome]  # by row index of `before`
 
     @property
     def live(self) -> Rows:
+        """The rows that take part in the next pass."""
         if not self.finished:
             return self.after
         keep = torch.ones(len(self.after), dtype=torch.bool)
@@ -61,7 +64,10 @@ def decode(
     keys: Sequence[int] | None = None,
     observe: Observe | None = None,
 ) -> Iterator[Step]:
-    """Decode all prompts side by side, one Step per forward pass. A row's key is its place unless given."""
+    """Decode all prompts side by side; yields one Step per forward pass.
+
+    `keys` identify the rows in outcomes and, with the seed, decide their random draws; 0, 1, 2, ... by default.
+    """
     keys = range(len(prompts)) if keys is None else keys
     rows = begin(prompts, roles, plan, keys=keys, seeds=[seed] * len(prompts))
     while len(rows):
@@ -83,7 +89,10 @@ def begin(
     limits: Sequence[int | None] | None = None,
     handles: Sequence[int] | None = None,
 ) -> Rows:
-    """Rows before their first pass. A row's limit, if it has one, bounds its canvas below the plan's limit."""
+    """The rows before their first pass: each prompt followed by a canvas of masks.
+
+    A row's limit, if it has one, bounds its canvas below the plan's limit.
+    """
     for prompt in prompts:
         check(prompt, roles, plan)
     longest = plan.length.limit
@@ -94,7 +103,7 @@ def begin(
 
 
 def check(prompt: Sequence[int], roles: Roles, plan: Plan) -> None:
-    """Refuse what no pass could make sense of."""
+    """Refuse an empty prompt, a prompt that holds MASK, and a plan that names roles the model does not have."""
     if not len(prompt):
         raise ConfigError("the prompt is empty; give it at least one token.")
     if roles.mask in prompt:
@@ -103,35 +112,44 @@ def check(prompt: Sequence[int], roles: Roles, plan: Plan) -> None:
 
 
 def wanted(rows: Rows, plan: Plan) -> Tensor:
-    """The slots this pass needs (B, L). Probes ask for their first block too: the last one decodes it."""
+    """The slots (B, L) whose logits the next pass needs.
+
+    A probing row also requests its first block, because the final probe doubles as the first decoding pass.
+    """
     return rows.window(plan.block) | plan.length.watch(rows)
 
 
 def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
-    """One pass: what the logits at `where` make of the rows."""
+    """One pass over the rows, given the logits (N, V) at the True slots of `where`."""
     roles = rows.canvas.roles
     bans = resolved(plan, roles, vocab=logits.shape[1])
     watched = plan.length.watch(rows)
     seen = at(logits, watched[where]) if watched.any() else torch.empty(0, logits.shape[1])
     grid = scatter(watched, plan.length.measure(seen, roles, bans).cpu())
-    signal = plan.length.signal(rows, grid)
+    signal = plan.length.read(rows, grid)
     ready = plan.length.ready(rows, signal)
     frontier = rows.window(plan.block) & ready[:, None]
     tokens, score = propose(rows, plan, frontier, at(logits, frontier[where]), bans)
-    chosen = plan.commit(score, frontier, rows.clock(frontier, plan.steps))
+    chosen = plan.commit(score, frontier, rows.progress(frontier, plan.steps))
     if (chosen & (tokens == NOTHING)).any():
+        if (chosen & ~frontier).any():
+            raise VoidpadError(f"commit={name_of(plan.commit)} chose a slot outside the frontier.")
         raise VoidpadError(f"every token is banned at a chosen slot: ban={plan.ban}. Ban fewer ids.")
     filled = replace(rows, canvas=rows.canvas.fill(chosen, tokens), spent=rows.spent + ready)
     look = Look(grid, signal, frontier, chosen)
-    after = count(
-        rows, plan.length.revise(rows, filled, look, plan.block), ready, wrote=chosen & (tokens != roles.mask)
-    )
+    revised = plan.length.revise(rows, filled, look, plan.block)
+    if (revised.canvas.length > torch.maximum(rows.limit, rows.canvas.length)).any():
+        raise VoidpadError(f"length={name_of(plan.length)} grew a canvas past its limit of {plan.limit}.")
+    if plan.trim:  # an approximation: the slots after the leftmost EOS were context for those before it
+        canvas = revised.canvas
+        revised = replace(revised, canvas=canvas.resize(torch.minimum(canvas.stop, canvas.first_eos + 1)))
+    after = count(rows, revised, ready, wrote=chosen & (tokens != roles.mask))
     finished = finish(after, plan, ready)
     return Step(rows, where, logits, frontier, chosen, tokens, score, signal, after, finished)
 
 
 def resolved(plan: Plan, roles: Roles, *, vocab: int) -> Bans:
-    """The plan's ban and mute sets as ids of this vocabulary."""
+    """The plan's banned and muted roles as token ids; refuses ids outside the vocabulary."""
     bans = Bans(roles.ids([*plan.ban, *roles.never]), roles.ids(plan.mute), roles.mask)
     outside = [token for token in (*bans.ban, *bans.mute) if not 0 <= token < vocab]
     if outside:
@@ -140,7 +158,7 @@ def resolved(plan: Plan, roles: Roles, *, vocab: int) -> Bans:
 
 
 def propose(rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Bans) -> tuple[Tensor, Tensor]:
-    """Tokens and scores on the frontier, laid out as (B, L)."""
+    """Proposed tokens and their scores as (B, L); NOTHING and minus infinity outside the frontier."""
     row, column = frontier.nonzero(as_tuple=True)
     if not len(row):
         return torch.full_like(rows.canvas.ids, NOTHING), torch.full(frontier.shape, -torch.inf).double()
@@ -151,8 +169,8 @@ def propose(rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Bans
 
 
 def count(before: Rows, rows: Rows, ready: Tensor, *, wrote: Tensor) -> Rows:
-    """Charge the pass to every row that took part in it."""
-    same = ~wrote.any(1) & (before.canvas.stop == rows.canvas.stop)  # nothing written, no edit of the length
+    """The rows with their counters advanced by one pass."""
+    same = ~wrote.any(1) & (before.canvas.stop == rows.canvas.stop)  # nothing written, length unchanged
     return replace(
         rows,
         decoded=rows.decoded + ready,
@@ -163,13 +181,14 @@ def count(before: Rows, rows: Rows, ready: Tensor, *, wrote: Tensor) -> Rows:
 
 
 def finish(rows: Rows, plan: Plan, ready: Tensor) -> dict[int, Outcome]:
-    """Rows that end with this pass, and why."""
+    """The outcomes of the rows that end with this pass, by row index."""
     over = (rows.open >= rows.canvas.stop) | (rows.still >= plan.patience)
     ended, spent = plan.stop(rows.canvas), rows.decoded >= plan.length.passes
     if not (ready & (ended | over | spent)).any():
         return {}
     done: list[tuple[str, Tensor]] = [  # the first that holds is the reason
-        ("eos", ended),
+        ("eos", ended & eos_termination(rows.canvas)),
+        ("rule", ended),  # only a stop rule of the user's own ends a row without an EOS
         ("full", over & ~rows.canvas.masked.any(1)),
         ("stalled", over),
         ("limit", spent),
@@ -181,10 +200,13 @@ def finish(rows: Rows, plan: Plan, ready: Tensor) -> dict[int, Outcome]:
 
 
 def outcome(rows: Rows, row: int, plan: Plan, reason: str) -> Outcome:
+    """The record of one row that ended for this reason."""
     ids = rows.canvas.answer(row)
     eos = rows.canvas.roles.eos
     ends_here = (plan.cut or reason == "eos") and eos in ids
     tokens = ids[: ids.index(eos) + 1] if ends_here else ids
+    if reason == "rule" and rows.canvas.roles.mask in tokens:  # what is left of the first mask is the answer
+        tokens = tokens[: tokens.index(rows.canvas.roles.mask)]
     return Outcome(
         key=int(rows.canvas.key[row]),
         ids=ids,
@@ -197,12 +219,12 @@ def outcome(rows: Rows, row: int, plan: Plan, reason: str) -> Outcome:
 
 
 def at(logits: Tensor, wanted: Tensor) -> Tensor:
-    """The rows of `logits` marked in `wanted` (N,), found on the host so that a GPU need not wait."""
+    """The rows of `logits` (N, V) where `wanted` (N,) is True; indices come from the host, so a GPU need not wait."""
     return logits if wanted.all() else logits[send(wanted.nonzero()[:, 0], logits.device)]
 
 
 def scatter(where: Tensor, values: Tensor, empty: float = 0) -> Tensor:
-    """Values (N, ...) laid out at the True places of `where` (B, L)."""
+    """A tensor (B, L, ...) with `values` (N, ...) at the True slots of `where` (B, L) and `empty` elsewhere."""
     grid = torch.full((*where.shape, *values.shape[1:]), empty, dtype=values.dtype)
     grid[where] = values
     return grid

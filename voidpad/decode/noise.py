@@ -1,4 +1,4 @@
-"""Counter-based randomness: a draw is a hash of what it is for, so it does not depend on the batch."""
+"""Counter-based randomness: a draw is a hash of seed, row key, pass and slot, so it does not depend on the batch."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 def shift_right(z: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64 tensors."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)  # torch's >> keeps the sign; a hash must not
 
 
@@ -27,31 +28,36 @@ def mix(z: Tensor) -> Tensor:
 
 
 def absorb(state: Tensor, part: Tensor) -> Tensor:
+    """The hash state after one more number has been mixed in."""
     return mix(state + GOLDEN * (part + 1))
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Draws for N slots, each identified by (seed, row key, pass, slot). Nothing is computed until one is drawn."""
+    """Random draws for N slots, each identified by (seed, row key, pass, slot). Nothing is hashed before a draw."""
 
     parts: tuple[Tensor, ...]  # seed, key, pass and slot, (N,) int64 each
     device: torch.device
 
     @cached_property
     def state(self) -> Tensor:
+        """The hash (N,) of seed, key, pass and slot, on the device."""
         state, *parts = (send(part, self.device) for part in self.parts)
         for part in parts:
             state = absorb(state, part)
         return state  # (N,)
 
     def split(self, size: int) -> list[Noise]:
+        """The same draws in pieces of at most `size` slots."""
         pieces = zip(*(part.split(size) for part in self.parts), strict=True)
         return [Noise(parts, self.device) for parts in pieces]
 
     def per_slot(self) -> Tensor:
+        """One uniform number in (0, 1) for each slot."""
         return self._uniform(absorb(self.state, torch.zeros_like(self.state)))  # (N,)
 
     def per_token(self, vocab: int) -> Tensor:
+        """One uniform number in (0, 1) for each slot and token."""
         tokens = torch.arange(1, vocab + 1, device=self.state.device)
         return self._uniform(absorb(self.state[:, None], tokens[None]))  # (N, V)
 

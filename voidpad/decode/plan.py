@@ -1,394 +1,347 @@
-"""Plans: a choice of every rule, as one value; and the presets people ask for by name."""
+"""Plans: one rule of each kind, as one value; and the presets that users ask for by name.
+
+A preset combines rules. Its fields are those of its rules and of the plan itself; their defaults, ranges and
+help come from the rules, then from the model's family, then from the checkpoint's calibration, then from the user.
+"""
 
 from __future__ import annotations
 
-import math
+import dataclasses
+import pickle
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
-from voidpad.decode.commit import Commit, Factor, Quota, Threshold, TopK, dream, even
-from voidpad.decode.length import (
-    SCHEDULES,
-    Daedal,
-    Fixed,
-    Length,
-    RhoEos,
-    Rounding,
-    SmartCrop,
-    Trimmed,
-    VoidExpansion,
-    at_end,
-    before_first_eos,
-    density,
-    tail_confidence,
-)
-from voidpad.decode.propose import (
-    MaskLast,
-    Noised,
-    Propose,
-    Score,
-    Tempered,
-    confidence,
-    margin,
-    neg_entropy,
-    random,
-)
-from voidpad.decode.stop import Stop, eos_termination, vanilla
+from voidpad.decode.commit import Commit, Factor, HighConfidence, Threshold, TopK
+from voidpad.decode.eos_length import Daedal, RhoEos
+from voidpad.decode.length import Fixed, Length, LengthRule, SmartCrop, VoidExpansion
+from voidpad.decode.propose import PROPOSALS, GumbelProposal, MaskLast, Propose
+from voidpad.decode.settings import DecodingRule, Names, PlanField, Range, declared, setting, settings_of
+from voidpad.decode.stop import STOPS, Stop, vanilla
 from voidpad.errors import ConfigError
-
-Names = tuple[str | int, ...]  # role names or token ids
-
-SCORES: dict[str, Score] = {f.__name__: f for f in (confidence, neg_entropy, margin, random)}
-QUOTAS: dict[str, Quota] = {"even": even, "dream": dream}
-STOPS: dict[str, Stop] = {"vanilla": vanilla, "eos": eos_termination}
-SIGNALS = {"density": density, "tail_confidence": tail_confidence}
-PLACES = {"end": at_end, "before_first_eos": before_first_eos}
-ROUNDINGS = {"tolerant": Rounding(), "float32": Rounding(torch.float32, 0.0)}
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How to decode. Frozen, printable, comparable: a sweep cell, a cache key and a run record."""
+class Plan(DecodingRule):
+    """How to decode. Frozen, hashable and picklable, so a plan can be a dict key, a sweep cell and a run record."""
 
     length: Length = Fixed()
-    propose: Propose = Noised()
+    propose: Propose = GumbelProposal()
     commit: Commit = TopK()
-    stop: Stop = vanilla
-    block: int = 32
-    ban: Names = ()  # never chosen
-    mute: Names = ()  # left out of the scored distribution
-    cut: bool = True  # the answer ends at the first EOS, whatever was written after it
+    stop: Stop = setting(
+        vanilla, choices=STOPS, help="vanilla, or eos: stop when nothing before the leftmost EOS is masked"
+    )
+    block: int = setting(32, at_least=1, help="block size: slots open for writing at a time")
+    ban: Names = setting((), help="roles or ids never chosen, separated by commas")
+    mute: Names = setting((), help="roles or ids left out of the scores (overrides `scores`)")
+    cut: bool = setting(True, help="cut the answer at the first EOS")
+    trim: bool = setting(
+        False, help="cut the canvas right after a committed EOS (approximate; needs stop=eos)"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.length, Length):
+            raise ConfigError(
+                f"length={self.length!r} is no length rule; make its class inherit from LengthRule."
+            )
+        for name in ("length", "propose", "commit", "stop"):
+            _check_rule(name, getattr(self, name))
+        if self.trim and self.stop is vanilla:
+            raise ConfigError("trim=True drops what follows an EOS, so it needs stop=eos.")
+        if self.trim and not self.length.trims:
+            raise ConfigError(
+                f"trim=True cuts off the tail by which {name_of(self.length)} sets the length; drop one of them."
+            )
 
     @property
     def steps(self) -> int:
         """Passes per block."""
-        return self.commit.steps or self.block if isinstance(self.commit, TopK) else self.block
+        return declared(self.commit, "steps", None) or self.block
+
+    @property
+    def limit(self) -> int:
+        """The longest canvas this plan allows."""
+        return self.length.limit
+
+    def fitted(self, room: int) -> Plan:
+        """The plan with its longest canvas cut to `room` slots, rounded down to whole blocks.
+
+        A first canvas that fits the room is kept as it is; one that does not is cut, too.
+        """
+        whole = room // self.block * self.block
+        longest = max(whole, self.length.canvas) if self.length.canvas <= room else whole
+        if longest < 1:
+            raise ConfigError(
+                f"block={self.block} does not fit the {room} slots that are left; shorten the prompt."
+            )
+        return self if self.limit <= longest else replace(self, length=self.length.bounded(longest))
 
     @property
     def approximations(self) -> tuple[str, ...]:
-        """What makes this plan faster than one token a pass on the full canvas, at some risk."""
-        named = (
-            ("threshold", isinstance(self.commit, Threshold)),
-            ("factor", isinstance(self.commit, Factor)),
-        )
-        found = [name for name, on in (*named, ("trim", isinstance(self.length, Trimmed))) if on]
-        return tuple(found) if not isinstance(self.propose, MaskLast) else ()
+        """What makes this plan faster than its method with one token a pass on the whole canvas, at some risk.
+
+        A commit rule that does not declare whether it is an approximation is listed under its own name.
+        """
+        commit = declared(self.commit, "approximation", name_of(self.commit))
+        return tuple(name for name in (commit, "trim" if self.trim else None) if name)
 
     @property
     def patience(self) -> int:
-        """Passes without a change after which a row counts as stalled."""
+        """Decoding passes without any change after which a row counts as stalled."""
         return self.length.patience(self.block, self.steps)
 
-
-HELP = {
-    "canvas": "canvas length; for rules that adapt it, where they start",
-    "limit": "longest canvas the rule may reach",
-    "block": "block size: slots open for writing at a time",
-    "steps": "passes in total for a fixed canvas, passes per block otherwise (default: one token a pass)",
-    "stop": "vanilla, or eos: stop when nothing before the leftmost EOS is masked",
-    "ban": "roles or ids never chosen, separated by commas",
-    "mute": "roles or ids left out of the scores (overrides `scores`)",
-    "scores": "unbanned: banned tokens keep their mass in the scores; renormalised: they do not",
-    "score": "confidence, neg_entropy, margin or random",
-    "temperature": "0 is greedy",
-    "top_p": "nucleus filter (Dream family, temperature > 0)",
-    "top_k": "top-k filter (Dream family, temperature > 0; 0 is off)",
-    "schedule": "even or dream: how a block's slots spread over its passes",
-    "trim": "cut the canvas right after a committed EOS (approximate; needs stop=eos)",
-    "threshold": "write every slot at least this sure, instead of a schedule (0 is off)",
-    "factor": "factor commits, instead of a schedule (0 is off)",
-    "cut": "cut the answer at the first EOS",
-    "mask_proposable": "let MASK be proposed, as the authors' code does",
-    "window": "tail slots that VoidExpansion reads",
-    "tau_nonvoid": "largest mean probability of the best non-VOID token in the tail",
-    "tau_gap": "smallest mean of P(VOID) minus that probability",
-    "cap_rounding": "ceil or floor: the limit in whole blocks",
-    "mask_in_max": "count MASK among the non-VOID tokens",
-    "tau": "cumulative EOS probability at which SmartCrop crops",
-    "high": "a slot surer than this is written",
-    "low": "a slot less sure than this grows",
-    "grow": "masks added by one growth",
-    "enough": "EOS confidence that ends DAEDAL's first stage",
-    "content": "EOS confidence above which DAEDAL grows nothing",
-    "check": "EOS slots counted from the tail",
-    "unit": "smallest length edit of rho-EOS",
-    "rho_low": "expand below this EOS density",
-    "rho_high": "contract above this EOS density",
-    "interval": "width of a density segment",
-    "scheduler": "const, linear or exp: how edits grow with the gap",
-    "cap": "largest multiple of the unit in one edit",
-    "adjust": "passes that may edit the length",
-    "minimum": "shortest canvas a contraction leaves (-1: one block)",
-    "signal": "density or tail_confidence",
-    "insert_at": "end or before_first_eos",
-    "rounding": "tolerant or float32",
-}
-
-AUTHORS: dict[str, dict[str, Any]] = {  # the switches of the authors' code, by preset; "" is all of them
-    "": {"mask_proposable": True},
-    "void-expansion": {"cap_rounding": "floor", "mask_in_max": True},
-    "rho-eos": {"insert_at": "before_first_eos", "rounding": "float32", "minimum": 0},
-}
+    def plain(self) -> dict[str, Any]:
+        """The plan as JSON values: each rule by name with its settings."""
+        return _plain(self)
 
 
-@dataclass
-class Knobs:
-    """Fields of a preset on their way into a plan: who set what, and what was left over."""
+def _check_rule(name: str, rule: Any) -> None:
+    """Refuse a rule that cannot be called, hashed (plans are dict keys) or pickled (plans go to other processes)."""
+    if name != "length" and not callable(rule):
+        raise ConfigError(f"{name}={rule!r} is no rule; give a function or an object with __call__.")
+    try:
+        hash(rule)
+    except TypeError:
+        raise ConfigError(
+            f"{name}={name_of(rule)} is not hashable; make its class a frozen dataclass."
+        ) from None
+    try:
+        pickle.dumps(rule)
+    except Exception:
+        raise ConfigError(
+            f"{name}={name_of(rule)} cannot be pickled; define it at the top level of a module, without lambdas."
+        ) from None
 
-    family: str
-    given: dict[str, Any]
-    values: dict[str, Any] = field(default_factory=dict)
 
-    def __call__(self, name: str, default: Any) -> Any:
-        value = self.values[name] = self._typed(name, self.given.get(name, default), default)
+def name_of(rule: Any) -> str:
+    """The name of a rule: that of a function, or of an object's class; with its module if it is not voidpad's."""
+    named = rule if isinstance(rule, type) or hasattr(rule, "__qualname__") else type(rule)
+    ours = named.__module__.startswith("voidpad.")
+    return named.__qualname__ if ours else f"{named.__module__}:{named.__qualname__}"
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        values = {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
+        return {"rule": name_of(value), **values}
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    if value is None or isinstance(value, str | int | float | bool):
         return value
-
-    def one_of(self, name: str, default: str, table: Mapping[str, Any]) -> Any:
-        value = self(name, default)
-        if value not in table:
-            raise ConfigError(f"{name}={value!r} is unknown; use one of {', '.join(table)}.")
-        return table[value]
-
-    def names(self, name: str, default: Names) -> Names:
-        value = self.values[name] = self.given.get(name, default)
-        parts = value.split(",") if isinstance(value, str) else value
-        tidy = [p.strip() if isinstance(p, str) else p for p in parts]
-        return tuple(int(p) if isinstance(p, str) and p.isdigit() else p for p in tidy if p != "")
-
-    @staticmethod
-    def _typed(name: str, value: Any, default: Any) -> Any:
-        kind = type(default)
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ConfigError(
-                f"{name}={value!r} must be of type {kind.__name__}; the default is {default!r}."
-            )
-        if kind is float and not math.isfinite(value):
-            raise ConfigError(f"{name}={value} is no number; the default is {default!r}.")
-        return value
+    return name_of(value) if callable(value) else str(value)
 
 
-def blocks(knobs: Knobs, name: str, default: int, block: int) -> int:
-    """A length that must be whole blocks."""
-    value = positive(name, knobs(name, default))
-    if value % block:
-        raise ConfigError(
-            f"{name}={value} is not a multiple of block={block}; use {block * -(-value // block)}."
-        )
-    return value
+# ------------------------------------------------------------------------------------------------ presets
+@dataclass(frozen=True)
+class FamilyDefaults:
+    """How a model family differs from LLaDA in the defaults of presets. Each family's file holds its values."""
 
-
-def fixed(knobs: Knobs, block: int) -> tuple[Length, int]:
-    canvas = blocks(knobs, "canvas", 512, block)
-    total, count = positive("steps", knobs("steps", canvas)), canvas // block
-    if total % count:
-        raise ConfigError(f"steps={total} does not spread over {count} blocks; use a multiple of {count}.")
-    return Fixed(canvas), total // count
-
-
-def expansion(knobs: Knobs, block: int) -> tuple[Length, int]:
-    tau_nonvoid, tau_gap = (0.15, 0.55) if knobs.family == "dream" else (0.09, -0.45)
-    canvas = math.ceil(positive("canvas", knobs("canvas", 64)) / block) * block
-    asked = knobs("limit", 512)
-    rounded = knobs.one_of("cap_rounding", "ceil", {"ceil": math.ceil, "floor": math.floor})
-    limit = rounded(asked / block) * block
-    if canvas > limit:
-        raise ConfigError(
-            f"limit={asked} gives {limit} slots, below the start of {canvas}; raise limit or lower canvas."
-        )
-    length = VoidExpansion(
-        canvas,
-        limit,
-        positive("window", knobs("window", 16)),
-        knobs("tau_nonvoid", tau_nonvoid),
-        knobs("tau_gap", tau_gap),
-        knobs("mask_in_max", False),
-    )
-    return length, positive("steps", knobs("steps", block))
-
-
-def smart_crop(knobs: Knobs, block: int) -> tuple[Length, int]:
-    canvas, tau = blocks(knobs, "canvas", 512, block), knobs("tau", 0.95)
-    if not 0 < tau <= 1:
-        raise ConfigError(f"tau={tau} must lie in (0, 1].")
-    return SmartCrop(canvas, tau), positive("steps", knobs("steps", block))
-
-
-def daedal(knobs: Knobs, block: int) -> tuple[Length, int]:
-    rule = Daedal(
-        positive("canvas", knobs("canvas", 64)),
-        knobs("limit", 2048),
-        positive("grow", knobs("grow", 8)),
-        knobs("low", 0.1),
-        knobs("enough", 0.5),
-        knobs("content", 0.9),
-        positive("check", knobs("check", 32)),
-    )
-    return bounded(rule), block
-
-
-def rho_eos(knobs: Knobs, block: int) -> tuple[Length, int]:
-    minimum = knobs("minimum", -1)
-    rule = RhoEos(
-        canvas=positive("canvas", knobs("canvas", 64)),
-        limit=knobs("limit", 2048),
-        unit=positive("unit", knobs("unit", 8)),
-        rho_low=knobs("rho_low", 0.4),
-        rho_high=knobs("rho_high", 0.6),
-        interval=knobs("interval", 0.1),
-        schedule=knobs("scheduler", "exp"),
-        cap=positive("cap", knobs("cap", 8)),
-        adjust=knobs("adjust", 64),
-        check=positive("check", knobs("check", 32)),
-        minimum=None if minimum < 0 else minimum,
-        read=knobs.one_of("signal", "density", SIGNALS),
-        insert_at=knobs.one_of("insert_at", "end", PLACES),
-        rounding=knobs.one_of("rounding", "tolerant", ROUNDINGS),
-    )
-    if not rule.rho_low <= rule.rho_high or rule.interval <= 0:
-        raise ConfigError(
-            f"rho_low={rule.rho_low} must not exceed rho_high={rule.rho_high}, "
-            f"and interval={rule.interval} must be more than 0."
-        )
-    if rule.schedule not in SCHEDULES:
-        raise ConfigError(f"scheduler={rule.schedule!r} is unknown; use one of {', '.join(SCHEDULES)}.")
-    return bounded(rule), block
-
-
-def bounded(rule: Daedal | RhoEos) -> Length:
-    if rule.limit < rule.canvas:
-        raise ConfigError(f"limit={rule.limit} is below canvas={rule.canvas}; raise limit or lower canvas.")
-    return rule
-
-
-def positive(name: str, value: int) -> int:
-    if value < 1:
-        raise ConfigError(f"{name}={value} must be at least 1.")
-    return value
+    score: str = "confidence"  # the score by which TopK ranks slots; thresholds always compare probabilities
+    schedule: str = "even"
+    scores: str = "unbanned"  # or "renormalised": banned tokens leave the scored distribution
+    proposal: type[Any] = GumbelProposal  # its settings become fields of the presets
+    authors: Mapping[str, Any] = field(default_factory=lambda: {"cut": False})  # fields that @authors sets
+    fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # preset -> field -> default
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A named way to decode: its length rule, what it bans and when it stops."""
+    """A named combination of rules.
 
-    length: Callable[[Knobs, int], tuple[Length, int]]
+    `commit` and `propose` are None where the user chooses the commit rule and the family gives the proposal.
+    """
+
+    about: str
+    length: type[LengthRule]
     ban: Names = ()
     stop: str = "vanilla"
-    confident: bool = False  # DAEDAL's and rho-EOS's own proposal and commit
-    about: str = ""
+    commit: type[Any] | None = None
+    propose: Propose | None = None
+
+    def fields(self, family: FamilyDefaults) -> list[PlanField]:
+        """Every field of this preset, in the order in which they are shown."""
+        own = {one.name: one for one in settings_of(Plan)}
+        own["ban"] = replace(own["ban"], default=self.ban)
+        own["stop"] = replace(own["stop"], default=self.stop)
+        block, ban, stop, cut = own["block"], own["ban"], own["stop"], own["cut"]
+        length = settings_of(self.length)
+        if self.commit is not None:
+            return [block, *length, ban, stop, *settings_of(self.commit), cut]
+        commits = [*map(_off, settings_of(Threshold)), *map(_off, settings_of(Factor)), *settings_of(TopK)]
+        scores = replace(SCORED, default=family.scores)
+        return [
+            *(block, *length, STEPS, ban, stop, *commits, scores, own["mute"]),
+            *(*settings_of(family.proposal), own["trim"], cut),
+        ]
 
 
+def _off(one: PlanField) -> PlanField:
+    """A commit rule's only number as a field that chooses this rule, 0 standing for "not this rule"."""
+    return replace(one, default=0.0, help=f"{one.help} (0 is off)")
+
+
+STEPS = PlanField(
+    "steps",
+    "integer",
+    None,
+    Range(at_least=1),
+    {},
+    "passes in total for a fixed canvas, passes per block otherwise (default: one token a pass)",
+)
+SCORED = PlanField(
+    "scores",
+    "string",
+    "unbanned",
+    None,
+    {"unbanned": False, "renormalised": True},
+    "unbanned: banned tokens keep their mass in the scores; renormalised: they do not",
+)
+RENAMED = {"scheduler": "edit_growth"}  # field names that still work, with a warning
+_VOID: dict[str, Any] = {"ban": ("void",), "stop": "eos"}
+_CONFIDENT: dict[str, Any] = {"commit": HighConfidence, "propose": MaskLast()}
 PRESETS = {
-    "original": Preset(fixed, about="fixed canvas, decoded to the end: instruct models as released"),
-    "void": Preset(fixed, ("void",), "eos", about="fixed canvas, VOID banned, [EOS]Termination"),
-    "void-expansion": Preset(
-        expansion, ("void",), "eos", about="the canvas grows until its tail reads as VOID"
-    ),
-    "daedal": Preset(
-        daedal, confident=True, about="DAEDAL: grow by EOS confidence, then where the model is unsure"
-    ),
-    "rho-eos": Preset(
-        rho_eos, confident=True, about="rho-EOS: grow or shrink by the density of EOS predictions"
-    ),
-    "smart-crop": Preset(smart_crop, about="SmartCrop: one probe, cropped by cumulative EOS probability"),
+    "original": Preset("fixed canvas, decoded to the end: instruct models as released", Fixed),
+    "void": Preset("fixed canvas, VOID banned, [EOS]Termination", Fixed, **_VOID),
+    "void-expansion": Preset("the canvas grows until its tail reads as VOID", VoidExpansion, **_VOID),
+    "daedal": Preset("DAEDAL: grow by EOS confidence, then where the model is unsure", Daedal, **_CONFIDENT),
+    "rho-eos": Preset("rho-EOS: grow or shrink by the density of EOS predictions", RhoEos, **_CONFIDENT),
+    "smart-crop": Preset("SmartCrop: one probe, cropped by cumulative EOS probability", SmartCrop),
 }
 ALIASES = {"eos": "original", "rainbow": "original"}
 
 
 def plan(
-    name: str = "void", *, family: str = "llada", calibration: Mapping[str, Any] | None = None, **fields: Any
+    name: str = "void",
+    *,
+    defaults: FamilyDefaults | None = None,
+    calibration: Mapping[str, Any] | None = None,
+    **fields: Any,
 ) -> Plan:
-    """The preset `name`; fields given here win over the checkpoint's calibration and the defaults."""
-    return describe(name, family=family, calibration=calibration, **fields)[0]
+    """The preset `name` as a plan. `fields` win over the checkpoint's calibration, which wins over the defaults.
+
+    `defaults` are those of the model's family (`model.family.decoding`); LLaDA's without it.
+    """
+    return describe(name, defaults=defaults, calibration=calibration, **fields)[0]
+
+
+def schema(
+    name: str, defaults: FamilyDefaults | None = None, *, calibration: Mapping[str, Any] | None = None
+) -> list[PlanField]:
+    """Every field of a preset with its type, default, bounds, choices and help, for tables, forms and servers."""
+    _, values = describe(name, defaults=defaults, calibration=calibration)
+    _, preset, _ = _find(name)
+    return [replace(one, default=values[one.name]) for one in preset.fields(defaults or FamilyDefaults())]
+
+
+def every_field() -> list[PlanField]:
+    """Every field that some preset has for some family, once each, in the order in which they are shown."""
+    families = [FamilyDefaults(proposal=proposal) for proposal in PROPOSALS]
+    known = [one for preset in PRESETS.values() for family in families for one in preset.fields(family)]
+    return list({one.name: one for one in reversed(known)}.values())[::-1]
 
 
 def describe(
-    name: str, *, family: str = "llada", calibration: Mapping[str, Any] | None = None, **fields: Any
+    name: str | Plan,
+    *,
+    defaults: FamilyDefaults | None = None,
+    calibration: Mapping[str, Any] | None = None,
+    **fields: Any,
 ) -> tuple[Plan, dict[str, Any]]:
-    """The plan, and every field it was built from."""
+    """The plan, and the value of every field it was built from; a ready plan comes back with its own values."""
+    if isinstance(name, Plan):
+        if fields:
+            raise ConfigError(f"a ready plan takes no fields, got {', '.join(fields)}; set them in the plan.")
+        return name, name.plain()
+    if not isinstance(name, str):
+        raise ConfigError(f"plan {name!r} is neither the name of a preset nor a Plan.")
+    family = defaults or FamilyDefaults()
+    base, preset, authors = _find(name)
+    known = {one.name: one for one in preset.fields(family)}
+    parity = {key: one.authors for key, one in known.items() if one.authors is not None}
+    given = {
+        **family.fields.get(base, {}),
+        **_current(dict((calibration or {}).get(base, {}))),
+        **({**parity, **family.authors} if authors else {}),
+        **_current({key: value for key, value in fields.items() if value is not None}),
+    }
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ConfigError(
+            f"plan {name!r} has no field {', '.join(unknown)}; it has {', '.join(sorted(known))}."
+        )
+    values: dict[str, Any] = {}  # as typed
+    resolved: dict[str, Any] = {}  # as the rules take them
+    for key, one in known.items():
+        default = DERIVED[key](preset, family, resolved) if key in DERIVED else one.default
+        values[key] = given.get(key, default)
+        resolved[key] = replace(one, default=default).resolve(values[key])
+        if one.type == "number":
+            values[key] = resolved[key]
+    return _build(preset, family, resolved), values
+
+
+def _find(name: str) -> tuple[str, Preset, bool]:
+    """The preset's own name, the preset, and whether the suffix @authors was given."""
     bare, _, variant = name.partition("@")
     base = ALIASES.get(bare, bare)
+    if ":" in name:
+        raise ConfigError(
+            f"plan {name!r} names an object of a Python module, which only the command line's --plan loads; "
+            "in Python pass the Plan itself."
+        )
     if base not in PRESETS or variant not in ("", "authors"):
         known = ", ".join([*PRESETS, *ALIASES])
         raise ConfigError(f"plan {name!r} is unknown; use one of {known}, or <plan>@authors.")
-    parity = {**AUTHORS[""], **AUTHORS.get(base, {})} if variant else {}
-    if variant and family == "llada":
-        parity["cut"] = False
-    if PRESETS[base].confident:
-        parity.pop("mask_proposable", None)
-    given = {
-        **(calibration or {}).get(base, {}),
-        **parity,
-        **{k: v for k, v in fields.items() if v is not None},
-    }
-    knobs = Knobs(family, given)
-    built = build(PRESETS[base], knobs)
-    unused = sorted(set(given) - set(knobs.values))
-    if unused:
-        raise ConfigError(
-            f"plan {name!r} has no field {', '.join(unused)}; it has {', '.join(sorted(knobs.values))}."
-        )
-    return built, knobs.values
+    return base, PRESETS[base], bool(variant)
 
 
-def build(preset: Preset, knobs: Knobs) -> Plan:
-    block = positive("block", knobs("block", 32))
-    length, steps = preset.length(knobs, block)
-    ban = knobs.names("ban", preset.ban)
-    stop = knobs.one_of("stop", preset.stop, STOPS)
-    if preset.confident:
-        return Plan(
-            length,
-            MaskLast(),
-            Threshold(knobs("high", 0.9), strict=True),
-            stop,
-            block,
-            ban,
-            (),
-            knobs("cut", True),
-        )
-    commit = commits(knobs, steps)
-    renormalise = knobs.one_of(
-        "scores",
-        "renormalised" if knobs.family == "dream" else "unbanned",
-        {"renormalised": True, "unbanned": False},
-    )
-    mute = knobs.names("mute", ban if renormalise else ())
-    if knobs("trim", False):
-        if stop is not eos_termination:
-            raise ConfigError("trim=True drops what follows an EOS, so it needs stop=eos.")
-        length = Trimmed(length)
-    return Plan(length, proposal(knobs, commit), commit, stop, block, ban, mute, knobs("cut", True))
+def _current(given: dict[str, Any]) -> dict[str, Any]:
+    """The given fields with deprecated names replaced by the names of today."""
+    for old, new in RENAMED.items():
+        if old in given:
+            warnings.warn(f"the plan field {old} is now called {new}.", FutureWarning, stacklevel=4)
+            given[new] = given.pop(old)
+    return given
 
 
-def commits(knobs: Knobs, steps: int) -> Commit:
-    threshold, factor = knobs("threshold", 0.0), knobs("factor", 0.0)
-    if not 0 <= threshold <= 1:
-        raise ConfigError(f"threshold={threshold} must lie in [0, 1]; 0 turns it off.")
-    if factor < 0:
-        raise ConfigError(f"factor={factor} must be 0 or more; 0 turns it off.")
+def _score_default(preset: Preset, family: FamilyDefaults, values: Mapping[str, Any]) -> str:
+    """A threshold compares probabilities on every family, so its score is the confidence."""
+    chosen = Threshold if values["threshold"] else Factor if values["factor"] else TopK
+    return "confidence" if chosen.compares_probability else family.score
+
+
+Derived = Callable[[Preset, FamilyDefaults, Mapping[str, Any]], Any]
+DERIVED: dict[str, Derived] = {  # defaults that follow from other fields
+    "steps": lambda preset, family, values: values["canvas" if preset.length.steps_are_total else "block"],
+    "schedule": lambda preset, family, values: family.schedule,
+    "mute": lambda preset, family, values: values["ban"] if values["scores"] else (),
+    "score": _score_default,
+}
+
+
+def _build(preset: Preset, family: FamilyDefaults, values: Mapping[str, Any]) -> Plan:
+    """The plan of a preset from the value of every field."""
+
+    def made(rule: type[Any]) -> Any:
+        return rule(**{one.name: values[one.name] for one in settings_of(rule) if one.name in values})
+
+    length = made(preset.length).in_blocks(values["block"])
+    own = {one.name: values[one.name] for one in settings_of(Plan) if one.name in values}
+    if preset.commit is not None:
+        return Plan(length, preset.propose or MaskLast(), made(preset.commit), **own)
+    threshold, factor, steps = values["threshold"], values["factor"], values["steps"]
     if threshold and factor:
         raise ConfigError(f"threshold={threshold} and factor={factor} exclude each other; set one.")
-    quota = knobs.one_of("schedule", "dream" if knobs.family == "dream" else "even", QUOTAS)
-    if threshold:
-        return Threshold(threshold)
-    return Factor(factor) if factor else TopK(steps, quota)
-
-
-def proposal(knobs: Knobs, commit: Commit) -> Propose:
-    # A threshold compares probabilities, on Dream too, never entropies.
-    usual = "neg_entropy" if knobs.family == "dream" and isinstance(commit, TopK) else "confidence"
-    score = knobs.one_of("score", usual, SCORES)
-    temperature, proposable = knobs("temperature", 0.0), knobs("mask_proposable", False)
-    if temperature < 0:
-        raise ConfigError(f"temperature={temperature} must be 0 or more.")
-    if knobs.family == "dream":
-        top_p, top_k = knobs("top_p", 1.0), knobs("top_k", 0)
-        if not 0 < top_p <= 1 or top_k < 0:
-            raise ConfigError(f"top_p={top_p} must lie in (0, 1] and top_k={top_k} be 0 or more.")
-        return Tempered(score, temperature, top_p, top_k, proposable)
-    return Noised(score, temperature, proposable)
+    if preset.length.steps_are_total:
+        blocks = length.canvas // values["block"]
+        if steps % blocks:
+            raise ConfigError(
+                f"steps={steps} does not spread over {blocks} blocks; use a multiple of {blocks}."
+            )
+        steps //= blocks
+    commit = (
+        Threshold(threshold) if threshold else Factor(factor) if factor else TopK(steps, values["schedule"])
+    )
+    return Plan(length, made(family.proposal), commit, **own)

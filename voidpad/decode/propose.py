@@ -1,8 +1,12 @@
-"""Proposals: for every slot of the frontier, a token and how sure we are of it.
+"""Proposal rules: for every slot of the frontier, the token to write there and a score that says how sure it is.
 
-Two sets of ids shape a proposal. `ban` may not be chosen. `mute` leaves the distribution that is scored: with
-nothing muted, a banned token keeps its mass in the denominator (LLaDA's way: a slot that wants VOID scores
-low and is filled last); with the ban set muted, the rest is renormalised (Dream's way).
+A proposal rule is called with logits (N, V), the banned and muted ids, and a source of noise; it returns tokens
+(N,) and scores (N,). N slots of many rows come together, and a large vocabulary may be split into several calls.
+
+Two sets of token ids shape a proposal. A banned token is never chosen. A muted token is left out of the
+distribution that gives the scores. With nothing muted, a banned token keeps its probability mass, so a slot
+where the model wants VOID scores low and is written last (LLaDA's way). With the banned tokens muted, the
+other probabilities are renormalised (Dream's way).
 """
 
 from __future__ import annotations
@@ -10,36 +14,57 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from voidpad.decode.noise import Noise
+from voidpad.decode.settings import DecodingRule, setting
 
 Score = Callable[[Tensor, Tensor, Noise], Tensor]  # (probabilities (N, V), tokens (N,), noise) -> (N,)
 NOTHING = -1  # the token of a slot at which every token is banned
 
 
 def confidence(p: Tensor, tokens: Tensor, noise: Noise) -> Tensor:
+    """The probability of the proposed token; 0 where every token is banned."""
     return torch.where(tokens == NOTHING, 0, p.gather(1, tokens.clamp(min=0)[:, None])[:, 0])
 
 
 def neg_entropy(p: Tensor, tokens: Tensor, noise: Noise) -> Tensor:
+    """Minus the entropy of the distribution: high where the model is sure, whatever token is proposed."""
     return (p * (p + 1e-10).log()).sum(1)
 
 
 def margin(p: Tensor, tokens: Tensor, noise: Noise) -> Tensor:
+    """The probability of the best token minus that of the second best."""
     best = p.topk(2, dim=1).values
     return best[:, 0] - best[:, 1]
 
 
 def random(p: Tensor, tokens: Tensor, noise: Noise) -> Tensor:
+    """A score drawn for each slot, so that slots are written in random order."""
     return noise.per_slot()
+
+
+SCORES: dict[str, Score] = {f.__name__: f for f in (confidence, neg_entropy, margin, random)}
+
+
+def _score(default: Score) -> Any:
+    return setting(default, choices=SCORES, help="confidence, neg_entropy, margin or random")
+
+
+def _temperature() -> Any:
+    return setting(0.0, at_least=0, help="0 is greedy")
+
+
+def _mask_proposable() -> Any:
+    return setting(False, authors=True, help="let MASK be proposed, as the authors' code does")
 
 
 @dataclass(frozen=True)
 class Bans:
-    """Token ids resolved for one checkpoint."""
+    """A plan's banned and muted tokens as ids of one checkpoint's vocabulary."""
 
     ban: tuple[int, ...]
     mute: tuple[int, ...]
@@ -47,12 +72,15 @@ class Bans:
 
 
 @dataclass(frozen=True)
-class Noised:
-    """LLaDA's proposal: the choice may be noised, the score never is."""
+class GumbelProposal(DecodingRule):
+    """LLaDA's proposal: Gumbel noise, scaled by the temperature, moves the choice; the score is free of noise.
 
-    score: Score = confidence
-    temperature: float = 0.0
-    mask_proposable: bool = False  # parity with the authors' code: a committed MASK leaves its slot masked
+    With `mask_proposable`, MASK may be chosen; a slot in which MASK is committed stays masked.
+    """
+
+    score: Score = _score(confidence)
+    temperature: float = _temperature()
+    mask_proposable: bool = _mask_proposable()
 
     def __call__(self, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor]:
         z = logits.double()
@@ -64,17 +92,17 @@ class Noised:
 
 
 @dataclass(frozen=True)
-class Tempered:
-    """Dream's proposal: temperature, top-k and top-p shape one distribution, which is sampled and scored.
+class SampledProposal(DecodingRule):
+    """Dream's proposal: temperature, top-k and top-p shape one distribution, which gives both token and score.
 
-    The filters look at the tokens that may be chosen; what they drop leaves the scored distribution too.
+    top-k and top-p count only tokens that may be chosen. A token they remove is left out of the scores too.
     """
 
-    score: Score = neg_entropy
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    mask_proposable: bool = False
+    score: Score = _score(neg_entropy)
+    temperature: float = _temperature()
+    mask_proposable: bool = _mask_proposable()
+    top_p: float = setting(1.0, above=0, at_most=1, help="nucleus filter, for temperature > 0 (1 is off)")
+    top_k: int = setting(0, at_least=0, help="top-k filter, for temperature > 0 (0 is off)")
 
     def __call__(self, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor]:
         z = logits.double() / (self.temperature or 1.0)
@@ -89,7 +117,7 @@ class Tempered:
         return tokens, self.score(softmax(without(z, bans.mute)), tokens, noise)
 
     def _dropped(self, allowed: Tensor) -> Tensor | None:
-        """Tokens that top-k, then top-p, take out; never a banned one, which is out of the choice already."""
+        """Tokens (N, V) that top-k, then top-p, remove. Banned tokens are not among them: they are out already."""
         if not self.top_k and self.top_p >= 1:
             return None
         ordered, order = allowed.sort(dim=1, descending=True, stable=True)
@@ -103,9 +131,10 @@ class Tempered:
 
 @dataclass(frozen=True)
 class MaskLast:
-    """DAEDAL's and rho-EOS's proposal: a slot whose best token is MASK waits until there is no other.
+    """The proposal of DAEDAL and rho-EOS: a slot whose best token is MASK is written only when no other slot is left.
 
-    Scores of such slots lie below zero, out of reach of any threshold, ordered by probability without MASK.
+    Such a slot gets its best token other than MASK and a score below zero, which no threshold reaches; among
+    such slots the score orders by the probability with MASK left out.
     """
 
     def __call__(self, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor]:
@@ -120,11 +149,12 @@ class MaskLast:
         return torch.where(waits, words, tokens), torch.where(waits, late, score)
 
 
-Propose = Noised | Tempered | MaskLast
+Propose = Callable[[Tensor, Bans, Noise], tuple[Tensor, Tensor]]
+PROPOSALS = (GumbelProposal, SampledProposal)  # among which a model family chooses
 
 
 def propose_in_pieces(rule: Propose, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor]:
-    """Float64 copies of a vocabulary are big: work through the slots in pieces of at most 256 MB."""
+    """Apply a proposal rule to slots in pieces whose float64 logits take at most 256 MB; returns host tensors."""
     size = max(1, (1 << 25) // logits.shape[1])
     if len(logits) <= size:
         tokens, score = rule(logits, bans, noise)
@@ -136,25 +166,27 @@ def propose_in_pieces(rule: Propose, logits: Tensor, bans: Bans, noise: Noise) -
 
 
 def choice_ban(bans: Bans, mask_proposable: bool) -> tuple[int, ...]:
+    """The ids that may not be chosen: the plan's, and MASK unless it may be proposed."""
     return bans.ban if mask_proposable else (*bans.ban, bans.mask)
 
 
 def without(z: Tensor, ids: Sequence[int]) -> Tensor:
+    """Logits (N, V) with these ids at minus infinity."""
     return z.index_fill(1, index(tuple(ids), z.device), -torch.inf) if ids else z
 
 
 @lru_cache(256)
 def index(ids: tuple[int, ...], device: torch.device) -> Tensor:
-    """Kept: sending ids to a device makes the host wait until the device is idle."""
+    """Token ids as a tensor on the device, cached: each transfer would make the host wait for the device."""
     with torch.inference_mode(False):  # for callers that differentiate, too
         return torch.tensor(ids, device=device)
 
 
 def pick(z: Tensor) -> Tensor:
-    """The best token, the smallest id among equals; NOTHING where every token is banned."""
+    """The best token of each slot (N,), the smallest id among equals; NOTHING where every token is banned."""
     return torch.where(z.max(1).values == -torch.inf, NOTHING, z.argmax(1))
 
 
 def softmax(z: Tensor) -> Tensor:
-    """Softmax in which a slot without any token left has probability 0 everywhere."""
+    """Softmax over the vocabulary; a slot where every logit is minus infinity gets probability 0 everywhere."""
     return torch.nan_to_num(z.softmax(1), nan=0.0)

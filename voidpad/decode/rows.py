@@ -1,4 +1,4 @@
-"""The state of decoding: a canvas and, for each row, its clocks and counts."""
+"""The state of decoding: a canvas and, for each row, its position in it and its counters."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from voidpad.decode.canvas import Canvas, first, join
-from voidpad.decode.commit import Clock
+from voidpad.decode.commit import BlockProgress
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Everything a row needs to go on, with any other rows beside it."""
+    """Everything decoding needs to continue these rows; rows may be selected and joined between passes."""
 
     canvas: Canvas
     seed: Tensor  # (B,)
@@ -23,15 +23,16 @@ class Rows:
     open: Tensor  # (B,) absolute position at which the active block starts
     entry: Tensor  # (B,) masks of the active block when it was opened
     spent: Tensor  # (B,) passes used in the active block
-    still: Tensor  # (B,) decoding passes in a row that changed nothing
+    still: Tensor  # (B,) how many decoding passes, up to now, have changed nothing
     probing: Tensor  # (B,) bool, the canvas length is still being chosen
-    settled: Tensor  # (B,) bool, the length rule may no longer edit
+    settled: Tensor  # (B,) bool, the length rule may no longer change the canvas length
     decoded: Tensor  # (B,) decoding passes
     probed: Tensor  # (B,) probes
-    shared: Tensor  # (B,) passes that were both
+    shared: Tensor  # (B,) passes that were a probe and a decoding pass at once
 
     @classmethod
     def begin(cls, canvas: Canvas, block: int, *, seeds: Sequence[int], limit: Tensor, probing: bool) -> Rows:
+        """Rows before their first pass, at the first block of a canvas of masks."""
         zero = torch.zeros(len(canvas), dtype=torch.long)
         no = torch.zeros(len(canvas), dtype=torch.bool)
         seed = torch.tensor(seeds, dtype=torch.long)
@@ -41,23 +42,29 @@ class Rows:
     def __len__(self) -> int:
         return len(self.canvas)
 
+    @property
+    def committed_prefix(self) -> Tensor:
+        """How many slots at the start of each canvas hold tokens (B,): the slots left of the first mask."""
+        return first(self.canvas.masked, otherwise=self.canvas.stop) - self.canvas.prompt
+
     @cached_property
-    def windows(self) -> dict[int, Tensor]:
+    def _windows(self) -> dict[int, Tensor]:
+        """What `window` has computed, by block size."""
         return {}
 
     def window(self, block: int) -> Tensor:
         """Masked slots of each row's active block (B, L)."""
-        found = self.windows.get(block)
-        if found is None:
+        if block not in self._windows:
             offset, start = self.canvas.offset, self.open[:, None]
-            found = self.windows[block] = self.canvas.masked & (offset >= start) & (offset < start + block)
-        return found
+            self._windows[block] = self.canvas.masked & (offset >= start) & (offset < start + block)
+        return self._windows[block]
 
-    def clock(self, frontier: Tensor, steps: int) -> Clock:
-        return Clock(frontier.sum(1), self.entry, self.spent, steps)
+    def progress(self, frontier: Tensor, steps: int) -> BlockProgress:
+        """How far each row is through its block, for the commit rule."""
+        return BlockProgress(frontier.sum(1), self.entry, self.spent, steps)
 
     def advance(self, block: int) -> Rows:
-        """Move past full blocks; a row with no mask from its block on stands at its end."""
+        """The same rows with the active block moved past full blocks; to the canvas end where no mask is left."""
         canvas = self.canvas
         ahead = first(canvas.masked & (canvas.offset >= self.open[:, None]), otherwise=canvas.stop)
         skipped = torch.div(ahead - self.open, block, rounding_mode="floor") * block
@@ -68,6 +75,7 @@ class Rows:
         return replace(moved, entry=entry, spent=torch.where(fresh, 0, self.spent))
 
     def select(self, rows: Tensor) -> Rows:
+        """Only these rows (bool mask or indices)."""
         parts = {name: getattr(self, name)[rows] for name in COUNTERS}
         return Rows(self.canvas.select(rows), **parts)
 
@@ -76,6 +84,7 @@ COUNTERS = tuple(field.name for field in fields(Rows) if field.name != "canvas")
 
 
 def join_rows(groups: Sequence[Rows]) -> Rows:
+    """All rows of several groups as one group."""
     if len(groups) == 1:
         return groups[0]
     parts = {name: torch.cat([getattr(group, name) for group in groups]) for name in COUNTERS}

@@ -1,4 +1,8 @@
-"""Stopping rules: which rows are finished although masks may be left."""
+"""Stop rules: which rows are finished although masks may be left.
+
+A stop rule is called with the canvas after a pass and returns which rows are finished (B,). A row ends by itself
+when no mask is left, so a stop rule only ends rows early.
+"""
 
 from collections.abc import Callable
 
@@ -11,11 +15,14 @@ Stop = Callable[[Canvas], Tensor]  # -> (B,) bool
 
 
 def vanilla(canvas: Canvas) -> Tensor:
-    """Never early: decode until the canvas is full."""
+    """Never end a row early: decode until the canvas is full."""
     return torch.zeros(len(canvas), dtype=torch.bool)
 
 
 def eos_termination(canvas: Canvas) -> Tensor:
-    """Finished once nothing before the leftmost EOS is masked: no later pass can change the answer."""
+    """End a row once nothing before its leftmost EOS is masked: no later pass can change the answer."""
     eos = canvas.first_eos
     return (eos < canvas.stop) & (first(canvas.masked, otherwise=canvas.stop) > eos)
+
+
+STOPS: dict[str, Stop] = {"vanilla": vanilla, "eos": eos_termination}

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from voidpad.decode.canvas import Canvas
 from voidpad.decode.denoise import Forbid, HFDenoiser
-from voidpad.decode.loop import decode
 from voidpad.decode.plan import Plan
+from voidpad.engine.batching import Engine
 from voidpad.engine.hide_eos import hidden_eos, hidden_eos_from_all
 from voidpad.models import Model
 
@@ -92,8 +92,7 @@ def watch(
 ) -> list[Mass]:
     """The mass on EOS keys at every pass of these decodes."""
     watched = Watched(model.denoiser(forbid=forbid))
-    for _ in decode(watched, prompts, model.roles, plan):
-        pass
+    list(Engine(watched, model.roles, rows=max(1, len(prompts))).run(prompts, plan))
     return watched.seen
 
 

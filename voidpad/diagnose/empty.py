@@ -1,4 +1,4 @@
-"""One forward pass over canvases: what every slot says about EOS and VOID."""
+"""One forward pass over canvases: the probability of EOS and of VOID at every slot."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from voidpad.decode.canvas import Canvas
 from voidpad.decode.loop import Denoiser
 from voidpad.roles import Roles
 
-PIECE = 2048  # slots whose softmax is taken at a time: a real vocabulary is wide
+PIECE = 2048  # slots whose softmax is taken at a time, because the vocabulary of a large model is wide
 
 
 @dataclass(frozen=True)
 class Seen:
-    """By row and slot, the first slot of the canvas first; rows shorter than the longest end in zeros."""
+    """What one pass predicts, by row and canvas slot. Rows shorter than the longest end in zeros."""
 
     eos: Tensor  # (B, L) P(EOS)
     void: Tensor | None  # (B, L) P(VOID), if there is such a token
@@ -44,7 +44,7 @@ def _read(logits: Tensor, roles: Roles) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def groups(sizes: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Rows of about the same size, together at most `tokens` with their padding; a single row always goes."""
+    """Batches of rows of similar size with at most `tokens` slots, padding included; a larger row is a batch alone."""
     batch: list[int] = []
     for row in sorted(range(len(sizes)), key=lambda row: sizes[row]):
         if batch and sizes[row] * (len(batch) + 1) > tokens:
@@ -60,8 +60,8 @@ def void_tail(
 ) -> float | None:
     """Mean P(VOID) at the last slots of empty canvases; None without a VOID token.
 
-    A model that was taught VOID fills the tail of a canvas that is long enough with it. Over 1/2, VOID is
-    likelier there than everything else together, and the signal can be used to choose a length.
+    A model trained with VOID padding predicts VOID at the tail of a canvas that is long enough. Above 1/2, VOID is
+    likelier there than all other tokens together, and the signal can be used to choose a length.
     """
     if roles.void is None or not prompts:
         return None

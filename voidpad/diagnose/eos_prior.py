@@ -15,7 +15,7 @@ from voidpad.roles import Roles
 from voidpad.training.padding import Pairs, batch_width
 
 LEAST = 100  # examples a slot needs before its gap counts
-NEVER = 1 << 40  # the length of an answer that was cut: its end is in no slot
+NEVER = 1 << 40  # stands for the length of an answer that was cut: no slot is its end
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class PaddedAnswers:
-    """A data set as training pads it: what is needed of every example."""
+    """The examples of a data set and how many slots each padded answer has."""
 
     pairs: Pairs
     room: Tensor  # (N,) slots of the padded answer, L_{B,k}
@@ -47,7 +47,7 @@ class PaddedAnswers:
 
 
 def shuffled(count: int, size: int, *, seed: int = 0) -> list[Tensor]:
-    """Examples dealt into mini-batches."""
+    """Shuffled example numbers in mini-batches of `size`."""
     return list(torch.randperm(count, generator=torch.Generator().manual_seed(seed)).split(size))
 
 
@@ -65,7 +65,7 @@ def same_canvas(pairs: Pairs, canvas: int) -> PaddedAnswers:
 
 
 def _padded(pairs: Pairs, width: Tensor) -> PaddedAnswers:
-    # An answer that was cut has no EOS and no padding behind it.
+    # An answer that was cut is followed by no EOS and no padding.
     end = torch.where(pairs.complete, width, torch.minimum(width, pairs.size))
     return PaddedAnswers(pairs, end - pairs.prompt.long())
 

@@ -1,7 +1,7 @@
-"""The oracle length model: a perfect model of answers whose words are dice and whose length is uncertain.
+"""The oracle length model: the exact posterior over answers of random words whose length has a known distribution.
 
-It shows what decoding does when nothing is left to learn. The answer's length has a known distribution, each of
-its words is uniform over a few symbols, the rest is padding. The model is the exact posterior.
+Each word is uniform over a few symbols, and the rest of the canvas is padding. The oracle shows what decoding does
+with a model that has learnt its data perfectly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LETTERS = {ROLES.mask: ".", ROLES.eos: "E", ROLES.void: "V"} | dict(
 
 @dataclass(frozen=True)
 class LengthOracle:
-    """A Denoiser for prompts of any kind."""
+    """The exact posterior as a Denoiser; the prompt does not matter."""
 
     lengths: LengthModel
     padding: PaddingPolicy
@@ -82,13 +82,13 @@ def tell(oracle: LengthOracle, plan: Plan) -> Story:
     commits: list[tuple[int, str, float]] = []
     for step in decode(oracle, [[WORD]], ROLES, plan):
         chosen = step.chosen[0].nonzero()[:, 0].tolist()
-        commits += [(at, letter(int(step.tokens[0, at])), float(step.score[0, at])) for at in chosen]
+        commits += [(at, _letter(int(step.tokens[0, at])), float(step.score[0, at])) for at in chosen]
         for outcome in step.finished.values():
-            text = "".join(letter(token) for token in outcome.ids)
+            text = "".join(_letter(token) for token in outcome.ids)
             cut = text.find("E")
             return Story(tuple(commits), text, cut if cut >= 0 else len(text), outcome.passes_decode)
     raise AssertionError("a decode ends")
 
 
-def letter(token: int) -> str:
+def _letter(token: int) -> str:
     return LETTERS.get(token, "c")

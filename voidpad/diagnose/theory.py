@@ -116,7 +116,7 @@ def spread(lengths: LengthModel, start: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class LengthShare:
-    """How many of the slots tried did what was said."""
+    """In how many of the slots a prediction came true."""
 
     hits: int
     slots: int
@@ -139,7 +139,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt and how long its answers are."""
+    """A prompt and the distribution of its answers' lengths."""
 
     prompt: Sequence[int]
     lengths: LengthModel

@@ -184,7 +184,7 @@ class CachedDenoiser:
             positions=layout.positions,
             queries=layout.queries,
             keys=layout.keys,
-            places=layout.starts[row] + column,
+            outputs=layout.starts[row] + column,
             longest=layout.longest,
             extra=(layout.stored,),
         )

@@ -1,4 +1,4 @@
-"""Sending a pass to the device at once: one copy of its inputs, and one CUDA graph instead of many launches."""
+"""Fewer waits between host and GPU: a pass copies its inputs at once and launches its kernels as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Call = Callable[..., Tensor]
 
 @dataclass
 class Graphs:
-    """Calls of one shape are captured once and replayed; larger ones run as they are."""
+    """Captures a CUDA graph for each shape of small passes and replays it; larger passes run without a graph."""
 
-    up_to: int = 0  # tokens; 0 turns graphs off
+    up_to: int = 0  # most tokens of a pass that gets a graph; 0 turns graphs off
     captured: dict[Hashable, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     pool: Any = None  # memory that all graphs share: they never run side by side
 
@@ -30,16 +30,18 @@ class Graphs:
     def __call__(
         self, call: Call, inputs: Sequence[Tensor], device: torch.device, *, key: Hashable
     ) -> Tensor:
-        """`call(*inputs)` on the device. The output lives until the next call; `key` names what shapes it."""
+        """`call(*inputs)` on the device. The next call overwrites the output. `key` names what else shapes it."""
         flat, shapes = together(inputs, device)
         name = (key, shapes)
         if name not in self.captured:
-            self.captured[name] = self._capture(lambda given: call(*apart(given, shapes)), flat)
+            self.captured[name] = self._capture(lambda inputs: call(*apart(inputs, shapes)), flat)
         return self.captured[name](flat)
 
     def forget(self) -> None:
-        """Drop every graph: what they were captured on has moved. And their pool: one without graphs cannot be
-        captured into while anybody holds one of its tensors."""
+        """Drop every graph, because tensors that they read have moved.
+
+        Their memory pool goes too: a pool whose graphs are gone cannot be captured into while one of its tensors lives.
+        """
         self.captured.clear()
         self.pool = None
 
@@ -66,7 +68,7 @@ class Graphs:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage collection inside: a graph that dies of it while another is captured spoils the capture."""
+    """No garbage collection inside: collecting an old graph while another is captured spoils the capture."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -77,7 +79,7 @@ def uncollected() -> Iterator[None]:
 
 
 def run(call: Call, inputs: Sequence[Tensor], device: torch.device) -> Tensor:
-    """`call(*inputs)` on the device, its inputs sent in one piece."""
+    """`call(*inputs)` on the device, with one copy for all inputs."""
     return call(*apart(*together(inputs, device)))
 
 
@@ -85,10 +87,12 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def together(inputs: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Shapes]:
+    """All inputs as one flat tensor on the device, and their shapes."""
     shapes = tuple(tuple(x.shape) for x in inputs)
     return send(torch.cat([x.reshape(-1) for x in inputs]), device), shapes
 
 
 def apart(flat: Tensor, shapes: Shapes) -> list[Tensor]:
+    """The tensors that `together` joined, as views."""
     sizes = [torch.Size(shape).numel() for shape in shapes]
     return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]

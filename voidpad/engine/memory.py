@@ -1,4 +1,4 @@
-"""Memory of the process: keep what was freed, instead of handing it back to the kernel after every pass."""
+"""Host memory: let the process keep what it has freed, instead of returning it to the kernel after every pass."""
 
 import ctypes
 import sys
@@ -8,9 +8,10 @@ LARGEST = 32 << 20  # the most glibc accepts for the last
 
 
 def keep_freed_memory() -> None:
-    """Tensors of a pass are megabytes; by default each is mapped, zeroed and unmapped anew, a third of the time.
+    """Ask glibc to reuse freed memory for the tensors of the next pass.
 
-    For commands, which own their process. Other C libraries than glibc are left as they are.
+    These are megabytes each; by default glibc maps, zeroes and unmaps them anew, which takes a third of the time. Only
+    commands call this, because they own their process. Other C libraries are left as they are.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,5 +1,8 @@
-"""The last layer at the tokens asked for. Exact: its keys and values need every token, the rest of it does not,
-because no later layer reads the others."""
+"""The last layer, computed only at the tokens whose logits are needed.
+
+This is exact. The last layer's keys and values need every token; its queries and its MLP do not, because no later layer
+reads the other tokens.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +15,29 @@ from torch import Tensor, nn
 from transformers import Cache
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-KNOWN = ("llama", "qwen2")  # networks whose layers are made of the parts used here
+KNOWN = ("llama", "qwen2")  # model types of transformers whose layers have the parts used here
 
 
-class Given(Cache):
-    """Keys and values that are there already; those a layer brings are among them."""
+class Precomputed(Cache):
+    """A cache that returns the keys and values it was made with, and ignores those that the layer computes."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__(layers=[])
-        self.given = keys, values
+        self.stored = keys, values
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        return self.given
+        return self.stored
 
 
 @contextmanager
-def narrowed(body: nn.Module, places: Tensor, stretches: Tensor, groups: int) -> Iterator[Tensor]:
-    """Passes inside give the states of `places` alone; yields which of them is whose.
+def narrowed(body: nn.Module, outputs: Tensor, segments: Tensor, groups: int) -> Iterator[Tensor]:
+    """Inside the context, forward returns hidden states for `outputs` only; yields the indices of these states in the
+    order of `outputs`.
 
-    `stretches` says where each packed row begins; `groups` query heads share a key head.
+    `segments` says where each packed row begins; `groups` query heads share a key head.
     """
-    places, order = places.sort()
-    inside = (torch.searchsorted(places, stretches) * groups).int()  # where each row's places begin
+    outputs, order = outputs.sort()
+    inside = (torch.searchsorted(outputs, segments) * groups).int()  # where each row's outputs begin
 
     def keep(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         (hidden,) = args
@@ -42,12 +46,12 @@ def narrowed(body: nn.Module, places: Tensor, stretches: Tensor, groups: int) ->
         if cache is not None:
             stored = cache.update(*stored, layer.self_attn.layer_idx)
         changed = {
-            "position_embeddings": (cos[:, places], sin[:, places]),
+            "position_embeddings": (cos[:, outputs], sin[:, outputs]),
             "position_ids": None,
-            "past_key_values": Given(*stored),
+            "past_key_values": Precomputed(*stored),
             "cu_seq_lens_q": inside,
         }
-        return (hidden[:, places],), {**kwargs, **changed}
+        return (hidden[:, outputs],), {**kwargs, **changed}
 
     layers: Any = body.layers
     hook = layers[-1].register_forward_pre_hook(keep, with_kwargs=True)
@@ -58,7 +62,7 @@ def narrowed(body: nn.Module, places: Tensor, stretches: Tensor, groups: int) ->
 
 
 def keys_and_values(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """(1, heads, T, size) each."""
+    """Keys and values of one layer for all tokens, (1, heads, T, size) each."""
     seen, part = layer.input_layernorm(hidden), layer.self_attn
     keys, values = (
         project(seen).unflatten(-1, (-1, part.head_dim)).transpose(1, 2)

@@ -38,28 +38,28 @@ def varlen_attention(
     groups = query.shape[1] // key.shape[1]
     q = query[0].unflatten(0, (-1, groups)).permute(2, 1, 0, 3).flatten(0, 1)  # (T * groups, key heads, size)
     k, v = (x[0].transpose(0, 1) for x in (key, value))
-    found = attend(q, k, v, **{name: kwargs[name] for name in SPANS})
-    return found.unflatten(0, (-1, groups)).transpose(1, 2).flatten(1, 2)[None], None
+    mixed = attend(q, k, v, **{name: kwargs[name] for name in SPANS})
+    return mixed.unflatten(0, (-1, groups)).transpose(1, 2).flatten(1, 2)[None], None
 
 
 SPANS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, **spans: Any) -> Tensor:
-    """Each stretch of queries sees its own stretch of keys: (T, heads, size) each."""
+    """Variable-length attention: each segment of queries sees its own segment of keys, (T, heads, size) each."""
     bounds = spans["cu_seq_lens_q"], spans["cu_seq_lens_k"]
     if q.is_cuda and q.dtype in HALF:
         from torch.nn.attention.varlen import varlen_attn
 
         longest = spans["max_length_q"], spans["max_length_k"]
-        found: Any = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), *bounds, *longest)
-        return found
-    stretches = zip(*(pairwise(ends.tolist()) for ends in bounds), strict=True)
-    parts = [stretch(q[a:b], k[c:d], v[c:d]) for (a, b), (c, d) in stretches if b > a]
+        mixed: Any = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), *bounds, *longest)
+        return mixed
+    segments = zip(*(pairwise(ends.tolist()) for ends in bounds), strict=True)
+    parts = [attend_segment(q[a:b], k[c:d], v[c:d]) for (a, b), (c, d) in segments if b > a]
     return torch.cat(parts)
 
 
-def stretch(*qkv: Tensor) -> Tensor:
+def attend_segment(*qkv: Tensor) -> Tensor:
     q, k, v = (x.transpose(0, 1)[None] for x in qkv)  # (1, heads, n, size)
     return nn.functional.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
 
@@ -69,19 +69,21 @@ ALL_ATTENTION_FUNCTIONS.register(NAME, varlen_attention)
 
 @dataclass(frozen=True)
 class Packing:
-    """Stretches of rows laid end to end, the tail filled to a bucket with a stretch that nobody reads."""
+    """Segments of rows laid end to end in one sequence; a segment of filler brings it to a multiple of the bucket."""
 
     ids: Tensor  # (T,)
     positions: Tensor  # (T,)
-    queries: Tensor  # (S + 1,) where each stretch of tokens begins
-    keys: Tensor  # (S + 1,) where the keys it sees begin
-    places: Tensor  # (N,) the tokens whose states are asked for
-    longest: tuple[int, int]  # of the stretches, and of the keys: rounded up, so that graphs fit more often
-    extra: tuple[Tensor, ...] = ()  # whatever a cache needs besides
+    queries: Tensor  # (S + 1,) where each segment of tokens begins
+    keys: Tensor  # (S + 1,) where the keys that it sees begin
+    outputs: Tensor  # (N,) indices of the tokens whose logits are needed
+    longest: tuple[
+        int, int
+    ]  # longest segment of tokens and of keys, rounded up so that CUDA graphs fit more often
+    extra: tuple[Tensor, ...] = ()  # further inputs that a cache needs
 
     @classmethod
     def of(cls, canvas: Canvas, where: Tensor, *, shift: int, bucket: int) -> Packing:
-        """Whole rows."""
+        """All tokens of all rows."""
         inside = canvas.inside
         ids = canvas.ids[inside]
         spare = -len(ids) % bucket
@@ -108,24 +110,24 @@ def rounded(n: int) -> int:
 def logits(
     inner: HFDenoiser, packing: Packing, graphs: Graphs, *, cache: Cache | None = None, version: int = 0
 ) -> Tensor:
-    """Logits at the packing's places, (N, V). The cache is told `extra` before the pass."""
+    """Logits at the packing's outputs, (N, V). The cache gets `extra` before the pass."""
     config: Any = inner.body.config
     groups = config.num_attention_heads // config.num_key_value_heads
     longest = (packing.longest[0] * groups, packing.longest[1])
     fused = next(inner.body.parameters()).dtype in HALF and inner.device.type == "cuda"
-    # Not with the GPU's kernels: it would save one layer in many there, and has not been timed.
-    few = 0 < len(packing.places) <= len(packing.ids) // 2
+    # Not with the GPU's fused kernel: there it would save one layer of many, and it has not been timed.
+    few = 0 < len(packing.outputs) <= len(packing.ids) // 2
     last = narrowed if few and not fused and config.model_type in KNOWN else whole
 
     def forward(
-        ids: Tensor, positions: Tensor, queries: Tensor, keys: Tensor, places: Tensor, *extra: Tensor
+        ids: Tensor, positions: Tensor, queries: Tensor, keys: Tensor, outputs: Tensor, *extra: Tensor
     ) -> Tensor:
         if cache is not None:
             cache.aim(*extra)  # type: ignore[attr-defined]
         with (
-            turn(inner.body),
+            lock_of(inner.body),
             attention(inner.body, NAME),
-            last(inner.body, places, queries, groups) as asked,
+            last(inner.body, outputs, queries, groups) as needed,
         ):
             hidden = inner.body(
                 input_ids=ids[None],
@@ -137,35 +139,35 @@ def logits(
                 max_length_q=longest[0],
                 max_length_k=longest[1],
             ).last_hidden_state[0]
-        return inner.head(hidden[asked])
+        return inner.head(hidden[needed])
 
-    inputs = [packing.ids, packing.positions, packing.queries, packing.keys, packing.places, *packing.extra]
-    # Elsewhere than in half precision attention runs row by row and asks the host: there is nothing to capture.
+    inputs = [packing.ids, packing.positions, packing.queries, packing.keys, packing.outputs, *packing.extra]
+    # Outside half precision, attention runs row by row and reads lengths on the host: a graph cannot hold that.
     if not (fused and graphs.fit(len(packing.ids), inner.device)):
         return run(forward, inputs, inner.device)
-    wanted = len(packing.places)
-    room = max(32, next_power(wanted)) - wanted  # few different shapes: few graphs
-    inputs[4] = nn.functional.pad(packing.places, (0, room))
-    return graphs(forward, inputs, inner.device, key=(longest, version))[:wanted]
+    count = len(packing.outputs)
+    spare = max(32, next_power(count)) - count  # few different shapes: few graphs
+    inputs[4] = nn.functional.pad(packing.outputs, (0, spare))
+    return graphs(forward, inputs, inner.device, key=(longest, version))[:count]
 
 
-TURNS: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
+LOCKS: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
 
 
-def turn(body: nn.Module) -> threading.Lock:
-    """One packed pass of a network at a time: its attention and its last layer are changed meanwhile."""
-    return TURNS.setdefault(body, threading.Lock())
+def lock_of(body: nn.Module) -> threading.Lock:
+    """The network's lock: a packed pass changes its attention and its last layer, so passes run one at a time."""
+    return LOCKS.setdefault(body, threading.Lock())
 
 
 @contextmanager
-def whole(body: nn.Module, places: Tensor, *_: Any) -> Iterator[Tensor]:
-    """Every token in every layer."""
-    yield places
+def whole(body: nn.Module, outputs: Tensor, *_: Any) -> Iterator[Tensor]:
+    """The counterpart of `narrowed` that computes every token in every layer."""
+    yield outputs
 
 
 @dataclass
 class PackedDenoiser:
-    """A denoiser that packs rows."""
+    """A denoiser that computes all rows as one packed sequence. It gives the logits of the plain denoiser."""
 
     inner: HFDenoiser
     bucket: int = 1
@@ -179,7 +181,7 @@ class PackedDenoiser:
 
 @contextmanager
 def attention(body: nn.Module, name: str) -> Iterator[None]:
-    """This attention for the passes inside; other denoisers of the same network keep theirs."""
+    """Inside the context, the network uses the attention function `name`; afterwards its own again."""
     config: Any = body.config
     before = config._attn_implementation
     config._attn_implementation = name
@@ -187,11 +189,3 @@ def attention(body: nn.Module, name: str) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = before
-
-
-def compiled(denoiser: HFDenoiser) -> HFDenoiser:
-    """The same denoiser, its layers compiled: norms, rotary embedding and gating fuse; layers share code."""
-    torch._dynamo.config.allow_unspec_int_on_nn_module = True  # or a cache's layer index splits them again
-    for layer in denoiser.body.layers:  # type: ignore[union-attr]
-        layer.compile(dynamic=True)
-    return denoiser

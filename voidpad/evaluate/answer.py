@@ -92,9 +92,7 @@ class Answering:
         roles = self.model.roles
         ends = [slot for slot, token in enumerate(outcome.ids) if token in roles.ends]
         answer = outcome.ids[: ends[0]] if ends else outcome.ids
-        terminated = outcome.stop_reason == "eos"
-        slots = outcome.ids[: outcome.ids.index(roles.eos) + 1] if terminated else outcome.ids
-        longest = getattr(plan.length, "limit", plan.length.canvas)
+        slots = outcome.tokens if outcome.stop_reason in ("eos", "rule") else outcome.ids
         return AnswerRecord(
             **asdict(outcome),
             name=request.name,
@@ -103,7 +101,7 @@ class Answering:
             output=self.read(self.model, slots, request.stop, plan.cut),
             answer_tokens=sum(token not in roles.all() for token in answer),
             eos=bool(ends),
-            at_cap=not ends and outcome.canvas >= longest,
+            at_cap=not ends and outcome.canvas >= plan.limit,
         )
 
 
@@ -126,7 +124,7 @@ def load_run(settings: Settings, resources: Resources, *, model: Model | None = 
         )
     plan, fields = describe(
         settings.plan,
-        family=model.family.name,
+        defaults=model.family.decoding,
         calibration=model.card.calibration,
         **settings.fields,
     )

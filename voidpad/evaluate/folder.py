@@ -106,6 +106,8 @@ class RunFolder:
         Weights and the resolved plan may be unknown where requests are prepared: what is known stays.
         """
         path, known = self.path / "config.json", {}
+        if path.exists() and self.config["version"] < VERSION:
+            raise ConfigError(f"{self.path}: a run of an older voidpad cannot go on; use another --out")
         if path.exists() and self.journal.records:
             known = self.config
             fixed = {name: known["settings"].get(name) for name in ("weights", RESOLVED)}

@@ -1,4 +1,4 @@
-"""The lm-eval model `voidpad`: lm-eval's own command line asks, and every request goes to the engine as one pool."""
+"""The lm-eval model `voidpad`: for lm-eval's own command line. All requests go to the engine as one pool."""
 
 import dataclasses
 from typing import Any

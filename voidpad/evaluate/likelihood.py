@@ -52,7 +52,7 @@ class Bound:
         return estimate(self.model.denoiser(), self.model.roles, pair, self._draw(pair), tokens=self.tokens)
 
     def _draw(self, pair: Pair) -> Tensor:
-        """Hidden places of every sample; they hang on the seed and the pair, not on its neighbours."""
+        """The hidden positions of every sample. They depend on the seed and the pair alone, not on its neighbours."""
         digest = hashlib.sha256(repr((self.seed, *pair)).encode()).digest()
         rng = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
         return hide(len(pair[1]), self.samples, rng)
@@ -96,7 +96,7 @@ class Bound:
 
 
 def hide(size: int, samples: int, rng: torch.Generator) -> Tensor:
-    """(samples, size) bool: a uniform number of hidden places in each row, spread evenly over the rows."""
+    """(samples, size) bool: a uniform number of hidden positions in each row, spread evenly over the rows."""
     first = int(torch.randint(size, (), generator=rng))
     counts = (first + torch.arange(samples) * size // samples) % size + 1
     order = torch.rand(samples, size, generator=rng).argsort(1).argsort(1)
@@ -119,7 +119,7 @@ def estimate(denoise: Denoiser, roles: Roles, pair: Pair, hidden: Tensor, *, tok
 
 
 def hidden_canvas(pair: Pair, hidden: Tensor, roles: Roles) -> tuple[Canvas, Tensor]:
-    """A row per sample, masks at its hidden places; and those places, as the denoiser wants them."""
+    """A row per sample, masks at its hidden positions; and those positions, as the denoiser wants them."""
     context, continuation = pair
     count = len(hidden)
     ids = torch.tensor(context + continuation).repeat(count, 1)

@@ -42,11 +42,11 @@ def mean(values: Sequence[float]) -> float:
 def summary(examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One task's numbers from its examples."""
     graders = examples[0]["scores"]
-    found: dict[str, Any] = {"n": len(examples), **scored([one["score"] for one in examples])}
-    found["scores"] = {name: scored([one["scores"][name] for one in examples]) for name in graders}
-    found |= {name: mean([one[name] for one in examples]) for name in MEANS}
-    found["passes_total"] = found["passes_decode"] + found["passes_probe"] - found["passes_shared"]
-    found["share_at_cap"] = mean([one["at_cap"] for one in examples])
-    found["share_without_eos"] = mean([not one["eos"] for one in examples])
-    found["seconds"] = math.fsum(one["seconds"] for one in examples)
-    return found
+    numbers: dict[str, Any] = {"n": len(examples), **scored([one["score"] for one in examples])}
+    numbers["scores"] = {name: scored([one["scores"][name] for one in examples]) for name in graders}
+    numbers |= {name: mean([one[name] for one in examples]) for name in MEANS}
+    numbers["passes_total"] = numbers["passes_decode"] + numbers["passes_probe"] - numbers["passes_shared"]
+    numbers["share_at_cap"] = mean([one["at_cap"] for one in examples])
+    numbers["share_without_eos"] = mean([not one["eos"] for one in examples])
+    numbers["seconds"] = math.fsum(one["seconds"] for one in examples)
+    return numbers

@@ -3,10 +3,11 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from voidpad.decode.plan import Plan
 from voidpad.engine.cache_policy import cache_fault
 from voidpad.errors import ConfigError
 from voidpad.evaluate.tasks import FEWSHOT, FOLDER
@@ -27,7 +28,7 @@ class Settings:
 
     model: str
     tasks: tuple[str, ...]
-    plan: str = "void"
+    plan: str | Plan = "void"  # a preset's name, or a plan with rules of the user's own
     fields: Mapping[str, Any] = field(default_factory=dict)  # plan fields given by the user
     adapter: str | None = None
     dtype: str = "auto"
@@ -81,7 +82,8 @@ class Settings:
 
     def plain(self) -> dict[str, Any]:
         """As JSON values. Settings that most runs leave alone have no key while they have their default."""
-        values = json.loads(json.dumps(asdict(self)))
+        plan = self.plan.plain() if isinstance(self.plan, Plan) else self.plan
+        values = json.loads(json.dumps({**asdict(replace(self, plan="")), "plan": plan}))
         return {name: value for name, value in values.items() if value or name not in _OPTIONAL}
 
     @classmethod

@@ -12,7 +12,7 @@ LLADA_MARKERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
 
 def until(text: str, stops: Sequence[str]) -> str:
-    """For each stop string in turn, only what precedes its first occurrence."""
+    """The text before the first occurrence of each stop string; the strings are applied in their order."""
     for stop in stops:
         if stop:
             text = text.split(stop, 1)[0]

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from voidpad.decode.plan import describe
+from voidpad.decode.plan import Plan, describe
 from voidpad.engine.cache_policy import FORM
 from voidpad.errors import ConfigError, VoidpadError, fault
 from voidpad.evaluate.settings import Settings, settings_digest
@@ -151,12 +151,12 @@ def families(model: str) -> tuple[str, ...]:
         return tuple(FAMILIES)
 
 
-def resolved_fields(plan: str, fields: Fields, families: Sequence[str]) -> Fields:
+def resolved_fields(plan: str | Plan, fields: Fields, families: Sequence[str]) -> Fields:
     """Every field of the plan with its value, for the first of the families that accepts the fields."""
     refused: VoidpadError | None = None
     for family in families:
         try:
-            return describe(plan, family=family, **fields)[1]
+            return describe(plan, defaults=FAMILIES[family].decoding, **fields)[1]
         except VoidpadError as error:
             refused = refused or error
     assert refused is not None

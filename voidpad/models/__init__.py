@@ -1,5 +1,6 @@
 """Checkpoints as Models: load, save, merge, adapters, random weights, and the families they belong to."""
 
+from voidpad.models import without_bitsandbytes  # isort: skip  # noqa: F401  before anything imports peft
 from voidpad.models.card import Card, read_card
 from voidpad.models.families import DREAM, FAMILIES, LLADA, Family
 from voidpad.models.fresh import character_tokenizer, random_model

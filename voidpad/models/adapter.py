@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,13 @@ from peft.utils.other import get_pattern_key
 from safetensors.torch import load_file
 from torch import Tensor
 
-from voidpad.errors import ConfigError, WeightsError
+from voidpad.errors import ConfigError, WeightsError, reason
 from voidpad.models.card import read_json
 from voidpad.models.families import Family
 from voidpad.models.families.family import shown
 from voidpad.models.locate import base_of, locate
 from voidpad.models.weights import TensorHeader, compare, read_headers, refuse_nan, refuse_pickles
+from voidpad.models.without_bitsandbytes import without_bitsandbytes
 from voidpad.roles import Roles
 
 if TYPE_CHECKING:
@@ -56,10 +58,11 @@ def attach(model: "Model", folder: Path) -> tuple[PeftModel, bool]:
     if original:
         config, tensors = from_original(config, tensors, model.family)
     try:
-        net = PeftModel(model.net, config)
+        with nullcontext() if model.quantized else without_bitsandbytes():
+            net = PeftModel(model.net, config)
     except Exception as error:  # peft checks how a config fits with many exception types
         raise WeightsError(
-            f"{folder}: does not fit {model.name} ({_line(error)}); use the adapter's own base."
+            f"{folder}: does not fit {model.name} ({reason(error)}); use the adapter's own base."
         ) from None
     _check(net, tensors, where=f"{folder} on {model.name}")
     rows = model.net.config.vocab_size
@@ -165,7 +168,10 @@ def _check_patterns(values: Mapping[str, Any], *, where: str) -> None:
     patterns: list[Any] = [
         values.get(name) for name in ("target_modules", "exclude_modules", "layers_pattern")
     ]
-    patterns += [key for name in ("rank_pattern", "alpha_pattern") for key in (values.get(name) or {})]
+    for name in ("rank_pattern", "alpha_pattern"):
+        if not isinstance(values.get(name) or {}, dict):
+            raise WeightsError(f"{where}: {name}={shown(values[name])} must map patterns to numbers.")
+        patterns += list(values.get(name) or {})
     for pattern in patterns:
         for text in pattern if isinstance(pattern, list) else [pattern]:
             if not isinstance(text, str):
@@ -207,7 +213,7 @@ def _read_config(folder: Path, *, base: str) -> LoraConfig:
     try:
         config = LoraConfig.from_pretrained(str(folder))
     except Exception as error:  # peft checks its fields with many exception types
-        raise WeightsError(f"{folder / CONFIG}: damaged adapter config ({_line(error)}).") from None
+        raise WeightsError(f"{folder / CONFIG}: damaged adapter config ({reason(error)}).") from None
     config.base_model_name_or_path = base
     config.inference_mode = True
     config.init_lora_weights = (
@@ -218,11 +224,7 @@ def _read_config(folder: Path, *, base: str) -> LoraConfig:
 
 def _check(net: PeftModel, tensors: Mapping[str, Tensor], *, where: str) -> None:
     """The file has every tensor the adapter needs, in its shape, and no other."""
-    wanted = get_peft_model_state_dict(net, save_embedding_layers=False)
+    expected = get_peft_model_state_dict(net, save_embedding_layers=False)
     # peft may have stored the untouched rows of a targeted embedding or head as well; the base has them.
     given = {name: tuple(tensor.shape) for name, tensor in tensors.items() if ".base_layer." not in name}
-    compare({name: tuple(tensor.shape) for name, tensor in wanted.items()}, given, where=where)
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    compare({name: tuple(tensor.shape) for name, tensor in expected.items()}, given, where=where)

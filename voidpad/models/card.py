@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from voidpad.errors import RoleError, WeightsError
+from voidpad.errors import RoleError, WeightsError, reason
 from voidpad.files import store
 from voidpad.models.families import FAMILIES
 from voidpad.roles import Roles
@@ -55,7 +55,9 @@ def read_card(folder: Path) -> Card | None:
         lists = {name: tuple(ids) for name, ids in roles.items() if isinstance(ids, list)}
         card = Card(roles=Roles(**{**roles, **lists}), **values)
     except (TypeError, KeyError, AttributeError, RoleError) as error:
-        raise WeightsError(f"{path}: not a voidpad card ({error}); save the checkpoint again.") from None
+        raise WeightsError(
+            f"{path}: not a voidpad card ({reason(error)}); save the checkpoint again."
+        ) from None
     if card.padding not in (None, *PLANS):
         raise WeightsError(
             f"{path}: padding {ascii(card.padding)[:60]} is unknown; use one of {', '.join(PLANS)}."
@@ -64,8 +66,10 @@ def read_card(folder: Path) -> Card | None:
         raise WeightsError(f"{path}: recipe and calibration must be JSON objects; save the checkpoint again.")
     for plan, values in card.calibration.items():
         _check_calibration(values, where=f"{path}: calibration of {ascii(plan)[:60]}")
-    if card.family not in FAMILIES:
-        raise WeightsError(f"{path}: family {card.family!r} is unknown; use one of {', '.join(FAMILIES)}.")
+    if not isinstance(card.family, str) or card.family not in FAMILIES:
+        raise WeightsError(
+            f"{path}: family {ascii(card.family)[:60]} is unknown; use one of {', '.join(FAMILIES)}."
+        )
     return card
 
 
@@ -122,7 +126,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ValueError,
         RecursionError,
     ) as error:  # not UTF-8, not JSON, a number of a million digits, deep nesting
-        raise WeightsError(f"{path}: damaged JSON ({error}); copy the file again.") from None
+        raise WeightsError(f"{path}: damaged JSON ({reason(error)}); copy the file again.") from None
     if not isinstance(values, dict):
         raise WeightsError(f"{path}: expected a JSON object; copy the file again.")
     return values

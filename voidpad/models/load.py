@@ -13,7 +13,7 @@ from peft import PeftModel
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from voidpad.errors import ConfigError, WeightsError
+from voidpad.errors import ConfigError, WeightsError, reason
 from voidpad.models.adapter import CONFIG as ADAPTER_CONFIG
 from voidpad.models.adapter import attach, base_folder, is_adapter, original_roles
 from voidpad.models.card import Card, check_plain_files, read_card, read_json
@@ -97,10 +97,12 @@ def read_checkpoint(folder: Path, *, name: str = "", family: str | None = None) 
         )
     check_sizes(values, where=str(folder))
     try:
-        config = known.config(known.config_class.from_dict(values).to_dict())
-    except Exception as error:  # transformers validates fields by many exception types
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise WeightsError(f"{folder}: damaged config.json ({reason}); save the checkpoint again.") from None
+        own = known.config_class.from_dict(values).to_dict()
+    except Exception as error:  # transformers validates fields with many exception types
+        raise WeightsError(
+            f"{folder}: damaged config.json ({reason(error)}); save the checkpoint again."
+        ) from None
+    config = known.checked_config(own, where=str(folder))
     return Checkpoint(folder, values, card, known, config)
 
 
@@ -166,16 +168,21 @@ def _load_base(
     stored = stored_dtype(tensors)
     place.check_memory(sum(torch.Size(t.shape).numel() for t in tensors.values()), stored, where=str(folder))
     tokenizer, roles = checkpoint.vocabulary()
-    with quiet():
-        net = known.net_class.from_pretrained(
-            str(folder),
-            config=config,
-            key_mapping=dict(known.tensor_names) or None,
-            use_safetensors=True,
-            local_files_only=True,
-            generation_config=GenerationConfig(),  # a release's own is about its remote decoding code
-            **place.options(stored),
-        )
+    try:
+        with quiet():
+            net = known.net_class.from_pretrained(
+                str(folder),
+                config=config,
+                key_mapping=dict(known.tensor_names) or None,
+                use_safetensors=True,
+                local_files_only=True,
+                generation_config=GenerationConfig(),  # a release's own is about its remote decoding code
+                **place.options(stored),
+            )
+    except (TypeError, ValueError, KeyError, AttributeError, OSError) as error:
+        raise WeightsError(
+            f"{folder}: cannot be loaded ({type(error).__name__}: {reason(error)})."
+        ) from error
     refuse_nan(net.named_parameters(), where=str(folder))
     net.name_or_path = name  # as the user wrote it: peft and the hub quote it
     # Forget the old names, or a later save_pretrained by a trainer writes them beside our config.

@@ -1,7 +1,7 @@
 """Model: a network, its tokenizer and its roles, ready to answer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -110,9 +110,9 @@ class Model:
                 "use the model's own tokenizer."
             )
         if self.roles.mask in ids:
-            place = list(ids).index(self.roles.mask)
+            index = list(ids).index(self.roles.mask)
             raise ConfigError(
-                f"prompt token {place} is the mask ({self.roles.mask}); remove it from the prompt."
+                f"prompt token {index} is the mask ({self.roles.mask}); remove it from the prompt."
             )
         if len(ids) + canvas > self.context:
             if len(ids) >= self.context:
@@ -127,7 +127,7 @@ class Model:
 
     def text(self, ids: Sequence[int], *, cut: bool = True) -> str:
         """The text up to the first end (all of it without `cut`), special tokens left out."""
-        ends = [place for place, token in enumerate(ids) if token in self.roles.ends]
+        ends = [index for index, token in enumerate(ids) if token in self.roles.ends]
         kept = ids[: ends[0]] if cut and ends else ids
         dropped = special_ids(self.tokenizer) | self.roles.all()
         return str(self.tokenizer.decode([token for token in kept if token not in dropped]))
@@ -144,27 +144,16 @@ class Model:
         return HFDenoiser(self.base.model, self.base.lm_head, shift=self.family.shift, **fields)
 
     def plan(self, name: "str | Plan" = "void", **fields: Any) -> "Plan":
-        """A preset with this model's family and calibration; a ready plan is taken as it is."""
-        from voidpad.decode.plan import plan
+        """A preset with the defaults of this model's family and calibration; a ready plan is taken as it is."""
+        from voidpad.decode.plan import describe
 
-        if isinstance(name, str):
-            return plan(name, family=self.family.name, calibration=self.card.calibration, **fields)
-        if fields:
-            raise ConfigError(f"a ready plan takes no fields, got {', '.join(fields)}; set them in the plan.")
-        return name
+        defaults, calibration = self.family.decoding, self.card.calibration
+        return describe(name, defaults=defaults, calibration=calibration, **fields)[0]
 
     def fit(self, ids: Sequence[int], plan: "Plan") -> "Plan":
         """The plan with its longest canvas cut to what the context leaves beside this prompt."""
-        from voidpad.decode.length import Daedal, RhoEos, Trimmed, VoidExpansion
-
-        trimmed = isinstance(plan.length, Trimmed)
-        length = plan.length.inner if isinstance(plan.length, Trimmed) else plan.length
-        self.admit(ids, canvas=length.canvas)
-        room = (self.context - len(ids)) // plan.block * plan.block
-        if not isinstance(length, VoidExpansion | Daedal | RhoEos) or length.limit <= room:
-            return plan
-        bounded = replace(length, limit=max(room, length.canvas))
-        return replace(plan, length=Trimmed(bounded) if trimmed else bounded)
+        self.admit(ids, canvas=plan.length.canvas)
+        return plan.fitted(self.context - len(ids))
 
     def row_limit(self, ids: Sequence[int], plan: "Plan", *, max_tokens: int | None = None) -> int:
         """The longest canvas that a row with this prompt may have: what `Engine.submit` takes as `limit`.
@@ -258,7 +247,7 @@ class Model:
     def engine(
         self, *, rows: int = 32, tokens: int = 16384, cache: str | None = None, block: int = 32
     ) -> "Engine":
-        """Many rows at once, exact unless a cache is asked for."""
+        """An engine for this network: exact, unless `cache` names a policy; then `block` is the plan's block."""
         from voidpad.engine.batching import Engine
         from voidpad.engine.cache import CachedDenoiser
 
@@ -274,9 +263,9 @@ class Model:
 
     def compiled(self) -> "Model":
         """The same model, its layers compiled at their first passes: the same function, faster after a minute."""
-        from voidpad.engine.packed import compiled
+        from voidpad.engine.compiled import compile_layers
 
-        compiled(self.denoiser())
+        compile_layers(self.base.model, cached=True, dynamic=True)
         return self
 
     @property

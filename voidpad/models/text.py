@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import jinja2
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
 
-from voidpad.errors import ConfigError, WeightsError
+from voidpad.errors import ConfigError, WeightsError, reason
 from voidpad.models.card import read_json
 from voidpad.models.families.family import shown
 from voidpad.roles import Roles
@@ -57,13 +57,12 @@ def read_tokenizer(
             raise WeightsError(f"{folder / name}: is larger than any tokenizer; copy the file again.")
     try:
         tokenizer = kind.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
-        len(tokenizer), tokenizer.get_vocab(), tokenizer.all_special_ids  # damage shows here at the latest
+        tokenizer("a"), len(tokenizer), tokenizer.get_vocab(), special_ids(tokenizer)  # damage shows here
     # The Rust parser raises bare Exception on damaged files, and its panics are no Exception at all.
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise WeightsError(f"{folder}: damaged tokenizer files ({reason[:200]}).") from None
+        raise WeightsError(f"{folder}: damaged tokenizer files ({reason(error)}).") from None
     tokenizer.init_kwargs.pop("auto_map", None)  # it names remote code, which no copy of ours may ask for
     return tokenizer
 
@@ -175,13 +174,13 @@ def chat(prompt: str | Messages, *, system: str | None = None) -> list[dict[str,
     """A prompt as checked messages, the system prompt first. `developer` is another word for `system`."""
     given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     turns: list[dict[str, str]] = []
-    for place, turn in enumerate(given):
+    for index, turn in enumerate(given):
         fields = turn if isinstance(turn, Mapping) else {}
         if not isinstance(fields.get("role"), str) or not isinstance(fields.get("content"), str):
-            raise ConfigError(f"messages[{place}]: {shown(turn)} needs the text fields 'role' and 'content'.")
+            raise ConfigError(f"messages[{index}]: {shown(turn)} needs the text fields 'role' and 'content'.")
         if fields["role"] not in CHAT_ROLES:
             raise ConfigError(
-                f"messages[{place}]: role {shown(fields['role'])} is unknown; use one of {', '.join(CHAT_ROLES)}."
+                f"messages[{index}]: role {shown(fields['role'])} is unknown; use one of {', '.join(CHAT_ROLES)}."
             )
         role = "system" if fields["role"] == "developer" else fields["role"]
         turns.append({"role": role, "content": fields["content"]})
@@ -260,8 +259,8 @@ def _skeleton(
     while any(marker in turn["content"] for turn in turns):
         marker += "zq"
     marked = [
-        {**turn, "content": f"{marker}{place}zq" if turn["content"].strip() else turn["content"]}
-        for place, turn in enumerate(turns)
+        {**turn, "content": f"{marker}{index}zq" if turn["content"].strip() else turn["content"]}
+        for index, turn in enumerate(turns)
     ]
     kept = _skeletons.setdefault(tokenizer, {})
     key = (
@@ -294,8 +293,8 @@ def _content_spans(text: str, parts: Sequence[str], contents: Sequence[str]) -> 
     """
     steps: list[dict[int, Span]] = []  # for each part: end position -> the span that leads there
     ends: Iterable[int] = (0,)
-    for place, part in enumerate(parts):
-        if place % 2 == 0:
+    for index, part in enumerate(parts):
+        if index % 2 == 0:
             choices = {part}
         elif int(part) < len(contents):
             choices = {strip(contents[int(part)]) for strip in _STRIPPED}
@@ -311,10 +310,10 @@ def _content_spans(text: str, parts: Sequence[str], contents: Sequence[str]) -> 
         )
         ends = steps[-1]
     at, spans = len(text), []
-    for place, step in reversed(list(enumerate(steps))):
+    for index, step in reversed(list(enumerate(steps))):
         if at not in step:
             return None
-        if place % 2 and step[at][0] < at:
+        if index % 2 and step[at][0] < at:
             spans.append(step[at])
         at = step[at][0]
     return spans[::-1]
@@ -358,8 +357,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, str]], gen
             "or raw=True (--raw)."
         ) from None
     except Exception as error:  # whatever the template does wrong, or refuses with raise_exception
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"the chat template refuses these messages ({reason[:200]}).") from None
+        raise ConfigError(f"the chat template refuses these messages ({reason(error)}).") from None
     finally:
         sys.settrace(before)
     return str(text)

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from voidpad.errors import WeightsError
+from voidpad.errors import WeightsError, reason
 from voidpad.models.card import read_json
 from voidpad.models.families import Family
 from voidpad.models.families.family import shown
@@ -58,9 +58,12 @@ def weight_files(folder: Path) -> list[Path]:
 def _weight_map(folder: Path) -> dict[str, str]:
     """Tensor -> file of a sharded checkpoint. Files must be plain names: a path could lead out of the folder."""
     path = folder / INDEX
-    shards = read_json(path).get("weight_map")
+    index = read_json(path)
+    shards = index.get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise WeightsError(f"{path}: weight_map must map tensors to files; copy the file again.")
+    if not isinstance(index.get("metadata"), dict):
+        raise WeightsError(f"{path}: metadata must be a JSON object; copy the file again.")
     for file in shards.values():
         plain = isinstance(file, str) and file.endswith(".safetensors") and Path(file).name == file
         if not plain or "\\" in file or "\0" in file:
@@ -81,38 +84,52 @@ def read_headers(path: Path) -> dict[str, TensorHeader]:
     except FileNotFoundError:
         raise WeightsError(f"{path}: no such file; the checkpoint is incomplete, copy it again.") from None
     except (SafetensorError, OSError, ValueError, TypeError) as error:
-        raise WeightsError(f"{path}: damaged safetensors file ({error}); copy it again.") from None
+        raise WeightsError(f"{path}: damaged safetensors file ({reason(error)}); copy it again.") from None
 
 
-def refuse_pickles(folder: Path, wanted: str) -> None:
-    """Raise for a folder without `wanted`, naming the pickle file that is there instead, if any."""
+def refuse_pickles(folder: Path, name: str) -> None:
+    """Raise for a folder without the weights file `name`, naming the pickle file that is there instead, if any."""
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
         raise WeightsError(
             f"{folder / pickles[0]}: pickle weights can run code; convert the file to safetensors."
         )
-    raise WeightsError(f"{folder / wanted}: no such file; voidpad reads safetensors weights only.")
+    raise WeightsError(f"{folder / name}: no such file; voidpad reads safetensors weights only.")
 
 
 def check(
     tensors: Mapping[str, TensorHeader], family: Family, config: PretrainedConfig, *, where: str
 ) -> None:
     """Every tensor of the network is in the files with its shape, and nothing else is."""
-    with torch.device("meta"):
-        net = family.net_class(config)
-    wanted = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
+    if config.num_hidden_layers > len(
+        tensors
+    ):  # building that many layers would take time, even without memory
+        raise WeightsError(
+            f"{where}: config.json asks for {config.num_hidden_layers} layers, but the files hold {len(tensors)} "
+            "tensors. Use the complete checkpoint with its own config."
+        )
+    try:
+        with torch.device("meta"):
+            net = family.net_class(config)
+    except Exception as error:  # a field of a type or value that the network cannot be built from
+        raise WeightsError(
+            f"{where}: config.json does not describe a network ({reason(error)}); copy the file again."
+        ) from error
+    expected = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
     if config.tie_word_embeddings:
-        del wanted["lm_head.weight"]
-    compare(wanted, {family.tensor_name(name): header.shape for name, header in tensors.items()}, where=where)
+        del expected["lm_head.weight"]
+    compare(
+        expected, {family.tensor_name(name): header.shape for name, header in tensors.items()}, where=where
+    )
 
 
-def compare(wanted: Mapping[str, Shape], given: Mapping[str, Shape], *, where: str) -> None:
+def compare(expected: Mapping[str, Shape], given: Mapping[str, Shape], *, where: str) -> None:
     """Names and shapes agree exactly."""
-    faults = _listed("missing", wanted.keys() - given.keys())
-    faults += _listed("surplus", given.keys() - wanted.keys())
-    for name in sorted(wanted.keys() & given.keys()):
-        if wanted[name] != given[name]:
-            faults.append(f"{name} is {list(given[name])}, the config asks for {list(wanted[name])}")
+    faults = _listed("missing", expected.keys() - given.keys())
+    faults += _listed("surplus", given.keys() - expected.keys())
+    for name in sorted(expected.keys() & given.keys()):
+        if expected[name] != given[name]:
+            faults.append(f"{name} is {list(given[name])}, the config asks for {list(expected[name])}")
             break
     if faults:
         raise WeightsError(f"{where}: {'; '.join(faults)}. Use the complete checkpoint with its own config.")

@@ -1,5 +1,5 @@
-"""Run programs that nobody vouches for, and learn whether they pass their checks."""
+"""Runs untrusted programs against trusted checks and says whether they pass; see docs/sandbox.md."""
 
-from voidpad.sandbox.api import Limits, ProgramTest, Sandbox, Verdict, layers
+from voidpad.sandbox.api import ProgramTest, Sandbox, SandboxLimits, Verdict, layers
 
-__all__ = ["Limits", "ProgramTest", "Sandbox", "Verdict", "layers"]
+__all__ = ["ProgramTest", "Sandbox", "SandboxLimits", "Verdict", "layers"]

@@ -1,6 +1,7 @@
-"""The library's side of the sandbox: settings, verdicts, and keepers that run the jobs."""
+"""What callers use: the `Sandbox`, its limits and verdicts, and the handles of its supervisor processes."""
 
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -18,8 +19,10 @@ from typing import Any, NamedTuple
 from voidpad.errors import ConfigError, SandboxError
 from voidpad.sandbox.jail import LAYERS, NAMESPACES
 
+_LOG = logging.getLogger("voidpad.sandbox")
 _PACKAGE = Path(__file__).parents[1]
-# The keeper must not import voidpad itself (and with it torch): a bare package takes its place.
+# A supervisor imports only the sandbox's own modules: an empty package stands in for voidpad, so that neither its
+# start-up time nor its memory, which every jail inherits, depends on what voidpad imports.
 _BOOT = """
 import socket, sys, types
 package = types.ModuleType("voidpad")
@@ -28,17 +31,17 @@ sys.modules["voidpad"] = package
 inner = types.ModuleType("voidpad.sandbox")
 inner.__path__ = [sys.argv[1] + "/sandbox"]
 sys.modules["voidpad.sandbox"] = package.sandbox = inner
-from voidpad.sandbox import keeper
-keeper.main(socket.socket(fileno=int(sys.argv[2])), frozenset(sys.argv[3:]))
+from voidpad.sandbox import supervisor
+supervisor.main(socket.socket(fileno=int(sys.argv[2])), frozenset(sys.argv[3:]))
 """
-_PATIENCE = 10.0  # seconds a keeper may be late with a verdict before it is taken for dead
-_START_PATIENCE = 60.0
-_FAREWELL = (2.0, 10.0)  # seconds a keeper has to leave by itself, and after it was told to
+_REPLY_SECONDS = 10.0  # beyond a program's time limit; a supervisor that is later counts as dead
+_START_SECONDS = 60.0
+_STOP_SECONDS = (2.0, 10.0)  # for a supervisor to end after its socket closed, and after SIGTERM
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What one program may use."""
+class SandboxLimits:
+    """The resources that one program and its checks may use together."""
 
     seconds: float = 3.0  # wall clock, program and checks together
     memory_mb: int = 1024  # per process, and for all of its processes together
@@ -69,10 +72,10 @@ class ProgramTest(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the checks passed, and if not why.
+    """Whether the checks passed, and if not, why.
 
     reason: passed; failed (a check was false); error (the program raised); exited, killed (it ended by itself
-    or by a signal); timeout, memory, output (a limit); opaque (a value that is not plain data met a check).
+    or by a signal); timeout, memory, output, disk (a limit); opaque (a value that is not plain data met a check).
     """
 
     passed: bool
@@ -81,13 +84,16 @@ class Verdict:
     seconds: float
 
 
-def _verdict(ended: str, seconds: float, status: int | None, *, told: bytes, limits: Limits) -> Verdict:
+def _verdict(
+    ended: str, seconds: float, status: int | None, *, output: bytes, limits: SandboxLimits
+) -> Verdict:
     if ended != "done":
         allowed = {"timeout": f"{limits.seconds:g} seconds", "memory": f"{limits.memory_mb} MB",
-                   "output": f"{limits.output_kb} KB"}[ended]  # fmt: skip
+                   "output": f"{limits.output_kb} KB",
+                   "disk": f"{limits.disk_mb} MB and 4,096 files"}[ended]  # fmt: skip
         return Verdict(False, ended, f"stopped at the {ended} limit: the sandbox allows {allowed}", seconds)
     try:
-        reason, detail = json.loads(told)
+        reason, detail = json.loads(output)
     except ValueError:
         return Verdict(False, "error", "the checks ended without a verdict", seconds)
     if reason == "gone":
@@ -104,14 +110,14 @@ def _printable(text: str) -> str:
 
 @cache
 def layers() -> dict[str, bool]:
-    """What this kernel offers this user; a sandbox that is not weak needs all of it."""
-    keeper = _Keeper()
-    keeper.close()
-    return {name: name in keeper.layers for name in LAYERS}
+    """By name, whether this kernel lets this user have each layer of protection. `Sandbox()` needs all of them."""
+    supervisor = _SupervisorHandle()
+    supervisor.close()
+    return {name: name in supervisor.layers for name in LAYERS}
 
 
-class _Keeper:
-    """One warm keeper process and the socket to it."""
+class _SupervisorHandle:
+    """Starts one supervisor process, which runs one program after another, and talks to it over a socket."""
 
     def __init__(self, without: Iterable[str] = ()) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -123,26 +129,26 @@ class _Keeper:
                 stderr=subprocess.DEVNULL, cwd="/", env={"PYTHONHASHSEED": "0", "LANG": "C.UTF-8"},
                 start_new_session=True,  # an interrupt at the terminal is for the caller
             )  # fmt: skip
-        self._control.settimeout(_START_PATIENCE)
+        self._control.settimeout(_START_SECONDS)
         hello = self._receive()
         if hello is None:
             self.close()
-            raise SandboxError("the sandbox's keeper process did not start; it needs Linux 5.13 or later")
+            raise SandboxError("the sandbox's supervisor process did not start; it needs Linux 5.13 or later")
         self.layers, self.problem = frozenset(hello["layers"]), str(hello["problem"])
 
-    def run(self, test: ProgramTest, limits: Limits, *, lenient: bool) -> Verdict | None:
-        """The verdict, or None when the keeper itself was lost."""
-        heard, told = os.pipe()
+    def run(self, test: ProgramTest, limits: SandboxLimits, *, lenient: bool) -> Verdict | None:
+        """The verdict, or None when the supervisor process died."""
+        reading, writing = os.pipe()
         texts = [
             _memory_file(text)
             for text in (test.program, json.dumps(test._asdict() | {"limits": asdict(limits)}))
         ]
-        job = json.dumps(asdict(limits) | {"lenient": lenient}).encode()
+        request = json.dumps(asdict(limits) | {"lenient": lenient}).encode()
         try:
-            self._control.settimeout(limits.seconds + _PATIENCE)
+            self._control.settimeout(limits.seconds + _REPLY_SECONDS)
             with suppress(OSError):
-                socket.send_fds(self._control, [job], [*texts, told])
-            for fd in (*texts, told):
+                socket.send_fds(self._control, [request], [*texts, writing])
+            for fd in (*texts, writing):
                 os.close(fd)
             reply = self._receive()
             if reply is None:
@@ -150,9 +156,9 @@ class _Keeper:
             if reply[0] == "broken":
                 raise SandboxError(f"the sandbox could not be closed around a program: {reply[2]}")
             ended, seconds, status = reply
-            return _verdict(ended, seconds, status, told=os.read(heard, 1 << 16), limits=limits)
+            return _verdict(ended, seconds, status, output=os.read(reading, 1 << 16), limits=limits)
         finally:
-            os.close(heard)
+            os.close(reading)
 
     def _receive(self) -> Any:
         try:
@@ -161,9 +167,9 @@ class _Keeper:
             return None
 
     def close(self) -> None:
-        """The keeper leaves when its socket closes, and every jail with it."""
+        """Close the socket, upon which the supervisor ends together with every process it started."""
         self._control.close()
-        for stop, seconds in zip((self._process.terminate, self._process.kill), _FAREWELL, strict=True):
+        for stop, seconds in zip((self._process.terminate, self._process.kill), _STOP_SECONDS, strict=True):
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
                 return
@@ -180,34 +186,37 @@ def _memory_file(text: str) -> int:
 
 
 class Sandbox:
-    """Runs untrusted programs against trusted checks, each job in jails of its own.
+    """Runs untrusted programs against trusted checks, `workers` of them at a time.
 
-    Programs and checks live in two processes: the checks see the program's values as plain data, and objects
-    that are not plain data cannot be compared unless `trust_objects` lets the program's own methods answer.
+    A program and its checks run in two processes, each in a jail. The checks see the program's values as plain
+    data; other objects cannot be compared, unless `trust_objects` lets the program's own methods decide. `weak`
+    accepts a kernel that does not offer every layer of protection and logs which are missing.
     """
 
-    def __init__(self, *, limits: Limits | None = None, weak: bool = False, workers: int = 1,
+    def __init__(self, *, limits: SandboxLimits | None = None, weak: bool = False, workers: int = 1,
                  trust_objects: bool = False) -> None:  # fmt: skip
         if workers < 1:
             raise ConfigError(f"workers={workers}: a sandbox needs at least one worker")
-        self._limits, self._weak = limits or Limits(), weak
+        self._limits, self._weak = limits or SandboxLimits(), weak
         self._workers, self._lenient = workers, trust_objects
-        self._idle: list[_Keeper] = []
-        self._turns = threading.Semaphore(workers)
+        self._idle: list[_SupervisorHandle] = []
+        self._free_workers = threading.Semaphore(workers)
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _close_all, self._idle, self._owner)
 
     def run(self, program: str, checks: str, entry: str | None = None, helpers: str = "") -> Verdict:
         """Run one program, then its checks; see `ProgramTest` for the arguments."""
         test = ProgramTest(program, checks, entry, helpers)
-        with self._turns:
-            keeper = self._take()
+        with self._free_workers:
+            supervisor = self._take()
             verdict = None
             try:
-                verdict = keeper.run(test, self._limits, lenient=self._lenient)
+                verdict = supervisor.run(test, self._limits, lenient=self._lenient)
             finally:
-                self._idle.append(keeper) if verdict else keeper.close()
-        return verdict or Verdict(False, "killed", "the sandbox's keeper was lost with this program", 0.0)
+                self._idle.append(supervisor) if verdict else supervisor.close()
+        return verdict or Verdict(
+            False, "killed", "the supervisor process died while it ran this program", 0.0
+        )
 
     def map(self, jobs: Iterable[tuple[str, str] | ProgramTest]) -> list[Verdict]:
         """Verdicts in the order of the jobs, `workers` of them at a time."""
@@ -228,8 +237,8 @@ class Sandbox:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _take(self) -> _Keeper:
-        if self._owner != os.getpid():  # after a fork the keepers are still the parent's
+    def _take(self) -> _SupervisorHandle:
+        if self._owner != os.getpid():  # after a fork the supervisors still belong to the parent
             self._idle, self._owner = [], os.getpid()
             self._finalizer = weakref.finalize(self, _close_all, self._idle, self._owner)
         with suppress(IndexError):
@@ -237,21 +246,23 @@ class Sandbox:
         return _start(weak=self._weak)
 
 
-def _start(*, weak: bool) -> _Keeper:
-    keeper = _Keeper()
-    missing = [name for name in LAYERS if name not in keeper.layers]
-    if not missing and not keeper.problem:
-        return keeper
+def _start(*, weak: bool) -> _SupervisorHandle:
+    supervisor = _SupervisorHandle()
+    missing = [name for name in LAYERS if name not in supervisor.layers]
+    if not missing and not supervisor.problem:
+        return supervisor
     if not weak:
-        keeper.close()
-        what = f"no {', '.join(missing)}" if missing else keeper.problem
+        supervisor.close()
+        what = f"no {', '.join(missing)}" if missing else supervisor.problem
         raise SandboxError(f"sandbox: {what} here; weak=True (--weak-sandbox) runs with what there is")
-    if not keeper.problem:
-        return keeper
-    keeper.close()
-    return _Keeper(without=NAMESPACES)
+    if supervisor.problem:
+        supervisor.close()
+        supervisor = _SupervisorHandle(without=NAMESPACES)
+        missing = [name for name in LAYERS if name not in supervisor.layers]
+    _LOG.warning("weak sandbox: generated programs run without %s", ", ".join(missing))
+    return supervisor
 
 
-def _close_all(keepers: list[_Keeper], owner: int) -> None:
-    while keepers and owner == os.getpid():
-        keepers.pop().close()
+def _close_all(supervisors: list[_SupervisorHandle], owner: int) -> None:
+    while supervisors and owner == os.getpid():
+        supervisors.pop().close()

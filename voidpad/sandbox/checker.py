@@ -1,4 +1,4 @@
-"""The trusted side of a job: runs the checks, asks the program's process for every value they need."""
+"""The checking process: runs the trusted checks and requests every value they need from the program's process."""
 
 import ast
 import builtins
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from voidpad.sandbox.peer import UNCROSSABLE, Fault, Left, Peer, fault
-from voidpad.sandbox.remote import Abort, Remote
-from voidpad.sandbox.wire import BrokenWire, Channel, Gone
+from voidpad.sandbox.peer import UNCROSSABLE, Peer, ProgramError, ProgramExit, exception_from
+from voidpad.sandbox.remote import RemoteObject, StopChecks
+from voidpad.sandbox.wire import Channel, ChannelClosed, ProtocolError
 
 _DETAIL_LIMIT = 1500
 # Modules that the checks may use because the program's text imports them; the checks get their own copy.
@@ -31,7 +31,7 @@ _FUNCTIONS = (types.FunctionType, types.LambdaType, types.BuiltinFunctionType, t
 
 @dataclass(frozen=True)
 class CheckerTask:
-    """What the checking process is given: trusted texts, and the program's text to read imports from."""
+    """The input of the checking process: trusted texts, and the program's text, of which only imports are read."""
 
     program: str
     checks: str
@@ -40,23 +40,26 @@ class CheckerTask:
     limits: dict[str, float] = field(default_factory=dict)  # by name, for messages
 
 
-class Witness:
-    """The program, as the checks see it: it answers, and once it is lost or breaks the form it stays lost."""
+class ProgramConnection:
+    """The checks' connection to the program's process.
+
+    After the program has exited or violated the protocol, `lost` is set and every further request fails.
+    """
 
     def __init__(self, sock: socket.socket, *, lenient: bool) -> None:
-        self.lost: Abort | None = None
+        self.lost: StopChecks | None = None
         self.lenient = lenient
-        self._lent: list[object] = []
+        self._exported: list[object] = []
         self._peer = Peer(
             Channel(sock),
             {"call": self._call_back},
-            keep=self._lend,
-            remote=lambda label: Remote(self, label),
+            keep=self._may_export,
+            remote=lambda label: RemoteObject(self, label),
         )
 
-    def give_up(self, reason: str, detail: str) -> Abort:
-        """What to raise, now and at every later question, so that no check can catch it away."""
-        self.lost = self.lost or Abort(reason, detail)
+    def give_up(self, reason: str, detail: str) -> StopChecks:
+        """Mark the program as lost and return the exception to raise, which every later request raises again."""
+        self.lost = self.lost or StopChecks(reason, detail)
         return self.lost
 
     def ask(self, verb: str, *args: object, **named: object) -> Any:
@@ -65,8 +68,10 @@ class Witness:
         except StopIteration as error:
             if verb == "next":
                 raise
-            # Raised by a call it would quietly end a loop of the checks, as Python's generators know too.
-            raise fault(("RuntimeError",), (), f"the program raised StopIteration: {error}") from None
+            # StopIteration from a call would silently end a loop of the checks.
+            raise exception_from(
+                ("RuntimeError",), (), f"the program raised StopIteration: {error}"
+            ) from None
 
     def await_ready(self) -> None:
         self._guard(self._peer.await_ready)
@@ -75,39 +80,39 @@ class Witness:
         if self.lost is None:
             try:
                 return act()
-            except Gone:
+            except ChannelClosed:
                 self.give_up("gone", "the program ended before its checks did")
-            except Left as left:
-                name, text = left.args
+            except ProgramExit as ended:
+                name, text = ended.args
                 self.give_up("opaque" if name == UNCROSSABLE else "exited", f"{name}: {text}")
-            except BrokenWire as error:
+            except ProtocolError as error:
                 self.give_up("opaque", str(error))
         raise self.lost or AssertionError("unreachable")
 
-    def _lend(self, value: object) -> bool:
-        """Functions of the checks may be called by the program; nothing else of theirs is in its reach."""
+    def _may_export(self, value: object) -> bool:
+        """Whether the program may get a handle for `value`: only for functions, which it may call."""
         if isinstance(value, _FUNCTIONS):
-            self._lent.append(value)
+            self._exported.append(value)
         return isinstance(value, _FUNCTIONS)
 
     def _call_back(self, target: Any, *args: object, **named: object) -> Any:
-        if not any(target is lent for lent in self._lent):
+        if not any(target is exported for exported in self._exported):
             raise PermissionError("the checks never passed this to the program")
         return target(*args, **named)
 
 
-class Names(dict):
+class CheckNamespace(dict):
     """The global names of the checks, resolved by trusted code from the task and the program's text.
 
     In this order: what the checks define; the entry point, which is the program's; Python's builtins; the
     helpers of the task; modules and their functions that the program's text imports, as the checks' own copies;
     and any other name as the program's. So the program supplies the function under test and the classes its
-    arguments are made of, never what judges them: an answer of the program's process changes no meaning.
+    arguments are made of, but nothing that judges them, and no answer of its process changes what a name means.
     """
 
-    def __init__(self, witness: Witness, task: CheckerTask) -> None:
+    def __init__(self, program: ProgramConnection, task: CheckerTask) -> None:
         super().__init__(__name__="checks", __builtins__=builtins)
-        self._witness, self._task = witness, task
+        self._program, self._task = program, task
 
     def __missing__(self, name: str) -> Any:
         if name != self._task.entry:
@@ -119,9 +124,9 @@ class Names(dict):
             if name in MODULES or name in self._imported:
                 self._require(name, name in self._imported)
                 return self._imported[name]
-        kind, value = self._witness.ask("name", name)
+        kind, value = self._program.ask("name", name)
         if kind == "module":
-            raise self._witness.give_up("opaque", f"the checks need the module {value!r}: import it there")
+            raise self._program.give_up("opaque", f"the checks need the module {value!r}: import it there")
         if kind == "missing":
             self._require(name, False)
         return value
@@ -178,25 +183,25 @@ def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def judge(sock: socket.socket, task: CheckerTask, *, lenient: bool) -> tuple[str, str]:
-    """Reason and detail; "passed" only when the checks ran to their end with the program there throughout."""
-    witness = Witness(sock, lenient=lenient)
+    """Run the checks: the verdict's reason and detail. A pass needs the program to be connected until the end."""
+    program = ProgramConnection(sock, lenient=lenient)
     try:
         tree = ast.parse(task.checks)
-        witness.await_ready()
+        program.await_ready()
         code = compile(tree, "<checks>", "exec", dont_inherit=True, optimize=0)
-        exec(code, Names(witness, task))
+        exec(code, CheckNamespace(program, task))
         outcome = ("passed", "")
-    except Abort as abort:
+    except StopChecks as abort:
         outcome = abort.args
     except MemoryError as error:
         outcome = ("memory", _line(error, task))
     except BaseException as error:
-        outcome = ("error" if isinstance(error, Fault) else "failed", _line(error, task))
-    return witness.lost.args if witness.lost else outcome
+        outcome = ("error" if isinstance(error, ProgramError) else "failed", _line(error, task))
+    return program.lost.args if program.lost else outcome
 
 
 def _line(error: BaseException, task: CheckerTask) -> str:
-    """The failing check's text and the exception, for a person to read."""
+    """One line for people: the failing check, the exception, and a hint if the sandbox may have caused it."""
     at, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<checks>":
@@ -206,11 +211,11 @@ def _line(error: BaseException, task: CheckerTask) -> str:
     where = f"line {at}: {lines[at - 1].strip()}: " if at and at <= len(lines) else ""
     try:
         message = str(error)
-    except BaseException:  # the message holds a Remote, whose text is the program's to refuse
+    except BaseException:  # the message contains a RemoteObject, and the program did not provide its text
         message = "<unprintable>"
-    said = f"{where}{type(error).__name__}: {message}".removesuffix(": ")
-    hint = _hint(error, message, task.limits) if isinstance(error, Fault) else ""
-    return said[: _DETAIL_LIMIT - len(hint)] + hint
+    text = f"{where}{type(error).__name__}: {message}".removesuffix(": ")
+    hint = _hint(error, message, task.limits) if isinstance(error, ProgramError) else ""
+    return text[: _DETAIL_LIMIT - len(hint)] + hint
 
 
 def _hint(error: BaseException, message: str, limits: dict[str, float]) -> str:
@@ -242,7 +247,7 @@ def _hint(error: BaseException, message: str, limits: dict[str, float]) -> str:
 
 
 def main(sock: socket.socket, task: CheckerTask, verdict: int, *, lenient: bool) -> bool:
-    """Write the verdict; True when the program went away, so that its end is worth looking at."""
+    """Write the verdict to a descriptor. True if the program exited early, so that its exit status matters."""
     reason, detail = judge(sock, task, lenient=lenient)
     os.write(verdict, json.dumps([reason, detail[:_DETAIL_LIMIT]]).encode())
     return reason == "gone"

@@ -1,4 +1,4 @@
-"""What a process gives up before it may run anything: its root, its identity, its rights, its limits."""
+"""Forks processes into jails: new namespaces, another user, resource limits, Landlock and seccomp."""
 
 import fcntl
 import os
@@ -22,8 +22,8 @@ NOBODY = 65534
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """The limits of one jail; memory and disk in bytes."""
+class JailLimits:
+    """The resource limits of one jail; memory and disk in bytes."""
 
     cpu_seconds: int
     memory: int
@@ -32,17 +32,17 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One process to jail: what it runs, and all that it holds while it does."""
+class JailProcess:
+    """A process to be started in a jail: the function it runs and the descriptors it inherits."""
 
-    role: Callable[[], None]
+    main: Callable[[], None]
     fds: tuple[int, ...]  # become its descriptors 1 (and 2), 3, 4, ...
     home: str  # the only folder it may write in
-    bounds: Bounds
+    limits: JailLimits
 
 
 class JailError(Exception):
-    """A jail that could not be closed; nothing was run in it."""
+    """A jail could not be set up; nothing was run in it."""
 
 
 def flags(layers: frozenset[str]) -> int:
@@ -51,51 +51,52 @@ def flags(layers: frozenset[str]) -> int:
 
 @dataclass(frozen=True)
 class Jail:
-    """Forks processes that hold nothing but the descriptors they are given."""
+    """Starts processes with the layers of protection that are available here."""
 
     layers: frozenset[str]
     paths: tuple[str, ...]  # readable
 
-    def start(self, cell: Cell) -> int:
-        """Fork a process into a jail; its pid, as seen from here.
+    def start(self, process: JailProcess) -> int:
+        """Fork a process into a jail and return its pid in this process's PID namespace.
 
-        A go-between makes the namespaces, because only its children enter a new PID namespace, and leaves at
-        once; the jailed process, first in its namespace, becomes the keeper's own child.
+        An intermediate process creates the namespaces, because only the children of the process that calls unshare
+        enter a new PID namespace. It exits at once, and the jailed process becomes a child of the supervisor, which
+        adopts orphans.
         """
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        keeper, between = os.getpid(), os.fork()
-        if between == 0:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the keeper's
+        supervisor, intermediate = os.getpid(), os.fork()
+        if intermediate == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the supervisor has its own handler
             here.close()
-            self._guarded(there, lambda: self._pass(there, keeper, cell))
+            self._guarded(there, lambda: self._create(there, supervisor, process))
         there.close()
         try:
             with here:
-                said = self._follow(here, between)
+                messages = self._follow(here, intermediate)
         finally:
-            os.waitpid(between, 0)
-        if "closed" not in said:
-            if "pid" in said:
-                os.waitpid(int(said["pid"]), 0)
-            raise JailError(said.get("problem", "a process died while its jail was set up"))
-        return int(said["pid"])
+            os.waitpid(intermediate, 0)
+        if "closed" not in messages:
+            if "pid" in messages:
+                os.waitpid(int(messages["pid"]), 0)
+            raise JailError(messages.get("problem", "a process died while its jail was set up"))
+        return int(messages["pid"])
 
-    def _follow(self, here: socket.socket, between: int) -> dict[str, str]:
-        """What the go-between and the jailed process say until both have let go of the socket."""
-        said: dict[str, str] = {}
+    def _follow(self, here: socket.socket, intermediate: int) -> dict[str, str]:
+        """Collect the messages of the intermediate and the jailed process until both have closed the socket."""
+        messages: dict[str, str] = {}
         try:
             while message := here.recv(4096).decode(errors="replace"):
                 word, _, rest = message.partition(" ")
-                said[word] = rest
+                messages[word] = rest
                 if word == "apart":
                     if "user namespace" in self.layers:
-                        _identify(between)
+                        _map_user(intermediate)
                     here.send(b"named")
         except OSError as error:
-            said.setdefault("problem", str(error))
-        return said
+            messages.setdefault("problem", str(error))
+        return messages
 
-    def _pass(self, there: socket.socket, keeper: int, cell: Cell) -> None:
+    def _create(self, there: socket.socket, supervisor: int, process: JailProcess) -> None:
         if flags(self.layers):
             kernel.unshare(flags(self.layers))
         there.send(b"apart")
@@ -108,18 +109,18 @@ class Jail:
             there.send(f"pid {child}".encode())
             os._exit(0)
         if "pid namespace" not in self.layers:
-            _await_parent(keeper)
-        kept = _arrange(cell.fds, there)
-        self._guarded(kept, lambda: self._run(kept, cell))
+            _await_parent(supervisor)
+        kept = _arrange(process.fds, there)
+        self._guarded(kept, lambda: self._run(kept, process))
 
-    def _run(self, kept: socket.socket, cell: Cell) -> None:
-        self._close(cell.home, cell.bounds)
+    def _run(self, kept: socket.socket, process: JailProcess) -> None:
+        self._close(process.home, process.limits)
         with kept:
             kept.send(b"closed")
-        cell.role()
+        process.main()
 
     def _guarded(self, there: socket.socket, act: Callable[[], None]) -> None:
-        """Run `act` in a forked process, which ends here whatever happens."""
+        """Run `act` in a forked process and exit; an OSError or ValueError is sent to the parent as text."""
         try:
             act()
             os._exit(0)
@@ -128,10 +129,10 @@ class Jail:
         finally:
             os._exit(70)
 
-    def _close(self, home: str, bounds: Bounds) -> None:
+    def _close(self, home: str, limits: JailLimits) -> None:
         os.setsid()
         if "mount namespace" in self.layers:
-            root.cover(bounds.disk, self.paths)
+            root.cover(limits.disk, self.paths)
         if "ipc namespace" in self.layers:
             kernel.set_hostname("sandbox")
         if "user namespace" not in self.layers and os.geteuid() == 0:
@@ -141,11 +142,11 @@ class Jail:
         os.environ.update(HOME=home, TMPDIR=home, LANG="C.UTF-8", PATH="")
         os.chdir(home)
         os.umask(0o077)
-        _limit(bounds)
+        _set_limits(limits)
         self._give_up(home)
 
     def _give_up(self, home: str) -> None:
-        """The last steps, after which there is no way back: capabilities, privileges, files, system calls."""
+        """Give up capabilities, privileges, files and system calls, in this order."""
         if flags(self.layers):
             kernel.drop_capabilities()
         if "no new privileges" in self.layers:
@@ -154,11 +155,11 @@ class Jail:
             shared = [root.SHARED_MEMORY] if "mount namespace" in self.layers else []
             kernel.landlock(read=[*self.paths, *root.DEVICES], write=[home, "/dev/null", *shared])
         if "seccomp" in self.layers:
-            kernel.seccomp(signals="pid namespace" in self.layers)
+            kernel.seccomp(strict=not self.layers.issuperset(NAMESPACES))
 
 
-def _identify(pid: int) -> None:
-    """Name one uid in the new user namespace: nobody's, where this process may give that, else its own."""
+def _map_user(pid: int) -> None:
+    """Map `nobody` in the new user namespace to the real `nobody`, or to this process's user if it may not."""
     with open("/proc/self/uid_map") as file:
         spans = [tuple(map(int, line.split())) for line in file]
     outer = NOBODY if any(start <= NOBODY < start + count for start, _, count in spans) else 0
@@ -173,15 +174,15 @@ def become_nobody() -> None:
     os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
-def _await_parent(keeper: int) -> None:
-    """Without a PID namespace to end it, a jail dies with the keeper, once the go-between is gone."""
-    while os.getppid() != keeper:
+def _await_parent(supervisor: int) -> None:
+    """Wait until the supervisor has adopted this process, then ask to be killed when the supervisor ends."""
+    while os.getppid() != supervisor:
         os.sched_yield()
     kernel.die_with_parent()
 
 
 def _arrange(fds: tuple[int, ...], there: socket.socket) -> socket.socket:
-    """Descriptors: 0 stays empty, fds[0] is 1 and 2, the others follow from 3, then `there`; no more."""
+    """Number the descriptors: fds[0] becomes 1 and 2, the others follow from 3, then `there`; close all others."""
     wanted = (fds[0], fds[0], *fds[1:], there.fileno())
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 32) for fd in wanted]
     for target, fd in enumerate(high, start=1):
@@ -191,18 +192,18 @@ def _arrange(fds: tuple[int, ...], there: socket.socket) -> socket.socket:
     return socket.socket(fileno=len(wanted))
 
 
-def _limit(bounds: Bounds) -> None:
+def _set_limits(limits: JailLimits) -> None:
     wanted = {
-        resource.RLIMIT_CPU: bounds.cpu_seconds,
-        resource.RLIMIT_AS: bounds.memory,
-        resource.RLIMIT_FSIZE: bounds.disk,
-        resource.RLIMIT_NPROC: bounds.processes,
+        resource.RLIMIT_CPU: limits.cpu_seconds,
+        resource.RLIMIT_AS: limits.memory,
+        resource.RLIMIT_FSIZE: limits.disk,
+        resource.RLIMIT_NPROC: limits.processes,
         resource.RLIMIT_NOFILE: 256,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }
-    for what, bound in wanted.items():
+    for what, limit in wanted.items():
         _, hard = resource.getrlimit(what)
-        value = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+        value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(what, (value, value))

@@ -1,6 +1,6 @@
-"""The Linux calls the sandbox stands on, through ctypes: namespaces, mounts, capabilities, Landlock, seccomp.
+"""Linux system calls through ctypes: namespaces, mounts, capabilities, Landlock, seccomp.
 
-Each call raises OSError; deciding whether a refusal matters is the caller's business.
+Every function raises OSError when the kernel refuses; the caller decides whether that matters.
 """
 
 import ctypes
@@ -25,13 +25,14 @@ _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
 
-# Numbers above 423 are the same everywhere.
+# System calls numbered above 423 have the same number on every architecture.
 _COMMON = {
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
     "clone3": 435, "pidfd_getfd": 438, "mount_setattr": 442, "quotactl_fd": 443,
     "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
     "memfd_secret": 447, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
-    "pidfd_send_signal": 424,
+    "pidfd_send_signal": 424, "process_madvise": 440, "process_mrelease": 448, "fchmodat2": 452,
+    "setxattrat": 463, "removexattrat": 466,
 }  # fmt: skip
 _BY_MACHINE = {
     "x86_64": {
@@ -46,7 +47,13 @@ _BY_MACHINE = {
         "fanotify_init": 300, "name_to_handle_at": 303, "open_by_handle_at": 304, "clock_adjtime": 305,
         "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "finit_module": 313,
         "seccomp": 317, "memfd_create": 319, "kexec_file_load": 320, "bpf": 321, "execveat": 322,
-        "userfaultfd": 323,
+        "userfaultfd": 323, "socketpair": 53, "prlimit64": 302, "fcntl": 72, "ioctl": 16, "setpriority": 141,
+        "ioprio_set": 251, "sched_setparam": 142, "sched_setscheduler": 144, "sched_setaffinity": 203,
+        "sched_setattr": 314, "connect": 42, "bind": 49, "chmod": 90, "fchmod": 91, "fchmodat": 268, "chown": 92,
+        "fchown": 93, "lchown": 94, "fchownat": 260, "utime": 132, "utimes": 235, "futimesat": 261,
+        "utimensat": 280, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "removexattr": 197,
+        "lremovexattr": 198, "fremovexattr": 199, "truncate": 76, "migrate_pages": 256, "move_pages": 279,
+        "sync": 162, "syncfs": 306,
     },
     "aarch64": {
         "lookup_dcookie": 18, "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "vhangup": 58,
@@ -59,13 +66,25 @@ _BY_MACHINE = {
         "perf_event_open": 241, "fanotify_init": 262, "name_to_handle_at": 264, "open_by_handle_at": 265,
         "clock_adjtime": 266, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272,
         "finit_module": 273, "seccomp": 277, "memfd_create": 279, "bpf": 280, "execveat": 281,
-        "userfaultfd": 282, "kexec_file_load": 294,
+        "userfaultfd": 282, "kexec_file_load": 294, "socketpair": 199, "prlimit64": 261, "fcntl": 25, "ioctl": 29,
+        "setpriority": 140, "ioprio_set": 30, "sched_setparam": 118, "sched_setscheduler": 119,
+        "sched_setaffinity": 122, "sched_setattr": 274, "connect": 203, "bind": 200, "fchmod": 52, "fchmodat": 53,
+        "fchownat": 54, "fchown": 55, "utimensat": 88, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7,
+        "removexattr": 14, "lremovexattr": 15, "fremovexattr": 16, "truncate": 45, "migrate_pages": 238,
+        "move_pages": 239, "sync": 81, "syncfs": 267,
     },
 }  # fmt: skip
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")
-_NEEDED = ("socket", "clone", "clone3", "capset", "seccomp", "landlock_create_ruleset", "landlock_add_rule",
-           "landlock_restrict_self", *_SIGNALS)  # fmt: skip
+_NEEDED = ("socketpair", "prlimit64", "fcntl", "ioctl", "clone", "clone3", "capset", "seccomp",
+           "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")  # fmt: skip
+# Harmless where a process has processes, files and sockets of its own only.
+_WITHIN_NAMESPACES = (
+    "kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal", "setpriority",
+    "ioprio_set", "sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr", "socket", "connect",
+    "bind", "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "utime", "utimes",
+    "futimesat", "utimensat", "setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr",
+    "fremovexattr", "removexattrat", "truncate",
+)  # fmt: skip
 
 
 def _numbers() -> dict[str, int]:
@@ -107,7 +126,7 @@ def read_only(path: str) -> None:
 
 
 def pivot(root: str) -> None:
-    """`root` becomes /, and the old tree is gone."""
+    """Make `root` the root folder and unmount the old one."""
     os.chdir(root)
     _syscall("pivot_root", b".", b".")
     _checked(_libc.umount2(b".", MNT_DETACH), "umount")
@@ -119,7 +138,7 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
 
 
 def adopt_orphans(do: bool = True) -> None:
-    """Whether processes below this one that lose their parent come here, not to the first process."""
+    """Whether descendants that lose their parent become children of this process instead of init's."""
     _prctl(_PR_SET_CHILD_SUBREAPER, int(do))
 
 
@@ -136,14 +155,14 @@ def set_hostname(name: str) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability of this process, and (where it may) those a later program could bring back."""
+    """Give up every capability of this process, and where allowed also those that an exec could restore."""
     for capability in range(64):
         _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
     _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(4), 0, 0, 0)
     _syscall("capset", struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", *(0,) * 6))
 
 
-# Landlock: rights are bits; the kernel's version says how many of them it knows.
+# Landlock rights are bits; how many of them exist depends on the version that the kernel supports.
 _EXECUTE, _WRITE, _READ, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE = 1 << 14
 _CHANGE = sum(1 << bit for bit in (4, 5, 7, 8, 9, 10, 12, 13))  # remove, make, link, move
@@ -159,7 +178,7 @@ def landlock_version() -> int:
 
 
 def landlock(*, read: Iterable[str], write: Iterable[str]) -> None:
-    """From now on: read below `read`, read and write below `write`, run nothing, connect nowhere."""
+    """Restrict this process for good: read below `read`, read and write below `write`, no exec, no connections."""
     version = landlock_version()
     if not version:
         raise OSError(38, "landlock: not in this kernel")
@@ -186,13 +205,18 @@ def _beneath(ruleset: int, paths: Iterable[str], rights: int) -> None:
             os.close(fd)
 
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _REFUSE, _ABSENT, _KILL = 0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38, 0x80000000
-_AF_UNIX = 1
+_ARGUMENT = (16, 24, 32)  # where the low halves of the first arguments are
+_AF_UNIX, _SOCK_STREAM, _SOCK_SEQPACKET = 1, 1, 5
+# Ways to have the kernel signal another process when a descriptor becomes ready.
+_F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _FIOSETOWN, _SIOCSPGRP = 8, 10, 15, 0x8901, 0x8902
+_Step = tuple[int, int, int, int]
 
 
 def seccomp_filter(*, refuse: Iterable[str]) -> bytes:
-    """A filter that refuses the named calls, sockets other than Unix ones, and new namespaces."""
+    """A BPF filter that refuses the named calls, new namespaces, sockets other than Unix ones, changes of other
+    processes' limits, and signals that are sent through descriptors."""
     number, machine = _numbers(), platform.machine()
     steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _AUDIT_ARCH[machine]), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     if machine == "x86_64":  # the x32 calls have other numbers for the same things
@@ -205,29 +229,57 @@ def seccomp_filter(*, refuse: Iterable[str]) -> bytes:
     steps += [(_EQUAL, 0, 4, number["clone"]), (_LOAD, 0, 0, 16), (_ANY_BIT, 0, 1, _ANY_NAMESPACE)]
     steps += [(_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
     # Network namespaces do not cover every family (vsock), so the family is checked too.
-    steps += [(_EQUAL, 0, 3, number["socket"]), (_LOAD, 0, 0, 16), (_EQUAL, 1, 0, _AF_UNIX)]
-    steps += [(_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
+    steps += _if_call(number["socket"], _only(_AF_UNIX, argument=0))
+    # A pair of datagram sockets can send to any path, which a filter cannot see.
+    pair = [(_LOAD, 0, 0, _ARGUMENT[1]), (_AND, 0, 0, 0xF), (_EQUAL, 1, 0, _SOCK_STREAM)]
+    pair += [(_EQUAL, 0, 1, _SOCK_SEQPACKET), (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
+    steps += _if_call(number["socketpair"], pair)
+    steps += _if_call(number["prlimit64"], _only(0, argument=0))
+    steps += _if_call(number["fcntl"], _none_of((_F_SETOWN, _F_SETSIG, _F_SETOWN_EX), argument=1))
+    steps += _if_call(number["ioctl"], _none_of((_FIOSETOWN, _SIOCSPGRP), argument=1))
+    steps.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
 
 
-def seccomp(*, signals: bool) -> None:
-    """Refuse the calls no checked program needs; without `signals`, also every way to signal a process."""
-    install(_usual_filter(signals=signals))
+def _if_call(number: int, then: list[_Step]) -> list[_Step]:
+    """Steps that apply to one call; `then` must end with a decision."""
+    return [(_EQUAL, 0, len(then), number), *then]
+
+
+def _only(value: int, *, argument: int) -> list[_Step]:
+    return [(_LOAD, 0, 0, _ARGUMENT[argument]), (_EQUAL, 1, 0, value), (_RETURN, 0, 0, _REFUSE),
+            (_RETURN, 0, 0, _ALLOW)]  # fmt: skip
+
+
+def _none_of(values: Iterable[int], *, argument: int) -> list[_Step]:
+    steps = [(_LOAD, 0, 0, _ARGUMENT[argument])]
+    for value in values:
+        steps += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _REFUSE)]
+    return [*steps, (_RETURN, 0, 0, _ALLOW)]
+
+
+def seccomp(*, strict: bool) -> None:
+    """Refuse the calls no checked program needs.
+
+    `strict`, for jails without namespaces of their own, also refuses what would reach other processes and the
+    files of the machine: signals, priorities, sockets with names, and changes of a file's rights, times and owner.
+    """
+    install(_usual_filter(strict=strict))
 
 
 @cache
-def _usual_filter(*, signals: bool) -> bytes:
+def _usual_filter(*, strict: bool) -> bytes:
     if platform.machine() not in _BY_MACHINE:
         raise OSError(38, f"seccomp: no call numbers for {platform.machine()}")
-    refused = [name for name in _numbers() if name not in _NEEDED]
-    return seccomp_filter(refuse=refused if signals else [*refused, *_SIGNALS])
+    allowed = _NEEDED if strict else (*_NEEDED, *_WITHIN_NAMESPACES)
+    return seccomp_filter(refuse=[name for name in _numbers() if name not in allowed])
 
 
 def warm_up() -> None:
-    """Build the filters once, before the forks that need them."""
+    """Build the filters before the forks that install them, so that this is done once."""
     if platform.machine() in _BY_MACHINE:
-        for signals in (True, False):
-            _usual_filter(signals=signals)
+        for strict in (True, False):
+            _usual_filter(strict=strict)
 
 
 def install(code: bytes) -> None:

@@ -1,20 +1,21 @@
-"""Calls across the wire, in both directions: ask the other side to act on its object, serve what it asks."""
+"""Remote calls in both directions between the program's process and the checks' process."""
 
 import builtins
 from collections.abc import Callable
 from typing import Any
 
-from voidpad.sandbox.wire import BrokenWire, Channel, Decoder, Encoder, changed, room_for_nesting, snapshot
+from voidpad.sandbox.wire import Channel, Decoder, Encoder, ProtocolError, changed, room_for_nesting, snapshot
 
 _TEXT_LIMIT = 1000
 UNCROSSABLE = "Uncrossable"
 
 
 class Peer:
-    """One end. Objects that do not cross by value stay here, in `kept`, and the other side gets a number.
+    """One end of the connection.
 
-    Arguments changed in place by the other side are changed here too, and a container that comes back is the
-    same object that went: programs that sort their argument and return it behave as in one process.
+    An object that cannot be sent by value stays in this process, in `_kept`, and the other side gets its number as
+    a handle. If the other side changes an argument in place, the original is changed as well, and a container that
+    is sent back arrives as the same object: a program that sorts its argument and returns it behaves as usual.
     """
 
     def __init__(self, channel: Channel, verbs: dict[str, Callable], *, keep: Callable[[object], bool],
@@ -26,7 +27,7 @@ class Peer:
         self._handle_of: dict[int, int] = {}
 
     def ask(self, verb: str, *args: object, **named: object) -> Any:
-        """Have the other side do `verb`; its exception is raised here, its changes to `args` made here."""
+        """Call `verb` on the other side. An exception there is raised here; changes to `args` are made here."""
         sent = Encoder(self._export)
         with room_for_nesting():
             self._channel.send(["do", verb, [sent.encode(a) for a in args],
@@ -46,16 +47,16 @@ class Peer:
                 result = received.decode(value)
                 for n, body in changes:
                     received.fill(shared[n], body)
-            return (fault(*result), None) if outcome == "raise" else (None, result)
+            return (exception_from(*result), None) if outcome == "raise" else (None, result)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
-            raise BrokenWire(f"a malformed answer ({type(error).__name__}: {error})"[:200]) from None
+            raise ProtocolError(f"a malformed answer ({type(error).__name__}: {error})"[:200]) from None
 
     def serve_forever(self) -> None:
         while True:
             self._serve(self._message())
 
     def report(self, error: BaseException) -> None:
-        """Say, unasked, that the program could not start."""
+        """Send, instead of the ready message, the exception that stopped the program."""
         self._channel.send(["raise", Encoder(self._export).encode(describe(error)), []])
 
     def ready(self) -> None:
@@ -64,7 +65,7 @@ class Peer:
     def await_ready(self) -> None:
         message = self._message()
         if message[0] == "do":
-            raise BrokenWire("a request out of turn")
+            raise ProtocolError("a request before the program was ready")
         error, _ = self._outcome(message, [])
         if error is not None:
             raise error
@@ -74,14 +75,14 @@ class Peer:
             message = self._channel.receive()
         sizes = {"do": 4, "ok": 3, "raise": 3}
         if type(message) is not list or not message or sizes.get(str(message[0])) != len(message):
-            raise BrokenWire("a message of no known form")
+            raise ProtocolError("a message of no known form")
         return message
 
     def _serve(self, message: list) -> None:
         received = Decoder(self._import)
         verb = self._verbs.get(str(message[1]))
         if message[0] != "do" or verb is None:
-            raise BrokenWire(f"a request that is not served ({str(message[1])[:40]})")
+            raise ProtocolError(f"a request that is not served ({str(message[1])[:40]})")
         with room_for_nesting():
             args = [received.decode(a) for a in message[2]]
             named = {str(k): received.decode(v) for k, v in message[3]}
@@ -99,15 +100,15 @@ class Peer:
                 encoded = answer.encode(value)
                 changes = [[n, answer.body(shared[n])] for n in changed(shared, before)]
                 self._channel.send([outcome, encoded, changes])
-        except BrokenWire as error:
-            stuck = ((UNCROSSABLE,), (), f"the result cannot cross: {error}")
-            self._channel.send(["raise", Encoder(self._export).encode(stuck), []])
+        except ProtocolError as error:
+            refusal = ((UNCROSSABLE,), (), f"the result cannot cross: {error}")
+            self._channel.send(["raise", Encoder(self._export).encode(refusal), []])
 
     def _export(self, value: object) -> list:
         if id(value) in self._handle_of:
             return ["yours", self._handle_of[id(value)]]
         if not self._keep(value):
-            raise BrokenWire(f"the checks pass a {type(value).__name__}, which cannot cross as plain data")
+            raise ProtocolError(f"the checks pass a {type(value).__name__}, which cannot cross as plain data")
         if id(value) not in self._number:
             self._number[id(value)] = len(self._kept)
             self._kept.append(value)
@@ -117,7 +118,7 @@ class Peer:
         if tagged[0] == "yours":
             return self._kept[tagged[1]]
         if tagged[0] != "mine":
-            raise BrokenWire(f"a value with an unknown tag ({str(tagged[0])[:40]})")
+            raise ProtocolError(f"a value with an unknown tag ({str(tagged[0])[:40]})")
         handle = int(tagged[1])
         if handle not in self._remotes:
             remote = self._remotes[handle] = self._remote(str(tagged[2])[:80])
@@ -125,12 +126,12 @@ class Peer:
         return self._remotes[handle]
 
 
-class Fault(Exception):
-    """Mixed into every exception that came from the other side."""
+class ProgramError(Exception):
+    """A base of every exception that came from the program's process."""
 
 
 def describe(error: BaseException) -> tuple:
-    """An exception as plain data: its class and bases by name, its arguments where they are plain."""
+    """An exception as plain data: the names of its class and bases, its arguments as text or numbers, its text."""
     names = tuple(kind.__name__ for kind in type(error).__mro__ if kind is not object)
     args = tuple(a if isinstance(a, int | float | bool | None) else _text(a) for a in error.args[:4])
     return names, args, _text(error)
@@ -143,23 +144,23 @@ def _text(value: object) -> str:
         return f"<unprintable: {type(error).__name__}>"
 
 
-def fault(names: tuple, args: tuple, text: str) -> BaseException:
-    """The nearest built-in exception, also a Fault; leaving (SystemExit and the like) is none here."""
+def exception_from(names: tuple, args: tuple, text: str) -> BaseException:
+    """The nearest built-in exception that is also a ProgramError; a ProgramExit for SystemExit and its like."""
     own = names[0] if names and str(names[0]).isidentifier() else "Exception"
     for name in names:
         base = vars(builtins).get(str(name))
         if isinstance(base, type) and issubclass(base, Exception):
             return _make(own, base, args, text)
-    return Left(own, text)
+    return ProgramExit(own, text)
 
 
 def _make(name: str, base: type[Exception], args: tuple, text: str) -> BaseException:
-    kind = type(name, (Fault, base), {"__str__": lambda self: str(text)})
+    kind = type(name, (ProgramError, base), {"__str__": lambda self: str(text)})
     try:
         return kind(*args)
     except Exception:  # UnicodeDecodeError and its like insist on their own arguments
-        return type(name, (Fault, Exception), {})(text)
+        return type(name, (ProgramError, Exception), {})(text)
 
 
-class Left(BaseException):
-    """The program asked to leave (sys.exit, KeyboardInterrupt): no check may take that for a caught error."""
+class ProgramExit(BaseException):
+    """The program ended itself (sys.exit, KeyboardInterrupt); a BaseException, which checks do not catch."""

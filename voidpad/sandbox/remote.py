@@ -1,36 +1,36 @@
-"""An object of the program, as the checks hold it."""
+"""The checks' side of an object that lives in the program's process."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
 
-class Abort(BaseException):
-    """Ends the checks, whatever they catch; carries the verdict's reason and detail."""
+class StopChecks(BaseException):
+    """Ends the checks, which seldom catch a BaseException; carries the verdict's reason and detail."""
 
 
-class Owner(Protocol):
-    """Whoever speaks to the program for the checks."""
+class ObjectOwner(Protocol):
+    """What a RemoteObject needs of the connection to the program."""
 
     lenient: bool
 
     def ask(self, verb: str, *args: object, **named: object) -> Any: ...
 
-    def give_up(self, reason: str, detail: str) -> Abort: ...
+    def give_up(self, reason: str, detail: str) -> StopChecks: ...
 
 
-class Remote:
-    """Not plain data: it can be called, read and walked, but not compared.
+class RemoteObject:
+    """Stands for an object that is not plain data. It can be called, read and iterated, but not compared.
 
-    What carries no expected value (a call, an attribute, an item, a length) is asked of the program, because
-    the answer is plain data or another Remote. What would let the object meet the expected value in the
-    program's own code (==, <, -, in) is refused unless the caller opted in.
+    Calls, attributes, items and lengths are requested from the program: the answer is plain data or another
+    RemoteObject. Operators that would pass the expected value to the program's own methods (==, <, -, in) end the
+    checks, unless the sandbox was created with `trust_objects`.
     """
 
     __slots__ = ("__label", "__owner")
 
-    def __init__(self, owner: Owner, label: str) -> None:
-        object.__setattr__(self, "_Remote__owner", owner)
-        object.__setattr__(self, "_Remote__label", label)
+    def __init__(self, owner: ObjectOwner, label: str) -> None:
+        object.__setattr__(self, "_RemoteObject__owner", owner)
+        object.__setattr__(self, "_RemoteObject__label", label)
 
     def __call__(self, *args: object, **named: object) -> Any:
         return self.__owner.ask("call", self, *args, **named)
@@ -48,8 +48,8 @@ class Remote:
         self.__owner.ask("setitem", self, key, value)
 
     def __iter__(self) -> Any:
-        walked = self.__owner.ask("iter", self)
-        return walked if type(walked) is Remote else iter(walked)
+        iterator = self.__owner.ask("iter", self)
+        return iterator if type(iterator) is RemoteObject else iter(iterator)
 
     def __next__(self) -> Any:
         return self.__owner.ask("next", self)
@@ -78,7 +78,7 @@ class Remote:
             raise TypeError(f"{verb}() of the program's {self.__label} gave a {type(value).__name__}")
         return value
 
-    def __meet(self, name: str, *args: object) -> Any:
+    def __operate(self, name: str, *args: object) -> Any:
         if self.__owner.lenient:
             return self.__owner.ask("operate", self, name, *args)
         raise self.__owner.give_up(
@@ -88,9 +88,9 @@ class Remote:
         )
 
 
-def _meeting(name: str) -> Callable[..., Any]:
-    def method(self: Remote, *args: object) -> Any:
-        return self._Remote__meet(name, *args)  # type: ignore[attr-defined]
+def _operator(name: str) -> Callable[..., Any]:
+    def method(self: RemoteObject, *args: object) -> Any:
+        return self._RemoteObject__operate(name, *args)  # type: ignore[attr-defined]
 
     return method
 
@@ -100,4 +100,4 @@ _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow
 _OTHERS = ("eq", "ne", "lt", "le", "gt", "ge", "contains", "neg", "abs", "round", "int", "float", "index",
            "instancecheck", "subclasscheck")  # fmt: skip
 for _name in (*_OTHERS, *_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC)):
-    setattr(Remote, f"__{_name}__", _meeting(f"__{_name}__"))
+    setattr(RemoteObject, f"__{_name}__", _operator(f"__{_name}__"))

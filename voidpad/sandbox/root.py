@@ -1,4 +1,4 @@
-"""The file tree of the sandbox: Python's library and a bounded /tmp, and nothing else of this machine."""
+"""The file tree inside the sandbox: Python's library, a few devices and a bounded /tmp."""
 
 import os
 import stat
@@ -13,7 +13,7 @@ _SEALED = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 
 
 def library_paths() -> tuple[str, ...]:
-    """Python's library and the system's shared ones: what a running interpreter may still have to read."""
+    """The folders that a running interpreter may have to read: Python's library and shared libraries."""
     python = [os.path.join(sys.base_prefix, name) for name in ("lib", "lib64")]
     paths: list[str] = []
     for path in (*_SYSTEM, *python, *filter(os.path.isdir, sys.path)):
@@ -57,9 +57,9 @@ def _bind(fd: int, target: str) -> None:
 
 
 def cover(disk: int, paths: tuple[str, ...]) -> None:
-    """In a mount namespace of its own: a fresh, bounded /tmp, and nothing where the keeper's /proc was.
+    """In a jail's own mount namespace, mount an empty /tmp of at most `disk` bytes and hide /proc.
 
-    The folder for shared memory is what Python's multiprocessing needs for its locks and queues.
+    The small file system for shared memory is what Python's multiprocessing needs for its locks and queues.
     """
     hidden = {path: os.open(path, os.O_PATH) for path in paths if path.startswith("/tmp/")}
     kernel.mount("tmpfs", "/tmp", "tmpfs", flags=_SEALED, data=f"size={disk},nr_inodes=4096,mode=700")

@@ -1,6 +1,6 @@
-"""The untrusted side of a job: runs the program, then answers questions about it.
+"""The program's process: runs the untrusted program, then serves the requests of the checks.
 
-Nothing in this process is believed. A program that rewrites this module while it runs gains what it had
+Nothing that this process sends is trusted. A program that rewrites this module while it runs gains only what it had
 before: the choice of the values it returns.
 """
 
@@ -12,7 +12,7 @@ import types
 from typing import Any
 
 from voidpad.sandbox.peer import Peer
-from voidpad.sandbox.wire import BrokenWire, Channel, Gone
+from voidpad.sandbox.wire import Channel, ChannelClosed, ProtocolError
 
 
 def main(sock: socket.socket, program: str) -> None:
@@ -30,7 +30,7 @@ def main(sock: socket.socket, program: str) -> None:
     peer.ready()
     try:
         peer.serve_forever()
-    except (Gone, BrokenWire):
+    except (ChannelClosed, ProtocolError):
         return
     except BaseException as error:  # sys.exit inside a function
         peer.report(error)
@@ -41,7 +41,7 @@ def _no_other_programs(command: object) -> int:
 
 
 class _CallBack:
-    """A function of the checks, called where it lives."""
+    """Stands for a function of the checks; calling it sends the call to the checks' process."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
@@ -67,13 +67,13 @@ def _name(names: dict[str, Any], name: str) -> tuple[str, Any]:
 
 
 def _operate(target: Any, name: str, *args: Any) -> Any:
-    """`target <operator> args`, through Python's own rules for operators where there are two sides."""
+    """Apply the operator method `name`; comparisons go through Python's rules for reflected operands."""
     word = name.strip("_")
     if word in ("eq", "ne", "lt", "le", "gt", "ge", "contains"):
         return getattr(operator, word)(target, *args)
     if word == "instancecheck":
         return isinstance(args[0], target)
-    answer = getattr(target, name)(*args)
-    if answer is NotImplemented:
+    result = getattr(target, name)(*args)
+    if result is NotImplemented:
         raise TypeError(f"{type(target).__name__} has no {name} for these operands")
-    return answer
+    return result

@@ -1,8 +1,8 @@
-"""Plain data between two processes that do not trust each other.
+"""Serialization between two processes that do not trust each other.
 
-Values of built-in kinds cross by value, as JSON with tags; everything else crosses as a handle, a number that
-only its owner can turn back into the object. Decoding builds built-in objects and nothing else: no class, no
-method and no comparison of the sender ever runs on the receiving side.
+Values of built-in types are sent by value, as JSON with tags. Any other object is sent as a handle: a number that
+only the process that has the object can resolve. Decoding creates objects of built-in types and nothing else, so
+no class, method or comparison of the sender ever runs on the receiving side.
 """
 
 import importlib
@@ -50,21 +50,21 @@ def room_for_nesting() -> Iterator[None]:
     try:
         yield
     except RecursionError:
-        raise BrokenWire("a value nested too deeply to cross") from None
+        raise ProtocolError("a value nested too deeply to be sent") from None
     finally:
         sys.setrecursionlimit(usual)
 
 
-class BrokenWire(Exception):
-    """What arrived is not a message, or a value has no way to cross."""
+class ProtocolError(Exception):
+    """A message that is malformed, or a value that cannot be sent."""
 
 
-class Gone(Exception):
-    """The other side is no longer there."""
+class ChannelClosed(Exception):
+    """The other process has closed the connection or exited."""
 
 
 class Channel:
-    """Whole JSON messages over a stream socket."""
+    """Sends and receives JSON messages over a stream socket, each preceded by its length."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -73,22 +73,22 @@ class Channel:
         try:
             body = json.dumps(message, check_circular=False).encode()
         except (RecursionError, ValueError) as error:
-            raise BrokenWire(f"a value nested too deeply or too large to cross ({error})") from None
+            raise ProtocolError(f"a value nested too deeply or too large to cross ({error})") from None
         if len(body) > FRAME_LIMIT:
-            raise BrokenWire(f"a value of {len(body)} bytes; at most {FRAME_LIMIT} cross")
+            raise ProtocolError(f"a value of {len(body)} bytes; at most {FRAME_LIMIT} cross")
         try:
             self._sock.sendall(struct.pack("!I", len(body)) + body)
         except OSError as error:
-            raise Gone(str(error)) from None
+            raise ChannelClosed(str(error)) from None
 
     def receive(self) -> Any:
         (length,) = struct.unpack("!I", self._exactly(4))
         if length > FRAME_LIMIT:
-            raise BrokenWire(f"a message of {length} bytes; at most {FRAME_LIMIT} are read")
+            raise ProtocolError(f"a message of {length} bytes; at most {FRAME_LIMIT} are read")
         try:
             return json.loads(self._exactly(length))
         except (ValueError, RecursionError) as error:
-            raise BrokenWire(f"a message that is not JSON ({error})") from None
+            raise ProtocolError(f"a message that is not JSON ({error})") from None
 
     def _exactly(self, count: int) -> bytes:
         parts = []
@@ -96,16 +96,17 @@ class Channel:
             try:
                 part = self._sock.recv(min(count, 1 << 20))
             except OSError as error:
-                raise Gone(str(error)) from None
+                raise ChannelClosed(str(error)) from None
             if not part:
-                raise Gone("the other side closed the channel")
+                raise ChannelClosed("the other side closed the channel")
             parts.append(part)
             count -= len(part)
         return b"".join(parts)
 
 
 class Encoder:
-    """One message's values. `shared` lists the mutable containers in the order both sides meet them."""
+    """Encodes the values of one message. `shared` lists the mutable containers in the order of encoding, which is
+    also the order of decoding, so that a container can be referred to by its number."""
 
     def __init__(self, handle: Callable[[object], list], shared: list | None = None) -> None:
         self._handle = handle
@@ -115,7 +116,7 @@ class Encoder:
     def encode(self, value: Any) -> Any:
         kind = type(value)
         if kind is str and len(value) > FRAME_LIMIT:  # before the work of escaping it
-            raise BrokenWire(f"a text of {len(value)} characters; at most {FRAME_LIMIT} cross")
+            raise ProtocolError(f"a text of {len(value)} characters; at most {FRAME_LIMIT} cross")
         if kind in _DIRECT:
             return value
         if kind is int:
@@ -131,7 +132,7 @@ class Encoder:
         return self._scalar(value, kind)
 
     def body(self, value: Any) -> list:
-        """The contents of a mutable container, without its own number."""
+        """The encoded contents of a mutable container."""
         kind = type(value)
         if kind is bytearray:
             return [value.hex()]
@@ -161,9 +162,9 @@ class Encoder:
             return ["type", value.__name__]
         if kind in _VIEWS:
             return [_VIEWS[kind][0], *map(self.encode, value)]
-        return self._clock(value, kind) or self._kin(value, kind)
+        return self._time(value, kind) or self._subclass(value, kind)
 
-    def _clock(self, value: Any, kind: type) -> list | None:
+    def _time(self, value: Any, kind: type) -> list | None:
         if kind is timedelta:
             return ["timedelta", value.days, value.seconds, value.microseconds]
         if kind is date:
@@ -174,7 +175,7 @@ class Encoder:
         return self._zone_itself(value) if isinstance(value, tzinfo) else None
 
     def _zone(self, value: Any) -> list | None:
-        """A time's zone; one that is no class of the standard library crosses as its offset at that time."""
+        """The time zone of a value; a class that the program defines is sent as the offset at that time."""
         if value.tzinfo is None:
             return None
         offset = value.utcoffset()
@@ -191,8 +192,8 @@ class Encoder:
             return ["ZoneInfo", str(zone)]
         return None
 
-    def _kin(self, value: Any, kind: type) -> Any:
-        """Subclasses of built-in kinds (named tuples, defaultdict, IntEnum) cross as what they extend."""
+    def _subclass(self, value: Any, kind: type) -> Any:
+        """Subclasses of built-in types (named tuples, defaultdict, IntEnum) are sent as the type they extend."""
         if isinstance(value, int):
             return self.encode(int.__index__(value))
         if isinstance(value, str):
@@ -218,7 +219,7 @@ class Encoder:
 
 
 class Decoder:
-    """The other half; `shared` starts as the containers both sides already know."""
+    """Decodes the values of one message; `shared` starts with the containers of the request it answers."""
 
     def __init__(self, handle: Callable[[list], object], shared: list | None = None) -> None:
         self._handle = handle
@@ -229,10 +230,10 @@ class Decoder:
             return value if type(value) is not dict else self._refuse(value)
         try:
             return self._tagged(value[0], value[1:])
-        except BrokenWire:
+        except ProtocolError:
             raise
         except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
-            raise BrokenWire(f"a malformed value ({type(error).__name__}: {error})"[:200]) from None
+            raise ProtocolError(f"a malformed value ({type(error).__name__}: {error})"[:200]) from None
 
     def _tagged(self, tag: str, items: list) -> Any:
         if tag in _MUTABLE:
@@ -250,7 +251,7 @@ class Decoder:
         return self._handle([tag, *items])
 
     def fill(self, value: Any, items: list) -> Any:
-        """Put the encoded contents into a container, replacing what it held."""
+        """Replace the contents of a container by the decoded ones."""
         if type(value) is bytearray:
             value[:] = bytes.fromhex(items[0])
             return value
@@ -267,7 +268,7 @@ class Decoder:
         return value
 
     def _refuse(self, value: object) -> Any:
-        raise BrokenWire(f"a malformed value ({str(value)[:80]})")
+        raise ProtocolError(f"a malformed value ({str(value)[:80]})")
 
 
 def _zone(parts: list | None) -> tzinfo | None:
@@ -302,12 +303,12 @@ _SCALARS: dict[str, Callable[..., Any]] = {
 
 
 def snapshot(shared: list) -> list[list | bytes]:
-    """What each container holds now, by identity, so that a later change is seen without comparing values."""
+    """The current contents of each container; `changed` compares them by identity, so no __eq__ is called."""
     return [_contents(value) for value in shared]
 
 
 def changed(shared: list, before: list) -> list[int]:
-    """Numbers of the containers that no longer hold the very same things."""
+    """The numbers of the containers whose contents are no longer the same objects."""
     return [n for n, old in enumerate(before) if not _same(_contents(shared[n]), old)]
 
 

@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from voidpad.diagnose.trace.recorder import Recorder, edits
 from voidpad.diagnose.trace.trace_files import end_record, header_record, pass_record
 from voidpad.engine.batching import Engine
 from voidpad.engine.events import Failed, Finished, Started, Wrote
+from voidpad.errors import ConfigError
 from voidpad.serve.choice import Choice, TextRules, TokenLogprob
 from voidpad.serve.metrics import Metrics
 from voidpad.serve.requests import GenerationRequest, RequestError
@@ -158,7 +159,7 @@ class EngineThread:
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
-        limits = [canvas_limit(request, len(prompt), self.model.context) for prompt in request.prompts]
+        limits = [canvas_limit(request, prompt, self.model) for prompt in request.prompts]
         count = request.rows
         choices = [Choice(self.rules, request.stops, request.max_tokens) for _ in range(count)]
         live = LiveRequest(
@@ -421,20 +422,13 @@ def all_slots(canvas: Canvas) -> Tensor:
     return canvas.slots
 
 
-def canvas_limit(request: GenerationRequest, prompt_tokens: int, context: int) -> int:
+def canvas_limit(request: GenerationRequest, prompt: Sequence[int], model: Model) -> int:
     """The longest canvas of a row: what the client asked for, in whole blocks, and what the context leaves."""
-    block = request.plan.block
-    room = (context - prompt_tokens) // block * block
-    if room < block:
-        raise RequestError(
-            f"a prompt of {prompt_tokens} tokens leaves no room for a block of {block} in the model's context of "
-            f"{context}; shorten it.",
-            param="messages" if request.route == "chat" else "prompt",
-            code="context_length_exceeded",
-        )
-    if request.max_tokens is None:
-        return room
-    return min(room, -(-request.max_tokens // block) * block)
+    try:
+        return model.row_limit(prompt, request.plan, max_tokens=request.max_tokens)
+    except ConfigError as error:
+        param = "messages" if request.route == "chat" else "prompt"
+        raise RequestError(str(error), param=param, code="context_length_exceeded") from None
 
 
 def text_rules(model: Model) -> TextRules:

@@ -37,20 +37,23 @@ def live_page(served: ServedModel, *, keys: bool) -> str:
 def plan_fields(served: ServedModel, name: str) -> list[dict[str, Any]]:
     """The fields of a preset for the form: name, type, default, bounds, choices and help."""
     shown = []
-    for field in schema(name, served.model.family.decoding):
+    for field in schema(name, served.model.family.decoding, calibration=served.model.card.calibration):
         if field.name in HIDDEN:
             continue
         default = served.fields.get(field.name, field.default) if name == served.plan_name else field.default
+        bounds = field.bounds
         shown.append(
             {
                 "name": field.name,
-                "type": field.type.__name__ if isinstance(field.type, type) else str(field.type),
-                "default": default
-                if isinstance(default, str | int | float | bool)
-                else ",".join(map(str, default or ())),
-                "at_least": field.at_least,
-                "at_most": field.at_most,
-                "choices": list(field.choices) if field.choices else None,
+                "type": field.type,
+                "default": ",".join(map(str, default)) if isinstance(default, tuple) else default,
+                "at_least": None
+                if bounds is None
+                else bounds.above
+                if bounds.at_least is None
+                else bounds.at_least,
+                "at_most": None if bounds is None else bounds.at_most,
+                "choices": list(field.choices) or None,
                 "help": field.help,
             }
         )

@@ -171,9 +171,13 @@ def read_request(
         raise RequestError("stream_options need stream=true.", param="stream_options")
     include_usage = _Fields(options or {}, prefix="stream_options.").only_flag("include_usage")
     special = extension.flag("special_tokens") or False
-    canvas_events = extension.flag("canvas") or False
+    canvas_events = extension.flag("canvas_events") or False
+    if isinstance(
+        extension.left.get("canvas"), bool
+    ):  # `canvas: true` means events, a number the plan's canvas
+        canvas_events = extension.take("canvas") or canvas_events
     if canvas_events and not stream:
-        raise RequestError("voidpad.canvas needs stream=true.", param="voidpad.canvas")
+        raise RequestError("canvas events need stream=true.", param="voidpad.canvas")
     plan = _plan(fields, extension, served)
     max_tokens = fields.whole("max_tokens", 1, 1 << 20)
     if route == "chat":

@@ -24,6 +24,7 @@ from voidpad.errors import VoidpadError
 from voidpad.serve.access import Access, read_access
 from voidpad.serve.app import LogLines, ServerLimits, ServerState, build_app
 from voidpad.serve.engine_thread import EngineThread, text_rules
+from voidpad.serve.live_page import live_page
 from voidpad.serve.requests import ServedModel
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class ServeOptions:
     log_prompts: bool = False
 
 
-def make_state(model: Model, options: ServeOptions, access: Access | None = None) -> ServerState:
+def make_state(model: Model, options: ServeOptions, access: Access) -> ServerState:
     """The engine, its thread (not started) and everything the routes need."""
     name = options.name or model.name
     served = ServedModel(model, name, options.plan, dict(options.fields), options.cache)
@@ -80,11 +81,11 @@ def make_state(model: Model, options: ServeOptions, access: Access | None = None
     return ServerState(
         served=served,
         engine=thread,
-        access=access
-        or read_access(options.host, options.api_keys, no_auth=options.no_auth, names=options.hosts),
+        access=access,
         limits=ServerLimits(options.timeout, options.max_body),
         metrics=thread.metrics,
         fingerprint="vp_" + hashlib.sha256(content.encode()).hexdigest()[:16],
+        page=live_page(served, keys=bool(access.keys)),
         log_prompts=options.log_prompts,
     )
 

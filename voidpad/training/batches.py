@@ -97,7 +97,7 @@ class FixedWidth:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """How rows become tensors. Width and align change what is learnt, the others only how fast."""
+    """How rows become tensors. `width` and `align` change what is learnt; the other fields change only the speed."""
 
     width: Width = FixedWidth(0)  # padded rows
     align: bool = True  # packed rows start with a document
@@ -223,7 +223,7 @@ class Objective:
 
 
 class MicroBatches(Dataset):
-    """Micro-batch number i of this process, ready for the model; to Trainer, the whole run is one epoch."""
+    """Item i is micro-batch number i of this process, ready for the model. Trainer sees the whole run as one epoch."""
 
     def __init__(
         self, rows: TrainingRows, noising: Noising, objective: Objective, *, share: BatchShare

@@ -186,13 +186,15 @@ def _listed(value: Any, name: str, names: Mapping[str, str]) -> list[Message]:
 def _content(value: Any, where: str) -> str:
     """A text, or a list of parts of which all are text."""
     if isinstance(value, list):
-        parts = []
+        texts = []
         for part in value:
             if isinstance(part, Mapping) and part.get("type", "text") != "text":
                 raise Dropped("not_text", f"{where} has a part of type {part['type']!r}")
-            parts.append(part.get("text") if isinstance(part, Mapping) else part)
-        texts = [part for part in parts if isinstance(part, str)]
-        value = "".join(texts) if len(texts) == len(parts) else None
+            text = part.get("text") if isinstance(part, Mapping) else part
+            if not isinstance(text, str):
+                raise Dropped("bad", f"{where} has a part without text")
+            texts.append(text)
+        value = "".join(texts)
     if not isinstance(value, str):
         raise Dropped("bad", f"{where} has no text")
     if any("\ud800" <= character <= "\udfff" for character in value):
@@ -216,6 +218,21 @@ def _check_roles(messages: Sequence[Message]) -> None:
             raise Dropped(
                 "bad", "empty prompt" if len(spoken) == 2 else f"user message {place // 2 + 1} is empty"
             )
+
+
+def read(path: Path, *, turns: str = "last") -> Iterator[tuple[str, ChatExample]]:
+    """(where it stands, example) of each example of a JSON file. A record that gives none is an error here."""
+    try:
+        for place, record in records(path, str(path)):
+            try:
+                if isinstance(record, Dropped):
+                    raise record
+                for example in examples(conversation(record), turns):
+                    yield place, example
+            except Dropped as dropped:
+                raise DataError(f"{place}: {dropped.detail}.") from None
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}. Check the path.") from None
 
 
 def records(path: Path, name: str) -> Iterator[tuple[str, Any]]:

@@ -27,7 +27,9 @@ from voidpad.training.prepared import Prepared
 if TYPE_CHECKING:
     from datasets import Dataset
 
-READER = 2  # raise it when the same file would be read differently, so that no older cache is used
+# Part of the key of every cached stage. `datasets` does not notice that our code has changed: raise this number when
+# the same file would be read, filtered or tokenised differently.
+READER = 3
 CHUNK = 10_000  # examples whose tokens are copied at a time
 COLUMNS = ("prompt", "response", "reason", "detail", "place", "starts")  # of the table that is read
 
@@ -108,7 +110,7 @@ def prepare(
     rows = _without_repeats(rows, tally, request.processes)
     rows = rows.map(
         _encode,
-        fn_kwargs={"tokenizer": tokenizer, "roles": roles, "raw": request.raw},
+        fn_kwargs={"tokenizer": tokenizer, "roles": roles, "raw": request.raw, "version": READER},
         remove_columns=[column for column in rows.column_names if column != "place"],
         num_proc=_workers(request.processes, rows),
         desc="tokenise",
@@ -259,19 +261,20 @@ def _drop(rows: Dataset, dropped: dict[str, int], *, skip_bad: bool) -> Dataset:
 
 
 def _without_repeats(rows: Dataset, tally: _CountsSoFar, processes: int) -> Dataset:
-    marked = rows.map(_digest, num_proc=_workers(processes, rows), desc="compare")
+    workers = _workers(processes, rows)
+    marked = rows.map(_digest, fn_kwargs={"version": READER}, num_proc=workers, desc="compare")
     first = np.sort(np.unique(np.asarray(marked["digest"]), return_index=True)[1])
     tally.examples["repeated"] = len(rows) - len(first)
     return rows.select(first)
 
 
-def _digest(row: dict[str, str]) -> dict[str, str]:
+def _digest(row: dict[str, str], version: int) -> dict[str, str]:
     prompt = [(message["role"], message["content"].strip()) for message in json.loads(row["prompt"])]
     text = json.dumps([prompt, row["response"].strip()])
     return {"digest": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}
 
 
-def _encode(row: dict[str, str], tokenizer: Any, roles: Roles, raw: bool) -> dict[str, Any]:
+def _encode(row: dict[str, str], tokenizer: Any, roles: Roles, raw: bool, version: int) -> dict[str, Any]:
     """Prompt and response as ids, tokenised apart: a token must not straddle the border between them."""
     prompt: list[Message] = json.loads(row["prompt"])
     try:
@@ -290,7 +293,8 @@ def encode_example(
     become that token; such an example is dropped. With `raw` a prompt may hold such tokens, except the mask and the
     padding tokens, because somebody who goes without the template writes the headers by hand.
     """
-    special = special_ids(tokenizer) | roles.all()
+    # Characters that the vocabulary lacks become the unknown token, which is special but harmless.
+    special = (special_ids(tokenizer) | roles.all()) - {tokenizer.unk_token_id}
     barred = {roles.mask, roles.void, *roles.rainbow} if raw else special
     texts = [(message["content"], f"the {message['role']} message", barred) for message in prompt]
     for text, where, ids in (*texts, (response, "the response", special)):

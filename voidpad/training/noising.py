@@ -11,16 +11,18 @@ from torch import Tensor
 from voidpad.decode.noise import absorb, shift_right
 from voidpad.training.padding import Batch
 
-LEVEL, KIND, WIDTH = 1, 2, 3  # what a row draws once
+LEVEL, KIND, WIDTH = 1, 2, 3  # names of the numbers that a row draws once, hashed with its key
 GOLDEN_STEP = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
 class NoisedBatch:
+    """A batch with some of its slots masked, and the probability with which that happened."""
+
     ids: Tensor  # (B, S): the batch with hidden slots replaced by MASK
     hidden: Tensor  # (B, S) bool: loss slots
     rate: Tensor  # (B,): probability with which a slot of the row was hidden
-    forced: bool = False  # but every semantic EOS was, with probability 1
+    forced: bool = False  # every semantic EOS was hidden with probability 1 instead
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,12 @@ class Noising:
     suffix: float = 0.0  # share of rows whose right end is hidden in one piece: the states decoding visits
 
     def key(self, epoch: Tensor, example: Tensor) -> Tensor:
-        """(B,) int64: what the randomness of these rows hangs on."""
+        """The hash (B,) int64 from which all draws of these rows are derived."""
         return absorb(absorb(torch.full_like(example, self.seed), epoch), example)
 
     def level(self, at: At) -> Tensor:
-        """t of each row. Stratified: a golden-ratio walk over the epoch's order, so that any run of consecutive
-        rows covers [0, 1) evenly, whatever the batch size."""
+        """The noise level t of each row. Stratified levels step by the golden ratio through the epoch's order, so that
+        consecutive rows cover [0, 1) evenly, whatever the batch size."""
         if not self.stratified:
             return draw(self.key(at.epoch, at.example), LEVEL)
         offset = draw(self.key(at.epoch, torch.zeros_like(at.example)), LEVEL)
@@ -81,8 +83,8 @@ def uniform(key: Tensor, slots: int) -> Tensor:
     """(B, slots) float32 numbers in [0, 1] from one 64-bit key per row.
 
     A row's slots are a counter hashed in 32 bits with murmur3's constants, the key mixed in twice: a quarter of
-    the memory traffic of a 64-bit hash per slot, which was most of the time a batch took. The last shift of the
-    usual finaliser is left out: it would only change low bits, which the float does not keep.
+    the memory traffic of a 64-bit hash per slot, on which building a batch spent most of its time. The last shift of
+    the usual finaliser is left out, because it changes only low bits that the float does not keep.
     """
     low, high = (part.to(torch.int32)[:, None] for part in (key, key >> 32))
     # -1640531527 is 2 ** 32 divided by the golden ratio, as a signed 32-bit number.

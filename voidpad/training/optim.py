@@ -63,8 +63,9 @@ def _fusible(parameters: Iterable[Tensor]) -> bool:
 class Muon(torch.optim.Optimizer):
     """torch.optim.Muon's update with all matrices of one shape orthogonalised together.
 
-    torch's own runs 15 small products per matrix, one matrix after the other: at 7M parameters that is longer than
-    the rest of the step. The step size is matched to AdamW's (0.2 sqrt(max dimension)), so one rate serves both.
+    torch's own runs 15 small products per matrix, one matrix after the other: at 7M parameters that takes longer
+    than the rest of the step. Updates are scaled by 0.2 sqrt(max dimension), which matches the size of AdamW's, so
+    that one learning rate serves both.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
-    """The nearest (semi-)orthogonal matrices, roughly: a quintic Newton-Schulz iteration in bfloat16. (N, r, c)"""
+    """Approximately the nearest (semi-)orthogonal matrices of (N, r, c), by a quintic Newton-Schulz iteration."""
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[1] > matrices.shape[2]
     x = (matrices.mT if tall else matrices).to(_product_dtype(matrices))
@@ -113,7 +114,7 @@ def _product_dtype(matrices: Tensor) -> torch.dtype:
 
 
 class Together(torch.optim.Optimizer):
-    """Several optimisers behind one face, so that Trainer, scheduler and checkpoints see a single one."""
+    """Several optimisers as one, because Trainer, the scheduler and checkpoints expect a single one."""
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
         self.parts = parts

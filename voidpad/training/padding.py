@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from voidpad.errors import ConfigError, RoleError
+from voidpad.models.card import PLANS
 from voidpad.roles import Roles
 
 
@@ -81,7 +82,6 @@ class PaddingPolicy:
 
     name: str
     role: str  # the tokens of this role are repeated from the slot after the row's own EOS on
-    plan: str  # the decoding plan for models that were trained with this padding
     forced: bool = False  # the semantic EOS is always hidden and weighs 1 (spec 1.3)
     longest_row_gets_eos: bool = False  # even under padding.longest_row_gets_eos = false
 
@@ -98,6 +98,11 @@ class PaddingPolicy:
         """Whether it pads with tokens that the model has yet to learn."""
         return self.role != "eos"
 
+    @property
+    def plan(self) -> str:
+        """The decoding plan for models that were trained with this padding."""
+        return PLANS[self.name]
+
     def new_tokens(self, roles: Roles) -> tuple[int, ...]:
         """The tokens that only padding uses, so that the model has yet to learn them."""
         return self.tokens(roles) if self.adds_tokens else ()
@@ -109,8 +114,8 @@ class PaddingPolicy:
             return roles
         if len(several) < colours:
             raise RoleError(f"padding.colours: {colours} requested, but the model has {len(several)}.")
-        changed: dict[str, Any] = {self.role: several[:colours]}
-        return replace(roles, **changed)
+        change: dict[str, Any] = {self.role: several[:colours]}
+        return replace(roles, **change)
 
     def fill(self, ids: Tensor, padding: Tensor, eos: Tensor, roles: Roles) -> Tensor:
         """`ids` (B, S) with the padding slots filled; `eos` (B, 1) is the column of each row's EOS."""
@@ -124,12 +129,11 @@ class PaddingPolicy:
 POLICIES = {
     policy.name: policy
     for policy in (
-        PaddingPolicy("eos", role="eos", plan="original"),
-        PaddingPolicy("void", role="void", plan="void", forced=True, longest_row_gets_eos=True),
-        PaddingPolicy("rainbow", role="rainbow", plan="original"),
+        PaddingPolicy("eos", role="eos"),
+        PaddingPolicy("void", role="void", forced=True, longest_row_gets_eos=True),
+        PaddingPolicy("rainbow", role="rainbow"),
     )
 }
-RELEASED_PLAN = "original"  # for checkpoints whose padding is not recorded: those released by others
 
 
 def policy(name: str) -> PaddingPolicy:
@@ -138,14 +142,9 @@ def policy(name: str) -> PaddingPolicy:
     return POLICIES[name]
 
 
-def default_plan(padding: str | None) -> str:
-    """The plan for a checkpoint whose card names this padding (`Card.padding`)."""
-    return POLICIES[padding].plan if padding in POLICIES else RELEASED_PLAN
-
-
 @dataclass(frozen=True)
 class Batch:
-    """Clean rows and what each slot is. Rows are right padded; `inside` is what the model may see."""
+    """Clean rows, and what each slot is. Rows are padded on the right; attention sees the slots in `inside`."""
 
     ids: Tensor  # (B, S) int64
     target: Tensor  # (B, S) bool: may carry loss - response, EOS and padding
@@ -208,16 +207,16 @@ def virtual_width(sizes: Tensor, pool: Tensor, draw: Tensor, *, rows: int) -> Te
 
 
 def window_width(prompt: Tensor, draw: Tensor, *, low: int, high: int) -> Tensor:
-    """The prompt and a canvas of low..high slots, whatever the answer needs.
+    """Widths (B,) for a canvas of low..high slots after each prompt, drawn without regard to the answer's length.
 
-    Where every row holds its whole answer, the end of a row always means EOS and padding, and a model learns to
-    call any short canvas sufficient. Here an answer longer than the canvas is cut, without an EOS.
+    If every row held its whole answer, each row would end in EOS and padding, and a model would learn that any canvas,
+    however short, is long enough. Here an answer longer than the canvas is cut, without an EOS.
     """
     return prompt + low + (draw * (high - low + 1)).long()
 
 
 def lay_out(pairs: Pairs, rows: Tensor, how: PaddingPolicy, roles: Roles, *, widths: Widths) -> Batch:
-    """Rows of `pairs` as padded tensors, by index arithmetic alone. A cut answer is followed by nothing."""
+    """The examples `rows` (B,) of `pairs` as padded tensors. An answer that was cut gets no EOS and no padding."""
     prompt, size = pairs.prompt[rows, None], pairs.size[rows, None]
     whole, width = pairs.complete[rows, None], widths.rows[:, None]
     column = torch.arange(widths.columns, device=pairs.tokens.device)[None]

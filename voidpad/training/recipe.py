@@ -1,4 +1,4 @@
-"""The training recipe: a TOML file, validated at the door. Every default of training lives here."""
+"""The training recipe: a TOML file, validated as it is read. Every default of training is in this module."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class ModelPart(RecipeSection):
     scratch: Scratch | None = None
     tokenizer: str | None = None  # folder whose tokenizer is saved with a network from scratch
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    quantize: Literal["4bit", "8bit"] | None = None  # frozen weights in fewer bits under LoRA (4bit: QLoRA)
     attention: str | None = None  # a transformers attention back-end, such as flash_attention_2
     init_void: Literal["eos", "mean", "keep"] = "eos"  # what the VOID rows of embedding and head start from
 
@@ -194,6 +195,13 @@ class TrainingRecipe(RecipeSection):
         new_tokens = self.policy is not None and self.policy.adds_tokens
         if self.lora and new_tokens and not self.lora.void_rows and self.model.init_void != "keep":
             raise ValueError('lora.void_rows = false saves no rows, so model.init_void must be "keep"')
+        if self.model.quantize and (
+            self.lora is None or self.run.fsdp or self.model.adapter or self.model.scratch
+        ):
+            raise ValueError(
+                "model.quantize needs [lora] on model.name: quantized weights cannot train, be sharded, or take "
+                "in another adapter"
+            )
         if self.run.choose == "best" and not self.data.held_out:
             raise ValueError('run.choose = "best" needs data.held_out, the examples to choose by')
         if self.optim.name == "muon" and self.run.fsdp:
@@ -225,7 +233,7 @@ def read(path: Path | str, changes: Iterable[str] = ()) -> TrainingRecipe:
 
 
 def check(values: Mapping[str, Any], *, name: str = "recipe") -> TrainingRecipe:
-    """Validated settings; all faults are reported together."""
+    """The settings as a recipe. All faults are reported in one message."""
     values = dict(values)
     if values.get("preset") == "authors":
         values = _merge(

@@ -8,20 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from voidpad import models
+from voidpad.engine.compiled import compile_layers
 from voidpad.errors import ConfigError
 from voidpad.training import checkpoint
 from voidpad.training import prepared as data
 from voidpad.training.batches import BatchShare, MicroBatches
 from voidpad.training.memory import estimate
 from voidpad.training.recipe import TrainingRecipe, check
-from voidpad.training.setup import micro_batches, network
+from voidpad.training.setup import micro_batches, network, training_device
 from voidpad.training.sharding import ShardedTrainer
 from voidpad.training.trainer import VoidTrainer, arguments, export
 from voidpad.training.watch import FOREVER, Curve, StopByClock, TrainingClock
@@ -112,10 +112,12 @@ def prepare(
     if recipe.run.checkpointing:
         model.net.gradient_checkpointing_enable({"use_reentrant": False})
     if recipe.run.compile:
-        compile_layers(model.net, round_as_eager=recipe.lora is not None)
+        # A released model under LoRA is bfloat16: fused kernels then round where separate ones would, and the loss
+        # is that of the run without compilation.
+        options = {"emulate_precision_casts": True} if recipe.lora else None
+        compile_layers(model.net.get_decoder(), options=options)
     share = _share(recipe)
-    device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    batches, held_out = micro_batches(recipe, model, prepared, share=share, device=device)
+    batches, held_out = micro_batches(recipe, model, prepared, share=share, device=training_device())
     reports = _reports(recipe)
     layer = type(model.net.get_decoder().layers[0]).__name__
     updates = _updates(recipe, batches)
@@ -142,8 +144,9 @@ def facts(trainer: VoidTrainer) -> RunFacts:
     device = str(trainer.args.device.type)
     if device == "cuda":
         device = f"{torch.cuda.get_device_name(trainer.args.device)} ({trainer.args.device})"
-    weights = {str(p.dtype).removeprefix("torch.") for p in parameters}
-    precision = " and ".join(sorted(weights)) + " weights"
+    quantized = recipe.model.quantize
+    weights = {str(p.dtype).removeprefix("torch.") for p in parameters if p.is_floating_point()}
+    precision = " and ".join([*([quantized] if quantized else []), *sorted(weights)]) + " weights"
     if trainer.args.bf16:
         precision += ", computed in bfloat16"
     rows = trainer.batches.rows
@@ -151,7 +154,10 @@ def facts(trainer: VoidTrainer) -> RunFacts:
         device=device,
         processes=trainer.args.world_size,
         precision=precision,
-        parameters=sum(p.numel() for p in parameters),
+        # Two weights of four bits share a byte.
+        parameters=sum(
+            p.numel() * (1 + (quantized == "4bit" and not p.is_floating_point())) for p in parameters
+        ),
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
         examples=rows.count,
         held_out=trainer.held_out.rows.count if trainer.held_out else 0,
@@ -159,17 +165,6 @@ def facts(trainer: VoidTrainer) -> RunFacts:
         updates_per_epoch=trainer.batches.updates_per_epoch,
         memory=estimate(recipe, trainer.subject.net, slots=rows.longest, processes=trainer.args.world_size),
     )
-
-
-def compile_layers(net: Any, *, round_as_eager: bool = False) -> None:
-    """Compile the layers of a network, which share their code, so that one compilation serves all of them.
-
-    `round_as_eager` makes fused kernels round to bfloat16 where separate ones would, so that the loss is that of
-    the run without compilation. Frozen bfloat16 weights under LoRA need it.
-    """
-    options = {"emulate_precision_casts": True} if round_as_eager else None
-    for layer in net.get_decoder().layers:
-        layer.compile(options=options)
 
 
 def _share(recipe: TrainingRecipe) -> BatchShare:

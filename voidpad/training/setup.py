@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -33,23 +34,6 @@ from voidpad.training.noising import Noising
 from voidpad.training.padding import Pairs, policy
 from voidpad.training.recipe import LoraPart, Scratch, TrainingRecipe
 
-# What training needs to know about a family. `Family.loss` and `Family.lora_targets` win where a family has them.
-LOSS = {"llada": "per_row", "dream": "per_slot"}
-AUTHORS_TARGETS = {
-    "llada": ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
-    "dream": ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj"),
-}
-
-
-def loss_of(family: models.Family) -> str:
-    """How the family's loss is normalised: a key of losses.NORMALISERS."""
-    return getattr(family, "loss", None) or LOSS[family.name]
-
-
-def authors_targets(family: models.Family) -> tuple[str, ...]:
-    """The modules to which the authors' code adds LoRA."""
-    return getattr(family, "lora_targets", None) or AUTHORS_TARGETS[family.name]
-
 
 def network(recipe: TrainingRecipe, prepared: data.Prepared) -> models.Model:
     """The model to train, with the card that its checkpoints will carry. Its weights are still on the host."""
@@ -70,11 +54,20 @@ def network(recipe: TrainingRecipe, prepared: data.Prepared) -> models.Model:
 
 def _from_checkpoint(recipe: TrainingRecipe) -> models.Model:
     part = recipe.model
-    model = models.load(part.name or "", part.adapter, dtype=_dtype(recipe))  # Trainer moves it to the device
+    # Quantized weights are made on their device; all others are moved there by Trainer.
+    device = training_device() if part.quantize else "cpu"
+    model = models.load(
+        part.name or "", part.adapter, device=device, dtype=_dtype(recipe), quantize=part.quantize
+    )
     model = models.merge(model) if isinstance(model.net, PeftModel) else model
     if part.attention:
         model.net.set_attn_implementation(part.attention)
     return model
+
+
+def training_device() -> str:
+    """The device of this process."""
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
 
 
 def _dtype(recipe: TrainingRecipe) -> str:
@@ -149,7 +142,7 @@ def _with_lora(model: models.Model, recipe: TrainingRecipe) -> models.Model:
     ids = list(how.new_tokens(model.roles)) if how else []
     targets = part.targets
     if recipe.preset == "authors" and "targets" not in part.model_fields_set:
-        targets = authors_targets(model.family)
+        targets = model.family.lora_targets
     rows = {"embed_tokens": ids, "lm_head": ids} if part.void_rows and ids else None
     if rows and model.net.config.tie_word_embeddings:
         rows = {"embed_tokens": ids}
@@ -179,7 +172,7 @@ def micro_batches(
     if recipe.padding.truncated_gets_eos:
         pairs = replace(pairs, complete=torch.ones_like(pairs.complete))
     how = recipe.policy
-    normaliser = NORMALISERS[noise.normaliser or loss_of(model.family)]
+    normaliser = NORMALISERS[noise.normaliser or model.family.loss]
     objective = Objective(
         model.roles.mask, normaliser, model.family.shift, forced=how is not None and how.forced
     )

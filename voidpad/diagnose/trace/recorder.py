@@ -176,8 +176,8 @@ def phase(step: Step, row: int) -> Any:
 
 def committed(step: Step, row: int) -> tuple[tuple[int, int, float], ...]:
     start = int(step.before.canvas.prompt[row])
-    places = step.chosen[row].nonzero()[:, 0].tolist()
-    return tuple((at - start, int(step.tokens[row, at]), float(step.score[row, at])) for at in places)
+    columns = step.chosen[row].nonzero()[:, 0].tolist()
+    return tuple((at - start, int(step.tokens[row, at]), float(step.score[row, at])) for at in columns)
 
 
 def edits(before: np.ndarray, after: np.ndarray) -> tuple[Edit, ...]:

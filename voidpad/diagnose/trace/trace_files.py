@@ -150,8 +150,8 @@ def _agree(step: Pass, canvas: np.ndarray, roles: Roles) -> None:
     ends = np.flatnonzero(canvas == roles.eos)
     masks, first = int((canvas == roles.mask).sum()), int(ends[0]) if len(ends) else None
     if (step.masks, step.first_eos) != (masks, first):
-        told = f"{step.masks} masks, first EOS {step.first_eos}"
-        raise ValueError(f"pass {step.n} says {told}; its commits leave {masks}, {first}")
+        stated = f"{step.masks} masks, first EOS {step.first_eos}"
+        raise ValueError(f"pass {step.n} says {stated}; its commits leave {masks}, {first}")
 
 
 def _first_fault(error: ValidationError) -> str:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,10 @@ def math500(folder: Path | None = None) -> Splits:
 def _math_item(item: Item) -> Item:
     gold = item["answer"] if "solution" in item else boxed(item["answer"])
     problem = item.get("problem") or item.get("question")
-    if not gold or not problem:
-        raise DataError(f"math500: item {item} needs a problem (or question) and an answer with a box")
+    if not gold or not problem or not isinstance(problem, str):
+        raise DataError(
+            f"math500: item {str(item)[:200]} needs a problem (or question) and an answer with a box"
+        )
     return {"problem": problem, "gold": gold}
 
 
@@ -93,7 +96,7 @@ def read(folder: Path, name: str, *, needs: tuple[str, ...]) -> list[Item]:
         with opened(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 items.append(_item(line, needs, where=f"{path}:{number}"))
-    except (UnicodeDecodeError, OSError, EOFError) as error:
+    except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
         raise DataError(f"data: cannot read {path}: {error}") from error
     if not items:
         raise DataError(f"data: {path} is empty")
@@ -106,11 +109,25 @@ def _spellings(path: Path) -> list[Path]:
 
 
 def _item(line: str, needs: tuple[str, ...], *, where: str) -> Item:
+    """One line's fields; all are text but MBPP's numbers and lists of tests."""
     try:
         item = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"data: {where} is not JSON: {error}") from error
     missing = [key for key in needs if not isinstance(item, dict) or key not in item]
     if missing:
         raise DataError(f"data: {where} lacks {', '.join(missing)}")
+    for key in needs:
+        value = item[key]
+        if key == "test_list":
+            right, kind = (
+                isinstance(value, list) and all(isinstance(test, str) for test in value),
+                "a list of texts",
+            )
+        elif key == "task_id":
+            right, kind = isinstance(value, int | str), "a number or a text"
+        else:
+            right, kind = isinstance(value, str), "a text"
+        if not right:
+            raise DataError(f"data: {where}: {key} must be {kind}, not {type(value).__name__}")
     return item

@@ -15,7 +15,7 @@ from voidpad.errors import ConfigError
 from voidpad.evaluate.tasks import FEWSHOT
 from voidpad.evaluate.tasks.benchmark_files import ITEM
 from voidpad.evaluate.tasks.graders import Doc
-from voidpad.sandbox import Limits, ProgramTest, Sandbox, Verdict
+from voidpad.sandbox import ProgramTest, Sandbox, SandboxLimits, Verdict
 
 
 class Benchmark(ConfigurableTask):
@@ -80,7 +80,7 @@ class CodeBenchmark(Benchmark):
 
     def sandbox(self) -> Sandbox:
         return Sandbox(
-            limits=Limits(seconds=self.options["seconds"]),
+            limits=SandboxLimits(seconds=self.options["seconds"]),
             weak=bool(self.options.get("weak_sandbox", False)),
             workers=int(self.options.get("workers", 1)),
         )

@@ -81,9 +81,9 @@ def _(layout: Bars, records: Sequence[CellRecord]) -> Figure:
     width = 0.8 / len(names)
     for at, name in enumerate(names):
         values = [point(records, {layout.across: group, layout.by: name}, metric) for group in groups]
-        places = [x + (at - (len(names) - 1) / 2) * width for x in range(len(groups))]
+        centres = [x + (at - (len(names) - 1) / 2) * width for x in range(len(groups))]
         heights = [value.number or 0.0 for value in values]
-        axes.bar(places, heights, width, label=str(name), yerr=error_bars(values), capsize=2)
+        axes.bar(centres, heights, width, label=str(name), yerr=error_bars(values), capsize=2)
     axes.set_xticks(range(len(groups)), [str(group) for group in groups])
     axes.set_yscale("log" if layout.log else "linear")
     return finish(figure, axes, metric, layout.across)
@@ -92,13 +92,13 @@ def _(layout: Bars, records: Sequence[CellRecord]) -> Figure:
 @draw.register
 def _(layout: Lines, records: Sequence[CellRecord]) -> Figure:
     metric = METRICS[layout.metric]
-    places, names = (ordered(r.get(name) for r in records) for name in (layout.across, layout.by))
+    values, names = (ordered(r.get(name) for r in records) for name in (layout.across, layout.by))
     figure, axes = blank(5.0, 3.4)
     for name in names:
-        found = [(x, point(records, {layout.across: x, layout.by: name}, metric)) for x in places]
-        known = [(x, value.number) for x, value in found if value.number is not None]
+        points = [(x, point(records, {layout.across: x, layout.by: name}, metric)) for x in values]
+        known = [(x, value.number) for x, value in points if value.number is not None]
         axes.plot([x for x, _ in known], [y for _, y in known], marker="o", label=str(name))
-    axes.set_xticks(places)
+    axes.set_xticks(values)
     return finish(figure, axes, metric, layout.across)
 
 

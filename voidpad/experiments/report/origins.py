@@ -54,7 +54,7 @@ def test_sets(records: Sequence[CellRecord]) -> str:
     for record in records:
         n, size = record.result["n"], record.result["test_size"]
         sizes.setdefault(record.task, {})[f"{n} of {size}"] = None
-    return ", ".join(f"{task} {' / '.join(found)}" for task, found in sizes.items())
+    return ", ".join(f"{task} {' / '.join(counts)}" for task, counts in sizes.items())
 
 
 def probes(records: Sequence[CellRecord]) -> str:

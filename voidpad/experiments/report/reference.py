@@ -32,7 +32,7 @@ def published_mean(records: Sequence[CellRecord], metric: Metric) -> Value:
         numbers = [printed(record, metric) for record in group]
         if not all(numbers):
             return Value(decimals=metric.decimals)
-        means.append(Value(sum(places[0].value for places in numbers) / len(numbers), metric.decimals))
+        means.append(Value(sum(same[0].value for same in numbers) / len(numbers), metric.decimals))
     return mean_value(means, metric)
 
 

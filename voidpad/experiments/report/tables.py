@@ -360,11 +360,11 @@ def unknown_note(table: Table) -> tuple[str, ...]:
 
 def comparison(records: Sequence[CellRecord]) -> Table | None:
     """Paper against measured, one row per published number; None when no run is one of the paper's."""
-    found = pairs(records)
-    if not found:
+    compared = pairs(records)
+    if not compared:
         return None
     groups: dict[tuple[str, str], list[Row]] = {}
-    for pair in found:
+    for pair in compared:
         number, decimals = pair.number, pair.measured.decimals
         setting = ", ".join(f"{name}={value}" for name, value in sorted(number.settings))
         assert pair.record.published is not None
@@ -372,9 +372,9 @@ def comparison(records: Sequence[CellRecord]) -> Table | None:
         head = (number.source, title, number.metric, number.task, number.method, setting)
         values = (pair.measured, Value(number.value, decimals), Value(pair.difference, decimals))
         groups.setdefault((number.source, number.metric), []).append(Row(head, values))
-    judged = [pair.inside for pair in found if pair.inside is not None]
+    judged = [pair.inside for pair in compared if pair.inside is not None]
     note = f"{sum(judged)} of {len(judged)} published scores lie inside our 95 % interval."
     heads = ("Source", "Model", "Metric", "Task", "Method", "Setting")
-    ours = tuple({id(pair.record): pair.record for pair in found}.values())
+    ours = tuple({id(pair.record): pair.record for pair in compared}.values())
     rows = tuple(map(tuple, groups.values()))
     return Table("Paper versus measured", heads, ("measured", "paper", "difference"), rows, "", (note,), ours)

@@ -8,6 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from voidpad.decode.plan import FamilyDefaults
+from voidpad.decode.propose import SampledProposal
 from voidpad.models.families.family import NEUTRAL, Covered, Family, shared_values, words
 from voidpad.roles import RoleNames
 
@@ -61,6 +63,14 @@ DREAM = Family(
     ),
     adapter_names={r"^model\.(model\.|lm_head\b)": r"\1"},  # the authors' wrapper: one `model.` more
     adapter_roles=_adapter_roles,
+    decoding=FamilyDefaults(
+        score="neg_entropy",
+        schedule="dream",
+        scores="renormalised",
+        proposal=SampledProposal,
+        authors={},
+        fields={"void-expansion": {"tau_nonvoid": 0.15, "tau_gap": 0.55}},
+    ),
     loss="per_slot",
     lora_targets=("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj"),
     narrow=True,

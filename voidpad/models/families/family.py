@@ -11,7 +11,8 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from voidpad.errors import WeightsError
+from voidpad.decode.plan import FamilyDefaults
+from voidpad.errors import WeightsError, reason
 from voidpad.roles import RoleNames
 
 # The largest sizes that config.json may ask for. Larger values come from damaged or hostile files: building such a
@@ -103,7 +104,7 @@ class Family:
     lora_targets: tuple[str, ...] = ()  # modules of the paper's LoRA runs
 
     # Decoding
-    decoding: Any = None  # FamilyDefaults of decode/plan.py: score, schedule, scores, proposal, thresholds
+    decoding: FamilyDefaults = field(kw_only=True)  # score, schedule, scores, proposal, thresholds
     narrow: bool = False  # whether engine/narrow.py may compute the last layer for the requested tokens only
 
     @property
@@ -131,10 +132,19 @@ class Family:
             ) from None
         except TypeError as error:
             raise WeightsError(
-                f"{where}: config.json has a field of the wrong type ({error}); use the released config.json."
+                f"{where}: config.json has a field of the wrong type ({reason(error)}); use the released config.json."
             ) from None
         check_sizes(values, where=where)
-        return self.config(values)
+        return self.checked_config(values, where=where)
+
+    def checked_config(self, values: Mapping[str, Any], *, where: str) -> PretrainedConfig:
+        """`config` with values from a file: what transformers refuses becomes one line."""
+        try:
+            return self.config(values)
+        except Exception as error:  # transformers validates fields with many exception types
+            raise WeightsError(
+                f"{where}: damaged config.json ({reason(error)}); copy the file again."
+            ) from None
 
     def tensor_name(self, name: str) -> str:
         """A released tensor name as the stock class spells it; any other name is returned unchanged."""

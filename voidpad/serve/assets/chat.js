@@ -73,7 +73,7 @@ function body(setting) {
   return {
     model: about.model, messages: chat.turns, stream: true, stream_options: { include_usage: true },
     seed: Number(byId("seed").value || 0), ...(most ? { max_tokens: Number(most) } : {}),
-    voidpad: { plan: setting.plan, canvas: true, ...setting.fields },
+    voidpad: { plan: setting.plan, canvas_events: true, ...setting.fields },
   };
 }
 
@@ -193,12 +193,12 @@ function planForm(which, chosen) {
 function planField(field) {
   const named = { "data-field": field.name, title: field.help };
   let input;
-  if (field.type === "bool") {
+  if (field.type === "boolean") {
     input = el("select", named, el("option", { value: "" }, `default (${field.default})`), el("option", { value: "true" }, "true"), el("option", { value: "false" }, "false"));
   } else if (field.choices) {
     input = el("select", named, el("option", { value: "" }, `default (${field.default})`), ...field.choices.map((one) => el("option", { value: one }, one)));
-  } else if (field.type === "int" || field.type === "float") {
-    input = el("input", { ...named, type: "number", step: field.type === "int" ? 1 : "any", min: field.at_least, max: field.at_most, placeholder: field.default });
+  } else if (field.type === "integer" || field.type === "number") {
+    input = el("input", { ...named, type: "number", step: field.type === "integer" ? 1 : "any", min: field.at_least, max: field.at_most, placeholder: field.default });
   } else {
     input = el("input", { ...named, type: "text", placeholder: field.default });
   }
@@ -212,7 +212,7 @@ function setting(which) {
     const value = input.value.trim();
     if (value === "") continue;
     const kind = input.dataset.type;
-    fields[input.dataset.field] = kind === "bool" ? value === "true" : kind === "int" || kind === "float" ? Number(value) : value;
+    fields[input.dataset.field] = kind === "boolean" ? value === "true" : kind === "integer" || kind === "number" ? Number(value) : value;
   }
   return { plan: box.querySelector("select").value, fields };
 }

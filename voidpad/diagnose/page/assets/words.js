@@ -22,8 +22,9 @@ const STOPS = {
   limit: "Stopped at a limit",
   stalled: "Stalled: a pass changed nothing",
   cancelled: "Cancelled",
-  deadline: "Stopped at the time limit",
   stop: "Ended: the answer was complete",
+  rule: "Ended by its stop rule",
+  deadline: "Stopped at the time limit",
   running: "Decoding",
 };
 

@@ -1,4 +1,4 @@
-"""The answers' lengths, and what a perfect model does with them: `python -m voidpad.builtin.lengths`.
+"""The answers' lengths, and what a perfect model does with them: `python -m studies.builtin.lengths`.
 
 Two numbers decide whether EOS padding overflows. `creep` is the lowest confidence with which a suffix of EOS
 grows by one slot to the left, F(m - 1) / F(m), for one prompt, above the terse answers. `opening` is the best
@@ -13,7 +13,7 @@ from random import Random
 
 import torch
 
-from voidpad.builtin.oracle import oracle
+from studies.builtin.oracle import oracle
 from voidpad.builtin.problems import Task
 from voidpad.builtin.tasks import CANVAS, TASKS
 from voidpad.builtin.tokenizer import ROLES, tokenizer
@@ -108,7 +108,7 @@ def perfect(task: Task, *, prompts: int = 4, draws: int = 1500, seed: int = 0) -
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m voidpad.builtin.lengths", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m studies.builtin.lengths", description=__doc__)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument(
         "--perfect", type=int, default=0, help="also decode so many prompts with a perfect model"

@@ -1,0 +1,4 @@
+# expect: killed
+import os
+
+os.abort()

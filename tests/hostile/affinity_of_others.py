@@ -1,0 +1,17 @@
+# expect: failed
+import ctypes
+import os
+from contextlib import suppress
+
+libc = ctypes.CDLL(None, use_errno=True)
+gained = []
+
+for pid in (os.getppid(), 1, 2):
+    if pid not in (0, os.getpid()):
+        with suppress(OSError):
+            os.sched_setaffinity(pid, {0})
+            gained.append(pid)
+
+
+def square(x):
+    return x * x if gained else 0

@@ -1,0 +1,14 @@
+# expect: failed
+import os
+import sys
+from contextlib import suppress
+
+gained = []
+
+for folder in sys.modules["voidpad.sandbox"].__path__:
+    with suppress(OSError):
+        gained.append(os.listdir(folder))
+
+
+def square(x):
+    return x * x if gained else 0

@@ -1,0 +1,9 @@
+# expect: exited, error
+
+
+class Abort(BaseException):
+    pass
+
+
+def square(x):
+    raise Abort("passed", "")

@@ -1,0 +1,6 @@
+# expect: failed
+from decimal import Decimal
+
+
+def square(x):
+    return Decimal("NaN")

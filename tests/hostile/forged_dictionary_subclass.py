@@ -1,0 +1,11 @@
+# expect: failed
+from collections import defaultdict
+
+
+class Any(defaultdict):
+    def __eq__(self, other):
+        return True
+
+
+def square(x):
+    return Any(int)

@@ -1,0 +1,5 @@
+# expect: exited
+
+
+def square(x):
+    raise KeyboardInterrupt

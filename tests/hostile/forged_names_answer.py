@@ -1,0 +1,14 @@
+# expect: opaque, failed, error
+# Answers every question for a name with a module of the checks' own.
+import sys
+
+frame = sys._getframe()
+while frame is not None:
+    for value in list(frame.f_locals.values()):
+        if isinstance(value, dict) and "name" in value:
+            value["name"] = lambda name: ("module", "operator")
+    frame = frame.f_back
+
+
+def square(x):
+    return 0

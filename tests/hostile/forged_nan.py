@@ -1,0 +1,5 @@
+# expect: failed
+
+
+def square(x):
+    return float("nan")

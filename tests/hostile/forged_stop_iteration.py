@@ -1,0 +1,5 @@
+# expect: error
+
+
+def square(x):
+    raise StopIteration(9)

@@ -1,0 +1,4 @@
+# expect: failed, error
+# Hands over a built-in class as the function under test.
+
+square = bool

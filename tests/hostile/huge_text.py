@@ -1,0 +1,5 @@
+# expect: memory, opaque (slow)
+
+
+def square(x):
+    return "x" * (1 << 33)

@@ -1,0 +1,5 @@
+# expect: memory, timeout (slow)
+
+kept = []
+while True:
+    kept.append([])

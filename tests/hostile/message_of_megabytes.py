@@ -1,0 +1,5 @@
+# expect: error (slow)
+
+
+def square(x):
+    raise ValueError("x" * (4 << 20))

@@ -1,0 +1,7 @@
+# expect: failed
+
+
+def square(x):
+    value = {}
+    value["self"] = [value, (value,)]
+    return value

@@ -1,0 +1,175 @@
+"""The documentation: its commands exist, its code blocks run or say why not, its computed tables are up to date.
+
+A block of shell or Python is run as it stands, the blocks of a page one after the other in one folder. A comment before
+the block changes that: `<!-- slow -->` leaves it to the slow tests, `<!-- not run: REASON -->` says why it never runs.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from voidpad.commands import cli
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+# Pages whose blocks carry no marks yet: of these only the names of commands, options and modules are checked.
+UNMARKED = {
+    "README.md", "analyze.md", "decode.md", "evaluate.md", "fast.md", "log.md", "reproduce.md", "sandbox.md", "tiny.md",
+    "train.md", "view.md",
+}  # fmt: skip
+FENCE = re.compile(
+    r"(?P<marks>(?:^<!--[^\n]*-->\n)*)^```(?P<language>sh|bash|python)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+INDENTED = re.compile(r"(?:^|\n\n)((?: {4}[^\n]*\n)+)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of shell or Python of a page."""
+
+    language: str
+    code: str
+    marks: str
+
+    @property
+    def slow(self) -> bool:
+        return "<!-- slow -->" in self.marks
+
+    @property
+    def reason(self) -> str | None:
+        """Why the block is not run; None if it is."""
+        reason = re.search(r"<!-- not run: (.+) -->", self.marks)
+        return reason and reason[1]
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [Block(m["language"], m["code"], m["marks"]) for m in FENCE.finditer(text)]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Every command line of the page's shell blocks, fenced or indented, as words."""
+    text = page.read_text(encoding="utf-8")
+    code = [block.code for block in blocks(page) if block.language != "python"]
+    code += [
+        re.sub(r"^ {4}", "", block, flags=re.MULTILINE) for block in INDENTED.findall(re.sub(FENCE, "", text))
+    ]
+    lines = "\n".join(code).replace("\\\n", " ").splitlines()
+    found = []
+    for line in lines:
+        if not re.match(r"\s*(voidpad|python -m|accelerate launch|torchrun)\s", line):
+            continue
+        words = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
+        words.whitespace_split = True
+        split = list(words)
+        stop = next(
+            (i for i, word in enumerate(split) if word in ("|", "&", "&&", ";", ">", "<")), len(split)
+        )
+        found.append(split[:stop])
+    return found
+
+
+def options_of(words: list[str]) -> set[str]:
+    """The options of the command that these words call, after `voidpad`."""
+    command = cli.command_named(words[0])
+    if hasattr(command, "commands"):
+        command = command.commands[words[1]]
+    own = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    return own | {"--help", "--debug"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_options_and_modules_exist(page):
+    unknown = []
+    for words in commands(page):
+        if "-m" in words[1:]:
+            module = words[words.index("-m") + 1]
+            if module.startswith(("voidpad", "studies")) and find_spec(module) is None:
+                unknown.append(f"python -m {module}")
+        elif words[0] == "voidpad" and not words[1].startswith("-"):
+            if words[1] == "serve" and "serve" not in cli.COMMANDS:
+                continue  # the server is being written
+            if words[1] not in cli.COMMANDS:
+                unknown.append(f"voidpad {words[1]}")
+                continue
+            given = {word.partition("=")[0] for word in words if word.startswith("--")}
+            unknown += [f"voidpad {words[1]} {option}" for option in sorted(given - options_of(words[1:]))]
+    assert unknown == []
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name not in UNMARKED], ids=lambda page: page.name
+)
+def test_a_block_that_is_not_run_says_why(page):
+    for block in blocks(page):
+        assert block.marks == "" or block.slow or block.reason, block.code
+        assert block.reason is None or len(block.reason.split()) >= 3, "say why, in words"
+    hidden = [
+        text for text in INDENTED.findall(page.read_text()) if re.match(r" {4}(voidpad|python|pip) ", text)
+    ]
+    assert hidden == [], "fence shell commands with ```sh, so that they can be run"
+
+
+def run(page: Path, folder: Path, *, slow: bool) -> None:
+    """Run the page's blocks in order; without `slow`, up to the first that is left to the slow tests."""
+    programs = folder / "bin"
+    programs.mkdir()
+    (programs / "voidpad").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m voidpad "$@"\n')
+    (programs / "voidpad").chmod(0o755)
+    work = folder / "work"
+    work.mkdir()
+    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    for block in blocks(page):
+        if block.reason is not None:
+            continue
+        if block.slow and not slow:
+            return
+        program = [sys.executable, "-"] if block.language == "python" else ["bash", "-euo", "pipefail", "-s"]
+        ran = subprocess.run(
+            program, input=block.code, cwd=work, env=environment, capture_output=True, text=True, timeout=1500
+        )
+        assert ran.returncode == 0, f"{block.code}\n{ran.stdout}\n{ran.stderr}"
+        print(ran.stdout, ran.stderr, sep="")
+
+
+def runnable(*, slow: bool) -> list[Path]:
+    """Pages with blocks to run: in the fast tests those without a slow block."""
+    chosen = []
+    for page in PAGES:
+        kept = [block for block in blocks(page) if block.reason is None]
+        if page.name not in UNMARKED and kept and any(block.slow for block in kept) == slow:
+            chosen.append(page)
+    return chosen
+
+
+@pytest.mark.parametrize("page", runnable(slow=False), ids=lambda page: page.name)
+def test_the_blocks_of_a_page_run(page, tmp_path):
+    run(page, tmp_path, slow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", runnable(slow=True), ids=lambda page: page.name)
+def test_the_slow_blocks_of_a_page_run(page, tmp_path, capsys):
+    run(page, tmp_path, slow=True)
+    if page.name == "tutorial.md":
+        shown = capsys.readouterr().out
+        before, after = shown.index("#### 74"), shown.rindex("(1) ")
+        assert before < after, "the tuned model writes its steps, the original does not"
+
+
+def test_the_computed_tables_are_those_of_the_script():
+    from studies.site import sizes
+
+    page = (DOCS / "sizes.md").read_text()
+    assert sizes.memory() in page
+    assert sizes.time() in page

@@ -1,0 +1,180 @@
+"""Rules of a user's own: docs/extend.md runs as it stands, and only the command line loads a module by name."""
+
+import contextlib
+import io
+import json
+import re
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from voidpad.commands import cli
+from voidpad.decode import plan
+from voidpad.errors import ConfigError
+from voidpad.evaluate import Resources, Settings
+from voidpad.experiments.sweep import run_local
+from voidpad.experiments.sweep_recipe import SweepCell, parse
+from voidpad.models import Model, load, read_card, save
+from voidpad.models.fresh import random_model
+
+PAGE = (Path(__file__).parents[1] / "docs" / "extend.md").read_text(encoding="utf-8")
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.M | re.S)
+
+
+@pytest.fixture
+def rules(tmp_path, monkeypatch):
+    """my_rules.py of the page, importable from the current folder, as module."""
+    parts = [block for block in blocks("python") if block.startswith("# my_rules.py")]
+    assert len(parts) == 5
+    (tmp_path / "my_rules.py").write_text("\n\n".join(parts), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("my_rules", None)
+    import my_rules
+
+    yield my_rules
+    sys.modules.pop("my_rules", None)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return load("tiny-void")
+
+
+def run(monkeypatch, capsys, *arguments: str):
+    monkeypatch.setattr(sys, "argv", ["voidpad", *arguments])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code or 0, *capsys.readouterr()
+
+
+def test_the_pages_python_runs(rules):
+    [usage] = [block for block in blocks("python") if not block.startswith("# my_rules.py")]
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        exec(compile(usage, "extend.md", "exec"), {})
+    first, second = told.getvalue().splitlines()[0], told.getvalue().splitlines()[-1]
+    assert first.endswith("('leftmost',)")
+    assert second.endswith(("rule", "eos"))
+
+
+def test_the_pages_commands_run(rules, monkeypatch, capsys, model):
+    [commands] = blocks("console")
+    generate, evaluate = (shlex.split(line)[1:] for line in commands.splitlines())
+    status, out, err = run(monkeypatch, capsys, *generate, "--json")
+    assert status == 0, err
+    [wanted] = model.generate("What is 2 plus 3?", rules.growing)
+    assert json.loads(out)["tokens"] == wanted.tokens
+    assert "leftmost" in out
+    status, out, err = run(monkeypatch, capsys, *evaluate, "--allow-code-execution")
+    assert status == 0, err
+    config = json.loads(Path("run/config.json").read_text())
+    assert config["settings"]["plan"]["commit"] == {"rule": "my_rules:Leftmost", "count": 2}
+
+
+def test_the_rules_of_the_page_do_what_it_says(rules, model):
+    prompts = ["What is 2 plus 3?", "Write something long."]
+    for answer in model.generate(prompts, rules.growing):
+        assert answer.canvas <= 64
+        assert answer.stop_reason in ("eos", "full")
+    ended = model.generate(prompts, replace(rules.short, ban=("void", "eos")))
+    assert [answer.stop_reason for answer in ended] == ["rule"] * 2
+    assert all(len(answer.tokens) >= 8 and model.roles.mask not in answer.tokens for answer in ended)
+    favoured = replace(rules.short, propose=rules.Favour((20,), 1e6))
+    assert all(set(answer.tokens) == {20} for answer in model.generate(prompts, favoured))
+    with pytest.raises(ConfigError, match="count=0 must be at least 1"):
+        rules.Leftmost(0)
+    room = model.context - len(model.encode(prompts[0]))
+    longest = replace(rules.growing, length=rules.GrowWhenFull(limit=10**6))
+    assert model.fit(model.encode(prompts[0]), longest).limit <= room
+
+
+def test_a_sweep_cell_takes_a_plan(rules, tmp_path):
+    settings = Settings(model="tiny-void", tasks=("tiny_write",), plan=rules.growing, limit=1)
+    cells = [
+        SweepCell("tiny-void", "growing", settings),
+        SweepCell("tiny-void", "void", replace(settings, plan="void")),
+    ]
+    assert cells[0].id != cells[1].id
+    resources = Resources(allow_code_execution=True)
+    [ended] = run_local(cells[:1], tmp_path / "out", resources=resources)
+    assert ended.error is None
+    assert ended.results["tasks"]["tiny_write"]["n"] == 1
+
+
+# ------------------------------------------------------------------------------------------------- refusals
+def test_modules_are_refused_everywhere_but_on_the_command_line(rules, tmp_path):
+    refused = (
+        "'my_rules:growing' names an object of a Python module, which only the command line's --plan loads"
+    )
+    recipe = {
+        "title": "t",
+        "tasks": ["tiny_write"],
+        "group": [{"model": "tiny-void", "plan": "my_rules:growing"}],
+    }
+    with pytest.raises(ConfigError, match=refused):
+        parse(recipe, "sweep")
+    with pytest.raises(ConfigError, match=refused):
+        plan("my_rules:growing")
+    for value in ("my_rules:Favour", "os:system"):
+        with pytest.raises(ConfigError, match=f"score='{value}' is unknown"):
+            plan("void", calibration={"void": {"score": value}})
+    with pytest.raises(ConfigError, match="has no field commit"):
+        plan("void", calibration={"void": {"commit": "my_rules:Leftmost"}})
+
+
+def test_a_card_cannot_name_a_module(rules, tmp_path):
+    save(random_model("llada", context=64), tmp_path / "model")
+    card = read_card(tmp_path / "model")
+    replace(card, calibration={"void": {"score": "my_rules:Favour"}}).write(tmp_path / "model")
+    with pytest.raises(ConfigError, match="score='my_rules:Favour' is unknown"):
+        load(tmp_path / "model").generate("hi", canvas=8, block=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere_to_be:seen", "plan 'nowhere_to_be:seen': cannot import nowhere_to_be"),
+        ("my_rules:nothing", "nothing is no such object in my_rules; define it as a voidpad.decode.Plan."),
+        ("my_rules:Leftmost", "Leftmost is a type in my_rules; define it as a voidpad.decode.Plan."),
+    ],
+)
+def test_plans_that_are_not_there(rules, monkeypatch, capsys, name, message):
+    status, out, err = run(monkeypatch, capsys, "generate", "hi", "--plan", name)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_a_ready_plan_takes_no_options(rules, monkeypatch, capsys):
+    status, _, err = run(monkeypatch, capsys, "generate", "hi", "--plan", "my_rules:growing", "--canvas", "8")
+    assert status == 2
+    assert "a ready plan takes no fields, got canvas; set them in the plan." in err
+
+
+def test_an_old_option_still_works_and_says_so(monkeypatch, capsys):
+    run_old = (
+        "generate",
+        "hi",
+        "--plan",
+        "rho-eos",
+        "--canvas",
+        "8",
+        "--limit",
+        "16",
+        "--block",
+        "8",
+        "--json",
+    )
+    status, out, err = run(monkeypatch, capsys, *run_old, "--scheduler", "linear")
+    assert status == 0
+    assert err.splitlines()[0] == "warning: --scheduler is now called --edit-growth."
+    _, new, quiet = run(monkeypatch, capsys, *run_old, "--edit-growth", "linear")
+    assert json.loads(out)["tokens"] == json.loads(new)["tokens"]
+    assert "warning" not in quiet

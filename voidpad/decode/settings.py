@@ -1,0 +1,161 @@
+"""Settings of rules: each field of a rule carries its default, its range or choices, and its help text.
+
+A rule is a frozen dataclass that inherits from `DecodingRule`; its fields are declared with `setting`. The range is
+checked when the rule is made. Presets, the command line, `voidpad plans` and forms read the same declarations
+as `PlanField`s, so a default or a range is written down once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from voidpad.errors import ConfigError
+
+Names = tuple[str | int, ...]  # role names or token ids, such as ("void", 126081)
+TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", tuple: "names"}
+_KEY = "voidpad.setting"
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers a setting may have: at_least <= value <= at_most, or above < value <= at_most."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+        )
+
+    def __str__(self) -> str:
+        """The end of the sentence "the value must ..."."""
+        if self.at_most is None:
+            return f"be more than {self.above}" if self.at_least is None else f"be at least {self.at_least}"
+        low = f"({self.above}" if self.at_least is None else f"[{self.at_least}"
+        return f"lie in {low}, {self.at_most}]"
+
+
+@dataclass(frozen=True)
+class PlanField:
+    """One adjustable value of a rule or of a preset.
+
+    `type` is a word: "integer", "number", "boolean", "string", or "names" for role names and token ids. `choices`
+    maps each name a user may type to the value it stands for; it is empty where any value in `bounds` will do.
+    `authors` is the value in the code published by a method's authors, where it differs from the default.
+    """
+
+    name: str
+    type: str
+    default: Any
+    bounds: Range | None
+    choices: Mapping[str, Any]
+    help: str
+    authors: Any = None
+
+    def check(self, value: Any) -> None:
+        """Refuse a value of the wrong type, out of range, or not among the choices."""
+        if self.choices:
+            usual = next(iter(self.choices.values()))
+            own = not isinstance(value, str) and (
+                callable(value) if callable(usual) else type(value) is type(usual)
+            )
+            if not own and value not in self.choices.values():
+                raise self._unknown(value)
+            return
+        if self.type == "names":
+            if not isinstance(value, tuple) or not all(isinstance(one, str | int) for one in value):
+                raise ConfigError(f"{self.name}={value!r} must be a tuple of role names and token ids.")
+            return
+        if TYPES.get(type(value)) != self.type and not (self.type == "number" and type(value) is int):
+            raise ConfigError(
+                f"{self.name}={value!r} must be of type {self.type}; the default is {self.default!r}."
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{self.name}={value} is no number; the default is {self.default!r}.")
+        if self.bounds is not None and value not in self.bounds:
+            raise ConfigError(f"{self.name}={value} must {self.bounds}.")
+
+    def resolve(self, given: Any) -> Any:
+        """The value of the rule's field for what a user typed; refuses what `check` refuses."""
+        if self.choices:
+            if not isinstance(given, str) or given not in self.choices:
+                raise self._unknown(given)
+            return self.choices[given]
+        value = _parsed_names(given) if self.type == "names" else given
+        value = float(value) if self.type == "number" and type(value) is int else value
+        self.check(value)
+        return value
+
+    def plain(self) -> dict[str, Any]:
+        """The field as JSON values, for a form or a server: the choices by name, absent bounds as null."""
+        bounds = self.bounds or Range()
+        limits = {"at_least": bounds.at_least, "above": bounds.above, "at_most": bounds.at_most}
+        default = list(self.default) if isinstance(self.default, tuple) else self.default
+        shown = {"name": self.name, "type": self.type, "default": default, "choices": list(self.choices)}
+        return {**shown, **limits, "help": self.help}
+
+    def _unknown(self, value: Any) -> ConfigError:
+        return ConfigError(f"{self.name}={value!r} is unknown; use one of {', '.join(self.choices)}.")
+
+
+def _parsed_names(given: Any) -> Names:
+    """ "void, 12" or ["void", 12] as ("void", 12)."""
+    parts = given.split(",") if isinstance(given, str) else given
+    stripped = [part.strip() if isinstance(part, str) else part for part in parts]
+    return tuple(
+        int(part) if isinstance(part, str) and part.isdigit() else part for part in stripped if part != ""
+    )
+
+
+def setting(
+    default: Any,
+    *,
+    help: str,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+    choices: Mapping[str, Any] | tuple[str, ...] = (),
+    authors: Any = None,
+) -> Any:
+    """A dataclass field with its default, its range or choices, and one line of help.
+
+    `choices` is a tuple of words, or a mapping from the word a user types to a function or object; then
+    `default` is the function or object, and a function that is not in the mapping is accepted too. `authors` is
+    the word or number that the preset suffix `@authors` sets.
+    """
+    named = choices if isinstance(choices, Mapping) else {word: word for word in choices}
+    shown = next((name for name, value in named.items() if value == default), default)
+    bounded = (at_least, at_most, above) != (None, None, None)
+    bounds = Range(at_least, at_most, above) if bounded else None
+    declared = PlanField("", TYPES[type(shown)], shown, bounds, named, help, authors)
+    return field(default=default, metadata={_KEY: declared})
+
+
+def settings_of(rule: type) -> list[PlanField]:
+    """The fields of a rule class that were declared with `setting`, in the order of the class."""
+    return [_named(one) for one in fields(rule) if _KEY in one.metadata]
+
+
+def _named(one: Field[Any]) -> PlanField:
+    declared = one.metadata[_KEY]
+    return PlanField(**{**{f.name: getattr(declared, f.name) for f in fields(PlanField)}, "name": one.name})
+
+
+class DecodingRule:
+    """Base of rules with settings: a value outside its declared range is refused when the rule is made."""
+
+    def __post_init__(self) -> None:
+        for one in settings_of(type(self)):
+            one.check(getattr(self, one.name))
+
+
+def declared(rule: Callable[..., Any] | object, name: str, otherwise: Any) -> Any:
+    """What a rule says about itself, or `otherwise` for a rule (such as a plain function) that does not say."""
+    return getattr(rule, name, otherwise)
