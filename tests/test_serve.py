@@ -542,12 +542,13 @@ def slowed(running, seconds=0.02):
 
 
 def test_a_client_that_leaves_frees_its_rows(model):
-    slow = {**PLAN, "plan": "original", "fields": {"canvas": 480, "block": 480, "ban": "eos"}}
+    slow = {**PLAN, "plan": "original", "fields": {"canvas": 480, "block": 480, "ban": "ends"}}
     with serving(model, **slow, rows=4) as running:
         slowed(running)
         body = {**CHAT, "stream": True, "n": 4}
         with httpx.stream("POST", running.url + ROUTES["chat"], json=body, timeout=60) as reply:
-            next(reply.iter_lines())
+            lines = reply.iter_lines()  # kept: httpx closes the connection with its iterator
+            next(lines)
             until(lambda: running.state.engine.live == 4)
         until(lambda: not running.state.engine.rows)
         connection = socket.create_connection(("127.0.0.1", running.port))
@@ -562,8 +563,8 @@ def test_a_client_that_leaves_frees_its_rows(model):
 
 
 def test_a_full_queue_and_a_timeout(model):
-    slow = {**PLAN, "plan": "original", "fields": {"canvas": 480, "block": 480, "ban": "eos"}}
-    with serving(model, **slow, rows=1, queue=2, timeout=1.0) as running:
+    slow = {**PLAN, "plan": "original", "fields": {"canvas": 480, "block": 480, "ban": "ends"}}
+    with serving(model, **slow, rows=1, queue=2, timeout=3.0) as running:
         slowed(running)
         client = openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
         results: list[Exception] = []
@@ -575,7 +576,9 @@ def test_a_full_queue_and_a_timeout(model):
                 results.append(error)
 
         threads = [threading.Thread(target=run) for _ in range(3)]
-        for thread in threads:
+        threads[0].start()
+        until(lambda: running.state.engine.live == 1)
+        for thread in threads[1:]:
             thread.start()
         until(lambda: len(running.state.engine.rows) == 3)
         assert httpx.get(running.url + "/ready").status_code == 503

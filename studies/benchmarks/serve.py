@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)]
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def engine_alone(
     places = {}
     begun = time.perf_counter()
     for place, one in enumerate(load):
-        limit = -(-one.max_tokens // plan.block) * plan.block
+        limit = model.row_limit(one.ids, plan, max_tokens=one.max_tokens)
         places[engine.submit(one.ids, plan, seed=one.seed, limit=limit)] = place
     texts = {}
     for handle, outcome in engine.outcomes():
@@ -225,6 +225,19 @@ def one_client(
     return {**medians, "ratio": medians["server"] / medians["generate"]}
 
 
+def shaped_model(shape: str, device: str, layers: int | None) -> Any:
+    """Random weights in the shape of a released model, with a character tokenizer and its first ids as roles."""
+    from decode import ROLES, network  # studies/benchmarks/decode.py
+
+    from voidpad.models import FAMILIES, Card, Model
+    from voidpad.models.fresh import character_tokenizer
+
+    family = FAMILIES["dream" if shape == "dream-7b" else "llada"]
+    net = network(shape, device, layers)
+    tokenizer = character_tokenizer(64)
+    return Model(net, tokenizer, ROLES, family, Card(family.name, ROLES), f"random {shape}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -241,9 +254,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if given.shape:
-        from decode import shaped_model  # studies/benchmarks/decode.py
-
-        model = shaped_model(given.shape, given.device, layers=given.layers)
+        model = shaped_model(given.shape, given.device, given.layers)
         plan, fields = "original", {"canvas": given.canvas, "block": 32, "threshold": 0.9}
         lengths: dict[str, Any] = {"prompts": (64, 1024), "answers": (32, given.canvas)}
     else:
@@ -253,7 +264,11 @@ def main() -> None:
         plan, fields = "void", {"canvas": given.canvas, "block": 16, "threshold": 0.9}
         lengths = {"prompts": (16, 96), "answers": (16, given.canvas)}
     special = model.roles.all()
-    vocab = range(max(special) + 1, model.net.config.vocab_size) if not given.shape else range(100, 50_000)
+    vocab = (
+        range(max(special) + 1, model.net.config.vocab_size)
+        if not given.shape
+        else range(100, min(50_000, model.net.config.vocab_size))
+    )
     load = make_load(vocab, given.requests, seed=1, **lengths)
     figures = measure(
         model, load, plan=plan, fields=fields, clients=given.clients, rows=given.rows, tokens=given.tokens
