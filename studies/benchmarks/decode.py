@@ -36,7 +36,8 @@ from voidpad.engine.batching import Engine
 from voidpad.engine.cache import CachedDenoiser
 from voidpad.engine.cache_policy import CachePolicy
 from voidpad.engine.graphs import Graphs
-from voidpad.engine.packed import PackedDenoiser, compiled
+from voidpad.engine.compiled import compile_layers
+from voidpad.engine.packed import PackedDenoiser
 from voidpad.experiments.bench import (
     PassMeter,
     Research,
@@ -98,7 +99,7 @@ class Bench:
         shared = {id(p): p for p in self.net.parameters()}
         self.twin = copy.deepcopy(self.net, shared)
         if self.cuda:
-            compiled(self.plain())
+            compile_layers(self.plain().body, cached=True, dynamic=True)
 
     @property
     def cuda(self) -> bool:

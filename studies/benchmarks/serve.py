@@ -174,7 +174,7 @@ def measure(model: Any, load: list[LoadRequest], *, plan: str, fields: dict[str,
         while running.state.engine.rows and time.monotonic() < end:
             time.sleep(0.05)
         left = len(running.state.engine.rows)
-    wrong = [place for place, text in report.texts.items() if text != expected[place]]
+    wrong = [place for place, text in report.texts.items() if place in expected and text != expected[place]]
     missing = [place for place in expected if place not in report.texts]
     latencies = sorted(report.latencies)
     return {

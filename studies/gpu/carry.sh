@@ -8,7 +8,8 @@ version=${1:-3.12}
 target=.carry/site
 packages=(
   peft typer rich pydantic pydantic-core annotated-types typing-inspection typing-extensions
-  markdown-it-py mdurl pygments shellingham click annotated-doc pytest pluggy iniconfig
+  markdown-it-py mdurl pygments shellingham click annotated-doc pytest pluggy iniconfig hypothesis sortedcontainers
+  fastapi starlette uvicorn h11 anyio idna sniffio httpx httpcore certifi prometheus-client
 )
 beside=$(mktemp -d)
 trap 'rm -rf "$beside"' EXIT
@@ -24,5 +25,5 @@ mkdir -p "$target"
 for wheel in "$beside"/*.whl; do
   python -m zipfile -e "$wheel" "$target"
 done
-find "$target" -name __pycache__ -o -name tests -type d -prune -exec rm -rf {} +
+find "$target" \( -name __pycache__ -o -name tests \) -type d -prune -exec rm -rf {} +
 du -sh "$target"
