@@ -251,6 +251,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--canvas", type=int, default=128)
+    parser.add_argument("--prompts", default="", help="shortest and longest prompt in tokens, such as 32,256")
+    parser.add_argument("--answers", default="", help="shortest and longest answer in tokens, such as 16,64")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if given.shape:
@@ -263,6 +265,9 @@ def main() -> None:
         model = load(given.model, device=given.device)
         plan, fields = "void", {"canvas": given.canvas, "block": 16, "threshold": 0.9}
         lengths = {"prompts": (16, 96), "answers": (16, given.canvas)}
+    for name in ("prompts", "answers"):
+        if text := getattr(given, name):
+            lengths[name] = tuple(map(int, text.split(",")))
     special = model.roles.all()
     vocab = (
         range(max(special) + 1, model.net.config.vocab_size)
