@@ -9,7 +9,7 @@ target=.carry/site
 packages=(
   peft typer rich pydantic pydantic-core annotated-types typing-inspection typing-extensions
   markdown-it-py mdurl pygments shellingham click annotated-doc pytest pluggy iniconfig hypothesis sortedcontainers
-  fastapi starlette uvicorn h11 anyio idna sniffio httpx httpcore certifi prometheus-client
+  fastapi opentelemetry-api starlette uvicorn h11 anyio idna sniffio httpx httpcore certifi prometheus-client
 )
 beside=$(mktemp -d)
 trap 'rm -rf "$beside"' EXIT

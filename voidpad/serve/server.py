@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -77,7 +77,7 @@ def make_state(model: Model, options: ServeOptions, access: Access) -> ServerSta
         token_text=token_text,
         queue=options.queue,
     )
-    content = repr((model.fingerprint, default, options.cache, version("voidpad")))
+    content = repr((model.fingerprint, default, options.cache, _version()))
     return ServerState(
         served=served,
         engine=thread,
@@ -175,6 +175,14 @@ class _Server(uvicorn.Server):
         self.failure = error
         self.state.draining = True
         self.should_exit = True
+
+
+def _version() -> str:
+    """The installed version; a source tree that was never installed has none."""
+    try:
+        return version("voidpad")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def _listen(host: str, port: int) -> socket.socket:
