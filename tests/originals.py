@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import save_file
 
 from voidpad.models import Model
-from voidpad.models.family import LLADA_NAMES
+from voidpad.models.families import LLADA
 
 # The other way round: transformers' name -> released LLaDA name.
 BACK = {
     "^" + re.escape(new).replace(r"\\1", r"(\d+)"): re.sub(r"\(\\d\+\)", r"\\1", old[1:]).replace(r"\.", ".")
-    for old, new in LLADA_NAMES.items()
+    for old, new in LLADA.tensor_names.items()
 }
 FIXED = {
     "activation_type": "silu",

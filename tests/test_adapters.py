@@ -1,6 +1,7 @@
 """LoRA adapters: loaded beside the weights, merged into them, and translated from LLaDA's original names."""
 
 import json
+import shutil
 import warnings
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from originals import original_name, write_original
 from voidpad.errors import ConfigError, WeightsError
 from voidpad.models import Card, Model, load, merge, random_model, save
 from voidpad.models.card import read_json
+from voidpad.models.families.dream import AUTHORS_RAINBOW
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
 ROWS = [[7, 20, 33, 12, 4, 0, 0, 1], [9, 40, 0, 4, 5, 0, 0, 0]]
@@ -336,3 +338,85 @@ def test_an_adapted_model_answers_as_the_merged_one(bases, tmp_path, family):
     before = loaded.generate(["hi", "2+2?"], "void", canvas=16, block=8)
     after = merge(loaded).generate(["hi", "2+2?"], "void", canvas=16, block=8)
     assert [result.tokens for result in before] == [result.tokens for result in after]
+
+
+# Adapters of the paper's authors
+
+
+def wrapped_adapter(trained: Model, folder) -> None:
+    """As the authors' training wrapper saves it: one `model.` more in every name, and no card."""
+    if trained.family.name == "llada":
+        write_original_adapter(trained, folder, target_modules=PAPER_NAMES)
+    else:
+        save(trained, folder)
+        (folder / "voidpad.json").unlink()
+    prefix = "base_model.model."
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    save_file(
+        {f"{prefix}model.{name.removeprefix(prefix)}": tensor for name, tensor in tensors.items()}, path
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("llada", PAPER), *(("dream", KINDS[kind]) for kind in ("blocks", "head", "void rows", "ranks"))],
+)
+def test_adapters_of_a_training_wrapper(tmp_path, family, settings):
+    trained = adapted(family, **settings)
+    wrapped_adapter(trained, tmp_path / "adapter")
+    base = write_original(plain(family), tmp_path / "base")
+    loaded = load(base, tmp_path / "adapter", roles={"void": VOID})
+    assert (logits(loaded) - logits(trained)).abs().max() == 0.0
+    save(loaded, tmp_path / "again")
+    again = load(base, tmp_path / "again")
+    assert (logits(again) - logits(trained)).abs().max() == 0.0
+
+
+def test_a_wrapped_dream_adapter_asks_for_its_void_id(tmp_path):
+    wrapped_adapter(adapted("dream"), tmp_path / "adapter")
+    base = write_original(plain("dream"), tmp_path / "base")
+    with pytest.raises(
+        ConfigError, match=r"VOID id cannot be recognised .* give it: roles=\{\"void\": <id>\}"
+    ):
+        load(base, tmp_path / "adapter")
+    assert load(base, tmp_path / "adapter", roles={"void": 30}).roles.void == 30
+
+
+def dream_folder(data_dir, folder):
+    """A tiny Dream network with the released tokenizer."""
+    model = random_model("dream", vocab=152064, hidden=8, heads=1, layers=1, intermediate=8)
+    write_original(model, folder, mask_token_id=151666, eos_token_id=151643)
+    for path in [*folder.glob("*token*"), *folder.glob("*.jinja")]:
+        path.unlink()
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "added_tokens.json"):
+        shutil.copy(data_dir / "hub" / "dream-7b-instruct" / name, folder)
+    return model
+
+
+def test_the_authors_void_id_of_dream_is_recognised(data_dir, tmp_path):
+    model = dream_folder(data_dir, tmp_path / "base")
+    model.net = get_peft_model(model.net, LoraConfig(r=2, target_modules=["q_proj"]))
+    wrapped_adapter(model, tmp_path / "adapter")
+    assert load(tmp_path / "base").roles.void == 151667
+    loaded = load(tmp_path / "base", tmp_path / "adapter")
+    assert (loaded.roles.void, loaded.roles.rainbow) == (56940, AUTHORS_RAINBOW)
+    assert loaded.card.roles == loaded.roles  # a later save keeps them
+    assert 56940 not in loaded.encode("x" + " " * 300)
+
+
+def test_the_authors_tokenizer_folder_is_explained(data_dir, tmp_path):
+    dream_folder(data_dir, tmp_path / "base")
+    path = tmp_path / "base" / "vocab.json"
+    vocab = json.loads(path.read_text(encoding="utf-8"))
+    names = {token: name for name, token in vocab.items()}
+    for place, token in enumerate(AUTHORS_RAINBOW):
+        del vocab[names[token]]
+        vocab[f"<pad_{place}>"] = token
+    path.write_text(json.dumps(vocab), encoding="utf-8")
+    with pytest.raises(
+        WeightsError, match=r"renames entries that merges.txt needs \(<pad_0> is 56940\)"
+    ) as caught:
+        load(tmp_path / "base")
+    assert "\n" not in str(caught.value)
+    assert "--roles void=56940" in str(caught.value)

@@ -10,8 +10,9 @@ from originals import original_name, write_original
 from voidpad.errors import ConfigError, WeightsError
 from voidpad.models import DREAM, FAMILIES, LLADA, Card, load, random_model, read_card, save
 from voidpad.models.card import read_json
-from voidpad.models.family import rename, translate
-from voidpad.models.weights import Header, check
+from voidpad.models.families import recognise
+from voidpad.models.fresh import random_net
+from voidpad.models.weights import TensorHeader, check
 from voidpad.roles import Roles
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
@@ -41,24 +42,31 @@ ROWS = [[7, 20, 33, 12, 0, 0, 0, 0], [9, 40, 0, 0, 0, 0, 0, 0]]
 @pytest.mark.parametrize(("name", "count"), [("llada-8b-instruct", 291), ("dream-7b-instruct", 339)])
 def test_every_released_tensor_has_its_place(data_dir, name, count):
     folder = data_dir / "hub" / name
-    family, values = translate(read_json(folder / "config.json"), where=name)
+    values = read_json(folder / "config.json")
+    family = recognise(values, where=name)
     released = read_json(folder / "model.safetensors.index.json")["weight_map"]
-    config = family.config(values)
+    config = family.read_config(values, where=name)
     with torch.device("meta"):
         net = family.net_class(config)
     wanted = {tensor: tuple(value.shape) for tensor, value in net.state_dict().items()}
-    assert {rename(tensor) for tensor in released} == set(wanted)
+    assert {family.tensor_name(tensor) for tensor in released} == set(wanted)
     assert len(released) == len(wanted) == count
     assert config.is_causal is False
     # The released total size is that of these shapes in bfloat16, which pins them all at once.
     total = read_json(folder / "model.safetensors.index.json")["metadata"]["total_size"]
     assert 2 * sum(torch.Size(shape).numel() for shape in wanted.values()) == total
-    check({tensor: Header(wanted[rename(tensor)], "BF16") for tensor in released}, family, config, where=name)
+    check(
+        {tensor: TensorHeader(wanted[family.tensor_name(tensor)], "BF16") for tensor in released},
+        family,
+        config,
+        where=name,
+    )
 
 
 def test_released_shapes(data_dir):
-    family, values = translate(read_json(data_dir / "hub" / "llada-8b-instruct" / "config.json"), where="")
-    config = family.config(values)
+    values = read_json(data_dir / "hub" / "llada-8b-instruct" / "config.json")
+    family = recognise(values, where="")
+    config = family.read_config(values, where="")
     assert (family, config.hidden_size, config.intermediate_size) == (LLADA, 4096, 12288)
     assert (config.num_key_value_heads, config.vocab_size, config.max_position_embeddings) == (
         32,
@@ -66,8 +74,9 @@ def test_released_shapes(data_dir):
         4096,
     )
     assert config.rope_parameters["rope_theta"] == 500000.0
-    family, values = translate(read_json(data_dir / "hub" / "dream-7b-instruct" / "config.json"), where="")
-    config = family.config(values)
+    values = read_json(data_dir / "hub" / "dream-7b-instruct" / "config.json")
+    family = recognise(values, where="")
+    config = family.read_config(values, where="")
     assert (family, config.num_key_value_heads, config.vocab_size) == (DREAM, 4, 152064)
     assert (config.rms_norm_eps, config.rope_parameters["rope_theta"]) == (1e-6, 1000000.0)
 
@@ -449,3 +458,127 @@ def test_a_gpu_computes_the_same(models, tmp_path, family, place):
     assert coarse.net.dtype == torch.bfloat16
     (result,) = coarse.generate("hi", "void", canvas=16, block=8)
     assert result.canvas == 16
+
+
+# More checkpoints of the two families (spec/families.md)
+
+
+def test_llada_copies_with_a_field_about_kernels(models, tmp_path):
+    """Re-saved copies of LLaDA-8B-Base, LLaDA-1.5 and d3LLM-LLaDA."""
+    extra = {"flash_attention": True, "flash_attn_varlen": True, "torch_dtype": "bfloat16"}
+    folder = write_original(models["llada"], tmp_path / "copy", architectures=["LLaDAModelLM"], **extra)
+    assert torch.equal(logits(load(folder), ROWS), logits(models["llada"], ROWS))
+
+
+def test_dream_fields_that_nothing_reads_may_be_absent(models, tmp_path):
+    """Dream-Coder and DiffuCoder grew from a config without use_mrope."""
+    folder = write_original(models["dream"], tmp_path / "coder")
+    config = read_json(folder / "config.json")
+    kept = {k: v for k, v in config.items() if k not in ("use_mrope", "use_sliding_window", "hidden_act")}
+    (folder / "config.json").write_text(json.dumps(kept))
+    assert torch.equal(logits(load(folder), ROWS), logits(models["dream"], ROWS))
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in kept.items() if k != "rope_theta"}))
+    with pytest.raises(WeightsError, match="has no field 'rope_theta'"):
+        load(folder)
+
+
+def open_dcoder(tmp_path):
+    """A tied Qwen2 whose config.json does not say that it is a masked diffusion model."""
+    model = random_model("dream")
+    values = model.net.config.to_dict() | {"tie_word_embeddings": True}
+    model.net = random_net(DREAM.config(values), seed=1)
+    folder = write_original(
+        model, tmp_path / "dcoder", model_type="qwen2", architectures=["Qwen2ForCausalLM"]
+    )
+    config = read_json(folder / "config.json")
+    assert config["tie_word_embeddings"]
+    for name in ("mask_token_id", "use_mrope"):
+        del config[name]
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    return model, folder
+
+
+def test_a_plain_qwen2_must_be_named_by_the_user(tmp_path):
+    model, folder = open_dcoder(tmp_path)
+    with pytest.raises(WeightsError, match=r"'qwen2' is not covered.* name its family \(--family dream\)"):
+        load(folder)
+    loaded = load(folder, family="dream", roles={"mask": 40})
+    assert (loaded.family, loaded.roles.mask) == (DREAM, 40)
+    assert torch.equal(logits(loaded, ROWS), logits(model, ROWS))
+    save(loaded, tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert (again.family, again.roles.mask) == (DREAM, 40)
+    assert torch.equal(logits(again, ROWS), logits(model, ROWS))
+    with pytest.raises(ConfigError, match="family 'gpt' is unknown; use one of llada, dream"):
+        load(folder, family="gpt")
+    with pytest.raises(WeightsError, match="model_type 'qwen2' cannot be read as family 'llada'"):
+        load(folder, family="llada")
+    with pytest.raises(ConfigError, match="family 'llada' given, but the card says 'dream'"):
+        load(tmp_path / "saved", family="llada")
+
+
+def test_a_hub_id_may_name_the_family(tmp_path):
+    config = read_json(open_dcoder(tmp_path)[1] / "config.json")
+    assert recognise(config, where="", name="fredzzp/open-dcoder-0.5B") is DREAM
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"model_type": "llada", "architectures": ["LLaDAMoEModelLM"]}, "LLaDA-MoE"),
+        ({"model_type": "llada", "num_experts": 64}, "LLaDA-MoE"),
+        ({"model_type": "lladamoe"}, "LLaDA-MoE"),
+        ({"model_type": "illada"}, "iLLaDA"),
+        ({"model_type": "Fast_dLLM_Qwen"}, "Fast-dLLM v2"),
+    ],
+)
+def test_look_alikes_are_named(config, name):
+    with pytest.raises(
+        WeightsError, match=f"folder: is a checkpoint of the {name} family, which is not covered"
+    ):
+        recognise(config, where="folder")
+
+
+@pytest.mark.parametrize("name", ["sdar-8b-chat", "sdar-4b-chat", "sdar-30b-a3b-chat", "llada2.0-mini"])
+def test_released_configs_of_other_families_are_named(data_dir, name):
+    with pytest.raises(WeightsError, match=r"is a checkpoint of the (SDAR|SDAR-MoE|LLaDA2) family"):
+        recognise(read_json(data_dir / "hub" / name / "config.json"), where=name)
+
+
+def test_tokens_of_another_loop_are_never_chosen(models, tmp_path):
+    save(models["dream"], tmp_path / "model")
+    plain = load(tmp_path / "model")
+    answers = plain.generate(["hi", "2+2?", "why"], "original", canvas=16, block=8)
+    token = answers[0].tokens[0]
+    banned = load(tmp_path / "model", roles={"never": (token,)})
+    for answer in banned.generate(["hi", "2+2?", "why"], "original", canvas=16, block=8):
+        assert token not in answer.ids
+
+
+@pytest.mark.parametrize(
+    ("padding", "plan"), [("void", "void"), ("rainbow", "original"), ("eos", "original"), (None, "original")]
+)
+def test_the_default_plan_follows_the_padding(padding, plan):
+    model = random_model()
+    model.card = Card("llada", model.roles, padding=padding)
+    assert model.default_plan == plan
+
+
+def test_no_other_file_compares_the_name_of_a_family():
+    """What is special about a family is in its file. Others ask the Family."""
+    import ast
+    from pathlib import Path
+
+    import voidpad
+
+    root = Path(voidpad.__file__).parent
+    for path in sorted((root / "models").rglob("*.py")):
+        if path.parent.name == "families":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare):
+                constants = {c.value for c in ast.walk(node) if isinstance(c, ast.Constant)}
+                assert not constants & set(FAMILIES), f"{path}:{node.lineno}"

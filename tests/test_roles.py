@@ -6,6 +6,8 @@ from transformers import Qwen2Tokenizer
 from voidpad.errors import RoleError
 from voidpad.models import character_tokenizer
 from voidpad.models.card import read_json
+from voidpad.models.families import DREAM
+from voidpad.models.families.dream import AUTHORS_RAINBOW
 from voidpad.roles import Roles, build, resolve
 
 DREAM_ROWS = 152064
@@ -119,3 +121,48 @@ def test_ids_outside_the_embedding_are_refused():
         build({"mask": 0, "eos": 1, "void": 64}, rows=64)
     with pytest.raises(RoleError, match="role 'pad' is unknown"):
         build({"mask": 0, "eos": 1, "pad": 2}, rows=64)
+
+
+@pytest.fixture
+def fresh_dream(data_dir):
+    return Qwen2Tokenizer.from_pretrained(str(data_dir / "hub" / "dream-7b-instruct"))
+
+
+def test_diffucoder_has_a_void_of_its_own(fresh_dream):
+    """Its padding token stands where our VOID would go; both in one row would be one token."""
+    fresh_dream.add_tokens(["<|dlm_pad|>"], special_tokens=True)
+    roles = resolve(fresh_dream, {"mask_token_id": 151666}, rows=DREAM_ROWS, names=DREAM.role_names)
+    assert (roles.void, roles.rainbow, roles.never) == (151667, (151667,), ())
+    assert fresh_dream.convert_ids_to_tokens(151667) == "<|dlm_pad|>"
+
+
+def test_dreamon_keeps_its_expand_token(fresh_dream):
+    fresh_dream.add_tokens(["<|expand|>"], special_tokens=True)
+    roles = resolve(fresh_dream, {"mask_token_id": 151666}, rows=DREAM_ROWS, names=DREAM.role_names)
+    assert (roles.void, roles.never) == (151668, (151667,))
+    assert 151667 in roles.all()
+
+
+def test_open_dcoder_names_its_mask():
+    names = {"<M>": 151665, "<|endoftext|>": 151643}
+    tokenizer = Named(names, eos=151643)
+    tokenizer.add_tokens = lambda names, special_tokens: 0
+    tokenizer.convert_tokens_to_ids = lambda names: []
+    assert resolve(tokenizer, {}, rows=151936).mask == 151665
+    with pytest.raises(RoleError, match="is outside the embedding"):
+        resolve(tokenizer, {}, rows=3)
+
+
+def test_the_authors_names_for_dream_are_read():
+    names = {f"<pad_{n}>": token for n, token in enumerate(AUTHORS_RAINBOW)} | {"<|mask|>": 151666}
+    roles = resolve(Named(names, eos=151643), {}, rows=DREAM_ROWS)
+    assert (roles.void, roles.rainbow) == (56940, AUTHORS_RAINBOW)
+
+
+@pytest.mark.parametrize("wrong", [-1, "4", 1.0, True, None, [3]])
+def test_ids_are_whole_numbers(wrong):
+    with pytest.raises(RoleError, match=r"is not a token id|neither the config nor the tokenizer"):
+        build({"mask": wrong, "eos": 1}, rows=64)
+    if wrong is not None:
+        with pytest.raises(RoleError):
+            build({"mask": 0, "eos": 1, "rainbow": [wrong]}, rows=64)

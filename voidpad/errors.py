@@ -28,6 +28,12 @@ class SandboxError(VoidpadError):
     """Generated code cannot be run as safely as was asked."""
 
 
+def reason(error: BaseException) -> str:
+    """What another library says went wrong, as the end of a message: its first line, at most 200 characters."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:200]
+
+
 PLAIN = {"extra_forbidden": "no such setting", "missing": "is missing"}  # pydantic's kinds
 
 

@@ -1,4 +1,4 @@
-"""Token roles: which ids mean mask, end of answer, nothing here."""
+"""Token roles: which ids of a vocabulary are the mask, the end of an answer, and padding."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -7,12 +7,21 @@ from typing import Any
 
 from voidpad.errors import RoleError
 
-MASK_NAMES = ("<|mdm_mask|>", "<|mask|>", "[MASK]", "<mask>")
-TURN_ENDS = ("<|eot_id|>", "<|im_end|>")
 VOID_NAME = "<|void|>"
 RAINBOW_NAMES = tuple(f"<|rainbow_{n}|>" for n in range(1, 7))  # rainbow token 0 is VOID itself
-# Entries a vocabulary keeps for later use. The authors' LLaDA tokenizer renames the same ids to pad_n.
-RESERVED = re.compile(r"<\|(?:reserved_token|reserved_special_token|pad|unused)_(\d+)\|>")
+# Entries that a vocabulary keeps for later use. The authors' tokenizers rename such ids: <|pad_n|> for LLaDA, and
+# <pad_n> for Dream, where the entries were runs of spaces.
+RESERVED = re.compile(r"<\|(?:reserved_token|reserved_special_token|pad|unused)_(\d{1,6})\|>|<pad_(\d{1,6})>")
+
+
+@dataclass(frozen=True)
+class RoleNames:
+    """Spellings by which a tokenizer names roles. The defaults are common ones; a family adds its own."""
+
+    mask: tuple[str, ...] = ("<|mdm_mask|>", "<|mask|>", "[MASK]", "<mask>", "<M>", "<|MASK|>", "|<MASK>|")
+    ends: tuple[str, ...] = ("<|eot_id|>", "<|im_end|>", "<|role_end|>")  # of a turn in a conversation
+    void: tuple[str, ...] = ()  # padding tokens that were trained like VOID, under another name than ours
+    never: tuple[str, ...] = ()  # tokens of another decoding loop
 
 
 @dataclass(frozen=True)
@@ -24,25 +33,30 @@ class Roles:
     ends: tuple[int, ...] = ()  # ids at which a text is cut; eos is always one of them
     void: int | None = None
     rainbow: tuple[int, ...] = ()  # R_0 .. R_{K-1}
+    never: tuple[int, ...] = ()  # tokens of another decoding loop, such as DreamOn's <|expand|>: never chosen
 
     def __post_init__(self) -> None:
+        single = [i for i in (self.mask, self.eos, self.void) if i is not None]
+        wrong = [i for i in (*single, *self.ends, *self.rainbow, *self.never) if type(i) is not int or i < 0]
+        if wrong:
+            raise RoleError(f"role id {ascii(wrong[0])[:60]} is not a token id; give whole numbers from 0.")
         if self.eos not in self.ends:
             object.__setattr__(self, "ends", (self.eos, *self.ends))
-        clash = {self.mask, self.eos} & ({self.void, *self.rainbow} - {None})
+        clash = {self.mask, self.eos} & ({self.void, *self.rainbow, *self.never} - {None})
         if clash or self.mask == self.eos:
             raise RoleError(f"roles overlap: {self}. mask, eos and void must be different ids.")
 
     def ids(self, names: Iterable[str | int]) -> tuple[int, ...]:
         """Role names (or plain ids) as ids, without repeats."""
-        found: list[int] = []
+        ids: list[int] = []
         for name in names:
-            found += [name] if isinstance(name, int) else self._role(name)
-        return tuple(dict.fromkeys(found))
+            ids += [name] if isinstance(name, int) else self._role(name)
+        return tuple(dict.fromkeys(ids))
 
     def all(self) -> frozenset[int]:
         """Every id that has a role: none of them is text."""
         void = () if self.void is None else (self.void,)
-        return frozenset((self.mask, *self.ends, *void, *self.rainbow))
+        return frozenset((self.mask, *self.ends, *void, *self.rainbow, *self.never))
 
     def _role(self, name: str) -> list[int]:
         known = {"mask": [self.mask], "eos": [self.eos], "void": [] if self.void is None else [self.void]}
@@ -57,37 +71,44 @@ class Roles:
         return known[name]
 
 
-def resolve(tokenizer: Any, config: Mapping[str, Any], *, rows: int) -> Roles:
+def resolve(tokenizer: Any, config: Mapping[str, Any], *, rows: int, names: RoleNames | None = None) -> Roles:
     """Roles of a checkpoint that carries no card: by name, then reserved entries, then new tokens.
 
-    `config` is the checkpoint's config.json, `rows` its embedding rows. A tokenizer without a reserved entry
-    gets `<|void|>` and the rainbow names as new special tokens where the embedding has spare rows for them.
+    `config` is the checkpoint's config.json, `rows` its embedding rows, `names` the spellings of its family. A
+    tokenizer without a reserved entry gets `<|void|>` and the rainbow names as new special tokens where the
+    embedding has spare rows for them.
     """
-    vocab = tokenizer.get_vocab()
-    mask = _first(config.get("mask_token_id"), tokenizer.mask_token_id, *map(vocab.get, MASK_NAMES))
+    names, vocab = names or RoleNames(), tokenizer.get_vocab()
+    mask = _first(config.get("mask_token_id"), tokenizer.mask_token_id, *map(vocab.get, names.mask))
     eos = _first(tokenizer.eos_token_id, config.get("eos_token_id"))
-    padding = _named(vocab) or _reserved(vocab) or _added(tokenizer, rows)
-    found = {
+    named = next((vocab[name] for name in (VOID_NAME, *names.void) if name in vocab), None)
+    if named is not None:
+        padding = (named, *(vocab[name] for name in RAINBOW_NAMES if name in vocab))
+    else:
+        padding = _reserved(vocab) or _added(tokenizer, rows)
+    values = {
         "mask": mask,
         "eos": eos,
-        "ends": tuple(vocab[name] for name in TURN_ENDS if name in vocab),
+        "ends": tuple(vocab[name] for name in names.ends if name in vocab),
         "void": padding[0] if padding else None,
         "rainbow": padding,
+        "never": tuple(vocab[name] for name in names.never if name in vocab),
     }
-    return build(found, rows=rows)
+    return build(values, rows=rows)
 
 
 def build(values: Mapping[str, Any], *, rows: int) -> Roles:
     """Roles from plain values (a card, the command line), checked against the embedding."""
-    unknown = sorted(set(values) - {field.name for field in fields(Roles)})
+    known = [field.name for field in fields(Roles)]
+    unknown = sorted(set(values) - set(known))
     if unknown:
-        raise RoleError(f"role {unknown[0]!r} is unknown; use one of mask, eos, ends, void, rainbow.")
+        raise RoleError(f"role {unknown[0]!r} is unknown; use one of {', '.join(known)}.")
     for name in ("mask", "eos"):
         if values.get(name) is None:
             raise RoleError(
                 f"role {name!r}: neither the config nor the tokenizer names one. Pass {name}=<id>."
             )
-    lists = {name: tuple(values.get(name) or ()) for name in ("ends", "rainbow")}
+    lists = {name: _ids(name, values.get(name)) for name in ("ends", "rainbow", "never")}
     roles = Roles(mask=values["mask"], eos=values["eos"], void=values.get("void"), **lists)
     outside = sorted(i for i in roles.all() if not 0 <= i < rows)
     if outside:
@@ -98,20 +119,26 @@ def build(values: Mapping[str, Any], *, rows: int) -> Roles:
 
 
 def _first(*candidates: int | None) -> int | None:
-    return next((found for found in candidates if found is not None), None)
+    return next((candidate for candidate in candidates if candidate is not None), None)
 
 
-def _named(vocab: Mapping[str, int]) -> tuple[int, ...]:
-    """VOID and the rainbow by our own names."""
-    if VOID_NAME not in vocab:
-        return ()
-    return tuple(vocab[name] for name in (VOID_NAME, *RAINBOW_NAMES) if name in vocab)
+def _ids(name: str, value: Any) -> tuple[int, ...]:
+    """The ids of a role that may have several; one id alone counts as a list of one."""
+    if isinstance(value, int):
+        return (value,)
+    if value is None or isinstance(value, list | tuple):
+        return tuple(value or ())
+    raise RoleError(f"role {name!r}: {ascii(value)[:60]} is not a list of token ids.")
 
 
 def _reserved(vocab: Mapping[str, int]) -> tuple[int, ...]:
     """The first seven reserved entries, in the order of their numbers."""
-    found = [(int(match[1]), token) for name, token in vocab.items() if (match := RESERVED.fullmatch(name))]
-    return tuple(token for _, token in sorted(found)[: 1 + len(RAINBOW_NAMES)])
+    entries = [
+        (int(match[1] or match[2]), token)
+        for name, token in vocab.items()
+        if (match := RESERVED.fullmatch(name))
+    ]
+    return tuple(token for _, token in sorted(entries)[: 1 + len(RAINBOW_NAMES)])
 
 
 def _added(tokenizer: Any, rows: int) -> tuple[int, ...]:

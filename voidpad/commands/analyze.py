@@ -14,6 +14,7 @@ from voidpad.commands import analyze_inputs as inputs
 from voidpad.commands import analyze_runs as runs
 from voidpad.commands import analyze_tables as tables
 from voidpad.commands.generate import bar, err, out
+from voidpad.commands.loading import Device, Dtype, load_model
 from voidpad.commands.options import takes_plan_fields
 from voidpad.commands.outputs import file_to_write, picture_to_write
 from voidpad.errors import ConfigError
@@ -28,8 +29,6 @@ File = Annotated[
 ]
 Data = Annotated[Path | None, typer.Option(help="examples: JSON lines of messages, or a prepared file")]
 Raw = Annotated[bool, typer.Option("--raw", help="no chat template")]
-Device = Annotated[str, typer.Option(help="cpu or cuda")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or auto")]
 Rows = Annotated[int, typer.Option(help="most rows in one pass")]
 Tokens = Annotated[int, typer.Option(help="most tokens in one pass")]
 PlotFile = Annotated[Path | None, typer.Option(help="write the picture here", callback=picture_to_write)]
@@ -64,16 +63,15 @@ def eos_prior(
     plot: PlotFile = None,
     csv: CsvFile = None,
     as_json: AsJson = False,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> None:
     """Does the model repeat its data's length distribution as P(EOS)? F(i-1), p_i and q_i, and VOID's."""
     from voidpad.diagnose.eos_prior import batched, measure, same_canvas, shuffled
-    from voidpad.models import load
 
     if batch < 1 or count < 1:
         raise ConfigError(f"batch={batch} and count={count} must be at least 1.")
-    loaded = load(model, adapter, device=device, dtype=dtype)
+    loaded = load_model(model, adapter, device=device, dtype=dtype)
     found = inputs.pairs(loaded, data=data, tasks=tasks, count=count, raw=raw)
     laid = (
         batched(found, shuffled(len(found), batch, seed=seed))
@@ -133,7 +131,7 @@ def overflow(
     plot: PlotFile = None,
     csv: CsvFile = None,
     as_json: AsJson = False,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "auto",
     fields: dict[str, Any] | None = None,
 ) -> None:
@@ -145,9 +143,8 @@ def overflow(
         recorded(trace, rule, plot=plot, csv=csv, as_json=as_json)
         return
     from voidpad.diagnose.trace import write
-    from voidpad.models import load
 
-    loaded = load(model, adapter, device=device, dtype=dtype)
+    loaded = load_model(model, adapter, device=device, dtype=dtype)
     asked = inputs.questions(loaded, prompt, file=file, tasks=tasks, count=count)
     ids = [loaded.encode(one.prompt, raw=raw) for one in asked]
     name, plans = runs.plans_of(loaded, plan, blocks, fields or {})
@@ -206,16 +203,15 @@ def attention(
     plot: PlotFile = None,
     csv: CsvFile = None,
     as_json: AsJson = False,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "auto",
     fields: dict[str, Any] | None = None,
 ) -> None:
     """Is it attention to EOS? Decode as usual and with committed EOS hidden, and compare."""
     from voidpad.diagnose.attention import QUERIES
     from voidpad.diagnose.overflow import Setup, survey
-    from voidpad.models import load
 
-    loaded = load(model, adapter, device=device, dtype=dtype)
+    loaded = load_model(model, adapter, device=device, dtype=dtype)
     asked = inputs.questions(loaded, prompt, file=file, tasks=tasks, count=count)
     ids = [loaded.encode(one.prompt, raw=raw) for one in asked]
     chosen = runs.whole_canvas(loaded, plan, fields or {})
@@ -257,18 +253,17 @@ def theory(
     raw: Raw = False,
     tokens: Tokens = 8192,
     as_json: AsJson = False,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> None:
     """Theorems 1 and 2 on a length distribution: where EOS starts, how far it spreads, what decoding does."""
     from voidpad.diagnose.theory import Lengths, agree, predict
-    from voidpad.models import load
 
     if symbols < 1:
         raise ConfigError(f"symbols={symbols} must be at least 1.")
     if model is None and data is not None:
         raise ConfigError("--data needs the model whose tokens it is counted in; add --model NAME.")
-    loaded = None if model is None else load(model, adapter, device=device, dtype=dtype)
+    loaded = None if model is None else load_model(model, adapter, device=device, dtype=dtype)
     cases = [] if loaded is None else runs.compared(loaded, data, runs.Wanted(tasks, count, draws, raw))
     if lengths is not None:
         known = inputs.lengths(lengths)

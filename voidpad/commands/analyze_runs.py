@@ -25,7 +25,7 @@ def plans_of(
     """The plan at every block size. Without --blocks: --block, or those of 32, 64, 128 and L that divide L."""
     from voidpad.diagnose.questions import speaks_tiny
 
-    name = name or ("void" if model.card.padding == "void" else "original")
+    name = name or model.default_plan
     usual = 192 if speaks_tiny(model) else 512
     canvas = fields.pop("canvas", None) or usual
     one = fields.pop("block", None)

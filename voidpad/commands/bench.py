@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from voidpad.commands.generate import bar, err, out
+from voidpad.commands.loading import Device, load_model
 from voidpad.commands.prompts import gather
 
 
@@ -23,7 +24,7 @@ def bench(
     rounds: Annotated[int, typer.Option(help="turns in which all decoders share the prompts", min=1)] = 1,
     merged: Annotated[bool, typer.Option(help="merge the adapter first, for all decoders")] = False,
     threads: Annotated[int | None, typer.Option(help="CPU threads", min=1)] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    device: Device = "auto",
     compile_layers: Annotated[bool, typer.Option("--compile", help="ours with compiled layers")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the numbers as JSON")] = False,
 ) -> None:
@@ -32,11 +33,11 @@ def bench(
 
     from voidpad.commands.calibrate import own_prompts
     from voidpad.experiments.bench import compare, decoders
-    from voidpad.models import load, merge
+    from voidpad.models import merge
 
     if threads is not None:
         torch.set_num_threads(threads)
-    loaded = load(model, adapter, device=device)
+    loaded = load_model(model, adapter, device=device)
     if merged:
         loaded = merge(loaded)
     texts: Any = (

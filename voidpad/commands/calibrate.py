@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from voidpad.commands.generate import bar, err, out
+from voidpad.commands.loading import Device, load_model
 from voidpad.commands.outputs import folder_there, picture_to_write
 from voidpad.commands.prompts import gather
 from voidpad.files import beside
@@ -33,7 +34,7 @@ def calibrate(
     block: Annotated[int, typer.Option(help="block size, and the step of the canvas")] = 32,
     fit: Annotated[float, typer.Option(help="share of answers that must fit the chosen canvas")] = 0.98,
     rows: Annotated[int, typer.Option(help="most rows in one pass")] = 64,
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    device: Device = "auto",
     plot: Annotated[
         Path | None, typer.Option(help="write the trade-off as a picture", callback=picture_to_write)
     ] = None,
@@ -43,12 +44,12 @@ def calibrate(
 ) -> None:
     """Choose VoidExpansion's thresholds and window: fewest token-passes at which the answers still fit."""
     from voidpad.experiments.calibrate import Search, choose, fields, frontier, settings, survey
-    from voidpad.models import load, read_card
+    from voidpad.models import read_card
 
     if limit is not None:
         Search(start=canvas, limit=limit, block=block, fit=fit)  # refused before anything is loaded
     card = None if save is None else read_card(save)
-    loaded = load(model, adapter, device=device)
+    loaded = load_model(model, adapter, device=device)
     texts = (
         gather([], file=file, messages=None)
         if file or not model.startswith("tiny-")

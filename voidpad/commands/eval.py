@@ -86,7 +86,7 @@ def evaluate(
     workers: Annotated[int, typer.Option(help="programs tested side by side")] = 1,
     rows: Annotated[int, typer.Option(help="most rows in one pass")] = 32,
     tokens: Annotated[int, typer.Option(help="most tokens in one pass")] = 16384,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto to spread over GPUs")] = "cpu",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, or spread over all GPUs")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or auto")] = "auto",
     quantize: Annotated[str | None, typer.Option(help="8bit or 4bit, through transformers")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="results as one JSON object")] = False,

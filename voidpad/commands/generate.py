@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from voidpad.commands.bars import counting
+from voidpad.commands.loading import Device, Dtype, FamilyName, Quantize, RoleIds, load_model
 from voidpad.commands.options import takes_plan_fields
 from voidpad.commands.outputs import file_to_write
 from voidpad.commands.prompts import gather
@@ -70,9 +71,11 @@ def generate(
         bool,
         typer.Option("--compile", help="compile the layers: exact, a minute at first, then faster on a GPU"),
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto to spread over GPUs")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or auto")] = "auto",
-    quantize: Annotated[str | None, typer.Option(help="8bit or 4bit, through transformers")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    quantize: Quantize = None,
+    family: FamilyName = None,
+    roles: RoleIds = None,
     fields: dict[str, Any] | None = None,
 ) -> None:
     """Answer prompts with a masked diffusion language model."""
@@ -83,10 +86,9 @@ def generate(
         raise ConfigError(f"--report-delta compares an approximation with exact decoding: give {given}.")
     if (live or trace is not None) and (cache or report_delta):
         raise ConfigError("--cache and --report-delta do not go with --live and --trace; drop one of them.")
-    from voidpad.models import load
-
-    place: dict[str, Any] = {"device_map": "auto"} if device == "auto" else {"device": device}
-    loaded = load(model, adapter, dtype=dtype, quantize=quantize, **place)
+    loaded = load_model(
+        model, adapter, device=device, dtype=dtype, quantize=quantize, family=family, roles=roles
+    )
     if compile_layers:
         with err.status("compiling"):  # before anything is timed
             for way in {cache, None} if report_delta else {cache}:

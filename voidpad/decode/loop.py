@@ -141,7 +141,7 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
 
 def resolved(plan: Plan, roles: Roles, *, vocab: int) -> Bans:
     """The plan's ban and mute sets as ids of this vocabulary."""
-    bans = Bans(roles.ids(plan.ban), roles.ids(plan.mute), roles.mask)
+    bans = Bans(roles.ids([*plan.ban, *roles.never]), roles.ids(plan.mute), roles.mask)
     outside = [token for token in (*bans.ban, *bans.mute) if not 0 <= token < vocab]
     if outside:
         raise ConfigError(f"ban or mute holds {outside[0]}; the vocabulary ends at {vocab - 1}.")

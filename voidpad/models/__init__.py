@@ -1,10 +1,11 @@
-"""Checkpoints of both families as Models: load, save, merge, random weights."""
+"""Checkpoints as Models: load, save, merge, adapters, random weights, and the families they belong to."""
 
 from voidpad.models.card import Card, read_card
-from voidpad.models.family import DREAM, FAMILIES, LLADA, Family
+from voidpad.models.families import DREAM, FAMILIES, LLADA, Family
 from voidpad.models.fresh import character_tokenizer, random_model
 from voidpad.models.load import load, merge, save
 from voidpad.models.model import Model, Result
+from voidpad.models.place import Place
 
 __all__ = [
     "DREAM",
@@ -13,6 +14,7 @@ __all__ = [
     "Card",
     "Family",
     "Model",
+    "Place",
     "Result",
     "character_tokenizer",
     "load",

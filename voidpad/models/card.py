@@ -1,18 +1,25 @@
 """voidpad.json: what a checkpoint or an adapter must say about itself beside its weights."""
 
 import json
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from voidpad.errors import WeightsError
+from voidpad.errors import RoleError, WeightsError, reason
 from voidpad.files import store
-from voidpad.models.family import FAMILIES
+from voidpad.models.families import FAMILIES
 from voidpad.roles import Roles
 
 CARD = "voidpad.json"
 VERSION = 1
+# The plan that fits each padding policy; `original` decodes the canvas to its end and bans nothing.
+PLANS = {"void": "void", "rainbow": "original", "eos": "original"}
+LONGEST = 1_000_000  # the largest number a calibration may give, such as a canvas
+LARGEST_JSON = (
+    100_000_000  # bytes of the largest JSON file that is read whole: the index of a large checkpoint
+)
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,10 @@ class Card:
 
     def write(self, folder: Path) -> None:
         """A reader never sees half a card."""
-        store(folder / CARD, [json.dumps({"version": VERSION, **asdict(self)}, indent=2) + "\n"])
+        values = asdict(self)
+        if not values["roles"]["never"]:
+            del values["roles"]["never"]  # most checkpoints have none, and older releases do not know it
+        store(folder / CARD, [json.dumps({"version": VERSION, **values}, indent=2) + "\n"])
 
 
 def read_card(folder: Path) -> Card | None:
@@ -44,21 +54,79 @@ def read_card(folder: Path) -> Card | None:
         roles: dict[str, Any] = values.pop("roles")
         lists = {name: tuple(ids) for name, ids in roles.items() if isinstance(ids, list)}
         card = Card(roles=Roles(**{**roles, **lists}), **values)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise WeightsError(f"{path}: not a voidpad card ({error}); save the checkpoint again.") from None
-    if card.family not in FAMILIES:
-        raise WeightsError(f"{path}: family {card.family!r} is unknown; use one of {', '.join(FAMILIES)}.")
+    except (TypeError, KeyError, AttributeError, RoleError) as error:
+        raise WeightsError(
+            f"{path}: not a voidpad card ({reason(error)}); save the checkpoint again."
+        ) from None
+    if card.padding not in (None, *PLANS):
+        raise WeightsError(
+            f"{path}: padding {ascii(card.padding)[:60]} is unknown; use one of {', '.join(PLANS)}."
+        )
+    if not isinstance(card.recipe, dict) or not isinstance(card.calibration, dict):
+        raise WeightsError(f"{path}: recipe and calibration must be JSON objects; save the checkpoint again.")
+    for plan, values in card.calibration.items():
+        _check_calibration(values, where=f"{path}: calibration of {ascii(plan)[:60]}")
+    if not isinstance(card.family, str) or card.family not in FAMILIES:
+        raise WeightsError(
+            f"{path}: family {ascii(card.family)[:60]} is unknown; use one of {', '.join(FAMILIES)}."
+        )
     return card
+
+
+def _check_calibration(values: Any, *, where: str) -> None:
+    """Calibrated plan fields are plain values, and lengths that a machine could hold."""
+    if not isinstance(values, dict):
+        raise WeightsError(f"{where}: must be a JSON object; calibrate the checkpoint again.")
+    for name, value in values.items():
+        if not isinstance(value, str | bool | int | float):
+            raise WeightsError(f"{where}: {name}={ascii(value)[:60]} is not a plain value; calibrate again.")
+        if type(value) is int and abs(value) > LONGEST:
+            raise WeightsError(f"{where}: {name}={ascii(value)[:60]} is above {LONGEST}; calibrate again.")
+
+
+def default_plan(card: Card) -> str:
+    """The plan to decode a checkpoint with when the user names none, by the padding it was trained with.
+
+    A checkpoint without a card, or whose card names no padding, was not trained with VOID: its plan is `original`.
+    """
+    return PLANS[card.padding] if card.padding is not None else "original"
+
+
+def check_plain_files(folder: Path) -> None:
+    """Refuse a folder in which a name is a pipe, a socket or a device: reading it would hang or never end."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise WeightsError(f"{folder}: cannot be read ({error.strerror}).") from None
+    for entry in entries:
+        try:
+            mode = entry.stat().st_mode
+        except OSError:  # a link that leads nowhere; it matters only if the file is needed
+            continue
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise WeightsError(f"{entry}: is not a plain file; remove it from the folder.")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file that must be there."""
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise WeightsError(f"{path}: is not a plain file; copy the file again.")
+        if status.st_size > LARGEST_JSON:
+            raise WeightsError(
+                f"{path}: has {status.st_size:,} bytes, more than any such file needs; copy it again."
+            )
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise WeightsError(f"{path}: no such file; the checkpoint is incomplete.") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise WeightsError(f"{path}: damaged JSON ({error}); copy the file again.") from None
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read ({error.strerror}).") from None
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not UTF-8, not JSON, a number of a million digits, deep nesting
+        raise WeightsError(f"{path}: damaged JSON ({reason(error)}); copy the file again.") from None
     if not isinstance(values, dict):
         raise WeightsError(f"{path}: expected a JSON object; copy the file again.")
     return values

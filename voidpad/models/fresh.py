@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from voidpad.errors import ConfigError
 from voidpad.models.card import Card
-from voidpad.models.family import FAMILIES
+from voidpad.models.families import FAMILIES
 from voidpad.models.model import Model
 from voidpad.roles import RAINBOW_NAMES, VOID_NAME, resolve
 
@@ -25,7 +25,7 @@ def character_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
     """One id per character, special tokens first; characters that do not fit become <|unk|>."""
     if vocab <= len(SPECIAL):
         raise ConfigError(f"vocab {vocab} is too small; use at least {len(SPECIAL) + 1}.")
-    table = {token: place for place, token in enumerate((*SPECIAL, *LETTERS)[:vocab])}
+    table = {token: index for index, token in enumerate((*SPECIAL, *LETTERS)[:vocab])}
     core = Tokenizer(models.WordLevel(table, unk_token="<|unk|>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     core.decoder = decoders.Fuse()
@@ -56,7 +56,7 @@ def random_model(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> Model:
-    """A model of either family with random weights and a character tokenizer."""
+    """A model of a family with random weights and a character tokenizer."""
     if family not in FAMILIES:
         raise ConfigError(f"family {family!r} is unknown; use one of {', '.join(FAMILIES)}.")
     if hidden % heads or heads % (kv_heads or heads):

@@ -4,26 +4,27 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import PeftModel
-from transformers import GenerationConfig, PretrainedConfig
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from voidpad.errors import ConfigError, WeightsError
+from voidpad.errors import ConfigError, WeightsError, reason
 from voidpad.models.adapter import CONFIG as ADAPTER_CONFIG
-from voidpad.models.adapter import attach, is_adapter
-from voidpad.models.card import Card, read_card, read_json
-from voidpad.models.family import FAMILIES, LLADA_NAMES, Family, translate
+from voidpad.models.adapter import attach, base_folder, is_adapter, original_roles
+from voidpad.models.card import Card, check_plain_files, read_card, read_json
+from voidpad.models.families import FAMILIES, Family, check_sizes, recognise
 from voidpad.models.locate import base_of, locate
 from voidpad.models.model import Model
 from voidpad.models.place import Place
 from voidpad.models.readme import write_readme
 from voidpad.models.text import read_tokenizer
-from voidpad.models.weights import check, headers, stored_dtype
-from voidpad.roles import build, resolve
+from voidpad.models.weights import check, headers, refuse_nan, stored_dtype
+from voidpad.roles import Roles, build, resolve
 
 
 def load(
@@ -34,25 +35,89 @@ def load(
     dtype: str = "auto",
     quantize: str | None = None,
     device_map: str | dict[str, Any] | None = None,
+    family: str | None = None,
     roles: Mapping[str, Any] | None = None,
 ) -> Model:
     """A model by built-in name, folder or hub id, with or without a LoRA adapter.
 
-    `dtype` is float32, bfloat16 or auto (float32 on a CPU, else bfloat16 where the weights are). `roles`
-    gives ids by role, e.g. {"void": 56940}; they override the checkpoint's and the adapter's.
+    `device` is cpu, cuda, cuda:<n>, mps, auto (the best of this machine) or spread (over all GPUs). `dtype` is
+    float32, bfloat16 or auto (float32 on a CPU, else bfloat16 where the weights are). `family` is needed only
+    where config.json does not show it. `roles` gives ids by role, e.g. {"void": 56940}; they override the
+    checkpoint's and the adapter's.
     """
     place = Place(device, dtype, quantize, device_map)
     folder, source = locate(name), (str(name), None if adapter is None else str(adapter))
     if not is_adapter(folder):
-        model = _load_base(folder, str(name), place, roles)
+        model = _load_base(folder, str(name), place, family, roles)
         if adapter is not None:
             model = _with_adapter(model, locate(adapter), str(adapter), roles)
         return replace(model, source=source)
     if adapter is not None:
         raise ConfigError(f"{name}: is an adapter itself; give its base as the model and one adapter.")
     base = base_of(folder)
-    model = _load_base(locate(base), base, place, roles)
+    model = _load_base(locate(base), base, place, family, roles)
     return replace(_with_adapter(model, folder, str(name), roles), name=str(name), source=source)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole model's folder as its small files describe it: config.json and the card, each read once."""
+
+    folder: Path
+    released: dict[str, Any]  # config.json as it stands
+    card: Card | None
+    family: Family
+    config: PretrainedConfig
+
+    def vocabulary(self) -> tuple[PreTrainedTokenizerBase, Roles]:
+        """The tokenizer, and the roles of the card or those that the names of its tokens give."""
+        tokenizer = read_tokenizer(self.folder, self.family.tokenizer_class)
+        if self.card is not None:
+            return tokenizer, self.card.roles
+        rows, names = self.config.vocab_size, self.family.role_names
+        return tokenizer, resolve(tokenizer, self.released, rows=rows, names=names)
+
+
+def read_checkpoint(folder: Path, *, name: str = "", family: str | None = None) -> Checkpoint:
+    """Family and config of a checkpoint folder, released or saved by voidpad. No weights are read."""
+    check_plain_files(folder)
+    values, card = read_json(folder / "config.json"), read_card(folder)
+    if card is None:
+        known = recognise(values, where=str(folder), name=name, given=family)
+        return Checkpoint(folder, values, card, known, known.read_config(values, where=str(folder)))
+    known = FAMILIES[card.family]
+    if family not in (None, known.name):
+        raise ConfigError(
+            f"{folder}: family {family!r} given, but the card says {known.name!r}; drop family."
+        )
+    if values.get("model_type") != known.model_type:
+        raise WeightsError(
+            f"{folder}: model_type {values.get('model_type')!r} in config.json, but the card's family "
+            f"{known.name!r} is saved as {known.model_type!r}; save the checkpoint again."
+        )
+    check_sizes(values, where=str(folder))
+    try:
+        own = known.config_class.from_dict(values).to_dict()
+    except Exception as error:  # transformers validates fields with many exception types
+        raise WeightsError(
+            f"{folder}: damaged config.json ({reason(error)}); save the checkpoint again."
+        ) from None
+    config = known.checked_config(own, where=str(folder))
+    return Checkpoint(folder, values, card, known, config)
+
+
+def vocabulary(name: str, *, family: str | None = None) -> tuple[PreTrainedTokenizerBase, Roles]:
+    """Tokenizer and roles of a model folder, a hub id, or a folder that holds a tokenizer alone.
+
+    Of an adapter, the roles are those of its own card if it has one.
+    """
+    folder = base_folder(name)
+    if not (folder / "config.json").is_file():
+        tokenizer = read_tokenizer(folder)
+        return tokenizer, resolve(tokenizer, {}, rows=len(tokenizer))
+    tokenizer, roles = read_checkpoint(folder, name=name, family=family).vocabulary()
+    own = read_card(locate(name))
+    return tokenizer, own.roles if own is not None else roles
 
 
 def save(model: Model, folder: str | Path) -> None:
@@ -86,69 +151,74 @@ def merge(model: Model) -> Model:
 
 
 def read_config(folder: Path) -> tuple[Family, PretrainedConfig]:
-    """Family and config of a checkpoint folder, released or saved by us."""
-    values = read_json(folder / "config.json")
-    card = read_card(folder)
-    if card is None:
-        family, values = translate(values, where=str(folder))
-        return family, family.config(values)
-    family = FAMILIES[card.family]
-    if values.get("model_type") != family.model_type:
-        raise WeightsError(
-            f"{folder}: model_type {values.get('model_type')!r} in config.json, but the card's family "
-            f"{family.name!r} is saved as {family.model_type!r}; save the checkpoint again."
-        )
-    return family, family.config(family.config_class.from_dict(values).to_dict())
+    """Family and config of a checkpoint folder, released or saved by voidpad."""
+    checkpoint = read_checkpoint(folder)
+    return checkpoint.family, checkpoint.config
 
 
-def _load_base(folder: Path, name: str, place: Place, given: Mapping[str, Any] | None) -> Model:
+def _load_base(
+    folder: Path, name: str, place: Place, family: str | None, given: Mapping[str, Any] | None
+) -> Model:
     if (folder / ADAPTER_CONFIG).is_file():  # transformers would attach it without a word
         raise WeightsError(f"{folder}: holds a whole model and an adapter; move {ADAPTER_CONFIG} elsewhere.")
-    family, config = read_config(folder)
-    found = headers(folder)
-    check(found, family, config, where=str(folder))
-    with quiet():
-        net = family.net_class.from_pretrained(
-            str(folder),
-            config=config,
-            key_mapping=LLADA_NAMES,
-            use_safetensors=True,
-            local_files_only=True,
-            generation_config=GenerationConfig(),  # a release's own is about its remote decoding code
-            **place.options(stored_dtype(found)),
-        )
+    checkpoint = read_checkpoint(folder, name=name, family=family)
+    known, config = checkpoint.family, checkpoint.config
+    tensors = headers(folder)
+    check(tensors, known, config, where=str(folder))
+    stored = stored_dtype(tensors)
+    place.check_memory(sum(torch.Size(t.shape).numel() for t in tensors.values()), stored, where=str(folder))
+    tokenizer, roles = checkpoint.vocabulary()
+    try:
+        with quiet():
+            net = known.net_class.from_pretrained(
+                str(folder),
+                config=config,
+                key_mapping=dict(known.tensor_names) or None,
+                use_safetensors=True,
+                local_files_only=True,
+                generation_config=GenerationConfig(),  # a release's own is about its remote decoding code
+                **place.options(stored),
+            )
+    except (TypeError, ValueError, KeyError, AttributeError, OSError) as error:
+        raise WeightsError(
+            f"{folder}: cannot be loaded ({type(error).__name__}: {reason(error)})."
+        ) from error
+    refuse_nan(net.named_parameters(), where=str(folder))
     net.name_or_path = name  # as the user wrote it: peft and the hub quote it
     # Forget the old names, or a later save_pretrained by a trainer writes them beside our config.
     net.__dict__.pop("_weight_conversions", None)
-    tokenizer = read_tokenizer(folder)
-    card = read_card(folder)
-    if card is None:
-        released = read_json(folder / "config.json")
-        card = Card(family.name, resolve(tokenizer, released, rows=config.vocab_size))
-    model = Model(place.move(net), tokenizer, card.roles, family, card, name)
-    return _given(model, given)
+    card = checkpoint.card or Card(known.name, roles)
+    return _given(Model(place.move(net), tokenizer, card.roles, known, card, name), given)
 
 
 def _given(model: Model, given: Mapping[str, Any] | None) -> Model:
     """The roles checked against the embedding, with the ids the caller gave."""
-    values = {name: getattr(model.roles, name) for name in ("mask", "eos", "ends", "void", "rainbow")}
+    values = {field.name: getattr(model.roles, field.name) for field in fields(Roles)}
     return replace(model, roles=build({**values, **(given or {})}, rows=model.net.config.vocab_size))
 
 
 def _with_adapter(model: Model, folder: Path, name: str, given: Mapping[str, Any] | None) -> Model:
+    check_plain_files(folder)
     card = read_card(folder)
     if card is not None and card.family != model.family.name:
         raise WeightsError(
             f"{folder}: an adapter of family {card.family!r}, but {model.name} is of family "
             f"{model.family.name!r}; use the adapter's own base."
         )
-    card = replace(card, calibration={**_canvases(model.card), **card.calibration}) if card else model.card
-    net = attach(model, folder)
-    return _given(replace(model, net=net, card=card, roles=card.roles, name=f"{model.name}+{name}"), given)
+    net, original = attach(model, folder)
+    if card is not None:
+        card = replace(card, calibration={**_canvases(model.card), **card.calibration})
+        roles = card.roles
+    else:
+        card, roles = model.card, model.roles
+        if original and "void" not in (given or {}):
+            roles = original_roles(model, where=str(folder))
+        card = replace(card, roles=roles)
+    return _given(replace(model, net=net, card=card, roles=roles, name=f"{model.name}+{name}"), given)
 
 
 def _canvases(card: Card) -> dict[str, dict[str, Any]]:
-    """What a base says about lengths holds for its adapters; what it says about probabilities does not."""
+    """Adapters inherit canvas, limit and block from the base's calibration, but not its thresholds."""
     kept = ("canvas", "limit", "block")
     return {plan: {k: v for k, v in said.items() if k in kept} for plan, said in card.calibration.items()}
 

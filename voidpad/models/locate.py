@@ -6,7 +6,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from voidpad.errors import WeightsError
+from voidpad.errors import WeightsError, reason
 from voidpad.models.card import read_json
 
 ASSETS = Path(str(files("voidpad"))) / "builtin" / "assets"
@@ -23,10 +23,14 @@ def locate(name: str | Path) -> Path:
                 f"{name}: the built-in weights are not in this installation; install the full package."
             )
         return folder
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    try:
+        folder = Path(name).expanduser()
+        there, is_folder = folder.exists(), folder.is_dir()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL inside, a home that is unknown
+        raise WeightsError(f"{ascii(name)[:80]}: is no name of a folder ({reason(error)}).") from None
+    if is_folder:
         return folder
-    if folder.exists():
+    if there:
         raise WeightsError(f"{name}: is a file; give the folder that holds config.json and the weights.")
     return _download(str(name))
 
@@ -34,7 +38,7 @@ def locate(name: str | Path) -> Path:
 def base_of(folder: Path) -> str:
     """The base model an adapter folder names."""
     base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
-    if not base:
+    if not isinstance(base, str) or not base or "\0" in base:
         raise WeightsError(
             f"{folder}: adapter_config.json names no base; load the base and pass adapter={folder}."
         )
@@ -48,7 +52,6 @@ def _download(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=PATTERNS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise WeightsError(
-            f"{name}: no such folder, and the hub gave nothing ({reason}); check the name."
+            f"{name}: no such folder, and the hub gave nothing ({reason(error)}); check the name."
         ) from error

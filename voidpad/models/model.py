@@ -10,10 +10,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from voidpad.engine.cache_policy import cache_name
 from voidpad.errors import ConfigError
-from voidpad.models.card import Card
-from voidpad.models.family import Family
-from voidpad.models.place import BITS
-from voidpad.models.text import Messages, chat, chat_ids, raw_ids, special_ids
+from voidpad.models.card import Card, default_plan
+from voidpad.models.families import Family
+from voidpad.models.place import Quantizer
+from voidpad.models.text import Messages, chat, encode_chat, raw_ids, special_ids
 from voidpad.roles import Roles
 
 if TYPE_CHECKING:
@@ -73,14 +73,42 @@ class Model:
         return self.net.device
 
     @property
+    def adapted(self) -> bool:
+        """Whether an adapter is around the network, not merged into it."""
+        return isinstance(self.net, PeftModel)
+
+    @property
+    def parameters(self) -> int:
+        """The number of weights, those of an adapter included; two 4-bit weights share a stored byte."""
+        packed = 2 if self.quantized == "4bit" else 1
+        return sum(p.numel() * (packed if p.dtype == torch.uint8 else 1) for p in self.net.parameters())
+
+    @property
+    def summary(self) -> str:
+        """One line: name, device, number format, parameters and the memory of the weights."""
+        where = ", ".join(sorted({str(device) for device in devices(self.net)}))
+        size = sum(p.numel() * p.element_size() for p in self.net.parameters())
+        form = f"{self.quantized} weights" if self.quantized else str(self.net.dtype).removeprefix("torch.")
+        return f"{self.name} on {where}: {form}, {_short(self.parameters)} parameters, {_short(size)}B"
+
+    @property
+    def default_plan(self) -> str:
+        """The plan that fits the padding this checkpoint was trained with."""
+        return default_plan(self.card)
+
+    @property
     def context(self) -> int:
         """The most tokens a row may have, prompt and canvas together."""
         return self.net.config.max_position_embeddings
 
     def encode(self, prompt: Prompt, *, system: str | None = None, raw: bool = False) -> list[int]:
-        """Prompt ids: through the chat template, or the bare text with `raw`."""
+        """Prompt ids: through the chat template, or the bare text with `raw`.
+
+        Special tokens that are spelled in messages stay text; in `raw` text they become their ids.
+        """
         if not raw:
-            return self.admit(chat_ids(self.tokenizer, chat(prompt, system=system)))
+            turns = chat(prompt, system=system)
+            return self.admit(encode_chat(self.tokenizer, turns, roles=self.roles))
         if not isinstance(prompt, str) or system is not None:
             raise ConfigError("raw=True takes plain text; drop the system prompt and the messages, or raw.")
         return self.admit(raw_ids(self.tokenizer, prompt))
@@ -89,10 +117,17 @@ class Model:
         """The prompt ids, unless no canvas of this length could answer them."""
         if not ids:
             raise ConfigError("prompt is empty; give at least one character.")
-        if self.roles.mask in ids:
-            place = list(ids).index(self.roles.mask)
+        rows = self.net.config.vocab_size
+        outside = next((token for token in ids if not 0 <= token < rows), None)
+        if outside is not None:
             raise ConfigError(
-                f"prompt token {place} is the mask ({self.roles.mask}); remove it from the prompt."
+                f"prompt holds the id {outside}, outside the embedding (0 to {rows - 1}); "
+                "use the model's own tokenizer."
+            )
+        if self.roles.mask in ids:
+            index = list(ids).index(self.roles.mask)
+            raise ConfigError(
+                f"prompt token {index} is the mask ({self.roles.mask}); remove it from the prompt."
             )
         if len(ids) + canvas > self.context:
             if len(ids) >= self.context:
@@ -107,7 +142,7 @@ class Model:
 
     def text(self, ids: Sequence[int], *, cut: bool = True) -> str:
         """The text up to the first end (all of it without `cut`), special tokens left out."""
-        ends = [place for place, token in enumerate(ids) if token in self.roles.ends]
+        ends = [index for index, token in enumerate(ids) if token in self.roles.ends]
         kept = ids[: ends[0]] if cut and ends else ids
         dropped = special_ids(self.tokenizer) | self.roles.all()
         return str(self.tokenizer.decode([token for token in kept if token not in dropped]))
@@ -242,12 +277,8 @@ class Model:
 
     @property
     def quantized(self) -> str:
-        """How many bits the weights were squeezed into, such as 8bit; empty if they were not."""
-        how = self.net.config.to_dict().get("quantization_config")
-        if how is None:
-            return ""
-        known = how if isinstance(how, Mapping) else how.to_dict()
-        return next((bits for bits in BITS if known.get(f"load_in_{bits}")), "quantized")
+        """The quantization of the weights, such as 8bit; empty if there is none."""
+        return Quantizer.of(self.net)
 
     def approximations(self, plan: "Plan", *, cache: str | None = None) -> tuple[str, ...]:
         """What makes answers differ from those of plain decoding with the weights as they were released."""
@@ -269,6 +300,15 @@ class Model:
             ids=outcome.ids,
             key=outcome.key,
         )
+
+
+def _short(count: float) -> str:
+    """A number in three digits with its unit: 1234567 is 1.23 M."""
+    for unit in ("", " k", " M", " G"):
+        if count < 1000:
+            return f"{count:.3g}{unit}"
+        count /= 1000
+    return f"{count:.3g} T"
 
 
 def devices(net: torch.nn.Module) -> set[torch.device]:

@@ -1,5 +1,6 @@
-"""Where the weights go and in which numbers."""
+"""Where the weights go and in which number format: device, dtype, quantization."""
 
+import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -9,13 +10,48 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from voidpad.errors import ConfigError
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-BITS = ("8bit", "4bit")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
+LOADABLE = ("float32", "bfloat16")
+MANY = 1_000_000_000  # parameters beyond which float32 on a CPU is a mistake more often than a wish
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """Weights of linear layers in fewer bits, by bitsandbytes through transformers."""
+
+    bits: str  # one of NAMES
+
+    NAMES = ("8bit", "4bit")
+
+    def __post_init__(self) -> None:
+        if self.bits not in self.NAMES:
+            raise ConfigError(f"quantize {self.bits!r} is unknown; use {' or '.join(self.NAMES)}.")
+        for package in ("bitsandbytes", "accelerate"):
+            _need(package, f"quantize={self.bits!r}")
+
+    def config(self, compute: torch.dtype) -> BitsAndBytesConfig:
+        """The argument of from_pretrained; `compute` is the dtype of the matrix products."""
+        bits = {f"load_in_{self.bits}": True}
+        return BitsAndBytesConfig(**bits, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
+
+    @classmethod
+    def of(cls, net: Any) -> str:
+        """The name of the quantization a loaded network has, such as 8bit; empty if it has none."""
+        settings = net.config.to_dict().get("quantization_config")
+        if settings is None:
+            return ""
+        values = settings if isinstance(settings, dict) else settings.to_dict()
+        return next((bits for bits in cls.NAMES if values.get(f"load_in_{bits}")), "quantized")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Device and precision, checked when made."""
+    """Device, precision and quantization of a model to load, checked when made.
+
+    `device` is cpu, cuda, cuda:<n>, mps, auto (CUDA, then MPS, then CPU) or spread (the layers over all GPUs).
+    `device_map` gives accelerate's own placement instead.
+    """
 
     device: str = "cpu"
     dtype: str = "auto"
@@ -23,33 +59,25 @@ class Place:
     device_map: str | dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("auto", *DTYPES):
-            raise ConfigError(f"dtype {self.dtype!r} is unknown; use auto, {' or '.join(DTYPES)}.")
-        if self.quantize not in (None, *BITS):
-            raise ConfigError(f"quantize {self.quantize!r} is unknown; use {' or '.join(BITS)}.")
-        for field, package in (
-            ("quantize", "bitsandbytes"),
-            ("quantize", "accelerate"),
-            ("device_map", "accelerate"),
-        ):
-            if self.__dict__[field] is not None and find_spec(package) is None:
-                raise ConfigError(f"{field}={self.__dict__[field]!r} needs {package}; pip install {package}.")
-        try:
-            kind = torch.device(self.device).type
-        except RuntimeError:
-            raise ConfigError(f"device {self.device!r} is unknown; use cpu, cuda or cuda:<n>.") from None
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(f"device {self.device!r}: this machine has no CUDA device; use cpu.")
+        if self.dtype not in ("auto", *LOADABLE):
+            raise ConfigError(f"dtype {self.dtype!r} is unknown; use auto, {' or '.join(LOADABLE)}.")
+        if self.quantize is not None:
+            Quantizer(self.quantize)
+        if self.device_map is not None:
+            _need("accelerate", f"device_map={self.device_map!r}")
+        if self.device == "spread":
+            _need("accelerate", "device 'spread'")
+            if not torch.cuda.is_available():
+                raise ConfigError("device 'spread': this machine has no CUDA device; use auto or cpu.")
+            object.__setattr__(self, "device_map", self.device_map or "auto")
+        object.__setattr__(self, "device", _device(self.device))
 
     def options(self, stored: str) -> dict[str, Any]:
         """Arguments of from_pretrained for weights stored in this dtype."""
-        number = self._number(stored)
-        options: dict[str, Any] = {"dtype": number}
+        dtype = self.torch_dtype(stored)
+        options: dict[str, Any] = {"dtype": dtype}
         if self.quantize is not None:
-            bits = {f"load_in_{self.quantize}": True}
-            options["quantization_config"] = BitsAndBytesConfig(
-                **bits, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=number
-            )
+            options["quantization_config"] = Quantizer(self.quantize).config(dtype)
         if self.device_map is not None or self.quantize is not None:
             options["device_map"] = self.device_map or {"": self.device}
         return options
@@ -60,8 +88,53 @@ class Place:
             torch.nn.Module.to(net, self.device)
         return net
 
-    def _number(self, stored: str) -> torch.dtype:
+    def torch_dtype(self, stored: str) -> torch.dtype:
+        """The dtype to load: the given one, or float32 on a CPU, or bfloat16 where the files hold it."""
         if self.dtype != "auto":
             return DTYPES[self.dtype]
         on_cpu = self.device_map is None and torch.device(self.device).type == "cpu"
         return torch.bfloat16 if stored == "BF16" and not on_cpu else torch.float32
+
+    def check_memory(self, parameters: int, stored: str, *, where: str) -> None:
+        """Refuse weights that cannot fit into the memory of the device, before any of it is taken."""
+        size = {None: self.torch_dtype(stored).itemsize, "8bit": 1, "4bit": 0.5}[self.quantize] * parameters
+        kind = torch.device(self.device).type
+        if kind == "cuda" and self.device_map is None:
+            room = torch.cuda.get_device_properties(torch.device(self.device)).total_memory
+        elif kind == "cpu" and self.device_map is None:
+            room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+        else:
+            return
+        if 0 < room < size:
+            raise ConfigError(
+                f"{where}: {parameters / 1e9:.1f} billion parameters need {size / 1e9:.0f} GB, but {self.device} has "
+                f"{room / 1e9:.0f} GB; use another device, dtype bfloat16 or quantize."
+            )
+
+
+def _device(name: str) -> str:
+    """A device name of torch; auto and spread become the best device of this machine."""
+    if name in ("auto", "spread"):
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        raise ConfigError(
+            f"device {name!r} is unknown; use auto, cpu, cuda, cuda:<n>, mps or spread."
+        ) from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r}: this machine has no CUDA device; use cpu.")
+    if kind == "cuda" and (torch.device(name).index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {name!r}: this machine has {torch.cuda.device_count()} CUDA device(s).")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(f"device {name!r}: this machine has no MPS device; use cpu.")
+    if kind not in ("cpu", "cuda", "mps"):
+        raise ConfigError(f"device {name!r} is not covered; use auto, cpu, cuda, cuda:<n>, mps or spread.")
+    return name
+
+
+def _need(package: str, field: str) -> None:
+    if find_spec(package) is None:
+        raise ConfigError(f"{field} needs {package}; pip install {package}.")

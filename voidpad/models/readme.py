@@ -6,7 +6,7 @@ from voidpad.files import store
 from voidpad.models.card import CARD, Card
 
 README = "README.md"
-PLANS = {
+_ADVICE = {
     "void": "Decode with plan `void`, or `void-expansion` to let it choose its canvas.",
     "rainbow": "Decode with plan `original`; its padding tokens never appear in an answer.",
     "eos": "Decode with plan `original` and small blocks: with large ones [EOS] overflow eats the answer.",
@@ -14,7 +14,8 @@ PLANS = {
 
 
 def write_readme(folder: Path, card: Card, *, base: str | None = None) -> None:
-    """Of an adapter, where `base` names what it belongs to, or of a whole model."""
+    """Write the README of an adapter, whose base model `base` names, or of a whole model."""
+    base = None if base is None else " ".join(base.split())  # it stands in the front matter, line by line
     padding = f", trained with {card.padding} padding" if card.padding else ""
     given = f'"{base}", adapter="FOLDER"' if base else '"FOLDER"'
     options = f"--model {base} --adapter FOLDER" if base else "--model FOLDER"
@@ -34,7 +35,7 @@ def write_readme(folder: Path, card: Card, *, base: str | None = None) -> None:
         f'    voidpad generate "..." {options}',
         f"    voidpad.load({given}).generate(prompts)",
         "",
-        *([PLANS[card.padding], ""] if card.padding in PLANS else []),
+        *([_ADVICE[card.padding], ""] if card.padding in _ADVICE else []),
         f"`{CARD}` holds token roles, padding policy, training recipe and calibrated lengths.",
     ]
     store(folder / README, [line + "\n" for line in lines])

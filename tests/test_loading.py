@@ -1,0 +1,197 @@
+"""How commands load models: device, precision, the line that says so, and `voidpad merge`."""
+
+import json
+import sys
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from originals import write_original
+from voidpad.commands import loading
+from voidpad.commands.cli import app
+from voidpad.commands.loading import load_model, role_ids, slow
+from voidpad.errors import ConfigError
+from voidpad.models import load, random_model, save
+from voidpad.models.card import read_json
+from voidpad.models.place import Place, Quantizer
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(word) for word in arguments])
+
+
+@pytest.fixture
+def base(tmp_path):
+    save(random_model(seed=1), tmp_path / "base")
+    return tmp_path / "base"
+
+
+def write_adapter(folder, base):
+    model = load(base)
+    net = get_peft_model(model.net, LoraConfig(r=2, lora_alpha=8, target_modules=["q_proj", "down_proj"]))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in net.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    model.net = net.eval()
+    save(model, folder)
+    return folder
+
+
+def halved(folder, dtype):
+    path = folder / "model.safetensors"
+    save_file(
+        {name: tensor.to(dtype) for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"}
+    )
+    return folder
+
+
+# Devices
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "best"),
+    [(False, False, "cpu"), (False, True, "mps"), (True, True, "cuda"), (True, False, "cuda")],
+)
+def test_auto_is_cuda_then_mps_then_cpu(monkeypatch, cuda, mps, best):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    assert Place("auto").device == best
+    assert Place("auto").options("BF16")["dtype"] == (torch.float32 if best == "cpu" else torch.bfloat16)
+    assert "device_map" not in Place("auto").options("BF16")
+
+
+def test_spread_is_its_own_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    place = Place("spread")
+    assert place.options("BF16") == {"dtype": torch.bfloat16, "device_map": "auto"}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        ConfigError, match="device 'spread': this machine has no CUDA device; use auto or cpu"
+    ):
+        Place("spread")
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("meta", "is not covered"),
+        ("tpu", "is unknown; use auto, cpu"),
+        ("mps", "no MPS device"),
+        ("", "is unknown"),
+    ],
+)
+def test_devices_that_are_not_here(device, message):
+    with pytest.raises(ConfigError, match=message):
+        Place(device)
+
+
+def test_weights_beyond_the_memory_are_refused_before_it_is_taken():
+    place = Place("cpu")
+    place.check_memory(10**6, "F32", where="model")
+    with pytest.raises(
+        ConfigError, match=r"model: 10000.0 billion parameters need 40000 GB, but cpu has \d+ GB; use"
+    ):
+        place.check_memory(10**13, "BF16", where="model")
+
+
+def test_a_quantizer_knows_its_names():
+    assert Quantizer("8bit").config(torch.float32).load_in_8bit
+    assert Quantizer("4bit").config(torch.bfloat16).bnb_4bit_compute_dtype == torch.bfloat16
+    assert Quantizer.of(random_model().net) == ""
+    with pytest.raises(ConfigError, match="quantize '3bit' is unknown; use 8bit or 4bit"):
+        Quantizer("3bit")
+
+
+# What was loaded
+
+
+def test_the_line_says_device_dtype_parameters_and_memory(base, monkeypatch, capsys):
+    assert load_model(str(base)).summary == f"{base} on cpu: float32, 24.7 k parameters, 98.9 kB"
+    assert capsys.readouterr().err == ""  # small, and no terminal
+    monkeypatch.setattr(loading, "LARGE", 1000)
+    load_model(str(base), device="auto")
+    assert capsys.readouterr().err == f"{base} on cpu: float32, 24.7 k parameters, 98.9 kB\n"
+
+
+def test_billions_of_parameters_in_float32_on_a_cpu_warn(base, monkeypatch, capsys):
+    monkeypatch.setattr("voidpad.models.place.MANY", 1000)
+    warning = slow(load_model(str(base)))
+    assert "parameters in float32 on a CPU" in warning
+    assert "--dtype bfloat16" in capsys.readouterr().err
+    assert slow(load(base, dtype="bfloat16")) is None
+
+
+def test_quantized_weights_are_counted_whole(base):
+    save(random_model(hidden=64, intermediate=128), base.parent / "wide")
+    plain, small = load(base.parent / "wide"), load(base.parent / "wide", quantize="4bit")
+    assert small.parameters == plain.parameters
+    assert "4bit weights" in small.summary
+
+
+def test_roles_on_the_command_line():
+    assert role_ids(["void=56940", "rainbow=56940,86766", "ends = 5"]) == {
+        "void": 56940,
+        "rainbow": (56940, 86766),
+        "ends": (5,),
+    }
+    for text in ("void", "void=x", "void=-1", "void=1,2", "mask=", "mask=²"):
+        with pytest.raises(ConfigError, match="--roles"):
+            role_ids([text])
+
+
+def test_config_and_card_are_read_once(base, monkeypatch):
+    read = []
+    real = read_json
+    for module in ("card", "load", "weights", "adapter", "locate", "text"):
+        spy = lambda path: read.append(path.name) or real(path)  # noqa: E731
+        monkeypatch.setattr(sys.modules[f"voidpad.models.{module}"], "read_json", spy)
+    load(base)
+    assert sorted(read) == ["config.json", "voidpad.json"]
+
+
+# merge
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_merge_keeps_the_stored_dtype(base, tmp_path, dtype):
+    folder = write_adapter(tmp_path / "adapter", base)
+    halved(base, dtype)
+    ran = run("merge", base, "--adapter", folder, "--out", tmp_path / "merged")
+    assert ran.exit_code == 0, ran.output
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    assert {tensor.dtype for tensor in merged.values()} == {dtype}
+    assert json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"] == str(dtype).split(".")[1]
+    # The sum is made in float32 and rounded once.
+    name = "model.layers.0.self_attn.q_proj"
+    tuned = load_file(folder / "adapter_model.safetensors")
+    a, b = (tuned[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
+    stored = load_file(base / "model.safetensors")[f"{name}.weight"].float()
+    assert torch.equal(merged[f"{name}.weight"], (stored + 8 / 2 * b @ a).to(dtype))
+
+
+def test_merge_writes_the_dtype_that_was_given(base, tmp_path):
+    ran = run("merge", base, "--dtype", "bfloat16", "--device", "cpu", "--out", tmp_path / "out")
+    assert ran.exit_code == 0, ran.output
+    assert {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_merge_without_an_adapter_writes_the_layout_of_transformers(tmp_path):
+    model = random_model(seed=4)
+    released = write_original(model, tmp_path / "released")
+    ran = run("merge", released, "--out", tmp_path / "out")
+    assert ran.exit_code == 0, ran.output
+    assert "there was no adapter" in ran.output
+    ids = torch.tensor([[7, 20, 33, 0]])
+    with torch.inference_mode():
+        assert torch.equal(load(tmp_path / "out").net(ids).logits, model.net(ids).logits)
+
+
+def test_merge_refuses_what_it_does_not_know(base, tmp_path):
+    for words in (("--dtype", "int8"), ("--device", "tpu")):
+        ran = run("merge", base, *words, "--out", tmp_path / "out")
+        assert isinstance(ran.exception, ConfigError)
+    assert not (tmp_path / "out").exists()

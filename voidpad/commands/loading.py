@@ -1,0 +1,83 @@
+"""One way for commands to load a model: the options they share, and a line that says what was loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from voidpad.errors import ConfigError
+
+if TYPE_CHECKING:
+    from voidpad.models import Model
+
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+LARGE = 100_000_000  # parameters
+
+Device = Annotated[
+    str, typer.Option(help="auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps, or spread over all GPUs")
+]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or auto (float32 on a CPU)")]
+Quantize = Annotated[str | None, typer.Option(help="8bit or 4bit, by bitsandbytes")]
+FamilyName = Annotated[
+    str | None, typer.Option("--family", help="of a checkpoint whose config does not say it")
+]
+RoleIds = Annotated[
+    list[str] | None, typer.Option("--roles", help="token ids by role: void=56940, rainbow=56940,86766")
+]
+
+
+def load_model(
+    model: str,
+    adapter: str | None = None,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    quantize: str | None = None,
+    family: str | None = None,
+    roles: Sequence[str] | None = None,
+) -> Model:
+    """The model, and a line on standard error with its device, dtype, parameters and memory.
+
+    Without a terminal the line is left out for small models, which load at once and fit everywhere.
+    """
+    from voidpad import models
+
+    options: dict[str, Any] = {"device": device, "dtype": dtype, "quantize": quantize}
+    loaded = models.load(model, adapter, **options, family=family, roles=role_ids(roles or ()))
+    if err.is_terminal or loaded.parameters >= LARGE:
+        err.print(loaded.summary, style="dim")
+    warning = slow(loaded)
+    if warning:
+        err.print(warning, style="yellow")
+    return loaded
+
+
+def role_ids(given: Sequence[str]) -> dict[str, Any]:
+    """`void=56940` and `rainbow=56940,86766` as ids by role."""
+    roles: dict[str, Any] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        parts = [part.strip() for part in value.split(",")]
+        if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+            raise ConfigError(f"--roles {text!r}: write a role and its token ids, for example void=56940.")
+        ids = tuple(map(int, parts))
+        roles[name.strip()] = ids if name.strip() in ("ends", "rainbow", "never") else ids[0]
+        if len(ids) > 1 and not isinstance(roles[name.strip()], tuple):
+            raise ConfigError(f"--roles {text!r}: {name.strip()} is a single token id.")
+    return roles
+
+
+def slow(model: Model) -> str | None:
+    """A warning where billions of parameters run in float32 on a CPU; None elsewhere."""
+    from voidpad.models.place import MANY
+
+    count = model.parameters
+    if model.device.type != "cpu" or model.quantized or model.net.dtype.itemsize < 4 or count < MANY:
+        return None
+    return (
+        f"warning: {count / 1e9:.1f} billion parameters in float32 on a CPU take {4 * count / 1e9:.0f} GB and minutes "
+        "for an answer; use --device cuda, --dtype bfloat16 or --quantize 8bit."
+    )

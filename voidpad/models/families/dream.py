@@ -1,0 +1,67 @@
+"""Dream (Dream-org): Dream-v0, Dream-Coder, DiffuCoder, DreamOn, d3LLM-Dream. Transformers' Qwen2, full attention.
+
+Open-dCoder belongs here too, but its config.json says plain `qwen2`: the user, or its hub id, must name the family.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from voidpad.models.families.family import NEUTRAL, Covered, Family, shared_values, words
+from voidpad.roles import RoleNames
+
+_SAME = words(  # fields that Qwen2 has under the same name
+    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size "
+    "max_position_embeddings rms_norm_eps tie_word_embeddings"
+)
+# The VOID and Rainbow ids of the paper's Dream runs: long runs of spaces, renamed <pad_0> .. <pad_6> in the authors'
+# vocab.json. The first one is 128 spaces.
+AUTHORS_RAINBOW = (56940, 86766, 79871, 65271, 51475, 95429, 97417)
+
+
+def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: config[name] for name in sorted(_SAME)} | shared_values(config)
+
+
+def _adapter_roles(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """VOID and Rainbow ids of an adapter from the authors' code, if this tokenizer has their entries there."""
+    pieces = tokenizer.convert_ids_to_tokens(list(AUTHORS_RAINBOW))
+    spaces = all(piece and set(piece) == {"Ġ"} for piece in pieces)
+    if not spaces and pieces != [f"<pad_{n}>" for n in range(len(AUTHORS_RAINBOW))]:
+        return {}
+    return {"void": AUTHORS_RAINBOW[0], "rainbow": AUTHORS_RAINBOW}
+
+
+DREAM = Family(
+    "dream",
+    shift=1,
+    config_class=Qwen2Config,
+    net_class=Qwen2ForCausalLM,
+    model_types=("dream",),
+    unmarked_types=("qwen2",),
+    hub_ids=("fredzzp/open-dcoder-0.5B",),
+    covered=Covered(
+        fixed={},
+        optional={
+            "hidden_act": ("silu",),
+            "use_mrope": (False,),  # no released code reads it
+            "use_sliding_window": (False,),
+            "rope_scaling": (None,),
+            "attention_dropout": (0.0,),
+        },
+        read=_SAME | {"rope_theta"},
+        ignored=NEUTRAL | {"max_window_layers", "sliding_window"},  # used with a sliding window only
+    ),
+    translated=_translated,
+    tokenizer_class=Qwen2Tokenizer,
+    role_names=RoleNames(
+        void=("<|dlm_pad|>",),  # DiffuCoder fills the tail of an answer with it
+        never=("<|expand|>",),  # DreamOn: becomes two masks in its own loop, and means nothing in ours
+    ),
+    adapter_names={r"^model\.(model\.|lm_head\b)": r"\1"},  # the authors' wrapper: one `model.` more
+    adapter_roles=_adapter_roles,
+    loss="per_slot",
+    lora_targets=("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj"),
+    narrow=True,
+)

@@ -1,0 +1,97 @@
+"""LLaDA (GSAI-ML): LLaDA-8B-Base and -Instruct, LLaDA-1.5, d3LLM-LLaDA. Transformers' Llama with full attention."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from voidpad.models.families.family import NEUTRAL, Covered, Family, shared_values, words
+
+# Released module -> transformers' module. `ff_out` inside a block is its output; at the top level it is the head.
+_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "ff_norm": "post_attention_layernorm",
+    "q_proj": "self_attn.q_proj",
+    "k_proj": "self_attn.k_proj",
+    "v_proj": "self_attn.v_proj",
+    "attn_out": "self_attn.o_proj",
+    "ff_proj": "mlp.gate_proj",
+    "up_proj": "mlp.up_proj",
+    "ff_out": "mlp.down_proj",
+}
+_TOP = {"wte": "model.embed_tokens", "ln_f": "model.norm", "ff_out": "lm_head"}
+
+
+def _names(prefix: str) -> dict[str, str]:
+    """Pattern -> replacement for released names that start with this pattern."""
+    top = {rf"^{prefix}transformer\.{old}\.": f"{new}." for old, new in _TOP.items()}
+    return top | {
+        rf"^{prefix}transformer\.blocks\.(\d+)\.{old}\.": rf"model.layers.\1.{new}."
+        for old, new in _BLOCK.items()
+    }
+
+
+def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
+    heads = config["n_heads"]
+    shared = 1 if config.get("multi_query_attention") else heads
+    return {
+        "hidden_size": config["d_model"],
+        "num_hidden_layers": config["n_layers"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": config.get("n_kv_heads") or shared,
+        "intermediate_size": config.get("mlp_hidden_size") or config["mlp_ratio"] * config["d_model"],
+        "rms_norm_eps": config["rms_norm_eps"],
+        "vocab_size": config.get("embedding_size") or config["vocab_size"],
+        "max_position_embeddings": config["max_sequence_length"],
+        "tie_word_embeddings": config["weight_tying"],
+        **shared_values(config),
+    }
+
+
+LLADA = Family(
+    "llada",
+    shift=0,
+    config_class=LlamaConfig,
+    net_class=LlamaForCausalLM,
+    model_types=("llada",),
+    covered=Covered(
+        # LLaDA's own code has other defaults for most of these fields, so an absent one is refused.
+        fixed={
+            "activation_type": ("silu",),
+            "alibi": (False,),
+            "attention_dropout": (0.0,),
+            "attention_layer_norm": (False,),
+            "bias_for_layer_norm": (False, None),
+            "block_group_size": (1,),
+            "block_type": ("llama",),
+            "embedding_dropout": (0.0,),
+            "include_bias": (False,),
+            "include_qkv_bias": (False,),
+            "input_emb_norm": (False,),
+            "layer_norm_type": ("rms",),
+            "layer_norm_with_affine": (True,),
+            "residual_dropout": (0.0,),
+            "rope": (True,),
+            "rope_full_precision": (True,),
+            "scale_logits": (False,),
+        },
+        optional={"clip_qkv": (None,)},
+        read=words(
+            "d_model n_layers n_heads n_kv_heads multi_query_attention mlp_hidden_size mlp_ratio rms_norm_eps "
+            "rope_theta embedding_size vocab_size max_sequence_length weight_tying"
+        ),
+        # Initialisation, training and the choice of a kernel: none of these changes a trained forward pass.
+        ignored=NEUTRAL
+        | words(
+            "alibi_bias_max attention_layer_norm_with_affine flash_attention flash_attn_varlen "
+            "init_cutoff_factor init_device init_fn init_std precision"
+        ),
+    ),
+    translated=_translated,
+    tensor_names=_names(r"model\."),
+    adapter_names=_names(r"(?:model\.)+"),  # a training wrapper puts one `model.` more before every name
+    adapter_modules={"wte": "embed_tokens", "ff_out": "lm_head"},
+    loss="per_row",
+    lora_targets=("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
+    narrow=True,
+)
