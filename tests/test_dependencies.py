@@ -9,7 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-THROUGH_OTHERS = {"accelerate", "bitsandbytes", "tensorboard"}  # transformers imports them when it is told to
+# transformers imports them when it is told to; jinja2 is for chat templates
+THROUGH_OTHERS = {"accelerate", "bitsandbytes", "jinja2", "tensorboard"}
 
 
 def distribution(name: str) -> str:
@@ -30,7 +31,9 @@ def imported() -> dict[str, set[str]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            for top in {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"voidpad"}:
+            for top in (
+                {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"voidpad"}
+            ):
                 [provider] = {distribution(name) for name in providers.get(top, [f"nothing installs {top}"])}
                 found.setdefault(provider, set()).add(str(path.relative_to(ROOT)))
     return found

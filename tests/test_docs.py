@@ -25,6 +25,7 @@ UNMARKED = {
     "README.md", "analyze.md", "decode.md", "evaluate.md", "fast.md", "log.md", "reproduce.md", "sandbox.md", "tiny.md",
     "train.md", "view.md",
 }  # fmt: skip
+RUN_ELSEWHERE = {"extend.md": "test_extend.py"}  # pages that a test of their own puts together and runs
 FENCE = re.compile(
     r"(?P<marks>(?:^<!--[^\n]*-->\n)*)^```(?P<language>sh|bash|python)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -147,7 +148,9 @@ def runnable(*, slow: bool) -> list[Path]:
     chosen = []
     for page in PAGES:
         kept = [block for block in blocks(page) if block.reason is None]
-        if page.name not in UNMARKED and kept and any(block.slow for block in kept) == slow:
+        if page.name in UNMARKED or page.name in RUN_ELSEWHERE:
+            continue
+        if kept and any(block.slow for block in kept) == slow:
             chosen.append(page)
     return chosen
 
