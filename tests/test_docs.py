@@ -176,3 +176,26 @@ def test_the_computed_tables_are_those_of_the_script():
     page = (DOCS / "sizes.md").read_text()
     assert sizes.memory() in page
     assert sizes.time() in page
+
+
+def test_every_make_target_that_is_named_exists():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    pages = [*PAGES, *(ROOT / ".github").rglob("*.*"), ROOT / ".ci" / "run"]
+    named = set()
+    for page in pages:
+        for words in re.findall(r"(?:`|^ {4}|run: |^)make ([a-z -]+)", page.read_text(), re.MULTILINE):
+            named |= {f"{page.name}: {word}" for word in words.split() if word not in targets}
+    assert {"test", "docs", "coverage", "release"} <= targets
+    assert named == set()
+
+
+def test_the_workflow_and_the_templates_can_be_read():
+    yaml = pytest.importorskip("yaml")
+    files = [*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml", ROOT / "CITATION.cff"]
+    assert len(files) >= 6
+    for path in files:
+        assert isinstance(yaml.safe_load(path.read_text()), dict), path
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
+    for pins in ("oldest", "newest"):
+        assert (ROOT / ".github" / f"constraints-{pins}.txt").is_file()
+        assert pins in workflow
