@@ -2,7 +2,7 @@
 
 import ast
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from voidpad.builtin.numbers import EXPR, STEPS
 from voidpad.builtin.problems import Problem, Task, first_function, first_number, last_number
@@ -15,7 +15,7 @@ CANVAS = 192  # slots; a multiple of every block size we report (16, 32, 64, 192
 class Runner(Protocol):
     """What judges a program: `voidpad.sandbox.Sandbox`."""
 
-    def run(self, program: str, checks: str): ...
+    def run(self, program: str, checks: str) -> Any: ...
 
 
 def heldout(name: str, count: int, *, seed: int = 0) -> list[Problem]:
