@@ -131,7 +131,7 @@ def run(page: Path, folder: Path, *, slow: bool) -> None:
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     for block in blocks(page):
-        if block.reason is not None:
+        if block.reason is not None or ("voidpad serve" in block.code and "serve" not in cli.COMMANDS):
             continue
         if block.slow and not slow:
             return
