@@ -22,8 +22,8 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 # Pages whose blocks carry no marks yet: of these only the names of commands, options and modules are checked.
 UNMARKED = {
-    "README.md", "analyze.md", "decode.md", "evaluate.md", "fast.md", "log.md", "models.md", "reproduce.md", "sandbox.md", "tiny.md",
-    "train.md", "view.md",
+    "README.md", "analyze.md", "decode.md", "evaluate.md", "fast.md", "log.md", "models.md", "reproduce.md",
+    "sandbox.md", "tiny.md", "train.md", "view.md",
 }  # fmt: skip
 RUN_ELSEWHERE = {"extend.md": "test_extend.py"}  # pages that a test of their own puts together and runs
 FENCE = re.compile(
