@@ -119,7 +119,7 @@ def test_eval_without_its_extra_says_what_to_install(tmp_path):
     missing = "sys.modules['lm_eval'] = None"
     ran = python(missing, "eval", "--model", "tiny-void", "--tasks", "gsm8k", "--out", str(tmp_path / "run"))
     assert ran.returncode == 1
-    assert ran.stderr == "voidpad: lm_eval is not installed; pip install 'voidpad[eval]'.\n"
+    assert ran.stderr.strip() == "voidpad: lm_eval is not installed; pip install 'voidpad[eval]'."
 
 
 # ------------------------------------------------------------------------------------------- bitsandbytes

@@ -5,6 +5,7 @@ A library leaves these to its caller. A command owns its process, and is often r
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ def prepare_process() -> None:
     # Imports create half a million objects that stay. With the default threshold of 700 the collector walks over
     # them again and again, which is a quarter of the start-up time.
     gc.set_threshold(100_000, 20, 20)
+    atexit.register(gc.freeze)  # at exit the collector would walk over them once more, for a second
     for name, value in WAITING.items():
         os.environ.setdefault(name, value)
 
