@@ -187,6 +187,7 @@ def test_save_and_load_round_trip(models, tmp_path, family):
     assert loaded.encode("hello 42!") == model.encode("hello 42!")
     assert loaded.plan("void", canvas=32).block == 16
     assert sorted(path.name for path in tmp_path.iterdir()) == ["saved"]
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in (tmp_path / "saved").iterdir())
 
 
 def test_save_never_overwrites(models, tmp_path):

@@ -245,6 +245,8 @@ def _fresh_folder(target: Path) -> Iterator[Path]:
     try:
         yield beside
         beside.chmod(0o755)  # mkdtemp makes it private
+        for path in beside.iterdir():  # and so does the writer of the tensors
+            path.chmod(path.stat().st_mode | 0o044)
         beside.replace(target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
