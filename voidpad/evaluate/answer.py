@@ -147,10 +147,13 @@ def load_run(settings: Settings, resources: Resources, *, model: Model | None = 
 
 def load_model(settings: Settings, resources: Resources) -> Model:
     """The model that the settings name, on the device of the resources."""
-    place: dict[str, Any] = (
-        {"device_map": "auto"} if resources.device == "auto" else {"device": resources.device}
+    model = load(
+        settings.model,
+        settings.adapter,
+        device=resources.device,
+        dtype=settings.dtype,
+        quantize=settings.quantize,
     )
-    model = load(settings.model, settings.adapter, dtype=settings.dtype, quantize=settings.quantize, **place)
     return merge(model) if settings.merge and isinstance(model.net, PeftModel) else model
 
 

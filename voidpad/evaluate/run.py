@@ -1,6 +1,7 @@
 """A whole evaluation: prepare, answer and judge one after the other, and the union of shards."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def evaluate(
     loaded = load_run(settings, resources, model=model)
     folder = RunFolder(out)
     with folder.writing():
-        prepare(Settings.parse(loaded.settings), folder, resources=resources, tasks=tasks)
+        known = replace(settings, weights=loaded.settings["weights"])
+        prepare(known, folder, resources=resources, tasks=tasks)
         answer(folder, loaded=loaded, progress=progress)
         return judge(folder, resources=resources, tasks=tasks)
 
