@@ -42,7 +42,7 @@ test-data: $(VENV)/dev.stamp  ## benchmark files for the tests that skip without
 	$(RUN) studies.release.fetch_test_data build/test-data
 
 docs: $(VENV)/dev.stamp  ## the site in build/site; a warning, such as a dead link, is an error
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict  # not --quiet: it hides warnings from --strict too
 
 docs-serve: $(VENV)/dev.stamp  ## the site on 127.0.0.1:8000, rebuilt when a page changes
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve

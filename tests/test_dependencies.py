@@ -9,7 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-THROUGH_OTHERS = {"accelerate", "bitsandbytes", "tensorboard"}  # transformers imports them when it is told to
+# transformers imports them when it is told to; jinja2 is for chat templates
+THROUGH_OTHERS = {"accelerate", "bitsandbytes", "jinja2", "tensorboard"}
 
 
 def distribution(name: str) -> str:

@@ -25,6 +25,7 @@ UNMARKED = {
     "README.md", "analyze.md", "decode.md", "evaluate.md", "fast.md", "log.md", "reproduce.md", "sandbox.md", "tiny.md",
     "train.md", "view.md",
 }  # fmt: skip
+RUN_ELSEWHERE = {"extend.md": "test_extend.py"}  # pages that a test of their own puts together and runs
 FENCE = re.compile(
     r"(?P<marks>(?:^<!--[^\n]*-->\n)*)^```(?P<language>sh|bash|python)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -147,7 +148,9 @@ def runnable(*, slow: bool) -> list[Path]:
     chosen = []
     for page in PAGES:
         kept = [block for block in blocks(page) if block.reason is None]
-        if page.name not in UNMARKED and kept and any(block.slow for block in kept) == slow:
+        if page.name in UNMARKED or page.name in RUN_ELSEWHERE:
+            continue
+        if kept and any(block.slow for block in kept) == slow:
             chosen.append(page)
     return chosen
 
@@ -173,3 +176,26 @@ def test_the_computed_tables_are_those_of_the_script():
     page = (DOCS / "sizes.md").read_text()
     assert sizes.memory() in page
     assert sizes.time() in page
+
+
+def test_every_make_target_that_is_named_exists():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    pages = [*PAGES, *(ROOT / ".github").rglob("*.*"), ROOT / ".ci" / "run"]
+    named = set()
+    for page in pages:
+        for words in re.findall(r"(?:`|^ {4}|run: |^)make ([a-z -]+)", page.read_text(), re.MULTILINE):
+            named |= {f"{page.name}: {word}" for word in words.split() if word not in targets}
+    assert {"test", "docs", "coverage", "release"} <= targets
+    assert named == set()
+
+
+def test_the_workflow_and_the_templates_can_be_read():
+    yaml = pytest.importorskip("yaml")
+    files = [*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml", ROOT / "CITATION.cff"]
+    assert len(files) >= 6
+    for path in files:
+        assert isinstance(yaml.safe_load(path.read_text()), dict), path
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
+    for pins in ("oldest", "newest"):
+        assert (ROOT / ".github" / f"constraints-{pins}.txt").is_file()
+        assert pins in workflow

@@ -14,6 +14,21 @@ ROOT = Path(__file__).parents[2]
 PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md")
 
 
+def on_config(config: Any) -> Any:
+    """Put pages of docs/ that the navigation does not name at the end of its "How to", so that none is forgotten."""
+    listed = set(_pages(config.nav))
+    [how_to] = [part["How to"] for part in config.nav if "How to" in part]
+    how_to += [path.name for path in sorted(Path(config.docs_dir).glob("*.md")) if path.name not in listed]
+    return config
+
+
+def _pages(part: Any) -> list[str]:
+    """The files named by a navigation or a part of one."""
+    if isinstance(part, str):
+        return [part]
+    return [name for inner in (part.values() if isinstance(part, dict) else part) for name in _pages(inner)]
+
+
 def on_files(files: Files, *, config: Any) -> Files:
     """Add spec/*.md under spec/, and the project's pages at the top."""
     outside = [*PROJECT, *(f"spec/{path.name}" for path in sorted((ROOT / "spec").glob("*.md")))]
