@@ -15,7 +15,7 @@ from voidpad.errors import ConfigError
 from voidpad.sandbox import ProgramTest, Sandbox, SandboxLimits, Verdict
 from voidpad.tasks import FEWSHOT
 from voidpad.tasks.data import ITEM
-from voidpad.tasks.graders import Doc
+from voidpad.tasks.graders import Doc, shared_processes
 
 
 class Benchmark(ConfigurableTask):
@@ -49,6 +49,10 @@ class Benchmark(ConfigurableTask):
         if self.options.get("fewshot", "keyed") == "keyed":
             self.sampler.set_rnd(item_seed(self.shots_seed, doc[ITEM]))
         return super().fewshot_context(doc, num_fewshot=num_fewshot, **kwargs)
+
+    def apply_filters(self) -> None:
+        with shared_processes():
+            super().apply_filters()
 
     def detail(self, doc: Doc, graded: Any) -> dict[str, Any]:
         """What an example's line records about the primary grader's work."""
