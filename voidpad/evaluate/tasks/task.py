@@ -14,7 +14,7 @@ from lm_eval.api.task import ConfigurableTask
 from voidpad.errors import ConfigError
 from voidpad.evaluate.tasks import FEWSHOT
 from voidpad.evaluate.tasks.benchmark_files import ITEM
-from voidpad.evaluate.tasks.graders import Doc
+from voidpad.evaluate.tasks.graders import Doc, shared_processes
 from voidpad.sandbox import ProgramTest, Sandbox, SandboxLimits, Verdict
 
 
@@ -49,6 +49,10 @@ class Benchmark(ConfigurableTask):
         if self.options.get("fewshot", "keyed") == "keyed":
             self.sampler.set_rnd(item_seed(self.shots_seed, doc[ITEM]))
         return super().fewshot_context(doc, num_fewshot=num_fewshot, **kwargs)
+
+    def apply_filters(self) -> None:
+        with shared_processes():
+            super().apply_filters()
 
     def detail(self, doc: Doc, graded: Any) -> dict[str, Any]:
         """What an example's line records about the primary grader's work."""
