@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -178,7 +179,9 @@ def test_text_goes_to_stdout_and_numbers_to_stderr(voidpad, folders, models):
     ran = voidpad("generate", "hi", "--model", folders["llada"], *SMALL)
     assert ran.out == wanted.text + "\n"
     size = sum(token not in models["llada"].roles.all() for token in wanted.tokens)
-    assert ran.err.startswith(f"{size} tokens, {wanted.passes_decode} passes, canvas 8, stopped: ")
+    chosen, numbers = ran.err.splitlines()
+    assert chosen == "plan: original (this checkpoint names no padding)"
+    assert numbers.startswith(f"{size} tokens, {wanted.passes_decode} passes, canvas 8, stopped: ")
     many = voidpad("generate", "hi", "ho", "--model", folders["llada"], *SMALL)
     assert many.out.startswith(f"--- 0\n{wanted.text}\n--- 1\n")
 
@@ -196,9 +199,41 @@ def test_many_prompts_are_json_lines_in_their_order(voidpad, folders, models):
     ran = voidpad(
         "generate", *prompts, "--model", folders["dream"], *SMALL, "--rows", 2, "--tokens", 60, "--json"
     )
+    assert ran.err == "plan: original (this checkpoint names no padding)\n"
     for prompt, row in zip(prompts, ran.rows, strict=True):
         assert untimed(row) == told(models["dream"].generate(prompt, canvas=8, block=4)[0])
-    assert ran.err == ""
+
+
+@pytest.mark.parametrize(
+    ("padding", "plan"), [("void", "void"), ("rainbow", "original"), ("eos", "original"), (None, "original")]
+)
+def test_the_plan_follows_the_padding_of_the_checkpoint(voidpad, folders, tmp_path, padding, plan):
+    shutil.copytree(folders["llada"], tmp_path / "model")
+    replace(read_card(tmp_path / "model"), padding=padding).write(tmp_path / "model")
+    model = load(tmp_path / "model")
+    run = ("generate", "hi", "--model", tmp_path / "model", *SMALL, "--json")
+    chosen, named = voidpad(*run), voidpad(*run, "--plan", plan)
+    assert [untimed(row) for row in chosen.rows] == [untimed(row) for row in named.rows]
+    [wanted] = model.generate("hi", canvas=8, block=4)
+    assert untimed(chosen.rows[0]) == told(wanted)
+    *_, last = model.stream("hi", canvas=8, block=4)
+    assert last.finished[0].ids == wanted.ids
+    trained = f"was trained with {padding} padding" if padding else "names no padding"
+    assert chosen.err.splitlines()[0] == f"plan: {plan} (this checkpoint {trained})"
+    assert "plan:" not in named.err
+
+
+def test_an_empty_answer_names_the_command_that_explains_it(voidpad, folders):
+    model = load(folders["llada"])
+    others = ",".join(str(token) for token in range(64) if token not in (model.roles.eos, model.roles.mask))
+    said = voidpad("generate", "it's", "--model", folders["llada"], *SMALL, "--ban", others, "--no-trim").err
+    command = said.splitlines()[-1].partition("; to see why: ")[2]
+    words = shlex.split(command)
+    assert words[:4] == ["voidpad", "analyze", "overflow", "it's"]
+    assert "--no-trim" in words
+    assert words[words.index("--plan") + 1] == "original"
+    shown = voidpad(*words[1:])
+    assert shown.status == 0, shown.err
 
 
 # ------------------------------------------------------------------------------------------------- prompts
@@ -812,7 +847,7 @@ def test_a_real_process_reads_a_pipe_and_answers(folders, models):
     assert ran.returncode == 0, ran.stderr
     [wanted] = models["llada"].generate("café?", canvas=8, block=4)
     assert untimed(json.loads(ran.stdout)) == told(wanted)
-    assert ran.stderr == b""
+    assert ran.stderr == b"plan: original (this checkpoint names no padding)\n"
 
 
 def test_a_real_process_ends_with_the_right_status(folders):

@@ -6,16 +6,19 @@ import json
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from voidpad.commands.bars import counting
-from voidpad.commands.options import chosen_plan, takes_plan_fields
+from voidpad.commands.options import PlanName, chosen_plan, say_plan, takes_plan_fields
 from voidpad.commands.outputs import folder_to_write
 from voidpad.errors import ConfigError
+
+if TYPE_CHECKING:
+    from voidpad.models.card import Card
 
 
 class Stage(StrEnum):
@@ -44,10 +47,7 @@ def evaluate(
     ] = None,
     model: Annotated[str, typer.Option(help="built-in name, hub id or folder")] = "tiny-void",
     adapter: Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")] = None,
-    plan: Annotated[
-        str,
-        typer.Option(help="how to decode: a name that `voidpad plans` lists, or module:object of your own"),
-    ] = "void",
+    plan: PlanName = None,
     items: Annotated[
         int | None, typer.Option("--limit", help="only the first so many items of each task")
     ] = None,
@@ -82,6 +82,7 @@ def evaluate(
 ) -> None:
     """Score a model on benchmarks: GSM8K, MATH500, HumanEval, MBPP, and the built-in model's four tasks."""
     from voidpad.evaluate import Resources, Settings
+    from voidpad.models.card import default_plan
 
     resources = Resources(
         device=device,
@@ -94,10 +95,11 @@ def evaluate(
     )
     settings = None
     if stage in (None, Stage.prepare):
+        card = None if plan else readable_card(model, adapter, stage)
         settings = Settings(
             model=model,
             tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
-            plan=chosen_plan(plan),
+            plan=chosen_plan(plan) if plan else default_plan(card),
             fields=fields or {},
             adapter=adapter,
             dtype=dtype,
@@ -113,6 +115,8 @@ def evaluate(
             cache=cache,
             merge=merge,
         )
+        if plan is None:
+            say_plan(default_plan(card), card.padding if card else None)
     else:
         refuse_settings(context, stage, out_dir)
     results = run(stage, settings, out_dir, resources)
@@ -127,6 +131,16 @@ def evaluate(
         if results["provenance"].get("approximations"):  # runs from before this was recorded have no such key
             err.print(f"approximate: {', '.join(results['provenance']['approximations'])}", style="yellow")
         err.print(f"run folder: {out_dir}", style="dim")
+
+
+def readable_card(model: str, adapter: str | None, stage: Stage | None) -> Card | None:
+    """The checkpoint's card, whose padding chooses the plan. Requests may be prepared where the checkpoint is not."""
+    from voidpad.evaluate.weights import on_this_machine
+    from voidpad.models.load import card_of
+
+    if stage is Stage.prepare and not on_this_machine(model, adapter):
+        raise ConfigError(f"plan: {model} is not on this machine, so its padding is unknown; name --plan")
+    return card_of(model, adapter)
 
 
 def refuse_settings(context: typer.Context, stage: Stage, out_dir: Path) -> None:

@@ -20,6 +20,22 @@ PANEL = "Plan fields (see `voidpad plans`)"
 KINDS: dict[str, type] = {"boolean": bool, "integer": int, "number": float, "string": str, "names": str}
 
 
+PlanName = Annotated[
+    str | None,
+    typer.Option(
+        "--plan",
+        help="how to decode: a name that `voidpad plans` lists, or module:object of your own; "
+        "default: the one that fits the checkpoint's padding",
+    ),
+]
+
+
+def say_plan(name: str, padding: str | None) -> None:
+    """A line on standard error: which plan was chosen for a user who named none."""
+    trained = f"was trained with {padding} padding" if padding else "names no padding"
+    typer.echo(f"plan: {name} (this checkpoint {trained})", err=True)
+
+
 def takes_plan_fields(
     command: Callable[..., None] | None = None, *, flags: Mapping[str, str] | None = None
 ) -> Callable[..., Any]:

@@ -25,6 +25,7 @@ class HFDenoiser:
     head: nn.Module
     shift: int = 0  # Dream predicts token j at position j - 1
     forbid: Forbid | None = None  # attention intervention
+    narrow: bool = False  # the last layer may be computed for the requested slots only (engine/narrow.py)
 
     @property
     def device(self) -> torch.device:

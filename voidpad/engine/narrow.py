@@ -1,7 +1,8 @@
 """The last layer, computed only at the tokens whose logits are needed.
 
 This is exact. The last layer's keys and values need every token; its queries and its MLP do not, because no later layer
-reads the other tokens.
+reads the other tokens. The layers must have the parts of transformers' Llama; a family says so (`Family.narrow`), and
+`HFDenoiser.narrow` carries it here.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
-KNOWN = ("llama", "qwen2")  # model types of transformers whose layers have the parts used here
 
 
 class Precomputed(Cache):

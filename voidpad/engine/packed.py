@@ -22,7 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from voidpad.decode.canvas import Canvas
 from voidpad.decode.denoise import HFDenoiser
 from voidpad.engine.graphs import Graphs, run
-from voidpad.engine.narrow import KNOWN, narrowed
+from voidpad.engine.narrow import narrowed
 
 NAME = "voidpad_varlen"
 HALF = (torch.float16, torch.bfloat16)
@@ -117,7 +117,7 @@ def logits(
     fused = next(inner.body.parameters()).dtype in HALF and inner.device.type == "cuda"
     # Not with the GPU's fused kernel: there it would save one layer of many, and it has not been timed.
     few = 0 < len(packing.outputs) <= len(packing.ids) // 2
-    last = narrowed if few and not fused and config.model_type in KNOWN else whole
+    last = narrowed if few and not fused and inner.narrow else whole
 
     def forward(
         ids: Tensor, positions: Tensor, queries: Tensor, keys: Tensor, outputs: Tensor, *extra: Tensor

@@ -24,7 +24,7 @@ class ModelArgs:
     """`--model_args` of lm-eval's command line; what is not listed here is a field of the plan."""
 
     pretrained: str = "tiny-void"
-    plan: str = "void"
+    plan: str | None = None  # None: the one that fits the checkpoint's padding
     adapter: str | None = None
     device: str = "cpu"
     dtype: str = "auto"

@@ -102,7 +102,7 @@ def _drive(
 ) -> Iterator[Ended]:
     left = [[part for part in parts if not RunFolder(part.folder(out)).complete] for parts in cells]
     yield from (_finish(parts, out, resources) for parts, none in zip(cells, left, strict=True) if not none)
-    gpus = int(resources.device != "cpu")
+    gpus = _gpus(ray, resources.device)
     remote = ray.remote(max_retries=-1, max_calls=0, num_cpus=1, num_gpus=gpus)(_call)
     jobs = [(part, parts) for parts, some in zip(cells, left, strict=True) for part in some]
     running = {remote.remote(Work(part.settings, resources)): (part, parts) for part, parts in jobs}
@@ -116,6 +116,13 @@ def _drive(
         store(parcel.files, part.folder(out))
         if all(RunFolder(one.folder(out)).complete for one in parts):
             yield replace(_finish(parts, out, resources), worker=parcel.worker, loads=parcel.loads)
+
+
+def _gpus(ray: Any, device: str) -> int:
+    """GPUs that a task asks Ray for. With `auto` it is one if the cluster has any: Ray hides GPUs nobody asked for."""
+    if device == "auto":
+        return int(ray.cluster_resources().get("GPU", 0) >= 1)
+    return int(device not in ("cpu", "mps"))
 
 
 def _call(work: Work) -> Parcel:

@@ -120,6 +120,17 @@ def vocabulary(name: str, *, family: str | None = None) -> tuple[PreTrainedToken
     return tokenizer, own.roles if own is not None else roles
 
 
+def card_of(name: str | Path, adapter: str | Path | None = None) -> Card | None:
+    """The card that `load(name, adapter)` would use, without reading weights: the adapter's, else the base's.
+
+    None if neither folder has one.
+    """
+    folders = [locate(name)] if adapter is None else [locate(adapter), locate(name)]
+    if is_adapter(folders[-1]):
+        folders.append(base_folder(name))
+    return next((card for folder in folders if (card := read_card(folder)) is not None), None)
+
+
 def save(model: Model, folder: str | Path) -> None:
     """Write a folder that `load` reads: the whole model, or the adapter alone where it is not merged."""
     with _fresh_folder(Path(folder)) as beside, quiet():

@@ -141,14 +141,18 @@ class Model:
         """Aligned logits of this network, as the decoder wants them."""
         from voidpad.decode.denoise import HFDenoiser
 
-        return HFDenoiser(self.base.model, self.base.lm_head, shift=self.family.shift, **fields)
+        own = {"shift": self.family.shift, "narrow": self.family.narrow}
+        return HFDenoiser(self.base.model, self.base.lm_head, **own, **fields)
 
-    def plan(self, name: "str | Plan" = "void", **fields: Any) -> "Plan":
-        """A preset with the defaults of this model's family and calibration; a ready plan is taken as it is."""
+    def plan(self, name: "str | Plan | None" = None, **fields: Any) -> "Plan":
+        """A preset with the defaults of this model's family and calibration; a ready plan is taken as it is.
+
+        Without a name it is the preset that fits the padding of this checkpoint.
+        """
         from voidpad.decode.plan import describe
 
         defaults, calibration = self.family.decoding, self.card.calibration
-        return describe(name, defaults=defaults, calibration=calibration, **fields)[0]
+        return describe(name or self.default_plan, defaults=defaults, calibration=calibration, **fields)[0]
 
     def fit(self, ids: Sequence[int], plan: "Plan") -> "Plan":
         """The plan with its longest canvas cut to what the context leaves beside this prompt."""
@@ -173,7 +177,7 @@ class Model:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        plan: "str | Plan" = "void",
+        plan: "str | Plan | None" = None,
         *,
         seed: int = 0,
         rows: int = 32,
@@ -187,6 +191,8 @@ class Model:
         **fields: Any,
     ) -> list[Result]:
         """Answers in the order of the prompts; `progress` is called with each one as it ends.
+
+        Without a plan, the checkpoint's padding chooses it (`default_plan`).
 
         `rows` and `tokens` (prompts and canvases) bound one forward pass; they change no answer. `cache` does:
         "prefix" or "dual" keeps keys and values inside a block, "dual:4" computes them anew every 4 passes. `listen` is
@@ -208,7 +214,7 @@ class Model:
     def stream(
         self,
         prompt: Prompt,
-        plan: "str | Plan" = "void",
+        plan: "str | Plan | None" = None,
         *,
         seed: int = 0,
         raw: bool = False,
