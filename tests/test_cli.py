@@ -188,9 +188,18 @@ def test_text_goes_to_stdout_and_numbers_to_stderr(voidpad, folders, models):
 
 def test_texts_are_printed_as_they_are(capsys):
     text = ":smile: [bold]a[/bold]\ttab  \x1b[1m" + "long " * 60
-    show(
-        Result(text, [1], 1, 0, 0, 1, "eos", 0.1, (), [1], 0), Roles(mask=0, eos=1), as_json=False, many=False
+    result = Result(
+        key=0,
+        ids=[1],
+        tokens=[1],
+        passes_decode=1,
+        passes_probe=0,
+        passes_shared=0,
+        stop_reason="eos",
+        seconds=0.1,
+        text=text,
     )
+    show(result, Roles(mask=0, eos=1), as_json=False, many=False)
     assert capsys.readouterr().out == text + "\n"
 
 

@@ -97,7 +97,7 @@ def test_wrong_usage_is_one_line(weights, tmp_path, words, message):
 
 def test_approximations_are_named(weights, tmp_path):
     words = ["--model", weights, "--canvas", "16", "--block", "8", "--tasks", "tiny_expr", "--limit", "1"]
-    done = run(*words, "--cache", "prefix", "--trim", "--out", str(tmp_path))
+    done = run(*words, "--plan", "void", "--cache", "prefix", "--trim", "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
     assert "approximate: prefix cache, trim" in done.stderr
     assert read_run(tmp_path).config["settings"]["cache"] == "prefix"

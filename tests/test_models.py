@@ -566,20 +566,3 @@ def test_the_default_plan_follows_the_padding(padding, plan):
     model = random_model()
     model.card = Card("llada", model.roles, padding=padding)
     assert model.default_plan == plan
-
-
-def test_no_other_file_compares_the_name_of_a_family():
-    """What is special about a family is in its file. Others ask the Family."""
-    import ast
-    from pathlib import Path
-
-    import voidpad
-
-    root = Path(voidpad.__file__).parent
-    for path in sorted((root / "models").rglob("*.py")):
-        if path.parent.name == "families":
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Compare):
-                constants = {c.value for c in ast.walk(node) if isinstance(c, ast.Constant)}
-                assert not constants & set(FAMILIES), f"{path}:{node.lineno}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,7 +94,7 @@ def evaluate(
         weak_sandbox=weak_sandbox,
         workers=workers,
     )
-    settings = None
+    settings, card = None, None
     if stage in (None, Stage.prepare):
         card = None if plan else readable_card(model, adapter, stage)
         settings = Settings(
@@ -115,11 +116,14 @@ def evaluate(
             cache=cache,
             merge=merge,
         )
-        if plan is None:
-            say_plan(default_plan(card), card.padding if card else None)
     else:
         refuse_settings(context, stage, out_dir)
-    results = run(stage, settings, out_dir, resources)
+
+    def begun() -> None:
+        if settings is not None and plan is None:
+            say_plan(default_plan(card), card.padding if card else None)
+
+    results = run(stage, settings, out_dir, resources, begun)
     if results is None:
         following = Stage.answer if stage is Stage.prepare else Stage.judge
         err.print(f"{out_dir}: next is `voidpad eval --stage {following} --out {out_dir}`", style="dim")
@@ -135,7 +139,7 @@ def evaluate(
 
 def readable_card(model: str, adapter: str | None, stage: Stage | None) -> Card | None:
     """The checkpoint's card, whose padding chooses the plan. Requests may be prepared where the checkpoint is not."""
-    from voidpad.evaluate.weights import on_this_machine
+    from voidpad.evaluate.run_weights import on_this_machine
     from voidpad.models.load import card_of
 
     if stage is Stage.prepare and not on_this_machine(model, adapter):
@@ -155,14 +159,17 @@ def refuse_settings(context: typer.Context, stage: Stage, out_dir: Path) -> None
             )
 
 
-def run(stage: Stage | None, settings: Any, out_dir: Path, resources: Any) -> dict[str, Any] | None:
-    """All stages, or one of them; the results where there are any."""
+def run(
+    stage: Stage | None, settings: Any, out_dir: Path, resources: Any, begun: Callable[[], None]
+) -> dict[str, Any] | None:
+    """All stages, or one of them; the results where there are any. `begun` is called once nothing was refused."""
     from voidpad.evaluate.folder import RunFolder, read_run
 
     if stage is Stage.prepare:
         from voidpad.evaluate.prepare import prepare
 
         requests = prepare(settings, RunFolder(out_dir), resources=resources)
+        begun()
         err.print(f"{out_dir}: {len(requests)} requests", style="dim")
         return None
     if stage is Stage.judge:
@@ -176,6 +183,7 @@ def run(stage: Stage | None, settings: Any, out_dir: Path, resources: Any) -> di
     def show(done: int, total: int) -> None:
         if not there:
             there.append(done)
+            begun()
             if done:
                 err.print(f"{out_dir}: {done} of {total} answers are there already", style="dim")
         bar.start()  # only now: what fails before the first answer shows no bar

@@ -110,9 +110,6 @@ def generate(
             for way in {cache, None} if report_delta else {cache}:
                 loaded.compiled().generate("compile", "original", canvas=64, block=32, cache=way)
     built = loaded.plan(wanted, **(fields or {}))
-    if plan is None:
-        plan = loaded.default_plan
-        say_plan(plan, loaded.card.padding)
     warn(built, loaded)
     shared: dict[str, Any] = {"seed": seed, "rows": rows, "tokens": tokens, "raw": raw, "system": system}
     begun = time.perf_counter()
@@ -122,7 +119,13 @@ def generate(
         if trace is not None:
             from voidpad.diagnose.trace import Recorder
 
-            recorder = Recorder(loaded, plan_name=plan, seed=seed, detail=trace_detail.value, cache=cache)
+            recorder = Recorder(
+                loaded,
+                plan_name=plan or loaded.default_plan,
+                seed=seed,
+                detail=trace_detail.value,
+                cache=cache,
+            )
             listeners.append(recorder)
         if live:
             from voidpad.commands.live import LiveView
@@ -152,11 +155,19 @@ def generate(
         with bar(len(prompts), shown=len(prompts) > 1, label="exact") as tick:
             plain = loaded.generate(prompts, exact, progress=tick, **shared)
         delta(results, plain, seconds=(spent, time.perf_counter() - begun))
+    if plan is None:  # said only now: what is refused ends with one line
+        say_plan(loaded.default_plan, loaded.card.padding)
     for result in results:
         show(result, loaded.roles, as_json=as_json, many=len(prompts) > 1)
     doubtful = next((result for result in results if drowned(result, loaded.roles)), None)
     if doubtful is not None:
-        given = {"model": model, "adapter": adapter, "plan": plan, "raw": raw or None, **(fields or {})}
+        given = {
+            "model": model,
+            "adapter": adapter,
+            "plan": plan or loaded.default_plan,
+            "raw": raw or None,
+            **(fields or {}),
+        }
         err.print(explanation(doubtful, prompts[doubtful.key], given), style="yellow")
 
 

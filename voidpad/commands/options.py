@@ -12,8 +12,8 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from voidpad.decode.fields import PlanField
 from voidpad.decode.plan import RENAMED, Plan, every_field
-from voidpad.decode.settings import PlanField
 from voidpad.errors import ConfigError
 
 PANEL = "Plan fields (see `voidpad plans`)"

@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from voidpad.training.watch import FOREVER
 
 if TYPE_CHECKING:
-    from voidpad.training.run import RunFacts
+    from voidpad.training.train import RunFacts
 
 NAMES = {"loss": "loss", "loss_response": "response", "loss_eos": "eos", "loss_padding": "padding"}
 

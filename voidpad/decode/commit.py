@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from voidpad.decode.settings import DecodingRule, setting
+from voidpad.decode.fields import DecodingRule, setting
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from voidpad.decode.fields import DecodingRule, setting
 from voidpad.decode.noise import Noise
-from voidpad.decode.settings import DecodingRule, setting
 
 Score = Callable[[Tensor, Tensor, Noise], Tensor]  # (probabilities (N, V), tokens (N,), noise) -> (N,)
 NOTHING = -1  # the token of a slot at which every token is banned

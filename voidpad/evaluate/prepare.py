@@ -13,11 +13,11 @@ from lm_eval.tasks import TaskManager
 from voidpad.errors import ConfigError
 from voidpad.evaluate.folder import AnswerRequest, RunFolder
 from voidpad.evaluate.provenance import judge_provenance
+from voidpad.evaluate.run_weights import with_weights
 from voidpad.evaluate.settings import Resources, Settings
 from voidpad.evaluate.tasks import FOLDER
 from voidpad.evaluate.tasks.benchmark_files import ITEM
 from voidpad.evaluate.tasks.task import Benchmark
-from voidpad.evaluate.weights import with_weights
 
 _GREEDY = {"do_sample": False, "temperature": 0.0}  # what the plan does anyway
 _NOT_OURS = {"until", "max_gen_toks"}  # stop strings are cut from the text; the plan sets the canvas

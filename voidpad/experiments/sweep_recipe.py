@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from voidpad.decode.plan import Plan, describe
 from voidpad.engine.cache_policy import FORM
 from voidpad.errors import ConfigError, VoidpadError, fault
+from voidpad.evaluate.run_weights import base_folder, with_weights
 from voidpad.evaluate.settings import Settings, settings_digest
-from voidpad.evaluate.weights import base_folder, with_weights
 from voidpad.experiments.report.layout import FigureLayout, TableLayout
 from voidpad.models import FAMILIES
 from voidpad.models.load import read_config

@@ -1,4 +1,4 @@
-"""Training from a recipe: `train(recipe)`, or `voidpad train RECIPE.toml`, or `torchrun -m voidpad.training.run`."""
+"""Training from a recipe: `train(recipe)`, or `voidpad train RECIPE.toml`, or `torchrun -m voidpad.commands.train`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from voidpad.errors import ConfigError
 from voidpad.training import checkpoint
 from voidpad.training import prepared as data
 from voidpad.training.batches import BatchShare, MicroBatches
-from voidpad.training.memory import estimate
+from voidpad.training.memory_estimate import estimate
 from voidpad.training.recipe import TrainingRecipe, check
 from voidpad.training.setup import micro_batches, network, training_device
 from voidpad.training.sharding import ShardedTrainer
@@ -269,9 +269,3 @@ def _reports(recipe: TrainingRecipe) -> list[TrainerCallback]:
                 f"run.report_to: {name!r} cannot be used ({str(error).splitlines()[0]})."
             ) from None
     return callbacks
-
-
-if __name__ == "__main__":
-    from voidpad.commands.train import main
-
-    main()
