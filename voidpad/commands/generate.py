@@ -81,7 +81,7 @@ def generate(
     ] = None,
     report_delta: Annotated[
         bool,
-        typer.Option("--report-delta", help="decode exactly too, and print what the approximations change"),
+        typer.Option("--report-_delta", help="decode exactly too, and print what the approximations change"),
     ] = False,
     compile_layers: Annotated[
         bool,
@@ -110,7 +110,7 @@ def generate(
             for way in {cache, None} if report_delta else {cache}:
                 loaded.compiled().generate("compile", "original", canvas=64, block=32, cache=way)
     built = loaded.plan(wanted, **(fields or {}))
-    warn(built, loaded)
+    _warn(built, loaded)
     shared: dict[str, Any] = {"seed": seed, "rows": rows, "tokens": tokens, "raw": raw, "system": system}
     begun = time.perf_counter()
     with ExitStack() as open_views:
@@ -154,31 +154,31 @@ def generate(
         begun = time.perf_counter()
         with bar(len(prompts), shown=len(prompts) > 1, label="exact") as tick:
             plain = loaded.generate(prompts, exact, progress=tick, **shared)
-        delta(results, plain, seconds=(spent, time.perf_counter() - begun))
+        _delta(results, plain, seconds=(spent, time.perf_counter() - begun))
     if plan is None:  # said only now: what is refused ends with one line
         say_plan(loaded.default_plan, loaded.card.padding)
     for result in results:
         show(result, loaded.roles, as_json=as_json, many=len(prompts) > 1)
-    doubtful = next((result for result in results if drowned(result, loaded.roles)), None)
+    doubtful = next((result for result in results if _drowned(result, loaded.roles)), None)
     if doubtful is not None:
-        given = {
+        options = {
             "model": model,
             "adapter": adapter,
             "plan": plan or loaded.default_plan,
             "raw": raw or None,
             **(fields or {}),
         }
-        err.print(explanation(doubtful, prompts[doubtful.key], given), style="yellow")
+        err.print(_explanation(doubtful, prompts[doubtful.key], options), style="yellow")
 
 
-def drowned(result: Result, roles: Roles) -> bool:
+def _drowned(result: Result, roles: Roles) -> bool:
     """Whether an answer has no text, or next to nothing before its first EOS and nothing but EOS after."""
     from voidpad.diagnose.overflow import overflown
 
     return not result.text.strip() or overflown(result.ids, roles)
 
 
-def explanation(result: Result, prompt: Prompt, options: dict[str, Any]) -> str:
+def _explanation(result: Result, prompt: Prompt, options: dict[str, Any]) -> str:
     """One line with the command that shows why an answer is empty or mostly EOS."""
     text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
     words = ["voidpad", "analyze", "overflow", text]
@@ -211,7 +211,7 @@ def show(result: Result, roles: Roles, *, as_json: bool, many: bool) -> None:
     )
 
 
-def delta(fast: list[Result], exact: list[Result], *, seconds: tuple[float, float]) -> None:
+def _delta(fast: list[Result], exact: list[Result], *, seconds: tuple[float, float]) -> None:
     """What the approximations changed, and what they saved."""
     same = sum(a.tokens == b.tokens for a, b in zip(fast, exact, strict=True))
     answers = sum(a.text == b.text for a, b in zip(fast, exact, strict=True))
@@ -225,7 +225,7 @@ def delta(fast: list[Result], exact: list[Result], *, seconds: tuple[float, floa
     )
 
 
-def warn(plan: Plan, model: Model) -> None:
+def _warn(plan: Plan, model: Model) -> None:
     """Print what will run but means little, such as a VOID probability that was never trained."""
     for text in plan.length.warnings(model.card.padding):
         err.print(f"warning: {text}", style="yellow")
