@@ -38,7 +38,7 @@ def evaluate(
     out_dir: Annotated[
         Path,
         typer.Option(
-            "--out", help="run folder; an interrupted run goes on from it", callback=folder_to_write
+            "--out", help="_run folder; an interrupted run goes on from it", callback=folder_to_write
         ),
     ],
     tasks: Annotated[str, typer.Option(help="task names, separated by commas")] = "",
@@ -65,10 +65,10 @@ def evaluate(
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="fold the adapter into the weights first")] = False,
     allow_code_execution: Annotated[
-        bool, typer.Option("--allow-code-execution", help="let generated programs run, in the sandbox")
+        bool, typer.Option("--allow-code-execution", help="let generated programs _run, in the sandbox")
     ] = False,
     weak_sandbox: Annotated[
-        bool, typer.Option("--weak-sandbox", help="run them even where the kernel lacks a protection")
+        bool, typer.Option("--weak-sandbox", help="_run them even where the kernel lacks a protection")
     ] = False,
     workers: Annotated[int, typer.Option(help="programs tested side by side")] = 1,
     rows: Annotated[int, typer.Option(help="most rows in one pass")] = 32,
@@ -96,7 +96,7 @@ def evaluate(
     )
     settings, card = None, None
     if stage in (None, Stage.prepare):
-        card = None if plan else readable_card(model, adapter, stage)
+        card = None if plan else _readable_card(model, adapter, stage)
         settings = Settings(
             model=model,
             tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
@@ -117,13 +117,13 @@ def evaluate(
             merge=merge,
         )
     else:
-        refuse_settings(context, stage, out_dir)
+        _refuse_settings(context, stage, out_dir)
 
     def begun() -> None:
         if settings is not None and plan is None:
             say_plan(default_plan(card), card.padding if card else None)
 
-    results = run(stage, settings, out_dir, resources, begun)
+    results = _run(stage, settings, out_dir, resources, begun)
     if results is None:
         following = Stage.answer if stage is Stage.prepare else Stage.judge
         err.print(f"{out_dir}: next is `voidpad eval --stage {following} --out {out_dir}`", style="dim")
@@ -131,13 +131,13 @@ def evaluate(
         print(json.dumps(results))
     else:
         out.width = max(out.width, 100)  # a narrow terminal wraps the table; no number is left out
-        out.print(table(results))
+        out.print(_table(results))
         if results["provenance"].get("approximations"):  # runs from before this was recorded have no such key
             err.print(f"approximate: {', '.join(results['provenance']['approximations'])}", style="yellow")
         err.print(f"run folder: {out_dir}", style="dim")
 
 
-def readable_card(model: str, adapter: str | None, stage: Stage | None) -> Card | None:
+def _readable_card(model: str, adapter: str | None, stage: Stage | None) -> Card | None:
     """The checkpoint's card, whose padding chooses the plan. Requests may be prepared where the checkpoint is not."""
     from voidpad.evaluate.run_weights import on_this_machine
     from voidpad.models.load import card_of
@@ -147,7 +147,7 @@ def readable_card(model: str, adapter: str | None, stage: Stage | None) -> Card 
     return card_of(model, adapter)
 
 
-def refuse_settings(context: typer.Context, stage: Stage, out_dir: Path) -> None:
+def _refuse_settings(context: typer.Context, stage: Stage, out_dir: Path) -> None:
     """Options that a folder already decides are refused: silently ignoring them would mislead."""
     own = {"out_dir", "stage", "as_json", "device", "rows", "tokens", "data", "workers"}
     own |= {"allow_code_execution", "weak_sandbox"}
@@ -159,7 +159,7 @@ def refuse_settings(context: typer.Context, stage: Stage, out_dir: Path) -> None
             )
 
 
-def run(
+def _run(
     stage: Stage | None, settings: Any, out_dir: Path, resources: Any, begun: Callable[[], None]
 ) -> dict[str, Any] | None:
     """All stages, or one of them; the results where there are any. `begun` is called once nothing was refused."""
@@ -214,7 +214,7 @@ def shard_of(text: str | None) -> tuple[int, int] | None:
     return int(numbers[1]), int(numbers[2])
 
 
-def table(results: dict[str, Any]) -> Table:
+def _table(results: dict[str, Any]) -> Table:
     shown = Table(box=None, padding=(0, 1))
     for head in ("task", "score", "95 %", "n", "passes", "probes", "canvas", "answer", "cap %", "no EOS %"):
         shown.add_column(head, justify="left" if head == "task" else "right", no_wrap=True)
