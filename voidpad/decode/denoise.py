@@ -53,10 +53,10 @@ class HFDenoiser:
         inside = canvas.inside
         if self.forbid is None:
             return None if bool(inside.all()) else inside.long()
-        return additive((inside[:, None, :] & ~self.forbid(canvas))[:, None], self.body)
+        return _additive((inside[:, None, :] & ~self.forbid(canvas))[:, None], self.body)
 
 
-def additive(visible: Tensor, body: nn.Module) -> Tensor:
+def _additive(visible: Tensor, body: nn.Module) -> Tensor:
     """A boolean attention mask as numbers to add to the attention scores, which every attention kernel accepts."""
     dtype = next(body.parameters()).dtype
     return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
