@@ -41,13 +41,13 @@ def records(trace: Trace) -> Iterator[dict[str, Any]]:
     yield end_record(trace.row, End(trace.result, trace.pieces))
 
 
-def line(record: dict[str, Any]) -> str:
+def _line(record: dict[str, Any]) -> str:
     """One line of the file: ASCII, so that no reader can trip over a line separator inside a token's text."""
     return json.dumps(record, ensure_ascii=True, allow_nan=False, separators=(",", ":")) + "\n"
 
 
 def write(path: Path | str, traces: Iterable[Trace]) -> None:
-    store(Path(path), (line(record) for trace in traces for record in records(trace)))
+    store(Path(path), (_line(record) for trace in traces for record in records(trace)))
 
 
 def read(path: Path | str) -> list[Trace]:
