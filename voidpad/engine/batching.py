@@ -29,7 +29,7 @@ Group = tuple[Plan, Rows]  # rows that share a plan
 
 
 @dataclass
-class Request:
+class _Request:
     """A row that has not ended, from `submit` on."""
 
     handle: int
@@ -85,9 +85,9 @@ class Engine:
         self._failures = 0  # passes in a row that failed
         # What other threads change, all of it under `_changed`.
         self._changed = threading.Condition()
-        self._requests: dict[int, Request] = {}
-        self._short: deque[Request] = deque()
-        self._long: deque[Request] = deque()
+        self._requests: dict[int, _Request] = {}
+        self._short: deque[_Request] = deque()
+        self._long: deque[_Request] = deque()
         self._deadlines: dict[int, float] = {}
         self._ending: dict[int, str] = {}  # handle -> stop reason of rows to end before the next pass
         self._next_handle = 0
@@ -116,7 +116,7 @@ class Engine:
             raise ConfigError(f"limit={limit} leaves no room for an answer; use at least 1.")
         with self._changed:
             handle, self._next_handle = self._next_handle, self._next_handle + 1
-            request = Request(handle, prompt, plan, seed, key, limit, deadline, observe)
+            request = _Request(handle, prompt, plan, seed, key, limit, deadline, observe)
             self._requests[handle] = request
             (self._long if self._is_long(request.size) else self._short).append(request)
             if deadline is not None:
@@ -253,7 +253,7 @@ class Engine:
         has_long = self._is_long(longest)
         if has_long:
             load -= longest
-        admitted: list[Request] = []
+        admitted: list[_Request] = []
         with self._changed:
             while count < self.rows:
                 heads = []
@@ -272,7 +272,7 @@ class Engine:
                     has_long = True
                 else:
                     load += request.size
-        groups: dict[Plan, list[Request]] = {}
+        groups: dict[Plan, list[_Request]] = {}
         for request in admitted:
             groups.setdefault(request.plan, []).append(request)
         for plan, requests in groups.items():
@@ -358,7 +358,7 @@ class Engine:
         self.ended(handle)
         return Finished(handle, replace(finished, seconds=time.perf_counter() - request.admitted))
 
-    def _forget(self, handle: int) -> Request:
+    def _forget(self, handle: int) -> _Request:
         with self._changed:
             self._deadlines.pop(handle, None)
             self._ending.pop(handle, None)
