@@ -211,7 +211,7 @@ Decoder = Callable[[Sequence[Sequence[int]]], Answers]
 
 
 @dataclass
-class Tally:
+class _Tally:
     """What a decoder has done so far."""
 
     seconds: float = 0.0
@@ -243,7 +243,7 @@ def compare(
     if compile_layers:
         model.compiled()
     named = decoders(model, canvas, block)
-    tallies = {name: Tally() for name in named}
+    tallies = {name: _Tally() for name in named}
     reference: Answers = []
     for turn in range(rounds):
         share = prompts[turn::rounds]
@@ -268,28 +268,28 @@ def decoders(model: Model, canvas: int, block: int) -> dict[str, Decoder]:
     exact = plan("void", canvas=canvas, block=block)
     sure = plan("void", canvas=canvas, block=block, threshold=0.9)
     caches = {"prefix cache": "prefix", "dual cache": "dual", "dual:4 cache": "dual:4"}
-    found = {RESEARCH: plainly(model, canvas, block), "exact": drained(model, exact),
-             "exact, threshold 0.9": drained(model, sure)}  # fmt: skip
+    found = {RESEARCH: _plainly(model, canvas, block), "exact": _drained(model, exact),
+             "exact, threshold 0.9": _drained(model, sure)}  # fmt: skip
     for name, cache in caches.items():
-        found[name] = drained(model, exact, cache=cache, block=block)
+        found[name] = _drained(model, exact, cache=cache, block=block)
         if cache != "prefix":
-            found[f"{name}, threshold 0.9"] = drained(model, sure, cache=cache, block=block)
+            found[f"{name}, threshold 0.9"] = _drained(model, sure, cache=cache, block=block)
     return found
 
 
-def plainly(model: Model, canvas: int, block: int) -> Decoder:
+def _plainly(model: Model, canvas: int, block: int) -> Decoder:
     """The research loop, which must not profit from compiled layers."""
     loop = Research(model.base, model.roles, model.family.shift, ban=model.roles.ids(["void"]))
 
     def decode(prompts: Sequence[Sequence[int]]) -> Answers:
         with torch.compiler.set_stance("force_eager"):
             rows = [loop(prompt, canvas=canvas, block=block) for prompt in prompts]
-        return [(cut(ids, model.roles.eos), passes) for ids, passes in rows]
+        return [(_cut(ids, model.roles.eos), passes) for ids, passes in rows]
 
     return decode
 
 
-def drained(model: Model, chosen: Plan, **kept: Any) -> Decoder:
+def _drained(model: Model, chosen: Plan, **kept: Any) -> Decoder:
     def decode(prompts: Sequence[Sequence[int]]) -> Answers:
         ended = sorted(model.engine(**kept).run(prompts, chosen), key=lambda row: row.key)
         return [(row.tokens, row.passes_decode) for row in ended]
@@ -297,5 +297,5 @@ def drained(model: Model, chosen: Plan, **kept: Any) -> Decoder:
     return decode
 
 
-def cut(ids: list[int], eos: int) -> list[int]:
+def _cut(ids: list[int], eos: int) -> list[int]:
     return ids[: ids.index(eos) + 1] if eos in ids else ids

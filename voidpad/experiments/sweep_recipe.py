@@ -181,7 +181,7 @@ def cells(recipe: SweepRecipe, *, download: bool = False) -> list[SweepCell]:
     return list(distinct.values())
 
 
-class Point(NamedTuple):
+class _Point(NamedTuple):
     """One combination of a group."""
 
     model: str
@@ -190,16 +190,16 @@ class Point(NamedTuple):
     fields: Fields
 
 
-def _points(recipe: SweepRecipe, group: Group) -> Iterator[Point]:
+def _points(recipe: SweepRecipe, group: Group) -> Iterator[_Point]:
     """Models x plans x the grid x tasks. A group's own field or axis replaces the recipe's."""
     grid = {**{k: v for k, v in recipe.grid.items() if k not in group.fields}, **group.grid}
     for model, plan in product(_listed(group.model), _listed(group.plan)):
         for values in product(*grid.values()):
             fields = {**recipe.fields, **group.fields, **dict(zip(grid, values, strict=True))}
-            yield from (Point(model, plan, task, fields) for task in group.tasks or recipe.tasks)
+            yield from (_Point(model, plan, task, fields) for task in group.tasks or recipe.tasks)
 
 
-def _cell(recipe: SweepRecipe, group: Group, point: Point) -> SweepCell:
+def _cell(recipe: SweepRecipe, group: Group, point: _Point) -> SweepCell:
     settings = Settings(
         model=point.model,
         tasks=(point.task,),

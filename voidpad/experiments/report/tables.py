@@ -47,7 +47,7 @@ class Table:
         return [row for group in self.groups for row in group]
 
 
-def title_of(model: str, records: Sequence[CellRecord]) -> str:
+def _title_of(model: str, records: Sequence[CellRecord]) -> str:
     return next(record.title for record in records if record.model == model)
 
 
@@ -57,7 +57,7 @@ def build(layout: Item, records: Sequence[CellRecord]) -> Table:
     if not chosen:
         raise ConfigError(f"table {layout.title!r}: no finished run matches where={layout.where}.")
     table = replace(table_of(layout, chosen), records=chosen, reference=layout.reference)
-    return replace(table, notes=(*table.notes, *unknown_note(table)))
+    return replace(table, notes=(*table.notes, *_unknown_note(table)))
 
 
 @singledispatch
@@ -75,16 +75,18 @@ def _(layout: Blocks, records: Sequence[CellRecord]) -> Table:
         for task in [*tasks, "mean"] if len(tasks) > 1 else tasks:
             inside = [r for r in records if r.model == model and task in (r.task, "mean")]
             rows = [
-                Row((title_of(model, inside), task, method), block_values(mine, layout, columns, len(tasks)))
+                Row(
+                    (_title_of(model, inside), task, method), _block_values(mine, layout, columns, len(tasks))
+                )
                 for method in ordered(r.method for r in inside)
                 for mine in [[r for r in inside if r.method == method]]
             ]
-            groups.append(rank(rows, metric.better, len(columns) + len(layout.summary)))
+            groups.append(_rank(rows, metric.better, len(columns) + len(layout.summary)))
     names = [f"{layout.across} {column}" for column in columns] + list(layout.summary)
     return _with_paper_column(Table(layout.title, ("Model", "Task", "Method"), tuple(names), tuple(groups)))
 
 
-def block_values(
+def _block_values(
     mine: Sequence[CellRecord], layout: Blocks, columns: Sequence[Any], tasks: int
 ) -> tuple[Value, ...]:
     """A row of a block table: the columns, the summaries, and the paper's mean where it has one."""
@@ -94,11 +96,11 @@ def block_values(
         complete([r for r in mine if r.get(layout.across) == column], metric, whole) for column in columns
     ]
     known = all(cell.number is not None for cell in cells)
-    summaries = [summary(name, cells, mine, metric) if known else Value() for name in layout.summary]
+    summaries = [_summary(name, cells, mine, metric) if known else Value() for name in layout.summary]
     return (*cells, *summaries, published_mean(mine, metric) if known else Value())
 
 
-def summary(name: str, cells: Sequence[Value], mine: Sequence[CellRecord], metric: Metric) -> Value:
+def _summary(name: str, cells: Sequence[Value], mine: Sequence[CellRecord], metric: Metric) -> Value:
     if name == "mean":
         return combined(mine, metric)
     pick = max if (name == "best") == (metric.better >= 0) else min
@@ -123,18 +125,20 @@ def _(layout: Tasks, records: Sequence[CellRecord]) -> Table:
             inside = [r for r in records if r.model == model]
             rows = [
                 Row(
-                    (title_of(model, inside), metric.title, label),
-                    task_values(mine, inside, metric, layout, tasks),
+                    (_title_of(model, inside), metric.title, label),
+                    _task_values(mine, inside, metric, layout, tasks),
                 )
-                for label, mine in lines(inside, layout.split)
+                for label, mine in _lines(inside, layout.split)
             ]
-            groups.append(rank(rows, metric.better, len(tasks) + 1))
+            groups.append(_rank(rows, metric.better, len(tasks) + 1))
     names = (*tasks, "mean")
-    table = Table(layout.title, ("Model", "Metric", "Method"), names, tuple(groups), notes=speed_note(layout))
+    table = Table(
+        layout.title, ("Model", "Metric", "Method"), names, tuple(groups), notes=_speed_note(layout)
+    )
     return _with_paper_column(table)
 
 
-def lines(records: Sequence[CellRecord], split: Sequence[str]) -> list[tuple[str, list[CellRecord]]]:
+def _lines(records: Sequence[CellRecord], split: Sequence[str]) -> list[tuple[str, list[CellRecord]]]:
     """Rows of a task table: a method, or a method at one value of each split setting."""
     names = ordered((r.method, *(r.get(name) for name in split)) for r in records)
     return [
@@ -146,7 +150,7 @@ def lines(records: Sequence[CellRecord], split: Sequence[str]) -> list[tuple[str
     ]
 
 
-def task_values(
+def _task_values(
     mine: Sequence[CellRecord],
     inside: Sequence[CellRecord],
     metric: Metric,
@@ -157,19 +161,19 @@ def task_values(
     cells = {task: task_value([r for r in mine if r.task == task], metric) for task in own}
     if metric.name == "speedup":
         base = [r for r in inside if r.method == layout.baseline]
-        cells = {t: ratio(task_value([r for r in base if r.task == t], metric), cells[t]) for t in own}
+        cells = {t: _ratio(task_value([r for r in base if r.task == t], metric), cells[t]) for t in own}
     mean = mean_value(list(cells.values()), metric)
     shown = [cells.get(task, Value(blank=True)) for task in tasks]
     return (*shown, mean, published_mean(mine, metric) if mean.number is not None else Value())
 
 
-def ratio(over: Value, under: Value) -> Value:
+def _ratio(over: Value, under: Value) -> Value:
     if over.number is None or not under.number:
         return Value(decimals=2)
     return Value(over.number / under.number, 2)
 
 
-def speed_note(layout: Tasks) -> tuple[str, ...]:
+def _speed_note(layout: Tasks) -> tuple[str, ...]:
     if "speedup" not in layout.metrics:
         return ()
     return (
@@ -186,14 +190,14 @@ def _(layout: Stopping, records: Sequence[CellRecord]) -> Table:
         for name, methods in layout.pairs.items():
             vanilla, ended = ([r for r in records if (r.model, r.method) == (model, m)] for m in methods)
             before, after = combined(vanilla, score), combined(ended, score)
-            values = (before, after, combined(ended, saved), difference(before, after))
-            rows.append(Row((title_of(model, records), name), values))
-        groups.append(rank(rows, +1, 3))
+            values = (before, after, combined(ended, saved), _difference(before, after))
+            rows.append(Row((_title_of(model, records), name), values))
+        groups.append(_rank(rows, +1, 3))
     columns = ("vanilla stopping", "[EOS]Termination", "NFE reduction (%)", "difference")
     return Table(layout.title, ("Model", "Padding"), columns, tuple(groups))
 
 
-def difference(before: Value, after: Value) -> Value:
+def _difference(before: Value, after: Value) -> Value:
     if before.number is None or after.number is None:
         return Value()
     return Value(after.number - before.number)
@@ -205,7 +209,7 @@ def _(layout: Spread, records: Sequence[CellRecord]) -> Table:
     for model in ordered(record.model for record in records):
         inside = [record for record in records if record.model == model]
         rows = [
-            Row((title_of(model, inside), name, moved(near, axes)), spread_values(near, axes))
+            Row((_title_of(model, inside), name, _moved(near, axes)), _spread_values(near, axes))
             for name, axes in layout.factors.items()
             for near in [
                 [r for r in inside if r.matches({k: v for k, v in layout.base.items() if k not in axes})]
@@ -216,7 +220,7 @@ def _(layout: Spread, records: Sequence[CellRecord]) -> Table:
     return Table(layout.title, ("Model", "Factor", "Values"), columns, tuple(groups))
 
 
-def moved(records: Sequence[CellRecord], axes: Sequence[str]) -> str:
+def _moved(records: Sequence[CellRecord], axes: Sequence[str]) -> str:
     """The values a factor took, or how many pairs when several settings moved together."""
     settings = ordered(tuple(r.get(axis) for axis in axes) for r in records)
     if len(axes) > 1:
@@ -224,7 +228,7 @@ def moved(records: Sequence[CellRecord], axes: Sequence[str]) -> str:
     return ", ".join(str(value) for value in ordered(value for (value,) in settings))
 
 
-def spread_values(records: Sequence[CellRecord], axes: Sequence[str]) -> tuple[Value, ...]:
+def _spread_values(records: Sequence[CellRecord], axes: Sequence[str]) -> tuple[Value, ...]:
     tasks = len({record.task for record in records})
     settings = ordered(tuple(r.get(axis) for axis in axes) for r in records)
     at = [[r for r in records if tuple(r.get(axis) for axis in axes) == setting] for setting in settings]
@@ -250,11 +254,11 @@ def _(layout: Methods, records: Sequence[CellRecord]) -> Table:
             whole = len({r.task for r in cells}) == len(tasks)
             scores = [task_value([r for r in cells if r.task == task], METRICS["score"]) for task in tasks]
             mean = complete(cells, METRICS["score"], len(tasks))
-            apart = (against_exact(cells, records),) if layout.exact else ()
+            apart = (_against_exact(cells, records),) if layout.exact else ()
             costs = [
                 combined(cells, metric) if whole else Value(decimals=metric.decimals) for metric in metrics
             ]
-            values = (mean, *apart, *scores, *costs, tokens_per_pass(cells))
+            values = (mean, *apart, *scores, *costs, _tokens_per_pass(cells))
             rows.append(Row((method, *map(str, setting)), values))
         groups.append(tuple(rows))
     heads = ("Method", *layout.split)
@@ -263,12 +267,12 @@ def _(layout: Methods, records: Sequence[CellRecord]) -> Table:
     return Table(layout.title, heads, names, tuple(groups))
 
 
-def tokens_per_pass(cells: Sequence[CellRecord]) -> Value:
+def _tokens_per_pass(cells: Sequence[CellRecord]) -> Value:
     """Answer tokens over decoding passes, both averaged over tasks first."""
-    return ratio(combined(cells, METRICS["answer"]), combined(cells, METRICS["nfe"]))
+    return _ratio(combined(cells, METRICS["answer"]), combined(cells, METRICS["nfe"]))
 
 
-def against_exact(cells: Sequence[CellRecord], records: Sequence[CellRecord]) -> Value:
+def _against_exact(cells: Sequence[CellRecord], records: Sequence[CellRecord]) -> Value:
     """Mean score of approximate runs minus that of exact ones on the same examples, in points.
 
     The exact run of a cell differs from it in the approximations alone. An exact cell has nothing to compare.
@@ -311,7 +315,7 @@ def _(layout: Details, records: Sequence[CellRecord]) -> Table:
     groups: dict[tuple[str, str], list[Row]] = {}
     for record in (record for record in records if record.done):
         setting = ", ".join(f"{name}={record.at[name]}" for name in moving if name in record.at)
-        head = (record.title, record.task, record.method, setting, examples(record))
+        head = (record.title, record.task, record.method, setting, _examples(record))
         values = tuple(task_value([record], metric) for metric in metrics)
         groups.setdefault((record.model, record.task), []).append(Row(head, values))
     heads = ("Model", "Task", "Method", "Setting", "Examples")
@@ -321,7 +325,7 @@ def _(layout: Details, records: Sequence[CellRecord]) -> Table:
 DETAILS = ("score", "nfe", "probes", "passes", "canvas", "answer", "at_cap", "without_eos", "wall")
 
 
-def examples(record: CellRecord) -> str:
+def _examples(record: CellRecord) -> str:
     n, size = record.result["n"], record.result["test_size"]
     return str(n) if n == size else f"{n} of {size}"
 
@@ -330,7 +334,7 @@ def _varies(records: Sequence[CellRecord], name: str) -> bool:
     return len({str(r.at[name]) for r in records if name in r.at}) > 1
 
 
-def rank(rows: Sequence[Row], better: int, width: int) -> tuple[Row, ...]:
+def _rank(rows: Sequence[Row], better: int, width: int) -> tuple[Row, ...]:
     """Best and second best of each of the first `width` columns, marked."""
     columns = [ranked([row.values[at] for row in rows], better) for at in range(width)]
     return tuple(
@@ -350,7 +354,7 @@ def _each(table: Table, change: Callable[[Row], Row]) -> Table:
     return replace(table, groups=tuple(tuple(map(change, group)) for group in table.groups))
 
 
-def unknown_note(table: Table) -> tuple[str, ...]:
+def _unknown_note(table: Table) -> tuple[str, ...]:
     """How many cells are not measured yet; a paper column has gaps of its own."""
     width = len(table.columns) - (table.columns[-1] == "paper")
     values = [value for row in table.rows for value in row.values[:width]]
