@@ -78,7 +78,7 @@ def train(
     if start and (ended := _ended(recipe, start)):
         return ended
     trainer = prepare(recipe, max_seconds=max_seconds, callbacks=callbacks)
-    announce(facts(trainer))
+    announce(_facts(trainer))
     if start:
         trainer.clock.read(start)
     trainer.train(resume_from_checkpoint=str(start) if start else None)
@@ -138,7 +138,7 @@ def prepare(
     return trainer
 
 
-def facts(trainer: VoidTrainer) -> RunFacts:
+def _facts(trainer: VoidTrainer) -> RunFacts:
     """What the trainer is going to do. The device's memory is estimated by memory.estimate."""
     recipe, parameters = trainer.recipe, list(trainer.subject.net.parameters())
     device = str(trainer.args.device.type)
