@@ -422,9 +422,9 @@ USAGE = [
     (("--trace-detail", "all", "--trace", "x"), "trace-detail"),
     (("--seed", -1), "--seed"),
     (("--seed", 2**63), "--seed"),
-    (("--window", 8), "plan 'void' has no field window; it has "),
-    (("--top-p", 0.5), "plan 'void' has no field top_p"),
-    (("--tau-nonvoid", 0.1, "--limit", 64), "plan 'void' has no field limit, tau_nonvoid"),
+    (("--window", 8), "plan 'original' has no field window; it has "),
+    (("--top-p", 0.5), "plan 'original' has no field top_p"),
+    (("--tau-nonvoid", 0.1, "--limit", 64), "plan 'original' has no field limit, tau_nonvoid"),
     (("--canvas", 10, "--block", 4), "canvas=10 is not a multiple of block=4; use 12."),
     (("--canvas", 0, "--block", 4), "canvas=0 must be at least 1."),
     (("--canvas", 8, "--block", 0), "block=0 must be at least 1."),
@@ -578,10 +578,9 @@ def test_a_checkpoint_without_void_cannot_follow_a_void_plan(voidpad, folders, m
             "role 'void': this checkpoint has none. Use one trained with it, a plan that does not name it "
             '(original), or load(..., roles={"void": <id>}).'
         )
-        ran = (
-            voidpad(*run, *SMALL, "--plan", name, "--tau-gap", 0.0) if "-" in name else voidpad(*run, *SMALL)
-        )
-        complains(ran, 1, message)
+        threshold = ("--tau-gap", 0.0) if "-" in name else ()
+        complains(voidpad(*run, *SMALL, "--plan", name, *threshold), 1, message)
+    assert voidpad(*run, *SMALL).status == 0  # its default is `original`
     complains(voidpad(*run, *SMALL, "--plan", "original", "--ban", "colour"), 1, "role 'colour' is unknown")
     assert voidpad(*run, *SMALL, "--plan", "original").status == 0
     (tmp_path / "prompts").write_text("a\nb\n")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cases import case, watch
+from studies.benchmarks.workload import PassMeter, Script, Scripted, drive, settle, workload
 from toys import LOW, Table, Toy
 from voidpad.decode import Canvas, decode, plan
 from voidpad.engine.batching import Engine
@@ -20,7 +21,7 @@ from voidpad.engine.events import Failed, Finished
 from voidpad.engine.graphs import Graphs
 from voidpad.engine.packed import PackedDenoiser
 from voidpad.errors import ConfigError
-from voidpad.experiments.bench import PassMeter, Research, Script, Scripted, compare, drive, settle, workload
+from voidpad.experiments.bench import Research, compare
 from voidpad.models import FAMILIES, Model, random_model
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
