@@ -1,9 +1,9 @@
 """The decoding loop. Read this first.
 
-Every pass: find the frontier (the masked slots of each row's active block), ask the denoiser for the logits that
-the proposal and the length rule need, propose tokens, choose which to commit, write them, let the length rule
-edit the canvas, let the stop rule end rows. Each row has its own position and counters, so prompts and canvases
-of different lengths and rows that end early need no special case.
+In every pass the loop finds the frontier (the masked slots of each row's active block), computes the logits that the
+proposal and the length rule need, proposes tokens, chooses which of them to commit and writes these. Then the length
+rule may edit the canvas, and the stop rule may end rows. Each row has its own position and counters, so prompts and
+canvases of different lengths and rows that end early need no special case.
 """
 
 from __future__ import annotations
@@ -182,6 +182,7 @@ def _count(before: Rows, rows: Rows, ready: Tensor, *, wrote: Tensor) -> Rows:
 
 def _finish(rows: Rows, plan: Plan, ready: Tensor) -> dict[int, Outcome]:
     """The outcomes of the rows that end with this pass, by row index."""
+    # A row is over when its last block is written, or when `patience` passes in a row have changed nothing.
     over = (rows.open >= rows.canvas.stop) | (rows.still >= plan.patience)
     ended, spent = plan.stop(rows.canvas), rows.decoded >= plan.length.passes
     if not (ready & (ended | over | spent)).any():

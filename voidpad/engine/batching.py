@@ -72,7 +72,7 @@ class Engine:
         tokens: int = 16384,
         ended: Callable[[int], None] = lambda handle: None,
     ) -> None:
-        """`ended` is called with the handle of every row that took part in a pass and is over: caches free it."""
+        """`ended` is called with the handle of each row that took part in a pass and has ended: caches free its memory."""
         for name, value in (("rows", rows), ("tokens", tokens)):
             if value < 1:
                 raise ConfigError(f"{name}={value} leaves no room for a row; use at least 1.")
@@ -181,8 +181,8 @@ class Engine:
         """One forward pass over as many rows as fit, and what happened to them.
 
         If the network fails, the rows of this pass fail and the engine goes on with the others. If it fails in the
-        next pass too, that error is raised instead, and its rows stay live. A rule that fails takes only the rows of
-        its plan along.
+        next pass too, that error is raised instead, and its rows stay live. If a rule of a plan fails, only the rows
+        of that plan fail.
         """
         events = self._end_rows()
         events += self._admit()
@@ -300,7 +300,7 @@ class Engine:
         taken: set[int] = set()
         load = 0
         for handle in sorted(sizes, key=lambda handle: (self._requests[handle].last_pass, handle)):
-            if not taken or load + sizes[handle] <= self.tokens:  # a single row always may
+            if not taken or load + sizes[handle] <= self.tokens:  # one row takes part whatever its size
                 taken.add(handle)
                 load += sizes[handle]
         chosen: list[Group] = []
@@ -322,7 +322,7 @@ class Engine:
 
     # -------------------------------------------------------------------------------- rows that end
     def _end_rows(self) -> list[Event]:
-        """End the rows that somebody ended, and those whose deadline has passed."""
+        """End the rows that `cancel` or `end_early` named, and those whose deadline has passed."""
         with self._changed:
             reasons, self._ending = self._ending, {}
             if self._deadlines:
@@ -353,7 +353,7 @@ class Engine:
         return events
 
     def _over(self, handle: int, finished: Outcome) -> Finished:
-        """A live row has ended."""
+        """Forget a live row that has ended, let caches free it, and make its event."""
         request = self._forget(handle)
         self.ended(handle)
         return Finished(handle, replace(finished, seconds=time.perf_counter() - request.admitted))
@@ -375,9 +375,9 @@ class Engine:
         return [self._rows_failed(chosen, error)]
 
     def _rows_failed(self, groups: Sequence[Group], error: Exception) -> Failed:
-        traceback.clear_frames(
-            error.__traceback__
-        )  # their locals hold the memory that the next pass may need
+        """End the rows of these groups with an error, and free the memory that the failed pass took."""
+        # The frames of the traceback keep local variables alive, among them tensors of the failed pass.
+        traceback.clear_frames(error.__traceback__)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         handles = [handle for _, rows in groups for handle in rows.canvas.handle.tolist()]

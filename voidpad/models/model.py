@@ -37,9 +37,8 @@ class Model:
     family: Family
     card: Card
     name: str
-    source: tuple[str, str | None] | None = (
-        None  # (name, adapter) that `load` read; None for weights made here
-    )
+    # The name and the adapter that `load` read; None for weights that were made or changed in this process.
+    source: tuple[str, str | None] | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -200,9 +199,9 @@ class Model:
         """
         chosen = self.plan(plan, **fields)
         engine = self.engine(rows=rows, tokens=tokens, cache=cache, block=chosen.block)
-        for place, prompt in enumerate(_listed(prompts)):
+        for index, prompt in enumerate(_listed(prompts)):
             ids = self.encode(prompt, raw=raw, system=system)
-            engine.submit(ids, self.fit(ids, chosen), seed=seed, key=place, observe=observe)
+            engine.submit(ids, self.fit(ids, chosen), seed=seed, key=index, observe=observe)
         results: list[Result] = []
         for event in _heard(engine, listen):
             if isinstance(event, Finished):
@@ -262,7 +261,7 @@ class Model:
         policy = CachePolicy.parse(cache)
         if len(_devices(self.net)) > 1:
             raise ConfigError(
-                f"cache={cache!r} needs the network on one device; drop the cache or device=auto."
+                f"cache={cache!r} needs the network on one device; drop the cache or device=spread."
             )
         denoise = CachedDenoiser(self.denoiser(), block, policy, **self._graphed())
         return Engine(denoise, self.roles, rows=rows, tokens=tokens, ended=denoise.forget)
