@@ -16,6 +16,7 @@ from rich.progress import (
 
 from voidpad.commands.bars import counting
 from voidpad.commands.eval import Stage
+from voidpad.commands.loading import Device
 from voidpad.commands.outputs import folder_to_write
 from voidpad.errors import ConfigError, VoidpadError
 
@@ -42,7 +43,6 @@ OneStage = Annotated[
     Stage | None, typer.Option(help="One stage of every cell: answering needs neither harness nor sandbox.")
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many items of each task.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 RowLimit = Annotated[int, typer.Option(min=1, help="Most rows in one forward pass.")]
 TokenLimit = Annotated[int, typer.Option(min=1, help="Most tokens in one forward pass.")]
 Data = Annotated[Path | None, typer.Option(help="Folder with the benchmarks' files; the hub without it.")]
@@ -61,7 +61,7 @@ def sweep(
     stage: OneStage = None,
     dry_run: DryRun = False,
     limit: Limit = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     rows: RowLimit = 32,
     tokens: TokenLimit = 16384,
     data: Data = None,

@@ -72,7 +72,7 @@ class Engine:
         tokens: int = 16384,
         ended: Callable[[int], None] = lambda handle: None,
     ) -> None:
-        """`ended` is called with the handle of each row that took part in a pass and has ended: caches free its memory."""
+        """`ended` is called with the handle of each row that was in a pass and has ended: caches free its memory."""
         for name, value in (("rows", rows), ("tokens", tokens)):
             if value < 1:
                 raise ConfigError(f"{name}={value} leaves no room for a row; use at least 1.")

@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,7 +102,7 @@ def _drive(
 ) -> Iterator[Ended]:
     left = [[part for part in parts if not RunFolder(part.folder(out)).complete] for parts in cells]
     yield from (_finish(parts, out, resources) for parts, none in zip(cells, left, strict=True) if not none)
-    gpus = _gpus(ray, resources.device)
+    gpus = gpus_per_task(resources.device, ray.cluster_resources())
     remote = ray.remote(max_retries=-1, max_calls=0, num_cpus=1, num_gpus=gpus)(_call)
     jobs = [(part, parts) for parts, some in zip(cells, left, strict=True) for part in some]
     running = {remote.remote(_Work(part.settings, resources)): (part, parts) for part, parts in jobs}
@@ -118,10 +118,10 @@ def _drive(
             yield replace(_finish(parts, out, resources), worker=parcel.worker, loads=parcel.loads)
 
 
-def _gpus(ray: Any, device: str) -> int:
-    """GPUs that a task asks Ray for. With `auto` it is one if the cluster has any: Ray hides GPUs nobody asked for."""
+def gpus_per_task(device: str, cluster: Mapping[str, float]) -> int:
+    """GPUs that a task reserves. With `auto` it is one if the cluster has any: Ray hides GPUs not reserved."""
     if device == "auto":
-        return int(ray.cluster_resources().get("GPU", 0) >= 1)
+        return int(cluster.get("GPU", 0) >= 1)
     return int(device not in ("cpu", "mps"))
 
 
