@@ -17,6 +17,7 @@ from voidpad.errors import ConfigError, DataError, RoleError, WeightsError
 from voidpad.models import load, merge, random_model, read_card
 from voidpad.training import prepared as data
 from voidpad.training.recipe import check
+from voidpad.training.setup import network
 from voidpad.training.train import prepare, train
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +51,17 @@ def weights(output):
 def assert_same(one, two, tolerance=1e-6):
     assert one.keys() == two.keys()
     assert max((one[name] - two[name]).abs().max().item() for name in one) <= tolerance
+
+
+@pytest.mark.parametrize("parts", [{}, {"lora": {"r": 4}}], ids=["full", "lora"])
+def test_a_model_in_training_does_not_report_the_weights_it_started_from(folder, parts):
+    settings = recipe(folder, **parts)
+    model = network(settings, data.read(Path(settings.data.path)))
+    before = model.fingerprint
+    assert before != load(folder / "start").fingerprint
+    with torch.no_grad():
+        next(weight for weight in model.net.parameters() if weight.requires_grad).add_(1)
+    assert model.fingerprint != before
 
 
 @pytest.fixture(scope="module")
