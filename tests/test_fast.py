@@ -449,12 +449,12 @@ def test_a_bucket_may_be_wider_than_the_rows():
 def test_a_cache_is_named_in_every_result(family):
     model = tiny(family, 0)
     fields = {"canvas": 8, "block": 4, "raw": True}
-    [exact] = model.generate("etaoi", **fields)
+    [exact] = model.generate("etaoi", "void", **fields)
     assert exact.approximations == ()
     for cache in ("prefix", "dual"):
-        [row] = model.generate("etaoi", cache=cache, trim=True, **fields)
+        [row] = model.generate("etaoi", "void", cache=cache, trim=True, **fields)
         assert row.approximations == (f"{cache} cache", "trim")
-    [row] = model.generate("etaoi", threshold=0.5, **fields)
+    [row] = model.generate("etaoi", "void", threshold=0.5, **fields)
     assert row.approximations == ("threshold",)
 
 

@@ -89,7 +89,7 @@ class Bench:
         shared = {id(p): p for p in self.net.parameters()}
         self.twin = copy.deepcopy(self.net, shared)
         if self.cuda:
-            compile_layers(self.twin.model, cached=True, dynamic=True)
+            compile_layers(self.plain().body, cached=True, dynamic=True)
 
     @property
     def cuda(self) -> bool:

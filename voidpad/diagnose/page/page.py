@@ -27,7 +27,7 @@ class Named:
 def page(traces: Sequence[Named]) -> str:
     """The whole page as text; the first two traces are shown side by side."""
     style, script = _asset("page.css"), "\n".join(_asset(name) for name in SCRIPTS)
-    parts = {"csp": _policy(style, script), "style": style, "script": script, "data": embedded(traces)}
+    parts = {"csp": policy(style, script), "style": style, "script": script, "data": embedded(traces)}
     return Template(_asset("page.html")).substitute(parts)
 
 
@@ -37,7 +37,7 @@ def embedded(traces: Sequence[Named]) -> str:
     return json.dumps(payload, ensure_ascii=True, allow_nan=False, separators=(",", ":")).translate(_SPELT)
 
 
-def _policy(style: str, script: str) -> str:
+def policy(style: str, script: str) -> str:
     """Only this style sheet and this script, and no request to anywhere."""
     allowed = [
         "default-src 'none'",

@@ -82,14 +82,14 @@ class Recorder:
     def _pass(self, plan: Plan, step: Step, row: int, n: int) -> Pass:
         before, after, roles = step.before, step.after, step.before.canvas.roles
         ids = np.array(after.canvas.answer(row), dtype=np.int64)
-        commits = _committed(step, row)
+        commits = committed(step, row)
         filled = np.array(before.canvas.answer(row), dtype=np.int64)
         filled[[slot for slot, _, _ in commits]] = [token for _, token, _ in commits]
         start, length = int(before.open[row] - before.canvas.prompt[row]), len(filled)
         ends = np.flatnonzero(ids == roles.eos)
         return Pass(
             n=n,
-            phase=_phase(step, row),
+            phase=phase(step, row),
             length=length,
             open=start,
             window=max(0, min(plan.block, length - start)),
@@ -97,7 +97,7 @@ class Recorder:
             edits=edits(filled, ids),
             masks=int((ids == roles.mask).sum()),
             first_eos=int(ends[0]) if len(ends) else None,
-            signal=_signal(plan, step, row),
+            signal=signal(plan, step, row),
             **self._arrays(step, row),
         )
 
@@ -129,7 +129,7 @@ class Recorder:
             family=self.model.family.name,
             roles=row.roles,
             prompt=Prompt(str(self.model.tokenizer.decode(row.prompt)), tuple(row.prompt)),
-            plan=_plain(row.plan),
+            plan=plain(row.plan),
             detail=self.detail,
             **self.about,
         )
@@ -156,20 +156,20 @@ class _Recorded:
     passes: list[Pass] = field(default_factory=list)
 
 
-def _signal(plan: Plan, step: Step, row: int) -> dict[str, float | None]:
+def signal(plan: Plan, step: Step, row: int) -> dict[str, float | None]:
     """What the length rule read in this pass; a rule that watched no slot of this row read nothing."""
     if not plan.length.watch(step.before)[row].any():
         return {}
     return {name: float(values[row]) for name, values in step.signal.items()}
 
 
-def _phase(step: Step, row: int) -> Any:
+def phase(step: Step, row: int) -> Any:
     if not step.before.probing[row]:
         return "decode"
     return "shared" if step.after.shared[row] > step.before.shared[row] else "probe"
 
 
-def _committed(step: Step, row: int) -> tuple[tuple[int, int, float], ...]:
+def committed(step: Step, row: int) -> tuple[tuple[int, int, float], ...]:
     start = int(step.before.canvas.prompt[row])
     columns = step.chosen[row].nonzero()[:, 0].tolist()
     return tuple((at - start, int(step.tokens[row, at]), float(step.score[row, at])) for at in columns)
@@ -181,37 +181,37 @@ def edits(before: np.ndarray, after: np.ndarray) -> tuple[Edit, ...]:
     differ = np.flatnonzero(before[:shared] != after[:shared])
     same = int(differ[0]) if len(differ) else shared
     if len(differ):
-        count = len(next(_runs(after[same:]))[1])
+        count = len(next(runs(after[same:]))[1])
         kept = len(after) - same - count
         if np.array_equal(before[same : same + kept], after[same + count :]):
             grown = Edit("insert", same, count, int(after[same]))
-            return (grown, *_cut(len(after), len(before) + count))
-    return (*_cut(same, len(before)), *_appended(after, same))
+            return (grown, *cut(len(after), len(before) + count))
+    return (*cut(same, len(before)), *appended(after, same))
 
 
-def _cut(at: int, length: int) -> tuple[Edit, ...]:
+def cut(at: int, length: int) -> tuple[Edit, ...]:
     return (Edit("cut", at, length - at),) if at < length else ()
 
 
-def _runs(ids: np.ndarray) -> Iterator[tuple[int, list[int]]]:
+def runs(ids: np.ndarray) -> Iterator[tuple[int, list[int]]]:
     return ((token, list(run)) for token, run in groupby(ids.tolist()))
 
 
-def _appended(canvas: np.ndarray, start: int) -> tuple[Edit, ...]:
+def appended(canvas: np.ndarray, start: int) -> tuple[Edit, ...]:
     made: list[Edit] = []
-    for token, run in _runs(canvas[start:]):
+    for token, run in runs(canvas[start:]):
         made.append(Edit("append", start, len(run), token))
         start += len(run)
     return tuple(made)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A plan as JSON values: rules by name with their settings."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"rule": type(value).__name__, **fields}
     if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
+        return [plain(one) for one in value]
     if value is None or isinstance(value, str | int | float | bool):
         return value
     return value.__name__ if callable(value) else str(value)
