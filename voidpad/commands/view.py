@@ -56,10 +56,10 @@ def _save(text: str, target: Path, traces: list[Path]) -> None:
 
 
 def _show(text: str, port: int) -> None:
-    from voidpad.diagnose.page import Server
+    from voidpad.diagnose.page import PageServer
 
     try:
-        server = Server(text, port)
+        server = PageServer(text, port)
     except (OSError, OverflowError) as error:
         raise ConfigError(f"port={port} cannot be used ({error}); leave it out to take a free one.") from None
     with server:

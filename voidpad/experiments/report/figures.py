@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from voidpad.errors import ConfigError
 from voidpad.experiments.report.layout import Bars, Heat, Item, Lines
-from voidpad.experiments.report.metrics import METRICS, Metric, Value, ordered
 from voidpad.experiments.report.records import CellRecord
+from voidpad.experiments.report.report_metrics import METRICS, Metric, Value, ordered
 from voidpad.experiments.report.tables import complete
 
 # Text stays text and ids stay the same, so that equal results give equal files.

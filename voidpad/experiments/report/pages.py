@@ -11,11 +11,11 @@ from pydantic import TypeAdapter
 from voidpad.errors import DataError
 from voidpad.experiments.report.figures import Plot, plots
 from voidpad.experiments.report.layout import Bars, Blocks, Details, FigureLayout, Item, TableLayout, Tasks
-from voidpad.experiments.report.metrics import ordered
 from voidpad.experiments.report.origins import provenance
 from voidpad.experiments.report.published import PublishedNumbers
 from voidpad.experiments.report.records import CellRecord, Source, read
 from voidpad.experiments.report.render import html, latex, markdown, tex
+from voidpad.experiments.report.report_metrics import ordered
 from voidpad.experiments.report.tables import Table, build, comparison
 
 TABLES: TypeAdapter[list[TableLayout]] = TypeAdapter(list[TableLayout])

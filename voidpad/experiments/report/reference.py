@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from voidpad.experiments.report.metrics import METRICS, Metric, Value, mean_value, task_value
 from voidpad.experiments.report.published import Number
 from voidpad.experiments.report.records import CellRecord
+from voidpad.experiments.report.report_metrics import METRICS, Metric, Value, mean_value, task_value
 
 
 def _printed(record: CellRecord, metric: Metric) -> list[Number]:

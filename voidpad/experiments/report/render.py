@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from voidpad.experiments.report.metrics import Value
 from voidpad.experiments.report.origins import provenance
-from voidpad.experiments.report.tables import Row, Table
+from voidpad.experiments.report.report_metrics import Value
+from voidpad.experiments.report.tables import Table, TableRow
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def _caption(table: Table) -> str:
     return f"{table.title} ({table.reference})" if table.reference else table.title
 
 
-def _heads(row: Row, above: Row | None) -> list[str]:
+def _heads(row: TableRow, above: TableRow | None) -> list[str]:
     """A row's names; the leading ones it shares with the row above are left out."""
     shown = list(row.head)
     for at, name in enumerate(row.head[:-1]):
@@ -63,7 +63,7 @@ def _heads(row: Row, above: Row | None) -> list[str]:
     return shown
 
 
-def _above(rows: Sequence[Row]) -> list[Row | None]:
+def _above(rows: Sequence[TableRow]) -> list[TableRow | None]:
     return [None, *rows[:-1]] if rows else []
 
 
@@ -125,7 +125,7 @@ def html(table: Table, *, intervals: bool = True) -> str:
     )
 
 
-def _html_rows(group: Sequence[Row], intervals: bool) -> str:
+def _html_rows(group: Sequence[TableRow], intervals: bool) -> str:
     rows = []
     for row, before in zip(group, _above(group), strict=True):
         names = "".join(f"<th>{escape(name)}</th>" for name in _heads(row, before))

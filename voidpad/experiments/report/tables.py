@@ -10,7 +10,9 @@ from voidpad.errors import ConfigError
 from voidpad.evaluate.scores import paired
 from voidpad.evaluate.settings import RESOLVED
 from voidpad.experiments.report.layout import Blocks, Details, Item, Methods, Spread, Stopping, Tasks
-from voidpad.experiments.report.metrics import (
+from voidpad.experiments.report.records import CellRecord
+from voidpad.experiments.report.reference import pairs, published_mean
+from voidpad.experiments.report.report_metrics import (
     METRICS,
     Metric,
     Value,
@@ -20,12 +22,10 @@ from voidpad.experiments.report.metrics import (
     ranked,
     task_value,
 )
-from voidpad.experiments.report.records import CellRecord
-from voidpad.experiments.report.reference import pairs, published_mean
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     head: tuple[str, ...]
     values: tuple[Value, ...]
 
@@ -37,13 +37,13 @@ class Table:
     title: str
     heads: tuple[str, ...]
     columns: tuple[str, ...]
-    groups: tuple[tuple[Row, ...], ...]
+    groups: tuple[tuple[TableRow, ...], ...]
     reference: str = ""
     notes: tuple[str, ...] = ()
     records: tuple[CellRecord, ...] = ()
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TableRow]:
         return [row for group in self.groups for row in group]
 
 
@@ -75,7 +75,7 @@ def _(layout: Blocks, records: Sequence[CellRecord]) -> Table:
         for task in [*tasks, "mean"] if len(tasks) > 1 else tasks:
             inside = [r for r in records if r.model == model and task in (r.task, "mean")]
             rows = [
-                Row(
+                TableRow(
                     (_title_of(model, inside), task, method), _block_values(mine, layout, columns, len(tasks))
                 )
                 for method in ordered(r.method for r in inside)
@@ -124,7 +124,7 @@ def _(layout: Tasks, records: Sequence[CellRecord]) -> Table:
         for metric in (METRICS[name] for name in layout.metrics):
             inside = [r for r in records if r.model == model]
             rows = [
-                Row(
+                TableRow(
                     (_title_of(model, inside), metric.title, label),
                     _task_values(mine, inside, metric, layout, tasks),
                 )
@@ -191,7 +191,7 @@ def _(layout: Stopping, records: Sequence[CellRecord]) -> Table:
             vanilla, ended = ([r for r in records if (r.model, r.method) == (model, m)] for m in methods)
             before, after = combined(vanilla, score), combined(ended, score)
             values = (before, after, combined(ended, saved), _difference(before, after))
-            rows.append(Row((_title_of(model, records), name), values))
+            rows.append(TableRow((_title_of(model, records), name), values))
         groups.append(_rank(rows, +1, 3))
     columns = ("vanilla stopping", "[EOS]Termination", "NFE reduction (%)", "difference")
     return Table(layout.title, ("Model", "Padding"), columns, tuple(groups))
@@ -209,7 +209,7 @@ def _(layout: Spread, records: Sequence[CellRecord]) -> Table:
     for model in ordered(record.model for record in records):
         inside = [record for record in records if record.model == model]
         rows = [
-            Row((_title_of(model, inside), name, _moved(near, axes)), _spread_values(near, axes))
+            TableRow((_title_of(model, inside), name, _moved(near, axes)), _spread_values(near, axes))
             for name, axes in layout.factors.items()
             for near in [
                 [r for r in inside if r.matches({k: v for k, v in layout.base.items() if k not in axes})]
@@ -245,7 +245,7 @@ def _spread_values(records: Sequence[CellRecord], axes: Sequence[str]) -> tuple[
 def _(layout: Methods, records: Sequence[CellRecord]) -> Table:
     tasks = ordered(record.task for record in records)
     metrics = [METRICS[name] for name in layout.metrics]
-    groups: list[tuple[Row, ...]] = []
+    groups: list[tuple[TableRow, ...]] = []
     for method in ordered(record.method for record in records):
         mine = [record for record in records if record.method == method]
         rows = []
@@ -259,7 +259,7 @@ def _(layout: Methods, records: Sequence[CellRecord]) -> Table:
                 combined(cells, metric) if whole else Value(decimals=metric.decimals) for metric in metrics
             ]
             values = (mean, *apart, *scores, *costs, _tokens_per_pass(cells))
-            rows.append(Row((method, *map(str, setting)), values))
+            rows.append(TableRow((method, *map(str, setting)), values))
         groups.append(tuple(rows))
     heads = ("Method", *layout.split)
     exact = ("against exact",) if layout.exact else ()
@@ -312,12 +312,12 @@ def _baseline(record: CellRecord) -> str:
 def _(layout: Details, records: Sequence[CellRecord]) -> Table:
     metrics = [METRICS[name] for name in DETAILS]
     moving = [name for name in ordered(key for r in records for key in r.at) if _varies(records, name)]
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[TableRow]] = {}
     for record in (record for record in records if record.done):
         setting = ", ".join(f"{name}={record.at[name]}" for name in moving if name in record.at)
         head = (record.title, record.task, record.method, setting, _examples(record))
         values = tuple(task_value([record], metric) for metric in metrics)
-        groups.setdefault((record.model, record.task), []).append(Row(head, values))
+        groups.setdefault((record.model, record.task), []).append(TableRow(head, values))
     heads = ("Model", "Task", "Method", "Setting", "Examples")
     return Table(layout.title, heads, tuple(m.title for m in metrics), tuple(map(tuple, groups.values())))
 
@@ -334,11 +334,11 @@ def _varies(records: Sequence[CellRecord], name: str) -> bool:
     return len({str(r.at[name]) for r in records if name in r.at}) > 1
 
 
-def _rank(rows: Sequence[Row], better: int, width: int) -> tuple[Row, ...]:
+def _rank(rows: Sequence[TableRow], better: int, width: int) -> tuple[TableRow, ...]:
     """Best and second best of each of the first `width` columns, marked."""
     columns = [ranked([row.values[at] for row in rows], better) for at in range(width)]
     return tuple(
-        Row(row.head, (*(column[at] for column in columns), *row.values[width:]))
+        TableRow(row.head, (*(column[at] for column in columns), *row.values[width:]))
         for at, row in enumerate(rows)
     )
 
@@ -347,10 +347,10 @@ def _with_paper_column(table: Table) -> Table:
     """Keep the last value of every row, the paper's, if any row has one."""
     if any(row.values[-1].number is not None for row in table.rows):
         return replace(table, columns=(*table.columns, "paper"))
-    return _each(table, lambda row: Row(row.head, row.values[:-1]))
+    return _each(table, lambda row: TableRow(row.head, row.values[:-1]))
 
 
-def _each(table: Table, change: Callable[[Row], Row]) -> Table:
+def _each(table: Table, change: Callable[[TableRow], TableRow]) -> Table:
     return replace(table, groups=tuple(tuple(map(change, group)) for group in table.groups))
 
 
@@ -367,7 +367,7 @@ def comparison(records: Sequence[CellRecord]) -> Table | None:
     compared = pairs(records)
     if not compared:
         return None
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[TableRow]] = {}
     for pair in compared:
         number, decimals = pair.number, pair.measured.decimals
         setting = ", ".join(f"{name}={value}" for name, value in sorted(number.settings))
@@ -375,7 +375,7 @@ def comparison(records: Sequence[CellRecord]) -> Table | None:
         title = pair.record.published.models[number.model].title
         head = (number.source, title, number.metric, number.task, number.method, setting)
         values = (pair.measured, Value(number.value, decimals), Value(pair.difference, decimals))
-        groups.setdefault((number.source, number.metric), []).append(Row(head, values))
+        groups.setdefault((number.source, number.metric), []).append(TableRow(head, values))
     judged = [pair.inside for pair in compared if pair.inside is not None]
     note = f"{sum(judged)} of {len(judged)} published scores lie inside our 95 % interval."
     heads = ("Source", "Model", "Metric", "Task", "Method", "Setting")
