@@ -20,7 +20,10 @@ _HEADER, _PASS, _END = TypeAdapter(Header), TypeAdapter(Pass), TypeAdapter(End)
 
 
 def header_record(row: int, header: Header) -> dict[str, Any]:
-    return {"type": "header", "version": VERSION, "row": row, **_HEADER.dump_python(header, mode="json")}
+    fields = _HEADER.dump_python(header, mode="json")
+    if not fields["roles"]["never"]:
+        del fields["roles"]["never"]  # most checkpoints have none, and older releases do not know it
+    return {"type": "header", "version": VERSION, "row": row, **fields}
 
 
 def pass_record(row: int, step: Pass) -> dict[str, Any]:
