@@ -47,7 +47,7 @@ class Benchmark(ConfigurableTask):
 
     def fewshot_context(self, doc: Doc, num_fewshot: int, **kwargs: Any) -> str:
         if self.options.get("fewshot", "keyed") == "keyed":
-            self.sampler.set_rnd(item_seed(self.shots_seed, doc[ITEM]))
+            self.sampler.set_rnd(_item_seed(self.shots_seed, doc[ITEM]))
         return super().fewshot_context(doc, num_fewshot=num_fewshot, **kwargs)
 
     def apply_filters(self) -> None:
@@ -59,7 +59,7 @@ class Benchmark(ConfigurableTask):
         return {"extracted": graded} if isinstance(graded, str) else asdict(graded)
 
 
-def item_seed(seed: int | None, index: int) -> int:
+def _item_seed(seed: int | None, index: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{index}".encode()).digest()[:8], "big")
 
 
