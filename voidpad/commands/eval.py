@@ -202,7 +202,8 @@ def _run(
         err.print(f"{out_dir} keeps what was answered; the same command goes on from there", style="dim")
         raise
     finally:
-        bar.stop()
+        if bar.live.is_started:  # stopping a bar that never started prints an empty line
+            bar.stop()
 
 
 def shard_of(text: str | None) -> tuple[int, int] | None:
