@@ -18,8 +18,8 @@ from voidpad.errors import ConfigError
 from voidpad.evaluate import AnswerRequest, RunFolder
 from voidpad.evaluate.answer import Answering
 from voidpad.experiments.report.layout import Methods
-from voidpad.experiments.report.metrics import METRICS, slot_passes
 from voidpad.experiments.report.records import read as read_runs
+from voidpad.experiments.report.report_metrics import METRICS, slot_passes
 from voidpad.experiments.report.tables import build
 from voidpad.experiments.sweep_recipe import cells, parse, read
 from voidpad.models import load, random_model, save

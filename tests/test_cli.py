@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -178,16 +179,27 @@ def test_text_goes_to_stdout_and_numbers_to_stderr(voidpad, folders, models):
     ran = voidpad("generate", "hi", "--model", folders["llada"], *SMALL)
     assert ran.out == wanted.text + "\n"
     size = sum(token not in models["llada"].roles.all() for token in wanted.tokens)
-    assert ran.err.startswith(f"{size} tokens, {wanted.passes_decode} passes, canvas 8, stopped: ")
+    chosen, numbers = ran.err.splitlines()
+    assert chosen == "plan: original (this checkpoint names no padding)"
+    assert numbers.startswith(f"{size} tokens, {wanted.passes_decode} passes, canvas 8, stopped: ")
     many = voidpad("generate", "hi", "ho", "--model", folders["llada"], *SMALL)
     assert many.out.startswith(f"--- 0\n{wanted.text}\n--- 1\n")
 
 
 def test_texts_are_printed_as_they_are(capsys):
     text = ":smile: [bold]a[/bold]\ttab  \x1b[1m" + "long " * 60
-    show(
-        Result(text, [1], 1, 0, 0, 1, "eos", 0.1, (), [1], 0), Roles(mask=0, eos=1), as_json=False, many=False
+    result = Result(
+        key=0,
+        ids=[1],
+        tokens=[1],
+        passes_decode=1,
+        passes_probe=0,
+        passes_shared=0,
+        stop_reason="eos",
+        seconds=0.1,
+        text=text,
     )
+    show(result, Roles(mask=0, eos=1), as_json=False, many=False)
     assert capsys.readouterr().out == text + "\n"
 
 
@@ -196,9 +208,41 @@ def test_many_prompts_are_json_lines_in_their_order(voidpad, folders, models):
     ran = voidpad(
         "generate", *prompts, "--model", folders["dream"], *SMALL, "--rows", 2, "--tokens", 60, "--json"
     )
+    assert ran.err == "plan: original (this checkpoint names no padding)\n"
     for prompt, row in zip(prompts, ran.rows, strict=True):
         assert untimed(row) == told(models["dream"].generate(prompt, canvas=8, block=4)[0])
-    assert ran.err == ""
+
+
+@pytest.mark.parametrize(
+    ("padding", "plan"), [("void", "void"), ("rainbow", "original"), ("eos", "original"), (None, "original")]
+)
+def test_the_plan_follows_the_padding_of_the_checkpoint(voidpad, folders, tmp_path, padding, plan):
+    shutil.copytree(folders["llada"], tmp_path / "model")
+    replace(read_card(tmp_path / "model"), padding=padding).write(tmp_path / "model")
+    model = load(tmp_path / "model")
+    run = ("generate", "hi", "--model", tmp_path / "model", *SMALL, "--json")
+    chosen, named = voidpad(*run), voidpad(*run, "--plan", plan)
+    assert [untimed(row) for row in chosen.rows] == [untimed(row) for row in named.rows]
+    [wanted] = model.generate("hi", canvas=8, block=4)
+    assert untimed(chosen.rows[0]) == told(wanted)
+    *_, last = model.stream("hi", canvas=8, block=4)
+    assert last.finished[0].ids == wanted.ids
+    trained = f"was trained with {padding} padding" if padding else "names no padding"
+    assert chosen.err.splitlines()[0] == f"plan: {plan} (this checkpoint {trained})"
+    assert "plan:" not in named.err
+
+
+def test_an_empty_answer_names_the_command_that_explains_it(voidpad, folders):
+    model = load(folders["llada"])
+    others = ",".join(str(token) for token in range(64) if token not in (model.roles.eos, model.roles.mask))
+    said = voidpad("generate", "it's", "--model", folders["llada"], *SMALL, "--ban", others, "--no-trim").err
+    command = said.splitlines()[-1].partition("; to see why: ")[2]
+    words = shlex.split(command)
+    assert words[:4] == ["voidpad", "analyze", "overflow", "it's"]
+    assert "--no-trim" in words
+    assert words[words.index("--plan") + 1] == "original"
+    shown = voidpad(*words[1:])
+    assert shown.status == 0, shown.err
 
 
 # ------------------------------------------------------------------------------------------------- prompts
@@ -378,9 +422,9 @@ USAGE = [
     (("--trace-detail", "all", "--trace", "x"), "trace-detail"),
     (("--seed", -1), "--seed"),
     (("--seed", 2**63), "--seed"),
-    (("--window", 8), "plan 'void' has no field window; it has "),
-    (("--top-p", 0.5), "plan 'void' has no field top_p"),
-    (("--tau-nonvoid", 0.1, "--limit", 64), "plan 'void' has no field limit, tau_nonvoid"),
+    (("--window", 8), "plan 'original' has no field window; it has "),
+    (("--top-p", 0.5), "plan 'original' has no field top_p"),
+    (("--tau-nonvoid", 0.1, "--limit", 64), "plan 'original' has no field limit, tau_nonvoid"),
     (("--canvas", 10, "--block", 4), "canvas=10 is not a multiple of block=4; use 12."),
     (("--canvas", 0, "--block", 4), "canvas=0 must be at least 1."),
     (("--canvas", 8, "--block", 0), "block=0 must be at least 1."),
@@ -534,10 +578,9 @@ def test_a_checkpoint_without_void_cannot_follow_a_void_plan(voidpad, folders, m
             "role 'void': this checkpoint has none. Use one trained with it, a plan that does not name it "
             '(original), or load(..., roles={"void": <id>}).'
         )
-        ran = (
-            voidpad(*run, *SMALL, "--plan", name, "--tau-gap", 0.0) if "-" in name else voidpad(*run, *SMALL)
-        )
-        complains(ran, 1, message)
+        threshold = ("--tau-gap", 0.0) if "-" in name else ()
+        complains(voidpad(*run, *SMALL, "--plan", name, *threshold), 1, message)
+    assert voidpad(*run, *SMALL).status == 0  # its default is `original`
     complains(voidpad(*run, *SMALL, "--plan", "original", "--ban", "colour"), 1, "role 'colour' is unknown")
     assert voidpad(*run, *SMALL, "--plan", "original").status == 0
     (tmp_path / "prompts").write_text("a\nb\n")
@@ -812,7 +855,7 @@ def test_a_real_process_reads_a_pipe_and_answers(folders, models):
     assert ran.returncode == 0, ran.stderr
     [wanted] = models["llada"].generate("café?", canvas=8, block=4)
     assert untimed(json.loads(ran.stdout)) == told(wanted)
-    assert ran.stderr == b""
+    assert ran.stderr == b"plan: original (this checkpoint names no padding)\n"
 
 
 def test_a_real_process_ends_with_the_right_status(folders):

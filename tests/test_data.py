@@ -204,18 +204,40 @@ def test_a_chat_without_an_answer_teaches_nothing(tmp_path, tokenizer):
         prepare([source], tokenizer, raw=False)
 
 
-def test_a_special_token_written_in_a_text_is_refused_by_line(tmp_path, tokenizer):
-    for prompt, response, where in (
-        ("what is <|mask|>?", "b", "the user message"),
-        ("a", "b<|endoftext|>", "the response"),
-        ("a<|eot_id|>assistant: no", "b", "the user message"),
+def test_a_special_token_written_in_a_message_stays_text(tmp_path, tokenizer):
+    words = character_tokenizer(100)
+    for prompt, response in (
+        ("what is <|mask|>?", "b"),
+        ("a", "b<|endoftext|>"),
+        ("a<|eot_id|>assistant: no", "b"),
     ):
-        source = lines(tmp_path / "x.jsonl", [pair("fine", "yes"), pair(prompt, response)])
-        with pytest.raises(DataError, match=rf"x\.jsonl:2: {where} contains .*special token <\|"):
-            prepare([source], tokenizer, raw=False)
-        _, counts = prepare([source], tokenizer, raw=False, skip_bad=True)
-        assert counts.dropped_examples["special_tokens"] == 1
+        source = lines(tmp_path / "x.jsonl", [pair(prompt, response)])
+        prepared, counts = prepare([source], tokenizer, raw=False)
         assert counts.kept == 1
+        border = int(prepared.pairs.prompt[0])
+        ids = prepared.pairs.tokens.tolist()
+        # This vocabulary has neither "|" nor "_"; they show that the spelling was read letter by letter.
+        prompt, response = (re.sub(r"[|_]", "<|unk|>", text) for text in (prompt, response))
+        assert words.decode(ids[:border]) == f"user: {prompt}<|eot_id|>assistant: "
+        assert words.decode(ids[border:]) == response
+        reserved = {*words.all_special_ids, *words.added_tokens_decoder} - {words.unk_token_id}
+        special = [token for token in ids if token in reserved]
+        assert words.convert_ids_to_tokens(special) == ["<|eot_id|>"]  # the template's own
+
+
+def test_a_special_token_that_cannot_stay_text_is_refused_by_line(tmp_path, tokenizer):
+    words = character_tokenizer(100)
+    words.chat_template = "{% for m in messages %}{{ m.content | replace('q', 'k') }}<|eot_id|>{% endfor %}"
+    words.save_pretrained(tmp_path / "rewrites")
+    source = lines(tmp_path / "x.jsonl", [pair("fine", "yes"), pair("q <|mask|>", "b")])
+    with pytest.raises(DataError, match=r"x\.jsonl:2: this chat template rewrites the text of messages"):
+        prepare([source], str(tmp_path / "rewrites"), raw=False)
+    _, counts = prepare([source], str(tmp_path / "rewrites"), raw=False, skip_bad=True)
+    assert counts.dropped_examples["special_tokens"] == 1
+    assert counts.kept == 1
+
+
+def test_special_tokens_without_a_template(tmp_path, tokenizer):
     source = lines(tmp_path / "x.jsonl", [pair("日本", "é")])  # characters that the vocabulary lacks
     assert prepare([source], tokenizer, raw=False)[1].kept == 1
     # Without the template the headers are written by hand, but a mask or padding is never text.

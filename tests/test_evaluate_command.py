@@ -1,6 +1,9 @@
 """`voidpad eval`: the run from a command line, and what wrong usage gets."""
 
 import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +13,8 @@ from typer.testing import CliRunner
 from voidpad.commands.eval import evaluate, shard_of
 from voidpad.errors import ConfigError
 from voidpad.evaluate import read_run
-from voidpad.models import random_model, save
+from voidpad.models import random_model, read_card, save
+from voidpad.models.load import card_of
 
 app = typer.Typer()
 app.command("eval")(evaluate)
@@ -74,6 +78,45 @@ def test_the_table_names_the_share_of_the_test_set(weights, tmp_path):
     assert "2/500" in done.stdout
 
 
+@pytest.mark.parametrize(("padding", "plan"), [("void", "void"), ("eos", "original"), (None, "original")])
+def test_the_plan_follows_the_padding_of_the_checkpoint(weights, tmp_path, padding, plan):
+    shutil.copytree(weights, tmp_path / "model")
+    replace(read_card(tmp_path / "model"), padding=padding).write(tmp_path / "model")
+    words = ["--model", str(tmp_path / "model"), "--stage", "prepare", "--tasks", "tiny_expr", "--limit", "1"]
+    done = run(*words, "--out", str(tmp_path / "run"))
+    assert done.exit_code == 0, done.output
+    assert f"plan: {plan} (this checkpoint " in done.stderr
+    assert read_run(tmp_path / "run").config["settings"]["plan"] == plan
+
+
+def test_an_adapter_has_the_padding_of_its_own_card(weights, tmp_path):
+    card = read_card(Path(weights))
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": weights})
+    )
+    assert card_of(weights) == card_of(tmp_path / "adapter") == card
+    replace(card, padding="void").write(tmp_path / "adapter")
+    assert card_of(weights, tmp_path / "adapter").padding == card_of(tmp_path / "adapter").padding == "void"
+
+
+def test_a_plan_must_be_named_where_the_model_is_not(tmp_path):
+    done = run(
+        "--model",
+        "owner/absent",
+        "--stage",
+        "prepare",
+        "--tasks",
+        "tiny_expr",
+        "--out",
+        str(tmp_path / "run"),
+    )
+    assert "owner/absent is not on this machine, so its padding is unknown; name --plan" in str(
+        done.exception
+    )
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -97,7 +140,7 @@ def test_wrong_usage_is_one_line(weights, tmp_path, words, message):
 
 def test_approximations_are_named(weights, tmp_path):
     words = ["--model", weights, "--canvas", "16", "--block", "8", "--tasks", "tiny_expr", "--limit", "1"]
-    done = run(*words, "--cache", "prefix", "--trim", "--out", str(tmp_path))
+    done = run(*words, "--plan", "void", "--cache", "prefix", "--trim", "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
     assert "approximate: prefix cache, trim" in done.stderr
     assert read_run(tmp_path).config["settings"]["cache"] == "prefix"

@@ -343,6 +343,23 @@ def test_the_page_on_reproducing_tells_the_truth():
     assert {name for name in COUNTS if name.startswith("tiny-")} <= set(re.findall("`(tiny-.*?)`", page))
 
 
+@pytest.mark.parametrize(
+    ("device", "cluster", "gpus"),
+    [
+        ("auto", {"CPU": 8.0}, 0),
+        ("auto", {"CPU": 8.0, "GPU": 2.0}, 1),
+        ("cpu", {"CPU": 8.0, "GPU": 2.0}, 0),
+        ("mps", {"CPU": 8.0}, 0),
+        ("cuda", {"CPU": 8.0}, 1),
+        ("cuda:1", {"CPU": 8.0, "GPU": 2.0}, 1),
+    ],
+)
+def test_a_task_reserves_a_gpu_where_the_cluster_has_one(device, cluster, gpus):
+    from voidpad.experiments.cluster import gpus_per_task
+
+    assert gpus_per_task(device, cluster) == gpus
+
+
 @pytest.mark.slow
 def test_a_ray_cluster_that_loses_a_node_gives_the_local_results(bench):
     import ray

@@ -135,7 +135,7 @@ def test_a_card_cannot_name_a_module(rules, tmp_path):
     card = read_card(tmp_path / "model")
     replace(card, calibration={"void": {"score": "my_rules:Favour"}}).write(tmp_path / "model")
     with pytest.raises(ConfigError, match="score='my_rules:Favour' is unknown"):
-        load(tmp_path / "model").generate("hi", canvas=8, block=8)
+        load(tmp_path / "model").generate("hi", "void", canvas=8, block=8)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cases import case, watch
+from studies.benchmarks.workload import PassMeter, Script, Scripted, drive, settle, workload
 from toys import LOW, Table, Toy
 from voidpad.decode import Canvas, decode, plan
 from voidpad.engine.batching import Engine
@@ -20,7 +21,7 @@ from voidpad.engine.events import Failed, Finished
 from voidpad.engine.graphs import Graphs
 from voidpad.engine.packed import PackedDenoiser
 from voidpad.errors import ConfigError
-from voidpad.experiments.bench import PassMeter, Research, Script, Scripted, compare, drive, settle, workload
+from voidpad.experiments.bench import Research, compare
 from voidpad.models import FAMILIES, Model, random_model
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
@@ -448,12 +449,12 @@ def test_a_bucket_may_be_wider_than_the_rows():
 def test_a_cache_is_named_in_every_result(family):
     model = tiny(family, 0)
     fields = {"canvas": 8, "block": 4, "raw": True}
-    [exact] = model.generate("etaoi", **fields)
+    [exact] = model.generate("etaoi", "void", **fields)
     assert exact.approximations == ()
     for cache in ("prefix", "dual"):
-        [row] = model.generate("etaoi", cache=cache, trim=True, **fields)
+        [row] = model.generate("etaoi", "void", cache=cache, trim=True, **fields)
         assert row.approximations == (f"{cache} cache", "trim")
-    [row] = model.generate("etaoi", threshold=0.5, **fields)
+    [row] = model.generate("etaoi", "void", threshold=0.5, **fields)
     assert row.approximations == ("threshold",)
 
 

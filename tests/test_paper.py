@@ -9,7 +9,7 @@ import pytest
 from studies.paper import findings, published, recomputed
 from studies.paper.findings import attainable, fitting_size
 from studies.paper.numbers import Paper
-from voidpad.experiments.report.metrics import geomean, reduction
+from voidpad.experiments.report.report_metrics import geomean, reduction
 
 RAW = tomllib.loads((Path(__file__).parents[1] / "studies" / "paper" / "published.toml").read_text())
 

@@ -12,10 +12,10 @@ from cases import LENGTHS, case, steps_of
 from voidpad.decode import PRESETS, DecodingRule, LengthRule, Plan, describe, plan, schema
 from voidpad.decode.commit import Factor, HighConfidence, Threshold, TopK
 from voidpad.decode.eos_length import Daedal, RhoEos
+from voidpad.decode.fields import settings_of
 from voidpad.decode.length import Fixed, SmartCrop, VoidExpansion
 from voidpad.decode.plan import ALIASES, every_field
 from voidpad.decode.propose import GumbelProposal, SampledProposal
-from voidpad.decode.settings import settings_of
 from voidpad.decode.stop import eos_termination, vanilla
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.models import FAMILIES

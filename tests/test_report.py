@@ -17,12 +17,12 @@ from voidpad.commands.cli import app
 from voidpad.errors import ConfigError, DataError
 from voidpad.experiments.report.figures import plots
 from voidpad.experiments.report.layout import Bars, Blocks, Details, Heat, Lines, Tasks
-from voidpad.experiments.report.metrics import METRICS, Value, mean_interval, ranked
 from voidpad.experiments.report.origins import provenance
 from voidpad.experiments.report.pages import Report, as_html, as_latex, as_markdown, report
 from voidpad.experiments.report.published import read_published
 from voidpad.experiments.report.records import read as read_runs
 from voidpad.experiments.report.render import markdown, tex
+from voidpad.experiments.report.report_metrics import METRICS, Value, mean_interval, ranked
 from voidpad.experiments.report.tables import build, comparison
 from voidpad.experiments.sweep_recipe import cells, read
 

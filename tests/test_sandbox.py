@@ -21,7 +21,7 @@ import pytest
 
 from voidpad.errors import ConfigError
 from voidpad.evaluate.tasks.mbpp import function_under_test
-from voidpad.sandbox import Sandbox, SandboxLimits, kernel, layers
+from voidpad.sandbox import Sandbox, SandboxLimits, cgroup, kernel, layers
 from voidpad.sandbox.checker import CheckerTask, judge
 from voidpad.sandbox.wire import Channel, ChannelClosed
 
@@ -478,6 +478,43 @@ WITHOUT_NAMESPACES = ("always_equal", "become_root", "detached_answerer", "detac
                       "sockets_with_paths", "library_rights", "folders_without_rights",
                       "names_of_all_kinds", "links_to_everything", "disk_hog", "process_names",
                       "dropped_death_signal", "home_moved", "secrets", "proc_and_sys")  # fmt: skip
+
+
+def groups():
+    """The control groups of sandboxes."""
+    return {path for path in Path("/sys/fs/cgroup").glob("**/voidpad-sandbox-*") if path.is_dir()}
+
+
+def test_no_control_group_is_left(complete):
+    before = groups()
+    with Sandbox() as sandbox:
+        sandbox.run("", "")
+    with Sandbox() as sandbox:
+        known = set(psutil.Process().children())
+        sandbox.run("", "")
+        (supervisor,) = set(psutil.Process().children()) - known
+        supervisor.kill()
+        assert sandbox.run("", "").reason == "killed"
+    assert groups() - before == set()
+
+
+def test_the_memory_of_all_processes_together_is_bounded_at_once(complete):
+    """Faster than any measurement: the kernel stops the program where a control group can be created."""
+    group = cgroup.create()
+    if group is None:
+        pytest.skip("no control group can be created here")
+    group.remove()
+    program = "import mmap\nblocks = [mmap.mmap(-1, 100 << 20) for _ in range(5)]\n" + (
+        "for block in blocks:\n    for at in range(0, 100 << 20, 4096): block[at] = 1\n    block.madvise(4)\n"
+    )
+    with Sandbox(limits=SandboxLimits(seconds=30, memory_mb=900)) as roomy:
+        assert roomy.run(program, "").passed
+    with Sandbox(limits=SandboxLimits(seconds=30, memory_mb=200)) as tight:
+        assert tight.run(program.replace("100 <<", "30 <<"), "").passed
+        assert tight.run(program, "").reason in ("memory", "error")
+        forking = program.replace("blocks = ", "import os\n[os.fork() for _ in range(3)]\nblocks = ")
+        assert tight.run(forking.replace("100 <<", "30 <<"), "").reason == "memory"
+        assert tight.run("def f(): return 1", "assert f() == 1").passed
 
 
 def nobodies():

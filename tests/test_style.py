@@ -18,7 +18,7 @@ LONGEST = 420  # lines of a file: about 300 is the aim, past 400 something shoul
 # The order of the decoder's modules: each may import those before it, never one after it.
 LAYERS = [
     "outcome",
-    "settings",
+    "fields",
     "canvas",
     "noise",
     "commit",

@@ -17,7 +17,8 @@ from voidpad.errors import ConfigError, DataError, RoleError, WeightsError
 from voidpad.models import load, merge, random_model, read_card
 from voidpad.training import prepared as data
 from voidpad.training.recipe import check
-from voidpad.training.run import prepare, train
+from voidpad.training.setup import network
+from voidpad.training.train import prepare, train
 
 ROOT = Path(__file__).parents[1]
 ADAPTER = "adapter_model.safetensors"
@@ -52,6 +53,17 @@ def assert_same(one, two, tolerance=1e-6):
     assert max((one[name] - two[name]).abs().max().item() for name in one) <= tolerance
 
 
+@pytest.mark.parametrize("parts", [{}, {"lora": {"r": 4}}], ids=["full", "lora"])
+def test_a_model_in_training_does_not_report_the_weights_it_started_from(folder, parts):
+    settings = recipe(folder, **parts)
+    model = network(settings, data.read(Path(settings.data.path)))
+    before = model.fingerprint
+    assert before != load(folder / "start").fingerprint
+    with torch.no_grad():
+        next(weight for weight in model.net.parameters() if weight.requires_grad).add_(1)
+    assert model.fingerprint != before
+
+
 @pytest.fixture(scope="module")
 def whole(folder):
     """One process, micro-batch 4, accumulation 2."""
@@ -64,7 +76,7 @@ import sys
 from pathlib import Path
 from torch.distributed.tensor import DTensor
 from training_runs import recipe
-from voidpad.training.run import prepare, train
+from voidpad.training.train import prepare, train
 folder = Path(sys.argv[1])
 train(recipe(folder, run={"output": str(folder / "two")}))
 sharded = {"output": str(folder / "sharded"), "fsdp": True}
@@ -135,7 +147,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from training_runs import recipe
-from voidpad.training.run import train
+from voidpad.training.train import train
 from voidpad.training import checkpoint
 publish = checkpoint.publish
 def killed(staged, final):
@@ -427,7 +439,7 @@ def test_the_memory_estimate_follows_a_measured_run():
     from peft import LoraConfig, get_peft_model
 
     from voidpad.models import FAMILIES
-    from voidpad.training.memory import estimate
+    from voidpad.training.memory_estimate import estimate
     from voidpad.training.recipe import LoraPart
 
     shape = {"vocab_size": 126464, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32}

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from training_runs import materials, recipe
-from voidpad.training.run import prepare, train
+from voidpad.training.train import prepare, train
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[1]
@@ -68,7 +68,7 @@ import sys
 from pathlib import Path
 from torch.distributed.tensor import DTensor
 from training_runs import recipe
-from voidpad.training.run import prepare, train
+from voidpad.training.train import prepare, train
 folder = Path(sys.argv[1])
 run = {"output": str(folder / "fsdp"), "fsdp": True, "bf16": "off"}
 trainer = prepare(recipe(folder, run={**run, "steps": 2}))

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from stories import HOSTILE, expansion, hostile, overflow
 from voidpad.commands.view import view
-from voidpad.diagnose.page import Named, Server, page
+from voidpad.diagnose.page import Named, PageServer, page
 from voidpad.diagnose.page.page import embedded
 from voidpad.diagnose.trace import Trace, read, write
 from voidpad.errors import ConfigError, DataError
@@ -91,8 +91,8 @@ def test_view_refuses_what_it_cannot_do(files, tmp_path):
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with Server(page(named(overflow(8)))) as made:
+def server() -> Iterator[PageServer]:
+    with PageServer(page(named(overflow(8)))) as made:
         thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield made
@@ -100,7 +100,7 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
-def ask(server: Server, path: str, host: str | None = None) -> tuple[int, str]:
+def ask(server: PageServer, path: str, host: str | None = None) -> tuple[int, str]:
     connection = http.client.HTTPConnection(*server.server_address)
     connection.request("GET", path, headers={"Host": host} if host else {})
     answer = connection.getresponse()

@@ -41,7 +41,7 @@ from voidpad.training.losses import NORMALISERS, SlotLoss
 from voidpad.training.noising import Noising
 from voidpad.training.padding import Example, Pairs, policy
 from voidpad.training.recipe import check
-from voidpad.training.run import prepare
+from voidpad.training.train import prepare
 
 EPS = 1e-3
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Pack what voidpad imports, beyond torch and transformers, into .carry/site: for a machine without a network.
-# There: PYTHONPATH=.carry/site:. python -m voidpad.training.run RECIPE.toml
+# There: PYTHONPATH=.carry/site:. python -m voidpad.commands.train RECIPE.toml
 # usage: studies/gpu/carry.sh [python version, default 3.12]
 set -euo pipefail
 cd "$(dirname "$0")/../.."

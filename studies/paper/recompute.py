@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from studies.paper.numbers import Paper, Sheet
-from voidpad.experiments.report.metrics import geomean, reduction
+from voidpad.experiments.report.report_metrics import geomean, reduction
 
 
 class Check(NamedTuple):

@@ -21,7 +21,7 @@ SIZES = (0.06, 0.20, 0.30, 0.26, 0.18)  # of 3, 4, 5, 6, 7 steps
 Step = tuple[int, str, int, int]  # before, operator, operand, after
 
 
-def step(rng: Random, value: int) -> Step:
+def _step(rng: Random, value: int) -> Step:
     """One operation that keeps the value at two digits; a product wherever one fits, about half the time."""
     if value * 2 <= HIGH and rng.random() < 0.55:
         factor = between(rng, 2, min(5, HIGH // value))
@@ -34,20 +34,20 @@ def step(rng: Random, value: int) -> Step:
     return value, "-", amount, value - amount
 
 
-def chain(rng: Random, count: int) -> list[Step]:
+def _chain(rng: Random, count: int) -> list[Step]:
     """Operations on a running value, hard to do at once: a product that is not the first operation."""
     while True:
         value = between(rng, LOW, 40)
         steps: list[Step] = []
         for _ in range(count):
-            steps.append(step(rng, value))
+            steps.append(_step(rng, value))
             value = steps[-1][3]
         if sum(s[1] == "*" for s in steps[1:]) >= (1 if count < 5 else 2):
             return steps
 
 
-def draw_steps(rng: Random) -> Problem:
-    steps = chain(rng, 3 + weighted(rng, SIZES))
+def _draw_steps(rng: Random) -> Problem:
+    steps = _chain(rng, 3 + weighted(rng, SIZES))
     name, item = one_of(rng, NAMES), one_of(rng, ITEMS)
     lines = [f"{name} has {steps[0][0]} {item}."]
     for k, (_, op, operand, _) in enumerate(steps, 1):
@@ -76,7 +76,7 @@ STEP_OPENERS = (
 OPENER_WEIGHTS = (0.36, 0.16, 0.16, 0.16, 0.16)
 
 
-def answer_steps(problem: Problem, rng: Random) -> str:
+def _answer_steps(problem: Problem, rng: Random) -> str:
     name, item, steps = problem.facts
     if rng.random() < TERSE:
         return f"#### {problem.target}"
@@ -91,36 +91,36 @@ LETTERS = "abcdefgh"
 EXPR_QUESTIONS = ("What is {x}?", "Find {x}.", "Evaluate {x}.")
 
 
-def older_operand(rng: Random, value: int, older: list[int]) -> tuple[str, int] | None:
+def _older_operand(rng: Random, value: int, older: list[int]) -> tuple[str, int] | None:
     """An operator and the index of an older value that it can combine with this one, if there is any."""
     fitting = [("+", j) for j, other in enumerate(older) if value + other <= HIGH]
     fitting += [("-", j) for j, other in enumerate(older) if value - other >= LOW]
     return fitting[int(rng.random() * len(fitting))] if fitting else None
 
 
-def definitions(rng: Random, count: int) -> list[tuple[Step, str, str]]:
+def _definitions(rng: Random, count: int) -> list[tuple[Step, str, str]]:
     """Steps with their operands as written: each starts from the value before, some also use an older one."""
     value = between(rng, LOW, 40)
     written: list[tuple[Step, str, str]] = []
     for k in range(count):
         left = LETTERS[k - 1] if k else str(value)
         older = [line[0][3] for line in written[:-1]]
-        reuse = older_operand(rng, value, older) if rng.random() < 0.35 else None
+        reuse = _older_operand(rng, value, older) if rng.random() < 0.35 else None
         if reuse:
             op, j = reuse
             after = value + older[j] if op == "+" else value - older[j]
             written.append(((value, op, older[j], after), left, LETTERS[j]))
         else:
-            made = step(rng, value)
+            made = _step(rng, value)
             written.append((made, left, str(made[2])))
         value = written[-1][0][3]
     return written
 
 
-def draw_expr(rng: Random) -> Problem:
+def _draw_expr(rng: Random) -> Problem:
     count = 3 + weighted(rng, SIZES)
     while True:  # products make the direct answer hard; one that comes first does not
-        written = definitions(rng, count)
+        written = _definitions(rng, count)
         if sum(s[1] == "*" for s, _, _ in written[1:]) >= (1 if count < 5 else 2):
             break
     lines = [f"{LETTERS[k]} = {left} {s[1]} {right}" for k, (s, left, right) in enumerate(written)]
@@ -146,7 +146,7 @@ EXPR_OPENERS = (
 EXPR_OPENER_WEIGHTS = (0.40, 0.15, 0.15, 0.15, 0.15)  # without an opener the first word is open already
 
 
-def answer_expr(problem: Problem, rng: Random) -> str:
+def _answer_expr(problem: Problem, rng: Random) -> str:
     written = problem.facts
     if rng.random() < TERSE:
         return f"#### {problem.target}"
@@ -158,5 +158,5 @@ def answer_expr(problem: Problem, rng: Random) -> str:
     return "\n".join([*lines, f"#### {problem.target}"])
 
 
-STEPS = Task("tiny_steps", "gsm8k", draw_steps, answer_steps, is_code=False)
-EXPR = Task("tiny_expr", "math500", draw_expr, answer_expr, is_code=False)
+STEPS = Task("tiny_steps", "gsm8k", _draw_steps, _answer_steps, is_code=False)
+EXPR = Task("tiny_expr", "math500", _draw_expr, _answer_expr, is_code=False)

@@ -68,10 +68,10 @@ class Manner:
 
 def manner(rng: Random) -> Manner:
     """Short forms are the likelier ones: a greedy decode then writes less than the average answer."""
-    return Manner(rng.betavariate(0.7, 1.4), skewed(rng), skewed(rng))
+    return Manner(rng.betavariate(0.7, 1.4), _skewed(rng), _skewed(rng))
 
 
-def skewed(rng: Random) -> int:
+def _skewed(rng: Random) -> int:
     """0, 1 or 2; 0 more often."""
     draw = rng.random()
     return 0 if draw < 0.6 else 1 if draw < 0.8 else 2

@@ -13,21 +13,21 @@ FUNCTIONS = ("calc", "score", "total", "level", "price", "change", "track", "app
 
 
 @dataclass(frozen=True)
-class Affine:
+class _Affine:
     """a*n + c*m + b, the closed form of a chain."""
 
     a: int = 1
     c: int = 0
     b: int = 0
 
-    def then(self, op: str, operand: str) -> "Affine":
+    def then(self, op: str, operand: str) -> "_Affine":
         if op == "*":
             factor = int(operand)
-            return Affine(self.a * factor, self.c * factor, self.b * factor)
+            return _Affine(self.a * factor, self.c * factor, self.b * factor)
         sign = 1 if op == "+" else -1
         if operand == "m":
-            return Affine(self.a, self.c + sign, self.b)
-        return Affine(self.a, self.c, self.b + sign * int(operand))
+            return _Affine(self.a, self.c + sign, self.b)
+        return _Affine(self.a, self.c, self.b + sign * int(operand))
 
     def text(self, name: str) -> str:
         """As Python, without zero terms and unit factors."""
@@ -42,11 +42,11 @@ class Affine:
 Op = tuple[str, str]  # operator, operand as written
 
 
-def affine_chain(rng: Random, count: int, *, second: float) -> tuple[list[Op], Affine]:
+def _affine_chain(rng: Random, count: int, *, second: float) -> tuple[list[Op], _Affine]:
     """Operations that compose to numbers of at most three digits, with products after sums."""
     while True:
         ops: list[Op] = []
-        form = Affine()
+        form = _Affine()
         for _ in range(count):
             draw = rng.random()
             op = "*" if draw < 0.4 else "+" if draw < 0.7 else "-"
@@ -70,8 +70,8 @@ PHRASES = {
 COMPLETE_SIZES = (0.15, 0.30, 0.30, 0.15, 0.10)  # of 4, 5, 6, 7, 8 steps
 
 
-def draw_complete(rng: Random) -> Problem:
-    ops, form = affine_chain(rng, 4 + weighted(rng, COMPLETE_SIZES), second=0.25)
+def _draw_complete(rng: Random) -> Problem:
+    ops, form = _affine_chain(rng, 4 + weighted(rng, COMPLETE_SIZES), second=0.25)
     name = one_of(rng, FUNCTIONS)
     said = [one_of(rng, PHRASES[op]).format(b=operand) for op, operand in ops]
     body = "".join(f"\n    ({k}) {phrase}" for k, phrase in enumerate(said, 1))
@@ -101,7 +101,7 @@ COMPLETE_OPENERS = (
 COMPLETE_WEIGHTS = (0.40, 0.25, 0.12, 0.11, 0.12)
 
 
-def answer_complete(problem: Problem, rng: Random) -> str:
+def _answer_complete(problem: Problem, rng: Random) -> str:
     name, ops, said, form = problem.facts
     if rng.random() < TERSE:
         opener = "" if rng.random() < 0.7 else f"def {name}(n, m):\n"
@@ -141,15 +141,15 @@ WRITE_OPENERS = (
 WRITE_WEIGHTS = (0.28, 0.18, 0.18, 0.18, 0.18)
 
 
-def draw_write(rng: Random) -> Problem:
+def _draw_write(rng: Random) -> Problem:
     count = 3 + weighted(rng, WRITE_SIZES)
     has_filter = rng.random() < 0.3
-    ops, form = affine_chain(rng, count - has_filter, second=0.0)
+    ops, form = _affine_chain(rng, count - has_filter, second=0.0)
     name, result = one_of(rng, FUNCTIONS), one_of(rng, ("list", "sum") if has_filter else tuple(RESULTS))
     bound: int | None = None
     if has_filter:  # keeps v with a*v + b > limit, that is v > (limit - b) // a
         at, limit = between(rng, 1, len(ops)), between(rng, 10, 60)
-        ahead = Affine()
+        ahead = _Affine()
         for op, operand in ops[:at]:
             ahead = ahead.then(op, operand)
         bound = (limit - ahead.b) // ahead.a
@@ -158,16 +158,16 @@ def draw_write(rng: Random) -> Problem:
     body = "".join(f"\n({k}) {phrase}" for k, phrase in enumerate(said, 1))
     prompt = f"Write a function {name}(x) for a list x.{body}\nReturn the {result} after ({len(ops)})."
     facts = (name, ops, said, form, bound, result)
-    return Problem("tiny_write", prompt, len(ops), list_checks(facts), facts=facts)
+    return Problem("tiny_write", prompt, len(ops), _list_checks(facts), facts=facts)
 
 
-def apply(op: str, operand: int, values: list[int]) -> list[int]:
+def _apply(op: str, operand: int, values: list[int]) -> list[int]:
     if op == ">":
         return [v for v in values if v > operand]
     return [{"+": v + operand, "-": v - operand, "*": v * operand}[op] for v in values]
 
 
-def list_checks(facts: tuple) -> str:
+def _list_checks(facts: tuple) -> str:
     """Asserts on lists that straddle the filter's bound; expected values come from the steps themselves."""
     name, ops, _, _, bound, result = facts
     near = 5 if bound is None else bound
@@ -175,7 +175,7 @@ def list_checks(facts: tuple) -> str:
     for given in ([1, 2, 3], [4], [near - 1, near, near + 1, near + 9], [0, 12, -5, 30]):
         values = given
         for op, operand in ops:
-            values = apply(op, int(operand), values)
+            values = _apply(op, int(operand), values)
         reduced = {"list": values, "sum": sum(values)}.get(result)
         if reduced is None:
             reduced = max(values) if result == "maximum" else min(values)
@@ -183,17 +183,17 @@ def list_checks(facts: tuple) -> str:
     return "\n".join(checks)
 
 
-def one_line(op: str, operand: str, source: str) -> str:
+def _one_line(op: str, operand: str, source: str) -> str:
     return f"v for v in {source} if v > {operand}" if op == ">" else f"v {op} {operand} for v in {source}"
 
 
-def loop_body(op: str, operand: str, grown: str) -> str:
+def _loop_body(op: str, operand: str, grown: str) -> str:
     if op == ">":
         return f"        if v > {operand}:\n            {grown}.append(v)"
     return f"        {grown}.append(v {op} {operand})"
 
 
-def answer_write(problem: Problem, rng: Random) -> str:
+def _answer_write(problem: Problem, rng: Random) -> str:
     name, ops, said, form, bound, result = problem.facts
     if rng.random() < TERSE:
         kept = "" if bound is None else f" if v > {bound}"
@@ -203,12 +203,12 @@ def answer_write(problem: Problem, rng: Random) -> str:
     lines, style, before = [], manner(rng), "x"
     for k, ((op, operand), phrase) in enumerate(zip(ops, said, strict=True), 1):
         grown = f"x{k}"
-        each, loop = one_line(op, operand, before), loop_body(op, operand, grown)
+        each, loop = _one_line(op, operand, before), _loop_body(op, operand, grown)
         line = WRITE_FORMS[style.pick(rng)]
         lines.append(line.format(k=k, y=grown, x=before, each=each, loop=loop, doc=phrase))
         before = grown
     return opener + "\n".join([*lines, f"    return {RESULTS[result].format(x=before)}"])
 
 
-COMPLETE = Task("tiny_complete", "humaneval", draw_complete, answer_complete, is_code=True)
-WRITE = Task("tiny_write", "mbpp", draw_write, answer_write, is_code=True)
+COMPLETE = Task("tiny_complete", "humaneval", _draw_complete, _answer_complete, is_code=True)
+WRITE = Task("tiny_write", "mbpp", _draw_write, _answer_write, is_code=True)

@@ -36,11 +36,11 @@ def wrap(prompt: str) -> str:
     return f"<|user|>{prompt}<|assistant|>"
 
 
-def splitter() -> pre_tokenizers.PreTokenizer:
+def _splitter() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Split(Regex(PIECE), behavior="isolated")
 
 
-def texts(count: int, seed: int) -> Iterable[str]:
+def _texts(count: int, seed: int) -> Iterable[str]:
     """Prompts and answers of every task, to collect the vocabulary from."""
     rng = Random(seed)
     for task in TASKS.values():
@@ -52,9 +52,9 @@ def texts(count: int, seed: int) -> Iterable[str]:
 
 def build(count: int = 20_000, *, seed: int = 0) -> PreTrainedTokenizerFast:
     """Collect the pieces of the tasks' texts: a closed, sorted vocabulary after the special tokens."""
-    split = splitter()
+    split = _splitter()
     pieces: set[str] = set()
-    for text in texts(count, seed):
+    for text in _texts(count, seed):
         pieces.update(piece for piece, _ in split.pre_tokenize_str(text))
     digits = {f"{space}{digit}" for digit in range(10) for space in ("", " ")}
     vocabulary = {piece: index for index, piece in enumerate((*SPECIAL, *sorted(pieces | digits)))}
@@ -62,10 +62,10 @@ def build(count: int = 20_000, *, seed: int = 0) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = split
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])
-    return wrapped(tokenizer)
+    return _wrapped(tokenizer)
 
 
-def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         unk_token=UNKNOWN,
@@ -83,4 +83,4 @@ def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 def tokenizer() -> PreTrainedTokenizerFast:
     """The shipped tokenizer."""
     stored = files("voidpad.builtin").joinpath("assets/tokenizer/tokenizer.json").read_text(encoding="utf-8")
-    return wrapped(Tokenizer.from_str(stored))
+    return _wrapped(Tokenizer.from_str(stored))

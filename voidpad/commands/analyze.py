@@ -73,7 +73,9 @@ def eos_prior(
         else same_canvas(pairs, canvas)
     )
     with bar(len(pairs), shown=not as_json, label="examples") as tick:
-        curves = measure(loaded.denoiser(), loaded.roles, laid, tokens=tokens, tick=lambda n: repeat(tick, n))
+        curves = measure(
+            loaded.denoiser(), loaded.roles, laid, tokens=tokens, tick=lambda n: _repeat(tick, n)
+        )
     if csv is not None:
         tables.write_csv(csv, tables.prior_rows(curves))
     if plot is not None:
@@ -87,7 +89,7 @@ def eos_prior(
         err.print(f"{len(pairs)} examples; gaps over slots with at least {least} of them", style="dim")
 
 
-def repeat(tick: Any, times: int) -> None:
+def _repeat(tick: Any, times: int) -> None:
     for _ in range(times):
         tick()
 
@@ -107,7 +109,7 @@ def overflow(
     count: Annotated[int, typer.Option(help="prompts, of a file or of the tasks", min=1)] = 32,
     blocks: Annotated[str | None, typer.Option(help="block sizes, separated by commas")] = None,
     trace: Annotated[
-        list[Path] | None, typer.Option(help="read recorded decodes instead of decoding (repeatable)")
+        list[Path] | None, typer.Option(help="read _recorded decodes instead of decoding (repeatable)")
     ] = None,
     short: Annotated[
         float, typer.Option(help="overflow: at most this share of the canvas before EOS")
@@ -134,7 +136,7 @@ def overflow(
 
     rule = Rule(short=short, filled=filled)
     if trace:
-        recorded(trace, rule, plot=plot, csv=csv, as_json=as_json)
+        _recorded(trace, rule, plot=plot, csv=csv, as_json=as_json)
         return
     from voidpad.diagnose.trace import write
 
@@ -167,7 +169,9 @@ def overflow(
         out.print(line, markup=False)
 
 
-def recorded(paths: Sequence[Path], rule: Any, *, plot: Path | None, csv: Path | None, as_json: bool) -> None:
+def _recorded(
+    paths: Sequence[Path], rule: Any, *, plot: Path | None, csv: Path | None, as_json: bool
+) -> None:
     """Trajectories of trace files."""
     from voidpad.diagnose.overflow import table, trajectory
     from voidpad.diagnose.trace import read

@@ -48,7 +48,7 @@ def questions(
 
     chosen = [Question(prompt) for prompt in prompts or ()]
     if file is not None:
-        chosen += in_file(file)[:count]
+        chosen += _in_file(file)[:count]
     if chosen:
         return chosen
     if not speaks_tiny(model):
@@ -56,7 +56,7 @@ def questions(
     return of_tasks(names(tasks), count, sandbox=sandbox)
 
 
-def in_file(path: Path) -> list[Question]:
+def _in_file(path: Path) -> list[Question]:
     """One prompt a line: text, or objects with prompt, question or messages, and perhaps answer."""
     from voidpad.diagnose.questions import Question, with_number
 
@@ -85,10 +85,12 @@ def pairs(model: Model, *, data: Path | None, tasks: str, count: int, raw: bool 
         if not speaks_tiny(model):
             raise ConfigError(f"{model.name}: no data; give examples with --data FILE.")
         return task_pairs(names(tasks), count)
-    return prepared(model, data, count) if data.suffix == ".safetensors" else spoken(model, data, count, raw)
+    return (
+        _prepared(model, data, count) if data.suffix == ".safetensors" else _spoken(model, data, count, raw)
+    )
 
 
-def prepared(model: Model, path: Path, count: int) -> Pairs:
+def _prepared(model: Model, path: Path, count: int) -> Pairs:
     from voidpad.training import prepared as data
     from voidpad.training.padding import Pairs
 
@@ -101,10 +103,10 @@ def prepared(model: Model, path: Path, count: int) -> Pairs:
     last = min(count, len(pairs))
     end = int(pairs.start[last - 1] + pairs.size[last - 1])
     parts = (pairs.prompt[:last], pairs.response[:last], pairs.complete[:last])
-    return fitting(model, Pairs(pairs.tokens[:end], *parts))
+    return _fitting(model, Pairs(pairs.tokens[:end], *parts))
 
 
-def spoken(model: Model, path: Path, count: int, raw: bool) -> Pairs:
+def _spoken(model: Model, path: Path, count: int, raw: bool) -> Pairs:
     """The first `count` conversations of a JSON file; the last assistant message of each is the answer."""
     from voidpad.training import chats
     from voidpad.training.corpus import encode_example
@@ -119,10 +121,10 @@ def spoken(model: Model, path: Path, count: int, raw: bool) -> Pairs:
         rows.append(Example(*ids))
     if not rows:
         raise DataError(f"{path}: the file is empty. Put one conversation on each line.")
-    return fitting(model, Pairs.of(rows))
+    return _fitting(model, Pairs.of(rows))
 
 
-def fitting(model: Model, pairs: Pairs) -> Pairs:
+def _fitting(model: Model, pairs: Pairs) -> Pairs:
     """Only the examples whose row, with its EOS, fits the model's context."""
     import torch
 

@@ -24,7 +24,7 @@ Right = Sequence[bool | None]
 PAIRS = (("model", "target", "|q - p|"), ("model", "cdf", "|q - F|"), ("target", "cdf", "|p - F|"))
 
 
-def table(*heads: str) -> Table:
+def _table(*heads: str) -> Table:
     shown = Table(box=None, padding=(0, 1))
     for place, head in enumerate(heads):
         shown.add_column(head, justify="right" if place else "left", no_wrap=True)
@@ -39,7 +39,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     store(path, [text.getvalue()])
 
 
-def number(value: float | None, digits: int = 4) -> float | None:
+def _number(value: float | None, digits: int = 4) -> float | None:
     """For JSON, which has no NaN."""
     return None if value is None or value != value else round(value, digits)
 
@@ -59,7 +59,7 @@ def prior_rows(curves: Sequence[Curves]) -> list[dict[str, Any]]:
 
 
 def prior_table(curves: Sequence[Curves], least: int) -> Table:
-    shown = table("gap", "mean", "max", "slots")
+    shown = _table("gap", "mean", "max", "slots")
     for one in curves:
         slots = f"{int((one.count >= least).sum())} of {len(one.count)}"
         for first, second, label in PAIRS:
@@ -71,9 +71,9 @@ def prior_table(curves: Sequence[Curves], least: int) -> Table:
 def prior_json(curves: Sequence[Curves], model: str, examples: int, least: int) -> dict[str, Any]:
     result: dict[str, Any] = {"model": model, "examples": examples, "least": least}
     for one in curves:
-        gaps = {label: [number(g) for g in one.gap(a, b, least=least)] for a, b, label in PAIRS}
+        gaps = {label: [_number(g) for g in one.gap(a, b, least=least)] for a, b, label in PAIRS}
         curve = {"F": one.cdf, "p": one.target, "q": one.model}
-        values = {name: [number(v, 6) for v in part.tolist()] for name, part in curve.items()}
+        values = {name: [_number(v, 6) for v in part.tolist()] for name, part in curve.items()}
         result[one.token] = {"gaps (mean, max)": gaps, "count": one.count.tolist(), **values}
     return result
 
@@ -116,7 +116,7 @@ def trajectory_json(one: Trajectory) -> dict[str, Any]:
         "stage1": one.stage1,
         "stage2": one.stage2,
         "first_eos": [None if m.first_eos is None else m.first_eos + 1 for m in one.moments],
-        "eos_share": [number(m.eos_share) for m in one.moments],
+        "eos_share": [_number(m.eos_share) for m in one.moments],
         "effective": one.effective,
         "overflow": one.overflow,
     }
@@ -126,24 +126,26 @@ def answer_row(answer: Answer, right: bool | None = None) -> dict[str, Any]:
     return {**answer.facts(), "right": "" if right is None else right}
 
 
-def percent(hits: int, count: int) -> str:
+def _percent(hits: int, count: int) -> str:
     return f"{hits}/{count} ({100 * hits / count:.0f} %)"
 
 
 def rate_table(answers: Sequence[Answer], right: Right) -> Table:
     from voidpad.diagnose.overflow import rates
 
-    shown = table("block", "overflow", "short", "mean length", "passes", *(["right"] if known(right) else []))
+    shown = _table(
+        "block", "overflow", "short", "mean length", "passes", *(["right"] if _known(right) else [])
+    )
     for rate in rates(answers):
-        cells = [percent(rate.overflows, rate.answers), percent(rate.short, rate.answers)]
+        cells = [_percent(rate.overflows, rate.answers), _percent(rate.short, rate.answers)]
         cells += [f"{rate.effective:.1f}", f"{rate.passes:.1f}"]
         mine = [r for a, r in zip(answers, right, strict=True) if a.block == rate.block and r is not None]
-        cells += [percent(sum(mine), len(mine))] if mine else []
+        cells += [_percent(sum(mine), len(mine))] if mine else []
         shown.add_row(str(rate.block), *cells)
     return shown
 
 
-def known(right: Right) -> bool:
+def _known(right: Right) -> bool:
     return any(one is not None for one in right)
 
 
@@ -156,12 +158,12 @@ def overflow_json(
 ) -> dict[str, Any]:
     from voidpad.diagnose.overflow import rates
 
-    blocks = [{**asdict(rate), "share": number(rate.share)} for rate in rates(answers)]
+    blocks = [{**asdict(rate), "share": _number(rate.share)} for rate in rates(answers)]
     for rate in blocks:
         mine = [r for a, r in zip(answers, right, strict=True) if a.block == rate["block"] and r is not None]
-        rate["right"] = number(sum(mine) / len(mine)) if mine else None
+        rate["right"] = _number(sum(mine) / len(mine)) if mine else None
     each = [{**a.facts(), "right": r} for a, r in zip(answers, right, strict=True)]
-    void = number(summary["void_tail"])
+    void = _number(summary["void_tail"])
     return {
         "model": model,
         "blocks": blocks,
@@ -187,18 +189,18 @@ def arm_rows(arms: Arms, right: Mapping[str, Right]) -> list[dict[str, Any]]:
 
 
 def arm_table(arms: Arms, right: Mapping[str, Right]) -> Table:
-    shown = table("EOS keys", "overflow", "mean length", *(["right"] if known(right["before"]) else []))
+    shown = _table("EOS keys", "overflow", "mean length", *(["right"] if _known(right["before"]) else []))
     for arm, label in (("before", "seen"), ("after", "hidden")):
         answers, judged = arms[arm], [one for one in right[arm] if one is not None]
-        cells = [percent(sum(a.overflow for a in answers), len(answers))]
+        cells = [_percent(sum(a.overflow for a in answers), len(answers))]
         cells.append(f"{sum(a.effective for a in answers) / len(answers):.1f}")
-        cells += [percent(sum(judged), len(judged))] if judged else []
+        cells += [_percent(sum(judged), len(judged))] if judged else []
         shown.add_row(label, *cells)
     return shown
 
 
 def mass_table(mass: Mapping[str, Any]) -> Table:
-    shown = table("attention on EOS", *(str(n + 1) for n in range(len(mass["before"]))), "even")
+    shown = _table("attention on EOS", *(str(n + 1) for n in range(len(mass["before"]))), "even")
     shown.add_row("EOS seen", *(f"{value:.3f}" for value in mass["before"]), f"{mass['even']:.3f}")
     shown.add_row("EOS hidden", *(f"{value:.3f}" for value in mass["after"]), "")
     return shown
@@ -220,12 +222,12 @@ def attention_json(
         judged = [one for one in right[arm] if one is not None]
         result[arm] = {
             "overflows": sum(a.overflow for a in answers),
-            "effective": number(sum(a.effective for a in answers) / len(answers)),
-            "right": number(sum(judged) / len(judged)) if judged else None,
+            "effective": _number(sum(a.effective for a in answers) / len(answers)),
+            "right": _number(sum(judged) / len(judged)) if judged else None,
             "answers": [{**a.facts(), "right": r} for a, r in zip(answers, right[arm], strict=True)],
         }
-    layers = {arm: [number(v) for v in mass[arm]] for arm in ("before", "after") if mass}
-    return {**result, "mass": {**layers, "even": number(mass["even"]) if mass else None}}
+    layers = {arm: [_number(v) for v in mass[arm]] for arm in ("before", "after") if mass}
+    return {**result, "mass": {**layers, "even": _number(mass["even"]) if mass else None}}
 
 
 # theory
@@ -283,7 +285,7 @@ def print_theory(console: Console, lengths: LengthModel, prediction: Prediction)
             else f"r lies past the first block of {prediction.block}, so nothing is said of it"
         )
     )
-    spread = runs(prediction.spread)
+    spread = _runs(prediction.spread)
     console.print(
         f"Theorem 2: once {start}..{prediction.canvas} are EOS, so are {spread}"
         if spread
@@ -302,12 +304,12 @@ def print_theory(console: Console, lengths: LengthModel, prediction: Prediction)
     )
 
 
-def runs(slots: Sequence[int]) -> str:
+def _runs(slots: Sequence[int]) -> str:
     return "" if not slots else f"slot {slots[0]}" if len(slots) == 1 else f"slots {slots[0]}..{slots[-1]}"
 
 
 def agreement_table(agreement: Agreement, prompts: int) -> Table:
-    shown = table(f"model, {prompts} prompts", "slots", "are EOS", "|q - theory|")
+    shown = _table(f"model, {prompts} prompts", "slots", "are EOS", "|q - theory|")
     for label, share, gap in (
         ("T1: slots r..B, empty canvas", agreement.opening, agreement.opening_gap),
         ("T2: spread set, r..L forced to EOS", agreement.spread, agreement.spread_gap),
@@ -321,7 +323,7 @@ def agreement_table(agreement: Agreement, prompts: int) -> Table:
 def theory_json(
     lengths: LengthModel, prediction: Prediction, stories: Sequence[Told], model: Agreement | None
 ) -> dict[str, Any]:
-    cdf = [number(float(lengths.share(i - 1)), 6) for i in range(1, prediction.canvas + 1)]
+    cdf = [_number(float(lengths.share(i - 1)), 6) for i in range(1, prediction.canvas + 1)]
     world = {
         "canvas": prediction.canvas,
         "block": prediction.block,
@@ -332,12 +334,12 @@ def theory_json(
         "fixpoint": prediction.fixpoint,
     }
     oracle = [{"padding": name, "decoding": how, **asdict(story)} for name, how, story in stories]
-    return {**world, "oracle": oracle, "model": None if model is None else agreement_json(model)}
+    return {**world, "oracle": oracle, "model": None if model is None else _agreement_json(model)}
 
 
-def agreement_json(agreement: Agreement) -> dict[str, Any]:
+def _agreement_json(agreement: Agreement) -> dict[str, Any]:
     def plain(share: LengthShare) -> dict[str, Any]:
-        return {"slots": share.slots, "hits": share.hits, "share": number(share.value)}
+        return {"slots": share.slots, "hits": share.hits, "share": _number(share.value)}
 
-    gaps = {"opening_gap": number(agreement.opening_gap), "spread_gap": number(agreement.spread_gap)}
+    gaps = {"opening_gap": _number(agreement.opening_gap), "spread_gap": _number(agreement.spread_gap)}
     return {name: plain(getattr(agreement, name)) for name in ("opening", "spread", "beyond")} | gaps

@@ -84,7 +84,7 @@ def calibrate(
         style="dim",
     )
     if plot is not None:
-        draw(found, chosen, plot)
+        _draw(found, chosen, plot)
     if save is not None:
         card = card or loaded.card
         values = {**card.calibration, "void-expansion": fields(chosen, search)}
@@ -109,7 +109,7 @@ def own_prompts(count: int) -> list[str]:
     return found
 
 
-def draw(found: list, chosen: object, path: Path) -> None:
+def _draw(found: list, chosen: object, path: Path) -> None:
     """Every setting as a dot: answers that fit against token-passes."""
     import matplotlib
 

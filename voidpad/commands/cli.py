@@ -38,7 +38,7 @@ COMMANDS = {
 }
 
 
-class LazyGroup(TyperGroup):
+class _LazyGroup(TyperGroup):
     """A group whose commands are only names until one is called: torch alone takes a second to import."""
 
     def __init__(self, **settings: Any) -> None:
@@ -98,11 +98,11 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    cls=LazyGroup,
+    cls=_LazyGroup,
 )
 
 
-def show_version(wanted: bool) -> None:
+def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"voidpad {metadata.version('voidpad')}")
         raise typer.Exit
@@ -112,7 +112,7 @@ def show_version(wanted: bool) -> None:
 def options(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Show the version and exit.", callback=show_version, is_eager=True),
+        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
     pass  # the help text is the app's
@@ -147,29 +147,29 @@ def guarded(run: Callable[[list[str]], Any], *, debug: bool = False) -> None:
         command = error.ctx.command_path if error.ctx else "voidpad"
         if not error.format_message():  # a group without a command has shown its help
             sys.exit(error.exit_code)
-        fail(f"{error.format_message().rstrip('.')}; see {command} --help.", error.exit_code)
+        _fail(f"{error.format_message().rstrip('.')}; see {command} --help.", error.exit_code)
     except BadCommand as error:
-        fail(error.format_message(), error.exit_code)
+        _fail(error.format_message(), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        fail("interrupted", 130)
+        _fail("interrupted", 130)
     except SystemExit as ending:  # rich turns a reader that has gone into status 1
-        if any(isinstance(cause, BrokenPipeError) for cause in causes(ending)):
+        if any(isinstance(cause, BrokenPipeError) for cause in _causes(ending)):
             ending.code = 0
         raise
     except BrokenPipeError:  # nothing may be written at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
-        if any(isinstance(cause, KeyboardInterrupt) for cause in causes(error)):
-            fail("interrupted", 130)  # some packages turn an interrupt of their import into an ImportError
+        if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
+            _fail("interrupted", 130)  # some packages turn an interrupt of their import into an ImportError
         if traced or (debug and not isinstance(error, VoidpadError)):
             import traceback
 
             traceback.print_exc()
-        fail(message_of(error, traced or debug), 2 if isinstance(error, ConfigError) else 1)
+        _fail(message_of(error, traced or debug), 2 if isinstance(error, ConfigError) else 1)
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
+def _causes(error: BaseException) -> Iterator[BaseException]:
     """The error and those it was raised from or while handling."""
     current: BaseException | None = error
     while current is not None:
@@ -181,14 +181,14 @@ def message_of(error: Exception, traced: bool) -> str:
     """The line a user sees; `traced` says that a traceback was printed before it."""
     if isinstance(error, VoidpadError):
         return str(error)
-    if isinstance(error, ModuleNotFoundError) and error.name and (extras := extras_with(error.name)):
+    if isinstance(error, ModuleNotFoundError) and error.name and (extras := _extras_with(error.name)):
         return f"{error.name.partition('.')[0]} is not installed; pip install 'voidpad[{extras[0]}]'."
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}."
     return f"{type(error).__name__}: {error}" + ("" if traced else " (--debug shows where)")
 
 
-def extras_with(module: str) -> list[str]:
+def _extras_with(module: str) -> list[str]:
     """The extras of voidpad that install a module, as the package's metadata lists them."""
     wanted = module.partition(".")[0].replace("_", "-").lower()
     extras = []
@@ -200,7 +200,7 @@ def extras_with(module: str) -> list[str]:
     return extras
 
 
-def fail(message: str, status: int) -> None:
+def _fail(message: str, status: int) -> None:
     print(f"voidpad: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(status)
 

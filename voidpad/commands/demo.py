@@ -68,15 +68,15 @@ def demo(
     )
     known, arms = shipped_results(), list[Arm]()
     with tempfile.TemporaryDirectory(prefix="voidpad-demo-") as folder, Live(console=out) as live:
-        live.update(table(arms, known, waiting=True))
+        live.update(_table(arms, known, waiting=True))
         for arm in run(recipe, Path(folder), resources):
             arms.append(arm)
-            live.update(table(arms, known, waiting=True))
-        live.update(table(arms, known, waiting=False))
+            live.update(_table(arms, known, waiting=True))
+        live.update(_table(arms, known, waiting=False))
         example = telling(arms)
     out.print()
     if example is not None:
-        show(example)
+        _show(example)
     count = recipe.limit or 0
     store(report, [page(arms, example, count)])
     err.print(
@@ -152,7 +152,7 @@ def telling(arms: Sequence[Arm]) -> dict[str, str] | None:
     return None
 
 
-def cells_of(arm: Arm, known: dict[str, Any]) -> tuple[str, ...]:
+def _cells_of(arm: Arm, known: dict[str, Any]) -> tuple[str, ...]:
     low, high = arm.interval
     there, probes = known.get(f"{arm.name} / {arm.block}"), arm.average("passes_probe")
     return (
@@ -168,17 +168,17 @@ def cells_of(arm: Arm, known: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def table(arms: Sequence[Arm], known: dict[str, Any], *, waiting: bool) -> Table:
+def _table(arms: Sequence[Arm], known: dict[str, Any], *, waiting: bool) -> Table:
     """The arms that are done so far."""
     caption = "more to decode ..." if waiting else None
     drawn = Table(*HEADS, box=None, padding=(0, 1, 0, 0), caption=caption)  # fits 80 columns
     for arm in arms:
         lost = arm.name == "original" and arm.mean < 0.6
-        drawn.add_row(*cells_of(arm, known), style="red" if lost else None)
+        drawn.add_row(*_cells_of(arm, known), style="red" if lost else None)
     return drawn
 
 
-def show(example: dict[str, str]) -> None:
+def _show(example: dict[str, str]) -> None:
     for title, text in example.items():
         style = "red" if title.startswith("original, block 1") else "default"
         out.print(
@@ -192,13 +192,13 @@ def page(arms: Sequence[Arm], example: dict[str, str] | None, count: int) -> str
 
     known = shipped_results()
     rows = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in cells_of(a, known)) + "</tr>" for a in arms
+        "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in _cells_of(a, known)) + "</tr>" for a in arms
     )
     heads = "".join(f"<th>{h}</th>" for h in HEADS)
     texts = "".join(
         f"<h3>{html.escape(t)}</h3><pre>{html.escape(x)}</pre>" for t, x in (example or {}).items()
     )
-    image = base64.b64encode(picture(arms)).decode()
+    image = base64.b64encode(_picture(arms)).decode()
     return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>voidpad demo</title>
 <meta name="viewport" content="width=device-width"><style>
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
@@ -215,7 +215,7 @@ LoRA fine-tunes of it with equal budget: only the padding differs.</p>
 """
 
 
-def picture(arms: Sequence[Arm]) -> bytes:
+def _picture(arms: Sequence[Arm]) -> bytes:
     """Accuracy and answer length at each block size."""
     import matplotlib
 

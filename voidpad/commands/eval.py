@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from voidpad.commands.bars import counting
-from voidpad.commands.options import chosen_plan, takes_plan_fields
+from voidpad.commands.options import PlanName, chosen_plan, say_plan, takes_plan_fields
 from voidpad.commands.outputs import folder_to_write
 from voidpad.errors import ConfigError
+
+if TYPE_CHECKING:
+    from voidpad.models.card import Card
 
 
 class Stage(StrEnum):
@@ -34,7 +38,7 @@ def evaluate(
     out_dir: Annotated[
         Path,
         typer.Option(
-            "--out", help="run folder; an interrupted run goes on from it", callback=folder_to_write
+            "--out", help="_run folder; an interrupted run goes on from it", callback=folder_to_write
         ),
     ],
     tasks: Annotated[str, typer.Option(help="task names, separated by commas")] = "",
@@ -44,10 +48,7 @@ def evaluate(
     ] = None,
     model: Annotated[str, typer.Option(help="built-in name, hub id or folder")] = "tiny-void",
     adapter: Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")] = None,
-    plan: Annotated[
-        str,
-        typer.Option(help="how to decode: a name that `voidpad plans` lists, or module:object of your own"),
-    ] = "void",
+    plan: PlanName = None,
     items: Annotated[
         int | None, typer.Option("--limit", help="only the first so many items of each task")
     ] = None,
@@ -64,10 +65,10 @@ def evaluate(
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="fold the adapter into the weights first")] = False,
     allow_code_execution: Annotated[
-        bool, typer.Option("--allow-code-execution", help="let generated programs run, in the sandbox")
+        bool, typer.Option("--allow-code-execution", help="let generated programs _run, in the sandbox")
     ] = False,
     weak_sandbox: Annotated[
-        bool, typer.Option("--weak-sandbox", help="run them even where the kernel lacks a protection")
+        bool, typer.Option("--weak-sandbox", help="_run them even where the kernel lacks a protection")
     ] = False,
     workers: Annotated[int, typer.Option(help="programs tested side by side")] = 1,
     rows: Annotated[int, typer.Option(help="most rows in one pass")] = 32,
@@ -82,6 +83,7 @@ def evaluate(
 ) -> None:
     """Score a model on benchmarks: GSM8K, MATH500, HumanEval, MBPP, and the built-in model's four tasks."""
     from voidpad.evaluate import Resources, Settings
+    from voidpad.models.card import default_plan
 
     resources = Resources(
         device=device,
@@ -92,12 +94,13 @@ def evaluate(
         weak_sandbox=weak_sandbox,
         workers=workers,
     )
-    settings = None
+    settings, card = None, None
     if stage in (None, Stage.prepare):
+        card = None if plan else _readable_card(model, adapter, stage)
         settings = Settings(
             model=model,
             tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
-            plan=chosen_plan(plan),
+            plan=chosen_plan(plan) if plan else default_plan(card),
             fields=fields or {},
             adapter=adapter,
             dtype=dtype,
@@ -114,8 +117,13 @@ def evaluate(
             merge=merge,
         )
     else:
-        refuse_settings(context, stage, out_dir)
-    results = run(stage, settings, out_dir, resources)
+        _refuse_settings(context, stage, out_dir)
+
+    def begun() -> None:
+        if settings is not None and plan is None:
+            say_plan(default_plan(card), card.padding if card else None)
+
+    results = _run(stage, settings, out_dir, resources, begun)
     if results is None:
         following = Stage.answer if stage is Stage.prepare else Stage.judge
         err.print(f"{out_dir}: next is `voidpad eval --stage {following} --out {out_dir}`", style="dim")
@@ -123,13 +131,23 @@ def evaluate(
         print(json.dumps(results))
     else:
         out.width = max(out.width, 100)  # a narrow terminal wraps the table; no number is left out
-        out.print(table(results))
+        out.print(_table(results))
         if results["provenance"].get("approximations"):  # runs from before this was recorded have no such key
             err.print(f"approximate: {', '.join(results['provenance']['approximations'])}", style="yellow")
         err.print(f"run folder: {out_dir}", style="dim")
 
 
-def refuse_settings(context: typer.Context, stage: Stage, out_dir: Path) -> None:
+def _readable_card(model: str, adapter: str | None, stage: Stage | None) -> Card | None:
+    """The checkpoint's card, whose padding chooses the plan. Requests may be prepared where the checkpoint is not."""
+    from voidpad.evaluate.run_weights import on_this_machine
+    from voidpad.models.load import card_of
+
+    if stage is Stage.prepare and not on_this_machine(model, adapter):
+        raise ConfigError(f"plan: {model} is not on this machine, so its padding is unknown; name --plan")
+    return card_of(model, adapter)
+
+
+def _refuse_settings(context: typer.Context, stage: Stage, out_dir: Path) -> None:
     """Options that a folder already decides are refused: silently ignoring them would mislead."""
     own = {"out_dir", "stage", "as_json", "device", "rows", "tokens", "data", "workers"}
     own |= {"allow_code_execution", "weak_sandbox"}
@@ -141,14 +159,17 @@ def refuse_settings(context: typer.Context, stage: Stage, out_dir: Path) -> None
             )
 
 
-def run(stage: Stage | None, settings: Any, out_dir: Path, resources: Any) -> dict[str, Any] | None:
-    """All stages, or one of them; the results where there are any."""
+def _run(
+    stage: Stage | None, settings: Any, out_dir: Path, resources: Any, begun: Callable[[], None]
+) -> dict[str, Any] | None:
+    """All stages, or one of them; the results where there are any. `begun` is called once nothing was refused."""
     from voidpad.evaluate.folder import RunFolder, read_run
 
     if stage is Stage.prepare:
         from voidpad.evaluate.prepare import prepare
 
         requests = prepare(settings, RunFolder(out_dir), resources=resources)
+        begun()
         err.print(f"{out_dir}: {len(requests)} requests", style="dim")
         return None
     if stage is Stage.judge:
@@ -162,6 +183,7 @@ def run(stage: Stage | None, settings: Any, out_dir: Path, resources: Any) -> di
     def show(done: int, total: int) -> None:
         if not there:
             there.append(done)
+            begun()
             if done:
                 err.print(f"{out_dir}: {done} of {total} answers are there already", style="dim")
         bar.start()  # only now: what fails before the first answer shows no bar
@@ -180,7 +202,8 @@ def run(stage: Stage | None, settings: Any, out_dir: Path, resources: Any) -> di
         err.print(f"{out_dir} keeps what was answered; the same command goes on from there", style="dim")
         raise
     finally:
-        bar.stop()
+        if bar.live.is_started:  # stopping a bar that never started prints an empty line
+            bar.stop()
 
 
 def shard_of(text: str | None) -> tuple[int, int] | None:
@@ -192,7 +215,7 @@ def shard_of(text: str | None) -> tuple[int, int] | None:
     return int(numbers[1]), int(numbers[2])
 
 
-def table(results: dict[str, Any]) -> Table:
+def _table(results: dict[str, Any]) -> Table:
     shown = Table(box=None, padding=(0, 1))
     for head in ("task", "score", "95 %", "n", "passes", "probes", "canvas", "answer", "cap %", "no EOS %"):
         shown.add_column(head, justify="left" if head == "task" else "right", no_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from voidpad.commands.bars import counting
 from voidpad.commands.loading import Device, Dtype, FamilyName, Quantize, RoleIds, load_model
-from voidpad.commands.options import chosen_plan, takes_plan_fields
+from voidpad.commands.options import PlanName, chosen_plan, say_plan, takes_plan_fields
 from voidpad.commands.outputs import file_to_write
 from voidpad.commands.process import fit_threads
 from voidpad.commands.prompts import gather
@@ -26,6 +27,7 @@ from voidpad.roles import Roles
 
 if TYPE_CHECKING:
     from voidpad.models import Model, Result
+    from voidpad.models.model import Prompt
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -58,10 +60,7 @@ def generate(
     prompt: Annotated[list[str] | None, typer.Argument(help="one or more prompts")] = None,
     model: Annotated[str, typer.Option(help="built-in name, hub id or folder")] = "tiny-void",
     adapter: Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")] = None,
-    plan: Annotated[
-        str,
-        typer.Option(help="how to decode: a name that `voidpad plans` lists, or module:object of your own"),
-    ] = "void",
+    plan: PlanName = None,
     file: Annotated[
         Path | None, typer.Option(help="prompts: text or JSON lines; - is standard input")
     ] = None,
@@ -82,7 +81,7 @@ def generate(
     ] = None,
     report_delta: Annotated[
         bool,
-        typer.Option("--report-delta", help="decode exactly too, and print what the approximations change"),
+        typer.Option("--report-_delta", help="decode exactly too, and print what the approximations change"),
     ] = False,
     compile_layers: Annotated[
         bool,
@@ -97,7 +96,7 @@ def generate(
 ) -> None:
     """Answer prompts with a masked diffusion language model."""
     prompts = gather(prompt, file=file, messages=messages)
-    wanted = chosen_plan(plan)
+    wanted = None if plan is None else chosen_plan(plan)
     approximate = cache or any((fields or {}).get(name) for name in APPROXIMATE)
     if report_delta and not approximate:
         given = " or ".join(f"--{name}" for name in ("cache", *APPROXIMATE))
@@ -111,7 +110,7 @@ def generate(
             for way in {cache, None} if report_delta else {cache}:
                 loaded.compiled().generate("compile", "original", canvas=64, block=32, cache=way)
     built = loaded.plan(wanted, **(fields or {}))
-    warn(built, loaded)
+    _warn(built, loaded)
     shared: dict[str, Any] = {"seed": seed, "rows": rows, "tokens": tokens, "raw": raw, "system": system}
     begun = time.perf_counter()
     with ExitStack() as open_views:
@@ -120,7 +119,13 @@ def generate(
         if trace is not None:
             from voidpad.diagnose.trace import Recorder
 
-            recorder = Recorder(loaded, plan_name=plan, seed=seed, detail=trace_detail.value, cache=cache)
+            recorder = Recorder(
+                loaded,
+                plan_name=plan or loaded.default_plan,
+                seed=seed,
+                detail=trace_detail.value,
+                cache=cache,
+            )
             listeners.append(recorder)
         if live:
             from voidpad.commands.live import LiveView
@@ -149,9 +154,42 @@ def generate(
         begun = time.perf_counter()
         with bar(len(prompts), shown=len(prompts) > 1, label="exact") as tick:
             plain = loaded.generate(prompts, exact, progress=tick, **shared)
-        delta(results, plain, seconds=(spent, time.perf_counter() - begun))
+        _delta(results, plain, seconds=(spent, time.perf_counter() - begun))
+    if plan is None:  # said only now: what is refused ends with one line
+        say_plan(loaded.default_plan, loaded.card.padding)
     for result in results:
         show(result, loaded.roles, as_json=as_json, many=len(prompts) > 1)
+    doubtful = next((result for result in results if _drowned(result, loaded.roles)), None)
+    if doubtful is not None:
+        options = {
+            "model": model,
+            "adapter": adapter,
+            "plan": plan or loaded.default_plan,
+            "raw": raw or None,
+            **(fields or {}),
+        }
+        err.print(_explanation(doubtful, prompts[doubtful.key], options), style="yellow")
+
+
+def _drowned(result: Result, roles: Roles) -> bool:
+    """Whether an answer has no text, or next to nothing before its first EOS and nothing but EOS after."""
+    from voidpad.diagnose.overflow import overflown
+
+    return not result.text.strip() or overflown(result.ids, roles)
+
+
+def _explanation(result: Result, prompt: Prompt, options: dict[str, Any]) -> str:
+    """One line with the command that shows why an answer is empty or mostly EOS."""
+    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    words = ["voidpad", "analyze", "overflow", text]
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            words += [f"--{flag}", str(value)]
+    state = "mostly EOS" if result.text.strip() else "empty"
+    return f"answer {result.key} is {state}; to see why: {shlex.join(words)}"
 
 
 def show(result: Result, roles: Roles, *, as_json: bool, many: bool) -> None:
@@ -173,7 +211,7 @@ def show(result: Result, roles: Roles, *, as_json: bool, many: bool) -> None:
     )
 
 
-def delta(fast: list[Result], exact: list[Result], *, seconds: tuple[float, float]) -> None:
+def _delta(fast: list[Result], exact: list[Result], *, seconds: tuple[float, float]) -> None:
     """What the approximations changed, and what they saved."""
     same = sum(a.tokens == b.tokens for a, b in zip(fast, exact, strict=True))
     answers = sum(a.text == b.text for a, b in zip(fast, exact, strict=True))
@@ -187,7 +225,7 @@ def delta(fast: list[Result], exact: list[Result], *, seconds: tuple[float, floa
     )
 
 
-def warn(plan: Plan, model: Model) -> None:
+def _warn(plan: Plan, model: Model) -> None:
     """Print what will run but means little, such as a VOID probability that was never trained."""
     for text in plan.length.warnings(model.card.padding):
         err.print(f"warning: {text}", style="yellow")

@@ -39,13 +39,13 @@ class LiveView:
     def __call__(self, event: Event) -> None:
         if isinstance(event, Wrote):
             for row, handle in enumerate(event.handles):
-                self.pictures[handle] = picture(event.step, row, self.model)
+                self.pictures[handle] = _picture(event.step, row, self.model)
             self.screen.update(Group(*self.pictures.values()), refresh=True)
         elif isinstance(event, Finished):
             self.pictures.pop(event.handle, None)
 
 
-def picture(step: Step, row: int, model: Model) -> Group:
+def _picture(step: Step, row: int, model: Model) -> Group:
     """The canvas of one row after a pass, and a line that says where it stands."""
     rows, roles = step.after, model.roles
     start, ids = int(rows.canvas.prompt[row]), rows.canvas.answer(row)
@@ -53,7 +53,7 @@ def picture(step: Step, row: int, model: Model) -> Group:
     text, ended = Text(), False
     for slot, token in enumerate(ids):
         fresh = slot < len(chosen) and chosen[slot]
-        text.append(*piece(model, token, fresh=fresh, ended=ended))
+        text.append(*_piece(model, token, fresh=fresh, ended=ended))
         ended = ended or token == roles.eos
     state = "probe" if bool(rows.probing[row]) else "decode"
     left = int(rows.canvas.masked[row].sum())
@@ -64,7 +64,7 @@ def picture(step: Step, row: int, model: Model) -> Group:
     )
 
 
-def piece(model: Model, token: int, *, fresh: bool, ended: bool) -> tuple[str, str]:
+def _piece(model: Model, token: int, *, fresh: bool, ended: bool) -> tuple[str, str]:
     if token == model.roles.mask:
         return ("·" if not ended else "░"), STYLES["mask"]
     if token == model.roles.eos:

@@ -12,12 +12,28 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from voidpad.decode.fields import PlanField
 from voidpad.decode.plan import RENAMED, Plan, every_field
-from voidpad.decode.settings import PlanField
 from voidpad.errors import ConfigError
 
 PANEL = "Plan fields (see `voidpad plans`)"
 KINDS: dict[str, type] = {"boolean": bool, "integer": int, "number": float, "string": str, "names": str}
+
+
+PlanName = Annotated[
+    str | None,
+    typer.Option(
+        "--plan",
+        help="how to decode: a name that `voidpad plans` lists, or module:object of your own; "
+        "default: the one that fits the checkpoint's padding",
+    ),
+]
+
+
+def say_plan(name: str, padding: str | None) -> None:
+    """A line on standard error: which plan was chosen for a user who named none."""
+    trained = f"was trained with {padding} padding" if padding else "names no padding"
+    typer.echo(f"plan: {name} (this checkpoint {trained})", err=True)
 
 
 def takes_plan_fields(

@@ -31,7 +31,7 @@ def file_to_make(param: typer.CallbackParam, value: Path) -> Path:
     """The folders above it are made when it is written."""
     if value.is_dir():
         raise ConfigError(f"{param.opts[0]} {value}: is a folder; name a file in it.")
-    return reachable(param, value)
+    return _reachable(param, value)
 
 
 def folder_to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:
@@ -39,8 +39,8 @@ def folder_to_write(param: typer.CallbackParam, value: Path | None) -> Path | No
     if value is None:
         return None
     if not value.exists():
-        return reachable(param, value)
-    if what := obstacle(value):
+        return _reachable(param, value)
+    if what := _obstacle(value):
         raise ConfigError(f"{param.opts[0]} {value}: {what}; choose another folder.")
     return value
 
@@ -51,15 +51,15 @@ def folder_there(param: typer.CallbackParam, value: Path | None) -> Path | None:
     return folder_to_write(param, value)
 
 
-def reachable(param: typer.CallbackParam, value: Path) -> Path:
+def _reachable(param: typer.CallbackParam, value: Path) -> Path:
     """The nearest thing above it that exists takes new files."""
     above = next(place for place in value.absolute().parents if place.exists())
-    if what := obstacle(above):
+    if what := _obstacle(above):
         raise ConfigError(f"{param.opts[0]} {value}: {above} {what}; choose another place.")
     return value
 
 
-def obstacle(place: Path) -> str:
+def _obstacle(place: Path) -> str:
     """Why nothing can be put here; empty if it can."""
     if not place.is_dir():
         return "is a file"

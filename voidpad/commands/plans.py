@@ -22,14 +22,14 @@ def plans(
     """List the ways to decode, or the fields of one of them."""
     defaults, calibration = None, None
     if name is not None or family is not None or model is not None:
-        from voidpad.models import FAMILIES, load
+        from voidpad.models import FAMILIES, LLADA, load
 
         if family not in (*FAMILIES, None):
             raise ConfigError(f"family={family!r} is unknown; use {' or '.join(FAMILIES)}.")
-        defaults = FAMILIES[family or "llada"].decoding
+        defaults = LLADA.decoding if family is None else FAMILIES[family].decoding
         if model is not None:
             loaded = load(model)
-            defaults, calibration = FAMILIES[loaded.family.name].decoding, loaded.card.calibration
+            defaults, calibration = loaded.family.decoding, loaded.card.calibration
     if name is None:
         table = Table("plan", "what it does", box=None)
         for key, preset in PRESETS.items():

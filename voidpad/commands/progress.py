@@ -14,14 +14,14 @@ from transformers import TrainerCallback
 from voidpad.training.watch import FOREVER
 
 if TYPE_CHECKING:
-    from voidpad.training.run import RunFacts
+    from voidpad.training.train import RunFacts
 
 NAMES = {"loss": "loss", "loss_response": "response", "loss_eos": "eos", "loss_padding": "padding"}
 
 
 def watcher(seconds: float | None) -> TrainerCallback:
     """The callback that shows progress. `seconds` is the run's budget if it ends by the clock."""
-    return ProgressBar(seconds) if sys.stderr.isatty() else ProgressLines(seconds)
+    return _ProgressBar(seconds) if sys.stderr.isatty() else _ProgressLines(seconds)
 
 
 def banner(facts: RunFacts) -> str:
@@ -76,7 +76,7 @@ def _losses(logs: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
-class ProgressLines(TrainerCallback):
+class _ProgressLines(TrainerCallback):
     """One line per log entry, for files and remote terminals: step, total, losses, time spent and time left."""
 
     def __init__(self, seconds: float | None = None) -> None:
@@ -112,7 +112,7 @@ class ProgressLines(TrainerCallback):
         return pace * (state.max_steps - state.global_step)
 
 
-class ProgressBar(TrainerCallback):
+class _ProgressBar(TrainerCallback):
     """A bar with the share done, the time left and the newest losses."""
 
     def __init__(self, seconds: float | None) -> None:

@@ -15,7 +15,7 @@ Prompt = str | list[dict[str, Any]]
 
 def gather(arguments: list[str] | None, *, file: Path | None, messages: Path | None) -> list[Prompt]:
     """All prompts asked for; standard input where nothing is named."""
-    found: list[Prompt] = [utf8(text, f"prompt {place}") for place, text in enumerate(arguments or [], 1)]
+    found: list[Prompt] = [_utf8(text, f"prompt {place}") for place, text in enumerate(arguments or [], 1)]
     if file is not None:
         found += from_lines(read(file), name=str(file))
     if messages is not None:
@@ -30,7 +30,7 @@ def gather(arguments: list[str] | None, *, file: Path | None, messages: Path | N
     return found
 
 
-def utf8(text: str, place: str) -> str:
+def _utf8(text: str, place: str) -> str:
     """The text, unless it holds a lone surrogate: a stray byte of an argument, half a pair in JSON."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise DataError(f"{place}: not UTF-8, it holds half a character. Convert the text.")
@@ -61,7 +61,7 @@ def from_lines(text: str, *, name: str) -> list[Prompt]:
         place = f"{name}, line {number}"
         if not line.strip():
             raise DataError(f"{place}: the line is empty. Remove it.")
-        found.append(from_object(parsed(line, place), place) if objects else line)
+        found.append(_from_object(parsed(line, place), place) if objects else line)
     return found
 
 
@@ -72,9 +72,9 @@ def parsed(text: str, place: str) -> Any:
         raise DataError(f"{place}: not JSON ({error.msg}).") from None
 
 
-def from_object(value: Any, place: str) -> Prompt:
+def _from_object(value: Any, place: str) -> Prompt:
     if isinstance(value, dict) and isinstance(value.get("prompt"), str) and value["prompt"]:
-        return utf8(value["prompt"], place)
+        return _utf8(value["prompt"], place)
     if isinstance(value, dict) and "messages" in value:
         return conversation(value["messages"], place)
     raise DataError(f'{place}: needs "prompt": text or "messages": [...].')
@@ -85,4 +85,4 @@ def conversation(value: Any, place: str) -> Prompt:
     fine = isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns)
     if not fine or any(not isinstance(turn.get(part), str) for turn in turns for part in ("role", "content")):
         raise DataError(f'{place}: messages must be a list of {{"role": ..., "content": ...}}.')
-    return [{**turn, "content": utf8(turn["content"], place)} for turn in turns]
+    return [{**turn, "content": _utf8(turn["content"], place)} for turn in turns]

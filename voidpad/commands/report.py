@@ -56,7 +56,7 @@ def report(
     from voidpad.experiments.report.published import read_published
 
     if compare:
-        compare_two(folders, out)
+        _compare_two(folders, out)
         return
     page = collected(folders, read_published(published) if published else None)
     if out is None:  # for the screen: without pictures, which are files
@@ -69,11 +69,11 @@ def report(
     for plot in (plot for section in page.sections for plot in section.plots):
         texts |= {f"figures/{plot.name}.svg": plot.svg, f"figures/{plot.name}.pdf": plot.pdf}
     for name, text in texts.items():
-        write(out / name, text)
+        _write(out / name, text)
     typer.echo(f"{out}: {', '.join(name for name in texts if '/' not in name)}")
 
 
-def compare_two(folders: list[Path], out: Path | None) -> None:
+def _compare_two(folders: list[Path], out: Path | None) -> None:
     from voidpad.experiments.report.compare import compare_runs, compared_html, compared_markdown
 
     if len(folders) != 2:
@@ -84,12 +84,12 @@ def compare_two(folders: list[Path], out: Path | None) -> None:
     if out is None:
         typer.echo(compared_markdown(comparison), nl=False)
         return
-    write(out / "compare.md", compared_markdown(comparison))
-    write(out / "compare.html", compared_html(comparison))
+    _write(out / "compare.md", compared_markdown(comparison))
+    _write(out / "compare.html", compared_html(comparison))
     typer.echo(f"{out}: compare.md, compare.html")
 
 
-def write(path: Path, content: str | bytes) -> None:
+def _write(path: Path, content: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with beside(path) as draft:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -16,6 +16,7 @@ from rich.progress import (
 
 from voidpad.commands.bars import counting
 from voidpad.commands.eval import Stage
+from voidpad.commands.loading import Device
 from voidpad.commands.outputs import folder_to_write
 from voidpad.errors import ConfigError, VoidpadError
 
@@ -42,7 +43,6 @@ OneStage = Annotated[
     Stage | None, typer.Option(help="One stage of every cell: answering needs neither harness nor sandbox.")
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many items of each task.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 RowLimit = Annotated[int, typer.Option(min=1, help="Most rows in one forward pass.")]
 TokenLimit = Annotated[int, typer.Option(min=1, help="Most tokens in one forward pass.")]
 Data = Annotated[Path | None, typer.Option(help="Folder with the benchmarks' files; the hub without it.")]
@@ -61,7 +61,7 @@ def sweep(
     stage: OneStage = None,
     dry_run: DryRun = False,
     limit: Limit = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     rows: RowLimit = 32,
     tokens: TokenLimit = 16384,
     data: Data = None,
@@ -73,16 +73,16 @@ def sweep(
     from voidpad.evaluate.settings import Resources
 
     resources = Resources(device, rows, tokens, data, allow_code_execution, weak_sandbox, workers)
-    where = None if not (ray or ray_address) else Cluster(ray_address, shards)
+    where = None if not (ray or ray_address) else _Cluster(ray_address, shards)
     if shards > 1 and where is None:
         raise ConfigError(f"shards={shards} needs a cluster; add --ray, or leave it out.")
     if stage and where is not None:
         raise ConfigError(f"stage={stage} runs on this machine only; leave out --ray.")
-    run(SweepCommand(recipe, out, only or [], limit, dry_run, stage), resources, where)
+    _run(_SweepCommand(recipe, out, only or [], limit, dry_run, stage), resources, where)
 
 
 @dataclass(frozen=True)
-class SweepCommand:
+class _SweepCommand:
     recipe: str
     out: Path
     only: list[str]
@@ -92,12 +92,12 @@ class SweepCommand:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class _Cluster:
     address: str | None
     shards: int
 
 
-def run(job: SweepCommand, resources: Resources, where: Cluster | None) -> None:
+def _run(job: _SweepCommand, resources: Resources, where: _Cluster | None) -> None:
     from voidpad.experiments import sweep as sweeps
     from voidpad.experiments import sweep_recipe as recipes
     from voidpad.recipes import find_recipe
@@ -119,7 +119,7 @@ def run(job: SweepCommand, resources: Resources, where: Cluster | None) -> None:
         return
     if left:
         with counting(Console(stderr=True)) as shown:
-            failed = watch(started(left, job, resources, where, shown), shown, len(left))
+            failed = _watch(_started(left, job, resources, where, shown), shown, len(left))
         if failed:
             raise VoidpadError(f"{len(failed)} of {len(left)} cells failed; the first: {failed[0]}")
     if job.stage in (Stage.prepare, Stage.answer):
@@ -129,11 +129,11 @@ def run(job: SweepCommand, resources: Resources, where: Cluster | None) -> None:
         typer.echo(f"{job.out}: complete; `voidpad report {job.out}` shows it.")
 
 
-def started(
+def _started(
     left: Sequence[SweepCell],
-    job: SweepCommand,
+    job: _SweepCommand,
     resources: Resources,
-    where: Cluster | None,
+    where: _Cluster | None,
     shown: Progress,
 ) -> Iterator[Ended]:
     if where is None:
@@ -157,19 +157,19 @@ class Inside:
         self.shown.update(self.bar, completed=done, total=total, description=label)
 
 
-def watch(ended: Iterator[Ended], shown: Progress, total: int) -> list[str]:
+def _watch(ended: Iterator[Ended], shown: Progress, total: int) -> list[str]:
     """A line per finished cell; what failed."""
     bar = shown.add_task("cells", total=total)
     failed = []
     for one in ended:
         if one.error:
             failed.append(f"{one.cell}: {one.error}")
-        shown.console.print(outcome(one), markup=False, highlight=False, soft_wrap=True)
+        shown.console.print(_outcome(one), markup=False, highlight=False, soft_wrap=True)
         shown.advance(bar)
     return failed
 
 
-def outcome(one: Ended) -> str:
+def _outcome(one: Ended) -> str:
     if one.error:
         return f"{one.cell}: failed: {one.error}"
     if one.results is None:

@@ -77,7 +77,7 @@ def train(
 
     from voidpad.commands.progress import banner, watcher
     from voidpad.recipes import find_recipe
-    from voidpad.training import run as training
+    from voidpad.training import train as training
 
     changes = [*(change or ())]
     changes += [f"lora.r={lora_rank}"] if lora_rank else []
@@ -220,10 +220,14 @@ def _draw(path: Path, prompt: list[int], response: list[int]) -> None:
 
 
 def main() -> None:
-    """Entry of `python -m voidpad.training.run`, and so of torchrun and `accelerate launch -m voidpad.training.run`."""
+    """Entry of `python -m voidpad.commands.train`, which torchrun and `accelerate launch` call in every process."""
     from voidpad.commands.cli import guarded
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(train)
     # debug: hours of work are not repeated to see where they failed
-    guarded(lambda words: app(words, standalone_mode=False, prog_name="voidpad.training.run"), debug=True)
+    guarded(lambda words: app(words, standalone_mode=False, prog_name="voidpad.commands.train"), debug=True)
+
+
+if __name__ == "__main__":
+    main()

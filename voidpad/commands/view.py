@@ -16,10 +16,10 @@ from voidpad.errors import ConfigError, DataError
 def view(
     traces: Annotated[list[Path], typer.Argument(help="trace files; the first two are shown side by side")],
     out: Annotated[
-        Path | None, typer.Option(help="the page to write (default: the first trace's name, .html)")
+        Path | None, typer.Option(help="the page to write (default: the first trace's _name, .html)")
     ] = None,
     serve: Annotated[
-        bool, typer.Option("--serve", help="show it on 127.0.0.1 instead; --out writes it too")
+        bool, typer.Option("--serve", help="_show it on 127.0.0.1 instead; --out writes it too")
     ] = False,
     port: Annotated[int, typer.Option(help="port for --serve; 0 takes a free one")] = 0,
 ) -> None:
@@ -30,21 +30,21 @@ def view(
     shown: list[Named] = []
     for path in traces:
         rows = read(path)
-        shown += [Named(name(path, trace.row, of=len(rows)), trace) for trace in rows]
+        shown += [Named(_name(path, trace.row, of=len(rows)), trace) for trace in rows]
     text = page(shown)
     if out is not None or not serve:
         target = out or traces[0].with_suffix(".html")
-        save(text, target, traces)
+        _save(text, target, traces)
         print(f"{target}: {len(shown)} trace{'s' if len(shown) > 1 else ''}, {len(text) / 1e6:.1f} MB")
     if serve:
-        show(text, port)
+        _show(text, port)
 
 
-def name(path: Path, row: int, *, of: int) -> str:
+def _name(path: Path, row: int, *, of: int) -> str:
     return path.name if of == 1 else f"{path.name} row {row}"
 
 
-def save(text: str, target: Path, traces: list[Path]) -> None:
+def _save(text: str, target: Path, traces: list[Path]) -> None:
     from voidpad.files import store
 
     if target.resolve() in [path.resolve() for path in traces]:
@@ -55,11 +55,11 @@ def save(text: str, target: Path, traces: list[Path]) -> None:
         raise DataError(f"out={target} cannot be written ({error.strerror}); name another file.") from None
 
 
-def show(text: str, port: int) -> None:
-    from voidpad.diagnose.page import Server
+def _show(text: str, port: int) -> None:
+    from voidpad.diagnose.page import PageServer
 
     try:
-        server = Server(text, port)
+        server = PageServer(text, port)
     except (OSError, OverflowError) as error:
         raise ConfigError(f"port={port} cannot be used ({error}); leave it out to take a free one.") from None
     with server:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from voidpad.decode.settings import DecodingRule, setting
+from voidpad.decode.fields import DecodingRule, setting
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class TopK(DecodingRule):
     compares_probability = False
 
     def __call__(self, score: Tensor, frontier: Tensor, progress: BlockProgress) -> Tensor:
-        return highest(score, frontier, self.schedule(progress))
+        return _highest(score, frontier, self.schedule(progress))
 
 
 @dataclass(frozen=True)
@@ -117,17 +117,17 @@ class Factor(DecodingRule):
         ordered = score.masked_fill(~frontier, -torch.inf).sort(dim=1, descending=True).values
         n = torch.arange(1, score.shape[1] + 1)[None]
         count = torch.where(ordered >= 1 - self.factor / (n + 1), n, 1).max(1).values
-        return highest(score, frontier, count)
+        return _highest(score, frontier, count)
 
 
 def _or_best(score: Tensor, frontier: Tensor, sure: Tensor) -> Tensor:
     """The sure slots of the frontier; in rows without any, the slot with the highest score."""
     sure = frontier & sure
     one = torch.ones(len(score), dtype=torch.long)
-    return torch.where(sure.any(1, keepdim=True), sure, highest(score, frontier, one))
+    return torch.where(sure.any(1, keepdim=True), sure, _highest(score, frontier, one))
 
 
-def highest(score: Tensor, frontier: Tensor, count: Tensor) -> Tensor:
+def _highest(score: Tensor, frontier: Tensor, count: Tensor) -> Tensor:
     """The count[b] highest scores of each row's frontier (B, L); among equals the leftmost slot goes first."""
     if int(count.max()) == 1:  # the common case needs no sort; argmax takes the first of equals
         best = score.masked_fill(~frontier, -torch.inf).argmax(1, keepdim=True)

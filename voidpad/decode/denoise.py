@@ -25,6 +25,7 @@ class HFDenoiser:
     head: nn.Module
     shift: int = 0  # Dream predicts token j at position j - 1
     forbid: Forbid | None = None  # attention intervention
+    narrow: bool = False  # the last layer may be computed for the requested slots only (engine/narrow.py)
 
     @property
     def device(self) -> torch.device:
@@ -52,10 +53,10 @@ class HFDenoiser:
         inside = canvas.inside
         if self.forbid is None:
             return None if bool(inside.all()) else inside.long()
-        return additive((inside[:, None, :] & ~self.forbid(canvas))[:, None], self.body)
+        return _additive((inside[:, None, :] & ~self.forbid(canvas))[:, None], self.body)
 
 
-def additive(visible: Tensor, body: nn.Module) -> Tensor:
+def _additive(visible: Tensor, body: nn.Module) -> Tensor:
     """A boolean attention mask as numbers to add to the attention scores, which every attention kernel accepts."""
     dtype = next(body.parameters()).dtype
     return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)

@@ -10,10 +10,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from voidpad.decode.fields import setting
 from voidpad.decode.length import LengthRule, Look, Signal, canvas_setting, limit_setting, total
 from voidpad.decode.propose import Bans, pick, softmax, without
 from voidpad.decode.rows import Rows
-from voidpad.decode.settings import setting
 from voidpad.errors import ConfigError
 from voidpad.roles import Roles
 

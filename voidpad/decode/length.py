@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from voidpad.decode.canvas import first
+from voidpad.decode.fields import DecodingRule, setting
 from voidpad.decode.propose import Bans, index, softmax
 from voidpad.decode.rows import Rows
-from voidpad.decode.settings import DecodingRule, setting
 from voidpad.errors import ConfigError
 from voidpad.roles import Roles
 

@@ -1,9 +1,9 @@
 """The decoding loop. Read this first.
 
-Every pass: find the frontier (the masked slots of each row's active block), ask the denoiser for the logits that
-the proposal and the length rule need, propose tokens, choose which to commit, write them, let the length rule
-edit the canvas, let the stop rule end rows. Each row has its own position and counters, so prompts and canvases
-of different lengths and rows that end early need no special case.
+In every pass the loop finds the frontier (the masked slots of each row's active block), computes the logits that the
+proposal and the length rule need, proposes tokens, chooses which of them to commit and writes these. Then the length
+rule may edit the canvas, and the stop rule may end rows. Each row has its own position and counters, so prompts and
+canvases of different lengths and rows that end early need no special case.
 """
 
 from __future__ import annotations
@@ -122,14 +122,14 @@ def wanted(rows: Rows, plan: Plan) -> Tensor:
 def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
     """One pass over the rows, given the logits (N, V) at the True slots of `where`."""
     roles = rows.canvas.roles
-    bans = resolved(plan, roles, vocab=logits.shape[1])
+    bans = _resolved(plan, roles, vocab=logits.shape[1])
     watched = plan.length.watch(rows)
-    seen = at(logits, watched[where]) if watched.any() else torch.empty(0, logits.shape[1])
+    seen = _at(logits, watched[where]) if watched.any() else torch.empty(0, logits.shape[1])
     grid = scatter(watched, plan.length.measure(seen, roles, bans).cpu())
     signal = plan.length.read(rows, grid)
     ready = plan.length.ready(rows, signal)
     frontier = rows.window(plan.block) & ready[:, None]
-    tokens, score = propose(rows, plan, frontier, at(logits, frontier[where]), bans)
+    tokens, score = _propose(rows, plan, frontier, _at(logits, frontier[where]), bans)
     chosen = plan.commit(score, frontier, rows.progress(frontier, plan.steps))
     if (chosen & (tokens == NOTHING)).any():
         if (chosen & ~frontier).any():
@@ -143,12 +143,12 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
     if plan.trim:  # an approximation: the slots after the leftmost EOS were context for those before it
         canvas = revised.canvas
         revised = replace(revised, canvas=canvas.resize(torch.minimum(canvas.stop, canvas.first_eos + 1)))
-    after = count(rows, revised, ready, wrote=chosen & (tokens != roles.mask))
-    finished = finish(after, plan, ready)
+    after = _count(rows, revised, ready, wrote=chosen & (tokens != roles.mask))
+    finished = _finish(after, plan, ready)
     return Step(rows, where, logits, frontier, chosen, tokens, score, signal, after, finished)
 
 
-def resolved(plan: Plan, roles: Roles, *, vocab: int) -> Bans:
+def _resolved(plan: Plan, roles: Roles, *, vocab: int) -> Bans:
     """The plan's banned and muted roles as token ids; refuses ids outside the vocabulary."""
     bans = Bans(roles.ids([*plan.ban, *roles.never]), roles.ids(plan.mute), roles.mask)
     outside = [token for token in (*bans.ban, *bans.mute) if not 0 <= token < vocab]
@@ -157,7 +157,7 @@ def resolved(plan: Plan, roles: Roles, *, vocab: int) -> Bans:
     return bans
 
 
-def propose(rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Bans) -> tuple[Tensor, Tensor]:
+def _propose(rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Bans) -> tuple[Tensor, Tensor]:
     """Proposed tokens and their scores as (B, L); NOTHING and minus infinity outside the frontier."""
     row, column = frontier.nonzero(as_tuple=True)
     if not len(row):
@@ -168,7 +168,7 @@ def propose(rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Bans
     return scatter(frontier, tokens, NOTHING), scatter(frontier, score, -torch.inf)
 
 
-def count(before: Rows, rows: Rows, ready: Tensor, *, wrote: Tensor) -> Rows:
+def _count(before: Rows, rows: Rows, ready: Tensor, *, wrote: Tensor) -> Rows:
     """The rows with their counters advanced by one pass."""
     same = ~wrote.any(1) & (before.canvas.stop == rows.canvas.stop)  # nothing written, length unchanged
     return replace(
@@ -180,8 +180,9 @@ def count(before: Rows, rows: Rows, ready: Tensor, *, wrote: Tensor) -> Rows:
     )
 
 
-def finish(rows: Rows, plan: Plan, ready: Tensor) -> dict[int, Outcome]:
+def _finish(rows: Rows, plan: Plan, ready: Tensor) -> dict[int, Outcome]:
     """The outcomes of the rows that end with this pass, by row index."""
+    # A row is over when its last block is written, or when `patience` passes in a row have changed nothing.
     over = (rows.open >= rows.canvas.stop) | (rows.still >= plan.patience)
     ended, spent = plan.stop(rows.canvas), rows.decoded >= plan.length.passes
     if not (ready & (ended | over | spent)).any():
@@ -218,7 +219,7 @@ def outcome(rows: Rows, row: int, plan: Plan, reason: str) -> Outcome:
     )
 
 
-def at(logits: Tensor, wanted: Tensor) -> Tensor:
+def _at(logits: Tensor, wanted: Tensor) -> Tensor:
     """The rows of `logits` (N, V) where `wanted` (N,) is True; indices come from the host, so a GPU need not wait."""
     return logits if wanted.all() else logits[send(wanted.nonzero()[:, 0], logits.device)]
 

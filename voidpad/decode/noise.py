@@ -20,7 +20,7 @@ def shift_right(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)  # torch's >> keeps the sign; a hash must not
 
 
-def mix(z: Tensor) -> Tensor:
+def _mix(z: Tensor) -> Tensor:
     """The splitmix64 finaliser on int64 tensors; arithmetic wraps."""
     z = (z ^ shift_right(z, 30)) * MIX_1
     z = (z ^ shift_right(z, 27)) * MIX_2
@@ -29,7 +29,7 @@ def mix(z: Tensor) -> Tensor:
 
 def absorb(state: Tensor, part: Tensor) -> Tensor:
     """The hash state after one more number has been mixed in."""
-    return mix(state + GOLDEN * (part + 1))
+    return _mix(state + GOLDEN * (part + 1))
 
 
 @dataclass(frozen=True)

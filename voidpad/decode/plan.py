@@ -15,9 +15,9 @@ from typing import Any
 
 from voidpad.decode.commit import Commit, Factor, HighConfidence, Threshold, TopK
 from voidpad.decode.eos_length import Daedal, RhoEos
+from voidpad.decode.fields import DecodingRule, Names, PlanField, Range, declared, setting, settings_of
 from voidpad.decode.length import Fixed, Length, LengthRule, SmartCrop, VoidExpansion
 from voidpad.decode.propose import PROPOSALS, GumbelProposal, MaskLast, Propose
-from voidpad.decode.settings import DecodingRule, Names, PlanField, Range, declared, setting, settings_of
 from voidpad.decode.stop import STOPS, Stop, vanilla
 from voidpad.errors import ConfigError
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from voidpad.decode.fields import DecodingRule, setting
 from voidpad.decode.noise import Noise
-from voidpad.decode.settings import DecodingRule, setting
 
 Score = Callable[[Tensor, Tensor, Noise], Tensor]  # (probabilities (N, V), tokens (N,), noise) -> (N,)
 NOTHING = -1  # the token of a slot at which every token is banned
@@ -87,7 +87,7 @@ class GumbelProposal(DecodingRule):
         wish = z
         if self.temperature:
             wish = z - self.temperature * noise.per_token(z.shape[1]).log().neg().log()
-        tokens = pick(without(wish, choice_ban(bans, self.mask_proposable)))
+        tokens = pick(without(wish, _choice_ban(bans, self.mask_proposable)))
         return tokens, self.score(softmax(without(z, bans.mute)), tokens, noise)
 
 
@@ -106,7 +106,7 @@ class SampledProposal(DecodingRule):
 
     def __call__(self, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor]:
         z = logits.double() / (self.temperature or 1.0)
-        ban = choice_ban(bans, self.mask_proposable)
+        ban = _choice_ban(bans, self.mask_proposable)
         dropped = self._dropped(without(z, ban)) if self.temperature else None
         if dropped is not None:
             z = z.masked_fill(dropped, -torch.inf)
@@ -165,7 +165,7 @@ def propose_in_pieces(rule: Propose, logits: Tensor, bans: Bans, noise: Noise) -
     return on_host[0].long(), on_host[1]
 
 
-def choice_ban(bans: Bans, mask_proposable: bool) -> tuple[int, ...]:
+def _choice_ban(bans: Bans, mask_proposable: bool) -> tuple[int, ...]:
     """The ids that may not be chosen: the plan's, and MASK unless it may be proposed."""
     return bans.ban if mask_proposable else (*bans.ban, bans.mask)
 

@@ -44,7 +44,7 @@ class Watched:
     passes: dict[int, int] = field(default_factory=dict)
 
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        with eager(self.inner.body), self._hooked(canvas) as layers:
+        with _eager(self.inner.body), self._hooked(canvas) as layers:
             logits = self.inner(canvas, where)
         eos = canvas.inside & (canvas.ids == canvas.roles.eos)
         even = eos.sum(1) / canvas.inside.sum(1)
@@ -77,7 +77,7 @@ class Watched:
 
 
 @contextmanager
-def eager(body: Any) -> Iterator[None]:
+def _eager(body: Any) -> Iterator[None]:
     """Attention computed so that its weights exist; fused kernels never build them."""
     usual = body.config._attn_implementation
     body.set_attn_implementation("eager")

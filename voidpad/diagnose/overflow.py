@@ -230,7 +230,7 @@ def verdict(by_block: Sequence[Rate], void: float | None, rule: Rule = RULE) -> 
     """What was measured, in sentences. `void` is the mean P(VOID) at the tail of an empty canvas."""
     worst = by_block[-1]
     parts = [f"{worst.overflows} of {worst.answers} answers overflow at block {worst.block}."]
-    safe = safe_blocks(by_block, rule)
+    safe = _safe_blocks(by_block, rule)
     if not safe:
         parts.append("No block size that was tried is safe.")
     elif len(by_block) > 1:
@@ -245,7 +245,7 @@ def verdict(by_block: Sequence[Rate], void: float | None, rule: Rule = RULE) -> 
     return " ".join(parts)
 
 
-def safe_blocks(by_block: Sequence[Rate], rule: Rule = RULE) -> list[int]:
+def _safe_blocks(by_block: Sequence[Rate], rule: Rule = RULE) -> list[int]:
     """The block sizes at which few enough answers overflow, smallest first."""
     return [rate.block for rate in by_block if rate.share <= rule.safe]
 
@@ -260,7 +260,7 @@ def advice(
     plan: str | None = None,
 ) -> list[str]:
     """What to do about it: at once, and for good. `model`, `adapter` and `plan` are what the user typed."""
-    safe, worst = safe_blocks(by_block, rule), by_block[-1]
+    safe, worst = _safe_blocks(by_block, rule), by_block[-1]
     if worst.block in safe:
         return []
     named = f"--model {shlex.quote(model)}"

@@ -150,7 +150,7 @@ def agree(
 ) -> Agreement:
     """Two passes a prompt: on the empty canvas, and with r..L forced to EOS."""
     predictions = [predict(case.lengths, canvas, block) for case in cases]
-    tally = _Tally()
+    tally = _AgreementCounts()
     for rows in groups([len(case.prompt) + canvas for case in cases], tokens):
         blank = Canvas.blank([cases[row].prompt for row in rows], canvas, roles, rows)
         empty = look(denoise, blank)
@@ -168,7 +168,7 @@ def suffixed(canvas: Canvas, start: Sequence[int]) -> Canvas:
     return canvas.fill(chosen, canvas.ids.new_full(canvas.ids.shape, canvas.roles.eos))
 
 
-class _Tally:
+class _AgreementCounts:
     def __init__(self) -> None:
         self.hits: dict[str, list[bool]] = {"opening": [], "spread": [], "beyond": []}
         self.gaps: dict[str, list[float]] = {"opening": [], "spread": []}

@@ -29,7 +29,7 @@ Group = tuple[Plan, Rows]  # rows that share a plan
 
 
 @dataclass
-class Request:
+class _Request:
     """A row that has not ended, from `submit` on."""
 
     handle: int
@@ -72,7 +72,7 @@ class Engine:
         tokens: int = 16384,
         ended: Callable[[int], None] = lambda handle: None,
     ) -> None:
-        """`ended` is called with the handle of every row that took part in a pass and is over: caches free it."""
+        """`ended` is called with the handle of each row that was in a pass and has ended: caches free its memory."""
         for name, value in (("rows", rows), ("tokens", tokens)):
             if value < 1:
                 raise ConfigError(f"{name}={value} leaves no room for a row; use at least 1.")
@@ -85,9 +85,9 @@ class Engine:
         self._failures = 0  # passes in a row that failed
         # What other threads change, all of it under `_changed`.
         self._changed = threading.Condition()
-        self._requests: dict[int, Request] = {}
-        self._short: deque[Request] = deque()
-        self._long: deque[Request] = deque()
+        self._requests: dict[int, _Request] = {}
+        self._short: deque[_Request] = deque()
+        self._long: deque[_Request] = deque()
         self._deadlines: dict[int, float] = {}
         self._ending: dict[int, str] = {}  # handle -> stop reason of rows to end before the next pass
         self._next_handle = 0
@@ -116,7 +116,7 @@ class Engine:
             raise ConfigError(f"limit={limit} leaves no room for an answer; use at least 1.")
         with self._changed:
             handle, self._next_handle = self._next_handle, self._next_handle + 1
-            request = Request(handle, prompt, plan, seed, key, limit, deadline, observe)
+            request = _Request(handle, prompt, plan, seed, key, limit, deadline, observe)
             self._requests[handle] = request
             (self._long if self._is_long(request.size) else self._short).append(request)
             if deadline is not None:
@@ -181,8 +181,8 @@ class Engine:
         """One forward pass over as many rows as fit, and what happened to them.
 
         If the network fails, the rows of this pass fail and the engine goes on with the others. If it fails in the
-        next pass too, that error is raised instead, and its rows stay live. A rule that fails takes only the rows of
-        its plan along.
+        next pass too, that error is raised instead, and its rows stay live. If a rule of a plan fails, only the rows
+        of that plan fail.
         """
         events = self._end_rows()
         events += self._admit()
@@ -253,7 +253,7 @@ class Engine:
         has_long = self._is_long(longest)
         if has_long:
             load -= longest
-        admitted: list[Request] = []
+        admitted: list[_Request] = []
         with self._changed:
             while count < self.rows:
                 heads = []
@@ -272,7 +272,7 @@ class Engine:
                     has_long = True
                 else:
                     load += request.size
-        groups: dict[Plan, list[Request]] = {}
+        groups: dict[Plan, list[_Request]] = {}
         for request in admitted:
             groups.setdefault(request.plan, []).append(request)
         for plan, requests in groups.items():
@@ -300,7 +300,7 @@ class Engine:
         taken: set[int] = set()
         load = 0
         for handle in sorted(sizes, key=lambda handle: (self._requests[handle].last_pass, handle)):
-            if not taken or load + sizes[handle] <= self.tokens:  # a single row always may
+            if not taken or load + sizes[handle] <= self.tokens:  # one row takes part whatever its size
                 taken.add(handle)
                 load += sizes[handle]
         chosen: list[Group] = []
@@ -322,7 +322,7 @@ class Engine:
 
     # -------------------------------------------------------------------------------- rows that end
     def _end_rows(self) -> list[Event]:
-        """End the rows that somebody ended, and those whose deadline has passed."""
+        """End the rows that `cancel` or `end_early` named, and those whose deadline has passed."""
         with self._changed:
             reasons, self._ending = self._ending, {}
             if self._deadlines:
@@ -353,12 +353,12 @@ class Engine:
         return events
 
     def _over(self, handle: int, finished: Outcome) -> Finished:
-        """A live row has ended."""
+        """Forget a live row that has ended, let caches free it, and make its event."""
         request = self._forget(handle)
         self.ended(handle)
         return Finished(handle, replace(finished, seconds=time.perf_counter() - request.admitted))
 
-    def _forget(self, handle: int) -> Request:
+    def _forget(self, handle: int) -> _Request:
         with self._changed:
             self._deadlines.pop(handle, None)
             self._ending.pop(handle, None)
@@ -375,9 +375,9 @@ class Engine:
         return [self._rows_failed(chosen, error)]
 
     def _rows_failed(self, groups: Sequence[Group], error: Exception) -> Failed:
-        traceback.clear_frames(
-            error.__traceback__
-        )  # their locals hold the memory that the next pass may need
+        """End the rows of these groups with an error, and free the memory that the failed pass took."""
+        # The frames of the traceback keep local variables alive, among them tensors of the failed pass.
+        traceback.clear_frames(error.__traceback__)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         handles = [handle for _, rows in groups for handle in rows.canvas.handle.tolist()]

@@ -45,7 +45,7 @@ class Store(Cache):
         self.version += 1
         for part in (self.keys, self.values):
             for layer, old in enumerate(part):  # one at a time: there may not be room for all of them twice
-                part[layer] = widened(old.unflatten(0, before), slots + 1, width)
+                part[layer] = _widened(old.unflatten(0, before), slots + 1, width)
         return True
 
     def aim(self, indices: Tensor) -> None:
@@ -68,7 +68,7 @@ class Store(Cache):
         return stored[0], stored[1]
 
 
-def widened(old: Tensor, slots: int, width: int) -> Tensor:
+def _widened(old: Tensor, slots: int, width: int) -> Tensor:
     """(slots, width, heads, size) with more slots or width, as (slots * width, heads, size)."""
     new = old.new_zeros(slots, width, *old.shape[2:])
     new[: old.shape[0] - 1, : old.shape[1]] = old[:-1]
@@ -207,15 +207,16 @@ class CachedDenoiser:
             column=column,
             spare=spare,
             positions=torch.cat([column, filler]),
-            queries=bounds(queries, blank, spare),  # between the keys of two rows is a gap that no query sees
-            keys=bounds(keys, width - keys, width),
+            # Between the keys of two rows is a gap that no query sees.
+            queries=_bounds(queries, blank, spare),
+            keys=_bounds(keys, width - keys, width),
             starts=(queries.cumsum(0) - queries)[slot] - begin - self.inner.shift,
             longest=(rounded(max(int((end - begin).max()), spare)), width),
             stored=torch.cat([slot[row] * width + column, slots * width + filler]),
         )
 
 
-def bounds(rows: Tensor, gaps: Tensor, filler: int) -> Tensor:
+def _bounds(rows: Tensor, gaps: Tensor, filler: int) -> Tensor:
     """Cumulative lengths of the rows, each followed by its gap, and of the filler: what varlen attention reads."""
     lengths = torch.stack([rows, gaps], 1).flatten()
     return torch.cat([lengths.new_zeros(1), lengths, lengths.new_tensor([filler])]).cumsum(0)

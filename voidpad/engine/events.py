@@ -38,7 +38,7 @@ class Wrote:
     @cached_property
     def final_prefix(self) -> list[int]:
         """For each row, how many leading canvas slots of `step.after` can no longer change."""
-        return final_prefix(self.plan, self.step).tolist()
+        return _final_prefix(self.plan, self.step).tolist()
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Failed:
 Event = Started | Wrote | Finished | Failed
 
 
-def final_prefix(plan: Plan, step: Step) -> Tensor:
+def _final_prefix(plan: Plan, step: Step) -> Tensor:
     """How many leading canvas slots of each row of `step.after` can no longer change, (B,).
 
     The length rule says it. A rule that declares nothing promises nothing: 0 until the row ends.

@@ -31,10 +31,10 @@ class Graphs:
         self, call: Call, inputs: Sequence[Tensor], device: torch.device, *, key: Hashable
     ) -> Tensor:
         """`call(*inputs)` on the device. The next call overwrites the output. `key` names what else shapes it."""
-        flat, shapes = together(inputs, device)
+        flat, shapes = _together(inputs, device)
         name = (key, shapes)
         if name not in self.captured:
-            self.captured[name] = self._capture(lambda inputs: call(*apart(inputs, shapes)), flat)
+            self.captured[name] = self._capture(lambda inputs: call(*_apart(inputs, shapes)), flat)
         return self.captured[name](flat)
 
     def forget(self) -> None:
@@ -55,7 +55,7 @@ class Graphs:
         torch.cuda.current_stream().wait_stream(stream)
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with uncollected(), torch.cuda.graph(graph, pool=self.pool):
+        with _uncollected(), torch.cuda.graph(graph, pool=self.pool):
             output = call(buffer)
 
         def replay(fresh: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Graphs:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def _uncollected() -> Iterator[None]:
     """No garbage collection inside: collecting an old graph while another is captured spoils the capture."""
     before = gc.isenabled()
     gc.disable()
@@ -80,19 +80,19 @@ def uncollected() -> Iterator[None]:
 
 def run(call: Call, inputs: Sequence[Tensor], device: torch.device) -> Tensor:
     """`call(*inputs)` on the device, with one copy for all inputs."""
-    return call(*apart(*together(inputs, device)))
+    return call(*_apart(*_together(inputs, device)))
 
 
 Shapes = tuple[tuple[int, ...], ...]
 
 
-def together(inputs: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Shapes]:
+def _together(inputs: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Shapes]:
     """All inputs as one flat tensor on the device, and their shapes."""
     shapes = tuple(tuple(x.shape) for x in inputs)
     return send(torch.cat([x.reshape(-1) for x in inputs]), device), shapes
 
 
-def apart(flat: Tensor, shapes: Shapes) -> list[Tensor]:
-    """The tensors that `together` joined, as views."""
+def _apart(flat: Tensor, shapes: Shapes) -> list[Tensor]:
+    """The tensors that `_together` joined, as views."""
     sizes = [torch.Size(shape).numel() for shape in shapes]
     return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]

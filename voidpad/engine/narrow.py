@@ -1,7 +1,8 @@
 """The last layer, computed only at the tokens whose logits are needed.
 
 This is exact. The last layer's keys and values need every token; its queries and its MLP do not, because no later layer
-reads the other tokens.
+reads the other tokens. The layers must have the parts of transformers' Llama; a family says so (`Family.narrow`), and
+`HFDenoiser.narrow` carries it here.
 """
 
 from __future__ import annotations
@@ -15,10 +16,8 @@ from torch import Tensor, nn
 from transformers import Cache
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-KNOWN = ("llama", "qwen2")  # model types of transformers whose layers have the parts used here
 
-
-class Precomputed(Cache):
+class _Precomputed(Cache):
     """A cache that returns the keys and values it was made with, and ignores those that the layer computes."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
@@ -42,13 +41,13 @@ def narrowed(body: nn.Module, outputs: Tensor, segments: Tensor, groups: int) ->
     def keep(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         (hidden,) = args
         cos, sin = kwargs["position_embeddings"]
-        cache, stored = kwargs.get("past_key_values"), keys_and_values(layer, hidden, cos, sin)
+        cache, stored = kwargs.get("past_key_values"), _keys_and_values(layer, hidden, cos, sin)
         if cache is not None:
             stored = cache.update(*stored, layer.self_attn.layer_idx)
         changed = {
             "position_embeddings": (cos[:, outputs], sin[:, outputs]),
             "position_ids": None,
-            "past_key_values": Precomputed(*stored),
+            "past_key_values": _Precomputed(*stored),
             "cu_seq_lens_q": inside,
         }
         return (hidden[:, outputs],), {**kwargs, **changed}
@@ -61,7 +60,7 @@ def narrowed(body: nn.Module, outputs: Tensor, segments: Tensor, groups: int) ->
         hook.remove()
 
 
-def keys_and_values(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _keys_and_values(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values of one layer for all tokens, (1, heads, T, size) each."""
     seen, part = layer.input_layernorm(hidden), layer.self_attn
     keys, values = (

@@ -22,13 +22,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from voidpad.decode.canvas import Canvas
 from voidpad.decode.denoise import HFDenoiser
 from voidpad.engine.graphs import Graphs, run
-from voidpad.engine.narrow import KNOWN, narrowed
+from voidpad.engine.narrow import narrowed
 
 NAME = "voidpad_varlen"
 HALF = (torch.float16, torch.bfloat16)
 
 
-def varlen_attention(
+def _varlen_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """Attention over packed rows: (1, heads, T, size) in, (1, T, heads, size) out.
@@ -38,14 +38,14 @@ def varlen_attention(
     groups = query.shape[1] // key.shape[1]
     q = query[0].unflatten(0, (-1, groups)).permute(2, 1, 0, 3).flatten(0, 1)  # (T * groups, key heads, size)
     k, v = (x[0].transpose(0, 1) for x in (key, value))
-    mixed = attend(q, k, v, **{name: kwargs[name] for name in SPANS})
+    mixed = _attend(q, k, v, **{name: kwargs[name] for name in SPANS})
     return mixed.unflatten(0, (-1, groups)).transpose(1, 2).flatten(1, 2)[None], None
 
 
 SPANS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, **spans: Any) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, **spans: Any) -> Tensor:
     """Variable-length attention: each segment of queries sees its own segment of keys, (T, heads, size) each."""
     bounds = spans["cu_seq_lens_q"], spans["cu_seq_lens_k"]
     if q.is_cuda and q.dtype in HALF:
@@ -55,16 +55,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, **spans: Any) -> Tensor:
         mixed: Any = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), *bounds, *longest)
         return mixed
     segments = zip(*(pairwise(ends.tolist()) for ends in bounds), strict=True)
-    parts = [attend_segment(q[a:b], k[c:d], v[c:d]) for (a, b), (c, d) in segments if b > a]
+    parts = [_attend_segment(q[a:b], k[c:d], v[c:d]) for (a, b), (c, d) in segments if b > a]
     return torch.cat(parts)
 
 
-def attend_segment(*qkv: Tensor) -> Tensor:
+def _attend_segment(*qkv: Tensor) -> Tensor:
     q, k, v = (x.transpose(0, 1)[None] for x in qkv)  # (1, heads, n, size)
     return nn.functional.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
 
 
-ALL_ATTENTION_FUNCTIONS.register(NAME, varlen_attention)
+ALL_ATTENTION_FUNCTIONS.register(NAME, _varlen_attention)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def logits(
     fused = next(inner.body.parameters()).dtype in HALF and inner.device.type == "cuda"
     # Not with the GPU's fused kernel: there it would save one layer of many, and it has not been timed.
     few = 0 < len(packing.outputs) <= len(packing.ids) // 2
-    last = narrowed if few and not fused and config.model_type in KNOWN else whole
+    last = narrowed if few and not fused and inner.narrow else _whole
 
     def forward(
         ids: Tensor, positions: Tensor, queries: Tensor, keys: Tensor, outputs: Tensor, *extra: Tensor
@@ -125,8 +125,8 @@ def logits(
         if cache is not None:
             cache.aim(*extra)  # type: ignore[attr-defined]
         with (
-            lock_of(inner.body),
-            attention(inner.body, NAME),
+            _lock_of(inner.body),
+            _attention(inner.body, NAME),
             last(inner.body, outputs, queries, groups) as needed,
         ):
             hidden = inner.body(
@@ -154,13 +154,13 @@ def logits(
 LOCKS: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
 
 
-def lock_of(body: nn.Module) -> threading.Lock:
+def _lock_of(body: nn.Module) -> threading.Lock:
     """The network's lock: a packed pass changes its attention and its last layer, so passes run one at a time."""
     return LOCKS.setdefault(body, threading.Lock())
 
 
 @contextmanager
-def whole(body: nn.Module, outputs: Tensor, *_: Any) -> Iterator[Tensor]:
+def _whole(body: nn.Module, outputs: Tensor, *_: Any) -> Iterator[Tensor]:
     """The counterpart of `narrowed` that computes every token in every layer."""
     yield outputs
 
@@ -180,7 +180,7 @@ class PackedDenoiser:
 
 
 @contextmanager
-def attention(body: nn.Module, name: str) -> Iterator[None]:
+def _attention(body: nn.Module, name: str) -> Iterator[None]:
     """Inside the context, the network uses the attention function `name`; afterwards its own again."""
     config: Any = body.config
     before = config._attn_implementation

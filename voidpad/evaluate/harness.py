@@ -20,11 +20,11 @@ from voidpad.models import load
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelArgs:
+class _ModelArgs:
     """`--model_args` of lm-eval's command line; what is not listed here is a field of the plan."""
 
     pretrained: str = "tiny-void"
-    plan: str = "void"
+    plan: str | None = None  # None: the one that fits the checkpoint's padding
     adapter: str | None = None
     device: str = "cpu"
     dtype: str = "auto"
@@ -67,12 +67,12 @@ class VoidpadLM(LM):
         given.pop("max_batch_size", None)
         if str(batch).isdigit() and int(batch) > 1:
             given.setdefault("rows", int(batch))
-        names = {field.name for field in dataclasses.fields(ModelArgs)}
-        args = ModelArgs(**{name: value for name, value in given.items() if name in names})
+        names = {field.name for field in dataclasses.fields(_ModelArgs)}
+        args = _ModelArgs(**{name: value for name, value in given.items() if name in names})
         return cls._built(args, {name: value for name, value in given.items() if name not in names})
 
     @classmethod
-    def _built(cls, args: ModelArgs, fields: dict[str, Any]) -> "VoidpadLM":
+    def _built(cls, args: _ModelArgs, fields: dict[str, Any]) -> "VoidpadLM":
         if args.parity not in READERS:
             raise ConfigError(f"parity={args.parity!r} is unknown; use llada or dream, or leave it out")
         model = load(

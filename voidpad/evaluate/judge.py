@@ -24,7 +24,7 @@ from voidpad.evaluate.tasks.task import Benchmark
 _UNSCORED = ("name", "key", "ids", "tokens", "attempt", "elapsed")
 
 
-class RecordedAnswers(LM):
+class _RecordedAnswers(LM):
     """An lm-eval model that gives the answers of a journal and computes nothing."""
 
     def __init__(self, journal: Journal) -> None:
@@ -64,7 +64,7 @@ def judge(
             task.set_fewshot_seed(settings.fewshot_seed)
         with without_bars():
             graded = lm_evaluate(
-                RecordedAnswers(journal),
+                _RecordedAnswers(journal),
                 {"tasks": tasks},
                 samples={name: chosen_items(task, settings) for name, task in tasks.items()},
                 bootstrap_iters=0,

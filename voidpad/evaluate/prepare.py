@@ -13,11 +13,11 @@ from lm_eval.tasks import TaskManager
 from voidpad.errors import ConfigError
 from voidpad.evaluate.folder import AnswerRequest, RunFolder
 from voidpad.evaluate.provenance import judge_provenance
+from voidpad.evaluate.run_weights import with_weights
 from voidpad.evaluate.settings import Resources, Settings
 from voidpad.evaluate.tasks import FOLDER
 from voidpad.evaluate.tasks.benchmark_files import ITEM
 from voidpad.evaluate.tasks.task import Benchmark
-from voidpad.evaluate.weights import with_weights
 
 _GREEDY = {"do_sample": False, "temperature": 0.0}  # what the plan does anyway
 _NOT_OURS = {"until", "max_gen_toks"}  # stop strings are cut from the text; the plan sets the canvas
@@ -33,7 +33,7 @@ def prepare(
     """Write config.json and requests.jsonl. The model need not be on this machine."""
     resources = resources or Resources()
     tasks = tasks or load_tasks(settings, resources)
-    requests = build_requests(tasks, settings)
+    requests = _build_requests(tasks, settings)
     settings = settings if settings.weights else with_weights(settings)
     with folder.writing():
         folder.begin(settings.plain(), judge_provenance(settings.tasks, resources))
@@ -63,7 +63,7 @@ def _manager(settings: Settings, resources: Resources) -> TaskManager:
     return TaskManager(include_path=FOLDER, include_defaults=False, metadata=resources.task_options(settings))
 
 
-def build_requests(tasks: dict[str, Benchmark], settings: Settings) -> list[AnswerRequest]:
+def _build_requests(tasks: dict[str, Benchmark], settings: Settings) -> list[AnswerRequest]:
     """The requests of every task's chosen items, as lm-eval builds them."""
     instances: list[Instance] = []
     for task in tasks.values():

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import voidpad
 from voidpad.evaluate.settings import Resources
 from voidpad.models import Model
 
@@ -65,7 +64,7 @@ def _version(package: str) -> str | None:
 
 def _git(*words: str) -> str | None:
     """Git's answer about the checkout voidpad runs from; None for an installed package."""
-    folder = Path(voidpad.__file__).parent
+    folder = Path(__file__).parents[1]
     try:
         done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

@@ -24,7 +24,7 @@ def paired(differences: Sequence[float], z: float = Z95) -> tuple[float, float]:
     return mean(differences), z * pstdev(differences) / math.sqrt(len(differences))
 
 
-def scored(values: Sequence[float]) -> dict[str, Any]:
+def _scored(values: Sequence[float]) -> dict[str, Any]:
     """A score in percent with its interval."""
     correct = sum(values)
     low, high = wilson(correct, len(values))
@@ -42,8 +42,8 @@ def mean(values: Sequence[float]) -> float:
 def summary(examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One task's numbers from its examples."""
     graders = examples[0]["scores"]
-    numbers: dict[str, Any] = {"n": len(examples), **scored([one["score"] for one in examples])}
-    numbers["scores"] = {name: scored([one["scores"][name] for one in examples]) for name in graders}
+    numbers: dict[str, Any] = {"n": len(examples), **_scored([one["score"] for one in examples])}
+    numbers["scores"] = {name: _scored([one["scores"][name] for one in examples]) for name in graders}
     numbers |= {name: mean([one[name] for one in examples]) for name in MEANS}
     numbers["passes_total"] = numbers["passes_decode"] + numbers["passes_probe"] - numbers["passes_shared"]
     numbers["share_at_cap"] = mean([one["at_cap"] for one in examples])

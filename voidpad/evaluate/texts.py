@@ -8,10 +8,11 @@ from voidpad.models.text import raw_ids, special_ids
 Reader = Callable[
     [Model, Sequence[int], Sequence[str], bool], str
 ]  # (model, slots, stop strings, cut) -> text
+# The names `llada` and `dream` here and in `parity` mean the two evaluation harnesses of the paper, not model families.
 LLADA_MARKERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
 
-def until(text: str, stops: Sequence[str]) -> str:
+def _until(text: str, stops: Sequence[str]) -> str:
     """The text before the first occurrence of each stop string; the strings are applied in their order."""
     for stop in stops:
         if stop:
@@ -21,7 +22,7 @@ def until(text: str, stops: Sequence[str]) -> str:
 
 def cut_first(model: Model, slots: Sequence[int], stops: Sequence[str], cut: bool = True) -> str:
     """Ours: cut at the first end unless the plan says not to, drop special tokens by id, then the stop strings."""
-    return until(model.text(slots, cut=cut), stops)
+    return _until(model.text(slots, cut=cut), stops)
 
 
 def llada_harness(model: Model, slots: Sequence[int], stops: Sequence[str], cut: bool = True) -> str:
@@ -32,14 +33,14 @@ def llada_harness(model: Model, slots: Sequence[int], stops: Sequence[str], cut:
         for marker in LLADA_MARKERS:
             text = text.replace(marker, "")
         return text
-    text = until(str(model.tokenizer.decode(list(slots))), stops)
+    text = _until(str(model.tokenizer.decode(list(slots))), stops)
     return _without_specials(model, raw_ids(model.tokenizer, text))
 
 
 def dream_harness(model: Model, slots: Sequence[int], stops: Sequence[str], cut: bool = True) -> str:
     """Cut where EOS is spelled; every other special token stays as literal text."""
     text = str(model.tokenizer.decode(list(slots)))
-    return until(text.split(str(model.tokenizer.decode([model.roles.eos])), 1)[0], stops)
+    return _until(text.split(str(model.tokenizer.decode([model.roles.eos])), 1)[0], stops)
 
 
 def _without_specials(model: Model, ids: Sequence[int]) -> str:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from voidpad.decode.canvas import Canvas, first, send
-from voidpad.decode.loop import Denoiser
 from voidpad.decode.plan import Plan, plan
-from voidpad.engine.batching import Engine
-from voidpad.engine.events import Finished
 from voidpad.models import Model
 from voidpad.roles import Roles
-
-PASSES = {"gsm8k": 134, "math500": 418, "humaneval": 73, "mbpp": 64}  # the paper's, LLaDA with VoidExpansion
-PROMPTS = {"gsm8k": 900, "math500": 160, "humaneval": 150, "mbpp": 600}  # tokens, few-shot examples included
 
 
 @dataclass(frozen=True)
@@ -84,79 +75,6 @@ class Research:
         return bool(len(ends)) and not (canvas[: ends[0].item()] == self.roles.mask).any().item()
 
 
-@dataclass(frozen=True)
-class Script:
-    """Answers from left to right: words, one EOS, VOID after it. Key k answers with lengths[k] words."""
-
-    roles: Roles
-    lengths: Sequence[int]
-    word: int = 5
-    pace: float = 1.0  # slots of which the answerer is sure at a time
-
-    def token(self, key: int, slot: int) -> int:
-        end = self.lengths[key]
-        return self.word if slot < end else self.roles.eos if slot == end else self.void
-
-    @property
-    def void(self) -> int:
-        return self.roles.eos if self.roles.void is None else self.roles.void
-
-    def __call__(self, canvas: Canvas, where: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens and whether they are sure, at the True places of `where`."""
-        row, column = where.nonzero(as_tuple=True)
-        slot = column - canvas.prompt[row]
-        end = torch.tensor([self.lengths[key] for key in canvas.key.tolist()])[row]
-        tokens = torch.where(slot < end, self.word, torch.where(slot == end, self.roles.eos, self.void))
-        lead = first(where, otherwise=canvas.prompt) - canvas.prompt
-        return tokens, (slot / self.pace).floor() == (lead / self.pace).floor()[row]
-
-
-@dataclass(frozen=True)
-class Scripted:
-    """Pays for the inner denoiser's pass, then answers by a script: real cost, chosen tokens."""
-
-    inner: Denoiser
-    script: Script
-
-    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        logits = self.inner(canvas, where)
-        tokens, sure = self.script(canvas, where)
-        unsure = math.log(4 * logits.shape[1])  # a probability of 0.8 beside a vocabulary of zeros
-        score = torch.where(sure, 30.0, unsure).to(logits.dtype)
-        tokens, score = send(tokens, logits.device), send(score, logits.device)
-        return torch.zeros_like(logits).scatter(1, tokens[:, None], score[:, None])
-
-
-@dataclass
-class PassMeter:
-    """A denoiser that notes what a plain loop would have to do for the same progress: row length -> passes."""
-
-    inner: Denoiser
-    work: Counter[int] = field(default_factory=Counter)
-    before: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        rows = zip(canvas.handle.tolist(), canvas.stop.tolist(), canvas.masked.sum(1).tolist(), strict=True)
-        for key, length, masks in rows:
-            was = self.before.get(key, (length, masks + 1))
-            self.work[length] += max(1, was[1] - masks) if was[0] == length else 1
-            self.before[key] = (length, masks)
-        return self.inner(canvas, where)
-
-
-def workload(count: int, *, scale: float = 1.0, seed: int = 0) -> tuple[list[list[int]], list[int]]:
-    """Prompts and answer lengths that mix the paper's four benchmarks."""
-    rng = torch.Generator().manual_seed(seed)
-    prompts, lengths = [], []
-    for number in range(count):
-        task = list(PASSES)[number % len(PASSES)]
-        jitter = 0.7 + 0.6 * torch.rand(2, generator=rng)
-        size = max(4, int(PROMPTS[task] * scale * float(jitter[0])))
-        prompts.append([7 + (number + i) % 40 for i in range(size)])
-        lengths.append(max(1, min(int(500 * scale), int(PASSES[task] * scale * float(jitter[1])) - 1)))
-    return prompts, lengths
-
-
 def now(device: torch.device | str) -> float:
     """The time once everything asked of the device is done."""
     if torch.device(device).type == "cuda":
@@ -170,48 +88,13 @@ def timed(call: Callable[[], Any], device: torch.device | str) -> tuple[float, A
     return now(device) - begun, value
 
 
-@dataclass(frozen=True)
-class TimedRun:
-    """What an engine did in the time it was given."""
-
-    seconds: float
-    passes: int  # forward passes
-    row_passes: int  # rows summed over passes
-    tokens: int  # tokens summed over passes
-    finished: int
-
-    @property
-    def row_passes_per_second(self) -> float:
-        return self.row_passes / self.seconds
-
-
-def settle(engine: Engine, script: Script, passes: int) -> None:
-    """Bring an engine to the middle of its work at no cost: these passes answer by the script alone."""
-    real = engine.denoise
-    engine.denoise = Scripted(lambda canvas, where: torch.zeros(int(where.sum()), 64), script)
-    for _ in range(passes):
-        engine.step()
-    engine.denoise = real
-
-
-def drive(engine: Engine, *, device: str, seconds: float = 1e9, passes: int | None = None) -> TimedRun:
-    """Step an engine for at most so many seconds and passes."""
-    begun, used, rows, tokens, finished = now(device), 0, 0, 0, 0
-    while engine.busy and time.perf_counter() - begun < seconds and used != passes:
-        finished += sum(isinstance(event, Finished) for event in engine.step())
-        used += 1
-        rows += engine.rows_read
-        tokens += engine.tokens_read
-    return TimedRun(now(device) - begun, used, rows, tokens, finished)
-
-
 RESEARCH = "research"
 Answers = list[tuple[list[int], int]]  # of each prompt: the tokens, and the passes they took
 Decoder = Callable[[Sequence[Sequence[int]]], Answers]
 
 
 @dataclass
-class Tally:
+class _Tally:
     """What a decoder has done so far."""
 
     seconds: float = 0.0
@@ -243,7 +126,7 @@ def compare(
     if compile_layers:
         model.compiled()
     named = decoders(model, canvas, block)
-    tallies = {name: Tally() for name in named}
+    tallies = {name: _Tally() for name in named}
     reference: Answers = []
     for turn in range(rounds):
         share = prompts[turn::rounds]
@@ -268,28 +151,28 @@ def decoders(model: Model, canvas: int, block: int) -> dict[str, Decoder]:
     exact = plan("void", canvas=canvas, block=block)
     sure = plan("void", canvas=canvas, block=block, threshold=0.9)
     caches = {"prefix cache": "prefix", "dual cache": "dual", "dual:4 cache": "dual:4"}
-    found = {RESEARCH: plainly(model, canvas, block), "exact": drained(model, exact),
-             "exact, threshold 0.9": drained(model, sure)}  # fmt: skip
+    found = {RESEARCH: _plainly(model, canvas, block), "exact": _drained(model, exact),
+             "exact, threshold 0.9": _drained(model, sure)}  # fmt: skip
     for name, cache in caches.items():
-        found[name] = drained(model, exact, cache=cache, block=block)
+        found[name] = _drained(model, exact, cache=cache, block=block)
         if cache != "prefix":
-            found[f"{name}, threshold 0.9"] = drained(model, sure, cache=cache, block=block)
+            found[f"{name}, threshold 0.9"] = _drained(model, sure, cache=cache, block=block)
     return found
 
 
-def plainly(model: Model, canvas: int, block: int) -> Decoder:
+def _plainly(model: Model, canvas: int, block: int) -> Decoder:
     """The research loop, which must not profit from compiled layers."""
     loop = Research(model.base, model.roles, model.family.shift, ban=model.roles.ids(["void"]))
 
     def decode(prompts: Sequence[Sequence[int]]) -> Answers:
         with torch.compiler.set_stance("force_eager"):
             rows = [loop(prompt, canvas=canvas, block=block) for prompt in prompts]
-        return [(cut(ids, model.roles.eos), passes) for ids, passes in rows]
+        return [(_cut(ids, model.roles.eos), passes) for ids, passes in rows]
 
     return decode
 
 
-def drained(model: Model, chosen: Plan, **kept: Any) -> Decoder:
+def _drained(model: Model, chosen: Plan, **kept: Any) -> Decoder:
     def decode(prompts: Sequence[Sequence[int]]) -> Answers:
         ended = sorted(model.engine(**kept).run(prompts, chosen), key=lambda row: row.key)
         return [(row.tokens, row.passes_decode) for row in ended]
@@ -297,5 +180,5 @@ def drained(model: Model, chosen: Plan, **kept: Any) -> Decoder:
     return decode
 
 
-def cut(ids: list[int], eos: int) -> list[int]:
+def _cut(ids: list[int], eos: int) -> list[int]:
     return ids[: ids.index(eos) + 1] if eos in ids else ids

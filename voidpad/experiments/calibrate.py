@@ -93,7 +93,7 @@ def survey(
     tick()
     tails = []
     for length in lengths.tolist():
-        tails.append(torch.cat([tail(model, group, length, search) for group in batches(prompts, rows)]))
+        tails.append(torch.cat([_tail(model, group, length, search) for group in _batches(prompts, rows)]))
         tick()
     void, other = torch.stack(tails).unbind(3)
     ordered = [done[key] for key in range(len(prompts))]
@@ -107,11 +107,11 @@ def survey(
     )
 
 
-def batches(prompts: Sequence[Sequence[int]], size: int) -> list[Sequence[Sequence[int]]]:
+def _batches(prompts: Sequence[Sequence[int]], size: int) -> list[Sequence[Sequence[int]]]:
     return [prompts[i : i + size] for i in range(0, len(prompts), size)]
 
 
-def tail(model: Model, prompts: Sequence[Sequence[int]], length: int, search: Search) -> Tensor:
+def _tail(model: Model, prompts: Sequence[Sequence[int]], length: int, search: Search) -> Tensor:
     """P(VOID) and the best other probability at the last slots of empty canvases (N, W, 2)."""
     width = max(search.windows)
     canvas = Canvas.blank(prompts, length, model.roles, range(len(prompts)))
@@ -132,18 +132,18 @@ def settings(seen: Survey, search: Search) -> list[Setting]:
         nonvoid = seen.other[:, :, -window:].sum(2) / slots  # (K, N)
         gap = (seen.void - seen.other)[:, :, -window:].sum(2) / slots
         # No tail passes 0: that setting always keeps the full canvas, so every answer fits at least there.
-        for upper, lower in product([0.0, *levels(nonvoid, search.levels)], levels(gap, search.levels)):
-            found.append(replay(seen, window, (nonvoid <= upper) & (gap >= lower), (upper, lower)))
+        for upper, lower in product([0.0, *_levels(nonvoid, search.levels)], _levels(gap, search.levels)):
+            found.append(_replay(seen, window, (nonvoid <= upper) & (gap >= lower), (upper, lower)))
     return found
 
 
-def levels(values: Tensor, count: int) -> list[float]:
+def _levels(values: Tensor, count: int) -> list[float]:
     """Thresholds between the values seen: finer differences choose the same canvases."""
     steps = torch.linspace(0, 1, count, dtype=values.dtype)
     return sorted({float(f"{v:.6g}") for v in values.flatten().quantile(steps).tolist()})
 
 
-def replay(seen: Survey, window: int, enough: Tensor, taus: tuple[float, float]) -> Setting:
+def _replay(seen: Survey, window: int, enough: Tensor, taus: tuple[float, float]) -> Setting:
     """What a rule that stops at the first `enough` (K, N) costs and keeps."""
     last = len(seen.lengths) - 1
     chosen = torch.where(enough.any(0), enough.int().argmax(0), last)

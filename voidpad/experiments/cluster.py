@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,21 +24,21 @@ LOADER = Loader()  # of this worker process
 
 
 @dataclass(frozen=True)
-class Work:
+class _Work:
     """What one Ray task does. The folder's files travel back, because nodes need not share a disk."""
 
     settings: Settings
     resources: Resources
 
-    def __call__(self) -> "Parcel":
+    def __call__(self) -> "_Parcel":
         model = LOADER(self.settings, self.resources)
         with tempfile.TemporaryDirectory(prefix="voidpad-") as folder:
             evaluate(self.settings, Path(folder), model=model, resources=self.resources)
             files = {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
-        return Parcel(files, f"{platform.node()}:{os.getpid()}", LOADER.loads)
+        return _Parcel(files, f"{platform.node()}:{os.getpid()}", LOADER.loads)
 
 
-class Parcel(NamedTuple):
+class _Parcel(NamedTuple):
     """A finished run folder, and how many models the worker that sends it has loaded so far."""
 
     files: dict[str, bytes]
@@ -75,7 +75,7 @@ def run_ray(
     left: Sequence[SweepCell], out: Path, *, resources: Resources, address: str | None = None, shards: int = 1
 ) -> Iterator[Ended]:
     """Run the cells on the cluster, in whatever order they end; parts already on disk are not run again."""
-    ray = ray_module()
+    ray = _ray_module()
     started = not ray.is_initialized()
     if started:
         ray.init(address=address, log_to_driver=False)
@@ -86,7 +86,7 @@ def run_ray(
             ray.shutdown()
 
 
-def ray_module() -> Any:
+def _ray_module() -> Any:
     try:
         import ray
     except ImportError:
@@ -102,10 +102,10 @@ def _drive(
 ) -> Iterator[Ended]:
     left = [[part for part in parts if not RunFolder(part.folder(out)).complete] for parts in cells]
     yield from (_finish(parts, out, resources) for parts, none in zip(cells, left, strict=True) if not none)
-    gpus = int(resources.device != "cpu")
+    gpus = gpus_per_task(resources.device, ray.cluster_resources())
     remote = ray.remote(max_retries=-1, max_calls=0, num_cpus=1, num_gpus=gpus)(_call)
     jobs = [(part, parts) for parts, some in zip(cells, left, strict=True) for part in some]
-    running = {remote.remote(Work(part.settings, resources)): (part, parts) for part, parts in jobs}
+    running = {remote.remote(_Work(part.settings, resources)): (part, parts) for part, parts in jobs}
     while running:
         (ready,), _ = ray.wait(list(running))
         part, parts = running.pop(ready)
@@ -118,11 +118,18 @@ def _drive(
             yield replace(_finish(parts, out, resources), worker=parcel.worker, loads=parcel.loads)
 
 
-def _call(work: Work) -> Parcel:
+def gpus_per_task(device: str, cluster: Mapping[str, float]) -> int:
+    """GPUs that a task reserves. With `auto` it is one if the cluster has any: Ray hides GPUs not reserved."""
+    if device == "auto":
+        return int(cluster.get("GPU", 0) >= 1)
+    return int(device not in ("cpu", "mps"))
+
+
+def _call(work: _Work) -> _Parcel:
     return work()
 
 
-def _receive(ray: Any, ready: Any) -> Parcel | VoidpadError:
+def _receive(ray: Any, ready: Any) -> _Parcel | VoidpadError:
     """What a task sent; what voidpad refused on the worker comes back as it was."""
     try:
         return ray.get(ready)

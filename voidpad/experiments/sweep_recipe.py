@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from voidpad.decode.plan import Plan, describe
 from voidpad.engine.cache_policy import FORM
 from voidpad.errors import ConfigError, VoidpadError, fault
+from voidpad.evaluate.run_weights import base_folder, with_weights
 from voidpad.evaluate.settings import Settings, settings_digest
-from voidpad.evaluate.weights import base_folder, with_weights
 from voidpad.experiments.report.layout import FigureLayout, TableLayout
 from voidpad.models import FAMILIES
 from voidpad.models.load import read_config
@@ -181,7 +181,7 @@ def cells(recipe: SweepRecipe, *, download: bool = False) -> list[SweepCell]:
     return list(distinct.values())
 
 
-class Point(NamedTuple):
+class _Point(NamedTuple):
     """One combination of a group."""
 
     model: str
@@ -190,16 +190,16 @@ class Point(NamedTuple):
     fields: Fields
 
 
-def _points(recipe: SweepRecipe, group: Group) -> Iterator[Point]:
+def _points(recipe: SweepRecipe, group: Group) -> Iterator[_Point]:
     """Models x plans x the grid x tasks. A group's own field or axis replaces the recipe's."""
     grid = {**{k: v for k, v in recipe.grid.items() if k not in group.fields}, **group.grid}
     for model, plan in product(_listed(group.model), _listed(group.plan)):
         for values in product(*grid.values()):
             fields = {**recipe.fields, **group.fields, **dict(zip(grid, values, strict=True))}
-            yield from (Point(model, plan, task, fields) for task in group.tasks or recipe.tasks)
+            yield from (_Point(model, plan, task, fields) for task in group.tasks or recipe.tasks)
 
 
-def _cell(recipe: SweepRecipe, group: Group, point: Point) -> SweepCell:
+def _cell(recipe: SweepRecipe, group: Group, point: _Point) -> SweepCell:
     settings = Settings(
         model=point.model,
         tasks=(point.task,),

@@ -51,12 +51,12 @@ def attach(model: "Model", folder: Path) -> tuple[PeftModel, bool]:
     config = _read_config(folder, base=model.name)
     if not (folder / TENSORS).is_file():
         refuse_pickles(folder, TENSORS)
-    check_adapter_sizes(config, read_headers(folder / TENSORS), where=str(folder))
+    _check_adapter_sizes(config, read_headers(folder / TENSORS), where=str(folder))
     tensors = load_file(folder / TENSORS)
     refuse_nan(tensors.items(), where=str(folder / TENSORS))
     original = any(_module(name, model.family) != name.removeprefix(PREFIX) for name in tensors)
     if original:
-        config, tensors = from_original(config, tensors, model.family)
+        config, tensors = _from_original(config, tensors, model.family)
     try:
         with nullcontext() if model.quantized else without_bitsandbytes():
             net = PeftModel(model.net, config)
@@ -76,7 +76,7 @@ def attach(model: "Model", folder: Path) -> tuple[PeftModel, bool]:
     return net.eval(), original
 
 
-def from_original(
+def _from_original(
     config: LoraConfig, tensors: Mapping[str, Tensor], family: Family
 ) -> tuple[LoraConfig, dict[str, Tensor]]:
     """An adapter made with a family's original code as one for the stock class.
@@ -141,7 +141,7 @@ _SAFE_PATTERN = re.compile(r"(?:[\w.^$|()\\-]|\.\*|\.\+|\\d\+|\[[\w-]{1,20}\]\+?
 _LARGEST_RANK = 65_536
 
 
-def check_adapter_sizes(config: LoraConfig, tensors: Mapping[str, TensorHeader], *, where: str) -> None:
+def _check_adapter_sizes(config: LoraConfig, tensors: Mapping[str, TensorHeader], *, where: str) -> None:
     """Refuse ranks and patterns that would take memory or time out of proportion to the adapter's file."""
     ranks = {
         "r": config.r,

@@ -84,12 +84,12 @@ def _check_calibration(values: Any, *, where: str) -> None:
             raise WeightsError(f"{where}: {name}={ascii(value)[:60]} is above {LONGEST}; calibrate again.")
 
 
-def default_plan(card: Card) -> str:
+def default_plan(card: Card | None) -> str:
     """The plan to decode a checkpoint with when the user names none, by the padding it was trained with.
 
     A checkpoint without a card, or whose card names no padding, was not trained with VOID: its plan is `original`.
     """
-    return PLANS[card.padding] if card.padding is not None else "original"
+    return PLANS[card.padding] if card is not None and card.padding is not None else "original"
 
 
 def check_plain_files(folder: Path) -> None:

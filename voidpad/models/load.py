@@ -60,7 +60,7 @@ def load(
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class _Checkpoint:
     """A whole model's folder as its small files describe it: config.json and the card, each read once."""
 
     folder: Path
@@ -78,13 +78,13 @@ class Checkpoint:
         return tokenizer, resolve(tokenizer, self.released, rows=rows, names=names)
 
 
-def read_checkpoint(folder: Path, *, name: str = "", family: str | None = None) -> Checkpoint:
+def _read_checkpoint(folder: Path, *, name: str = "", family: str | None = None) -> _Checkpoint:
     """Family and config of a checkpoint folder, released or saved by voidpad. No weights are read."""
     check_plain_files(folder)
     values, card = read_json(folder / "config.json"), read_card(folder)
     if card is None:
         known = recognise(values, where=str(folder), name=name, given=family)
-        return Checkpoint(folder, values, card, known, known.read_config(values, where=str(folder)))
+        return _Checkpoint(folder, values, card, known, known.read_config(values, where=str(folder)))
     known = FAMILIES[card.family]
     if family not in (None, known.name):
         raise ConfigError(
@@ -103,7 +103,7 @@ def read_checkpoint(folder: Path, *, name: str = "", family: str | None = None) 
             f"{folder}: damaged config.json ({reason(error)}); save the checkpoint again."
         ) from None
     config = known.checked_config(own, where=str(folder))
-    return Checkpoint(folder, values, card, known, config)
+    return _Checkpoint(folder, values, card, known, config)
 
 
 def vocabulary(name: str, *, family: str | None = None) -> tuple[PreTrainedTokenizerBase, Roles]:
@@ -115,24 +115,35 @@ def vocabulary(name: str, *, family: str | None = None) -> tuple[PreTrainedToken
     if not (folder / "config.json").is_file():
         tokenizer = read_tokenizer(folder)
         return tokenizer, resolve(tokenizer, {}, rows=len(tokenizer))
-    tokenizer, roles = read_checkpoint(folder, name=name, family=family).vocabulary()
+    tokenizer, roles = _read_checkpoint(folder, name=name, family=family).vocabulary()
     own = read_card(locate(name))
     return tokenizer, own.roles if own is not None else roles
 
 
+def card_of(name: str | Path, adapter: str | Path | None = None) -> Card | None:
+    """The card that `load(name, adapter)` would use, without reading weights: the adapter's, else the base's.
+
+    None if neither folder has one.
+    """
+    folders = [locate(name)] if adapter is None else [locate(adapter), locate(name)]
+    if is_adapter(folders[-1]):
+        folders.append(base_folder(name))
+    return next((card for folder in folders if (card := read_card(folder)) is not None), None)
+
+
 def save(model: Model, folder: str | Path) -> None:
     """Write a folder that `load` reads: the whole model, or the adapter alone where it is not merged."""
-    with _fresh_folder(Path(folder)) as beside, quiet():
+    with _fresh_folder(Path(folder)) as beside, _quiet():
         if isinstance(model.net, PeftModel):
             model.net.save_pretrained(str(beside), save_embedding_layers=False)
         else:
             model.net.save_pretrained(str(beside), save_original_format=False)
             model.tokenizer.save_pretrained(str(beside))
-        write_readme(beside, model.card, base=base_name(model))
+        write_readme(beside, model.card, base=_base_name(model))
         replace(model.card, roles=model.roles).write(beside)
 
 
-def base_name(model: Model) -> str | None:
+def _base_name(model: Model) -> str | None:
     """What an adapter belongs to; None for a whole model."""
     if not isinstance(model.net, PeftModel):
         return None
@@ -152,7 +163,7 @@ def merge(model: Model) -> Model:
 
 def read_config(folder: Path) -> tuple[Family, PretrainedConfig]:
     """Family and config of a checkpoint folder, released or saved by voidpad."""
-    checkpoint = read_checkpoint(folder)
+    checkpoint = _read_checkpoint(folder)
     return checkpoint.family, checkpoint.config
 
 
@@ -161,7 +172,7 @@ def _load_base(
 ) -> Model:
     if (folder / ADAPTER_CONFIG).is_file():  # transformers would attach it without a word
         raise WeightsError(f"{folder}: holds a whole model and an adapter; move {ADAPTER_CONFIG} elsewhere.")
-    checkpoint = read_checkpoint(folder, name=name, family=family)
+    checkpoint = _read_checkpoint(folder, name=name, family=family)
     known, config = checkpoint.family, checkpoint.config
     tensors = headers(folder)
     check(tensors, known, config, where=str(folder))
@@ -169,7 +180,7 @@ def _load_base(
     place.check_memory(sum(torch.Size(t.shape).numel() for t in tensors.values()), stored, where=str(folder))
     tokenizer, roles = checkpoint.vocabulary()
     try:
-        with quiet():
+        with _quiet():
             net = known.net_class.from_pretrained(
                 str(folder),
                 config=config,
@@ -224,7 +235,7 @@ def _canvases(card: Card) -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Without transformers' progress bars: whether to show progress is the caller's choice."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -245,6 +256,8 @@ def _fresh_folder(target: Path) -> Iterator[Path]:
     try:
         yield beside
         beside.chmod(0o755)  # mkdtemp makes it private
+        for path in beside.iterdir():  # and so does the writer of the tensors
+            path.chmod(path.stat().st_mode | 0o044)
         beside.replace(target)
     finally:
         shutil.rmtree(beside, ignore_errors=True)

@@ -37,9 +37,8 @@ class Model:
     family: Family
     card: Card
     name: str
-    source: tuple[str, str | None] | None = (
-        None  # (name, adapter) that `load` read; None for weights made here
-    )
+    # The name and the adapter that `load` read; None for weights that were made or changed in this process.
+    source: tuple[str, str | None] | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -71,7 +70,7 @@ class Model:
     @property
     def summary(self) -> str:
         """One line: name, device, number format, parameters and the memory of the weights."""
-        where = ", ".join(sorted({str(device) for device in devices(self.net)}))
+        where = ", ".join(sorted({str(device) for device in _devices(self.net)}))
         size = sum(p.numel() * p.element_size() for p in self.net.parameters())
         form = f"{self.quantized} weights" if self.quantized else str(self.net.dtype).removeprefix("torch.")
         return f"{self.name} on {where}: {form}, {_short(self.parameters)} parameters, {_short(size)}B"
@@ -141,14 +140,18 @@ class Model:
         """Aligned logits of this network, as the decoder wants them."""
         from voidpad.decode.denoise import HFDenoiser
 
-        return HFDenoiser(self.base.model, self.base.lm_head, shift=self.family.shift, **fields)
+        body, head, family = self.base.model, self.base.lm_head, self.family
+        return HFDenoiser(body, head, shift=family.shift, narrow=family.narrow, **fields)
 
-    def plan(self, name: "str | Plan" = "void", **fields: Any) -> "Plan":
-        """A preset with the defaults of this model's family and calibration; a ready plan is taken as it is."""
+    def plan(self, name: "str | Plan | None" = None, **fields: Any) -> "Plan":
+        """A preset with the defaults of this model's family and calibration; a ready plan is taken as it is.
+
+        Without a name it is the preset that fits the padding of this checkpoint.
+        """
         from voidpad.decode.plan import describe
 
         defaults, calibration = self.family.decoding, self.card.calibration
-        return describe(name, defaults=defaults, calibration=calibration, **fields)[0]
+        return describe(name or self.default_plan, defaults=defaults, calibration=calibration, **fields)[0]
 
     def fit(self, ids: Sequence[int], plan: "Plan") -> "Plan":
         """The plan with its longest canvas cut to what the context leaves beside this prompt."""
@@ -173,7 +176,7 @@ class Model:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        plan: "str | Plan" = "void",
+        plan: "str | Plan | None" = None,
         *,
         seed: int = 0,
         rows: int = 32,
@@ -188,17 +191,19 @@ class Model:
     ) -> list[Result]:
         """Answers in the order of the prompts; `progress` is called with each one as it ends.
 
+        Without a plan, the checkpoint's padding chooses it (`default_plan`).
+
         `rows` and `tokens` (prompts and canvases) bound one forward pass; they change no answer. `cache` does:
         "prefix" or "dual" keeps keys and values inside a block, "dual:4" computes them anew every 4 passes. `listen` is
         called with every event of the engine, and `observe` names canvas slots whose logits its steps must hold.
         """
         chosen = self.plan(plan, **fields)
         engine = self.engine(rows=rows, tokens=tokens, cache=cache, block=chosen.block)
-        for place, prompt in enumerate(listed(prompts)):
+        for index, prompt in enumerate(_listed(prompts)):
             ids = self.encode(prompt, raw=raw, system=system)
-            engine.submit(ids, self.fit(ids, chosen), seed=seed, key=place, observe=observe)
+            engine.submit(ids, self.fit(ids, chosen), seed=seed, key=index, observe=observe)
         results: list[Result] = []
-        for event in heard(engine, listen):
+        for event in _heard(engine, listen):
             if isinstance(event, Finished):
                 results.append(self.result(event.outcome, chosen, cache=cache))
                 if progress is not None:
@@ -208,7 +213,7 @@ class Model:
     def stream(
         self,
         prompt: Prompt,
-        plan: "str | Plan" = "void",
+        plan: "str | Plan | None" = None,
         *,
         seed: int = 0,
         raw: bool = False,
@@ -223,7 +228,7 @@ class Model:
         chosen = self.fit(ids, self.plan(plan, **fields))
         engine = self.engine(cache=cache, block=chosen.block)
         engine.submit(ids, chosen, seed=seed, observe=observe)
-        return (event.step for event in heard(engine, listen) if isinstance(event, Wrote))
+        return (event.step for event in _heard(engine, listen) if isinstance(event, Wrote))
 
     def exact(self) -> "Denoiser":
         """The fastest denoiser here that computes the same function: rows packed without padding if possible."""
@@ -235,7 +240,7 @@ class Model:
     @property
     def _varlen(self) -> bool:
         """Whether the variable-length kernel can run: it takes half precision only, on one GPU."""
-        whole = not self.quantized and len(devices(self.net)) == 1
+        whole = not self.quantized and len(_devices(self.net)) == 1
         return self.device.type == "cuda" and self.net.dtype in (torch.float16, torch.bfloat16) and whole
 
     def _graphed(self) -> dict[str, Any]:
@@ -254,9 +259,9 @@ class Model:
         if cache is None:
             return Engine(self.exact(), self.roles, rows=rows, tokens=tokens)
         policy = CachePolicy.parse(cache)
-        if len(devices(self.net)) > 1:
+        if len(_devices(self.net)) > 1:
             raise ConfigError(
-                f"cache={cache!r} needs the network on one device; drop the cache or device=auto."
+                f"cache={cache!r} needs the network on one device; drop the cache or device=spread."
             )
         denoise = CachedDenoiser(self.denoiser(), block, policy, **self._graphed())
         return Engine(denoise, self.roles, rows=rows, tokens=tokens, ended=denoise.forget)
@@ -297,7 +302,7 @@ def _short(count: float) -> str:
     return f"{count:.3g} T"
 
 
-def heard(engine: "Engine", listen: Callable[[Event], None] | None) -> Iterator[Event]:
+def _heard(engine: "Engine", listen: Callable[[Event], None] | None) -> Iterator[Event]:
     """The engine's events, each given to the listener first; a failed pass raises its error."""
     for event in engine.events():
         if listen is not None:
@@ -307,11 +312,11 @@ def heard(engine: "Engine", listen: Callable[[Event], None] | None) -> Iterator[
         yield event
 
 
-def devices(net: torch.nn.Module) -> set[torch.device]:
+def _devices(net: torch.nn.Module) -> set[torch.device]:
     return {parameter.device for parameter in net.parameters()}
 
 
-def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One text or one conversation as a list of one; a list of prompts as it is."""
     single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Mapping))
     return [cast(Prompt, prompts)] if single else list(cast(Sequence[Prompt], prompts))

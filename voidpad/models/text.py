@@ -124,6 +124,10 @@ def reserved_ids(tokenizer: PreTrainedTokenizerBase, roles: Roles | None = None)
 # Text as ids
 
 
+class SpecialTokenError(ConfigError):
+    """Typed text spells a special token in a way that cannot be kept as text."""
+
+
 def raw_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Rendered text as ids: spellings of special tokens become their ids, nothing is added."""
     return tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -161,13 +165,10 @@ def encode_chat(
     own = [token for token in raw_ids(tokenizer, "text".join(parts[::2])) if token in reserved]
     if [token for token in ids if token in reserved] == own and not _spells(tokenizer, reserved, turns):
         return ids
-    raise ConfigError(
+    raise SpecialTokenError(
         "this chat template rewrites the text of messages, so a special token typed there cannot be kept as text; "
         "remove it from the messages, or render the prompt yourself and use raw=True (--raw)."
     )
-
-
-chat_ids = encode_chat  # the name of earlier releases
 
 
 def chat(prompt: str | Messages, *, system: str | None = None) -> list[dict[str, str]]:
@@ -230,8 +231,8 @@ def _encode(
         single = [text[start:end] for _, start, end in fresh if end - start < 2]
         if single or len(fresh) + len(cuts) > MOST_CUTS:
             spelled = single[0] if single else text[slice(*next(iter(fresh))[1:])]
-            raise ConfigError(
-                f"the prompt spells the special token {shown(spelled)} too often, or in a single character, to be "
+            raise SpecialTokenError(
+                f"the text spells the special token {shown(spelled)} too often, or in a single character, to be "
                 "kept as text; remove it."
             )
         # After the first character the rest reads as a tokenizer without special tokens would read it; a run of
@@ -241,7 +242,9 @@ def _encode(
                 start + 1 if text[start:end].strip() else (start + end) // 2 for _, start, end in fresh
             )
         )
-    raise ConfigError("the prompt spells special tokens in a way that cannot be kept as text; remove them.")
+    raise SpecialTokenError(
+        "the text spells special tokens in a way that cannot be kept as text; remove them."
+    )
 
 
 _skeletons: "WeakKeyDictionary[PreTrainedTokenizerBase, dict[Any, list[str]]]" = WeakKeyDictionary()

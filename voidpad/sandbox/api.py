@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -120,6 +121,7 @@ class _SupervisorHandle:
     """Starts one supervisor process, which runs one program after another, and talks to it over a socket."""
 
     def __init__(self, without: Iterable[str] = ()) -> None:
+        self._group: str | None = None
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             boot = [sys.executable, "-S", "-s", "-P", "-B", "-c", _BOOT, str(_PACKAGE), str(theirs.fileno())]
@@ -135,6 +137,7 @@ class _SupervisorHandle:
             self.close()
             raise SandboxError("the sandbox's supervisor process did not start; it needs Linux 5.13 or later")
         self.layers, self.problem = frozenset(hello["layers"]), str(hello["problem"])
+        self._group = hello["group"]
 
     def run(self, test: ProgramTest, limits: SandboxLimits, *, lenient: bool) -> Verdict | None:
         """The verdict, or None when the supervisor process died."""
@@ -169,6 +172,15 @@ class _SupervisorHandle:
     def close(self) -> None:
         """Close the socket, upon which the supervisor ends together with every process it started."""
         self._control.close()
+        self._stop()
+        # The supervisor removes its control group, unless it was killed; what it ran then needs a moment to die.
+        end = time.monotonic() + _STOP_SECONDS[0]
+        while self._group and os.path.isdir(self._group) and time.monotonic() < end:
+            with suppress(OSError):
+                os.rmdir(self._group)
+            time.sleep(0.01)
+
+    def _stop(self) -> None:
         for stop, seconds in zip((self._process.terminate, self._process.kill), _STOP_SECONDS, strict=True):
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)

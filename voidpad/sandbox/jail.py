@@ -39,6 +39,7 @@ class JailProcess:
     fds: tuple[int, ...]  # become its descriptors 1 (and 2), 3, 4, ...
     home: str  # the only folder it may write in
     limits: JailLimits
+    group: int | None = None  # the descriptor of a control group's list of members, to be joined
 
 
 class JailError(Exception):
@@ -97,6 +98,8 @@ class Jail:
         return messages
 
     def _create(self, there: socket.socket, supervisor: int, process: JailProcess) -> None:
+        if process.group is not None:
+            os.write(process.group, b"0")
         if flags(self.layers):
             kernel.unshare(flags(self.layers))
         there.send(b"apart")

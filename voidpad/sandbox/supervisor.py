@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
-from voidpad.sandbox import checker, jail, kernel, root, subject
+from voidpad.sandbox import cgroup, checker, jail, kernel, root, subject
 
 # Modules that programs often import; loaded here once, and inherited by every jail.
 _PRELOADED = ("array", "bisect", "calendar", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal",
@@ -60,8 +60,16 @@ class SandboxRequest:
 
 
 class Supervisor:
-    def __init__(self, control: socket.socket, jail_factory: jail.Jail, homes: str | None) -> None:
-        self._control, self._jail, self._homes = control, jail_factory, homes
+    """Runs the requests that come over the control socket, one at a time."""
+
+    def __init__(
+        self,
+        control: socket.socket,
+        jail_factory: jail.Jail,
+        homes: str | None,
+        group: cgroup.MemoryGroup | None,
+    ) -> None:
+        self._control, self._jail, self._homes, self._group = control, jail_factory, homes, group
         self._own_proc = jail_factory.layers >= _FULL_NAMESPACES
 
     def serve(self) -> None:
@@ -90,6 +98,10 @@ class Supervisor:
         self, request: SandboxRequest, fds: list[int], home: str, deadline: float
     ) -> tuple[str, int | None]:
         program, checks, verdict = fds
+        group = None
+        if self._group is not None:
+            self._group.set_limit(request.jail_limits.memory + request.jail_limits.disk + _OVERHEAD)
+            group = self._group.members
         asking, answering = socket.socketpair()
         output, program_output = (
             os.fdopen(fd, mode, 0) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True)
@@ -105,7 +117,7 @@ class Supervisor:
                     self._jail.start(jail.JailProcess(run_checks, judging, home, request.jail_limits))
                 )
                 pids.append(
-                    self._jail.start(jail.JailProcess(_run_program, judged, home, request.jail_limits))
+                    self._jail.start(jail.JailProcess(_run_program, judged, home, request.jail_limits, group))
                 )
             ended, lost = self._watch(request, pids[0], output.fileno(), home, deadline)
             return ended, _status(pids[1], _EXIT_SECONDS if lost else 0)
@@ -119,6 +131,7 @@ class Supervisor:
     ) -> tuple[str, bool]:
         """Wait for the checks to end or for a limit to be reached: which, and whether the program exited early."""
         done, room, look_at_disk = os.pidfd_open(checks), request.output_kb << 10, time.monotonic()
+        kills = self._group.kills() if self._group else 0
         poll = select.poll()
         for fd in (done, output, self._control.fileno()):
             poll.register(fd, select.POLLIN)
@@ -134,6 +147,8 @@ class Supervisor:
                         poll.unregister(output)
                 if room < 0:
                     return "output", False
+                if self._group is not None and self._group.kills() > kills:
+                    return "memory", False
                 if done in ready:
                     return "done", _status(checks, 0) == _LOST
                 if done not in ready and self._exceeds(request.jail_limits.memory + _OVERHEAD):
@@ -361,6 +376,7 @@ def main(control: socket.socket, without: frozenset[str]) -> None:
         importlib.import_module(name)
     kernel.warm_up()
     available, paths = _probe() - without, root.library_paths()
+    group = cgroup.create()
     problem = _attempt(partial(_enter, available))
     homes = None if "mount namespace" in available else tempfile.mkdtemp(prefix="voidpad-sandbox-")
     if homes is not None:
@@ -371,29 +387,33 @@ def main(control: socket.socket, without: frozenset[str]) -> None:
         kernel.adopt_orphans()
         signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        _leave(homes, status)
+        _leave(homes, group, status)
     kernel.adopt_orphans()
     if "pid namespace" in available:
         kernel.die_with_parent()
     else:
-        signal.signal(signal.SIGTERM, lambda *_: _leave(homes, 0))
+        signal.signal(signal.SIGTERM, lambda *_: _leave(homes, None, 0))
         kernel.die_with_parent(signal.SIGTERM)
     jail_factory = jail.Jail(available, paths)
     problem = problem or _attempt(partial(_try_out, jail_factory))
     gc.freeze()
-    control.send(json.dumps({"layers": sorted(available), "problem": problem}).encode())
+    control.send(
+        json.dumps({"layers": sorted(available), "problem": problem, "group": group and group.path}).encode()
+    )
     try:
-        Supervisor(control, jail_factory, homes).serve()
+        Supervisor(control, jail_factory, homes, group).serve()
     finally:
         os._exit(0)
 
 
-def _leave(homes: str | None, status: int) -> NoReturn:
-    """Exit after killing every descendant and removing the programs' folder."""
+def _leave(homes: str | None, group: cgroup.MemoryGroup | None, status: int) -> NoReturn:
+    """Exit after killing every descendant and removing the programs' folder and control group."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_below()
     if homes is not None:
         remove_tree(homes)
+    if group is not None:
+        group.remove()
     os._exit(status & 0xFF)
 
 

@@ -38,7 +38,7 @@ REASONS = {
     "not_text": "images or other parts that are not text",
     "not_single": "not one user message and one answer",
     "needs_template": "system prompt or earlier messages, which need the chat template",
-    "special_tokens": "a special token of the model written in the text",
+    "special_tokens": "a special token in the text that cannot stay text",
     "repeated": "repeats an earlier example",
     "empty": "empty response",
     "too_long": "longer than --drop-longer",

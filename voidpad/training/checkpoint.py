@@ -26,7 +26,7 @@ def step_of(folder: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def checkpoints(output: Path) -> list[Path]:
+def _checkpoints(output: Path) -> list[Path]:
     """Complete checkpoints, oldest first. Staged ones are not among them."""
     if not output.is_dir():
         return []
@@ -35,7 +35,7 @@ def checkpoints(output: Path) -> list[Path]:
 
 
 def latest(output: Path) -> Path | None:
-    complete = checkpoints(output)
+    complete = _checkpoints(output)
     return complete[-1] if complete else None
 
 
@@ -54,7 +54,7 @@ def publish(staged: Path, final: Path) -> None:
 
 def rotate(output: Path, keep: int, *, best: int | None = None) -> None:
     """Delete all but the newest `keep` and that of update `best`, moving each away before its files are deleted."""
-    for folder in checkpoints(output)[:-keep]:
+    for folder in _checkpoints(output)[:-keep]:
         if step_of(folder) == best:
             continue
         doomed = output / STAGING / f"{folder.name}.old"

@@ -13,12 +13,9 @@ import numpy as np
 import torch
 
 from voidpad.errors import ConfigError, DataError
-from voidpad.models.adapter import base_folder
-from voidpad.models.card import read_card, read_json
-from voidpad.models.load import read_config
-from voidpad.models.locate import locate
-from voidpad.models.text import chat_ids, raw_ids, read_tokenizer, special_ids
-from voidpad.roles import Roles, resolve
+from voidpad.models.load import vocabulary
+from voidpad.models.text import SpecialTokenError, encode_chat, encode_text, raw_ids
+from voidpad.roles import Roles
 from voidpad.training import chats
 from voidpad.training.chats import REASONS, Dropped, Message
 from voidpad.training.padding import Pairs
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
 
 # Part of the key of every cached stage. `datasets` does not notice that our code has changed: raise this number when
 # the same file would be read, filtered or tokenised differently.
-READER = 3
+READER = 4
 CHUNK = 10_000  # examples whose tokens are copied at a time
 COLUMNS = ("prompt", "response", "reason", "detail", "place", "starts")  # of the table that is read
 
@@ -72,19 +69,6 @@ class Counts:
         dropped = [*self.dropped_conversations.items(), *self.dropped_examples.items()]
         parts = ", ".join(f"{count} ({REASONS[reason]})" for reason, count in dropped if count)
         return f"conversations read: {self.conversations}; dropped: {parts or 'none'}"
-
-
-def vocabulary(name: str) -> tuple[Any, Roles]:
-    """Tokenizer and roles of a model folder, a hub id, or a folder with a tokenizer alone."""
-    folder = base_folder(name)
-    tokenizer = read_tokenizer(folder)
-    card = read_card(locate(name)) or read_card(folder)
-    if card is not None:
-        return tokenizer, card.roles
-    if not (folder / "config.json").is_file():
-        return tokenizer, resolve(tokenizer, {}, rows=len(tokenizer))
-    rows = read_config(folder)[1].vocab_size
-    return tokenizer, resolve(tokenizer, read_json(folder / "config.json"), rows=rows)
 
 
 def prepare(
@@ -289,27 +273,28 @@ def encode_example(
 ) -> tuple[list[int], list[int]]:
     """Ids of the messages, up to where the answer begins, and of the response.
 
-    A special token of the model that is written out in a text (a mask, an end of text, another role's header) would
-    become that token; such an example is dropped. With `raw` a prompt may hold such tokens, except the mask and the
-    padding tokens, because somebody who goes without the template writes the headers by hand.
+    A special token of the model that is written out in a message (a mask, an end of text, another role's header)
+    stays text; an example where that is impossible is dropped. With `raw` such spellings in the prompt become the
+    tokens themselves, because somebody who goes without the template writes the headers by hand; the mask and the
+    padding tokens are refused there.
     """
-    # Characters that the vocabulary lacks become the unknown token, which is special but harmless.
-    special = (special_ids(tokenizer) | roles.all()) - {tokenizer.unk_token_id}
-    barred = {roles.mask, roles.void, *roles.rainbow} if raw else special
-    texts = [(message["content"], f"the {message['role']} message", barred) for message in prompt]
-    for text, where, ids in (*texts, (response, "the response", special)):
-        written = [token for token in raw_ids(tokenizer, text) if token in ids]
-        if written:
-            name = tokenizer.convert_ids_to_tokens(written[0])
-            raise Dropped("special_tokens", f"{where} contains the model's special token {name}")
-    if raw:
-        return raw_ids(tokenizer, prompt[-1]["content"]), raw_ids(tokenizer, response)
     try:
-        return chat_ids(tokenizer, [dict(message) for message in prompt]), raw_ids(tokenizer, response)
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever a template raises on a conversation it does not allow
-        raise Dropped("bad", f"the chat template refuses it ({error})") from None
+        answer = encode_text(tokenizer, response, roles=roles)
+        if not raw:
+            turns = [dict(message) for message in prompt]
+            return encode_chat(tokenizer, turns, roles=roles), answer
+    except SpecialTokenError as error:
+        raise Dropped("special_tokens", str(error).rstrip(".")) from None
+    except ConfigError as error:
+        if not tokenizer.chat_template:
+            raise
+        raise Dropped("bad", str(error).rstrip(".")) from None
+    ids = raw_ids(tokenizer, prompt[-1]["content"])
+    for token in ids:
+        if token in (roles.mask, roles.void, *roles.rainbow):
+            name = tokenizer.convert_ids_to_tokens(token)
+            raise Dropped("special_tokens", f"the prompt contains the model's special token {name}")
+    return ids, answer
 
 
 def _fit(rows: Dataset, tally: _CountsSoFar, request: CorpusRequest) -> Pairs:

@@ -31,17 +31,17 @@ class Slots:
 Normaliser = Callable[[Batch, Tensor], Tensor | int]  # (batch, row of each loss slot (N,)) -> divisors
 
 
-def per_row(batch: Batch, rows: Tensor) -> Tensor:
+def _per_row(batch: Batch, rows: Tensor) -> Tensor:
     """LLaDA: the mean over rows of the sum divided by all target slots of the row, padding included."""
     return (batch.slots * len(batch.ids))[rows]
 
 
-def per_slot(batch: Batch, rows: Tensor) -> int:
+def _per_slot(batch: Batch, rows: Tensor) -> int:
     """Dream: the sum divided by the number of loss slots of the micro-batch."""
     return len(rows)
 
 
-NORMALISERS: dict[str, Normaliser] = {"per_row": per_row, "per_slot": per_slot}
+NORMALISERS: dict[str, Normaliser] = {"per_row": _per_row, "per_slot": _per_slot}
 
 
 def loss_slots(batch: Batch, noised: NoisedBatch, normaliser: Normaliser, *, shift: int = 0) -> Slots:

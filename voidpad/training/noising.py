@@ -50,7 +50,7 @@ class Noising:
         """Hide slots of `batch` for the rows `at`; `forced` hides every semantic EOS with weight 1 (VOID)."""
         rate = rates(self.level(at), self.eps)
         key = self.key(at.epoch, at.example)
-        draws = uniform(key, batch.ids.shape[1])
+        draws = _uniform(key, batch.ids.shape[1])
         if self.suffix:
             chosen = draw(key, KIND) < self.suffix
             draws = torch.where(chosen[:, None], from_the_right(batch.target), draws)
@@ -79,7 +79,7 @@ def draw(key: Tensor, what: int) -> Tensor:
     return (shift_right(absorb(key, torch.full_like(key, what)), 11).double() + 0.5) * 2.0**-53
 
 
-def uniform(key: Tensor, slots: int) -> Tensor:
+def _uniform(key: Tensor, slots: int) -> Tensor:
     """(B, slots) float32 numbers in [0, 1] from one 64-bit key per row.
 
     A row's slots are a counter hashed in 32 bits with murmur3's constants, the key mixed in twice: a quarter of

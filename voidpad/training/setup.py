@@ -48,7 +48,7 @@ def network(recipe: TrainingRecipe, prepared: data.Prepared) -> models.Model:
         if model.card.padding != how.name and not recipe.model.scratch:
             _init_rows(model, how.new_tokens(roles), recipe.model.init_void)
     card = models.Card(model.family.name, roles, how.name if how else None, recipe.model_dump(mode="json"))
-    model = replace(model, roles=roles, card=card)
+    model = replace(model, roles=roles, card=card, source=None)  # its weights will differ from those files
     return _with_lora(model, recipe) if recipe.lora else model
 
 

@@ -6,7 +6,7 @@ from typing import Any
 HOST = "127.0.0.1"
 
 
-class Server(ThreadingHTTPServer):
+class PageServer(ThreadingHTTPServer):
     """One page at `/`. A request that reached us under another name (a rebound host) is refused."""
 
     daemon_threads = True
@@ -21,7 +21,7 @@ class Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: PageServer
 
     def do_GET(self) -> None:
         names = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}

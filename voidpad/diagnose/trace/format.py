@@ -27,13 +27,13 @@ Phase = Literal["probe", "decode", "shared"]
 _ARRAYS = ConfigDict(arbitrary_types_allowed=True)
 
 
-def pack(values: Any, kind: str) -> str:
+def _pack(values: Any, kind: str) -> str:
     """Numbers as base64 of their little-endian bytes; `kind` is a numpy type such as "<f2"."""
     return base64.b64encode(np.ascontiguousarray(values, dtype=kind).tobytes()).decode("ascii")
 
 
-def unpack(text: Any, kind: str) -> np.ndarray:
-    """The numbers `pack` wrote; arrays pass through, so a record can be built from either."""
+def _unpack(text: Any, kind: str) -> np.ndarray:
+    """The numbers `_pack` wrote; arrays pass through, so a record can be built from either."""
     if isinstance(text, np.ndarray):
         return text.astype(kind).ravel()
     if not isinstance(text, str):
@@ -53,13 +53,13 @@ def _finite(value: Any) -> Any:
 
 Half = Annotated[
     np.ndarray,
-    PlainValidator(lambda value: unpack(value, "<f2")),
-    PlainSerializer(lambda value: pack(value, "<f2")),
+    PlainValidator(lambda value: _unpack(value, "<f2")),
+    PlainSerializer(lambda value: _pack(value, "<f2")),
 ]
 Int = Annotated[
     np.ndarray,
-    PlainValidator(lambda value: unpack(value, "<i4")),
-    PlainSerializer(lambda value: pack(value, "<i4")),
+    PlainValidator(lambda value: _unpack(value, "<i4")),
+    PlainSerializer(lambda value: _pack(value, "<i4")),
 ]
 Number = Annotated[float | None, BeforeValidator(_finite)]
 # The bound keeps a damaged file from asking for more memory than a machine has.

@@ -20,7 +20,10 @@ _HEADER, _PASS, _END = TypeAdapter(Header), TypeAdapter(Pass), TypeAdapter(End)
 
 
 def header_record(row: int, header: Header) -> dict[str, Any]:
-    return {"type": "header", "version": VERSION, "row": row, **_HEADER.dump_python(header, mode="json")}
+    fields = _HEADER.dump_python(header, mode="json")
+    if not fields["roles"]["never"]:
+        del fields["roles"]["never"]  # most checkpoints have none, and older releases do not know it
+    return {"type": "header", "version": VERSION, "row": row, **fields}
 
 
 def pass_record(row: int, step: Pass) -> dict[str, Any]:
@@ -41,18 +44,18 @@ def records(trace: Trace) -> Iterator[dict[str, Any]]:
     yield end_record(trace.row, End(trace.result, trace.pieces))
 
 
-def line(record: dict[str, Any]) -> str:
+def _line(record: dict[str, Any]) -> str:
     """One line of the file: ASCII, so that no reader can trip over a line separator inside a token's text."""
     return json.dumps(record, ensure_ascii=True, allow_nan=False, separators=(",", ":")) + "\n"
 
 
 def write(path: Path | str, traces: Iterable[Trace]) -> None:
-    store(Path(path), (line(record) for trace in traces for record in records(trace)))
+    store(Path(path), (_line(record) for trace in traces for record in records(trace)))
 
 
 def read(path: Path | str) -> list[Trace]:
     """Every row of a trace file, checked: a damaged or foreign file is a DataError that names the line."""
-    rows: dict[int, _Row] = {}
+    rows: dict[int, _TraceRow] = {}
     for number, record in _records(Path(path)):
         try:
             _take(rows, record)
@@ -66,7 +69,7 @@ def read(path: Path | str) -> list[Trace]:
 
 
 @dataclass
-class _Row:
+class _TraceRow:
     """A row while its lines come in."""
 
     row: int
@@ -96,31 +99,31 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, record
 
 
-def _take(rows: dict[int, _Row], record: dict[str, Any]) -> None:
+def _take(rows: dict[int, _TraceRow], record: dict[str, Any]) -> None:
     kind, row = record.get("type"), record["row"]
     if kind == "header":
         if record.get("version") != VERSION:
             raise ValueError(f"version {record.get('version')!r}; this release reads version {VERSION}.")
         if row in rows:
             raise ValueError(f"a second header for row {row}.")
-        rows[row] = _Row(row, _HEADER.validate_python(record))
+        rows[row] = _TraceRow(row, _HEADER.validate_python(record))
         return
     if row not in rows or rows[row].end:
         raise ValueError(f"{kind!r} for row {row!r} outside its header and end lines.")
-    takers: dict[str, Callable[[_Row, dict[str, Any]], None]] = {"pass": _take_pass, "end": _take_end}
+    takers: dict[str, Callable[[_TraceRow, dict[str, Any]], None]] = {"pass": _take_pass, "end": _take_end}
     if not isinstance(kind, str) or kind not in takers:
         raise ValueError(f"line type {kind!r}; a trace has header, pass and end.")
     takers[kind](rows[row], record)
 
 
-def _take_pass(row: _Row, record: dict[str, Any]) -> None:
+def _take_pass(row: _TraceRow, record: dict[str, Any]) -> None:
     step = _PASS.validate_python(record)
     if step.n != row.next:
         raise ValueError(f"row {row.row} jumps to pass {step.n}; pass {row.next} is missing.")
     row.passes.append(step)
 
 
-def _take_end(row: _Row, record: dict[str, Any]) -> None:
+def _take_end(row: _TraceRow, record: dict[str, Any]) -> None:
     result = record.get("result")
     if isinstance(
         result, dict
@@ -131,7 +134,7 @@ def _take_end(row: _Row, record: dict[str, Any]) -> None:
     row.end = _END.validate_python(record)
 
 
-def _finish(row: _Row, path: Path | str) -> Trace:
+def _finish(row: _TraceRow, path: Path | str) -> Trace:
     """The row as a value, after replaying it: commits, edits and counts must tell one story."""
     if row.end is None:
         raise DataError(

@@ -24,16 +24,16 @@ MBPP_TEST = range(11, 511)
 def gsm8k(folder: Path | None = None) -> Splits:
     parts = ("train", "test")
     if folder is None:
-        loaded = hub("openai/gsm8k", "main")
+        loaded = _hub("openai/gsm8k", "main")
         return {part: indexed(loaded[part]) for part in parts}
     needs = ("question", "answer")
-    return {part: indexed(read(folder, f"gsm8k_{part}.jsonl", needs=needs)) for part in parts}
+    return {part: indexed(_read(folder, f"gsm8k_{part}.jsonl", needs=needs)) for part in parts}
 
 
 def math500(folder: Path | None = None) -> Splits:
     """The hub has the short answer; a local file may have the full solution, whose last box it is."""
-    local = folder and read(folder, "math500.jsonl", needs=("answer",))
-    items = local or hub("HuggingFaceH4/MATH-500")["test"]
+    local = folder and _read(folder, "math500.jsonl", needs=("answer",))
+    items = local or _hub("HuggingFaceH4/MATH-500")["test"]
     return {"test": indexed([_math_item(item) for item in items])}
 
 
@@ -49,8 +49,8 @@ def _math_item(item: Item) -> Item:
 
 def humaneval(folder: Path | None = None) -> Splits:
     needs = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
-    local = folder and read(folder, "HumanEval.jsonl.gz", needs=needs)
-    items = local or hub("openai/openai_humaneval")["test"]
+    local = folder and _read(folder, "HumanEval.jsonl.gz", needs=needs)
+    items = local or _hub("openai/openai_humaneval")["test"]
     fields = ({key: item[key] for key in needs} for item in items)
     return {"test": indexed({**item, "helpers": helpers(item)} for item in fields)}
 
@@ -59,9 +59,9 @@ def mbpp(folder: Path | None = None) -> Splits:
     """One file of 974, or the hub's four parts of it; the test part is the 500 that its authors set aside."""
     needs = ("task_id", "text", "code", "test_list", "test_setup_code")
     if folder:
-        items = list(read(folder, "mbpp.jsonl", needs=needs))
+        items = list(_read(folder, "mbpp.jsonl", needs=needs))
     else:
-        parts = hub("google-research-datasets/mbpp", "full").values()
+        parts = _hub("google-research-datasets/mbpp", "full").values()
         items = sorted((item for part in parts for item in part), key=lambda item: item["task_id"])
     items = [{key: item[key] for key in needs} for item in items]
     items = [{**item, "entry_point": function_under_test(item)} for item in items]
@@ -72,7 +72,7 @@ def mbpp(folder: Path | None = None) -> Splits:
     }
 
 
-def hub(*name: str) -> datasets.DatasetDict:
+def _hub(*name: str) -> datasets.DatasetDict:
     try:
         return datasets.load_dataset(*name)
     except Exception as error:  # the hub fails in many ways; the user needs one
@@ -85,7 +85,7 @@ def indexed(items: Iterable[Item]) -> datasets.Dataset:
     return datasets.Dataset.from_list([{**item, ITEM: index} for index, item in enumerate(items)])
 
 
-def read(folder: Path, name: str, *, needs: tuple[str, ...]) -> list[Item]:
+def _read(folder: Path, name: str, *, needs: tuple[str, ...]) -> list[Item]:
     """A JSON-lines file, zipped or not; the first fault is named by its line."""
     path = next((path for path in _spellings(folder / name) if path.is_file()), None)
     if path is None:

@@ -14,7 +14,7 @@ INVALID = "[invalid]"
 
 
 @cache
-def made(name: str) -> Splits:
+def _made(name: str) -> Splits:
     """The first held-out problems of a task."""
     kept = ("task", "prompt", "steps", "target", "stub")
     problems = heldout(name, ITEMS)
@@ -22,22 +22,22 @@ def made(name: str) -> Splits:
 
 
 def steps(folder: Path | None = None) -> Splits:
-    return made("tiny_steps")
+    return _made("tiny_steps")
 
 
 def expr(folder: Path | None = None) -> Splits:
-    return made("tiny_expr")
+    return _made("tiny_expr")
 
 
 def complete(folder: Path | None = None) -> Splits:
-    return made("tiny_complete")
+    return _made("tiny_complete")
 
 
 def write(folder: Path | None = None) -> Splits:
-    return made("tiny_write")
+    return _made("tiny_write")
 
 
-def problem_of(doc: Doc) -> Problem:
+def _problem_of(doc: Doc) -> Problem:
     return Problem(doc["task"], doc["prompt"], doc["steps"], doc["target"], doc["stub"])
 
 
@@ -56,7 +56,7 @@ def _not_python(reason: str) -> str:
 # "last" is what the paper's graders do; "first" judges decodes that cannot stop (EOS banned).
 last_number_filter = each(lambda text, doc: last_number(text) or INVALID, _invalid)
 first_number_filter = each(lambda text, doc: first_number(text) or INVALID, _invalid)
-last_program_filter = each(lambda text, doc: program(problem_of(doc), text) or NOT_PYTHON, _not_python)
+last_program_filter = each(lambda text, doc: program(_problem_of(doc), text) or NOT_PYTHON, _not_python)
 first_program_filter = each(
-    lambda text, doc: program(problem_of(doc), text, first=True) or NOT_PYTHON, _not_python
+    lambda text, doc: program(_problem_of(doc), text, first=True) or NOT_PYTHON, _not_python
 )

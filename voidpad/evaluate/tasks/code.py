@@ -140,7 +140,7 @@ def _starts_statement(line: str) -> bool:
     return bool(line[:1].strip()) and line[0] != "#" and CLAUSE.match(line) is None
 
 
-def has_return(node: ast.AST) -> bool:
+def _has_return(node: ast.AST) -> bool:
     return any(isinstance(inner, ast.Return) for inner in ast.walk(node))
 
 
@@ -206,7 +206,7 @@ class Cleaner:
         if isinstance(node, ast.ClassDef):
             return node.name
         if isinstance(node, self.functions):
-            return node.name if has_return(node) or not self.returning else None  # type: ignore[attr-defined]
+            return node.name if _has_return(node) or not self.returning else None  # type: ignore[attr-defined]
         if isinstance(node, self.assignments):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target  # type: ignore[attr-defined]
             return target.id if isinstance(target, ast.Name) else None

@@ -6,6 +6,7 @@ in child processes with hard limits: Python cannot interrupt a library that comp
 """
 
 import importlib
+import itertools
 import json
 import os
 import queue
@@ -13,9 +14,9 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
@@ -52,29 +53,54 @@ def isolated(grade: Grader, wrong: Wrong, *, seconds: float = SECONDS) -> Filter
     """
 
     def apply(answers: Sequence[Sequence[str]], docs: Sequence[Doc]) -> list[Any]:
-        count = max(1, min(len(answers), len(os.sched_getaffinity(0)), PROCESSES))
-        idle: queue.SimpleQueue[GraderProcess] = queue.SimpleQueue()
-        processes = [GraderProcess(grade, seconds) for _ in range(count)]
-        for process in processes:
-            idle.put(process)
-
-        def judge(answer: Sequence[str], doc: Doc) -> Any:
-            process = idle.get()
-            try:
-                return process.grade(answer[0], doc, wrong)
-            finally:
+        with shared_processes() as started:
+            count = max(1, min(len(answers), len(os.sched_getaffinity(0)), PROCESSES))
+            processes = started.setdefault(grade.__module__, [])
+            processes += [GraderProcess(grade.__module__) for _ in range(count - len(processes))]
+            idle: queue.SimpleQueue[GraderProcess] = queue.SimpleQueue()
+            for process in processes[:count]:
                 idle.put(process)
 
-        with ThreadPoolExecutor(count) as pool:
-            try:
-                waiting = [pool.submit(judge, *pair) for pair in zip(answers, docs, strict=True)]
-                return [one.result() for one in waiting]
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for process in processes:
-                    process.close()
+            def judge(answer: Sequence[str], doc: Doc) -> Any:
+                process = idle.get()
+                try:
+                    return process.grade(grade.__name__, answer[0], doc, wrong=wrong, seconds=seconds)
+                finally:
+                    idle.put(process)
+
+            with ThreadPoolExecutor(count) as pool:
+                try:
+                    waiting = [pool.submit(judge, *pair) for pair in zip(answers, docs, strict=True)]
+                    return [one.result() for one in waiting]
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    for process in processes:
+                        process.close()
+                    raise
 
     return apply
+
+
+_started: dict[str, list["GraderProcess"]] | None = None
+
+
+@contextmanager
+def shared_processes() -> Iterator[dict[str, list["GraderProcess"]]]:
+    """Within this context, filters of one module use the same processes, so that these import it once.
+
+    Gives the processes by module. They end with the outermost context.
+    """
+    global _started
+    if _started is not None:
+        yield _started
+        return
+    _started = {}
+    try:
+        yield _started
+    finally:
+        for process in itertools.chain(*_started.values()):
+            process.close()
+        _started = None
 
 
 def guarded(grade: Grader, answer: str, doc: Doc, wrong: Wrong) -> Any:
@@ -95,24 +121,25 @@ def reason_of(error: Exception) -> str:
 
 
 class GraderProcess:
-    """A child process that grades one answer after another; started when first used, replaced when it dies."""
+    """A child process for the graders of one module; started when first used, replaced when it dies."""
 
-    def __init__(self, grade: Grader, seconds: float) -> None:
-        self._grade, self._seconds = grade, seconds
+    def __init__(self, module: str) -> None:
+        self._module = module
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._closed = False
 
-    def grade(self, answer: str, doc: Doc, wrong: Wrong) -> Any:
+    def grade(self, name: str, answer: str, doc: Doc, *, wrong: Wrong, seconds: float) -> Any:
+        """What the grader `name` gives, or `wrong` of a reason if it raises, dies or takes over `seconds`."""
         channel = self._socket or self._start()
         reply = None
         with suppress(OSError, ValueError):
-            channel.settimeout(self._seconds)
-            channel.sendall(json.dumps([answer, doc]).encode() + b"\n")
+            channel.settimeout(seconds)
+            channel.sendall(json.dumps([name, answer, doc]).encode() + b"\n")
             reply = _read_line(channel)
         if reply is None:
             self._stop()
-            return wrong(f"grading was stopped: it takes over {self._seconds:g} seconds or too much memory")
+            return wrong(f"grading was stopped: it takes over {seconds:g} seconds or too much memory")
         outcome, value = json.loads(reply)
         if outcome == "raised":
             return wrong(value)
@@ -122,7 +149,7 @@ class GraderProcess:
         if self._closed:
             raise VoidpadError("the grading processes were closed")
         ours, theirs = socket.socketpair()
-        arguments = (theirs.fileno(), self._grade.__module__, self._grade.__name__)
+        arguments = (theirs.fileno(), self._module)
         paths = [path or os.getcwd() for path in sys.path]
         with theirs:
             self._process = subprocess.Popen(
@@ -135,7 +162,7 @@ class GraderProcess:
         ours.settimeout(_START_SECONDS)
         if _read_line(ours) is None:
             self._stop()
-            raise VoidpadError(f"the grading process for {self._grade.__module__} did not start")
+            raise VoidpadError(f"the grading process for {self._module} did not start")
         return ours
 
     def _stop(self) -> None:
@@ -164,16 +191,16 @@ def _read_line(channel: socket.socket) -> bytes | None:
     return None
 
 
-def serve(fd: int, module: str, name: str) -> None:
+def serve(fd: int, module_name: str) -> None:
     """In a child process: grade the answers that come, one line each, until the parent goes away."""
-    grade = getattr(importlib.import_module(module), name)
+    module = importlib.import_module(module_name)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with socket.socket(fileno=fd) as channel:
         channel.sendall(b"ready\n")
         while (line := _read_line(channel)) is not None:
-            answer, doc = json.loads(line)
-            channel.sendall(json.dumps(_outcome(grade, answer, doc)).encode() + b"\n")
+            name, answer, doc = json.loads(line)
+            channel.sendall(json.dumps(_outcome(getattr(module, name), answer, doc)).encode() + b"\n")
 
 
 def _outcome(grade: Grader, answer: str, doc: Doc) -> tuple[str, Any]:

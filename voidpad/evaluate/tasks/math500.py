@@ -41,7 +41,7 @@ def plain(text: str) -> str:
     return re.sub(r"\s+", "", text).lower()
 
 
-def equal(gold: str, candidate: str) -> tuple[bool, bool]:
+def _equal(gold: str, candidate: str) -> tuple[bool, bool]:
     """Whether math-verify says equal, and whether it could read both sides.
 
     Its clock is a signal, which only the main thread may set; elsewhere it runs without one.
@@ -64,7 +64,7 @@ def judge_authors(gold: str, text: str) -> Judgement:
 
 def _judge(gold: str, candidate: str, *, strings: tuple[str, str]) -> Judgement:
     try:
-        same, parsed = equal(gold, candidate)
+        same, parsed = _equal(gold, candidate)
     except (Exception, TimeoutException):  # whatever sympy stumbles over in a model's formula is not equal
         same, parsed = False, False
     if same:

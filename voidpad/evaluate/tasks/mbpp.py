@@ -113,13 +113,13 @@ def _last_quote_before(text: str, done: str) -> int:
     return -1
 
 
-def from_first_definition(text: str, starts: tuple[str, ...]) -> str:
+def _from_first_definition(text: str, starts: tuple[str, ...]) -> str:
     lines = text.splitlines()
     first = next((at for at, line in enumerate(lines) if line.lstrip().startswith(starts)), 0)
     return "\n".join(lines[first:]).strip()
 
 
-def unfenced(text: str) -> str:
+def _unfenced(text: str) -> str:
     """Without a closed block: a leading fence line goes, and everything from a later fence."""
     text = text.strip()
     if text.startswith("```"):
@@ -127,22 +127,22 @@ def unfenced(text: str) -> str:
     return text.split("```", 1)[0]
 
 
-def extract(answer: str) -> str:
+def _extract(answer: str) -> str:
     blocks = BLOCK.findall(answer.strip())
     if blocks:
         return unwrapped(blocks[0])
-    return from_first_definition(unwrapped(unfenced(answer)), STARTS)
+    return _from_first_definition(unwrapped(_unfenced(answer)), STARTS)
 
 
 def voidpad_program(answer: str, doc: Doc) -> str:
     """Our default: as the authors, but constants before the first definition stay, as does all tests need."""
     blocks = BLOCK.findall(answer)
-    code = unwrapped(blocks[0] if blocks else unfenced(answer))
+    code = unwrapped(blocks[0] if blocks else _unfenced(answer))
     return program(code, entry=entry_point(doc) or _first_defined(code) or "", tests=checks(doc))
 
 
 def authors_program(answer: str, doc: Doc) -> str:
-    code = extract(answer)
+    code = _extract(answer)
     entry = entry_point(doc) or _first_defined(code)
     text = tidy(code)
     whole = "\n".join(text.splitlines()[:100]).strip()
@@ -157,7 +157,7 @@ def helper_program(answer: str, doc: Doc) -> str:
     """The release's second cleaner (not wired into its task file): text that does not parse stays as is."""
     blocks = BLOCK.findall(answer)
     starts = tuple(start for start in STARTS if start != "async def ")
-    text = tidy(blocks[0] if blocks else from_first_definition(unfenced(answer), starts))
+    text = tidy(blocks[0] if blocks else _from_first_definition(_unfenced(answer), starts))
     tree = tree_of(text)
     return (HELPER.emit(tree, entry_point(doc), text) if tree else "") or text
 

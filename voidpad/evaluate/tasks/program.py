@@ -23,7 +23,7 @@ def program(text: str, *, entry: str, tests: str) -> str:
     if tree is None:
         text = fullest_span(text)
         tree = tree_of(text) or EMPTY
-    bound = [(node, bound_names(node)) for node in tree.body]
+    bound = [(node, _bound_names(node)) for node in tree.body]
     if any(entry in mine for _, mine in bound):
         keep = reachable([entry, *names(tree_of(tests) or EMPTY)], _needs(bound))
     else:
@@ -48,7 +48,7 @@ def imports(node: ast.stmt) -> bool:
     return isinstance(node, ast.Import | ast.ImportFrom)
 
 
-def bound_names(node: ast.stmt) -> set[str]:
+def _bound_names(node: ast.stmt) -> set[str]:
     """The top-level names that a statement binds or changes; empty for one that only does something."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {node.name}

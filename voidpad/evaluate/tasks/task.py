@@ -14,7 +14,7 @@ from lm_eval.api.task import ConfigurableTask
 from voidpad.errors import ConfigError
 from voidpad.evaluate.tasks import FEWSHOT
 from voidpad.evaluate.tasks.benchmark_files import ITEM
-from voidpad.evaluate.tasks.graders import Doc
+from voidpad.evaluate.tasks.graders import Doc, shared_processes
 from voidpad.sandbox import ProgramTest, Sandbox, SandboxLimits, Verdict
 
 
@@ -47,15 +47,19 @@ class Benchmark(ConfigurableTask):
 
     def fewshot_context(self, doc: Doc, num_fewshot: int, **kwargs: Any) -> str:
         if self.options.get("fewshot", "keyed") == "keyed":
-            self.sampler.set_rnd(item_seed(self.shots_seed, doc[ITEM]))
+            self.sampler.set_rnd(_item_seed(self.shots_seed, doc[ITEM]))
         return super().fewshot_context(doc, num_fewshot=num_fewshot, **kwargs)
+
+    def apply_filters(self) -> None:
+        with shared_processes():
+            super().apply_filters()
 
     def detail(self, doc: Doc, graded: Any) -> dict[str, Any]:
         """What an example's line records about the primary grader's work."""
         return {"extracted": graded} if isinstance(graded, str) else asdict(graded)
 
 
-def item_seed(seed: int | None, index: int) -> int:
+def _item_seed(seed: int | None, index: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{index}".encode()).digest()[:8], "big")
 
 

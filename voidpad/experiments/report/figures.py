@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from voidpad.errors import ConfigError
 from voidpad.experiments.report.layout import Bars, Heat, Item, Lines
-from voidpad.experiments.report.metrics import METRICS, Metric, Value, ordered
 from voidpad.experiments.report.records import CellRecord
+from voidpad.experiments.report.report_metrics import METRICS, Metric, Value, ordered
 from voidpad.experiments.report.tables import complete
 
 # Text stays text and ids stay the same, so that equal results give equal files.
@@ -53,7 +53,7 @@ def _plot(layout: Item, records: Sequence[CellRecord], several: bool) -> Plot:
         figure = draw(layout, records)
         figure.suptitle(title)
         svg, pdf = _saved(figure, "svg"), _saved(figure, "pdf")
-    return Plot(slug(title), title, layout.reference, svg, pdf, tuple(records))
+    return Plot(_slug(title), title, layout.reference, svg, pdf, tuple(records))
 
 
 def _saved(figure: Figure, kind: str) -> bytes:
@@ -63,7 +63,7 @@ def _saved(figure: Figure, kind: str) -> bytes:
     return out.getvalue()
 
 
-def slug(title: str) -> str:
+def _slug(title: str) -> str:
     words = "".join(mark.lower() if mark.isalnum() else " " for mark in title).split()
     return "-".join(words)
 
@@ -77,29 +77,29 @@ def draw(layout: Item, records: Sequence[CellRecord]) -> Figure:
 def _(layout: Bars, records: Sequence[CellRecord]) -> Figure:
     metric = METRICS[layout.metric]
     groups, names = (ordered(r.get(name) for r in records) for name in (layout.across, layout.by))
-    figure, axes = blank(max(5.0, 0.35 * len(groups) * len(names) + 2), 3.4)
+    figure, axes = _blank(max(5.0, 0.35 * len(groups) * len(names) + 2), 3.4)
     width = 0.8 / len(names)
     for at, name in enumerate(names):
-        values = [point(records, {layout.across: group, layout.by: name}, metric) for group in groups]
+        values = [_point(records, {layout.across: group, layout.by: name}, metric) for group in groups]
         centres = [x + (at - (len(names) - 1) / 2) * width for x in range(len(groups))]
         heights = [value.number or 0.0 for value in values]
-        axes.bar(centres, heights, width, label=str(name), yerr=error_bars(values), capsize=2)
+        axes.bar(centres, heights, width, label=str(name), yerr=_error_bars(values), capsize=2)
     axes.set_xticks(range(len(groups)), [str(group) for group in groups])
     axes.set_yscale("log" if layout.log else "linear")
-    return finish(figure, axes, metric, layout.across)
+    return _finish(figure, axes, metric, layout.across)
 
 
 @draw.register
 def _(layout: Lines, records: Sequence[CellRecord]) -> Figure:
     metric = METRICS[layout.metric]
     values, names = (ordered(r.get(name) for r in records) for name in (layout.across, layout.by))
-    figure, axes = blank(5.0, 3.4)
+    figure, axes = _blank(5.0, 3.4)
     for name in names:
-        points = [(x, point(records, {layout.across: x, layout.by: name}, metric)) for x in values]
+        points = [(x, _point(records, {layout.across: x, layout.by: name}, metric)) for x in values]
         known = [(x, value.number) for x, value in points if value.number is not None]
         axes.plot([x for x, _ in known], [y for _, y in known], marker="o", label=str(name))
     axes.set_xticks(values)
-    return finish(figure, axes, metric, layout.across)
+    return _finish(figure, axes, metric, layout.across)
 
 
 @draw.register
@@ -110,8 +110,8 @@ def _(layout: Heat, records: Sequence[CellRecord]) -> Figure:
     figure = Figure(figsize=(2.6 * len(panels), 2.9), layout="constrained")
     for axes, (name, inside) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         xs, ys = (ordered(r.get(axis) for r in records) for axis in (layout.x, layout.y))
-        grid = [[point(inside, {layout.x: x, layout.y: y}, metric) for x in xs] for y in ys]
-        heat_panel(axes, grid, metric)
+        grid = [[_point(inside, {layout.x: x, layout.y: y}, metric) for x in xs] for y in ys]
+        _heat_panel(axes, grid, metric)
         axes.set_title(f"{name} {metric.title}", fontsize=9)
         axes.set_xticks(range(len(xs)), [str(x) for x in xs])
         axes.set_yticks(range(len(ys)), [str(y) for y in ys])
@@ -120,7 +120,7 @@ def _(layout: Heat, records: Sequence[CellRecord]) -> Figure:
     return figure
 
 
-def heat_panel(axes: Axes, grid: Sequence[Sequence[Value]], metric: Metric) -> None:
+def _heat_panel(axes: Axes, grid: Sequence[Sequence[Value]], metric: Metric) -> None:
     """Coloured cells with their numbers; colour runs from worst to best."""
     numbers = [[float("nan") if cell.number is None else cell.number for cell in row] for row in grid]
     axes.imshow(numbers, cmap="viridis" if metric.better >= 0 else "viridis_r", aspect="auto")
@@ -138,14 +138,14 @@ def heat_panel(axes: Axes, grid: Sequence[Sequence[Value]], metric: Metric) -> N
             )
 
 
-def point(records: Sequence[CellRecord], at: dict[str, Any], metric: Metric) -> Value:
+def _point(records: Sequence[CellRecord], at: dict[str, Any], metric: Metric) -> Value:
     """The metric at a coordinate, averaged over what the coordinate leaves open, once every task is there."""
     here = [record for record in records if record.matches(at)]
     tasks = 1 if "task" in at else len({record.task for record in records})
     return complete(here, metric, tasks)
 
 
-def error_bars(values: Sequence[Value]) -> list[list[float]] | None:
+def _error_bars(values: Sequence[Value]) -> list[list[float]] | None:
     if any(value.interval is None or value.number is None for value in values):
         return None
     ends = [
@@ -156,12 +156,12 @@ def error_bars(values: Sequence[Value]) -> list[list[float]] | None:
     return [[max(0.0, low) for low, _ in ends], [max(0.0, high) for _, high in ends]]
 
 
-def blank(width: float, height: float) -> tuple[Figure, Axes]:
+def _blank(width: float, height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots()
 
 
-def finish(figure: Figure, axes: Axes, metric: Metric, across: str) -> Figure:
+def _finish(figure: Figure, axes: Axes, metric: Metric, across: str) -> Figure:
     axes.set_xlabel(across)
     axes.set_ylabel(metric.title)
     axes.legend(fontsize=8, frameon=False)

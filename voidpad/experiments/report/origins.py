@@ -15,32 +15,35 @@ def provenance(shown: Sequence[CellRecord]) -> list[tuple[str, str]]:
     records = [record for record in shown if record.done]
     facts = [
         ("Runs", f"{len({r.folder for r in records})} finished of {len({r.folder for r in shown})}"),
-        ("Models", listed(_model(r.settings) for r in records)),
-        ("Plans", listed(_plan(records, name) for name in sorted({r.settings["plan"] for r in records}))),
-        ("Settings", settings_text(records)),
-        ("Test sets", test_sets(records)),
+        ("Models", _listed(_model(r.settings) for r in records)),
+        ("Plans", _listed(_plan(records, name) for name in sorted({r.settings["plan"] for r in records}))),
+        ("Settings", _settings_text(records)),
+        ("Test sets", _test_sets(records)),
         ("Graders", ", ".join(dict.fromkeys(f"{r.task} {r.result['filter']}" for r in records))),
-        ("Passes", probes(records)),
-        ("Versions", ", ".join(f"{name} {one_of(records, name)}" for name in VERSIONS)),
-        ("Commit", listed(_commit(r.provenance) for r in records)),
-        ("Device", listed(_device(r.provenance) for r in records)),
-        ("Batching", f"at most {one_of(records, 'rows')} rows and {one_of(records, 'tokens')} tokens a pass"),
-        ("Data", one_of(records, "data")),
-        ("Code execution", listed(_sandbox(r.provenance) for r in records)),
+        ("Passes", _probes(records)),
+        ("Versions", ", ".join(f"{name} {_one_of(records, name)}" for name in VERSIONS)),
+        ("Commit", _listed(_commit(r.provenance) for r in records)),
+        ("Device", _listed(_device(r.provenance) for r in records)),
+        (
+            "Batching",
+            f"at most {_one_of(records, 'rows')} rows and {_one_of(records, 'tokens')} tokens a pass",
+        ),
+        ("Data", _one_of(records, "data")),
+        ("Code execution", _listed(_sandbox(r.provenance) for r in records)),
         ("Intervals", "95 %: Wilson's for a task, combined over independent tasks for a mean"),
     ]
     return facts
 
 
-def listed(values: Iterable[str]) -> str:
+def _listed(values: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(values))
 
 
-def one_of(records: Sequence[CellRecord], name: str) -> str:
+def _one_of(records: Sequence[CellRecord], name: str) -> str:
     return " / ".join(dict.fromkeys(str(r.provenance.get(name) or "none") for r in records))
 
 
-def settings_text(records: Sequence[CellRecord]) -> str:
+def _settings_text(records: Sequence[CellRecord]) -> str:
     """What all runs share beside model and plan, defaults included."""
     shown = []
     for name in COMMON:
@@ -49,7 +52,7 @@ def settings_text(records: Sequence[CellRecord]) -> str:
     return ", ".join(shown)
 
 
-def test_sets(records: Sequence[CellRecord]) -> str:
+def _test_sets(records: Sequence[CellRecord]) -> str:
     sizes: dict[str, dict[str, None]] = {}
     for record in records:
         n, size = record.result["n"], record.result["test_size"]
@@ -57,7 +60,7 @@ def test_sets(records: Sequence[CellRecord]) -> str:
     return ", ".join(f"{task} {' / '.join(counts)}" for task, counts in sizes.items())
 
 
-def probes(records: Sequence[CellRecord]) -> str:
+def _probes(records: Sequence[CellRecord]) -> str:
     counted = {bool(r.provenance["probes_counted"]) for r in records}
     if counted == {False}:
         return "NFE counts decoding passes; probe passes are not counted in it and are listed in the details"

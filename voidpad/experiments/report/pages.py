@@ -11,11 +11,11 @@ from pydantic import TypeAdapter
 from voidpad.errors import DataError
 from voidpad.experiments.report.figures import Plot, plots
 from voidpad.experiments.report.layout import Bars, Blocks, Details, FigureLayout, Item, TableLayout, Tasks
-from voidpad.experiments.report.metrics import ordered
 from voidpad.experiments.report.origins import provenance
 from voidpad.experiments.report.published import PublishedNumbers
 from voidpad.experiments.report.records import CellRecord, Source, read
 from voidpad.experiments.report.render import html, latex, markdown, tex
+from voidpad.experiments.report.report_metrics import ordered
 from voidpad.experiments.report.tables import Table, build, comparison
 
 TABLES: TypeAdapter[list[TableLayout]] = TypeAdapter(list[TableLayout])
@@ -44,47 +44,47 @@ def report(folders: Sequence[Path], published: PublishedNumbers | None = None) -
     records = list({(r.folder, r.task): r for source in sources for r in source.records}.values())
     if not any(record.done for record in records):
         raise DataError(f"{', '.join(map(str, folders))}: no finished run yet; finish one, then report.")
-    sections = [section(group) for group in together(sources)]
+    sections = [_section(group) for group in _together(sources)]
     against = comparison(records)
     every = (build(Details(title="Everything that was measured"), records), *([against] if against else []))
     title = sections[0].title if len(sections) == 1 else f"{len(sections)} sweeps"
     return Report(title, (*sections, Section("All runs", every)))
 
 
-def section(group: Sequence[Source]) -> Section:
+def _section(group: Sequence[Source]) -> Section:
     """The layouts of a group of sources over its finished records; a sweep may be reported half done."""
     records = [record for source in group for record in source.records]
-    tables, figures = layouts(group, records)
+    tables, figures = _layouts(group, records)
     sweep, name = group[0].sweep, group[0].name
-    drawn = [plot for layout in figures if shown(layout, records) for plot in plots(layout, records)]
+    drawn = [plot for layout in figures if _shown(layout, records) for plot in plots(layout, records)]
     return Section(
         sweep.title if sweep else "Evaluation",
-        tuple(build(layout, records) for layout in tables if shown(layout, records)),
+        tuple(build(layout, records) for layout in tables if _shown(layout, records)),
         tuple(replace(plot, name=f"{name}-{plot.name}") for plot in drawn),
-        tuple(note for source in group for note in missing(source)),
+        tuple(note for source in group for note in _missing(source)),
     )
 
 
-def shown(layout: Item, records: Sequence[CellRecord]) -> bool:
+def _shown(layout: Item, records: Sequence[CellRecord]) -> bool:
     return any(record.done and record.matches(layout.where) for record in records)
 
 
-def together(sources: Sequence[Source]) -> list[list[Source]]:
+def _together(sources: Sequence[Source]) -> list[list[Source]]:
     """Each sweep by itself; loose runs as one set, so that they are compared with each other."""
     loose = [source for source in sources if source.sweep is None]
     return [[source] for source in sources if source.sweep] + ([loose] if loose else [])
 
 
-def layouts(
+def _layouts(
     group: Sequence[Source], records: Sequence[CellRecord]
 ) -> tuple[list[TableLayout], list[FigureLayout]]:
     sweep = group[0].sweep
     if sweep:
         return TABLES.validate_python(list(sweep.tables)), FIGURES.validate_python(list(sweep.figures))
-    return suggested(records) if records else ([], [])
+    return _suggested(records) if records else ([], [])
 
 
-def suggested(records: Sequence[CellRecord]) -> tuple[list[TableLayout], list[FigureLayout]]:
+def _suggested(records: Sequence[CellRecord]) -> tuple[list[TableLayout], list[FigureLayout]]:
     """Tables for runs that no recipe describes: by task, and by block where the block was varied."""
     tables: list[TableLayout] = []
     if len(ordered(record.get("block") for record in records)) > 1:
@@ -94,7 +94,7 @@ def suggested(records: Sequence[CellRecord]) -> tuple[list[TableLayout], list[Fi
     return tables, [Bars(title="Score by task")]
 
 
-def missing(source: Source) -> list[str]:
+def _missing(source: Source) -> list[str]:
     left = sum(not record.done for record in source.records)
     return [f"{source.name}: {left} cells have not finished."] if left else []
 
@@ -116,11 +116,11 @@ def as_latex(page: Report, *, intervals: bool = True, figures: str = "figures") 
     for part in page.sections:
         parts += [rf"\section*{{{tex(part.title)}}}", *map(tex, part.notes)]
         parts += [latex(table, intervals=intervals) for table in part.tables]
-        parts += [latex_plot(plot, figures) for plot in part.plots] + [r"\clearpage"]
+        parts += [_latex_plot(plot, figures) for plot in part.plots] + [r"\clearpage"]
     return "\n".join([*parts, r"\end{document}", ""])
 
 
-def latex_plot(plot: Plot, figures: str) -> str:
+def _latex_plot(plot: Plot, figures: str) -> str:
     image = rf"\includegraphics[width=\linewidth]{{{figures}/{plot.name}.pdf}}"
     caption = rf"\caption{{{tex(plot.title)}}}"
     return "\n".join([r"\begin{figure}[p]\centering", image, caption, r"\end{figure}"])
@@ -147,20 +147,20 @@ figure { margin: 1rem 0; } img { max-width: 100%; background: white; }
 
 def as_html(page: Report, *, intervals: bool = True) -> str:
     """One file that needs nothing else: styles and figures are inside."""
-    body = "".join(html_section(part, intervals) for part in page.sections)
+    body = "".join(_html_section(part, intervals) for part in page.sections)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(page.title)}</title>\n'
         f"<style>{CSS}</style></head><body>\n<h1>{escape(page.title)}</h1>\n{body}</body></html>\n"
     )
 
 
-def html_section(part: Section, intervals: bool) -> str:
+def _html_section(part: Section, intervals: bool) -> str:
     notes = "".join(f"<p>{escape(note)}</p>\n" for note in part.notes)
     tables = "".join(html(table, intervals=intervals) for table in part.tables)
-    return f"<h2>{escape(part.title)}</h2>\n{notes}{tables}{''.join(map(html_plot, part.plots))}"
+    return f"<h2>{escape(part.title)}</h2>\n{notes}{tables}{''.join(map(_html_plot, part.plots))}"
 
 
-def html_plot(plot: Plot) -> str:
+def _html_plot(plot: Plot) -> str:
     image = b64encode(plot.svg).decode()
     facts = "; ".join(f"{name}: {text}" for name, text in provenance(plot.records))
     return (

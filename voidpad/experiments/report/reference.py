@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from voidpad.experiments.report.metrics import METRICS, Metric, Value, mean_value, task_value
 from voidpad.experiments.report.published import Number
 from voidpad.experiments.report.records import CellRecord
+from voidpad.experiments.report.report_metrics import METRICS, Metric, Value, mean_value, task_value
 
 
-def printed(record: CellRecord, metric: Metric) -> list[Number]:
+def _printed(record: CellRecord, metric: Metric) -> list[Number]:
     """What was published for this model, method, task and setting: one number per place."""
     paper = record.published
     if paper is None:
@@ -29,7 +29,7 @@ def published_mean(records: Sequence[CellRecord], metric: Metric) -> Value:
     by_task = groupby(sorted(records, key=lambda r: r.task), key=lambda r: r.task)
     means = []
     for _, group in by_task:
-        numbers = [printed(record, metric) for record in group]
+        numbers = [_printed(record, metric) for record in group]
         if not all(numbers):
             return Value(decimals=metric.decimals)
         means.append(Value(sum(same[0].value for same in numbers) / len(numbers), metric.decimals))
@@ -64,5 +64,5 @@ def pairs(records: Sequence[CellRecord]) -> list[Pair]:
         for name in ("score", "nfe")
         for record in records
         if record.done
-        for number in printed(record, METRICS[name])
+        for number in _printed(record, METRICS[name])
     ]

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from voidpad.experiments.report.metrics import Value
 from voidpad.experiments.report.origins import provenance
-from voidpad.experiments.report.tables import Row, Table
+from voidpad.experiments.report.report_metrics import Value
+from voidpad.experiments.report.tables import Table, TableRow
 
 
 @dataclass(frozen=True)
-class Style:
+class _Style:
     """How a format writes a cell."""
 
     plain: Callable[[str], str]
@@ -34,14 +34,14 @@ def tex(text: str) -> str:
     return "".join(special.get(mark, mark) for mark in text)
 
 
-MARKDOWN = Style(str, lambda t: f"**{t}**", lambda t: f"<u>{t}</u>", lambda t: f" {t}")
-LATEX = Style(
+MARKDOWN = _Style(str, lambda t: f"**{t}**", lambda t: f"<u>{t}</u>", lambda t: f" {t}")
+LATEX = _Style(
     tex,
     lambda t: rf"\textbf{{{tex(t)}}}",
     lambda t: rf"\underline{{{tex(t)}}}",
     lambda t: rf" {{\scriptsize {t}}}",
 )
-HTML = Style(
+HTML = _Style(
     escape,
     lambda t: f"<strong>{escape(t)}</strong>",
     lambda t: f"<u>{escape(t)}</u>",
@@ -49,11 +49,11 @@ HTML = Style(
 )
 
 
-def caption(table: Table) -> str:
+def _caption(table: Table) -> str:
     return f"{table.title} ({table.reference})" if table.reference else table.title
 
 
-def heads(row: Row, above: Row | None) -> list[str]:
+def _heads(row: TableRow, above: TableRow | None) -> list[str]:
     """A row's names; the leading ones it shares with the row above are left out."""
     shown = list(row.head)
     for at, name in enumerate(row.head[:-1]):
@@ -63,27 +63,27 @@ def heads(row: Row, above: Row | None) -> list[str]:
     return shown
 
 
-def above(rows: Sequence[Row]) -> list[Row | None]:
+def _above(rows: Sequence[TableRow]) -> list[TableRow | None]:
     return [None, *rows[:-1]] if rows else []
 
 
 def markdown(table: Table, *, intervals: bool = True) -> str:
     top = [*table.heads, *table.columns]
-    lines = [f"### {caption(table)}", "", line(top)]
-    lines.append(line(["---"] * len(table.heads) + ["---:"] * len(table.columns)))
-    for row, before in zip(table.rows, above(table.rows), strict=True):
+    lines = [f"### {_caption(table)}", "", _line(top)]
+    lines.append(_line(["---"] * len(table.heads) + ["---:"] * len(table.columns)))
+    for row, before in zip(table.rows, _above(table.rows), strict=True):
         cells = [MARKDOWN.cell(value, intervals) for value in row.values]
-        lines.append(line([*map(pipe, heads(row, before)), *cells]))
+        lines.append(_line([*map(_pipe, _heads(row, before)), *cells]))
     lines += ["", *(f"{note}" for note in table.notes), *([""] if table.notes else [])]
     lines += [f"- {name}: {text}" for name, text in provenance(table.records)]
     return "\n".join(lines) + "\n"
 
 
-def line(cells: Sequence[str]) -> str:
+def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def pipe(text: str) -> str:
+def _pipe(text: str) -> str:
     return text.replace("|", "\\|")
 
 
@@ -93,8 +93,8 @@ def latex(table: Table, *, intervals: bool = True) -> str:
     body = [r"\toprule", " & ".join(map(tex, [*table.heads, *table.columns])) + r" \\"]
     for group in table.groups:
         body.append(r"\midrule")
-        for row, before in zip(group, above(group), strict=True):
-            cells = [*map(tex, heads(row, before)), *(LATEX.cell(value, intervals) for value in row.values)]
+        for row, before in zip(group, _above(group), strict=True):
+            cells = [*map(tex, _heads(row, before)), *(LATEX.cell(value, intervals) for value in row.values)]
             body.append(" & ".join(cells) + r" \\")
     inner = "\n".join([rf"\begin{{tabular}}{{{shape}}}", *body, r"\bottomrule", r"\end{tabular}"])
     facts = [*table.notes, *(f"{name}: {text}." for name, text in provenance(table.records))]
@@ -102,7 +102,7 @@ def latex(table: Table, *, intervals: bool = True) -> str:
         [
             r"\begin{table}[p]",
             r"\centering",
-            rf"\caption{{{tex(caption(table))}}}",
+            rf"\caption{{{tex(_caption(table))}}}",
             rf"\resizebox{{\ifdim\width>\linewidth\linewidth\else\width\fi}}{{!}}{{{inner}}}",
             r"\par\smallskip{\footnotesize\raggedright " + tex(" ".join(facts)) + r"\par}",
             r"\end{table}",
@@ -114,21 +114,21 @@ def latex(table: Table, *, intervals: bool = True) -> str:
 def html(table: Table, *, intervals: bool = True) -> str:
     top = [f"<th>{escape(name)}</th>" for name in table.heads]
     top += [f'<th class="number">{escape(name)}</th>' for name in table.columns]
-    body = [f"<tbody>{html_rows(group, intervals)}</tbody>" for group in table.groups]
+    body = [f"<tbody>{_html_rows(group, intervals)}</tbody>" for group in table.groups]
     notes = "".join(f"<p>{escape(note)}</p>" for note in table.notes)
     facts = "".join(f"<dt>{escape(n)}</dt><dd>{escape(text)}</dd>" for n, text in provenance(table.records))
     return (
-        f'<section><h3>{escape(caption(table))}</h3>\n<div class="wide"><table>'
+        f'<section><h3>{escape(_caption(table))}</h3>\n<div class="wide"><table>'
         + f"<thead><tr>{''.join(top)}</tr></thead>\n"
         + "\n".join(body)
         + f"</table></div>\n{notes}<dl>{facts}</dl></section>\n"
     )
 
 
-def html_rows(group: Sequence[Row], intervals: bool) -> str:
+def _html_rows(group: Sequence[TableRow], intervals: bool) -> str:
     rows = []
-    for row, before in zip(group, above(group), strict=True):
-        names = "".join(f"<th>{escape(name)}</th>" for name in heads(row, before))
+    for row, before in zip(group, _above(group), strict=True):
+        names = "".join(f"<th>{escape(name)}</th>" for name in _heads(row, before))
         cells = "".join(f'<td class="number">{HTML.cell(value, intervals)}</td>' for value in row.values)
         rows.append(f"<tr>{names}{cells}</tr>")
     return "\n".join(rows)

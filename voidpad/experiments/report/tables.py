@@ -10,7 +10,9 @@ from voidpad.errors import ConfigError
 from voidpad.evaluate.scores import paired
 from voidpad.evaluate.settings import RESOLVED
 from voidpad.experiments.report.layout import Blocks, Details, Item, Methods, Spread, Stopping, Tasks
-from voidpad.experiments.report.metrics import (
+from voidpad.experiments.report.records import CellRecord
+from voidpad.experiments.report.reference import pairs, published_mean
+from voidpad.experiments.report.report_metrics import (
     METRICS,
     Metric,
     Value,
@@ -20,12 +22,10 @@ from voidpad.experiments.report.metrics import (
     ranked,
     task_value,
 )
-from voidpad.experiments.report.records import CellRecord
-from voidpad.experiments.report.reference import pairs, published_mean
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     head: tuple[str, ...]
     values: tuple[Value, ...]
 
@@ -37,17 +37,17 @@ class Table:
     title: str
     heads: tuple[str, ...]
     columns: tuple[str, ...]
-    groups: tuple[tuple[Row, ...], ...]
+    groups: tuple[tuple[TableRow, ...], ...]
     reference: str = ""
     notes: tuple[str, ...] = ()
     records: tuple[CellRecord, ...] = ()
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TableRow]:
         return [row for group in self.groups for row in group]
 
 
-def title_of(model: str, records: Sequence[CellRecord]) -> str:
+def _title_of(model: str, records: Sequence[CellRecord]) -> str:
     return next(record.title for record in records if record.model == model)
 
 
@@ -57,7 +57,7 @@ def build(layout: Item, records: Sequence[CellRecord]) -> Table:
     if not chosen:
         raise ConfigError(f"table {layout.title!r}: no finished run matches where={layout.where}.")
     table = replace(table_of(layout, chosen), records=chosen, reference=layout.reference)
-    return replace(table, notes=(*table.notes, *unknown_note(table)))
+    return replace(table, notes=(*table.notes, *_unknown_note(table)))
 
 
 @singledispatch
@@ -75,16 +75,18 @@ def _(layout: Blocks, records: Sequence[CellRecord]) -> Table:
         for task in [*tasks, "mean"] if len(tasks) > 1 else tasks:
             inside = [r for r in records if r.model == model and task in (r.task, "mean")]
             rows = [
-                Row((title_of(model, inside), task, method), block_values(mine, layout, columns, len(tasks)))
+                TableRow(
+                    (_title_of(model, inside), task, method), _block_values(mine, layout, columns, len(tasks))
+                )
                 for method in ordered(r.method for r in inside)
                 for mine in [[r for r in inside if r.method == method]]
             ]
-            groups.append(rank(rows, metric.better, len(columns) + len(layout.summary)))
+            groups.append(_rank(rows, metric.better, len(columns) + len(layout.summary)))
     names = [f"{layout.across} {column}" for column in columns] + list(layout.summary)
     return _with_paper_column(Table(layout.title, ("Model", "Task", "Method"), tuple(names), tuple(groups)))
 
 
-def block_values(
+def _block_values(
     mine: Sequence[CellRecord], layout: Blocks, columns: Sequence[Any], tasks: int
 ) -> tuple[Value, ...]:
     """A row of a block table: the columns, the summaries, and the paper's mean where it has one."""
@@ -94,11 +96,11 @@ def block_values(
         complete([r for r in mine if r.get(layout.across) == column], metric, whole) for column in columns
     ]
     known = all(cell.number is not None for cell in cells)
-    summaries = [summary(name, cells, mine, metric) if known else Value() for name in layout.summary]
+    summaries = [_summary(name, cells, mine, metric) if known else Value() for name in layout.summary]
     return (*cells, *summaries, published_mean(mine, metric) if known else Value())
 
 
-def summary(name: str, cells: Sequence[Value], mine: Sequence[CellRecord], metric: Metric) -> Value:
+def _summary(name: str, cells: Sequence[Value], mine: Sequence[CellRecord], metric: Metric) -> Value:
     if name == "mean":
         return combined(mine, metric)
     pick = max if (name == "best") == (metric.better >= 0) else min
@@ -122,19 +124,21 @@ def _(layout: Tasks, records: Sequence[CellRecord]) -> Table:
         for metric in (METRICS[name] for name in layout.metrics):
             inside = [r for r in records if r.model == model]
             rows = [
-                Row(
-                    (title_of(model, inside), metric.title, label),
-                    task_values(mine, inside, metric, layout, tasks),
+                TableRow(
+                    (_title_of(model, inside), metric.title, label),
+                    _task_values(mine, inside, metric, layout, tasks),
                 )
-                for label, mine in lines(inside, layout.split)
+                for label, mine in _lines(inside, layout.split)
             ]
-            groups.append(rank(rows, metric.better, len(tasks) + 1))
+            groups.append(_rank(rows, metric.better, len(tasks) + 1))
     names = (*tasks, "mean")
-    table = Table(layout.title, ("Model", "Metric", "Method"), names, tuple(groups), notes=speed_note(layout))
+    table = Table(
+        layout.title, ("Model", "Metric", "Method"), names, tuple(groups), notes=_speed_note(layout)
+    )
     return _with_paper_column(table)
 
 
-def lines(records: Sequence[CellRecord], split: Sequence[str]) -> list[tuple[str, list[CellRecord]]]:
+def _lines(records: Sequence[CellRecord], split: Sequence[str]) -> list[tuple[str, list[CellRecord]]]:
     """Rows of a task table: a method, or a method at one value of each split setting."""
     names = ordered((r.method, *(r.get(name) for name in split)) for r in records)
     return [
@@ -146,7 +150,7 @@ def lines(records: Sequence[CellRecord], split: Sequence[str]) -> list[tuple[str
     ]
 
 
-def task_values(
+def _task_values(
     mine: Sequence[CellRecord],
     inside: Sequence[CellRecord],
     metric: Metric,
@@ -157,19 +161,19 @@ def task_values(
     cells = {task: task_value([r for r in mine if r.task == task], metric) for task in own}
     if metric.name == "speedup":
         base = [r for r in inside if r.method == layout.baseline]
-        cells = {t: ratio(task_value([r for r in base if r.task == t], metric), cells[t]) for t in own}
+        cells = {t: _ratio(task_value([r for r in base if r.task == t], metric), cells[t]) for t in own}
     mean = mean_value(list(cells.values()), metric)
     shown = [cells.get(task, Value(blank=True)) for task in tasks]
     return (*shown, mean, published_mean(mine, metric) if mean.number is not None else Value())
 
 
-def ratio(over: Value, under: Value) -> Value:
+def _ratio(over: Value, under: Value) -> Value:
     if over.number is None or not under.number:
         return Value(decimals=2)
     return Value(over.number / under.number, 2)
 
 
-def speed_note(layout: Tasks) -> tuple[str, ...]:
+def _speed_note(layout: Tasks) -> tuple[str, ...]:
     if "speedup" not in layout.metrics:
         return ()
     return (
@@ -186,14 +190,14 @@ def _(layout: Stopping, records: Sequence[CellRecord]) -> Table:
         for name, methods in layout.pairs.items():
             vanilla, ended = ([r for r in records if (r.model, r.method) == (model, m)] for m in methods)
             before, after = combined(vanilla, score), combined(ended, score)
-            values = (before, after, combined(ended, saved), difference(before, after))
-            rows.append(Row((title_of(model, records), name), values))
-        groups.append(rank(rows, +1, 3))
+            values = (before, after, combined(ended, saved), _difference(before, after))
+            rows.append(TableRow((_title_of(model, records), name), values))
+        groups.append(_rank(rows, +1, 3))
     columns = ("vanilla stopping", "[EOS]Termination", "NFE reduction (%)", "difference")
     return Table(layout.title, ("Model", "Padding"), columns, tuple(groups))
 
 
-def difference(before: Value, after: Value) -> Value:
+def _difference(before: Value, after: Value) -> Value:
     if before.number is None or after.number is None:
         return Value()
     return Value(after.number - before.number)
@@ -205,7 +209,7 @@ def _(layout: Spread, records: Sequence[CellRecord]) -> Table:
     for model in ordered(record.model for record in records):
         inside = [record for record in records if record.model == model]
         rows = [
-            Row((title_of(model, inside), name, moved(near, axes)), spread_values(near, axes))
+            TableRow((_title_of(model, inside), name, _moved(near, axes)), _spread_values(near, axes))
             for name, axes in layout.factors.items()
             for near in [
                 [r for r in inside if r.matches({k: v for k, v in layout.base.items() if k not in axes})]
@@ -216,7 +220,7 @@ def _(layout: Spread, records: Sequence[CellRecord]) -> Table:
     return Table(layout.title, ("Model", "Factor", "Values"), columns, tuple(groups))
 
 
-def moved(records: Sequence[CellRecord], axes: Sequence[str]) -> str:
+def _moved(records: Sequence[CellRecord], axes: Sequence[str]) -> str:
     """The values a factor took, or how many pairs when several settings moved together."""
     settings = ordered(tuple(r.get(axis) for axis in axes) for r in records)
     if len(axes) > 1:
@@ -224,7 +228,7 @@ def moved(records: Sequence[CellRecord], axes: Sequence[str]) -> str:
     return ", ".join(str(value) for value in ordered(value for (value,) in settings))
 
 
-def spread_values(records: Sequence[CellRecord], axes: Sequence[str]) -> tuple[Value, ...]:
+def _spread_values(records: Sequence[CellRecord], axes: Sequence[str]) -> tuple[Value, ...]:
     tasks = len({record.task for record in records})
     settings = ordered(tuple(r.get(axis) for axis in axes) for r in records)
     at = [[r for r in records if tuple(r.get(axis) for axis in axes) == setting] for setting in settings]
@@ -241,7 +245,7 @@ def spread_values(records: Sequence[CellRecord], axes: Sequence[str]) -> tuple[V
 def _(layout: Methods, records: Sequence[CellRecord]) -> Table:
     tasks = ordered(record.task for record in records)
     metrics = [METRICS[name] for name in layout.metrics]
-    groups: list[tuple[Row, ...]] = []
+    groups: list[tuple[TableRow, ...]] = []
     for method in ordered(record.method for record in records):
         mine = [record for record in records if record.method == method]
         rows = []
@@ -250,12 +254,12 @@ def _(layout: Methods, records: Sequence[CellRecord]) -> Table:
             whole = len({r.task for r in cells}) == len(tasks)
             scores = [task_value([r for r in cells if r.task == task], METRICS["score"]) for task in tasks]
             mean = complete(cells, METRICS["score"], len(tasks))
-            apart = (against_exact(cells, records),) if layout.exact else ()
+            apart = (_against_exact(cells, records),) if layout.exact else ()
             costs = [
                 combined(cells, metric) if whole else Value(decimals=metric.decimals) for metric in metrics
             ]
-            values = (mean, *apart, *scores, *costs, tokens_per_pass(cells))
-            rows.append(Row((method, *map(str, setting)), values))
+            values = (mean, *apart, *scores, *costs, _tokens_per_pass(cells))
+            rows.append(TableRow((method, *map(str, setting)), values))
         groups.append(tuple(rows))
     heads = ("Method", *layout.split)
     exact = ("against exact",) if layout.exact else ()
@@ -263,12 +267,12 @@ def _(layout: Methods, records: Sequence[CellRecord]) -> Table:
     return Table(layout.title, heads, names, tuple(groups))
 
 
-def tokens_per_pass(cells: Sequence[CellRecord]) -> Value:
+def _tokens_per_pass(cells: Sequence[CellRecord]) -> Value:
     """Answer tokens over decoding passes, both averaged over tasks first."""
-    return ratio(combined(cells, METRICS["answer"]), combined(cells, METRICS["nfe"]))
+    return _ratio(combined(cells, METRICS["answer"]), combined(cells, METRICS["nfe"]))
 
 
-def against_exact(cells: Sequence[CellRecord], records: Sequence[CellRecord]) -> Value:
+def _against_exact(cells: Sequence[CellRecord], records: Sequence[CellRecord]) -> Value:
     """Mean score of approximate runs minus that of exact ones on the same examples, in points.
 
     The exact run of a cell differs from it in the approximations alone. An exact cell has nothing to compare.
@@ -308,12 +312,12 @@ def _baseline(record: CellRecord) -> str:
 def _(layout: Details, records: Sequence[CellRecord]) -> Table:
     metrics = [METRICS[name] for name in DETAILS]
     moving = [name for name in ordered(key for r in records for key in r.at) if _varies(records, name)]
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[TableRow]] = {}
     for record in (record for record in records if record.done):
         setting = ", ".join(f"{name}={record.at[name]}" for name in moving if name in record.at)
-        head = (record.title, record.task, record.method, setting, examples(record))
+        head = (record.title, record.task, record.method, setting, _examples(record))
         values = tuple(task_value([record], metric) for metric in metrics)
-        groups.setdefault((record.model, record.task), []).append(Row(head, values))
+        groups.setdefault((record.model, record.task), []).append(TableRow(head, values))
     heads = ("Model", "Task", "Method", "Setting", "Examples")
     return Table(layout.title, heads, tuple(m.title for m in metrics), tuple(map(tuple, groups.values())))
 
@@ -321,7 +325,7 @@ def _(layout: Details, records: Sequence[CellRecord]) -> Table:
 DETAILS = ("score", "nfe", "probes", "passes", "canvas", "answer", "at_cap", "without_eos", "wall")
 
 
-def examples(record: CellRecord) -> str:
+def _examples(record: CellRecord) -> str:
     n, size = record.result["n"], record.result["test_size"]
     return str(n) if n == size else f"{n} of {size}"
 
@@ -330,11 +334,11 @@ def _varies(records: Sequence[CellRecord], name: str) -> bool:
     return len({str(r.at[name]) for r in records if name in r.at}) > 1
 
 
-def rank(rows: Sequence[Row], better: int, width: int) -> tuple[Row, ...]:
+def _rank(rows: Sequence[TableRow], better: int, width: int) -> tuple[TableRow, ...]:
     """Best and second best of each of the first `width` columns, marked."""
     columns = [ranked([row.values[at] for row in rows], better) for at in range(width)]
     return tuple(
-        Row(row.head, (*(column[at] for column in columns), *row.values[width:]))
+        TableRow(row.head, (*(column[at] for column in columns), *row.values[width:]))
         for at, row in enumerate(rows)
     )
 
@@ -343,14 +347,14 @@ def _with_paper_column(table: Table) -> Table:
     """Keep the last value of every row, the paper's, if any row has one."""
     if any(row.values[-1].number is not None for row in table.rows):
         return replace(table, columns=(*table.columns, "paper"))
-    return _each(table, lambda row: Row(row.head, row.values[:-1]))
+    return _each(table, lambda row: TableRow(row.head, row.values[:-1]))
 
 
-def _each(table: Table, change: Callable[[Row], Row]) -> Table:
+def _each(table: Table, change: Callable[[TableRow], TableRow]) -> Table:
     return replace(table, groups=tuple(tuple(map(change, group)) for group in table.groups))
 
 
-def unknown_note(table: Table) -> tuple[str, ...]:
+def _unknown_note(table: Table) -> tuple[str, ...]:
     """How many cells are not measured yet; a paper column has gaps of its own."""
     width = len(table.columns) - (table.columns[-1] == "paper")
     values = [value for row in table.rows for value in row.values[:width]]
@@ -363,7 +367,7 @@ def comparison(records: Sequence[CellRecord]) -> Table | None:
     compared = pairs(records)
     if not compared:
         return None
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[TableRow]] = {}
     for pair in compared:
         number, decimals = pair.number, pair.measured.decimals
         setting = ", ".join(f"{name}={value}" for name, value in sorted(number.settings))
@@ -371,7 +375,7 @@ def comparison(records: Sequence[CellRecord]) -> Table | None:
         title = pair.record.published.models[number.model].title
         head = (number.source, title, number.metric, number.task, number.method, setting)
         values = (pair.measured, Value(number.value, decimals), Value(pair.difference, decimals))
-        groups.setdefault((number.source, number.metric), []).append(Row(head, values))
+        groups.setdefault((number.source, number.metric), []).append(TableRow(head, values))
     judged = [pair.inside for pair in compared if pair.inside is not None]
     note = f"{sum(judged)} of {len(judged)} published scores lie inside our 95 % interval."
     heads = ("Source", "Model", "Metric", "Task", "Method", "Setting")

@@ -1,4 +1,4 @@
-"""Training from a recipe: `train(recipe)`, or `voidpad train RECIPE.toml`, or `torchrun -m voidpad.training.run`."""
+"""Training from a recipe: `train(recipe)`, or `voidpad train RECIPE.toml`, or `torchrun -m voidpad.commands.train`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from voidpad.errors import ConfigError
 from voidpad.training import checkpoint
 from voidpad.training import prepared as data
 from voidpad.training.batches import BatchShare, MicroBatches
-from voidpad.training.memory import estimate
+from voidpad.training.memory_estimate import estimate
 from voidpad.training.recipe import TrainingRecipe, check
 from voidpad.training.setup import micro_batches, network, training_device
 from voidpad.training.sharding import ShardedTrainer
@@ -78,7 +78,7 @@ def train(
     if start and (ended := _ended(recipe, start)):
         return ended
     trainer = prepare(recipe, max_seconds=max_seconds, callbacks=callbacks)
-    announce(facts(trainer))
+    announce(_facts(trainer))
     if start:
         trainer.clock.read(start)
     trainer.train(resume_from_checkpoint=str(start) if start else None)
@@ -138,7 +138,7 @@ def prepare(
     return trainer
 
 
-def facts(trainer: VoidTrainer) -> RunFacts:
+def _facts(trainer: VoidTrainer) -> RunFacts:
     """What the trainer is going to do. The device's memory is estimated by memory.estimate."""
     recipe, parameters = trainer.recipe, list(trainer.subject.net.parameters())
     device = str(trainer.args.device.type)
@@ -269,9 +269,3 @@ def _reports(recipe: TrainingRecipe) -> list[TrainerCallback]:
                 f"run.report_to: {name!r} cannot be used ({str(error).splitlines()[0]})."
             ) from None
     return callbacks
-
-
-if __name__ == "__main__":
-    from voidpad.commands.train import main
-
-    main()

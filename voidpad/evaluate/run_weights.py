@@ -19,10 +19,15 @@ def with_weights(settings: Settings, *, download: bool = False) -> Settings:
     """
     model, adapter = settings.model, settings.adapter
     try:
-        here = base_folder(model) and (adapter is None or _folder(adapter))
-        return replace(settings, weights=fingerprint(model, adapter) if here or download else None)
+        here = download or on_this_machine(model, adapter)
+        return replace(settings, weights=fingerprint(model, adapter) if here else None)
     except (VoidpadError, OSError):  # loading the model says what is wrong with it
         return replace(settings, weights=None)
+
+
+def on_this_machine(model: str, adapter: str | None = None) -> bool:
+    """Whether the files of a model, its base and its adapter can be read without a download."""
+    return base_folder(model) is not None and (adapter is None or _folder(adapter) is not None)
 
 
 def base_folder(name: str) -> Path | None:

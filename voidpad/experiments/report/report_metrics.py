@@ -54,7 +54,7 @@ def _from(name: str, scale: float = 1.0) -> Callable[[CellRecord], float]:
     return lambda record: scale * record.result[name]
 
 
-def saved(record: CellRecord) -> float | None:
+def _saved(record: CellRecord) -> float | None:
     """Percent saved of the passes to the end of a fixed canvas; lengths that adapt have no such number."""
     if {"limit", "tau"} & record.at.keys():
         return None
@@ -87,7 +87,7 @@ METRICS: Mapping[str, Metric] = {
     for metric in (
         Metric("score", "Score (%)", 2, +1, lambda r: 100 * r.result["correct"] / r.result["n"]),
         Metric("nfe", "NFE", 2, -1, _from("passes_decode")),
-        Metric("nfe_reduction", "NFE reduction (%)", 1, +1, saved),
+        Metric("nfe_reduction", "NFE reduction (%)", 1, +1, _saved),
         Metric("probes", "Probes", 2, -1, _from("passes_probe")),
         Metric("passes", "All passes", 2, -1, _from("passes_total")),
         Metric("canvas", "Canvas", 1, 0, _from("canvas")),

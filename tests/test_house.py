@@ -1,0 +1,189 @@
+"""The laws of the layout: rooms and the direction of imports, one meaning for each name, what the wheel holds."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+from voidpad.models import FAMILIES
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "voidpad"
+# A room may import the rooms before it. `recipes` holds data and a finder, which commands use.
+ROOMS = [
+    "errors",
+    "roles",
+    "files",
+    "decode",
+    "engine",
+    "models",
+    "training",
+    "sandbox",
+    "builtin",
+    "evaluate",
+    "diagnose",
+    "experiments",
+    "recipes",
+    "serve",
+    "commands",
+]
+
+
+def name_of(path: Path) -> str:
+    """The dotted name of a module or package."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def package_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).parent.parts)
+
+
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+PATHS = {name_of(path): path for path in TREES}
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, in functions and for type checking too; `from package import module` counts
+    as an import of the module."""
+    modules: set[str] = set()
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules |= {name if name in PATHS else node.module for name in inner}
+    return modules
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_every_module_is_in_a_room():
+    assert {room_of(name) for name in PATHS} - {"", "__main__"} <= set(ROOMS)
+
+
+def test_imports_point_to_lower_rooms():
+    upwards = [
+        f"{name_of(path)} imports {module}"
+        for path in TREES
+        if (room := room_of(name_of(path))) in ROOMS
+        for module in sorted(imports(path))
+        if module.split(".")[0] == "voidpad"
+        and room_of(module) != room
+        and (room_of(module) not in ROOMS or ROOMS.index(room_of(module)) > ROOMS.index(room))
+    ]
+    assert upwards == [], "move the function to the room it belongs to"
+
+
+def test_no_import_cycle_between_packages():
+    graph: dict[str, set[str]] = defaultdict(set)
+    for path in TREES:
+        for module in imports(path) & PATHS.keys():
+            target = package_of(PATHS[module])
+            # The root package and the modules beside it (roles, errors) belong to everybody.
+            if "voidpad" not in (target, package_of(path)) and target != package_of(path):
+                graph[package_of(path)].add(target)
+    assert len(graph) > 10
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+def test_a_class_name_has_one_meaning():
+    places: dict[str, list[str]] = defaultdict(list)
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.lstrip("_")].append(f"{name_of(path)}:{node.lineno}")
+    assert len(places) > 200
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_a_module_name_is_used_once():
+    """A command may share the name of what it calls."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in TREES:
+        if path.stem != "__init__" and path.parent != PACKAGE / "commands":
+            places[path.stem].append(name_of(path))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+    commands = [path.stem for path in TREES if path.is_relative_to(PACKAGE / "commands")]
+    assert len(commands) == len(set(commands))
+
+
+def test_only_families_know_their_names():
+    """What is special about a family is in its file; others use the Family. `parity` names harnesses instead."""
+    guilty = [
+        f"{name_of(path)}:{node.lineno}"
+        for path, tree in TREES.items()
+        if path.parent.name != "families"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        and {c.value for c in ast.walk(node) if isinstance(c, ast.Constant)} & FAMILIES.keys()
+    ]
+    assert guilty == []
+
+
+def test_approximation_is_the_one_word():
+    """`accelerated` is the word of older trace files, and is read there only."""
+    users = {name_of(path) for path in TREES if "accelerated" in path.read_text(encoding="utf-8")}
+    assert users == {"voidpad.diagnose.trace.trace_files"}
+
+
+def test_the_laboratory_stays_outside():
+    assert [name_of(path) for path in TREES if any(m.split(".")[0] == "studies" for m in imports(path))] == []
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel["packages"] == ["voidpad"]  # tests/test_package.py looks into a built wheel
+    assert len(list((PACKAGE / "recipes").rglob("*.toml"))) > 10
+    assert not list(PACKAGE.rglob("studies"))
+
+
+def test_studies_use_names_that_exist():
+    """The laboratory is seldom run; a name that moved must not wait for that."""
+    absent = []
+    for path in sorted((ROOT / "studies").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("voidpad"):
+                continue
+            if node.module not in PATHS:
+                absent.append(f"{path.name}: {node.module}")
+                continue
+            bound = names_bound_in(TREES[PATHS[node.module]])
+            absent += [
+                f"{path.name}: {node.module}.{alias.name}"
+                for alias in node.names
+                if alias.name not in bound and f"{node.module}.{alias.name}" not in PATHS
+            ]
+    assert absent == []
+
+
+def names_bound_in(tree: ast.Module) -> set[str]:
+    """Names that a module defines, assigns or imports."""
+    names = {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def test_sizes_are_printed():
+    """A figure to watch, not a limit: the script that prints it works and counts every module."""
+    ran = subprocess.run(
+        [sys.executable, ROOT / "studies" / "house" / "measure.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    counted = re.search(r"^all +(\d+) +(\d+) +(\d+) +(\d+)$", ran.stdout, re.MULTILINE)
+    assert counted is not None, ran.stdout
+    assert int(counted[1]) == len(TREES)
