@@ -16,6 +16,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
@@ -28,6 +29,18 @@ from voidpad.sandbox.usage import MAX_FILES, descendants, disk_use, memory_excee
 _PRELOADED = ("array", "bisect", "calendar", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal",
          "enum", "fractions", "functools", "heapq", "itertools", "json", "math", "numbers", "operator",
          "random", "re", "statistics", "string", "textwrap", "time", "typing")  # fmt: skip
+# Modules that programs use now and then; loaded here only where the user nobody cannot read Python's library.
+_UNREADABLE = (
+    "argparse", "ast", "asyncio", "base64", "binascii", "bz2", "concurrent.futures.process",
+    "concurrent.futures.thread", "contextvars", "csv", "ctypes", "difflib", "dis", "errno", "fcntl", "fnmatch",
+    "glob", "graphlib", "gzip", "hashlib", "hmac", "html", "inspect", "ipaddress", "locale", "logging", "lzma",
+    "mmap", "multiprocessing", "multiprocessing.pool", "multiprocessing.queues", "multiprocessing.sharedctypes",
+    "multiprocessing.synchronize", "multiprocessing.popen_fork", "pathlib", "pickle", "platform", "pprint", "queue",
+    "resource", "secrets", "selectors", "shutil", "sqlite3", "subprocess", "sysconfig", "tempfile", "threading",
+    "timeit", "tokenize", "traceback", "tracemalloc", "unicodedata", "unittest.mock", "urllib.parse", "uuid",
+    "xml.etree.ElementTree", "zipfile", "zlib", "zoneinfo", "_strptime", "encodings.idna", "encodings.utf_16",
+    "encodings.latin_1", "encodings.ascii", "encodings.cp1252",
+)  # fmt: skip
 _MEMORY_INTERVAL = 0.02  # seconds between two measurements of the memory in use
 _OVERHEAD = 64 << 20  # bytes that two idle interpreters use
 _EXIT_SECONDS = 0.1  # for a program that closed its channel to exit, so that its status is known
@@ -220,6 +233,10 @@ def main(control: socket.socket, without: frozenset[str]) -> None:
         importlib.import_module(name)
     kernel.warm_up()
     available, paths = _probe() - without, root.library_paths()
+    if "mount namespace" not in available and not _works(_read_library):
+        for name in _UNREADABLE:
+            with suppress(ImportError):  # an extension that this Python was built without
+                importlib.import_module(name)
     group = cgroup.create()
     problem = _attempt(partial(_enter, available))
     homes = None if "mount namespace" in available else tempfile.mkdtemp(prefix="voidpad-sandbox-")
@@ -294,6 +311,12 @@ def _probe() -> frozenset[str]:
     trials["other uid"] = jail.become_nobody
     available = frozenset(name for name, act in trials.items() if _works(act))
     return available | {"other uid"} if "user namespace" in available else available
+
+
+def _read_library() -> None:
+    if os.geteuid() == 0:
+        jail.become_nobody()
+    os.listdir(os.path.dirname(os.__file__))
 
 
 def _privileged() -> bool:
