@@ -106,10 +106,8 @@ class Supervisor:
         self, request: SandboxRequest, fds: list[int], home: str, deadline: float
     ) -> tuple[str, int | None]:
         program, checks, verdict = fds
-        group = None
         if self._group is not None:
             self._group.set_limit(request.jail_limits.memory + request.jail_limits.disk + _OVERHEAD)
-            group = self._group.members
         asking, answering = socket.socketpair()
         output, program_output = (
             os.fdopen(fd, mode, 0) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True)
@@ -125,7 +123,7 @@ class Supervisor:
                     self._jail.start(jail.JailProcess(run_checks, judging, home, request.jail_limits))
                 )
                 pids.append(
-                    self._jail.start(jail.JailProcess(_run_program, judged, home, request.jail_limits, group))
+                    self._jail.start(jail.JailProcess(_run_program, judged, home, request.jail_limits, True))
                 )
             ended, lost = self._watch(request, pids[0], output.fileno(), home, deadline)
             return ended, _status(pids[1], _EXIT_SECONDS if lost else 0)
@@ -250,6 +248,8 @@ def main(control: socket.socket, without: frozenset[str]) -> None:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         _leave(homes, group, status)
     kernel.adopt_orphans()
+    if group is not None:
+        group.join()  # once, because joining waits for all processors; the jails inherit it
     if "pid namespace" in available:
         kernel.die_with_parent()
     else:
