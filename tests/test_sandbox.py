@@ -705,7 +705,7 @@ def test_what_a_program_leaves_is_removed_whatever_its_form(tmp_path):
             os.chmod(path, 0)
     finally:
         os.chdir(here)
-    remover = f"from voidpad.sandbox.supervisor import remove_tree\nremove_tree({str(top)!r})"
+    remover = f"from voidpad.sandbox.cleanup import remove_tree\nremove_tree({str(top)!r})"
     subprocess.run([sys.executable, "-c", remover], check=True)
     assert not top.exists()
 

@@ -271,8 +271,14 @@ def _start(*, weak: bool) -> _SupervisorHandle:
         supervisor.close()
         supervisor = _SupervisorHandle(without=NAMESPACES)
         missing = [name for name in LAYERS if name not in supervisor.layers]
-    _LOG.warning("weak sandbox: generated programs run without %s", ", ".join(missing))
+    _warn_of(tuple(missing))
     return supervisor
+
+
+@cache
+def _warn_of(missing: tuple[str, ...]) -> None:
+    """Warn once in the life of this process, however many workers there are."""
+    _LOG.warning("weak sandbox: generated programs run without %s", ", ".join(missing))
 
 
 def _close_all(supervisors: list[_SupervisorHandle], owner: int) -> None:

@@ -24,6 +24,11 @@ class MemoryGroup:
     limit: int
     events: int
 
+    def join(self) -> None:
+        """Move this process into the group; its later children will be in it too."""
+        with suppress(OSError):
+            os.write(self.members, b"0")
+
     def set_limit(self, size: int) -> None:
         """The limit for the next program; a group that is still being emptied keeps the one it has."""
         with suppress(OSError):

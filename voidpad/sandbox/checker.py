@@ -241,7 +241,9 @@ def _hint(error: BaseException, message: str, limits: dict[str, float]) -> str:
         return " (the sandbox has no network)"
     if isinstance(error, PermissionError) and "[Errno 1]" in message:
         return " (the sandbox refuses this system call: no other programs, no network)"
-    if isinstance(error, FileNotFoundError | PermissionError) and re.search(r": '/(?!tmp/)", message):
+    if isinstance(error, PermissionError) and "[Errno 13]" in message:
+        return " (the sandbox allows files in the program's own folder only)"
+    if isinstance(error, FileNotFoundError) and re.search(r": '/(?!tmp/)", message):
         return " (the sandbox shows Python's library and an empty folder, no other files)"
     return ""
 

@@ -6,6 +6,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from voidpad.sandbox import kernel, root
@@ -39,7 +40,7 @@ class JailProcess:
     fds: tuple[int, ...]  # become its descriptors 1 (and 2), 3, 4, ...
     home: str  # the only folder it may write in
     limits: JailLimits
-    group: int | None = None  # the descriptor of a control group's list of members, to be joined
+    killed_first: bool = False  # when memory is short, before the supervisor and the checks
 
 
 class JailError(Exception):
@@ -98,8 +99,9 @@ class Jail:
         return messages
 
     def _create(self, there: socket.socket, supervisor: int, process: JailProcess) -> None:
-        if process.group is not None:
-            os.write(process.group, b"0")
+        if process.killed_first:
+            with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+                file.write("1000")
         if flags(self.layers):
             kernel.unshare(flags(self.layers))
         there.send(b"apart")

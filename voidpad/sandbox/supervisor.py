@@ -10,33 +10,41 @@ import importlib
 import json
 import os
 import random
-import re
 import select
 import signal
 import socket
-import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
 from voidpad.sandbox import cgroup, checker, jail, kernel, root, subject
+from voidpad.sandbox.cleanup import kill, kill_descendants, remove_tree
+from voidpad.sandbox.usage import MAX_FILES, descendants, disk_use, memory_exceeds
 
 # Modules that programs often import; loaded here once, and inherited by every jail.
 _PRELOADED = ("array", "bisect", "calendar", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal",
          "enum", "fractions", "functools", "heapq", "itertools", "json", "math", "numbers", "operator",
          "random", "re", "statistics", "string", "textwrap", "time", "typing")  # fmt: skip
+# Modules that programs use now and then; loaded here only where the user nobody cannot read Python's library.
+_UNREADABLE = (
+    "argparse", "ast", "asyncio", "base64", "binascii", "bz2", "concurrent.futures.process",
+    "concurrent.futures.thread", "contextvars", "csv", "ctypes", "difflib", "dis", "errno", "fcntl", "fnmatch",
+    "glob", "graphlib", "gzip", "hashlib", "hmac", "html", "inspect", "ipaddress", "locale", "logging", "lzma",
+    "mmap", "multiprocessing", "multiprocessing.pool", "multiprocessing.queues", "multiprocessing.sharedctypes",
+    "multiprocessing.synchronize", "multiprocessing.popen_fork", "pathlib", "pickle", "platform", "pprint", "queue",
+    "resource", "secrets", "selectors", "shutil", "sqlite3", "subprocess", "sysconfig", "tempfile", "threading",
+    "timeit", "tokenize", "traceback", "tracemalloc", "unicodedata", "unittest.mock", "urllib.parse", "uuid",
+    "xml.etree.ElementTree", "zipfile", "zlib", "zoneinfo", "_strptime", "encodings.idna", "encodings.utf_16",
+    "encodings.latin_1", "encodings.ascii", "encodings.cp1252",
+)  # fmt: skip
 _MEMORY_INTERVAL = 0.02  # seconds between two measurements of the memory in use
 _OVERHEAD = 64 << 20  # bytes that two idle interpreters use
 _EXIT_SECONDS = 0.1  # for a program that closed its channel to exit, so that its status is known
-_KILL_INTERVAL = 0.001  # seconds between two rounds of killing descendants
-# A shared mapping without a file: "7f..-7f.. rw-s 00000000 00:01 1234 /dev/zero (deleted)".
-_SHARED = re.compile(r"^(\w+)-(\w+) ...s (\w+) (\S+) (\d+) +/dev/zero \(deleted\)", re.MULTILINE)
 _DISK_INTERVAL = 0.1  # seconds between two measurements of the files, where no tmpfs bounds them
-_FILES = 4096
 _LOST = 3  # exit status of checks whose program went away
 _FULL_NAMESPACES = frozenset({"pid namespace", "mount namespace"})
 
@@ -98,10 +106,8 @@ class Supervisor:
         self, request: SandboxRequest, fds: list[int], home: str, deadline: float
     ) -> tuple[str, int | None]:
         program, checks, verdict = fds
-        group = None
         if self._group is not None:
             self._group.set_limit(request.jail_limits.memory + request.jail_limits.disk + _OVERHEAD)
-            group = self._group.members
         asking, answering = socket.socketpair()
         output, program_output = (
             os.fdopen(fd, mode, 0) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True)
@@ -117,14 +123,14 @@ class Supervisor:
                     self._jail.start(jail.JailProcess(run_checks, judging, home, request.jail_limits))
                 )
                 pids.append(
-                    self._jail.start(jail.JailProcess(_run_program, judged, home, request.jail_limits, group))
+                    self._jail.start(jail.JailProcess(_run_program, judged, home, request.jail_limits, True))
                 )
             ended, lost = self._watch(request, pids[0], output.fileno(), home, deadline)
             return ended, _status(pids[1], _EXIT_SECONDS if lost else 0)
         finally:
             output.close()
             for pid in pids:
-                _end(pid)
+                kill(pid)
 
     def _watch(
         self, request: SandboxRequest, checks: int, output: int, home: str, deadline: float
@@ -151,32 +157,23 @@ class Supervisor:
                     return "memory", False
                 if done in ready:
                     return "done", _status(checks, 0) == _LOST
-                if done not in ready and self._exceeds(request.jail_limits.memory + _OVERHEAD):
+                if done not in ready and memory_exceeds(
+                    self._below(), request.jail_limits.memory + _OVERHEAD
+                ):
                     return "memory", False
                 if done not in ready and self._homes is not None and time.monotonic() > look_at_disk:
-                    size, files = _disk_use(home, self._below())
-                    if size > request.jail_limits.disk or files > _FILES:
+                    size, files = disk_use(home, self._below())
+                    if size > request.jail_limits.disk or files > MAX_FILES:
                         return "disk", False
                     look_at_disk = time.monotonic() + _DISK_INTERVAL
             return "timeout", False
         finally:
             os.close(done)
 
-    def _exceeds(self, limit: int) -> bool:
-        """Whether the processes below this one use more memory together than a limit per process would allow.
-
-        Resident pages are cheap to count, but count twice what two processes share and omit shared memory that no
-        process has touched since another one filled it. So the whole of each shared mapping is added, and before a
-        program is stopped the resident pages are counted again, each divided among the processes that share it.
-        """
-        pids = self._below()
-        shared = _shared_mappings(pids)
-        return _resident(pids) + shared > limit and _proportional(pids) + shared > limit
-
     def _below(self) -> list[int]:
         if self._own_proc:
             return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-        return _descendants()
+        return descendants()
 
     def _home(self) -> str:
         if self._homes is None:
@@ -189,104 +186,9 @@ class Supervisor:
     def _sweep(self, home: str) -> None:
         """Remove what no namespace removes: orphaned processes and the program's folder."""
         if "pid namespace" not in self._jail.layers:
-            _end_below()
+            kill_descendants()
         if self._homes is not None:
             remove_tree(home)
-
-
-def _proc_texts(pids: Iterable[int], name: str) -> Iterator[str]:
-    """The file `name` of each process that still exists."""
-    for pid in pids:
-        with suppress(OSError), open(f"/proc/{pid}/{name}", errors="replace") as file:
-            yield file.read()
-
-
-def _resident(pids: Iterable[int]) -> int:
-    pages = sum(int(text.split()[1]) for text in _proc_texts(pids, "statm") if text)
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _proportional(pids: Iterable[int]) -> int:
-    """Private memory and each process's part of what it shares by fork; shared mappings are counted apart."""
-    sizes = re.findall(
-        r"^Pss_(?:Anon|File): +(\d+) kB", "".join(_proc_texts(pids, "smaps_rollup")), re.MULTILINE
-    )
-    return 1024 * sum(map(int, sizes))
-
-
-def _shared_mappings(pids: Iterable[int]) -> int:
-    """Bytes of anonymous memory that is mapped as shared, each piece of it counted once for all processes."""
-    ends: dict[tuple[str, str], int] = {}
-    for text in _proc_texts(pids, "maps"):
-        for first, last, offset, device, inode in _SHARED.findall(text):
-            key, end = (device, inode), int(offset, 16) + int(last, 16) - int(first, 16)
-            ends[key] = max(ends.get(key, 0), end)
-    return sum(ends.values())
-
-
-def _disk_use(home: str, pids: Iterable[int]) -> tuple[int, int]:
-    """Bytes and number of the files below `home`, and of deleted ones that a process still has open."""
-    sizes: dict[int, int] = {}
-    waiting = [home]
-    while waiting and len(sizes) <= _FILES:
-        with suppress(OSError), os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    info = entry.stat(follow_symlinks=False)
-                    sizes[info.st_ino] = 512 * info.st_blocks
-                    if stat.S_ISDIR(info.st_mode):
-                        waiting.append(entry.path)
-    for pid in pids:
-        with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    info = entry.stat()
-                    if stat.S_ISREG(info.st_mode) and not info.st_nlink:
-                        sizes[info.st_ino] = 512 * info.st_blocks
-    return sum(sizes.values()), len(sizes)
-
-
-def remove_tree(top: str) -> None:
-    """Remove a folder that a program filled: with any rights, any names, and nested to any depth.
-
-    The walk goes down and up by one descriptor, so that no path gets long and no folder is searched twice. The
-    processes of the program have ended, so nothing changes meanwhile.
-    """
-    with suppress(OSError):
-        fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        path: list[bytes] = []
-        waiting = [_remove_files(fd)]  # the folders that are left at each level
-        while waiting:
-            if waiting[-1]:
-                name = waiting[-1].pop()
-                path.append(name)
-                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
-                os.close(fd)
-                fd = inner
-                waiting.append(_remove_files(fd))
-            else:
-                waiting.pop()
-                if path:
-                    outer = os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
-                    os.close(fd)
-                    fd = outer
-                    os.rmdir(path.pop(), dir_fd=fd)
-        os.close(fd)
-        os.rmdir(top)
-
-
-def _remove_files(folder: int) -> list[bytes]:
-    """Remove what is not a folder; the names of the folders, which may now be entered and changed."""
-    folders = []
-    for name in map(os.fsencode, os.listdir(folder)):
-        entry = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
-        if stat.S_ISDIR(os.fstat(entry).st_mode):
-            os.chmod(f"/proc/self/fd/{entry}", 0o700)
-            folders.append(name)
-        else:
-            os.unlink(name, dir_fd=folder)
-        os.close(entry)
-    return folders
 
 
 def _run_program() -> None:
@@ -319,53 +221,6 @@ def _status(pid: int, seconds: float) -> int | None:
         os.close(fd)
 
 
-def _end(pid: int) -> None:
-    """Kill and reap a process; if it is the first of a PID namespace, the kernel kills all others in it."""
-    with suppress(ProcessLookupError, ChildProcessError):
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
-def _end_below() -> None:
-    """Kill every descendant of this process.
-
-    All are stopped first, because a running process can fork faster than it is killed, and this is repeated until
-    none is left, because one can be forked between two listings.
-    """
-    with suppress(
-        ChildProcessError
-    ):  # no child is left, and so no descendant: orphans become children of this process
-        while True:
-            stopped: set[int] = set()
-            while new := set(_descendants()) - stopped:
-                _signal(new, signal.SIGSTOP)
-                stopped |= new
-            _signal(stopped, signal.SIGKILL)
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-            time.sleep(_KILL_INTERVAL)
-
-
-def _signal(pids: Iterable[int], number: int) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def _descendants() -> list[int]:
-    parents: dict[int, int] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:  # a process may call itself anything
-                parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
-        except (OSError, IndexError):
-            continue
-    pids = [os.getpid()]
-    for pid in pids:
-        pids += [child for child, parent in parents.items() if parent == pid]
-    return pids[1:]
-
-
 def main(control: socket.socket, without: frozenset[str]) -> None:
     """Enter the namespaces, report the available layers, and handle requests.
 
@@ -376,6 +231,10 @@ def main(control: socket.socket, without: frozenset[str]) -> None:
         importlib.import_module(name)
     kernel.warm_up()
     available, paths = _probe() - without, root.library_paths()
+    if "mount namespace" not in available and not _works(_read_library):
+        for name in _UNREADABLE:
+            with suppress(ImportError):  # an extension that this Python was built without
+                importlib.import_module(name)
     group = cgroup.create()
     problem = _attempt(partial(_enter, available))
     homes = None if "mount namespace" in available else tempfile.mkdtemp(prefix="voidpad-sandbox-")
@@ -389,6 +248,8 @@ def main(control: socket.socket, without: frozenset[str]) -> None:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         _leave(homes, group, status)
     kernel.adopt_orphans()
+    if group is not None:
+        group.join()  # once, because joining waits for all processors; the jails inherit it
     if "pid namespace" in available:
         kernel.die_with_parent()
     else:
@@ -409,7 +270,7 @@ def main(control: socket.socket, without: frozenset[str]) -> None:
 def _leave(homes: str | None, group: cgroup.MemoryGroup | None, status: int) -> NoReturn:
     """Exit after killing every descendant and removing the programs' folder and control group."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _end_below()
+    kill_descendants()
     if homes is not None:
         remove_tree(homes)
     if group is not None:
@@ -430,7 +291,7 @@ def _try_out(jail_factory: jail.Jail) -> None:
     if "mount namespace" in jail_factory.layers:
         root.build(jail_factory.paths)
     null = os.open(os.devnull, os.O_WRONLY)
-    _end(
+    kill(
         jail_factory.start(
             jail.JailProcess(lambda: None, (null,), "/tmp", jail.JailLimits(2, 1 << 30, 1 << 20, 4))
         )
@@ -450,6 +311,12 @@ def _probe() -> frozenset[str]:
     trials["other uid"] = jail.become_nobody
     available = frozenset(name for name, act in trials.items() if _works(act))
     return available | {"other uid"} if "user namespace" in available else available
+
+
+def _read_library() -> None:
+    if os.geteuid() == 0:
+        jail.become_nobody()
+    os.listdir(os.path.dirname(os.__file__))
 
 
 def _privileged() -> bool:
