@@ -235,7 +235,9 @@ def shaped_model(shape: str, device: str, layers: int | None) -> Any:
     family = FAMILIES["dream" if shape == "dream-7b" else "llada"]
     net = network(shape, device, layers)
     tokenizer = character_tokenizer(64)
-    Model.fingerprint = property(lambda self: f"random {shape}")  # hashing 16 GB of random numbers says nothing
+    Model.fingerprint = property(
+        lambda self: f"random {shape}"
+    )  # hashing 16 GB of random numbers says nothing
     return Model(net, tokenizer, ROLES, family, Card(family.name, ROLES), f"random {shape}")
 
 
