@@ -14,7 +14,7 @@ $(VENV)/core.stamp: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/core.stamp
-	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[train,eval,ray,quantize,docs,dev]'
+	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[train,eval,ray,quantize,serve,docs,dev]'
 	touch $@
 
 $(VENV)/eval.stamp: $(VENV)/core.stamp

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from voidpad.commands.options import takes_plan_fields
+from voidpad.commands.process import fit_threads
 from voidpad.errors import ConfigError
 
 UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
@@ -64,6 +65,7 @@ def serve(
     from voidpad.serve.server import ServeOptions, serve
 
     loaded = load_model(model, adapter, device=device, dtype=dtype, quantize=quantize)
+    fit_threads(loaded, rows=rows)
     usual = "void-expansion" if loaded.default_plan == "void" else loaded.default_plan
     options = ServeOptions(
         plan=plan or usual,

@@ -1,0 +1,86 @@
+"""The server's page in a real browser: ask, watch the canvas fill, compare two plans, save the trace."""
+
+import pytest
+from serving import serving
+from test_viewer_browser import chromium  # noqa: F401  a fixture
+
+from voidpad.diagnose.trace import read
+from voidpad.models import random_model
+
+
+@pytest.fixture(scope="module")
+def running():
+    fields = {"canvas": 24, "block": 8}
+    with serving(random_model("llada", kv_heads=2, seed=2), plan="void", fields=fields, name="mine") as server:
+        yield server
+
+
+@pytest.fixture
+def tab(chromium, running):  # noqa: F811
+    said, fetched = [], []
+    context = chromium.new_context(viewport={"width": 1500, "height": 950}, reduced_motion="reduce")
+    page = context.new_page()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: fetched.append(request.url))
+    page.goto(running.url)
+    page.wait_for_selector("html[data-ready]", timeout=20_000)
+    yield page
+    context.close()
+    # Chromium notes a refused request on its own; the page itself says nothing there.
+    assert [line for line in said if not line.startswith("Failed to load resource")] == []
+    assert all(url.startswith((running.url, "blob:", "data:")) for url in fetched), fetched
+
+
+def answered(tab, count):
+    tab.wait_for_selector(f'html[data-answered="{count}"]', timeout=60_000)
+
+
+def test_a_person_asks_and_sees_the_canvas_and_the_answer(tab, tmp_path):
+    tab.fill("#prompt", "two and two")
+    tab.keyboard.press("Control+Enter")
+    answered(tab, 1)
+    assert tab.locator(".talk .user").inner_text() == "two and two"
+    answer = tab.locator(".talk .model span").inner_text()
+    assert answer
+    assert "passes" in tab.locator(".talk .model small").inner_text()
+    assert tab.locator(".pane").count() == 1
+    assert tab.locator(".slot.word").count() > 0
+    assert "mine" not in tab.locator(".trouble").inner_text()
+    with tab.expect_download() as download:
+        tab.click("#save")
+    download.value.save_as(tmp_path / "trace.jsonl")
+    [trace] = read(tmp_path / "trace.jsonl")
+    assert trace.result.text.strip() == answer.strip()
+    assert len(trace.passes) == trace.result.passes_decode + trace.result.passes_probe - trace.result.passes_shared
+
+
+def test_two_plans_side_by_side_and_a_chat_of_several_turns(tab, tmp_path):
+    tab.fill("#prompt", "how many")
+    tab.check("#compare")
+    tab.click("#go")
+    answered(tab, 1)
+    assert tab.locator(".pane").count() == 2
+    assert tab.locator(".talk .model").count() == 2
+    with tab.expect_download() as download:
+        tab.click("#save")
+    download.value.save_as(tmp_path / "both.jsonl")
+    assert [trace.header.plan_name for trace in read(tmp_path / "both.jsonl")] == ["void", "original"]
+    tab.uncheck("#compare")
+    tab.fill("#prompt", "and then")
+    tab.click("#go")
+    answered(tab, 2)
+    assert tab.locator(".talk .user").count() == 2
+    tab.click("#fresh")
+    assert tab.locator(".talk li").count() == 0
+
+
+def test_a_refusal_is_shown_and_the_form_has_the_plans_fields(tab):
+    names = tab.locator("#plan-a [data-field]").evaluate_all("all => all.map((one) => one.dataset.field)")
+    assert {"canvas", "block", "threshold", "temperature"} <= set(names)
+    tab.fill('#plan-a [data-field="block"]', "7")
+    tab.fill("#prompt", "why")
+    tab.evaluate("document.getElementById('ask').noValidate = true")
+    tab.click("#go")
+    tab.wait_for_selector("#trouble:not([hidden])", timeout=20_000)
+    assert "block=7" in tab.locator("#trouble").inner_text()
