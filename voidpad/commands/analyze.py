@@ -109,7 +109,7 @@ def overflow(
     count: Annotated[int, typer.Option(help="prompts, of a file or of the tasks", min=1)] = 32,
     blocks: Annotated[str | None, typer.Option(help="block sizes, separated by commas")] = None,
     trace: Annotated[
-        list[Path] | None, typer.Option(help="read _recorded decodes instead of decoding (repeatable)")
+        list[Path] | None, typer.Option(help="read recorded decodes instead of decoding (repeatable)")
     ] = None,
     short: Annotated[
         float, typer.Option(help="overflow: at most this share of the canvas before EOS")

@@ -38,7 +38,7 @@ def evaluate(
     out_dir: Annotated[
         Path,
         typer.Option(
-            "--out", help="_run folder; an interrupted run goes on from it", callback=folder_to_write
+            "--out", help="run folder; an interrupted run goes on from it", callback=folder_to_write
         ),
     ],
     tasks: Annotated[str, typer.Option(help="task names, separated by commas")] = "",
@@ -65,10 +65,10 @@ def evaluate(
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="fold the adapter into the weights first")] = False,
     allow_code_execution: Annotated[
-        bool, typer.Option("--allow-code-execution", help="let generated programs _run, in the sandbox")
+        bool, typer.Option("--allow-code-execution", help="let generated programs run, in the sandbox")
     ] = False,
     weak_sandbox: Annotated[
-        bool, typer.Option("--weak-sandbox", help="_run them even where the kernel lacks a protection")
+        bool, typer.Option("--weak-sandbox", help="run them even where the kernel lacks a protection")
     ] = False,
     workers: Annotated[int, typer.Option(help="programs tested side by side")] = 1,
     rows: Annotated[int, typer.Option(help="most rows in one pass")] = 32,

@@ -81,7 +81,7 @@ def generate(
     ] = None,
     report_delta: Annotated[
         bool,
-        typer.Option("--report-_delta", help="decode exactly too, and print what the approximations change"),
+        typer.Option("--report-delta", help="decode exactly too, and print what the approximations change"),
     ] = False,
     compile_layers: Annotated[
         bool,

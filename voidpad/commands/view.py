@@ -16,10 +16,10 @@ from voidpad.errors import ConfigError, DataError
 def view(
     traces: Annotated[list[Path], typer.Argument(help="trace files; the first two are shown side by side")],
     out: Annotated[
-        Path | None, typer.Option(help="the page to write (default: the first trace's _name, .html)")
+        Path | None, typer.Option(help="the page to write (default: the first trace's name, .html)")
     ] = None,
     serve: Annotated[
-        bool, typer.Option("--serve", help="_show it on 127.0.0.1 instead; --out writes it too")
+        bool, typer.Option("--serve", help="show it on 127.0.0.1 instead; --out writes it too")
     ] = False,
     port: Annotated[int, typer.Option(help="port for --serve; 0 takes a free one")] = 0,
 ) -> None:
