@@ -1,9 +1,9 @@
 """The server's page in a real browser: ask, watch the canvas fill, compare two plans, save the trace."""
 
 import pytest
+
 from serving import serving
 from test_viewer_browser import chromium  # noqa: F401  a fixture
-
 from voidpad.diagnose.trace import read
 from voidpad.models import random_model
 
@@ -11,7 +11,9 @@ from voidpad.models import random_model
 @pytest.fixture(scope="module")
 def running():
     fields = {"canvas": 24, "block": 8}
-    with serving(random_model("llada", kv_heads=2, seed=2), plan="void", fields=fields, name="mine") as server:
+    with serving(
+        random_model("llada", kv_heads=2, seed=2), plan="void", fields=fields, name="mine"
+    ) as server:
         yield server
 
 
@@ -52,7 +54,10 @@ def test_a_person_asks_and_sees_the_canvas_and_the_answer(tab, tmp_path):
     download.value.save_as(tmp_path / "trace.jsonl")
     [trace] = read(tmp_path / "trace.jsonl")
     assert trace.result.text.strip() == answer.strip()
-    assert len(trace.passes) == trace.result.passes_decode + trace.result.passes_probe - trace.result.passes_shared
+    assert (
+        len(trace.passes)
+        == trace.result.passes_decode + trace.result.passes_probe - trace.result.passes_shared
+    )
 
 
 def test_two_plans_side_by_side_and_a_chat_of_several_turns(tab, tmp_path):

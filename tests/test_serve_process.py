@@ -20,7 +20,9 @@ def start(*options):
     """`voidpad serve` on a free port; (process, address)."""
     command = [sys.executable, "-m", "voidpad", "serve", "--port", "0", *map(str, options)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     for line in process.stderr:
         if " at http://" in line:
             return process, line.split(" at ")[1].split()[0]
@@ -29,7 +31,12 @@ def start(*options):
 
 
 def ask(address, **fields):
-    body = {"model": "tiny-void", "messages": [{"role": "user", "content": "12 * 3 - 6"}], "seed": 0, **fields}
+    body = {
+        "model": "tiny-void",
+        "messages": [{"role": "user", "content": "12 * 3 - 6"}],
+        "seed": 0,
+        **fields,
+    }
     return httpx.post(address + "/v1/chat/completions", json=body, timeout=120)
 
 
@@ -39,7 +46,12 @@ def test_sigterm_lets_live_answers_finish_and_ends_with_status_0():
         with httpx.stream(
             "POST",
             address + "/v1/chat/completions",
-            json={"model": "tiny-void", "messages": [{"role": "user", "content": "12 * 3 - 6"}], "stream": True},
+            json={
+                "model": "tiny-void",
+                "messages": [{"role": "user", "content": "12 * 3 - 6"}],
+                "stream": True,
+                "voidpad": {"plan": "original", "canvas": 192, "block": 192, "ban": "ends"},  # 192 passes
+            },
             timeout=120,
         ) as reply:
             lines = reply.iter_lines()
@@ -101,9 +113,13 @@ def test_load_loses_and_swaps_nothing():
 
     model = load("tiny-void")
     words = range(max(model.roles.all()) + 1, model.net.config.vocab_size)
-    requests = load_test.make_load(words, 2000, prompts=(8, 48), answers=(8, 48), seed=random.Random(1).randint(0, 9))
+    requests = load_test.make_load(
+        words, 2000, prompts=(8, 48), answers=(8, 48), seed=random.Random(1).randint(0, 9)
+    )
     fields = {"canvas": 48, "block": 16, "threshold": 0.9}
-    figures = load_test.measure(model, requests, plan="void", fields=fields, clients=64, rows=32, tokens=16384)
+    figures = load_test.measure(
+        model, requests, plan="void", fields=fields, clients=64, rows=32, tokens=16384
+    )
     print(json.dumps(figures, indent=1))
     assert (figures["failed"], figures["wrong"], figures["missing"], figures["rows_left"]) == ([], 0, 0, 0)
     assert figures["refused"] > 50

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from fastapi import FastAPI
 
-from voidpad.errors import VoidpadError
+from voidpad.errors import ConfigError, VoidpadError
 from voidpad.serve.access import Access, read_access
 from voidpad.serve.app import LogLines, ServerLimits, ServerState, build_app
 from voidpad.serve.engine_thread import EngineThread, text_rules
 from voidpad.serve.live_page import live_page
-from voidpad.serve.requests import ServedModel
+from voidpad.serve.requests import RequestError, ServedModel
 
 if TYPE_CHECKING:
     from voidpad.models import Model
@@ -60,7 +60,10 @@ def make_state(model: Model, options: ServeOptions, access: Access) -> ServerSta
     """The engine, its thread (not started) and everything the routes need."""
     name = options.name or model.name
     served = ServedModel(model, name, options.plan, dict(options.fields), options.cache)
-    default = served.plan(None, {})
+    try:
+        default = served.plan(None, {})
+    except RequestError as error:
+        raise ConfigError(str(error)) from None
     engine = model.engine(rows=options.rows, tokens=options.tokens, cache=options.cache, block=default.block)
     pieces: dict[int, str] = {}
 
