@@ -17,9 +17,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from voidpad.serve.access import Access
 from voidpad.serve.engine_thread import EngineThread, LiveRequest
+from voidpad.serve.json_fields import RequestError, parse_body
 from voidpad.serve.metrics import Metrics
 from voidpad.serve.replies import KEEP_ALIVE, ReplyWriter, error_object, event
-from voidpad.serve.requests import RequestError, ServedModel, parse_body, read_request
+from voidpad.serve.requests import ServedModel, read_request
 
 log = logging.getLogger("voidpad.serve")
 KEEP_ALIVE_SECONDS = 15.0

@@ -14,22 +14,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from voidpad.decode.canvas import Canvas
-from voidpad.decode.loop import Step
 from voidpad.decode.outcome import Outcome
 from voidpad.diagnose.trace.format import End
-from voidpad.diagnose.trace.recorder import Recorder, edits
+from voidpad.diagnose.trace.recorder import Recorder
 from voidpad.diagnose.trace.trace_files import end_record, header_record, pass_record
 from voidpad.engine.batching import Engine
 from voidpad.engine.events import Failed, Finished, Started, Wrote
 from voidpad.errors import ConfigError
 from voidpad.serve.choice import Choice, TextRules, TokenLogprob
+from voidpad.serve.json_fields import RequestError
+from voidpad.serve.logprobs import SlotLogprobs
 from voidpad.serve.metrics import Metrics
-from voidpad.serve.requests import GenerationRequest, RequestError
+from voidpad.serve.requests import GenerationRequest
 
 if TYPE_CHECKING:
     from voidpad.models import Model
@@ -83,8 +82,7 @@ class _Row:
     recorder: Recorder | None = None  # where the client wants to see the canvas
     passes: int = 0  # recorded so far
     named: set[int] = field(default_factory=set)  # tokens whose text the client has
-    # A TokenLogprob or None for each canvas slot, where logprobs were requested.
-    scored: np.ndarray | None = None
+    scores: SlotLogprobs | None = None  # where logprobs were requested
 
 
 @dataclass(frozen=True)
@@ -184,7 +182,13 @@ class EngineThread:
                     observe=self._observe(request),
                 )
                 live.handles.append(handle)
-                self.rows[handle] = _Row(live, index, now, recorder=self._recorder(request))
+                self.rows[handle] = _Row(
+                    live,
+                    index,
+                    now,
+                    recorder=self._recorder(request),
+                    scores=SlotLogprobs(request.top_logprobs) if request.logprobs else None,
+                )
         with self.wake:
             self.wake.notify()
         return live
@@ -248,13 +252,13 @@ class EngineThread:
             row = self.rows.get(handle)
             if row is None:
                 continue
-            if row.live.request.logprobs:
-                self._score(row, step, place)
+            if row.scores is not None:
+                row.scores.add(step, place)
             tokens: list[int] = []
             if final[place] > row.final:
                 start = starts[place]
                 tokens = step.after.canvas.ids[place, start + row.final : start + final[place]].tolist()
-            logprobs = self._take_scores(row, len(tokens))
+            logprobs = row.scores.take(row.final, len(tokens)) if row.scores is not None else None
             row.final += len(tokens)
             if tokens or row.live.request.canvas_events:
                 updates.append(_Update(row, tokens, logprobs, records=self._records(row, event, place)))
@@ -293,53 +297,15 @@ class EngineThread:
         row.named.update(fresh)
         return {"record": record, "pieces": {token: self.token_text(token) for token in fresh}}
 
-    def _score(self, row: _Row, step: Step, place: int) -> None:
-        """Log-probabilities of the tokens written in this pass, kept by slot while the canvas changes length."""
-        before, after = step.before.canvas, step.after.canvas
-        length = int(before.length[place])
-        if row.scored is None:
-            row.scored = np.full(length, None, dtype=object)
-        written = step.chosen[place].nonzero()[:, 0]
-        if len(written):
-            asked = step.where.nonzero()
-            mine = (asked[:, 0] == place) & step.chosen[place][asked[:, 1]]
-            logits = step.logits[mine.to(step.logits.device)].float()
-            scores = logits.log_softmax(-1)
-            most = min(max(1, row.live.request.top_logprobs), scores.shape[1])
-            best = scores.topk(most)
-            tokens = step.tokens[place, written]
-            own = scores.gather(1, tokens.to(scores.device)[:, None])[:, 0].tolist()
-            tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            start = int(before.prompt[place])
-            for slot, token, value, (ids, values) in zip(
-                (written - start).tolist(), tokens.tolist(), own, tops, strict=True
-            ):
-                row.scored[slot] = TokenLogprob(token, value, tuple(zip(ids, values, strict=True)))
-        if int(after.length[place]) != length:
-            filled = np.array(torch.where(step.chosen[place], step.tokens[place], before.ids[place]).tolist())
-            start = int(before.prompt[place])
-            old, new = filled[start : start + length], np.array(after.answer(place))
-            for edit in edits(old, new):
-                row.scored = _edited(row.scored, edit)
-
-    def _take_scores(self, row: _Row, count: int) -> list[TokenLogprob] | None:
-        if not row.live.request.logprobs:
-            return None
-        assert row.scored is not None
-        unknown = TokenLogprob(-1, 0.0)
-        return [one or unknown for one in row.scored[row.final : row.final + count].tolist()]
-
     def _ended(self, row: _Row, outcome: Outcome) -> _Update:
         """The rest of a row that has ended, and what it cost."""
         tokens = outcome.tokens[row.final :]
         mask = self.engine.roles.mask
-        logprobs = self._take_scores(row, len(tokens)) if row.scored is not None else None
+        logprobs = row.scores.take(row.final, len(tokens)) if row.scores is not None else None
         if mask in tokens:  # a stalled or cancelled row: its unwritten slots are no text
             kept = [place for place, token in enumerate(tokens) if token != mask]
             logprobs = None if logprobs is None else [logprobs[place] for place in kept]
             tokens = [tokens[place] for place in kept]
-        if row.live.request.logprobs and logprobs is None:
-            logprobs = [TokenLogprob(token, 0.0) for token in tokens]
         now = time.monotonic()
         began = row.began if row.began is not None else now
         report = {
@@ -394,13 +360,6 @@ class EngineThread:
                 update.row.ending = True
                 self.engine.end_early(live.handles[index])
             live.changed.set()
-
-
-def _edited(values: np.ndarray, edit: Any) -> np.ndarray:
-    """The array after a change of the canvas's length; new slots hold None."""
-    if edit.kind == "cut":
-        return np.delete(values, slice(edit.at, edit.at + edit.count))
-    return np.insert(values, edit.at, np.full(edit.count, None, dtype=object))
 
 
 def _server_error(message: str) -> RequestError:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from voidpad.serve.choice import Choice, TokenLogprob
-from voidpad.serve.requests import GenerationRequest, RequestError
+from voidpad.serve.json_fields import RequestError
+from voidpad.serve.requests import GenerationRequest
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": waiting\n\n"

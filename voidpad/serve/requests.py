@@ -1,22 +1,21 @@
 """What clients send, checked field by field.
 
 Every field of OpenAI's two generation routes is known here: it is honoured, accepted when its value has no
-effect, or refused with its name. Nothing is ignored silently. Bodies are parsed without surprises: no NaN, no
-endless nesting, no repeated keys.
+effect, or refused with its name. Nothing is ignored silently.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from voidpad.decode.plan import Plan
 from voidpad.errors import VoidpadError
 from voidpad.models.text import encode_text, raw_ids
+from voidpad.serve.json_fields import JsonFields, RequestError
 
 if TYPE_CHECKING:
     from voidpad.models import Model
@@ -55,24 +54,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 LABELS = ("user", "safety_identifier", "prompt_cache_key")  # texts about the caller; they change no answer
 CHAT_ONLY = ("messages", "max_completion_tokens", "top_logprobs")
 COMPLETION_ONLY = ("prompt",)
-
-
-class RequestError(VoidpadError):
-    """A request this server refuses; becomes an OpenAI error object with this status."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        status: int = 400,
-        code: str | None = None,
-        kind: str = "invalid_request_error",
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.param, self.status, self.code, self.kind = param, status, code, kind
-        self.headers = dict(headers or {})
 
 
 @dataclass(frozen=True)
@@ -133,26 +114,11 @@ class ServedModel:
         return plan
 
 
-def parse_body(body: bytes) -> dict[str, Any]:
-    """The JSON object of a request body."""
-    try:
-        given = json.loads(body, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except UnicodeDecodeError:
-        raise RequestError("the body is not UTF-8 text.") from None
-    except RecursionError:
-        raise RequestError("the body is nested too deeply.") from None
-    except ValueError as error:
-        raise RequestError(f"the body is not valid JSON: {_line(error)}.") from None
-    if not isinstance(given, dict):
-        raise RequestError("the body must be a JSON object.")
-    return given
-
-
 def read_request(
     given: dict[str, Any], route: Literal["chat", "completions"], served: ServedModel
 ) -> GenerationRequest:
     """Check every field and return what it asks for."""
-    fields = _Fields(given)
+    fields = JsonFields(given)
     name = fields.text("model")
     if name is None:
         raise RequestError("model is missing; GET /v1/models names it.", param="model")
@@ -163,13 +129,13 @@ def read_request(
             status=404,
             code="model_not_found",
         )
-    extension = _Fields(fields.mapping("voidpad") or {}, prefix="voidpad.")
+    extension = JsonFields(fields.mapping("voidpad") or {}, prefix="voidpad.")
     n = fields.whole("n", 1, MOST_CHOICES) or 1
     stream = fields.flag("stream") or False
     options = fields.mapping("stream_options")
     if options is not None and not stream:
         raise RequestError("stream_options need stream=true.", param="stream_options")
-    include_usage = _Fields(options or {}, prefix="stream_options.").only_flag("include_usage")
+    include_usage = JsonFields(options or {}, prefix="stream_options.").only_flag("include_usage")
     special = extension.flag("special_tokens") or False
     canvas_events = extension.flag("canvas_events") or False
     if isinstance(
@@ -219,7 +185,7 @@ def extension_name(given: str | None, served: ServedModel) -> str:
     return given or served.plan_name
 
 
-def _plan(fields: _Fields, extension: _Fields, served: ServedModel) -> tuple[str | None, Plan]:
+def _plan(fields: JsonFields, extension: JsonFields, served: ServedModel) -> tuple[str | None, Plan]:
     """The plan that `temperature`, `top_p`, `logit_bias` and the extension object ask for."""
     name = extension.text("plan")
     wanted = extension.rest()
@@ -367,7 +333,7 @@ def _stops(given: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stop for stop in stops if stop))
 
 
-def _refuse_effects(fields: _Fields) -> None:
+def _refuse_effects(fields: JsonFields) -> None:
     """What is left of a request must have no effect."""
     for label in LABELS:
         fields.text(label)
@@ -384,95 +350,9 @@ def _refuse_effects(fields: _Fields) -> None:
             )
 
 
-class _Fields:
-    """Fields of a JSON object, taken one by one with their types checked; null counts as absent."""
-
-    def __init__(self, given: Mapping[str, Any], prefix: str = "") -> None:
-        self.left = {name: value for name, value in given.items() if value is not None}
-        self.prefix = prefix
-
-    def take(self, name: str) -> Any:
-        return self.left.pop(name, None)
-
-    def required(self, name: str) -> Any:
-        if name not in self.left:
-            raise RequestError(f"{self.prefix}{name} is missing.", param=self.prefix + name)
-        return self.left.pop(name)
-
-    def rest(self) -> dict[str, Any]:
-        left, self.left = self.left, {}
-        return left
-
-    def text(self, name: str) -> str | None:
-        return self._typed(name, str, "text")
-
-    def flag(self, name: str) -> bool | None:
-        return self._typed(name, bool, "true or false")
-
-    def mapping(self, name: str) -> dict[str, Any] | None:
-        return self._typed(name, dict, "an object")
-
-    def only_flag(self, name: str) -> bool:
-        """The flag of an object that may hold nothing else."""
-        value = self.flag(name) or False
-        if self.left:
-            other = next(iter(self.left))
-            raise RequestError(f"{self.prefix}{other[:60]} is not supported.", param=self.prefix + other[:60])
-        return value
-
-    def whole(self, name: str, least: int, most: int) -> int | None:
-        value = self.take(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise RequestError(f"{self.prefix}{name} must be a whole number.", param=self.prefix + name)
-        if not least <= value <= most:
-            raise RequestError(
-                f"{self.prefix}{name}={str(value)[:40]} must lie between {least} and {most}.",
-                param=self.prefix + name,
-            )
-        return value
-
-    def number(self, name: str, least: float, most: float) -> float | None:
-        value = self.take(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise RequestError(f"{self.prefix}{name} must be a number.", param=self.prefix + name)
-        if not least <= value <= most or not math.isfinite(value):
-            raise RequestError(
-                f"{self.prefix}{name}={str(value)[:40]} must lie between {least} and {most}.",
-                param=self.prefix + name,
-            )
-        return float(value)
-
-    def _typed(self, name: str, kind: type, called: str) -> Any:
-        value = self.take(name)
-        if value is not None and not isinstance(value, kind):
-            raise RequestError(f"{self.prefix}{name} must be {called}.", param=self.prefix + name)
-        return value
-
-
 def _named_field(message: str, fields: Mapping[str, Any]) -> str:
     """The extension field that a plan's refusal is about."""
     named = [name for name in fields if f"{name}=" in message or f" {name}" in message]
     if not named:
         return "voidpad"
     return named[0] if named[0] in ("temperature", "top_p") else f"voidpad.{named[0]}"
-
-
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in values:
-            raise ValueError(f"{name[:40]!r} is there twice")
-        values[name] = value
-    return values
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON number")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]

@@ -24,8 +24,9 @@ from voidpad.errors import ConfigError, VoidpadError
 from voidpad.serve.access import Access, read_access
 from voidpad.serve.app import LogLines, ServerLimits, ServerState, build_app
 from voidpad.serve.engine_thread import EngineThread, text_rules
+from voidpad.serve.json_fields import RequestError
 from voidpad.serve.live_page import live_page
-from voidpad.serve.requests import RequestError, ServedModel
+from voidpad.serve.requests import ServedModel
 
 if TYPE_CHECKING:
     from voidpad.models import Model
