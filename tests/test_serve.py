@@ -617,3 +617,36 @@ def test_logprobs_follow_their_tokens_when_the_canvas_changes_length(client):
         content = reply.choices[0].logprobs.content
         assert len(content) == reply.usage.completion_tokens
         assert all(math.isfinite(one.logprob) and one.logprob <= 0 for one in content)
+
+
+# lm-eval's own clients
+
+
+def harness_requests(prompts, **options):
+    from lm_eval.api.instance import Instance
+
+    return [
+        Instance("generate_until", {}, (prompt, {"until": ["###"], "max_gen_toks": 24, **options}), place)
+        for place, prompt in enumerate(prompts)
+    ]
+
+
+def test_lm_evals_clients_get_what_generate_gives(running, model):
+    """`local-completions` with texts, and `local-chat-completions` with a conversation, as lm-eval sends them."""
+    from lm_eval.models.openai_completions import LocalChatCompletion, LocalCompletionsAPI
+
+    shared = {"model": "tiny-void", "tokenizer_backend": None, "num_concurrent": 2, "max_retries": 1}
+    plain = LocalCompletionsAPI(
+        base_url=running.url + ROUTES["completions"], tokenized_requests=False, **shared
+    )
+    texts = plain.generate_until(harness_requests(PROMPTS[:3]), disable_tqdm=True)
+    limits = {**PLAN["fields"], "canvas": 24}
+    wanted = model.generate(PROMPTS[:3], PLAN["plan"], raw=True, **limits)
+    assert texts == [result.text for result in wanted]
+    chat = LocalChatCompletion(base_url=running.url + ROUTES["chat"], **shared)
+    conversations = [
+        chat.apply_chat_template([{"role": "user", "content": prompt}]) for prompt in PROMPTS[:3]
+    ]
+    answers = chat.generate_until(harness_requests(conversations), disable_tqdm=True)
+    wanted = model.generate(PROMPTS[:3], PLAN["plan"], **limits)
+    assert answers == [result.text for result in wanted]
