@@ -22,8 +22,9 @@ class LiveRun {
   raw() {
     if (!this.header) return null;
     const probes = this.passes.filter((pass) => pass.phase !== "decode").length;
-    const so_far = { text: this.text, tokens: [], ids: [], passes_decode: this.passes.length - probes, passes_probe: probes,
-      passes_shared: 0, canvas: this.passes.at(-1)?.length ?? 0, stop_reason: "running" };
+    const slots = new Array(this.passes.at(-1)?.length ?? 0).fill(-1);
+    const so_far = { text: this.text, tokens: [], ids: slots, passes_decode: this.passes.length - probes, passes_probe: probes,
+      passes_shared: 0, canvas: slots.length, stop_reason: "running" };
     const end = this.end ?? { result: so_far, pieces: this.pieces };
     return { name: this.setting.plan, header: this.header, passes: this.passes, end };
   }
