@@ -128,7 +128,7 @@ def _or_best(score: Tensor, frontier: Tensor, sure: Tensor) -> Tensor:
 
 
 def _highest(score: Tensor, frontier: Tensor, count: Tensor) -> Tensor:
-    """The count[b] highest scores of each row's frontier (B, L); among equals the leftmost slot goes first."""
+    """The slots (B, L) bool with the count[b] highest scores of row b's frontier; among equals the leftmost first."""
     if int(count.max()) == 1:  # the common case needs no sort; argmax takes the first of equals
         best = score.masked_fill(~frontier, -torch.inf).argmax(1, keepdim=True)
         return frontier & torch.zeros_like(frontier).scatter(1, best, True) & (count > 0)[:, None]

@@ -29,7 +29,8 @@ def _limit_holds_canvas(canvas: int, limit: int) -> None:
 
 class EosReader(LengthRule):
     """What DAEDAL and rho-EOS measure at every slot: whether EOS is the best token (0 or 1), the probability of
-    EOS, and the probability of the best token that is not banned."""
+    EOS, and the probability of the best token that is not banned. The first two ignore bans, and no probability is
+    renormalised after them."""
 
     trims = False
 
@@ -47,7 +48,10 @@ class EosReader(LengthRule):
 
 
 def tail_confidence(rows: Rows, grid: Tensor, check: int) -> Tensor:
-    """EOS probability summed over the last `check` slots whose best token is EOS, divided by `check`."""
+    """Of the slots whose best token is EOS, the `check` rightmost, wherever they are: the sum of their EOS probabilities.
+
+    It is divided by `check`, even where there are fewer such slots.
+    """
     hit = grid[:, :, 0] * rows.canvas.slots
     from_right = hit.flip(1).cumsum(1).flip(1)
     return total(grid[:, :, 1] * hit * (from_right <= check)) / check
@@ -55,9 +59,10 @@ def tail_confidence(rows: Rows, grid: Tensor, check: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Daedal(EosReader):
-    """DAEDAL: probe and grow at the end until the tail predicts EOS, then grow in place of unsure masks.
+    """DAEDAL: probe and append masks until the tail's EOS confidence reaches `enough`, then append `check // 2` EOS.
 
-    The paper's letters: `grow` is E, `enough` is c1 and `content` is c2. Needs no training.
+    While decoding, if that confidence is below `content`, each pass turns the row's least sure mask below `low` into
+    `grow` masks. The paper's letters: `grow` is E, `enough` is c1 and `content` is c2. Needs no training.
     """
 
     canvas: int = canvas_setting(64)
@@ -126,7 +131,10 @@ def at_end(rows: Rows) -> Tensor:
 
 
 def before_first_eos(rows: Rows) -> Tensor:
-    """New slots go before the leftmost EOS, as in the authors' code; that EOS moves right."""
+    """Where new slots go (B,): before the leftmost EOS, which moves right, as in the authors' code.
+
+    Where there is no EOS they go to the end.
+    """
     return rows.canvas.first_eos
 
 
@@ -136,7 +144,7 @@ def constant(segments: Tensor) -> Tensor:
 
 
 def linear(segments: Tensor) -> Tensor:
-    """One unit for each segment of the gap."""
+    """Size of a length edit, in units, for a density gap of so many segments: one unit per segment."""
     return segments
 
 

@@ -60,7 +60,10 @@ class PlanField:
     authors: Any = None
 
     def check(self, value: Any) -> None:
-        """Refuse a value of the wrong type, out of range, or not among the choices."""
+        """Refuse a value of the wrong type, out of range, or not among the choices.
+
+        Where the choices are functions or objects, one of the user's own of that kind is accepted too.
+        """
         if self.choices:
             usual = next(iter(self.choices.values()))
             own = not isinstance(value, str) and (

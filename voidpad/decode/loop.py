@@ -91,7 +91,8 @@ def begin(
 ) -> Rows:
     """The rows before their first pass: each prompt followed by a canvas of masks.
 
-    A row's limit, if it has one, bounds its canvas below the plan's limit.
+    A row's canvas is bounded by the smaller of its own limit and the plan's. `keys` and `seeds` decide a row's random
+    draws; `handles` identify rows to caches and callers (the keys by default).
     """
     for prompt in prompts:
         check(prompt, roles, plan)

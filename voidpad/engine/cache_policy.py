@@ -1,4 +1,5 @@
-"""Which keys and values a cache keeps between the passes of a block. A new policy is added here and nowhere else.
+"""Which keys and values a cache keeps between the passes of a block. A policy that recomputes one range of
+positions in a pass is added here alone; anything else also changes cache.py.
 
 A policy is written as text: `prefix` or `dual`, and `dual:4` to recompute whole rows every 4 passes.
 """

@@ -103,7 +103,7 @@ def next_power(n: int) -> int:
 
 
 def rounded(n: int) -> int:
-    """Up to a power of two, then to a multiple of 256."""
+    """n rounded up: to a power of two up to 256, to a multiple of 256 above."""
     return next_power(n) if n <= 256 else -(-n // 256) * 256
 
 
@@ -161,7 +161,7 @@ def _lock_of(body: nn.Module) -> threading.Lock:
 
 @contextmanager
 def _whole(body: nn.Module, outputs: Tensor, *_: Any) -> Iterator[Tensor]:
-    """The counterpart of `narrowed` that computes every token in every layer."""
+    """Takes the place of `narrowed` where every layer computes every token; yields `outputs` as they are."""
     yield outputs
 
 

@@ -229,7 +229,7 @@ def _with_adapter(model: Model, folder: Path, name: str, given: Mapping[str, Any
 
 
 def _canvases(card: Card) -> dict[str, dict[str, Any]]:
-    """Adapters inherit canvas, limit and block from the base's calibration, but not its thresholds."""
+    """The base's calibration as an adapter inherits it: canvas, limit and block of each plan, not the thresholds."""
     kept = ("canvas", "limit", "block")
     return {plan: {k: v for k, v in said.items() if k in kept} for plan, said in card.calibration.items()}
 

@@ -252,7 +252,10 @@ class Model:
     def engine(
         self, *, rows: int = 32, tokens: int = 16384, cache: str | None = None, block: int = 32
     ) -> "Engine":
-        """An engine for this network: exact, unless `cache` names a policy; then `block` is the plan's block."""
+        """An engine for this network: exact, unless `cache` names a policy; then `block` must be the plan's block.
+
+        `rows` and `tokens` (prompts and canvases) bound one forward pass.
+        """
         from voidpad.engine.batching import Engine
         from voidpad.engine.cache import CachedDenoiser
 

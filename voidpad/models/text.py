@@ -368,7 +368,10 @@ def _render(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, str]], gen
 
 @functools.lru_cache(maxsize=8)
 def _check_template(template: str) -> None:
-    """Refuse what could take memory in one step: multiplied text, powers, and huge numbers."""
+    """Refuse a chat template that is damaged or too long, or that could take memory in one step.
+
+    The latter means any multiplication or power and any number above `_TEMPLATE_NUMBER`.
+    """
     if len(template) > _TEMPLATE_LETTERS:
         raise WeightsError(f"the chat template has {len(template):,} characters; use the released one.")
     try:

@@ -139,7 +139,7 @@ def prepare(
 
 
 def _facts(trainer: VoidTrainer) -> RunFacts:
-    """What the trainer is going to do. The device's memory is estimated by memory.estimate."""
+    """What the trainer is going to do. The device's memory is estimated by memory_estimate.estimate."""
     recipe, parameters = trainer.recipe, list(trainer.subject.net.parameters())
     device = str(trainer.args.device.type)
     if device == "cuda":
