@@ -48,7 +48,7 @@ class EosReader(LengthRule):
 
 
 def tail_confidence(rows: Rows, grid: Tensor, check: int) -> Tensor:
-    """Of the slots whose best token is EOS, the `check` rightmost, wherever they are: the sum of their EOS probabilities.
+    """The sum of the EOS probabilities of the `check` rightmost slots whose best token is EOS, wherever they are.
 
     It is divided by `check`, even where there are fewer such slots.
     """
