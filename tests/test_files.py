@@ -1,7 +1,13 @@
 """Files are whole or absent."""
 
+import os
+import stat
+import subprocess
+import sys
+
 import pytest
 
+from voidpad.errors import ConfigError
 from voidpad.files import beside, store
 
 
@@ -24,3 +30,27 @@ def test_a_failed_write_keeps_what_was_there(tmp_path):
         draft.write_text("x")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
     assert (tmp_path / "a.txt").read_text() == "old"
+
+
+def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(os.devnull)
+    for path in (pipe, tmp_path / "link"):
+        with pytest.raises(ConfigError, match="is no plain file; name another file"):
+            store(path, ["text"])
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may replace a device")
+def test_generate_refuses_a_device_as_its_trace(tmp_path):
+    node = tmp_path / "null"
+    os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    ran = subprocess.run(
+        [sys.executable, "-m", "voidpad", "generate", "hello", "--trace", node],
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.returncode, "is no plain file" in ran.stderr) == (2, True)
+    assert stat.S_ISCHR(node.stat().st_mode)

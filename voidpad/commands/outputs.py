@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from voidpad.errors import ConfigError
+from voidpad.files import not_a_plain_file
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".eps")
 
@@ -29,8 +30,8 @@ def picture_to_write(param: typer.CallbackParam, value: Path | None) -> Path | N
 
 def file_to_make(param: typer.CallbackParam, value: Path) -> Path:
     """The folders above it are made when it is written."""
-    if value.is_dir():
-        raise ConfigError(f"{param.opts[0]} {value}: is a folder; name a file in it.")
+    if special := not_a_plain_file(value):
+        raise ConfigError(f"{param.opts[0]} {value}: {special}.")
     return _reachable(param, value)
 
 
