@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import math
 import socket
 import threading
@@ -14,6 +15,7 @@ import torch
 
 from serving import serving
 from voidpad.models import random_model
+from voidpad.serve.app import LogLines
 
 # Random weights answer in a moment and never the same twice; `name` is what clients call them.
 PLAN = {"plan": "void", "name": "tiny-void", "fields": {"canvas": 48, "block": 8}}
@@ -650,3 +652,41 @@ def test_lm_evals_clients_get_what_generate_gives(running, model):
     answers = chat.generate_until(harness_requests(conversations), disable_tqdm=True)
     wanted = model.generate(PROMPTS[:3], PLAN["plan"], **limits)
     assert answers == [result.text for result in wanted]
+
+
+# The worst inputs
+
+
+def test_a_second_failed_pass_in_a_row_ends_the_server(model):
+    with serving(model, **PLAN) as running:
+        client = openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
+
+        def broken(canvas, where):
+            raise RuntimeError("out of memory")
+
+        running.state.engine.engine.denoise = broken
+        for _ in range(2):
+            with pytest.raises(openai.InternalServerError):
+                ask(client, PROMPTS[4])
+        until(lambda: running.server.failure is not None)
+        assert running.server.should_exit
+
+
+def test_a_body_that_never_comes_is_not_waited_for(model):
+    with (
+        serving(model, **PLAN, timeout=0.5) as running,
+        socket.create_connection(("127.0.0.1", running.port), timeout=20) as connection,
+    ):
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 10\r\n\r\n{"
+        )
+        assert b" 408 " in connection.recv(4096).split(b"\r\n")[0]
+
+
+def test_a_path_cannot_write_to_the_terminal_of_the_log():
+    record = logging.LogRecord("voidpad.serve", logging.INFO, "", 0, "request", (), None)
+    record.request = {"path": "/\x1b[2J\nstatus=200 %s"}
+    line = LogLines(as_json=False).format(record)
+    assert line.endswith(r"path=/\x1b[2J\nstatus=200 %s")
+    assert line.isprintable()

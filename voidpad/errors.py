@@ -45,3 +45,8 @@ def fault(error: Mapping[str, Any]) -> str:
     named = error["type"] not in PLAIN and not isinstance(error["input"], Mapping) and len(given) < 60
     value = f" (got {given})" if named else ""
     return f"{where}: {text}{value}" if where else text
+
+
+def printable(text: str) -> str:
+    """One line for a terminal: line breaks and control characters are spelled out, so that they do nothing there."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

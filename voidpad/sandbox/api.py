@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from voidpad.errors import ConfigError, SandboxError
+from voidpad.errors import ConfigError, SandboxError, printable
 from voidpad.sandbox.jail import LAYERS, NAMESPACES
 
 _LOG = logging.getLogger("voidpad.sandbox")
@@ -101,12 +101,7 @@ def _verdict(
         reason = "killed" if status is not None and status < 0 else "exited"
         how = {"killed": f"signal {-(status or 0)}", "exited": f"status {status}"}[reason]
         detail = f"{detail} ({how})" if status is not None else detail
-    return Verdict(reason == "passed", reason, _printable(str(detail)), seconds)
-
-
-def _printable(text: str) -> str:
-    """One line without control characters, which a terminal or a report could take for commands."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    return Verdict(reason == "passed", reason, printable(str(detail)), seconds)
 
 
 @cache

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
+from voidpad.errors import printable
 from voidpad.serve.access import Access
 from voidpad.serve.engine_thread import EngineThread, LiveRequest
 from voidpad.serve.json_fields import RequestError, parse_body
@@ -56,7 +57,6 @@ class ServerState:
 def build_app(state: ServerState) -> FastAPI:
     """The application. It starts and stops no engine: the caller owns that."""
     app = FastAPI(title="voidpad", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.voidpad = state
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
@@ -210,7 +210,10 @@ async def _generate(state: ServerState, http: Request, route: Route) -> Response
     kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RequestError("the content type must be application/json.", status=415)
-    body = await _read_body(http, state.limits.max_body)
+    try:
+        body = await asyncio.wait_for(_read_body(http, state.limits.max_body), state.limits.timeout)
+    except TimeoutError:
+        raise RequestError("the body did not arrive within the server's timeout.", status=408) from None
     # Encoding a long prompt takes a while: the event loop goes on meanwhile.
     request = await asyncio.to_thread(lambda: read_request(parse_body(body), route, state.served))
     live = state.engine.submit(request, deadline=begun + state.limits.timeout)
@@ -358,5 +361,6 @@ class LogLines(logging.Formatter):
                 content["error"] = self.formatException(record.exc_info)
             return json.dumps({**content, **(about or {})}, ensure_ascii=True)
         if about is not None:
-            record.msg = " ".join(f"{name}={value}" for name, value in about.items())
-        return super().format(record).replace("\n", " | ") if about is not None else super().format(record)
+            record.msg = " ".join(f"{name}={printable(str(value))}" for name, value in about.items())
+            record.args = ()
+        return super().format(record)

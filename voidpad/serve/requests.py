@@ -52,8 +52,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 LABELS = ("user", "safety_identifier", "prompt_cache_key")  # texts about the caller; they change no answer
-CHAT_ONLY = ("messages", "max_completion_tokens", "top_logprobs")
-COMPLETION_ONLY = ("prompt",)
 
 
 @dataclass(frozen=True)
@@ -89,16 +87,15 @@ class ServedModel:
     fields: Mapping[str, Any]
     cache: str | None = None
 
-    def plan(self, name: str | None, fields: Mapping[str, Any]) -> Plan:
+    def plan(self, name: str, fields: Mapping[str, Any]) -> Plan:
         """The plan of a request: the server's own fields hold unless the request names another plan."""
-        chosen = name or self.plan_name
-        if ":" in chosen:
+        if ":" in name:
             raise RequestError(
                 "a plan from a module is code; give the name of a preset.", param="voidpad.plan"
             )
-        own = self.fields if chosen == self.plan_name else {}
+        own = self.fields if name == self.plan_name else {}
         try:
-            plan = self.model.plan(chosen, **{**own, **fields})
+            plan = self.model.plan(name, **{**own, **fields})
             self.model.roles.ids([*plan.ban, *plan.mute])
         except VoidpadError as error:
             raise RequestError(str(error), param=_named_field(str(error), fields)) from None
@@ -144,7 +141,8 @@ def read_request(
         canvas_events = extension.take("canvas") or canvas_events
     if canvas_events and not stream:
         raise RequestError("canvas events need stream=true.", param="voidpad.canvas")
-    plan = _plan(fields, extension, served)
+    plan_name = extension.text("plan") or served.plan_name
+    plan = _plan(plan_name, fields, extension, served)
     max_tokens = fields.whole("max_tokens", 1, 1 << 20)
     if route == "chat":
         newer = fields.whole("max_completion_tokens", 1, 1 << 20)
@@ -163,8 +161,8 @@ def read_request(
     request = GenerationRequest(
         route=route,
         prompts=prompts,
-        plan_name=extension_name(plan[0], served),
-        plan=plan[1],
+        plan_name=plan_name,
+        plan=plan,
         seed=secrets.randbits(53) if seed is None else seed & (2**63 - 1),
         n=n,
         max_tokens=max_tokens,
@@ -181,13 +179,8 @@ def read_request(
     return request
 
 
-def extension_name(given: str | None, served: ServedModel) -> str:
-    return given or served.plan_name
-
-
-def _plan(fields: JsonFields, extension: JsonFields, served: ServedModel) -> tuple[str | None, Plan]:
+def _plan(name: str, fields: JsonFields, extension: JsonFields, served: ServedModel) -> Plan:
     """The plan that `temperature`, `top_p`, `logit_bias` and the extension object ask for."""
-    name = extension.text("plan")
     wanted = extension.rest()
     temperature, top_p = fields.number("temperature", 0, 2), fields.number("top_p", 0, 1)
     for field, value in (("temperature", temperature), ("top_p", top_p)):
@@ -203,7 +196,7 @@ def _plan(fields: JsonFields, extension: JsonFields, served: ServedModel) -> tup
     if banned:
         muted = (*plan.mute, *banned) if plan.mute == plan.ban and plan.mute else plan.mute
         plan = replace(plan, ban=(*plan.ban, *banned), mute=muted)
-    return name, plan
+    return plan
 
 
 def _bans(biases: Mapping[str, Any] | None, model: Model) -> tuple[int, ...]:

@@ -62,7 +62,7 @@ def make_state(model: Model, options: ServeOptions, access: Access) -> ServerSta
     name = options.name or model.name
     served = ServedModel(model, name, options.plan, dict(options.fields), options.cache)
     try:
-        default = served.plan(None, {})
+        default = served.plan(options.plan, {})
     except RequestError as error:
         raise ConfigError(str(error)) from None
     engine = model.engine(rows=options.rows, tokens=options.tokens, cache=options.cache, block=default.block)
@@ -190,7 +190,7 @@ def _version() -> str:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket, so that a port in use is said before the model is loaded."""
+    """A listening socket; a port that is in use is an error of one line."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
