@@ -1,9 +1,17 @@
 """The text of an answer while it is written: what is sent is never taken back and adds up to the whole."""
 
+import asyncio
+import json
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from voidpad.decode.plan import Plan
+from voidpad.serve.app import _chunks
 from voidpad.serve.choice import Choice, TextRules, TokenLogprob
+from voidpad.serve.engine_thread import LiveRequest
+from voidpad.serve.replies import ReplyWriter
+from voidpad.serve.requests import GenerationRequest
 
 END, PAD = 256, 257
 # A token is a byte, so characters are cut anywhere: decoding half of one gives U+FFFD.
@@ -90,3 +98,29 @@ def test_a_tokenizer_that_joins_punctuation_keeps_the_last_characters_back():
         sent += choice.take()
     choice.end()
     assert sent + choice.take() == "I don't know"
+
+
+def test_a_stream_ends_only_after_all_text_that_came_while_it_was_sent():
+    """While a chunk is being sent the engine may finish the answer: what it wrote then still goes out."""
+
+    async def texts_and_end():
+        request = GenerationRequest("chat", ((1,),), "void", Plan(), seed=0, stream=True, canvas_events=True)
+        live = LiveRequest(request, [Choice(BYTES)], 1, chr, reports=[{}])
+        stream, chunks = _chunks(live, ReplyWriter(request, "m", "vp_0", chr)), []
+        chunks.append(await anext(stream))  # the role
+        live.choices[0].feed(b"sum ")
+        live.changed.set()
+        chunks.append(await anext(stream))  # "sum "; the rest comes before the stream is asked to go on
+        live.choices[0].feed([*b"is 4", END])
+        live.records.append((0, {"record": "end"}))
+        live.reports[0] = {"passes_decode": 3}
+        live.changed.set()
+        chunks += [chunk async for chunk in stream]
+        assert chunks.pop() == b"data: [DONE]\n\n"
+        return [json.loads(chunk.removeprefix(b"data: ")) for chunk in chunks]
+
+    chunks = asyncio.run(texts_and_end())
+    choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    assert [choice["delta"].get("content", "") for choice in choices] == ["", "sum ", "is 4", ""]
+    assert [choice["finish_reason"] for choice in choices] == [None, None, None, "stop"]
+    assert [chunk["voidpad"]["record"] for chunk in chunks if not chunk["choices"]] == ["end"]

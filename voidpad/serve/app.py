@@ -277,6 +277,8 @@ async def _chunks(live: LiveRequest, writer: ReplyWriter) -> AsyncIterator[bytes
             yield KEEP_ALIVE
             continue
         live.changed.clear()
+        # Sending a chunk lets the engine's updates in: a choice ends only after all that it had by then was sent.
+        reports = list(live.reports)
         for index, record in live.take_records():
             yield writer.canvas(index, record)
         for index, choice in enumerate(live.choices):
@@ -284,9 +286,9 @@ async def _chunks(live: LiveRequest, writer: ReplyWriter) -> AsyncIterator[bytes
                 continue
             for chunk in writer.delta(index, choice):
                 yield chunk
-            if live.reports[index]:
+            if reports[index]:
                 ended.add(index)
-                yield writer.last(index, choice, live.reports[index])
+                yield writer.last(index, choice, reports[index])
         if live.error is not None:
             yield event(error_object(live.error))
             return
