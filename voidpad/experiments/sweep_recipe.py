@@ -20,6 +20,7 @@ from voidpad.evaluate.settings import Settings, settings_digest
 from voidpad.experiments.report.layout import FigureLayout, TableLayout
 from voidpad.models import FAMILIES
 from voidpad.models.load import read_config
+from voidpad.models.quantizer import QuantizerName
 
 Fields = dict[str, Any]  # plan fields; the plan itself checks them
 Grid = dict[str, list[Any]]
@@ -58,7 +59,7 @@ class SweepRecipe(Closed):
     limit: int | None = Field(default=None, ge=1)
     seed: int = 0
     dtype: str = "auto"
-    quantize: Literal["8bit", "4bit"] | None = None
+    quantize: QuantizerName | None = None
     fewshot: Literal["keyed", "stream"] = "keyed"
     merge: bool = False  # fold adapters into the weights first: faster, rounds differently
     tables: list[TableLayout] = Field(default=[], alias="table")

@@ -14,7 +14,7 @@ from voidpad.engine.events import Event, Failed, Finished, Wrote
 from voidpad.errors import ConfigError
 from voidpad.models.card import Card, default_plan
 from voidpad.models.families import Family
-from voidpad.models.place import Quantizer
+from voidpad.models.quantizer import Quantizer
 from voidpad.models.text import Messages, chat, encode_chat, raw_ids, special_ids
 from voidpad.roles import Roles
 
@@ -63,9 +63,8 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """The number of weights, those of an adapter included; two 4-bit weights share a stored byte."""
-        packed = 2 if self.quantized == "4bit" else 1
-        return sum(p.numel() * (packed if p.dtype == torch.uint8 else 1) for p in self.net.parameters())
+        """The number of weights, those of an adapter included."""
+        return Quantizer.count(self.net)
 
     @property
     def summary(self) -> str:
