@@ -24,7 +24,10 @@ from voidpad.errors import ConfigError
 
 @dataclass(frozen=True)
 class Plan(DecodingRule):
-    """How to decode. Frozen, hashable and picklable, so a plan can be a dict key, a sweep cell and a run record."""
+    """How to decode: one rule each for length, proposal, commit and stop, the block size, and what is banned.
+
+    Frozen, hashable and picklable, so a plan can be a dict key, a sweep cell and a run record.
+    """
 
     length: Length = Fixed()
     propose: Propose = GumbelProposal()

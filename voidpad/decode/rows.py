@@ -15,7 +15,10 @@ from voidpad.decode.commit import BlockProgress
 
 @dataclass(frozen=True)
 class Rows:
-    """Everything decoding needs to continue these rows; rows may be selected and joined between passes."""
+    """Rows between two passes: their canvas, limits, active block and counters, all that decoding needs to go on.
+
+    Rows may be selected and joined between passes.
+    """
 
     canvas: Canvas
     seed: Tensor  # (B,)

@@ -59,7 +59,7 @@ class Quantizer:
 
     @property
     def weight_bytes(self) -> float:
-        """The memory of one weight."""
+        """Bytes that one number of a weight matrix takes; scales and zero points are not counted."""
         return _KINDS[self.name].weight_bytes
 
     def config(self, compute: torch.dtype) -> Any:
