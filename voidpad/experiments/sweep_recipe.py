@@ -108,6 +108,27 @@ def read(path: Path) -> SweepRecipe:
     return parse(raw, str(path))
 
 
+def with_folders(recipe: SweepRecipe, folders: Mapping[str, str]) -> SweepRecipe:
+    """The recipe with other places for the models and adapters it names; its rows keep their names."""
+    named = {
+        name for group in recipe.groups for name in (*_listed(group.model), group.adapter) if name is not None
+    }
+    if unknown := sorted(folders.keys() - named):
+        raise ConfigError(f"use={unknown[0]}: the recipe names {', '.join(sorted(named))}.")
+    groups = [
+        group.model_copy(
+            update={
+                "model": folders.get(model, model),
+                "adapter": folders.get(group.adapter or "", group.adapter),
+                "of": group.of or model,
+            }
+        )
+        for group in recipe.groups
+        for model in _listed(group.model)
+    ]
+    return recipe.model_copy(update={"groups": groups})
+
+
 def parse(raw: Mapping[str, Any], name: str) -> SweepRecipe:
     try:
         recipe = SweepRecipe.model_validate(raw)
