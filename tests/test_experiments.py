@@ -42,7 +42,7 @@ COUNTS = {
     "paper-thresholds-dream": 128,
     "paper-window": 16,
     "tiny-appendix-blocks": 144,
-    "tiny-approximations": 84,
+    "tiny-approximations": 108,
     "tiny-canvas": 48,
     "tiny-demo": 28,
     "tiny-early-rainbow": 32,
