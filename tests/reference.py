@@ -391,7 +391,9 @@ def append_blocks(row: Row, rule: Appended) -> str:
     while len(row.canvas) < rule.limit and row.eos not in row.canvas:
         start = len(row.canvas)
         row.canvas += [row.mask] * min(row.settings.block, rule.limit - start)
-        row.events["expanded"] += start > 0
+        if start:
+            row.states[-1] = list(row.canvas)  # the pass that filled the canvas appends the next block
+            row.events["expanded"] += 1
         reason = fill(row, start)
         if reason:
             return reason

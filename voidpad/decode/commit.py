@@ -134,7 +134,7 @@ class Factor(DecodingRule):
     def __call__(self, score: Tensor, frontier: Tensor, progress: BlockProgress) -> Tensor:
         ordered = score.masked_fill(~frontier, -torch.inf).sort(dim=1, descending=True).values
         n = torch.arange(1, score.shape[1] + 1)[None]
-        count = torch.where(ordered >= 1 - self.factor / (n + 1), n, 1).max(1).values
+        count = torch.where(ordered >= 1 - self.factor / (n.double() + 1), n, 1).max(1).values
         return _highest(score, frontier, count)
 
 
