@@ -23,11 +23,13 @@ LAYERS = [
     "noise",
     "commit",
     "rows",
+    "adjust",
     "propose",
     "stop",
     "denoise",
     "length",
     "eos_length",
+    "switches",
     "plan",
     "loop",
 ]
@@ -135,6 +137,10 @@ def test_presets_users_type():
         "daedal",
         "rho-eos",
         "smart-crop",
+        "eos-last",
+        "eos-never",
+        "eos-penalty",
+        "append-blocks",
     ]
     assert ALIASES == {"eos": "original", "rainbow": "original"}
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any
 
+from voidpad.decode.switches import APPROXIMATE_FIELDS
 from voidpad.errors import ConfigError
 from voidpad.evaluate.scores import paired
 from voidpad.evaluate.settings import RESOLVED
@@ -297,14 +298,14 @@ def _against_exact(cells: Sequence[CellRecord], records: Sequence[CellRecord]) -
 
 
 def _baseline(record: CellRecord) -> str:
-    """Everything that decides a cell but its approximations, which are named as the fields that set them."""
-    approximations = record.provenance.get("approximations", [])
+    """Everything that decides a cell but its approximations and the fields that set them."""
     kept = {
         name: value
         for name, value in record.settings.items()
         if name not in ("cache", "quantize", "fields", RESOLVED)
     }
-    fields = {name: value for name, value in record.settings["fields"].items() if name not in approximations}
+    given = record.settings["fields"]
+    fields = {name: value for name, value in given.items() if name not in APPROXIMATE_FIELDS}
     return json.dumps(
         {**kept, "fields": fields, "task": record.task, "grader": record.grader}, sort_keys=True
     )
