@@ -26,6 +26,13 @@ LARGEST = {
     "num_key_value_heads": 2_000,
     "max_position_embeddings": 100_000_000,
 }
+# Those of mixtures of experts; `num_local_experts` is how transformers stores their number.
+LARGEST_EXPERTS = {
+    "num_experts": 100_000,
+    "num_local_experts": 100_000,
+    "num_experts_per_tok": 100_000,
+    "moe_intermediate_size": 1_000_000,
+}
 
 
 def words(names: str) -> frozenset[str]:
@@ -75,6 +82,7 @@ class Family:
     shift: int  # row j of the logits predicts token j + shift
     config_class: type[PretrainedConfig]
     net_class: type[PreTrainedModel]
+    experts: bool = field(default=False, kw_only=True)  # whether every layer is a mixture of experts
 
     # Released files
     model_types: tuple[str, ...]  # model_type in a released config.json, lower case
@@ -134,6 +142,10 @@ class Family:
             raise WeightsError(
                 f"{where}: config.json has a field of the wrong type ({reason(error)}); use the released config.json."
             ) from None
+        except ValueError as error:
+            raise WeightsError(
+                f"{where}: config.json is not covered: {reason(error)}. Use a released layout."
+            ) from None
         check_sizes(values, where=where)
         return self.checked_config(values, where=where)
 
@@ -165,7 +177,8 @@ def _renamed(name: str, patterns: Mapping[str, str]) -> str:
 
 def check_sizes(values: Mapping[str, Any], *, where: str) -> None:
     """Refuse sizes that no real network has, before anything is built from them."""
-    for name, largest in LARGEST.items():
+    limits = LARGEST | {name: largest for name, largest in LARGEST_EXPERTS.items() if name in values}
+    for name, largest in limits.items():
         size = values.get(name)
         if type(size) is not int or not 1 <= size <= largest:
             raise WeightsError(
@@ -178,6 +191,11 @@ def check_sizes(values: Mapping[str, Any], *, where: str) -> None:
         raise WeightsError(
             f"{where}: config.json gives {hidden} hidden units, {heads} heads and {keys} key heads; "
             "each must be a multiple of the next."
+        )
+    chosen, experts = (values.get(name) for name in ("num_experts_per_tok", "num_experts"))
+    if chosen is not None and chosen > (experts or values.get("num_local_experts") or 0):
+        raise WeightsError(
+            f"{where}: config.json gives num_experts_per_tok={chosen}, more than there are experts."
         )
     epsilon = values.get("rms_norm_eps")
     if not isinstance(epsilon, float) or not 0 < epsilon < 1:
