@@ -7,10 +7,11 @@ from voidpad.errors import ConfigError, WeightsError
 from voidpad.models.families.dream import DREAM
 from voidpad.models.families.family import Covered, Family, check_sizes, shown
 from voidpad.models.families.llada import LLADA
+from voidpad.models.families.llada_moe import LLADA_MOE
 
 __all__ = ["DREAM", "FAMILIES", "LLADA", "Covered", "Family", "check_sizes", "recognise"]
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (LLADA, DREAM)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (LLADA, DREAM, LLADA_MOE)}
 
 # Masked diffusion models that are not covered, so that the message can name them: model_type -> name.
 _OTHERS = {
