@@ -77,6 +77,14 @@ class Rows:
         entry = torch.where(fresh, moved.window(block).sum(1), self.entry)
         return replace(moved, entry=entry, spent=torch.where(fresh, 0, self.spent))
 
+    def leave_spent(self, block: int, steps: int) -> Rows:
+        """The same rows, each past its active block if `steps` passes were spent there, whatever is still masked."""
+        spent = self.spent >= steps
+        opened = torch.where(spent, torch.minimum(self.open + block, self.canvas.stop), self.open)
+        moved = replace(self, open=opened, spent=torch.where(spent, 0, self.spent))
+        entry = torch.where(spent, moved.window(block).sum(1), self.entry)
+        return replace(moved, entry=entry, still=torch.where(spent, 0, self.still))
+
     def select(self, rows: Tensor) -> Rows:
         """Only these rows (bool mask or indices)."""
         parts = {name: getattr(self, name)[rows] for name in COUNTERS}

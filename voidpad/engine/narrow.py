@@ -1,8 +1,8 @@
 """The last layer, computed only at the tokens whose logits are needed.
 
 This is exact. The last layer's keys and values need every token; its queries and its MLP do not, because no later layer
-reads the other tokens. The layers must have the parts of transformers' Llama; a family says so (`Family.narrow`), and
-`HFDenoiser.narrow` carries it here.
+reads the other tokens. The layers must have the parts of transformers' Llama, with or without Qwen3's norm of the keys;
+a family says so (`Family.narrow`), and `HFDenoiser.narrow` carries it here.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def _keys_and_values(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> tu
     """Keys and values of one layer for all tokens, (1, heads, T, size) each."""
     seen, part = layer.input_layernorm(hidden), layer.self_attn
     keys, values = (
-        project(seen).unflatten(-1, (-1, part.head_dim)).transpose(1, 2)
-        for project in (part.k_proj, part.v_proj)
+        project(seen).unflatten(-1, (-1, part.head_dim)) for project in (part.k_proj, part.v_proj)
     )
+    if hasattr(part, "k_norm"):
+        keys = part.k_norm(keys)
+    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
     return apply_rotary_pos_emb(keys, keys, cos, sin)[1], values

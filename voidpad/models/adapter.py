@@ -64,6 +64,10 @@ def attach(model: "Model", folder: Path) -> tuple[PeftModel, bool]:
         raise WeightsError(
             f"{folder}: does not fit {model.name} ({reason(error)}); use the adapter's own base."
         ) from None
+    if config.target_parameters:  # peft turns targets inside a mixture of experts into these
+        raise WeightsError(
+            f"{folder / CONFIG}: adapts the experts, which is not covered; use an adapter of the attention."
+        )
     _check(net, tensors, where=f"{folder} on {model.name}")
     rows = model.net.config.vocab_size
     trained = config.trainable_token_indices or []

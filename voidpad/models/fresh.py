@@ -51,12 +51,16 @@ def random_model(
     heads: int = 4,
     kv_heads: int | None = None,
     intermediate: int = 64,
+    experts: int = 4,
     context: int = 512,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> Model:
-    """A model of a family with random weights and a character tokenizer."""
+    """A model of a family with random weights and a character tokenizer.
+
+    `experts` is for families that have them; `intermediate` is then the size of one, and two see each token.
+    """
     if family not in FAMILIES:
         raise ConfigError(f"family {family!r} is unknown; use one of {', '.join(FAMILIES)}.")
     if hidden % heads or heads % (kv_heads or heads):
@@ -64,8 +68,10 @@ def random_model(
             f"heads {heads} must divide hidden {hidden}, and kv_heads {kv_heads} must divide heads."
         )
     tokenizer = character_tokenizer(vocab)
+    mixture = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": intermediate}
     config = FAMILIES[family].config(
         {
+            **(mixture if FAMILIES[family].experts else {}),
             "vocab_size": vocab,
             "hidden_size": hidden,
             "num_hidden_layers": layers,

@@ -246,8 +246,9 @@ class Model:
     def _graphed(self) -> dict[str, Any]:
         from voidpad.engine.graphs import Graphs
 
-        bare = not isinstance(self.net, PeftModel)  # token adapters send ids from the host: merge to capture
-        return {"bucket": 64, "graphs": Graphs(up_to=1024 if bare else 0)} if self._varlen else {}
+        # Token adapters send ids from the host: merge to capture. Mixtures of experts have not been captured.
+        fits = not isinstance(self.net, PeftModel) and not self.family.experts
+        return {"bucket": 64, "graphs": Graphs(up_to=1024 if fits else 0)} if self._varlen else {}
 
     def engine(
         self, *, rows: int = 32, tokens: int = 16384, cache: str | None = None, block: int = 32

@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 
 from voidpad.errors import WeightsError, reason
 from voidpad.models.card import read_json
+from voidpad.models.experts import is_fused, split
 from voidpad.models.families import Family
 from voidpad.models.families.family import shown
 
@@ -115,12 +116,21 @@ def check(
         raise WeightsError(
             f"{where}: config.json does not describe a network ({reason(error)}); copy the file again."
         ) from error
-    expected = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
+    given = {family.tensor_name(name): header.shape for name, header in tensors.items()}
+    expected: dict[str, Shape] = {}
+    for name, tensor in net.state_dict().items():
+        if not is_fused(name) or name in given:  # folders saved by voidpad hold the fused tensors
+            expected[name] = tuple(tensor.shape)
+            continue
+        if len(tensor) * config.num_hidden_layers > len(tensors):
+            raise WeightsError(
+                f"{where}: config.json asks for {len(tensor)} experts in {config.num_hidden_layers} layers, but the "
+                f"files hold {len(tensors)} tensors. Use the complete checkpoint with its own config."
+            )
+        expected |= {part: tuple(matrix.shape) for part, matrix in split(name, tensor)}
     if config.tie_word_embeddings:
         del expected["lm_head.weight"]
-    compare(
-        expected, {family.tensor_name(name): header.shape for name, header in tensors.items()}, where=where
-    )
+    compare(expected, given, where=where)
 
 
 def compare(expected: Mapping[str, Shape], given: Mapping[str, Shape], *, where: str) -> None:

@@ -29,7 +29,10 @@ def estimate(recipe: TrainingRecipe, net: Any, *, slots: int, processes: int = 1
     tokens = recipe.run.micro_batch * slots
     # What one layer keeps for its backward pass: about 12 tensors as wide as the residual stream (norms, queries,
     # keys, values, attention, both residuals, LoRA's inputs) and 5 as wide as the feed-forward part.
-    layer = tokens * size * (12 * config.hidden_size + 5 * config.intermediate_size)
+    wide = config.intermediate_size
+    if hasattr(config, "num_experts_per_tok"):
+        wide = config.num_experts_per_tok * config.moe_intermediate_size
+    layer = tokens * size * (12 * config.hidden_size + 5 * wide)
     stream = tokens * size * config.hidden_size
     if recipe.run.checkpointing:
         activations = config.num_hidden_layers * stream + layer

@@ -84,6 +84,12 @@ def _from_scratch(recipe: TrainingRecipe, part: Scratch, prepared: data.Prepared
         known = ", ".join(models.FAMILIES)
         raise ConfigError(f"model.scratch.family: {part.family!r} is unknown; use one of {known}.")
     family = models.FAMILIES[part.family]
+    if family.experts:
+        dense = ", ".join(name for name, one in models.FAMILIES.items() if not one.experts)
+        raise ConfigError(
+            f"model.scratch.family: {part.family!r} is a mixture of experts, which can be tuned but not trained from "
+            f"scratch; use one of {dense}."
+        )
     if recipe.model.tokenizer is None:
         raise ConfigError("model.tokenizer: a network from scratch needs the folder of its tokenizer.")
     tokenizer = read_tokenizer(base_folder(recipe.model.tokenizer))
@@ -137,12 +143,21 @@ def _init_rows(model: models.Model, ids: tuple[int, ...], rule: str) -> None:
             table[row] = source.to(table.dtype)
 
 
+_EXPERT_PARTS = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "gate", "experts"}
+
+
 def _with_lora(model: models.Model, recipe: TrainingRecipe) -> models.Model:
     part, how = recipe.lora or LoraPart(), recipe.policy
     ids = list(how.new_tokens(model.roles)) if how else []
     targets = part.targets
-    if recipe.preset == "authors" and "targets" not in part.model_fields_set:
+    if "targets" not in part.model_fields_set and (recipe.preset == "authors" or model.family.experts):
         targets = model.family.lora_targets
+    inside = sorted({name.split(".")[-1] for name in targets} & _EXPERT_PARTS) if model.family.experts else []
+    if inside:
+        raise ConfigError(
+            f"lora.targets: {inside[0]} is part of the experts, which LoRA does not cover; use "
+            f"{', '.join(model.family.lora_targets)}."
+        )
     rows = {"embed_tokens": ids, "lm_head": ids} if part.void_rows and ids else None
     if rows and model.net.config.tie_word_embeddings:
         rows = {"embed_tokens": ids}

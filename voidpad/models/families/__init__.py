@@ -7,15 +7,15 @@ from voidpad.errors import ConfigError, WeightsError
 from voidpad.models.families.dream import DREAM
 from voidpad.models.families.family import Covered, Family, check_sizes, shown
 from voidpad.models.families.llada import LLADA
+from voidpad.models.families.llada_moe import LLADA_MOE
 
 __all__ = ["DREAM", "FAMILIES", "LLADA", "Covered", "Family", "check_sizes", "recognise"]
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (LLADA, DREAM)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (LLADA, DREAM, LLADA_MOE)}
 
 # Masked diffusion models that are not covered, so that the message can name them: model_type -> name.
 _OTHERS = {
     "illada": "iLLaDA",
-    "lladamoe": "LLaDA-MoE",
     "llada2_moe": "LLaDA2",
     "sdar": "SDAR",
     "sdar_moe": "SDAR-MoE",
@@ -26,23 +26,25 @@ _OTHERS = {
 def recognise(config: Mapping[str, Any], *, where: str, name: str = "", given: str | None = None) -> Family:
     """The family of a released config.json.
 
-    `name` is what the user typed (some hub checkpoints are known by it), `given` the family the user named. A
-    checkpoint that only looks like a family of ours (LLaDA-MoE says `llada`) is refused under its own name.
+    `name` is what the user typed (some hub checkpoints are known by it), `given` the family the user named. Dense
+    models and mixtures of experts may carry the same model_type (LLaDA-MoE says `llada`): the experts tell them apart.
     """
     if given is not None and given not in FAMILIES:
         raise ConfigError(f"family {given!r} is unknown; use one of {', '.join(FAMILIES)}.")
     kind = str(config.get("model_type")).lower()
-    other = _OTHERS.get(kind) or _look_alike(config)
+    experts = _has_experts(config)
+    for family in FAMILIES.values():
+        named = given == family.name or name in family.hub_ids
+        marked = kind in family.model_types and given in (None, family.name)
+        if family.experts == experts and (marked or (named and kind in family.unmarked_types)):
+            return family
+    other = _OTHERS.get(kind)
+    if other is None and experts and given is None:
+        other = "LLaDA-MoE" if kind.startswith("llada") else "mixture-of-experts"
     if other is not None:
         raise WeightsError(
             f"{where}: is a checkpoint of the {other} family, which is not covered; use a LLaDA or Dream checkpoint."
         )
-    for family in FAMILIES.values():
-        named = given == family.name or name in family.hub_ids
-        if (kind in family.model_types and given in (None, family.name)) or (
-            named and kind in family.unmarked_types
-        ):
-            return family
     if given is not None:
         raise WeightsError(
             f"{where}: model_type {shown(config.get('model_type'))} cannot be read as family {given!r}; drop family."
@@ -55,12 +57,8 @@ def recognise(config: Mapping[str, Any], *, where: str, name: str = "", given: s
     )
 
 
-def _look_alike(config: Mapping[str, Any]) -> str | None:
-    """The name of a model that carries a covered model_type but is another architecture."""
+def _has_experts(config: Mapping[str, Any]) -> bool:
+    """Whether config.json describes a mixture of experts, by its sizes or by its names."""
     architectures = config.get("architectures")
-    listed = architectures if isinstance(architectures, list) else []
-    if "num_experts" in config or any("MoE" in str(item) for item in listed):
-        return (
-            "LLaDA-MoE" if str(config.get("model_type")).lower().startswith("llada") else "mixture-of-experts"
-        )
-    return None
+    names = [config.get("model_type"), *(architectures if isinstance(architectures, list) else [])]
+    return "num_experts" in config or any("moe" in str(name).lower() for name in names)

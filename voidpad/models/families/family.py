@@ -7,6 +7,7 @@ the package asks the family and never compares its name.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -25,6 +26,13 @@ LARGEST = {
     "num_attention_heads": 2_000,
     "num_key_value_heads": 2_000,
     "max_position_embeddings": 100_000_000,
+}
+# Those of mixtures of experts; `num_local_experts` is how transformers stores their number.
+LARGEST_EXPERTS = {
+    "num_experts": 100_000,
+    "num_local_experts": 100_000,
+    "num_experts_per_tok": 100_000,
+    "moe_intermediate_size": 1_000_000,
 }
 
 
@@ -75,11 +83,15 @@ class Family:
     shift: int  # row j of the logits predicts token j + shift
     config_class: type[PretrainedConfig]
     net_class: type[PreTrainedModel]
+    experts: bool = field(default=False, kw_only=True)  # whether every layer is a mixture of experts
 
     # Released files
     model_types: tuple[str, ...]  # model_type in a released config.json, lower case
     covered: Covered
     translated: Callable[[Mapping[str, Any]], dict[str, Any]]  # released fields -> fields of config_class
+    # The way back: a config of config_class as released fields, those that are always the same left out. None: `export`
+    # needs the config.json of a release.
+    released: Callable[[PretrainedConfig], dict[str, Any]] | None = None
     unmarked_types: tuple[str, ...] = ()  # model types that count only when the user names the family
     hub_ids: tuple[str, ...] = ()  # hub checkpoints whose config.json does not name the family
     tensor_names: Mapping[str, str] = field(default_factory=dict)  # pattern -> replacement, as in key_mapping
@@ -134,6 +146,10 @@ class Family:
             raise WeightsError(
                 f"{where}: config.json has a field of the wrong type ({reason(error)}); use the released config.json."
             ) from None
+        except ValueError as error:
+            raise WeightsError(
+                f"{where}: config.json is not covered: {reason(error)}. Use a released layout."
+            ) from None
         check_sizes(values, where=where)
         return self.checked_config(values, where=where)
 
@@ -150,6 +166,25 @@ class Family:
         """A released tensor name as the stock class spells it; any other name is returned unchanged."""
         return _renamed(name, self.tensor_names)
 
+    def released_name(self, name: str) -> str:
+        """A tensor name of the stock class as the release spells it: the inverse of `tensor_name`."""
+        return _renamed(name, self._released_names)
+
+    @cached_property
+    def _released_names(self) -> dict[str, str]:
+        r"""`tensor_names` the other way round. Its patterns hold plain text and numbers `(\d+)` only."""
+        return {
+            "^" + re.escape(new).replace(r"\\1", r"(\d+)"): old[1:]
+            .replace(r"(\d+)", r"\1")
+            .replace(r"\.", ".")
+            for old, new in self.tensor_names.items()
+        }
+
+    def released_config(self, config: PretrainedConfig) -> dict[str, Any]:
+        """The fields of a released config.json for a config of this family's class."""
+        assert self.released is not None
+        return {name: values[0] for name, values in self.covered.fixed.items()} | self.released(config)
+
     def adapter_name(self, name: str) -> str:
         """A module or tensor name of an adapter, without peft's prefix, as the stock class spells it."""
         return _renamed(name, self.adapter_names)
@@ -165,7 +200,8 @@ def _renamed(name: str, patterns: Mapping[str, str]) -> str:
 
 def check_sizes(values: Mapping[str, Any], *, where: str) -> None:
     """Refuse sizes that no real network has, before anything is built from them."""
-    for name, largest in LARGEST.items():
+    limits = LARGEST | {name: largest for name, largest in LARGEST_EXPERTS.items() if name in values}
+    for name, largest in limits.items():
         size = values.get(name)
         if type(size) is not int or not 1 <= size <= largest:
             raise WeightsError(
@@ -178,6 +214,11 @@ def check_sizes(values: Mapping[str, Any], *, where: str) -> None:
         raise WeightsError(
             f"{where}: config.json gives {hidden} hidden units, {heads} heads and {keys} key heads; "
             "each must be a multiple of the next."
+        )
+    chosen, experts = (values.get(name) for name in ("num_experts_per_tok", "num_experts"))
+    if chosen is not None and chosen > (experts or values.get("num_local_experts") or 0):
+        raise WeightsError(
+            f"{where}: config.json gives num_experts_per_tok={chosen}, more than there are experts."
         )
     epsilon = values.get("rms_norm_eps")
     if not isinstance(epsilon, float) or not 0 < epsilon < 1:

@@ -1,0 +1,117 @@
+"""Mixtures of experts: matrices stored apart or fused, and told from dense models of the same model_type."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from voidpad.decode.canvas import Canvas
+from voidpad.decode.denoise import HFDenoiser
+from voidpad.engine.packed import PackedDenoiser
+from voidpad.errors import WeightsError
+from voidpad.models import LLADA
+from voidpad.models.experts import is_fused, split
+from voidpad.models.families import check_sizes
+from voidpad.models.fresh import random_net
+from voidpad.models.weights import TensorHeader, check
+from voidpad.roles import Roles
+
+MIXTURE = replace(
+    LLADA, config_class=Qwen3MoeConfig, net_class=Qwen3MoeForCausalLM, experts=True, tensor_names={}
+)
+SIZES = {
+    "vocab_size": 16,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 12,
+    "moe_intermediate_size": 6,
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+}
+ROLES = Roles(mask=0, eos=1)
+
+
+def test_splitting_undoes_what_transformers_fuses():
+    experts = torch.randn(3, 3, 6, 8)  # gate, up, down of three experts
+    gate, up, down = experts
+    fused = {
+        "model.layers.4.mlp.experts.gate_up_proj": torch.cat([gate, up], 1),
+        "model.layers.4.mlp.experts.down_proj": down.transpose(1, 2),
+    }
+    parts = {part: matrix for name, tensor in fused.items() for part, matrix in split(name, tensor)}
+    assert len(parts) == 9
+    for number in range(3):
+        for kind, matrix in (("gate", gate[number]), ("up", up[number]), ("down", down[number].T)):
+            assert torch.equal(parts[f"model.layers.4.mlp.experts.{number}.{kind}_proj.weight"], matrix)
+    for name in (
+        "model.norm.weight",
+        "model.layers.0.mlp.gate.weight",
+        "model.layers.0.mlp.down_proj.weight",
+    ):
+        assert not is_fused(name)
+        assert list(split(name, gate)) == [(name, gate)]
+
+
+def test_headers_may_list_the_experts_apart_or_fused():
+    config = MIXTURE.config(SIZES)
+    with torch.device("meta"):
+        state = MIXTURE.net_class(config).state_dict()
+    fused = {name: TensorHeader(tuple(tensor.shape), "F32") for name, tensor in state.items()}
+    apart = {
+        part: TensorHeader(tuple(matrix.shape), "F32")
+        for name, tensor in state.items()
+        for part, matrix in split(name, tensor)
+    }
+    assert len(apart) == len(fused) + 2 * (3 * 3 - 2)
+    for headers in (fused, apart):
+        check(headers, MIXTURE, config, where="model")
+    lost, odd = "model.layers.1.mlp.experts.2.up_proj.weight", "model.layers.0.mlp.experts.0.down_proj.weight"
+    with pytest.raises(WeightsError, match=rf"model: 1 missing tensor\(s\): {lost}"):
+        check(
+            {name: header for name, header in apart.items() if name != lost}, MIXTURE, config, where="model"
+        )
+    with pytest.raises(WeightsError, match=rf"{odd} is \[8, 5\], the config asks for \[8, 6\]"):
+        check(apart | {odd: TensorHeader((8, 5), "F32")}, MIXTURE, config, where="model")
+    more = "model.layers.0.mlp.experts.3.up_proj.weight"
+    with pytest.raises(WeightsError, match=rf"1 surplus tensor\(s\): {more}"):
+        check(apart | {more: TensorHeader((6, 8), "F32")}, MIXTURE, config, where="model")
+    many = MIXTURE.config(SIZES | {"num_experts": 90_000})
+    with pytest.raises(
+        WeightsError, match=r"asks for 90000 experts in 2 layers, but the files hold 39 tensors"
+    ):
+        check(apart, MIXTURE, many, where="model")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_experts": 10**9}, "num_experts=1000000000; it must be a whole number from 1 to 100000"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok=0; it must be"),
+        ({"num_experts_per_tok": 4}, "num_experts_per_tok=4, more than there are experts"),
+        ({"moe_intermediate_size": "6"}, "moe_intermediate_size='6'; it must be"),
+    ],
+)
+def test_sizes_of_experts_that_no_network_has(change, message):
+    check_sizes(SIZES, where="model")
+    with pytest.raises(WeightsError, match=f"model: config.json gives {message}"):
+        check_sizes(SIZES | change, where="model")
+
+
+def test_packed_rows_with_a_norm_of_the_keys():
+    """Few requested slots: the last layer computes those only, and its keys must be normed as the layer norms them."""
+    net = random_net(MIXTURE.config(SIZES | {"initializer_range": 0.4}), seed=2, dtype=torch.float64)
+    net.set_experts_implementation("eager")  # the others have no float64
+    for layer in net.model.layers:
+        layer.self_attn.k_norm.weight.data.uniform_(0.5, 2, generator=torch.Generator().manual_seed(1))
+    canvas = Canvas.blank([[3, 9, 4, 5, 8], [7, 6]], torch.tensor([4, 6]), ROLES, keys=[0, 1])
+    denoise = HFDenoiser(net.model, net.lm_head, narrow=True)
+    few = canvas.masked & (canvas.masked.cumsum(1) <= 2)
+    for where in (few, canvas.masked):
+        torch.testing.assert_close(
+            PackedDenoiser(denoise)(canvas, where), denoise(canvas, where), atol=1e-12, rtol=0
+        )
