@@ -20,6 +20,7 @@ LAYERS = [
     "outcome",
     "fields",
     "canvas",
+    "causal",
     "noise",
     "commit",
     "rows",
@@ -29,6 +30,7 @@ LAYERS = [
     "length",
     "eos_length",
     "plan",
+    "causal_preset",
     "loop",
 ]
 

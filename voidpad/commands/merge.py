@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from voidpad.commands.loading import Device, FamilyName, RoleIds, err, load_model
+from voidpad.commands.loading import CausalBlock, Device, FamilyName, RoleIds, err, load_model
 from voidpad.commands.outputs import folder_to_write
 
 
@@ -23,6 +23,7 @@ def merge(
     device: Device = "cpu",
     family: FamilyName = None,
     roles: RoleIds = None,
+    causal_block: CausalBlock = None,
 ) -> None:
     """Merge a LoRA adapter into its base and save the result as one checkpoint.
 
@@ -37,7 +38,15 @@ def merge(
 
     models.Place(dtype=dtype)  # an unknown dtype is refused before anything is loaded
     # In float32 whatever is stored: the sum is rounded once, when it is written.
-    loaded = load_model(model, adapter, device=device, dtype="float32", family=family, roles=roles)
+    loaded = load_model(
+        model,
+        adapter,
+        device=device,
+        dtype="float32",
+        family=family,
+        roles=roles,
+        causal_block=causal_block,
+    )
     if dtype == "auto":
         stored = STORED.get(stored_dtype(headers(base_folder(model))), "float32")
     else:

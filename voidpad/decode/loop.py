@@ -21,7 +21,7 @@ from voidpad.decode.outcome import Outcome
 from voidpad.decode.plan import Plan, name_of
 from voidpad.decode.propose import NOTHING, Bans, propose_in_pieces
 from voidpad.decode.rows import Rows
-from voidpad.decode.stop import eos_termination
+from voidpad.decode.stop import terminated
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.roles import Roles
 
@@ -98,9 +98,11 @@ def begin(
         check(prompt, roles, plan)
     longest = plan.length.limit
     bounds = [longest if limit is None else min(limit, longest) for limit in limits or [None] * len(prompts)]
-    limit = torch.tensor(bounds, dtype=torch.long)
-    canvas = Canvas.blank(prompts, limit.clamp(max=plan.length.canvas), roles, keys, handles)
-    return Rows.begin(canvas, plan.block, seeds=seeds, limit=limit, probing=plan.length.probes)
+    limit, size = (torch.tensor(n, dtype=torch.long) for n in (bounds, [len(prompt) for prompt in prompts]))
+    slots = plan.whole(size, limit.clamp(max=plan.length.canvas))
+    canvas = Canvas.blank(prompts, slots, roles, keys, handles)
+    limit, start = plan.whole(size, limit), plan.first_block(size)
+    return Rows.begin(canvas, plan.block, open=start, seeds=seeds, limit=limit, probing=plan.length.probes)
 
 
 def check(prompt: Sequence[int], roles: Roles, plan: Plan) -> None:
@@ -117,7 +119,7 @@ def wanted(rows: Rows, plan: Plan) -> Tensor:
 
     A probing row also requests its first block, because the final probe doubles as the first decoding pass.
     """
-    return rows.window(plan.block) | plan.length.watch(rows)
+    return plan.frontier(rows) | plan.length.watch(rows)
 
 
 def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
@@ -129,9 +131,9 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
     grid = scatter(watched, plan.length.measure(seen, roles, bans).cpu())
     signal = plan.length.read(rows, grid)
     ready = plan.length.ready(rows, signal)
-    frontier = rows.window(plan.block) & ready[:, None]
+    frontier = plan.frontier(rows) & ready[:, None]
     tokens, score = _propose(rows, plan, frontier, _at(logits, frontier[where]), bans)
-    chosen = plan.commit(score, frontier, rows.progress(frontier, plan.steps))
+    chosen = plan.commit(score, frontier, rows.progress(frontier, plan.steps, plan.block))
     if (chosen & (tokens == NOTHING)).any():
         if (chosen & ~frontier).any():
             raise VoidpadError(f"commit={name_of(plan.commit)} chose a slot outside the frontier.")
@@ -164,7 +166,8 @@ def _propose(rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Ban
     if not len(row):
         return torch.full_like(rows.canvas.ids, NOTHING), torch.full(frontier.shape, -torch.inf).double()
     slot = column - rows.canvas.prompt[row]
-    noise = Noise((rows.seed[row], rows.canvas.key[row], rows.decoded[row], slot), logits.device)
+    draw = (rows.seed[row], rows.canvas.key[row], rows.decoded[row], slot)
+    noise = Noise(draw, logits.device, still=plan.greedy(column))
     tokens, score = propose_in_pieces(plan.propose, logits, bans, noise)
     return scatter(frontier, tokens, NOTHING), scatter(frontier, score, -torch.inf)
 
@@ -189,7 +192,7 @@ def _finish(rows: Rows, plan: Plan, ready: Tensor) -> dict[int, Outcome]:
     if not (ready & (ended | over | spent)).any():
         return {}
     done: list[tuple[str, Tensor]] = [  # the first that holds is the reason
-        ("eos", ended & eos_termination(rows.canvas)),
+        ("eos", ended & terminated(rows.canvas, plan.ends(rows.canvas.roles))),
         ("rule", ended),  # only a stop rule of the user's own ends a row without an EOS
         ("full", over & ~rows.canvas.masked.any(1)),
         ("stalled", over),
@@ -204,9 +207,8 @@ def _finish(rows: Rows, plan: Plan, ready: Tensor) -> dict[int, Outcome]:
 def outcome(rows: Rows, row: int, plan: Plan, reason: str) -> Outcome:
     """The record of one row that ended for this reason."""
     ids = rows.canvas.answer(row)
-    eos = rows.canvas.roles.eos
-    ends_here = (plan.cut or reason == "eos") and eos in ids
-    tokens = ids[: ids.index(eos) + 1] if ends_here else ids
+    ends = plan.ends(rows.canvas.roles) if plan.cut or reason == "eos" else ()
+    tokens = ids[: next((place for place, token in enumerate(ids, 1) if token in ends), len(ids))]
     if reason == "rule" and rows.canvas.roles.mask in tokens:  # what is left of the first mask is the answer
         tokens = tokens[: tokens.index(rows.canvas.roles.mask)]
     return Outcome(

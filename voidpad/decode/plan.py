@@ -13,13 +13,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor, div
+
+from voidpad.decode.causal import CausalBlocks
 from voidpad.decode.commit import Commit, Factor, HighConfidence, Threshold, TopK
 from voidpad.decode.eos_length import Daedal, RhoEos
 from voidpad.decode.fields import DecodingRule, Names, PlanField, Range, declared, setting, settings_of
 from voidpad.decode.length import Fixed, Length, LengthRule, SmartCrop, VoidExpansion
 from voidpad.decode.propose import PROPOSALS, GumbelProposal, MaskLast, Propose
+from voidpad.decode.rows import Rows
 from voidpad.decode.stop import STOPS, Stop, vanilla
 from voidpad.errors import ConfigError
+from voidpad.roles import Roles
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class Plan(DecodingRule):
     trim: bool = setting(
         False, help="cut the canvas right after a committed EOS (approximate; needs stop=eos)"
     )
+    causal: CausalBlocks | None = None  # for networks with block-causal attention; None for full attention
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,6 +60,22 @@ class Plan(DecodingRule):
             raise ConfigError(
                 f"trim=True cuts off the tail by which {name_of(self.length)} sets the length; drop one of them."
             )
+        if self.causal is not None:
+            self._check_causal(self.causal)
+
+    def _check_causal(self, causal: CausalBlocks) -> None:
+        """Refuse what has no meaning where a slot never sees the slots of later blocks."""
+        if causal.size % self.block:
+            raise ConfigError(
+                f"block={self.block} does not divide the blocks of {causal.size} in which the model's attention "
+                f"runs; use {causal.size} or a divisor."
+            )
+        if self.trim or declared(self.length, "looks_ahead", True):
+            rule = "trim=True" if self.trim else f"length={name_of(self.length)}"
+            raise ConfigError(
+                f"{rule} has no meaning for block-causal attention, where no slot sees later blocks; "
+                "use a canvas of one length without trim."
+            )
 
     @property
     def steps(self) -> int:
@@ -64,6 +86,27 @@ class Plan(DecodingRule):
     def limit(self) -> int:
         """The longest canvas this plan allows."""
         return self.length.limit
+
+    def whole(self, prompt: Tensor, slots: Tensor) -> Tensor:
+        """The length of a canvas (B,) of `slots` behind prompts of these lengths: rounded up to whole causal blocks."""
+        return slots if self.causal is None else self.causal.whole(prompt, slots)
+
+    def first_block(self, prompt: Tensor) -> Tensor:
+        """Where the first block starts (B,): at the prompt's end, or where the causal block of its end starts."""
+        return prompt if self.causal is None else div(prompt, self.block, rounding_mode="floor") * self.block
+
+    def frontier(self, rows: Rows) -> Tensor:
+        """The slots (B, L) that may be written in the next pass: the masked ones of the active block."""
+        window = rows.window(self.block)
+        return window if self.causal is None else self.causal.frontier(rows.canvas, window)
+
+    def greedy(self, position: Tensor) -> Tensor | None:
+        """True at the positions (N,) whose token is never drawn at random; None if every token may be."""
+        return self.causal.leads(position) if self.causal is not None and self.causal.lead else None
+
+    def ends(self, roles: Roles) -> tuple[int, ...]:
+        """The ids that end an answer: EOS, and for block-causal models every stop id."""
+        return (roles.eos,) if self.causal is None else roles.ends
 
     def fitted(self, room: int) -> Plan:
         """The plan with its longest canvas cut to `room` slots, rounded down to whole blocks.
@@ -144,6 +187,8 @@ class FamilyDefaults:
     proposal: type[Any] = GumbelProposal  # its settings become fields of the presets
     authors: Mapping[str, Any] = field(default_factory=lambda: {"cut": False})  # fields that @authors sets
     fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # preset -> field -> default
+    presets: Mapping[str, Preset] = field(default_factory=lambda: PRESETS)
+    causal_block: int = 0  # size of the blocks of block-causal attention; 0 for full attention
 
 
 @dataclass(frozen=True)
@@ -175,6 +220,31 @@ class Preset:
             *(block, *length, STEPS, ban, stop, *commits, scores, own["mute"]),
             *(*settings_of(family.proposal), own["trim"], cut),
         ]
+
+    def build(self, family: FamilyDefaults, values: Mapping[str, Any]) -> Plan:
+        """The plan from the value of every field."""
+        length = made(self.length, values).in_blocks(values["block"])
+        own = {one.name: values[one.name] for one in settings_of(Plan) if one.name in values}
+        if self.commit is not None:
+            return Plan(length, self.propose or MaskLast(), made(self.commit, values), **own)
+        threshold, factor, steps = values["threshold"], values["factor"], values["steps"]
+        if threshold and factor:
+            raise ConfigError(f"threshold={threshold} and factor={factor} exclude each other; set one.")
+        if self.length.steps_are_total:
+            blocks = length.canvas // values["block"]
+            if steps % blocks:
+                raise ConfigError(
+                    f"steps={steps} does not spread over {blocks} blocks; use a multiple of {blocks}."
+                )
+            steps //= blocks
+        commit: Any = Factor(factor) if factor else TopK(steps, values["schedule"])
+        commit = Threshold(threshold) if threshold else commit
+        return Plan(length, made(family.proposal, values), commit, **own)
+
+
+def made(rule: type[Any], values: Mapping[str, Any]) -> Any:
+    """A rule with those of its settings that are among the values."""
+    return rule(**{one.name: values[one.name] for one in settings_of(rule) if one.name in values})
 
 
 def _off(one: PlanField) -> PlanField:
@@ -231,8 +301,9 @@ def schema(
 ) -> list[PlanField]:
     """Every field of a preset with its type, default, bounds, choices and help, for tables, forms and servers."""
     _, values = describe(name, defaults=defaults, calibration=calibration)
-    _, preset, _ = _find(name)
-    return [replace(one, default=values[one.name]) for one in preset.fields(defaults or FamilyDefaults())]
+    family = defaults or FamilyDefaults()
+    _, preset, _ = _find(name, family)
+    return [replace(one, default=values[one.name]) for one in preset.fields(family)]
 
 
 def every_field() -> list[PlanField]:
@@ -257,7 +328,7 @@ def describe(
     if not isinstance(name, str):
         raise ConfigError(f"plan {name!r} is neither the name of a preset nor a Plan.")
     family = defaults or FamilyDefaults()
-    base, preset, authors = _find(name)
+    base, preset, authors = _find(name, family)
     known = {one.name: one for one in preset.fields(family)}
     parity = {key: one.authors for key, one in known.items() if one.authors is not None}
     given = {
@@ -279,22 +350,27 @@ def describe(
         resolved[key] = replace(one, default=default).resolve(values[key])
         if one.type == "number":
             values[key] = resolved[key]
-    return _build(preset, family, resolved), values
+    return preset.build(family, resolved), values
 
 
-def _find(name: str) -> tuple[str, Preset, bool]:
+def _find(name: str, family: FamilyDefaults) -> tuple[str, Preset, bool]:
     """The preset's own name, the preset, and whether the suffix @authors was given."""
     bare, _, variant = name.partition("@")
-    base = ALIASES.get(bare, bare)
+    base, presets = ALIASES.get(bare, bare), family.presets
     if ":" in name:
         raise ConfigError(
             f"plan {name!r} names an object of a Python module, which only the command line's --plan loads; "
             "in Python pass the Plan itself."
         )
-    if base not in PRESETS or variant not in ("", "authors"):
-        known = ", ".join([*PRESETS, *ALIASES])
+    if base not in presets or variant not in ("", "authors"):
+        known = ", ".join([*presets, *(alias for alias, plan in ALIASES.items() if plan in presets)])
+        if base in PRESETS and family.causal_block:
+            raise ConfigError(
+                f"plan {name!r} has no meaning for a block-causal model, whose slots see no later block; use one of "
+                f"{known}."
+            )
         raise ConfigError(f"plan {name!r} is unknown; use one of {known}, or <plan>@authors.")
-    return base, PRESETS[base], bool(variant)
+    return base, presets[base], bool(variant)
 
 
 def _current(given: dict[str, Any]) -> dict[str, Any]:
@@ -308,7 +384,7 @@ def _current(given: dict[str, Any]) -> dict[str, Any]:
 
 def _score_default(preset: Preset, family: FamilyDefaults, values: Mapping[str, Any]) -> str:
     """A threshold compares probabilities on every family, so its score is the confidence."""
-    chosen = Threshold if values["threshold"] else Factor if values["factor"] else TopK
+    chosen = preset.commit or (Threshold if values["threshold"] else Factor if values["factor"] else TopK)
     return "confidence" if chosen.compares_probability else family.score
 
 
@@ -319,29 +395,3 @@ DERIVED: dict[str, Derived] = {  # defaults that follow from other fields
     "mute": lambda preset, family, values: values["ban"] if values["scores"] else (),
     "score": _score_default,
 }
-
-
-def _build(preset: Preset, family: FamilyDefaults, values: Mapping[str, Any]) -> Plan:
-    """The plan of a preset from the value of every field."""
-
-    def made(rule: type[Any]) -> Any:
-        return rule(**{one.name: values[one.name] for one in settings_of(rule) if one.name in values})
-
-    length = made(preset.length).in_blocks(values["block"])
-    own = {one.name: values[one.name] for one in settings_of(Plan) if one.name in values}
-    if preset.commit is not None:
-        return Plan(length, preset.propose or MaskLast(), made(preset.commit), **own)
-    threshold, factor, steps = values["threshold"], values["factor"], values["steps"]
-    if threshold and factor:
-        raise ConfigError(f"threshold={threshold} and factor={factor} exclude each other; set one.")
-    if preset.length.steps_are_total:
-        blocks = length.canvas // values["block"]
-        if steps % blocks:
-            raise ConfigError(
-                f"steps={steps} does not spread over {blocks} blocks; use a multiple of {blocks}."
-            )
-        steps //= blocks
-    commit = (
-        Threshold(threshold) if threshold else Factor(factor) if factor else TopK(steps, values["schedule"])
-    )
-    return Plan(length, made(family.proposal), commit, **own)

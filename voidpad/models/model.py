@@ -1,7 +1,7 @@
 """Model: a network, its tokenizer and its roles, ready to answer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -21,7 +21,7 @@ from voidpad.roles import Roles
 if TYPE_CHECKING:
     from voidpad.decode.denoise import HFDenoiser
     from voidpad.decode.loop import Denoiser, Observe, Step
-    from voidpad.decode.plan import Plan
+    from voidpad.decode.plan import FamilyDefaults, Plan
     from voidpad.engine.batching import Engine
 
 Prompt = str | Messages
@@ -77,13 +77,27 @@ class Model:
 
     @property
     def default_plan(self) -> str:
-        """The plan that fits the padding this checkpoint was trained with."""
-        return default_plan(self.card)
+        """The plan that fits this checkpoint's family and the padding it was trained with."""
+        return default_plan(self.card, self.family)
+
+    @property
+    def decoding(self) -> "FamilyDefaults":
+        """The defaults of presets for this checkpoint: its family's, and its own size of causal blocks."""
+        return replace(self.family.decoding, causal_block=self.card.causal_block)
 
     @property
     def context(self) -> int:
-        """The most tokens a row may have, prompt and canvas together."""
-        return self.net.config.max_position_embeddings
+        """The most tokens a row may have, prompt and canvas together; a whole number of causal blocks."""
+        positions = int(self.net.config.max_position_embeddings)
+        return positions - positions % (self.card.causal_block or 1)
+
+    def require_full_attention(self, what: str) -> None:
+        """Refuse, for a block-causal model, something that only full attention gives a meaning."""
+        if self.card.causal_block:
+            raise ConfigError(
+                f"{self.name}: {what} has no meaning for family {self.family.name!r}, whose attention is block-causal; "
+                "use a model with full attention."
+            )
 
     def encode(self, prompt: Prompt, *, system: str | None = None, raw: bool = False) -> list[int]:
         """Prompt ids: through the chat template, or the bare text with `raw`.
@@ -141,7 +155,8 @@ class Model:
         from voidpad.decode.denoise import HFDenoiser
 
         body, head, family = self.base.model, self.base.lm_head, self.family
-        return HFDenoiser(body, head, shift=family.shift, narrow=family.narrow, **fields)
+        block = self.card.causal_block
+        return HFDenoiser(body, head, shift=family.shift, narrow=family.narrow, causal_block=block, **fields)
 
     def plan(self, name: "str | Plan | None" = None, **fields: Any) -> "Plan":
         """A preset with the defaults of this model's family and calibration; a ready plan is taken as it is.
@@ -150,11 +165,24 @@ class Model:
         """
         from voidpad.decode.plan import describe
 
-        defaults, calibration = self.family.decoding, self.card.calibration
-        return describe(name or self.default_plan, defaults=defaults, calibration=calibration, **fields)[0]
+        defaults, calibration = self.decoding, self.card.calibration
+        chosen, _ = describe(name or self.default_plan, defaults=defaults, calibration=calibration, **fields)
+        self.check_plan(chosen)
+        return chosen
+
+    def check_plan(self, plan: "Plan") -> None:
+        """Refuse a plan that was not made for the attention of this network."""
+        ours, theirs = self.card.causal_block, plan.causal.size if plan.causal else 0
+        if ours == theirs:
+            return
+        raise ConfigError(
+            f"{self.name}: the plan is for {_attention(theirs)}, but this model has {_attention(ours)}; use one of "
+            f"{', '.join(self.decoding.presets)}."
+        )
 
     def fit(self, ids: Sequence[int], plan: "Plan") -> "Plan":
         """The plan with its longest canvas cut to what the context leaves beside this prompt."""
+        self.check_plan(plan)
         self.admit(ids, canvas=plan.length.canvas)
         return plan.fitted(self.context - len(ids))
 
@@ -167,6 +195,7 @@ class Model:
         """
         if max_tokens is not None and max_tokens < 1:
             raise ConfigError(f"max_tokens={max_tokens} leaves no room for an answer; use at least 1.")
+        self.check_plan(plan)
         self.admit(ids, canvas=min(plan.block, plan.length.limit))
         limits = [plan.length.limit, max((self.context - len(ids)) // plan.block, 1) * plan.block]
         if max_tokens is not None:
@@ -295,6 +324,10 @@ class Model:
             text=self.text(outcome.tokens, cut=plan.cut),
             approximations=self.approximations(plan, cache=cache),
         )
+
+
+def _attention(causal_block: int) -> str:
+    return f"block-causal attention in blocks of {causal_block}" if causal_block else "full attention"
 
 
 def _short(count: float) -> str:
