@@ -1,12 +1,13 @@
-"""Key-value caches for block decoding. Approximate: with full attention every key depends on the whole row.
+"""Key-value caches for block decoding.
 
-The first pass of a block computes the whole row and stores its keys and values. Further passes of the block compute
-what the policy (`cache_policy.py`) says and read the rest from the store. Rows at either stage share one packed pass.
+A row's first pass computes it whole and stores its keys and values. Further passes compute what the policy
+(`cache_policy.py`) says and read the rest from the store. Rows at either stage share one packed pass.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,11 +17,11 @@ from transformers import Cache
 
 from voidpad.decode.canvas import Canvas, first
 from voidpad.decode.denoise import HFDenoiser
-from voidpad.engine.cache_policy import CachePolicy
+from voidpad.engine.cache_policy import CachedRow, CachePass, CachePolicy, Caching
 from voidpad.engine.graphs import Graphs
 from voidpad.engine.packed import Packing, logits, next_power, rounded
 
-STEP = 128  # tokens: the the width of a slot grows in such steps
+STEP = 128  # tokens: the width of a slot grows in such steps
 
 
 class Store(Cache):
@@ -77,28 +78,25 @@ def _widened(old: Tensor, slots: int, width: int) -> Tensor:
 
 @dataclass
 class CacheEntry:
-    """Where the keys and values of a row are stored, and for which prompt, block and length they were computed."""
+    """Where the keys and values of a row are stored, and the row as it was in the last pass that succeeded."""
 
     slot: int
-    prompt: Tensor
-    stop: int
-    start: int = -1  # of the block; -1 until the pass that computes the keys has succeeded
-    passes: int = 0  # since the row was computed whole, that pass included
-    masks: int = 0  # left in the row at its last pass
+    row: CachedRow | None = None
 
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Which tokens of which rows make up a pass and where their keys are stored. It holds for a whole block."""
+    """Which tokens of which rows make up a pass and where their keys are stored. Most hold for several passes."""
 
-    signature: Any
+    taken: Tensor  # (B, L) the tokens of this pass
+    signature: Any  # what else the layout depends on
     row: Tensor  # (T,) the packed tokens, without the filler
     column: Tensor
     spare: int
     positions: Tensor
     queries: Tensor
     keys: Tensor
-    starts: Tensor  # (B,) what to add to a column to get the index of its hidden state
+    index: Tensor  # (B, L) where each token of this pass is in the packed sequence
     longest: tuple[int, int]
     stored: Tensor  # the store's indices for the keys of this pass
 
@@ -109,7 +107,7 @@ class CachedDenoiser:
 
     inner: HFDenoiser
     block: int
-    policy: CachePolicy = CachePolicy()
+    policy: Caching = CachePolicy()
     bucket: int = 1
     graphs: Graphs = field(default_factory=Graphs)
     store: Store = field(default_factory=Store)
@@ -125,16 +123,16 @@ class CachedDenoiser:
         inside = (
             last < start + self.block
         )  # a probe reads slots beyond the block: its pass computes the whole row
-        reuse = torch.tensor(self._reusable(canvas, start, inside))
+        rows = self._rows(canvas, start, inside)
+        now = self._pass(canvas, start, rows)
         width = max(canvas.ids.shape[1], self.bucket)
         if self.store.reserve(len(self.entries) + len(self.free), width):
             self.graphs.forget()
-        begin, end = self.policy.recomputed(canvas, start, self.block)
-        begin, end = torch.where(reuse, begin - self.inner.shift, 0), torch.where(reuse, end, canvas.stop)
-        packing = self._pack(canvas, where, begin, end)
+        visible = self.policy.visible(now)
+        packing = self._pack(canvas, where, self._taken(now, visible), visible)
         result = logits(self.inner, packing, self.graphs, cache=self.store, version=self.store.version)
-        for handle, block in zip(canvas.handle.tolist(), start.tolist(), strict=True):
-            self.entries[handle].start = block  # only now: after a pass that failed nothing may be reused
+        for handle, row in zip(canvas.handle.tolist(), rows, strict=True):
+            self.entries[handle].row = row  # only now: after a pass that failed nothing new may be reused
         return result
 
     def forget(self, handle: int) -> None:
@@ -147,61 +145,72 @@ class CachedDenoiser:
         self.graphs.forget()
         self.store, self.entries, self.free, self.layout = Store(), {}, [], None
 
-    def _reusable(self, canvas: Canvas, start: Tensor, inside: Tensor) -> list[bool]:
-        """For each row, whether its stored keys serve this pass. The others get a slot and are computed whole."""
-        reusable = []
+    def _rows(self, canvas: Canvas, start: Tensor, inside: Tensor) -> list[CachedRow]:
+        """The rows as they are now, each with the age of its stored keys. Rows without a slot get one."""
+        rows = []
         columns = (canvas.handle, canvas.prompt, start, canvas.stop, canvas.masked.sum(1), inside)
-        for row, values in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        for number, values in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
             handle, prompt, block, stop, masks, in_block = values
-            tokens, entry = canvas.ids[row, :prompt], self.entries.get(handle)
-            reuse = (
-                entry is not None
-                and in_block
-                and (entry.start, entry.stop) == (block, stop)
-                and not self.policy.is_stale(entry.passes)
-                # Without an engine a handle may come back with another prompt, or with the same one from its start.
-                and masks <= entry.masks
-                and torch.equal(entry.prompt, tokens)
-            )
-            if not reuse:
-                slot = entry.slot if entry else self.free.pop() if self.free else len(self.entries)
-                self.entries[handle] = entry = CacheEntry(slot, tokens.clone(), stop)
-            assert entry is not None
-            entry.passes, entry.masks = entry.passes + 1, masks
-            reusable.append(reuse)
-        return reusable
+            entry = self.entries.get(handle)
+            if entry is None:
+                slot = self.free.pop() if self.free else len(self.entries)
+                entry = self.entries[handle] = CacheEntry(slot)
+            stored, ids = entry.row, canvas.ids[number, :stop].clone()
+            row = CachedRow(ids, prompt, block, masks, 0 if stored is None else stored.age + 1)
+            if stored is None or not (in_block and self.policy.serves(stored, row)):
+                row, entry.row = replace(row, age=0), None  # what is stored is about to be overwritten
+            rows.append(row)
+        return rows
 
-    def _pack(self, canvas: Canvas, where: Tensor, begin: Tensor, end: Tensor) -> Packing:
-        """The tokens begin..end of each row, in the order of their slots, and the keys of whole rows."""
+    def _pass(self, canvas: Canvas, start: Tensor, rows: Sequence[CachedRow]) -> CachePass:
+        stored = [self.entries[handle].row for handle in canvas.handle.tolist()]
+        return CachePass(
+            canvas=canvas,
+            start=start,
+            end=torch.minimum(start + self.block, canvas.stop),
+            age=torch.tensor([row.age for row in rows]),
+            before=torch.tensor([(old or row).start for old, row in zip(stored, rows, strict=True)]),
+        )
+
+    def _taken(self, now: CachePass, visible: Tensor) -> Tensor:
+        """The tokens that this pass computes, (B, L)."""
+        part = self.policy.recomputed(now)
+        if self.inner.shift:  # the logits of a slot come from the position before it
+            part = part | pad(part[:, 1:], (0, 1))
+        taken = torch.where((now.age > 0)[:, None], part, now.canvas.inside)
+        return taken & (now.canvas.offset < visible[:, None])
+
+    def _pack(self, canvas: Canvas, where: Tensor, taken: Tensor, visible: Tensor) -> Packing:
+        """The tokens of this pass, in the order of their rows' slots, and the keys that they see."""
         slots = [self.entries[handle].slot for handle in canvas.handle.tolist()]
-        signature = (slots, begin.tolist(), end.tolist(), canvas.stop.tolist(), self.store.version)
-        if self.layout is None or self.layout.signature != signature:
-            self.layout = self._lay_out(canvas, torch.tensor(slots), (begin, end), signature)
+        signature = (slots, visible.tolist(), self.store.version)
         layout = self.layout
+        if layout is None or layout.signature != signature or not torch.equal(layout.taken, taken):
+            layout = self.layout = self._lay_out(taken, visible, torch.tensor(slots), signature)
         row, column = where.nonzero(as_tuple=True)
         return Packing(
             ids=pad(canvas.ids[layout.row, layout.column], (0, layout.spare), value=canvas.roles.eos),
             positions=layout.positions,
             queries=layout.queries,
             keys=layout.keys,
-            outputs=layout.starts[row] + column,
+            outputs=layout.index[row, column - self.inner.shift],
             longest=layout.longest,
             extra=(layout.stored,),
         )
 
-    def _lay_out(
-        self, canvas: Canvas, slot: Tensor, span: tuple[Tensor, Tensor], signature: Any
-    ) -> CacheLayout:
-        (begin, end), slots, width = span, self.store.slots, self.store.width
+    def _lay_out(self, taken: Tensor, visible: Tensor, slot: Tensor, signature: Any) -> CacheLayout:
+        slots, width, count = self.store.slots, self.store.width, taken.sum(1)
         order = slot.argsort()
-        taken = ((canvas.offset >= begin[:, None]) & (canvas.offset < end[:, None]))[order]
-        row, column = taken.nonzero(as_tuple=True)
+        row, column = taken[order].nonzero(as_tuple=True)
         row = order[row]
+        index = torch.zeros(taken.shape, dtype=torch.long)
+        index[row, column] = torch.arange(len(row))
         spare = -len(row) % self.bucket
         filler = torch.arange(spare)
         blank = torch.zeros(slots, dtype=torch.long)
-        queries, keys = blank.scatter(0, slot, end - begin), blank.scatter(0, slot, canvas.stop)
+        queries, keys = blank.scatter(0, slot, count), blank.scatter(0, slot, visible)
         return CacheLayout(
+            taken=taken,
             signature=signature,
             row=row,
             column=column,
@@ -210,8 +219,8 @@ class CachedDenoiser:
             # Between the keys of two rows is a gap that no query sees.
             queries=_bounds(queries, blank, spare),
             keys=_bounds(keys, width - keys, width),
-            starts=(queries.cumsum(0) - queries)[slot] - begin - self.inner.shift,
-            longest=(rounded(max(int((end - begin).max()), spare)), width),
+            index=index,
+            longest=(rounded(max(int(count.max()), spare)), width),
             stored=torch.cat([slot[row] * width + column, slots * width + filler]),
         )
 

@@ -1,15 +1,17 @@
-"""Which keys and values a cache keeps between the passes of a block. A policy that recomputes one range of
-positions in a pass is added here alone; anything else also changes cache.py.
+"""Which keys and values a cache keeps between passes. `Caching` is the interface that cache.py asks before each pass.
 
-A policy is written as text: `prefix` or `dual`, and `dual:4` to recompute whole rows every 4 passes.
+A policy for networks with full attention is written as text: `prefix` or `dual`, and `dual:4` to recompute whole rows
+every 4 passes.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Protocol
 
-from torch import Tensor, minimum
+import torch
+from torch import Tensor
 
 from voidpad.decode.canvas import Canvas
 from voidpad.errors import ConfigError
@@ -18,8 +20,50 @@ FORM = r"(prefix|dual)(?::([1-9]\d*))?"
 
 
 @dataclass(frozen=True)
+class CachedRow:
+    """A row as it was in a pass."""
+
+    ids: Tensor  # (stop,) its prompt and slots
+    prompt: int
+    start: int  # of the open block
+    masks: int  # left in the row
+    age: int = 0  # passes since the row was computed whole; 0 in that pass
+
+
+@dataclass(frozen=True)
+class CachePass:
+    """The rows of a pass that is about to run, and what is stored of them; everything but the canvas is (B,)."""
+
+    canvas: Canvas
+    start: Tensor  # of the open block
+    end: Tensor  # of the open block, at most the row's own
+    age: Tensor  # passes since the row was computed whole; 0 if its stored keys do not serve: it is computed whole now
+    before: Tensor  # start of the block that was open in the row's last pass; `start` where age is 0
+
+
+class Caching(Protocol):
+    """What a cache keeps between passes. Rows whose stored keys do not serve are computed whole, as far as visible."""
+
+    @property
+    def approximation(self) -> str | None:
+        """How results name this cache among their approximations; None if it changes no answer."""
+
+    def serves(self, stored: CachedRow, now: CachedRow) -> bool:
+        """Whether keys stored when the row was `stored` may be read now that it is `now`; `now.age` says how old."""
+
+    def recomputed(self, now: CachePass) -> Tensor:
+        """Positions (B, L) whose keys are computed anew in the rows whose stored keys serve."""
+
+    def visible(self, now: CachePass) -> Tensor:
+        """Where the keys that a row's tokens see end (exclusive), (B,). Nothing from there on is computed."""
+
+
+@dataclass(frozen=True)
 class CachePolicy:
-    """What is recomputed in the passes of a block, after the pass that enters it and computes the whole row."""
+    """A cache for full attention: approximate, because there every key depends on the whole row.
+
+    The pass that enters a block computes the whole row. The fields say what its further passes recompute.
+    """
 
     keep_suffix: bool = True  # dual: keys right of the block are kept too; prefix: they are recomputed
     every: int | None = None  # passes after which the whole row is recomputed inside a block; None for never
@@ -34,17 +78,24 @@ class CachePolicy:
 
     @property
     def approximation(self) -> str:
-        """How results name this cache among their approximations."""
         refreshed = f":{self.every}" if self.every else ""
         return f"{'dual' if self.keep_suffix else 'prefix'}{refreshed} cache"
 
-    def is_stale(self, passes: int) -> bool:
-        """Whether a row must be computed whole, `passes` passes after it was (that one included)."""
-        return passes == self.every
+    def serves(self, stored: CachedRow, now: CachedRow) -> bool:
+        return (
+            (stored.start, stored.prompt, len(stored.ids)) == (now.start, now.prompt, len(now.ids))
+            and now.age != self.every
+            # Without an engine a handle may come back with another prompt, or with the same one from its start.
+            and now.masks <= stored.masks
+            and torch.equal(stored.ids[: stored.prompt], now.ids[: now.prompt])
+        )
 
-    def recomputed(self, canvas: Canvas, start: Tensor, block: int) -> tuple[Tensor, Tensor]:
-        """First and last position (exclusive), each (B,), that a pass inside the block at `start` recomputes."""
-        return start, minimum(start + block, canvas.stop) if self.keep_suffix else canvas.stop
+    def recomputed(self, now: CachePass) -> Tensor:
+        offset, end = now.canvas.offset, now.end if self.keep_suffix else now.canvas.stop
+        return (offset >= now.start[:, None]) & (offset < end[:, None])
+
+    def visible(self, now: CachePass) -> Tensor:
+        return now.canvas.stop
 
 
 def cache_fault(text: str) -> str | None:
