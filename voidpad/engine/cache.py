@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from transformers import Cache
 
 from voidpad.decode.canvas import Canvas, first
+from voidpad.decode.causal import horizon
 from voidpad.decode.denoise import HFDenoiser
 from voidpad.engine.cache_policy import CachedRow, CachePass, CachePolicy, Caching
 from voidpad.engine.graphs import Graphs
@@ -94,6 +95,7 @@ class CacheLayout:
     column: Tensor
     spare: int
     positions: Tensor
+    horizons: Tensor  # empty if every token sees all keys of its row, as inside one causal block
     queries: Tensor
     keys: Tensor
     index: Tensor  # (B, L) where each token of this pass is in the packed sequence
@@ -117,14 +119,9 @@ class CachedDenoiser:
 
     @torch.inference_mode()
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        start = first(where, otherwise=canvas.prompt) - canvas.prompt
-        start = canvas.prompt + torch.div(start, self.block, rounding_mode="floor") * self.block
-        last = where.shape[1] - 1 - where.flip(1).int().argmax(1)
-        inside = (
-            last < start + self.block
-        )  # a probe reads slots beyond the block: its pass computes the whole row
+        start, inside = self._open_block(canvas, where)
         rows = self._rows(canvas, start, inside)
-        now = self._pass(canvas, start, rows)
+        now = self._pass(canvas, start, inside, rows)
         width = max(canvas.ids.shape[1], self.bucket)
         if self.store.reserve(len(self.entries) + len(self.free), width):
             self.graphs.forget()
@@ -145,6 +142,19 @@ class CachedDenoiser:
         self.graphs.forget()
         self.store, self.entries, self.free, self.layout = Store(), {}, [], None
 
+    def _open_block(self, canvas: Canvas, where: Tensor) -> tuple[Tensor, Tensor]:
+        """Where each row's open block starts, (B,), and whether all that is wanted of the row lies in it.
+
+        A probe, or a caller who observes, also reads slots outside the block: such a pass computes the whole row.
+        Causal blocks count from position 0, and theirs is the block of the positions that give the logits.
+        """
+        causal = bool(self.inner.causal_block)
+        origin, back = (0, self.inner.shift) if causal else (canvas.prompt, 0)
+        begin = first(where, otherwise=canvas.prompt) - back
+        end = where.shape[1] - where.flip(1).int().argmax(1) - back
+        start = origin + torch.div(begin - origin, self.block, rounding_mode="floor") * self.block
+        return start, end <= start + self.block
+
     def _rows(self, canvas: Canvas, start: Tensor, inside: Tensor) -> list[CachedRow]:
         """The rows as they are now, each with the age of its stored keys. Rows without a slot get one."""
         rows = []
@@ -162,20 +172,27 @@ class CachedDenoiser:
             rows.append(row)
         return rows
 
-    def _pass(self, canvas: Canvas, start: Tensor, rows: Sequence[CachedRow]) -> CachePass:
+    def _pass(self, canvas: Canvas, start: Tensor, inside: Tensor, rows: Sequence[CachedRow]) -> CachePass:
         stored = [self.entries[handle].row for handle in canvas.handle.tolist()]
         return CachePass(
             canvas=canvas,
             start=start,
-            end=torch.minimum(start + self.block, canvas.stop),
+            end=torch.where(inside, torch.minimum(start + self.block, canvas.stop), canvas.stop),
             age=torch.tensor([row.age for row in rows]),
             before=torch.tensor([(old or row).start for old, row in zip(stored, rows, strict=True)]),
+            changed=torch.tensor(
+                [
+                    0 if old is None else _changed(old.ids, row.ids)
+                    for old, row in zip(stored, rows, strict=True)
+                ]
+            ),
         )
 
     def _taken(self, now: CachePass, visible: Tensor) -> Tensor:
         """The tokens that this pass computes, (B, L)."""
         part = self.policy.recomputed(now)
-        if self.inner.shift:  # the logits of a slot come from the position before it
+        # The logits of a slot come from the position before it, which in causal blocks is in the open block.
+        if self.inner.shift and not self.inner.causal_block:
             part = part | pad(part[:, 1:], (0, 1))
         taken = torch.where((now.age > 0)[:, None], part, now.canvas.inside)
         return taken & (now.canvas.offset < visible[:, None])
@@ -196,6 +213,7 @@ class CachedDenoiser:
             outputs=layout.index[row, column - self.inner.shift],
             longest=layout.longest,
             extra=(layout.stored,),
+            horizons=layout.horizons,
         )
 
     def _lay_out(self, taken: Tensor, visible: Tensor, slot: Tensor, signature: Any) -> CacheLayout:
@@ -209,13 +227,17 @@ class CachedDenoiser:
         filler = torch.arange(spare)
         blank = torch.zeros(slots, dtype=torch.long)
         queries, keys = blank.scatter(0, slot, count), blank.scatter(0, slot, visible)
+        positions, horizons = torch.cat([column, filler]), blank[:0]
+        if self.inner.causal_block and (horizon(column, self.inner.causal_block) < visible[row]).any():
+            horizons = horizon(positions, self.inner.causal_block)
         return CacheLayout(
             taken=taken,
             signature=signature,
             row=row,
             column=column,
             spare=spare,
-            positions=torch.cat([column, filler]),
+            positions=positions,
+            horizons=horizons,
             # Between the keys of two rows is a gap that no query sees.
             queries=_bounds(queries, blank, spare),
             keys=_bounds(keys, width - keys, width),
@@ -223,6 +245,13 @@ class CachedDenoiser:
             longest=(rounded(max(int(count.max()), spare)), width),
             stored=torch.cat([slot[row] * width + column, slots * width + filler]),
         )
+
+
+def _changed(before: Tensor, now: Tensor) -> int:
+    """The first place at which two rows differ; the shorter one's length if there is none."""
+    size = min(len(before), len(now))
+    places = (before[:size] != now[:size]).nonzero()
+    return int(places[0]) if len(places) else size
 
 
 def _bounds(rows: Tensor, gaps: Tensor, filler: int) -> Tensor:

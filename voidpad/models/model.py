@@ -9,7 +9,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from voidpad.decode.outcome import Outcome, Result
-from voidpad.engine.cache_policy import CachePolicy
+from voidpad.engine.cache_policy import CachePolicy, Caching, FinishedBlocks
 from voidpad.engine.events import Event, Failed, Finished, Wrote
 from voidpad.errors import ConfigError
 from voidpad.models.card import Card, default_plan
@@ -284,19 +284,26 @@ class Model:
     ) -> "Engine":
         """An engine for this network: exact, unless `cache` names a policy; then `block` must be the plan's block.
 
-        `rows` and `tokens` (prompts and canvases) bound one forward pass.
+        A block-causal network keeps the keys of finished blocks, which is exact. `rows` and `tokens` (prompts and
+        canvases) bound one forward pass.
         """
         from voidpad.engine.batching import Engine
         from voidpad.engine.cache import CachedDenoiser
 
-        if cache is None:
+        causal, scattered = self.card.causal_block, len(_devices(self.net)) > 1
+        if cache is None and (scattered or not causal):
             return Engine(self.exact(), self.roles, rows=rows, tokens=tokens)
-        policy = CachePolicy.parse(cache)
-        if len(_devices(self.net)) > 1:
+        policy: Caching = FinishedBlocks(causal) if cache is None else CachePolicy.parse(cache)
+        if cache is not None and causal:
+            raise ConfigError(
+                f"cache={cache!r} is for full attention; {self.name} has block-causal attention and keeps finished "
+                "blocks exactly without it: drop the cache."
+            )
+        if scattered:
             raise ConfigError(
                 f"cache={cache!r} needs the network on one device; drop the cache or device=spread."
             )
-        denoise = CachedDenoiser(self.denoiser(), block, policy, **self._graphed())
+        denoise = CachedDenoiser(self.denoiser(), causal or block, policy, **self._graphed())
         return Engine(denoise, self.roles, rows=rows, tokens=tokens, ended=denoise.forget)
 
     def compiled(self) -> "Model":
