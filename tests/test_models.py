@@ -531,9 +531,7 @@ def test_a_hub_id_may_name_the_family(tmp_path):
 @pytest.mark.parametrize(
     ("config", "name"),
     [
-        ({"model_type": "llada", "architectures": ["LLaDAMoEModelLM"]}, "LLaDA-MoE"),
-        ({"model_type": "llada", "num_experts": 64}, "LLaDA-MoE"),
-        ({"model_type": "lladamoe"}, "LLaDA-MoE"),
+        ({"model_type": "dream", "num_experts": 64}, "mixture-of-experts"),
         ({"model_type": "illada"}, "iLLaDA"),
     ],
 )

@@ -1,0 +1,309 @@
+"""LLaDA-MoE: the released layout loads exactly, computes what the release computes, decodes, trains and merges."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from originals import write_original
+from training_runs import materials, recipe
+from voidpad.commands.cli import app
+from voidpad.decode.plan import PRESETS, schema
+from voidpad.engine.batching import Engine
+from voidpad.engine.packed import PackedDenoiser
+from voidpad.errors import ConfigError, WeightsError
+from voidpad.models import FAMILIES, LLADA, Card, character_tokenizer, load, merge, random_model, save
+from voidpad.models.card import read_json
+from voidpad.models.families import recognise
+from voidpad.roles import resolve
+from voidpad.training.train import train
+
+LLADA_MOE = FAMILIES["llada_moe"]
+ROWS = [[7, 20, 33, 12, 0, 0, 0, 0], [9, 40, 0, 0, 0, 0, 0, 0]]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model("llada_moe", kv_heads=2, experts=5, seed=3)
+
+
+@pytest.fixture
+def released(model, tmp_path):
+    return write_original(model, tmp_path / "released")
+
+
+def logits(model, rows=ROWS):
+    with torch.inference_mode():
+        return model.net(torch.tensor(rows)).logits
+
+
+def plain_forward(tensors, config, ids, *, renormalise=False):
+    """The network from the released names, one token and one expert at a time."""
+    heads, top = config["num_attention_heads"], config["num_experts_per_tok"]
+    size, group = config["hidden_size"] // heads, heads // config["num_key_value_heads"]
+    step = config["rope_theta"] ** -(torch.arange(0, size, 2) / size)
+    angle = torch.outer(torch.arange(len(ids)).float(), step)
+    cos, sin = torch.cat([angle.cos()] * 2, 1), torch.cat([angle.sin()] * 2, 1)
+
+    def norm(x, name):
+        scale = (x.pow(2).mean(-1, keepdim=True) + config["rms_norm_eps"]).rsqrt()
+        return x * scale * tensors[f"model.{name}.weight"]
+
+    def turn(x):
+        return x * cos + torch.cat([-x[:, size // 2 :], x[:, : size // 2]], 1) * sin
+
+    x = tensors["model.embed_tokens.weight"][ids]
+    for layer in range(config["num_hidden_layers"]):
+        at = f"layers.{layer}"
+        part = {name: tensors[f"model.{at}.self_attn.{name}_proj.weight"].T for name in "qkvo"}
+        y = norm(x, f"{at}.input_layernorm")
+        q, k, v = (y @ part[name] for name in "qkv")
+        mixed = []
+        for head in range(heads):
+            mine = slice(head * size, (head + 1) * size)
+            theirs = slice(head // group * size, (head // group + 1) * size)
+            query = turn(norm(q[:, mine], f"{at}.self_attn.q_norm"))
+            key = turn(norm(k[:, theirs], f"{at}.self_attn.k_norm"))
+            mixed.append((query @ key.T / size**0.5).softmax(1) @ v[:, theirs])
+        x = x + torch.cat(mixed, 1) @ part["o"]
+        y = norm(x, f"{at}.post_attention_layernorm")
+        added = torch.zeros_like(y)
+        for place, token in enumerate(y):
+            shares = (tensors[f"model.{at}.mlp.gate.weight"] @ token).float().softmax(0)
+            chosen = shares.argsort(descending=True)[:top].tolist()
+            for expert in chosen:
+                gate, up, down = (
+                    tensors[f"model.{at}.mlp.experts.{expert}.{name}_proj.weight"]
+                    for name in ("gate", "up", "down")
+                )
+                share = shares[expert] / shares[chosen].sum() if renormalise else shares[expert]
+                added[place] += share * (down @ (torch.nn.functional.silu(gate @ token) * (up @ token)))
+        x = x + added
+    return norm(x, "norm") @ tensors["lm_head.weight"].T
+
+
+# Files
+
+
+def test_it_computes_what_the_release_computes(released):
+    tensors, config = load_file(released / "model.safetensors"), read_json(released / "config.json")
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in tensors.items():
+        if "norm" in name:  # fresh ones are all 1, which would hide where they are applied
+            tensors[name] = 0.5 + torch.rand(tensor.shape, generator=generator)
+    save_file(tensors, released / "model.safetensors")
+    found = logits(load(released))[0]
+    assert (found - plain_forward(tensors, config, ROWS[0])).abs().max() <= 5e-6
+    assert (found - plain_forward(tensors, config, ROWS[0], renormalise=True)).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_released_checkpoint_loads_exactly(model, tmp_path, shards):
+    loaded = load(write_original(model, tmp_path / "released", shards=shards))
+    assert torch.equal(logits(loaded), logits(model))
+    assert (loaded.family, loaded.roles, loaded.card) == (
+        LLADA_MOE,
+        model.roles,
+        Card("llada_moe", model.roles),
+    )
+    save(loaded, tmp_path / "saved")
+    assert not any(".experts.0." in name for name in load_file(tmp_path / "saved" / "model.safetensors"))
+    again = load(tmp_path / "saved")
+    assert torch.equal(logits(again), logits(model))
+    assert again.net.config.norm_topk_prob is False
+
+
+@pytest.mark.parametrize(
+    ("config", "family"),
+    [
+        ({"model_type": "llada", "architectures": ["LLaDAMoEModelLM"]}, LLADA_MOE),
+        ({"model_type": "llada", "num_experts": 64}, LLADA_MOE),
+        ({"model_type": "lladamoe"}, LLADA_MOE),
+        ({"model_type": "llada", "architectures": ["LLaDAModelLM"]}, LLADA),
+    ],
+)
+def test_experts_tell_it_from_llada(config, family):
+    assert recognise(config, where="folder") is family
+    with pytest.raises(WeightsError, match="cannot be read as family"):
+        recognise(config, where="folder", given="llada" if family is LLADA_MOE else "llada_moe")
+
+
+def test_the_released_code_never_normalises(model, tmp_path):
+    folder = write_original(model, tmp_path / "released", norm_topk_prob=True)
+    assert torch.equal(logits(load(folder)), logits(model))
+
+
+def test_the_sizes_of_the_release():
+    """The config of LLaDA-MoE-7B-A1B has 7.36 billion parameters in the tensors that the class asks for."""
+    values = {
+        "architectures": ["LLaDAMoEModelLM"],
+        "model_type": "llada",
+        "vocab_size": 157184,
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "expert_intermediate_size": 1024,
+        "dense_intermediate_size": 8192,
+        "shared_expert_intermediate_size": None,
+        "moe_layer_freq": [1] * 16,
+        "qk_layernorm": True,
+        "partial_rotary_factor": 1,
+        "rope_theta": 50000,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+    }
+    config = recognise(values, where="").read_config(values, where="")
+    with torch.device("meta"):
+        net = LLADA_MOE.net_class(config)
+    assert round(sum(p.numel() for p in net.parameters()) / 1e9, 2) == 7.36
+    assert (config.is_causal, config.norm_topk_prob) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("qk_layernorm", False),
+        ("shared_expert_intermediate_size", 512),
+        ("moe_layer_freq", [1, 0]),
+        ("moe_layer_freq", [True, True]),
+        ("clip_qkv", 8.0),
+        ("attention_bias", True),
+        ("rope_scaling", {"type": "yarn"}),
+        ("partial_rotary_factor", 0.5),
+        ("moe_router_enable_expert_bias", True),
+        ("hidden_act", "gelu"),
+        ("sparse_attention", True),
+    ],
+)
+def test_fields_that_are_not_covered(model, tmp_path, field, value):
+    folder = write_original(model, tmp_path / "odd", **{field: value})
+    with pytest.raises(WeightsError, match=f"config.json is not covered: {field}="):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["qk_layernorm", "partial_rotary_factor", "moe_layer_freq", "rope_theta", "expert_intermediate_size"],
+)
+def test_fields_that_must_be_there(released, field):
+    config = read_json(released / "config.json")
+    del config[field]
+    (released / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WeightsError, match=rf"({field} is missing|has no field '{field}')"):
+        load(released)
+
+
+def test_fields_that_may_be_absent(model, released):
+    config = read_json(released / "config.json")
+    for name in (
+        "dense_intermediate_size",
+        "norm_topk_prob",
+        "moe_router_enable_expert_bias",
+        "architectures",
+    ):
+        del config[name]
+    (released / "config.json").write_text(json.dumps(config))
+    assert torch.equal(logits(load(released)), logits(model))
+
+
+def test_a_role_end_ends_an_answer():
+    tokenizer = character_tokenizer(60)
+    tokenizer.add_tokens(["<|role_end|>"], special_tokens=True)
+    roles = resolve(tokenizer, {}, rows=64, names=LLADA_MOE.role_names)
+    assert tokenizer.convert_tokens_to_ids("<|role_end|>") in roles.ends
+
+
+# Decoding
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *(f"{name}@authors" for name in PRESETS)])
+def test_every_plan_decodes_packed_as_padded(name):
+    model = random_model("llada_moe", vocab=16, kv_heads=2, context=128, seed=7)
+    with torch.no_grad():
+        model.net.lm_head.weight[[model.roles.eos, model.roles.void]] *= 2
+    small = {"canvas": 8, "block": 4, "limit": 16}
+    known = {field.name for field in schema(name, LLADA_MOE.decoding)}
+    chosen = model.plan(name, **{field: value for field, value in small.items() if field in known})
+    prompts = [[12, 13, 14], [15], [11, 12, 15, 14, 13, 12, 11]]
+    ended = [
+        sorted(Engine(denoise, model.roles).run(prompts, chosen), key=lambda row: row.key)
+        for denoise in (model.denoiser(), PackedDenoiser(model.denoiser()), model.exact())
+    ]
+    tokens = [
+        [(row.tokens, row.stop_reason, row.canvas, row.passes_decode) for row in rows] for rows in ended
+    ]
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert all(row.tokens for row in ended[0])
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+def test_a_cache_that_is_computed_anew_every_pass_changes_nothing(model, cache):
+    plain = model.generate(["hi", "2+2?"], "original", canvas=16, block=8)
+    fresh = model.generate(["hi", "2+2?"], "original", canvas=16, block=8, cache=f"{cache}:1")
+    assert [row.tokens for row in plain] == [row.tokens for row in fresh]
+
+
+# Training
+
+
+def test_a_step_of_lora_on_the_attention(tmp_path):
+    materials(tmp_path, "llada_moe")
+    done = train(
+        recipe(tmp_path, lora={"r": 4, "alpha": 8}, run={"steps": 1, "save_every": 1, "log_every": 1})
+    )
+    base, tuned = load(str(tmp_path / "start")), load(str(tmp_path / "start"), done.folder)
+    assert tuned.card.padding == "void"
+    trained = {name.split(".")[-1] for name in tuned.net.peft_config["default"].target_modules}
+    assert trained == set(LLADA_MOE.lora_targets)
+    assert not torch.equal(logits(tuned), logits(base))
+    ran = CliRunner().invoke(
+        app,
+        ["merge", str(tmp_path / "start"), "--adapter", str(done.folder), "--out", str(tmp_path / "merged")],
+    )
+    assert ran.exit_code == 0, ran.output
+    merged = load(tmp_path / "merged")
+    assert (logits(merged) - logits(tuned)).abs().max() <= 1e-5
+    assert torch.equal(logits(merged), logits(merge(tuned)))
+
+
+def test_lora_on_experts_is_refused(tmp_path):
+    materials(tmp_path, "llada_moe")
+    with pytest.raises(
+        ConfigError, match=r"lora.targets: down_proj is part of the experts.* use q_proj, k_proj"
+    ):
+        train(recipe(tmp_path, lora={"targets": ("q_proj", "down_proj")}))
+
+
+def test_an_adapter_of_the_experts_is_refused(model, tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    save(model, tmp_path / "base")
+    base = load(tmp_path / "base")
+    get_peft_model(
+        base.net, LoraConfig(r=2, target_modules=["q_proj", "gate_proj", "up_proj"])
+    ).save_pretrained(str(tmp_path / "adapter"))
+    with pytest.raises(WeightsError, match=r"target_parameters=\['gate_up_proj'\] is not covered"):
+        load(tmp_path / "base", tmp_path / "adapter")
+    config = read_json(tmp_path / "adapter" / "adapter_config.json")
+    config |= {"target_parameters": None, "target_modules": ["q_proj", "gate_proj", "up_proj"]}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config | {"rank_pattern": {}}))
+    with pytest.raises(WeightsError, match=r"adapter_config.json: adapts the experts, which is not covered"):
+        load(tmp_path / "base", tmp_path / "adapter")
+
+
+def test_a_mixture_from_scratch_is_refused(tmp_path):
+    materials(tmp_path)
+    settings = recipe(
+        tmp_path,
+        model={"name": None, "tokenizer": str(tmp_path / "start"), "scratch": {"family": "llada_moe"}},
+    )
+    with pytest.raises(
+        ConfigError, match=r"scratch.family: 'llada_moe' is a mixture of experts.* llada, dream"
+    ):
+        train(settings)
