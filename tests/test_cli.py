@@ -355,7 +355,7 @@ def test_live_off_a_terminal(voidpad, folders, family, name):
 
 
 @BOTH
-@pytest.mark.parametrize("cache", ["prefix", "dual", "dual:3"])
+@pytest.mark.parametrize("cache", ["prefix", "dual:3", "prompt:2", "near:2"])
 def test_caches_live_views_traces_and_deltas_combine(voidpad, folders, tmp_path, family, cache):
     run = ("generate", "hi", "two words", "--model", folders[family], *SMALL, "--json", "--cache", cache)
     plain = voidpad(*run)

@@ -334,6 +334,7 @@ def exact() -> Model:
         ("dual", "top5"),
         ("prefix", "probs"),
         ("dual:2", "top5"),
+        ("prompt:2", "top5"),
     ],
 )
 @pytest.mark.parametrize("name", ["void", "void-expansion", "daedal"])

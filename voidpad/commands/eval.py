@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from voidpad.commands.bars import counting
-from voidpad.commands.options import PlanName, chosen_plan, say_plan, takes_plan_fields
+from voidpad.commands.options import CacheText, PlanName, chosen_plan, say_plan, takes_plan_fields
 from voidpad.commands.outputs import folder_to_write
 from voidpad.errors import ConfigError
 
@@ -60,9 +60,7 @@ def evaluate(
     data: Annotated[Path | None, typer.Option(help="folder with the benchmarks' files; else the hub")] = None,
     system: Annotated[str | None, typer.Option(help="system prompt")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="no chat template")] = False,
-    cache: Annotated[
-        str | None, typer.Option(help="prefix, dual or dual:4: keep keys and values (approximate)")
-    ] = None,
+    cache: CacheText = None,
     merge: Annotated[bool, typer.Option("--merge", help="fold the adapter into the weights first")] = False,
     allow_code_execution: Annotated[
         bool, typer.Option("--allow-code-execution", help="let generated programs run, in the sandbox")

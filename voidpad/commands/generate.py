@@ -16,7 +16,7 @@ from rich.console import Console
 
 from voidpad.commands.bars import counting
 from voidpad.commands.loading import CausalBlock, Device, Dtype, FamilyName, Quantize, RoleIds, load_model
-from voidpad.commands.options import PlanName, chosen_plan, say_plan, takes_plan_fields
+from voidpad.commands.options import CacheText, PlanName, chosen_plan, say_plan, takes_plan_fields
 from voidpad.commands.outputs import file_to_write
 from voidpad.commands.process import fit_threads
 from voidpad.commands.prompts import gather
@@ -76,9 +76,7 @@ def generate(
     ] = None,
     trace_detail: Annotated[Detail, typer.Option(help="what the trace holds")] = Detail.probs,
     live: Annotated[bool, typer.Option("--live", help="watch the canvas fill")] = False,
-    cache: Annotated[
-        str | None, typer.Option(help="prefix, dual or dual:4: keep keys and values (approximate)")
-    ] = None,
+    cache: CacheText = None,
     report_delta: Annotated[
         bool,
         typer.Option("--report-delta", help="decode exactly too, and print what the approximations change"),

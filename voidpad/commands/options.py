@@ -20,6 +20,13 @@ PANEL = "Plan fields (see `voidpad plans`)"
 KINDS: dict[str, type] = {"boolean": bool, "integer": int, "number": float, "string": str, "names": str}
 
 
+CacheText = Annotated[
+    str | None,
+    typer.Option(
+        help="keep keys and values inside a block (approximate): prefix, dual, dual:4 (all every 4 passes), "
+        "prompt:4 (the prompt every 4 passes), near:16 (and 16 tokens beside the block in each)"
+    ),
+]
 PlanName = Annotated[
     str | None,
     typer.Option(

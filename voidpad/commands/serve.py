@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from voidpad.commands.options import takes_plan_fields
+from voidpad.commands.options import CacheText, takes_plan_fields
 from voidpad.commands.process import fit_threads
 from voidpad.errors import ConfigError
 
@@ -25,9 +25,7 @@ def serve(
         typer.Option(help="how to decode unless a request says otherwise; by the checkpoint if absent"),
     ] = None,
     name: Annotated[str | None, typer.Option(help="the model's name for clients")] = None,
-    cache: Annotated[
-        str | None, typer.Option(help="prefix, dual or dual:4: keep keys and values (approximate)")
-    ] = None,
+    cache: CacheText = None,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port; 0 takes a free one", min=0, max=65535)] = 8000,
     allowed_host: Annotated[

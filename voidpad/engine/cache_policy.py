@@ -1,7 +1,13 @@
 """Which keys and values a cache keeps between passes. `Caching` is the interface that cache.py asks before each pass.
 
-A policy for networks with full attention is written as text: `prefix` or `dual`, and `dual:4` to recompute whole rows
-every 4 passes.
+A policy for networks with full attention is written as text. Inside a block, after the pass that enters it,
+
+    dual        each pass computes the block;
+    prefix      the block and everything right of it;
+    prompt:4    the block, and every 4th pass the prompt as well; `prompt` in every pass;
+    near:16     the block and 16 tokens on either side of it.
+
+One more number, as in `dual:4` or `prompt:4:16`, has the whole row computed that often.
 """
 
 from __future__ import annotations
@@ -16,7 +22,8 @@ from torch import Tensor
 from voidpad.decode.canvas import Canvas
 from voidpad.errors import ConfigError
 
-FORM = r"(prefix|dual)(?::([1-9]\d*))?"
+_N = r"[1-9]\d*"
+FORM = rf"(?:(?P<kind>prefix|dual|prompt(?::(?P<prompt>{_N}))?)|near:(?P<near>{_N}))(?::(?P<every>{_N}))?"
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ class CachePass:
     end: Tensor  # of the open block, at most the row's own
     age: Tensor  # passes since the row was computed whole; 0 if its stored keys do not serve: it is computed whole now
     before: Tensor  # start of the block that was open in the row's last pass; `start` where age is 0
-    changed: Tensor  # first position whose token differs from the row's last pass; 0 where age is 0
+    changed: Tensor  # first position whose token differs from the row's last pass; its end where age is 0
 
 
 class Caching(Protocol):
@@ -63,11 +70,13 @@ class Caching(Protocol):
 class CachePolicy:
     """A cache for full attention: approximate, because there every key depends on the whole row.
 
-    The pass that enters a block computes the whole row. The fields say what its further passes recompute.
+    The pass that enters a block computes the whole row. Its further passes recompute the block and what the fields say.
     """
 
-    keep_suffix: bool = True  # dual: keys right of the block are kept too; prefix: they are recomputed
+    keep_suffix: bool = True  # False: everything right of the block is recomputed too
     every: int | None = None  # passes after which the whole row is recomputed inside a block; None for never
+    prompt: int | None = None  # passes after which the prompt is recomputed; None for never
+    near: int = 0  # tokens left and right of the block that are recomputed with it
 
     @classmethod
     def parse(cls, text: str) -> CachePolicy:
@@ -75,12 +84,22 @@ class CachePolicy:
             raise ConfigError(f"{fault}.")
         parts = re.fullmatch(FORM, text)
         assert parts is not None
-        return cls(parts[1] == "dual", int(parts[2]) if parts[2] else None)
+        numbers = {name: int(parts[name]) if parts[name] else None for name in ("every", "prompt", "near")}
+        return cls(
+            keep_suffix=parts["kind"] != "prefix",
+            every=numbers["every"],
+            prompt=numbers["prompt"] or (1 if text == "prompt" else None),
+            near=numbers["near"] or 0,
+        )
 
     @property
     def approximation(self) -> str:
-        refreshed = f":{self.every}" if self.every else ""
-        return f"{'dual' if self.keep_suffix else 'prefix'}{refreshed} cache"
+        kind = "dual" if self.keep_suffix else "prefix"
+        if self.prompt:
+            kind = "prompt" if (self.prompt, self.every) == (1, None) else f"prompt:{self.prompt}"
+        elif self.near:
+            kind = f"near:{self.near}"
+        return f"{kind}:{self.every} cache" if self.every else f"{kind} cache"
 
     def serves(self, stored: CachedRow, now: CachedRow) -> bool:
         return (
@@ -92,8 +111,13 @@ class CachePolicy:
         )
 
     def recomputed(self, now: CachePass) -> Tensor:
-        offset, end = now.canvas.offset, now.end if self.keep_suffix else now.canvas.stop
-        return (offset >= now.start[:, None]) & (offset < end[:, None])
+        offset, stop = now.canvas.offset, now.canvas.stop
+        end = torch.minimum(now.end + self.near, stop) if self.keep_suffix else stop
+        part = (offset >= now.start[:, None] - self.near) & (offset < end[:, None])
+        if self.prompt:
+            due = now.age % self.prompt == 0
+            part |= due[:, None] & (offset < now.canvas.prompt[:, None])
+        return part
 
     def visible(self, now: CachePass) -> Tensor:
         return now.canvas.stop
@@ -115,9 +139,8 @@ class FinishedBlocks:
         return True
 
     def recomputed(self, now: CachePass) -> Tensor:
-        stored = torch.minimum(
-            now.changed, now.before + self.block
-        )  # the last pass computed its open block at least
+        # What the last pass left: at least the block that was open then is stored, with the tokens of then.
+        stored = torch.minimum(now.changed, now.before + self.block)
         begin = torch.minimum(stored - stored % self.block, now.start)
         offset = now.canvas.offset
         return (offset >= begin[:, None]) & (offset < now.end[:, None])
@@ -130,5 +153,8 @@ def cache_fault(text: str) -> str | None:
     """What is wrong with this text as a policy; None if nothing is."""
     if re.fullmatch(FORM, text):
         return None
-    ways = "use prefix or dual, dual:4 to refresh it every 4 passes, or leave it out for exact decoding"
+    ways = (
+        "use prefix or dual, dual:4 to compute whole rows every 4 passes, prompt:4 to compute the prompt every 4 "
+        "passes, near:16 to compute 16 tokens on either side of the block, or leave it out for exact decoding"
+    )
     return f"cache={text!r} is unknown; {ways}"

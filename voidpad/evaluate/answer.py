@@ -40,7 +40,7 @@ class Answering:
     read: Reader = cut_first
     system: str | None = None
     raw: bool = False
-    cache: str | None = None  # prefix or dual: approximate
+    cache: str | None = None  # a policy of engine/cache_policy.py: approximate
     hide_eos: bool = False
 
     def __post_init__(self) -> None:

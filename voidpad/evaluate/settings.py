@@ -41,7 +41,7 @@ class Settings:
     parity: str | None = None  # read canvases as the paper's harness does: llada or dream
     system: str | None = None
     raw: bool = False  # no chat template
-    cache: str | None = None  # keep keys and values inside a block, approximately: prefix or dual
+    cache: str | None = None  # keep keys and values inside a block, approximately: dual:4, prompt:4
     hide_eos: bool = False  # masked slots do not attend to committed EOS (the paper's intervention)
     merge: bool = False  # fold the adapter into the weights before decoding: faster, rounds differently
     weights: str | None = None  # fingerprint of model and adapter; None until the weights are there

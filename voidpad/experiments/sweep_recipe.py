@@ -38,7 +38,7 @@ class Group(Closed):
     of: str | None = None  # the model the rows stand under in the report; the model itself if not given
     adapter: str | None = None
     parity: Literal["llada", "dream"] | None = None
-    cache: str | None = Field(default=None, pattern=f"^{FORM}$")  # approximate: prefix, dual, dual:4
+    cache: str | None = Field(default=None, pattern=f"^{FORM}$")  # approximate: dual:4, prompt:4
     hide_eos: bool = False  # masked slots do not attend to committed EOS
     grader: str = ""  # score the rows by this grader of the tasks; by the first one if empty
     fields: Fields = {}

@@ -223,8 +223,9 @@ class Model:
         Without a plan, the checkpoint's padding chooses it (`default_plan`).
 
         `rows` and `tokens` (prompts and canvases) bound one forward pass; they change no answer. `cache` does:
-        "prefix" or "dual" keeps keys and values inside a block, "dual:4" computes them anew every 4 passes. `listen` is
-        called with every event of the engine, and `observe` names canvas slots whose logits its steps must hold.
+        "dual:4" keeps keys and values inside a block and computes them anew every 4 passes, "prompt:4" those of the
+        prompt (engine/cache_policy.py has all). `listen` is called with every event of the engine, and `observe` names
+        canvas slots whose logits its steps must hold.
         """
         chosen = self.plan(plan, **fields)
         engine = self.engine(rows=rows, tokens=tokens, cache=cache, block=chosen.block)

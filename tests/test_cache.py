@@ -1,0 +1,275 @@
+"""Key-value caches: what a policy recomputes, what the store holds, and that rows never read each other's keys."""
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from test_fast import BOTH, half_filled, ragged, results, shapes, tiny
+from voidpad.decode import plan
+from voidpad.engine.batching import Engine
+from voidpad.engine.cache import CachedDenoiser
+from voidpad.engine.cache_policy import CachePolicy
+from voidpad.engine.cache_store import Store
+from voidpad.engine.events import Finished
+from voidpad.models import FAMILIES, Model
+
+TEXTS = ("prefix", "dual", "dual:3", "prompt", "prompt:2", "prompt:2:5", "near:2", "near:2:3")
+CACHES = pytest.mark.parametrize("cache", TEXTS)
+
+
+def cached_by(model: Model, cache: str, block: int = 4, **fields) -> CachedDenoiser:
+    return CachedDenoiser(model.denoiser(), block, CachePolicy.parse(cache), **fields)
+
+
+# ------------------------------------------------------------------------------------------- policies
+@pytest.mark.parametrize("text", [*TEXTS, "prompt:1:8"])
+def test_results_name_a_cache_as_it_was_asked_for(text):
+    assert CachePolicy.parse(text).approximation == f"{text} cache"
+
+
+@BOTH
+def test_a_cache_that_recomputes_everything_is_exact(family):
+    for seed in range(2):
+        model, prompts = tiny(family, seed), ragged(random.Random(seed), 4)
+        blocks = model.plan("void", canvas=12, block=4)
+        exact = results(model.denoiser(), model, prompts, blocks)
+        for cache in ("dual:1", "near:40", "near:26"):  # no row is longer than 14 + 12
+            found = cached_by(model, cache)
+            assert results(found, model, prompts, blocks, rows=2, ended=found.forget) == exact, cache
+        whole = model.plan("void", canvas=12, block=12)  # prompt and block are the row
+        found = cached_by(model, "prompt", 12)
+        exact = results(model.denoiser(), model, prompts, whole)
+        assert results(found, model, prompts, whole, rows=2, ended=found.forget) == exact
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("cache", "widths"),
+    [  # a prompt of 5 and two blocks of 6, one slot a pass; the first pass of a block takes all 17
+        ("prompt", [17, 11, 11, 11, 11, 11, 17, 11, 11, 11, 11, 11]),
+        ("prompt:2", [17, 6, 11, 6, 11, 6, 17, 6, 11, 6, 11, 6]),
+        ("prompt:2:5", [17, 6, 11, 6, 11, 17, 17, 6, 11, 6, 11, 17]),
+        ("near:2", [17, 10, 10, 10, 10, 10, 17, 8, 8, 8, 8, 8]),
+        ("near:2:3", [17, 10, 10, 17, 10, 10, 17, 8, 8, 17, 8, 8]),
+    ],
+)
+def test_a_pass_computes_what_the_policy_says(family, cache, widths):
+    model = tiny(family, 3)
+    fields = {"canvas": 12, "block": 6, "schedule": "even"}
+    chosen = plan("original", defaults=FAMILIES[family].decoding, **fields)
+    with shapes(model) as seen:
+        results(cached_by(model, cache, 6), model, [[12, 13, 14, 11, 15]], chosen)
+    shift = model.family.shift  # Dream's logits of a slot come from the position before it
+
+    def wider(number: int, width: int) -> int:
+        beside_prompt = width == 11 and number < 6  # there the prompt holds that position
+        return width if width == 17 or beside_prompt else width + shift
+
+    assert [shape[1] for shape in seen] == [wider(number, width) for number, width in enumerate(widths)]
+
+
+@BOTH
+@CACHES
+def test_a_pass_on_an_unchanged_canvas_is_the_full_pass(family, cache):
+    for seed in range(2):
+        rng, model = random.Random(seed), tiny(family, seed)
+        canvas = half_filled(model, ragged(rng, 4), 12, rng)
+        first = canvas.prompt + 4 * torch.tensor([0, 1, 2, 1])
+        where = canvas.masked & (canvas.offset >= first[:, None]) & (canvas.offset < first[:, None] + 4)
+        wanted, found = model.denoiser()(canvas, where), cached_by(model, cache)
+        for _ in range(7):
+            torch.testing.assert_close(found(canvas, where), wanted, atol=1e-12, rtol=0)
+
+
+@BOTH
+@CACHES
+def test_with_one_layer_every_cache_is_exact(family, cache):
+    """The keys of a first layer depend on their own token alone, so nothing kept is ever stale."""
+    model, prompts = tiny(family, 1, layers=1), ragged(random.Random(1), 3)
+    grown = {"limit": 16, "window": 3, "tau_nonvoid": 0.3, "tau_gap": -0.3}
+    for chosen in (
+        model.plan("void", canvas=12, block=4),
+        model.plan("void-expansion", canvas=4, block=4, **grown),
+    ):
+        found = cached_by(model, cache)
+        exact = results(model.denoiser(), model, prompts, chosen)
+        assert results(found, model, prompts, chosen, ended=found.forget) == exact
+
+
+def test_a_pass_that_is_tried_again_computes_the_same():
+    """A failed pass is none of the passes after which something is refreshed."""
+    model, prompt = tiny("llada", 3), [12, 13, 14]
+    canvas = half_filled(model, [prompt], 12, random.Random(0))
+    where = canvas.masked & (canvas.offset < canvas.prompt[:, None] + 4)
+    found, fails = cached_by(model, "prompt:2"), False
+
+    def fail(*_):
+        if fails:
+            raise MemoryError
+
+    hook = model.net.model.layers[1].register_forward_pre_hook(fail)
+    with shapes(model) as seen:
+        for fails in (False, True, False, True, False, False):
+            try:
+                found(canvas, where)
+            except MemoryError:
+                assert fails
+    hook.remove()
+    assert [shape[1] for shape in seen] == [15, 4, 4, 7, 7, 4]
+
+
+# --------------------------------------------------------------------------------------------- the store
+def written(store: Store, handles) -> None:
+    """A pass over these rows: the key of a token says whose it is and which."""
+    places = [store.places[handle] for handle in handles]
+    keys = torch.cat([marks(handle, len(place)) for handle, place in zip(handles, places, strict=True)])
+    store.aim(torch.cat([torch.arange(place.start, place.stop) for place in places]))
+    for layer in range(2):
+        store.update(keys[None, None, :, None], -keys[None, None, :, None], layer)
+
+
+def marks(handle: int, size: int) -> torch.Tensor:
+    return 2000.0 * handle + torch.arange(size, dtype=torch.float64)
+
+
+def holds(store: Store, handle: int, size: int) -> bool:
+    """Whether the first `size` keys of the row are its own."""
+    begin, wanted = store.places[handle].start, marks(handle, size)
+    pairs = [(part, wanted) for part in store.keys] + [(part, -wanted) for part in store.values]
+    return all(torch.equal(part[begin : begin + size, 0, 0], signed) for part, signed in pairs)
+
+
+def test_the_store_takes_little_more_than_its_rows():
+    """Ragged rows come, grow and go for long: places never overlap, keys stay, and 15 % is all that is spared."""
+    rng, store, sizes, largest, moves = random.Random(0), Store(filler=64), {}, 0, 0
+    fresh = iter(range(10**6))
+    for number in range(160):
+        for handle in rng.sample(sorted(sizes), k=len(sizes) // 8 if number > 64 else 0):
+            store.release(handle)
+            del sizes[handle]
+        while len(sizes) < min(64, number + 1):
+            sizes[next(fresh)] = rng.randint(60, 1600)
+        grown = rng.choice(sorted(sizes))
+        before = dict(sizes)
+        sizes[grown] += rng.choice([0, 0, 64])
+        written_now = [handle for handle in sizes if handle not in store.places]
+        largest = max(largest, sum(sizes.values()))
+        moves += store.reserve(sizes)
+        written(store, written_now or [grown])
+        assert all(holds(store, handle, before[handle]) for handle in sizes)
+        written(store, [grown])
+        places = sorted(store.places.values(), key=lambda place: place.start)
+        assert {handle: len(place) for handle, place in store.places.items()} == sizes
+        assert all(one.stop <= other.start for one, other in pairwise(places))
+        assert places[-1].stop <= store.capacity
+    assert {len(part) for part in store.keys + store.values} == {store.capacity + 64}
+    assert store.capacity + 64 <= 1.15 * largest
+    assert moves == store.version < 40
+
+
+def test_a_cache_takes_little_more_than_its_rows():
+    model, rng = tiny("llada", 2, dtype=torch.float32), random.Random(2)
+    chosen = plan("original", canvas=32, block=32, threshold=0.01)
+    found = cached_by(model, "prompt:4", 32, bucket=64)
+    engine, largest = Engine(found, model.roles, rows=16, tokens=10**6, ended=found.forget), 0
+    for prompt in ragged(rng, 48, longest=200):
+        engine.submit(prompt, chosen)
+    while engine.busy:
+        engine.step()
+        largest = max(largest, engine.tokens_read)
+    assert largest > 1500
+    assert found.store.places == {}
+    assert {len(part) for part in found.store.keys} == {found.store.capacity + 64}
+    assert found.store.capacity <= 1.15 * largest
+
+
+def test_the_store_moves_no_tensor_while_its_rows_fit():
+    """Graphs hold addresses: holes that are too small are closed inside the same memory."""
+    store = Store()
+    assert store.reserve({1: 40, 2: 40, 3: 40})
+    written(store, [1, 2, 3])
+    before = [part.data_ptr() for part in store.keys + store.values]
+    store.release(2)
+    left = store.capacity - 80
+    assert not store.reserve({4: left})  # as much as is free, but not in one piece
+    assert [part.data_ptr() for part in store.keys + store.values] == before
+    assert all(holds(store, handle, 40) for handle in (1, 3))
+    written(store, [4])
+    assert store.reserve({1: 41})  # one token more than there is room for
+    assert store.version == 2
+    assert all(holds(store, handle, size) for handle, size in ((1, 40), (3, 40), (4, left)))
+
+
+class Spoiled:
+    """A cached denoiser that sees NaN, while a pass runs, wherever the store holds something of other rows."""
+
+    def __init__(self, inner: CachedDenoiser) -> None:
+        self.inner, self.handles, self.kept = inner, [], []
+
+    def __call__(self, canvas, where):
+        self.handles = canvas.handle.tolist()
+        result = self.inner(canvas, where)
+        for part, others, kept in self.kept:
+            part[others] = kept
+        self.kept.clear()
+        return result
+
+    def spoil(self, store: Store) -> None:
+        others = torch.ones(store.capacity + store.filler, dtype=torch.bool)
+        for handle in self.handles:
+            others[store.places[handle]] = False
+        for part in store.keys + store.values:
+            self.kept.append((part, others, part[others]))
+            part[others] = torch.nan
+
+
+@BOTH
+@CACHES
+def test_rows_decode_as_they_do_alone_and_read_no_other_keys(family, cache, monkeypatch):
+    """Ragged rows join, rest and leave, and one is cancelled."""
+    rng, model, aim = random.Random(4), tiny(family, 4), Store.aim
+    prompts, chosen = ragged(rng, 6), model.plan("void", canvas=12, block=4)
+    alone = [results(cached_by(model, cache), model, [prompt], chosen)[0] for prompt in prompts]
+    for rows, tokens, bucket in ((2, 10**6, 1), (6, 60, 8)):
+        found = cached_by(model, cache, bucket=bucket)
+        spoiled = Spoiled(found)
+        monkeypatch.setattr(Store, "aim", lambda store, at, s=spoiled: (aim(store, at), s.spoil(store)))
+        engine = Engine(spoiled, model.roles, rows=rows, tokens=tokens, ended=found.forget)
+        handles = [engine.submit(prompt, chosen, key=key) for key, prompt in enumerate(prompts)]
+        ended = {}
+        while engine.busy:
+            ended |= {e.outcome.key: e.outcome for e in engine.step() if isinstance(e, Finished)}
+            engine.cancel(handles[1])
+        for key in (0, 2, 3, 4, 5):
+            assert replace(ended[key], seconds=0.0) == replace(alone[key], key=key), (rows, key)
+
+
+def test_a_store_that_cannot_grow_is_emptied(monkeypatch):
+    model, prompts = tiny("llada", 2), [[12] * 3, [13] * 140]
+    chosen = plan("original", canvas=8, block=8)
+    wanted = [replace(results(cached_by(model, "dual", 8), model, [prompt], chosen)[0], key=key)
+              for key, prompt in enumerate(prompts)]  # fmt: skip
+    found = cached_by(model, "dual", 8)
+    engine = Engine(found, model.roles, rows=2, ended=found.forget)
+    engine.submit(prompts[0], chosen, key=0)
+    engine.step()
+    engine.submit(prompts[1], chosen, key=1)
+    zeros, calls = torch.Tensor.new_zeros, iter(range(10**6))
+
+    def short_of_memory(self, *size):
+        if next(calls) == 2:
+            raise MemoryError
+        return zeros(self, *size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_zeros", short_of_memory)
+        [failed] = [event for event in engine.step() if hasattr(event, "error")]
+    assert isinstance(failed.error, MemoryError)
+    assert (found.entries, found.store.places, found.store.keys) == ({}, {}, [])
+    for key, prompt in enumerate(prompts):
+        engine.submit(prompt, chosen, key=key)
+    ended = {outcome.key: replace(outcome, seconds=0.0) for _, outcome in engine.outcomes()}
+    assert [ended[key] for key in (0, 1)] == wanted
