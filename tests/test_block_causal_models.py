@@ -3,12 +3,15 @@
 import json
 import re
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from block_causal import plain_forward, write_released
+from serving import serving
+from training_runs import materials, recipe
 from voidpad.commands.cli import app
 from voidpad.decode import Canvas, Plan, plan
 from voidpad.decode.length import VoidExpansion
@@ -22,6 +25,7 @@ from voidpad.models.families import recognise
 from voidpad.models.fresh import random_net
 from voidpad.models.text import read_tokenizer
 from voidpad.roles import resolve
+from voidpad.training.train import train
 
 NAMES = [name for name, family in FAMILIES.items() if family.causal_block]
 EVERY = pytest.mark.parametrize("name", NAMES)
@@ -301,11 +305,8 @@ def test_plans_of_full_attention_are_refused(models, name):
 def test_rules_that_look_ahead_are_refused(models):
     usual = models["sdar"].plan(canvas=9)
     rules = {name: getattr(usual, name) for name in ("propose", "commit", "stop", "block", "causal")}
-    for length, message in [
-        (VoidExpansion(), "length=VoidExpansion has no meaning for block-causal attention")
-    ]:
-        with pytest.raises(ConfigError, match=message):
-            Plan(length, **rules)
+    with pytest.raises(ConfigError, match="length=VoidExpansion has no meaning for block-causal attention"):
+        Plan(VoidExpansion(), **rules)
     with pytest.raises(ConfigError, match="trim=True has no meaning for block-causal attention"):
         Plan(usual.length, **{**rules, "trim": True})
     with pytest.raises(ConfigError, match="block=2 does not divide the blocks of 3"):
@@ -324,3 +325,55 @@ def test_what_is_about_the_whole_canvas_is_refused(models, name, tmp_path):
         ran = CliRunner().invoke(app, [*words, "--model", str(tmp_path / "saved")])
         assert isinstance(ran.exception, ConfigError), ran.output
         assert re.search(message, str(ran.exception))
+
+
+@EVERY
+def test_training_is_refused(name, tmp_path):
+    folder = materials(tmp_path, name)
+    with pytest.raises(ConfigError, match=f"training with padding has no meaning for family '{name}'"):
+        train(recipe(folder))
+    scratch = {"family": name, "hidden": 16, "layers": 1, "heads": 2, "intermediate": 16, "context": 64}
+    fresh = recipe(folder, model={"name": None, "tokenizer": str(folder / "start"), "scratch": scratch})
+    with pytest.raises(ConfigError, match="has block-causal attention, which training does not cover"):
+        train(fresh)
+
+
+# Around the decoder
+
+
+def test_the_evaluation_takes_the_familys_plan(models, tmp_path):
+    released = write_released(models["sdar"], tmp_path / "released", block_size=3)
+    words = ["eval", "--model", str(released), "--stage", "prepare", "--tasks", "tiny_expr", "--limit", "1"]
+    ran = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run")])
+    assert ran.exit_code == 0, ran.output
+    assert read_json(tmp_path / "run" / "config.json")["settings"]["plan"] == "static"
+
+
+def test_a_server_answers_with_a_block_causal_model(models):
+    model = models["sdar"]
+    with serving(model, plan="static", fields={"canvas": 24}, name="sdar", rows=4) as running:
+        body = {"model": "sdar", "messages": [{"role": "user", "content": "what is it"}], "max_tokens": 7}
+        reply = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60).json()
+        page = httpx.get(running.url, timeout=60).text
+        odd = httpx.post(
+            f"{running.url}/v1/chat/completions", json=body | {"voidpad": {"plan": "void"}}, timeout=60
+        )
+    [answer] = model.generate("what is it", canvas=7)
+    assert reply["usage"]["completion_tokens"] <= 7
+    assert reply["choices"][0]["message"]["content"] == model.text(answer.tokens[:7])
+    assert ['"sequential"' in page, '"smart-crop"' in page] == [True, False]
+    assert (odd.status_code, "no meaning for a block-causal model" in odd.text) == (400, True)
+
+
+def test_a_prompt_may_fill_the_context_but_for_one_slot():
+    model = random_model("sdar", context=30, causal_block=4)
+    assert model.context == 28
+    plan = model.plan(canvas=64)
+    assert model.row_limit([12] * 27, plan) == 1
+    assert model.row_limit([12] * 5, plan, max_tokens=6) == 6
+    engine = model.engine()
+    engine.submit([12] * 27, plan, limit=1)
+    [(_, outcome)] = engine.outcomes()
+    assert outcome.canvas == 1
+    with pytest.raises(ConfigError, match="fills the model's context of 28"):
+        model.row_limit([12] * 28, plan)

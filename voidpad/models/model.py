@@ -192,14 +192,16 @@ class Model:
         It is the plan's limit, cut to the whole blocks that the context leaves beside the prompt, and to `max_tokens`
         rounded up to whole blocks. A canvas that starts longer starts at this limit instead. An answer may be longer
         than `max_tokens` by less than a block, so callers cut it. A prompt that leaves no room for a block is refused.
+        Rows of a block-causal plan are rounded up when they begin, not here, and need room for one slot only.
         """
         if max_tokens is not None and max_tokens < 1:
             raise ConfigError(f"max_tokens={max_tokens} leaves no room for an answer; use at least 1.")
         self.check_plan(plan)
-        self.admit(ids, canvas=min(plan.block, plan.length.limit))
-        limits = [plan.length.limit, max((self.context - len(ids)) // plan.block, 1) * plan.block]
+        unit = 1 if plan.causal else plan.block
+        self.admit(ids, canvas=min(unit, plan.length.limit))
+        limits = [plan.length.limit, max((self.context - len(ids)) // unit, 1) * unit]
         if max_tokens is not None:
-            limits.append(-(-max_tokens // plan.block) * plan.block)
+            limits.append(-(-max_tokens // unit) * unit)
         return min(*limits, self.context - len(ids))
 
     def generate(
