@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from reference import Crop, Daedal, Expansion, Fixed, Logits, Rho, Settings
+from reference import Appended, Crop, Daedal, Expansion, Fixed, Logits, Rho, Settings
 from toys import HIGH, LOW, SEPARATOR, Chaos, MaskLover, Toy, Twins, World, words
 from voidpad.decode import Outcome, Plan, Step, advance, begin, plan, wanted
 from voidpad.models import FAMILIES
@@ -70,11 +70,27 @@ def plan_of(s: Settings) -> Plan:
     family = "dream" if s.sampling == "tempered" else "llada"
     fields |= {"mute": s.mute, "score": s.score, "temperature": s.temperature, "schedule": s.schedule}
     fields |= {"mask_proposable": s.mask_proposable}
-    if s.commit != "quota":
-        fields[s.commit] = s.tau
+    fields |= COMMITS[s.commit](s) | {"position_decay": s.decay}
+    if s.credit:
+        fields |= dict(zip(("credit", "credit_power", "credit_decay"), s.credit, strict=True))
+    if s.penalty:
+        fields |= {"eos_penalty": s.penalty, "eos_annealing": s.annealing}
     if family == "dream":
         fields |= {"top_p": s.top_p, "top_k": s.top_k}
     return plan(name, defaults=FAMILIES[family].decoding, **fields)
+
+
+COMMITS: dict[str, Callable[[Settings], dict]] = {
+    "quota": lambda s: {},
+    "threshold": lambda s: {"threshold": s.tau},
+    "factor": lambda s: {"factor": s.tau},
+    "entropy": lambda s: {
+        "entropy_bound": s.tau,
+        "entropy_order": "entropy" if s.by_entropy else "score",
+    },
+    "runs": lambda s: {"threshold": s.tau, "each_run": s.low},
+    "leap": lambda s: {"threshold": s.tau, "leap": s.relaxed, "leap_radius": s.radius},
+}
 
 
 def fixed_fields(s: Settings):
@@ -86,6 +102,10 @@ def expansion_fields(s: Settings):
     fields = {"canvas": rule.start, "limit": rule.limit, "window": rule.window, "steps": s.per_block}
     fields |= {"tau_nonvoid": rule.tau_nonvoid, "tau_gap": rule.tau_gap}
     return "void-expansion", fields | {"cap_rounding": rule.cap, "mask_in_max": rule.mask_in_max}
+
+
+def appended_fields(s: Settings):
+    return "append-blocks", {"limit": s.length.limit, "steps": s.per_block}
 
 
 def crop_fields(s: Settings):
@@ -123,6 +143,7 @@ PLANS: dict[type, Callable[[Settings], tuple[str, dict]]] = {
     Crop: crop_fields,
     Daedal: daedal_fields,
     Rho: rho_fields,
+    Appended: appended_fields,
 }
 
 

@@ -72,13 +72,26 @@ class Crop:  # section 7
 
 
 @dataclass(frozen=True)
+class Appended:  # rivals 3.5
+    limit: int
+
+
+@dataclass(frozen=True)
 class Settings:
-    length: Fixed | Expansion | Daedal | Rho | Crop
+    length: Fixed | Expansion | Daedal | Rho | Crop | Appended
     block: int
     steps: int | None = None  # per block; None: the block size
     schedule: str = "even"  # or "dream"
-    commit: str = "quota"  # or "threshold", "factor"
-    tau: float = 0.9  # of threshold; f of factor
+    commit: str = "quota"  # or "threshold", "factor"; rivals 1.1, 1.4, 1.5: "entropy", "runs", "leap"
+    tau: float = 0.9  # of threshold, runs and leap; f of factor; gamma of entropy
+    by_entropy: bool = False  # rivals 1.1: the order; by score otherwise
+    low: float = 0.4  # rivals 1.4
+    relaxed: float = 0.75  # rivals 1.5
+    radius: int = 4
+    credit: tuple[float, float, float] | None = None  # rivals 1.3: alpha, gamma, beta
+    penalty: float = 0.0  # rivals 3.2, 3.3: lambda
+    annealing: str = "dream-coder"  # or "constant", "linear"
+    decay: float = 0.0  # rivals 3.3: lambda of the position factor
     score: str = "confidence"  # or "neg_entropy", "margin", "random"
     ban: tuple[int, ...] = ()
     mute: tuple[int, ...] = ()  # not in the scored distribution: the ban set where scores are renormalised
@@ -126,8 +139,10 @@ class Row:
     seed: int
     key: int
     canvas: list[int] = field(default_factory=list)
+    credits: dict[int, dict[int, float]] = field(default_factory=dict)  # slot -> token -> C
     passes: int = 0
     probes: int = 0
+    still: int = 0  # passes in a row that changed nothing
     commits: list[list[tuple[int, int, float]]] = field(default_factory=list)
     states: list[list[int]] = field(default_factory=list)
     signals: list[float] = field(default_factory=list)
@@ -167,6 +182,8 @@ def decode(
         reason = daedal(row, length)
     elif isinstance(length, Rho):
         reason = rho_eos(row, length)
+    elif isinstance(length, Appended):
+        reason = append_blocks(row, length)
     else:
         reason = blocks(row, choose_length(row, length))
     tokens = list(row.canvas)
@@ -218,27 +235,56 @@ def kept(z: Tensor, top_k: int | None, top_p: float | None) -> list[int]:
     return few
 
 
-def propose(row: Row, z: Tensor, slot: int) -> tuple[int | None, float]:
-    """Token and score of one masked slot."""
+def adjusted(row: Row, z: Tensor, slot: int) -> Tensor:
+    """Rivals 1.3, 3.2, 3.3: the logits of one masked slot after credits and the penalty on EOS."""
+    s, z = row.settings, z.clone()
+    if s.penalty:
+        t = row.canvas.count(row.mask) / len(row.canvas)
+        weight = {"constant": 1.0, "linear": t, "dream-coder": -math.log(1 - t + 1e-3)}[s.annealing]
+        z[row.eos] -= s.penalty * weight
+    if s.credit:
+        alpha, gamma, beta = s.credit
+        credits = {v: beta * c for v, c in row.credits.get(slot, {}).items()}
+        v = best(dict(enumerate(z.tolist())))
+        credits[v] = credits.get(v, 0.0) + float(softmax(z)[v]) ** gamma
+        row.credits[slot] = credits
+        for v, c in credits.items():
+            z[v] += alpha * math.log(1 + c)
+    return z
+
+
+def propose(row: Row, z: Tensor, slot: int) -> tuple[int | None, float, float]:
+    """Token, score and entropy of one masked slot; the entropy is that of the sampled distribution (rivals 1.1)."""
     s = row.settings
     refused = set(s.ban) | (set() if s.mask_proposable else {row.mask})
     gone = set(s.mute)
     z = z / s.temperature if s.sampling == "tempered" and s.temperature > 0 else z
     allowed = {v for v in range(len(z)) if v not in refused and z[v] > -math.inf}
     if not allowed:
-        return None, 0.0
+        return None, -1000.0 if s.score in GUARDED else 0.0, math.inf
     if s.sampling == "tempered" and s.temperature > 0:
         choice = z.clone()
         choice[list(refused)] = -math.inf
         few = set(kept(choice, s.top_k, s.top_p))
         allowed, gone = few, gone | (allowed - few)
     wish = {v: float(z[v]) for v in allowed}
+    greedy = best(wish)
     if s.sampling != "argmax" and s.temperature > 0:
         scale = s.temperature if s.sampling == "gumbel" else 1.0
         for v in wish:
             wish[v] -= scale * math.log(-math.log(uniform(row.seed, row.key, row.passes, slot, v)))
-    token = best(wish)
-    return token, score_of(row, softmax(z, gone), token, slot)
+    token, p = best(wish), softmax(z, gone)
+    hot = s.sampling == "gumbel" and s.temperature > 0
+    sampled = softmax(z / s.temperature, gone) if hot else p
+    h = -sum(x * math.log(x) for x in sampled.tolist() if x > 0)
+    if p[greedy] < p.max() or p[token] == 0:  # rivals 0, the ban guard
+        row.events["guarded"] += 1
+        last = float(p[token]) - 1000.0  # after all others, by their probability
+        return token, last if s.score in GUARDED else score_of(row, p, token, slot), math.inf
+    return token, score_of(row, p, token, slot), h
+
+
+GUARDED = ("neg_entropy", "margin")
 
 
 def score_of(row: Row, p: Tensor, token: int, slot: int) -> float:
@@ -269,10 +315,56 @@ def dream_quota(left: int, steps: int, step: int) -> int | None:
     return math.floor(left * (1 - tau[1] / tau[0]))
 
 
-def taken(row: Row, scores: dict[int, float], *, opened: int, step: int) -> list[int]:
+def bounded(scores: dict[int, float], h: dict[int, float], gamma: float, by_entropy: bool) -> list[int]:
+    """Rivals 1.1: the longest beginning of the order with D_k <= gamma; at least one slot."""
+    order = sorted(scores, key=lambda j: (-scores[j], j))
+    if by_entropy:
+        order.sort(
+            key=lambda j: (h[j], 0 if math.isinf(h[j]) else j)
+        )  # failed slots keep the order of the scores
+    count = 1
+    for k in range(1, len(order) + 1):
+        first = [h[j] for j in order[:k]]
+        if math.isinf(max(first)) or sum(sorted(first)[:-1]) > gamma:
+            break
+        count = k
+    return order[:count]
+
+
+def runs(slots: Iterable[int]) -> list[list[int]]:
+    """Rivals 1.4: neighbouring slots together."""
+    found: list[list[int]] = []
+    for j in sorted(slots):
+        if found and found[-1][-1] == j - 1:
+            found[-1].append(j)
+        else:
+            found.append([j])
+    return found
+
+
+def leaps(scores: dict[int, float], s: Settings) -> list[int]:
+    """Rivals 1.5: anchors, and what is near one and sure enough."""
+    anchors = [j for j in scores if scores[j] >= s.tau]
+    near = {j for j in scores if any(abs(j - a) <= s.radius for a in anchors)}
+    return sorted({*anchors, *(j for j in near if scores[j] >= s.relaxed)})
+
+
+def taken(
+    row: Row, scores: dict[int, float], h: dict[int, float], *, start: int, opened: int, step: int
+) -> list[int]:
     """Which of the scored slots are committed in this pass."""
     s = row.settings
+    if s.commit == "quota" and s.decay:
+        scores = {j: c * math.exp(-s.decay * (j - start)) if c > 0 else c for j, c in scores.items()}
     order = sorted(scores, key=lambda j: (-scores[j], j))
+    if s.commit == "entropy":
+        return bounded(scores, h, s.tau, s.by_entropy)
+    if s.commit == "leap":
+        return leaps(scores, s) or order[:1]
+    if s.commit == "runs":
+        tops = [min(run, key=lambda j: (-scores[j], j)) for run in runs(scores)]
+        sure = [j for j in tops if scores[j] > s.low] + [j for j in order if scores[j] > s.tau]
+        return sorted({*sure, *order[:1]})
     if s.commit == "threshold":
         return [j for j in order if scores[j] >= s.tau] or order[:1]
     if s.commit == "factor":
@@ -285,33 +377,57 @@ def taken(row: Row, scores: dict[int, float], *, opened: int, step: int) -> list
 
 def blocks(row: Row, length: int) -> str:
     """2.1: fill a canvas of `length` masks block by block. Returns the reason for stopping."""
-    s = row.settings
     row.canvas = [row.mask] * length
-    still = 0
-    for start in range(0, length, s.block):
-        opened, step = len(row.masks(start, start + s.block)), 0
-        while row.masks(start, start + s.block):
-            before = list(row.canvas)
-            block_pass(row, range(start, start + s.block), opened=opened, step=step)
-            step += 1
-            if row.ended():
-                return "eos"
-            still = still + 1 if row.canvas == before else 0
-            if still == max(s.per_block, s.block) + 1:
-                return "stalled"
+    for start in range(0, length, row.settings.block):
+        reason = fill(row, start)
+        if reason:
+            return reason
     return "full"
+
+
+def append_blocks(row: Row, rule: Appended) -> str:
+    """Rivals 3.5, dLLM-Var: a canvas that ends with the open block, and one block more until an EOS is written."""
+    row.canvas = []
+    while len(row.canvas) < rule.limit and row.eos not in row.canvas:
+        start = len(row.canvas)
+        row.canvas += [row.mask] * min(row.settings.block, rule.limit - start)
+        row.events["expanded"] += start > 0
+        reason = fill(row, start)
+        if reason:
+            return reason
+    return "full"
+
+
+def fill(row: Row, start: int) -> str | None:
+    """Fill one block; the reason if the row stops there."""
+    s = row.settings
+    row.credits = {}
+    opened, step = len(row.masks(start, start + s.block)), 0
+    while row.masks(start, start + s.block):
+        before = list(row.canvas)
+        block_pass(row, range(start, start + s.block), opened=opened, step=step)
+        step += 1
+        if row.ended():
+            return "eos"
+        row.still = row.still + 1 if row.canvas == before else 0
+        if row.still == max(s.per_block, s.block) + 1:
+            return "stalled"
+    return None
 
 
 def block_pass(row: Row, block: range, *, opened: int, step: int) -> None:
     z = row.forward()
-    proposals = {j: propose(row, z[j], j) for j in row.masks(block.start, block.stop)}
-    chosen = taken(row, {j: score for j, (_, score) in proposals.items()}, opened=opened, step=step)
+    masks = row.masks(block.start, block.stop)
+    proposals = {j: propose(row, adjusted(row, z[j], j), j) for j in masks}
+    scores, h = ({j: one[part] for j, one in proposals.items()} for part in (1, 2))
+    chosen = taken(row, scores, h, start=block.start, opened=opened, step=step)
     commits = []
     for j in chosen:
-        token, score = proposals[j]
+        token, score, _ = proposals[j]
         if token is None:
             raise ValueError(f"slot {j}: every token is banned")
         commits.append((j, token, score))
+        row.credits.pop(j, None)
     row.write(commits)
 
 

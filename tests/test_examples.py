@@ -28,7 +28,9 @@ def test_worked_example(example):
 def counts(quota, slots: int, steps: int) -> list[int]:
     left, out = slots, []
     while left:
-        progress = BlockProgress(*(torch.tensor([n]) for n in (left, slots, len(out))), steps, slots)
+        progress = BlockProgress(
+            *(torch.tensor([n]) for n in (left, slots, len(out))), steps, torch.tensor([0]), slots
+        )
         out.append(int(quota(progress)))
         left -= out[-1]
     return out

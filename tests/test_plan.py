@@ -10,10 +10,19 @@ import torch
 
 from cases import LENGTHS, case, steps_of
 from voidpad.decode import PRESETS, DecodingRule, LengthRule, Plan, describe, plan, schema
-from voidpad.decode.commit import Factor, HighConfidence, Threshold, TopK
+from voidpad.decode.adjust import Credit, EosPenalty
+from voidpad.decode.commit import (
+    EntropyBound,
+    Factor,
+    Hierarchical,
+    HighConfidence,
+    LocalLeap,
+    Threshold,
+    TopK,
+)
 from voidpad.decode.eos_length import Daedal, RhoEos
 from voidpad.decode.fields import settings_of
-from voidpad.decode.length import Fixed, SmartCrop, VoidExpansion
+from voidpad.decode.length import AppendedBlocks, Fixed, SmartCrop, VoidExpansion
 from voidpad.decode.plan import ALIASES, every_field
 from voidpad.decode.propose import GumbelProposal, SampledProposal
 from voidpad.decode.stop import eos_termination, vanilla
@@ -21,6 +30,7 @@ from voidpad.errors import ConfigError, VoidpadError
 from voidpad.models import FAMILIES
 
 RULES = [Fixed, VoidExpansion, SmartCrop, Daedal, RhoEos, TopK, Threshold, HighConfidence, Factor]
+RULES += [EntropyBound, LocalLeap, Hierarchical, EosPenalty, Credit, AppendedBlocks]
 RULES += [GumbelProposal, SampledProposal, Plan]
 
 
@@ -71,7 +81,9 @@ def test_every_setting_refuses_what_lies_just_outside_its_bounds(rule):
 
 def test_every_rule_of_a_preset_owns_its_fields():
     """A field of a length rule, or of a proposal, that a user could not set would have no default of its own."""
-    for rule in (Fixed, VoidExpansion, SmartCrop, Daedal, RhoEos, GumbelProposal, SampledProposal):
+    switched = (Threshold, Factor, EntropyBound, LocalLeap, Hierarchical, EosPenalty, Credit)
+    lengths = (Fixed, VoidExpansion, SmartCrop, Daedal, RhoEos, AppendedBlocks)
+    for rule in (*lengths, *switched, GumbelProposal, SampledProposal):
         assert [one.name for one in settings_of(rule)] == [one.name for one in fields(rule)]
 
 
@@ -96,8 +108,10 @@ def test_every_choice_of_every_field_makes_another_plan():
     for family in (one.decoding for one in FAMILIES.values()):
         for name in family.presets:
             for one in schema(name, family):
-                ban = {"ban": "void"}  # `scores` says what happens to the banned tokens
-                made = [plan(name, defaults=family, **{**ban, one.name: choice}) for choice in one.choices]
+                on = {"ban": "void"}  # `scores` says what happens to the banned tokens
+                on |= {"entropy_order": {"entropy_bound": 0.1}}.get(one.name, {})
+                on |= {"eos_annealing": {"eos_penalty": 3.0}}.get(one.name, {})
+                made = [plan(name, defaults=family, **{**on, one.name: choice}) for choice in one.choices]
                 assert len(set(made)) == len(made), one.name
 
 
@@ -117,6 +131,10 @@ LIMITS = {
     "daedal": 2048,
     "rho-eos": 2048,
     "smart-crop": 512,
+    "eos-last": 512,
+    "eos-never": 512,
+    "eos-penalty": 512,
+    "append-blocks": 512,
 }
 
 
@@ -267,6 +285,11 @@ def test_a_rule_that_writes_several_tokens_is_named():
     assert plan("daedal").approximations == plan("rho-eos").approximations == ()
     assert plan("void", threshold=0.9, trim=True).approximations == ("threshold", "trim")
     assert plan("void", factor=1.0).approximations == ("factor",)
+    assert plan("void", entropy_bound=0.1).approximations == ("entropy_bound",)
+    assert plan("void", threshold=0.9, leap=0.75).approximations == ("leap",)
+    assert plan("void", each_run=0.4).approximations == ("each_run",)
+    assert plan("void", threshold=0.9, credit=0.7).approximations == ("threshold", "credit")
+    assert plan("eos-penalty", position_decay=0.25).approximations == ()
     assert Plan(commit=Everything()).approximations == (f"{__name__}:Everything",)
     assert Plan(commit=all_at_once).approximations == (f"{__name__}:all_at_once",)
     quarter = Plan(commit=Quarter(), block=8)

@@ -24,11 +24,13 @@ LAYERS = [
     "noise",
     "commit",
     "rows",
+    "adjust",
     "propose",
     "stop",
     "denoise",
     "length",
     "eos_length",
+    "switches",
     "plan",
     "causal_preset",
     "loop",
@@ -137,6 +139,10 @@ def test_presets_users_type():
         "daedal",
         "rho-eos",
         "smart-crop",
+        "eos-last",
+        "eos-never",
+        "eos-penalty",
+        "append-blocks",
     ]
     assert ALIASES == {"eos": "original", "rainbow": "original"}
 

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from voidpad.roles import Roles
 
+_EMPTY = torch.tensor([-1.0, 0.0], dtype=torch.float64)  # a pair of `Canvas.memory` that holds nothing
+
 
 @dataclass(frozen=True)
 class Canvas:
@@ -22,10 +24,15 @@ class Canvas:
     key: Tensor  # (B,) int64, draw keys: randomness is a hash of seed and key
     roles: Roles
     handle: Tensor = None  # type: ignore[assignment]  # (B,) int64, row identities for caches; `key` unless given
+    # (B, L, K, 2) float64: what a rule remembers of a masked slot, K pairs (token, number); token -1 is an empty pair.
+    # Every edit of the canvas moves the memory along with its slots.
+    memory: Tensor = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         if self.handle is None:
             object.__setattr__(self, "handle", self.key)
+        if self.memory is None:
+            object.__setattr__(self, "memory", torch.zeros(*self.ids.shape, 0, 2, dtype=torch.float64))
 
     @classmethod
     def blank(
@@ -86,19 +93,31 @@ class Canvas:
         return first(self.slots & torch.isin(self.ids, torch.tensor(tokens)), otherwise=self.stop)
 
     def fill(self, chosen: Tensor, tokens: Tensor) -> Canvas:
-        """The canvas with tokens[b, j] written wherever chosen[b, j] is True."""
-        return replace(self, ids=torch.where(chosen, tokens, self.ids))
+        """The canvas with tokens[b, j] written wherever chosen[b, j] is True; the memory of these slots is dropped."""
+        return replace(self.forget(chosen), ids=torch.where(chosen, tokens, self.ids))
+
+    def forget(self, slots: Tensor) -> Canvas:
+        """The canvas without the memory of these slots (B, L), or of these rows (B, 1)."""
+        if not self.memory.shape[2]:
+            return self
+        return replace(self, memory=torch.where(slots[:, :, None, None], _EMPTY, self.memory))
+
+    def remember(self, slots: Tensor, pairs: Tensor) -> Canvas:
+        """The canvas with the memory of these slots (B, L), N of them, replaced by pairs (N, K, 2)."""
+        width = max(pairs.shape[1], self.memory.shape[2])
+        memory = _roomier(self.memory, width)
+        memory[slots] = _roomier(pairs, width)
+        return replace(self, memory=memory)
 
     def resize(self, stop: Tensor, token: int | None = None) -> Canvas:
         """The canvas with rows ending at `stop` (B,): longer tails are cut, new slots hold `token` (default MASK)."""
         width = int(stop.max()) if len(stop) else 0
-        ids = torch.nn.functional.pad(self.ids, (0, max(0, width - self.ids.shape[1])), value=self.roles.eos)[
-            :, :width
-        ]
+        ids = _widened(self.ids, width, self.roles.eos)
         where = torch.arange(width)[None]
         fresh = (where >= self.stop[:, None]) & (where < stop[:, None])
         ids = torch.where(fresh, self.roles.mask if token is None else token, ids)
-        return replace(self, ids=ids, stop=stop)
+        sized = replace(self, ids=ids, stop=stop, memory=_widened(self.memory, width, -1))
+        return sized.forget(where >= torch.minimum(stop, self.stop)[:, None])
 
     def insert(self, at: Tensor, count: Tensor) -> Canvas:
         """The canvas with count[b] masks inserted before position at[b]; the slots from there on move right."""
@@ -107,14 +126,22 @@ class Canvas:
         before, after = where < at[:, None], where >= (at + count)[:, None]
         source = torch.where(before, where, where - count[:, None]).clamp(0, self.ids.shape[1] - 1)
         ids = torch.where(before | after, self.ids.gather(1, source), self.roles.mask)
-        return replace(self, ids=torch.where(where < stop[:, None], ids, self.roles.eos), stop=stop)
+        row = torch.arange(len(self))[:, None]
+        moved = replace(
+            self,
+            ids=torch.where(where < stop[:, None], ids, self.roles.eos),
+            stop=stop,
+            memory=self.memory[row, source],
+        )
+        return moved.forget(~(before | after) | (where >= stop[:, None]))
 
     def select(self, rows: Tensor) -> Canvas:
         """Only these rows (bool mask or indices), with the padding that they do not need cut off."""
         stop = self.stop[rows]
         width = int(stop.max()) if len(stop) else 0
         identity = (self.key[rows], self.roles, self.handle[rows])
-        return Canvas(self.ids[rows][:, :width], self.prompt[rows], stop, *identity)
+        memory = self.memory[rows][:, :width]
+        return Canvas(self.ids[rows][:, :width], self.prompt[rows], stop, *identity, memory)
 
     def answer(self, row: int) -> list[int]:
         """The token ids in the slots of one row."""
@@ -126,11 +153,27 @@ def join(canvases: Sequence[Canvas]) -> Canvas:
     if len(canvases) == 1:
         return canvases[0]
     width = max(c.ids.shape[1] for c in canvases)
-    ids = [torch.nn.functional.pad(c.ids, (0, width - c.ids.shape[1]), value=c.roles.eos) for c in canvases]
+    ids = [_widened(c.ids, width, c.roles.eos) for c in canvases]
+    pairs = max(c.memory.shape[2] for c in canvases)
+    memory = [_roomier(_widened(c.memory, width, -1), pairs) for c in canvases]
     prompt, stop, key, handle = (
         torch.cat([getattr(c, name) for c in canvases]) for name in ("prompt", "stop", "key", "handle")
     )
-    return Canvas(torch.cat(ids), prompt, stop, key, canvases[0].roles, handle)
+    return Canvas(torch.cat(ids), prompt, stop, key, canvases[0].roles, handle, torch.cat(memory))
+
+
+def _roomier(memory: Tensor, pairs: int) -> Tensor:
+    """The memory (..., K, 2) with room for this many pairs, the new ones empty."""
+    room = _EMPTY.expand(*memory.shape[:-2], max(0, pairs - memory.shape[-2]), 2)
+    return torch.cat([memory, room], -2)
+
+
+def _widened(part: Tensor, width: int, value: int) -> Tensor:
+    """A tensor (B, L, ...) cut or filled up with `value` to this many columns."""
+    missing = max(0, width - part.shape[1])
+    if not missing:
+        return part[:, :width]
+    return torch.cat([part, part.new_full((len(part), missing, *part.shape[2:]), value)], 1)
 
 
 def first(marked: Tensor, *, otherwise: Tensor) -> Tensor:

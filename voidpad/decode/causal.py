@@ -31,6 +31,19 @@ class CausalBlocks:
         if self.size < 1:
             raise ConfigError(f"causal_block={self.size} must be at least 1.")
 
+    def check(self, block: int, ahead: str | None) -> None:
+        """Refuse a plan's block that does not fit, and the rule `ahead` that reads or edits slots of later blocks."""
+        if self.size % block:
+            raise ConfigError(
+                f"block={block} does not divide the blocks of {self.size} in which the model's attention runs; "
+                f"use {self.size} or a divisor."
+            )
+        if ahead is not None:
+            raise ConfigError(
+                f"{ahead} has no meaning for block-causal attention, where no slot sees later blocks; "
+                "use a canvas of one length without trim."
+            )
+
     def whole(self, prompt: Tensor, slots: Tensor) -> Tensor:
         """How many slots (B,) a row needs to hold at least `slots` and to end with a whole block."""
         return horizon(prompt + slots - 1, self.size) - prompt

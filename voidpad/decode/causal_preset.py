@@ -10,8 +10,9 @@ from typing import Any
 from voidpad.decode.causal import CausalBlocks
 from voidpad.decode.fields import PlanField, settings_of
 from voidpad.decode.length import LengthRule, RoundedUp
-from voidpad.decode.plan import STEPS, FamilyDefaults, Plan, Preset, made
+from voidpad.decode.plan import STEPS, FamilyDefaults, Plan, Preset
 from voidpad.decode.stop import BetweenBlocks, ends_termination
+from voidpad.decode.switches import made
 
 
 @dataclass(frozen=True)

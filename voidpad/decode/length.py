@@ -175,6 +175,34 @@ class RoundedUp(Fixed):
 
 
 @dataclass(frozen=True)
+class AppendedBlocks(LengthRule):
+    """dLLM-Var's loop: one block at first; whenever the canvas is full and holds no EOS, one block more.
+
+    No slot ever sees masks beyond its own block, so decoding differs from a canvas that has them. Spec rivals 3.5.
+    """
+
+    canvas: int = canvas_setting(1, "canvas length at the start, rounded up to whole blocks")
+    limit: int = limit_setting(512)
+
+    def in_blocks(self, block: int) -> Self:
+        canvas = block * math.ceil(self.canvas / block)
+        if canvas > self.limit:
+            raise ConfigError(
+                f"limit={self.limit} does not hold {canvas} slots of whole blocks; raise limit."
+            )
+        return replace(self, canvas=canvas)
+
+    def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows:
+        canvas = rows.canvas
+        full = ~canvas.masked.any(1) & (canvas.first_eos >= canvas.stop)
+        room = (rows.limit - canvas.length).clamp(min=0, max=block)
+        return replace(rows, canvas=canvas.resize(canvas.stop + torch.where(full, room, 0))).advance(block)
+
+    def final_prefix(self, rows: Rows) -> Tensor:
+        return rows.committed_prefix
+
+
+@dataclass(frozen=True)
 class VoidExpansion(LengthRule):
     """Probe an empty canvas and grow it by one block until its tail is predicted to be VOID; then decode.
 

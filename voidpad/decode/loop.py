@@ -1,9 +1,10 @@
 """The decoding loop. Read this first.
 
 In every pass the loop finds the frontier (the masked slots of each row's active block), computes the logits that the
-proposal and the length rule need, proposes tokens, chooses which of them to commit and writes these. Then the length
-rule may edit the canvas, and the stop rule may end rows. Each row has its own position and counters, so prompts and
-canvases of different lengths and rows that end early need no special case.
+proposal and the length rule need, lets the adjust rule move some of the logits if the plan has one, proposes tokens,
+chooses which of them to commit and writes these. Then the length rule may edit the canvas, and the stop rule may end
+rows. Each row has its own position and counters, so prompts and canvases of different lengths and rows that end
+early need no special case.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from voidpad.decode.canvas import Canvas, send
+from voidpad.decode.fields import declared
 from voidpad.decode.length import Look, Signal
 from voidpad.decode.noise import Noise
 from voidpad.decode.outcome import Outcome
@@ -132,13 +134,13 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
     signal = plan.length.read(rows, grid)
     ready = plan.length.ready(rows, signal)
     frontier = plan.frontier(rows) & ready[:, None]
-    tokens, score = _propose(rows, plan, frontier, _at(logits, frontier[where]), bans)
-    chosen = plan.commit(score, frontier, rows.progress(frontier, plan.steps, plan.block))
+    adjusted, tokens, score, *entropy = _propose(rows, plan, frontier, _at(logits, frontier[where]), bans)
+    chosen = plan.commit(score, frontier, rows.progress(frontier, plan.steps, plan.block), *entropy)
     if (chosen & (tokens == NOTHING)).any():
         if (chosen & ~frontier).any():
             raise VoidpadError(f"commit={name_of(plan.commit)} chose a slot outside the frontier.")
         raise VoidpadError(f"every token is banned at a chosen slot: ban={plan.ban}. Ban fewer ids.")
-    filled = replace(rows, canvas=rows.canvas.fill(chosen, tokens), spent=rows.spent + ready)
+    filled = replace(adjusted, canvas=adjusted.canvas.fill(chosen, tokens), spent=rows.spent + ready)
     look = Look(grid, signal, frontier, chosen)
     revised = plan.length.revise(rows, filled, look, plan.block)
     if (revised.canvas.length > torch.maximum(rows.limit, rows.canvas.length)).any():
@@ -160,16 +162,33 @@ def _resolved(plan: Plan, roles: Roles, *, vocab: int) -> Bans:
     return bans
 
 
-def _propose(rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Bans) -> tuple[Tensor, Tensor]:
-    """Proposed tokens and their scores as (B, L); NOTHING and minus infinity outside the frontier."""
+def _propose(
+    rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Bans
+) -> tuple[Rows, Tensor, Tensor, *tuple[Tensor, ...]]:
+    """The rows with what the adjust rule remembers, proposed tokens and scores (B, L), and the entropy if it is read.
+
+    Outside the frontier tokens are NOTHING, scores minus infinity and entropies infinite.
+    """
+    reads_entropy = declared(plan.commit, "reads_entropy", False)
     row, column = frontier.nonzero(as_tuple=True)
     if not len(row):
-        return torch.full_like(rows.canvas.ids, NOTHING), torch.full(frontier.shape, -torch.inf).double()
+        nowhere = torch.full(frontier.shape, -torch.inf).double()
+        return (
+            rows,
+            torch.full_like(rows.canvas.ids, NOTHING),
+            nowhere,
+            *([-nowhere] if reads_entropy else []),
+        )
     slot = column - rows.canvas.prompt[row]
     draw = (rows.seed[row], rows.canvas.key[row], rows.decoded[row], slot)
     noise = Noise(draw, logits.device, still=plan.greedy(column))
-    tokens, score = propose_in_pieces(plan.propose, logits, bans, noise)
-    return scatter(frontier, tokens, NOTHING), scatter(frontier, score, -torch.inf)
+    additions = None
+    if plan.adjust is not None:
+        additions, rows = plan.adjust(rows, frontier, logits)
+    rule = plan.propose.with_entropy if reads_entropy else plan.propose
+    tokens, score, *entropy = propose_in_pieces(rule, logits, bans, noise, additions)
+    spread = [scatter(frontier, one, torch.inf) for one in entropy]
+    return rows, scatter(frontier, tokens, NOTHING), scatter(frontier, score, -torch.inf), *spread
 
 
 def _count(before: Rows, rows: Rows, ready: Tensor, *, wrote: Tensor) -> Rows:

@@ -15,14 +15,16 @@ from typing import Any
 
 from torch import Tensor, div
 
+from voidpad.decode.adjust import Adjust, EosPenalty
 from voidpad.decode.causal import CausalBlocks
-from voidpad.decode.commit import Commit, Factor, HighConfidence, Threshold, TopK
+from voidpad.decode.commit import Commit, HighConfidence, TopK
 from voidpad.decode.eos_length import Daedal, RhoEos
 from voidpad.decode.fields import DecodingRule, Names, PlanField, Range, declared, setting, settings_of
-from voidpad.decode.length import Fixed, Length, LengthRule, SmartCrop, VoidExpansion
-from voidpad.decode.propose import PROPOSALS, GumbelProposal, MaskLast, Propose
+from voidpad.decode.length import AppendedBlocks, Fixed, Length, LengthRule, SmartCrop, VoidExpansion
+from voidpad.decode.propose import PROPOSALS, GumbelProposal, MaskLast, Propose, neg_entropy
 from voidpad.decode.rows import Rows
 from voidpad.decode.stop import STOPS, Stop, vanilla
+from voidpad.decode.switches import adjust_rule, commit_rule, made, switched_fields
 from voidpad.errors import ConfigError
 from voidpad.roles import Roles
 
@@ -44,6 +46,7 @@ class Plan(DecodingRule):
     trim: bool = setting(
         False, help="cut the canvas right after a committed EOS (approximate; needs stop=eos)"
     )
+    adjust: Adjust | None = None
     causal: CausalBlocks | None = None  # for networks with block-causal attention; None for full attention
 
     def __post_init__(self) -> None:
@@ -52,8 +55,23 @@ class Plan(DecodingRule):
             raise ConfigError(
                 f"length={self.length!r} is no length rule; make its class inherit from LengthRule."
             )
-        for name in ("length", "propose", "commit", "stop"):
+        for name in ("length", "propose", "commit", "stop", *(["adjust"] if self.adjust is not None else [])):
             _check_rule(name, getattr(self, name))
+        if (
+            declared(self.commit, "reads_entropy", False)
+            and declared(self.propose, "with_entropy", None) is None
+        ):
+            raise ConfigError(
+                f"commit={name_of(self.commit)} reads entropies, which propose={name_of(self.propose)} does not give; "
+                "give it a method with_entropy."
+            )
+        if (
+            declared(self.commit, "position_decay", 0)
+            and declared(self.propose, "score", None) is neg_entropy
+        ):
+            raise ConfigError(
+                "position_decay multiplies scores, and neg_entropy is negative; use score=confidence."
+            )
         if self.trim and self.stop is vanilla:
             raise ConfigError("trim=True drops what follows an EOS, so it needs stop=eos.")
         if self.trim and not self.length.trims:
@@ -61,21 +79,9 @@ class Plan(DecodingRule):
                 f"trim=True cuts off the tail by which {name_of(self.length)} sets the length; drop one of them."
             )
         if self.causal is not None:
-            self._check_causal(self.causal)
-
-    def _check_causal(self, causal: CausalBlocks) -> None:
-        """Refuse what has no meaning where a slot never sees the slots of later blocks."""
-        if causal.size % self.block:
-            raise ConfigError(
-                f"block={self.block} does not divide the blocks of {causal.size} in which the model's attention "
-                f"runs; use {causal.size} or a divisor."
-            )
-        if self.trim or declared(self.length, "looks_ahead", True):
-            rule = "trim=True" if self.trim else f"length={name_of(self.length)}"
-            raise ConfigError(
-                f"{rule} has no meaning for block-causal attention, where no slot sees later blocks; "
-                "use a canvas of one length without trim."
-            )
+            ahead = declared(self.length, "looks_ahead", True)
+            rule = f"length={name_of(self.length)}" if ahead else "trim=True" if self.trim else None
+            self.causal.check(self.block, rule)
 
     @property
     def steps(self) -> int:
@@ -128,7 +134,8 @@ class Plan(DecodingRule):
         A commit rule that does not declare whether it is an approximation is listed under its own name.
         """
         commit = declared(self.commit, "approximation", name_of(self.commit))
-        return tuple(name for name in (commit, "trim" if self.trim else None) if name)
+        adjust = self.adjust and declared(self.adjust, "approximation", name_of(self.adjust))
+        return tuple(name for name in (commit, adjust, "trim" if self.trim else None) if name)
 
     @property
     def patience(self) -> int:
@@ -201,7 +208,9 @@ class Preset:
     about: str
     length: type[LengthRule]
     ban: Names = ()
+    mute: Names = ()
     stop: str = "vanilla"
+    adjust: type[Any] | None = None  # the adjust rule that is on unless the user turns it off
     commit: type[Any] | None = None
     propose: Propose | None = None
 
@@ -214,10 +223,9 @@ class Preset:
         length = settings_of(self.length)
         if self.commit is not None:
             return [block, *length, ban, stop, *settings_of(self.commit), cut]
-        commits = [*map(_off, settings_of(Threshold)), *map(_off, settings_of(Factor)), *settings_of(TopK)]
         scores = replace(SCORED, default=family.scores)
         return [
-            *(block, *length, STEPS, ban, stop, *commits, scores, own["mute"]),
+            *(block, *length, STEPS, ban, stop, *switched_fields(self.adjust), scores, own["mute"]),
             *(*settings_of(family.proposal), own["trim"], cut),
         ]
 
@@ -227,9 +235,7 @@ class Preset:
         own = {one.name: values[one.name] for one in settings_of(Plan) if one.name in values}
         if self.commit is not None:
             return Plan(length, self.propose or MaskLast(), made(self.commit, values), **own)
-        threshold, factor, steps = values["threshold"], values["factor"], values["steps"]
-        if threshold and factor:
-            raise ConfigError(f"threshold={threshold} and factor={factor} exclude each other; set one.")
+        steps = values["steps"]
         if self.length.steps_are_total:
             blocks = length.canvas // values["block"]
             if steps % blocks:
@@ -237,19 +243,8 @@ class Preset:
                     f"steps={steps} does not spread over {blocks} blocks; use a multiple of {blocks}."
                 )
             steps //= blocks
-        commit: Any = Factor(factor) if factor else TopK(steps, values["schedule"])
-        commit = Threshold(threshold) if threshold else commit
-        return Plan(length, made(family.proposal, values), commit, **own)
-
-
-def made(rule: type[Any], values: Mapping[str, Any]) -> Any:
-    """A rule with those of its settings that are among the values."""
-    return rule(**{one.name: values[one.name] for one in settings_of(rule) if one.name in values})
-
-
-def _off(one: PlanField) -> PlanField:
-    """A commit rule's only number as a field that chooses this rule, 0 standing for "not this rule"."""
-    return replace(one, default=0.0, help=f"{one.help} (0 is off)")
+        commit, adjust = commit_rule(values, steps=steps), adjust_rule(values)
+        return Plan(length, made(family.proposal, values), commit, **own, adjust=adjust)
 
 
 STEPS = PlanField(
@@ -278,6 +273,21 @@ PRESETS = {
     "daedal": Preset("DAEDAL: grow by EOS confidence, then where the model is unsure", Daedal, **_CONFIDENT),
     "rho-eos": Preset("rho-EOS: grow or shrink by the density of EOS predictions", RhoEos, **_CONFIDENT),
     "smart-crop": Preset("SmartCrop: one probe, cropped by cumulative EOS probability", SmartCrop),
+    "eos-last": Preset(
+        "LLaDA's confidence_eos_eot_inf: EOS is written after all words", Fixed, mute=("ends",), stop="eos"
+    ),
+    "eos-never": Preset(
+        "LLaDA's logits_eos_inf: EOS is never written, the canvas fills up",
+        Fixed,
+        ban=("eos",),
+        mute=("eos",),
+    ),
+    "eos-penalty": Preset(
+        "Dream-Coder: EOS is penalised while much is masked", Fixed, stop="eos", adjust=EosPenalty
+    ),
+    "append-blocks": Preset(
+        "dLLM-Var's loop: a block is appended when the canvas is full without EOS", AppendedBlocks, stop="eos"
+    ),
 }
 ALIASES = {"eos": "original", "rainbow": "original"}
 
@@ -384,7 +394,7 @@ def _current(given: dict[str, Any]) -> dict[str, Any]:
 
 def _score_default(preset: Preset, family: FamilyDefaults, values: Mapping[str, Any]) -> str:
     """A threshold compares probabilities on every family, so its score is the confidence."""
-    chosen = preset.commit or (Threshold if values["threshold"] else Factor if values["factor"] else TopK)
+    chosen = commit_rule(values, steps=None) if preset.commit is None else preset.commit
     return "confidence" if chosen.compares_probability else family.score
 
 
@@ -392,6 +402,8 @@ Derived = Callable[[Preset, FamilyDefaults, Mapping[str, Any]], Any]
 DERIVED: dict[str, Derived] = {  # defaults that follow from other fields
     "steps": lambda preset, family, values: values["canvas" if preset.length.steps_are_total else "block"],
     "schedule": lambda preset, family, values: family.schedule,
-    "mute": lambda preset, family, values: values["ban"] if values["scores"] else (),
+    "mute": lambda preset, family, values: (
+        tuple(dict.fromkeys((*preset.mute, *values["ban"]))) if values["scores"] else preset.mute
+    ),
     "score": _score_default,
 }

@@ -7,18 +7,23 @@ Two sets of token ids shape a proposal. A banned token is never chosen. A muted 
 distribution that gives the scores. With nothing muted, a banned token keeps its probability mass, so a slot
 where the model wants VOID scores low and is written last (LLaDA's way). With the banned tokens muted, the
 other probabilities are renormalised (Dream's way).
+
+Entropy and margin describe a distribution and not the token that is written. Where the most probable token cannot be
+written, a slot would look certain by them; such slots come after all others (the ban guard, spec rivals 0).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from voidpad.decode.canvas import send
+from voidpad.decode.commit import UNSURE
 from voidpad.decode.fields import DecodingRule, setting
 from voidpad.decode.noise import Noise
 
@@ -28,7 +33,7 @@ NOTHING = -1  # the token of a slot at which every token is banned
 
 def confidence(p: Tensor, tokens: Tensor, noise: Noise) -> Tensor:
     """The probability of the proposed token; 0 where every token is banned."""
-    return torch.where(tokens == NOTHING, 0, p.gather(1, tokens.clamp(min=0)[:, None])[:, 0])
+    return _chance(p, tokens)
 
 
 def neg_entropy(p: Tensor, tokens: Tensor, noise: Noise) -> Tensor:
@@ -48,6 +53,33 @@ def random(p: Tensor, tokens: Tensor, noise: Noise) -> Tensor:
 
 
 SCORES: dict[str, Score] = {f.__name__: f for f in (confidence, neg_entropy, margin, random)}
+_GUARDED = (neg_entropy, margin)  # scores that do not look at the proposed token
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Tokens (N,) and the distribution (N, V) by which they are scored."""
+
+    tokens: Tensor
+    p: Tensor
+    greedy: Tensor  # (N,) what would be chosen at temperature 0
+
+    @cached_property
+    def misleads(self) -> Tensor:
+        """Slots (N,) where the distribution says nothing about the token: its mode cannot be written there."""
+        best = _chance(self.p, self.greedy)
+        return (best < self.p.max(1).values) | (_chance(self.p, self.tokens) == 0)
+
+    def scored(self, score: Score, noise: Noise) -> Tensor:
+        """The scores (N,); slots that mislead a guarded score come last, by the probability of their token."""
+        value = score(self.p, self.tokens, noise)
+        if score not in _GUARDED:
+            return value
+        return torch.where(self.misleads, _chance(self.p, self.tokens) - UNSURE, value)
+
+    def entropy(self, p: Tensor) -> Tensor:
+        """The entropy (N,) of the distribution p that was sampled, in nats; infinite where it misleads."""
+        return torch.special.entr(p).sum(1).masked_fill(self.misleads, torch.inf)
 
 
 def _score(default: Score) -> Any:
@@ -83,12 +115,23 @@ class GumbelProposal(DecodingRule):
     mask_proposable: bool = _mask_proposable()
 
     def __call__(self, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor]:
+        choice = self._choice(logits.double(), bans, noise)
+        return choice.tokens, choice.scored(self.score, noise)
+
+    def with_entropy(self, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, and the entropy (N,) of the distribution from which the token was drawn."""
         z = logits.double()
-        wish = z
+        choice = self._choice(z, bans, noise)
+        sampled = softmax(without(z, bans.mute) / self.temperature) if self.temperature else choice.p
+        return choice.tokens, choice.scored(self.score, noise), choice.entropy(sampled)
+
+    def _choice(self, z: Tensor, bans: Bans, noise: Noise) -> _Choice:
+        ban = _choice_ban(bans, self.mask_proposable)
+        tokens = greedy = pick(without(z, ban))
         if self.temperature:
             wish = z - self.temperature * noise.per_token(z.shape[1]).log().neg().log()
-        tokens = pick(without(wish, _choice_ban(bans, self.mask_proposable)))
-        return tokens, self.score(softmax(without(z, bans.mute)), tokens, noise)
+            tokens = pick(without(wish, ban))
+        return _Choice(tokens, softmax(without(z, bans.mute)), greedy)
 
 
 @dataclass(frozen=True)
@@ -105,16 +148,25 @@ class SampledProposal(DecodingRule):
     top_k: int = setting(0, at_least=0, help="top-k filter, for temperature > 0 (0 is off)")
 
     def __call__(self, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor]:
+        choice = self._choice(logits, bans, noise)
+        return choice.tokens, choice.scored(self.score, noise)
+
+    def with_entropy(self, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, and the entropy (N,) of the distribution from which the token was drawn."""
+        choice = self._choice(logits, bans, noise)
+        return choice.tokens, choice.scored(self.score, noise), choice.entropy(choice.p)
+
+    def _choice(self, logits: Tensor, bans: Bans, noise: Noise) -> _Choice:
         z = logits.double() / (self.temperature or 1.0)
         ban = _choice_ban(bans, self.mask_proposable)
         dropped = self._dropped(without(z, ban)) if self.temperature else None
         if dropped is not None:
             z = z.masked_fill(dropped, -torch.inf)
         wish = without(z, ban)
+        tokens = greedy = pick(wish)
         if self.temperature:
-            wish = wish - noise.per_token(z.shape[1]).log().neg().log()
-        tokens = pick(wish)
-        return tokens, self.score(softmax(without(z, bans.mute)), tokens, noise)
+            tokens = pick(wish - noise.per_token(z.shape[1]).log().neg().log())
+        return _Choice(tokens, softmax(without(z, bans.mute)), greedy)
 
     def _dropped(self, allowed: Tensor) -> Tensor | None:
         """Tokens (N, V) that top-k, then top-p, remove. Banned tokens are not among them: they are out already."""
@@ -150,19 +202,32 @@ class MaskLast:
 
 
 Propose = Callable[[Tensor, Bans, Noise], tuple[Tensor, Tensor]]
+"""A proposal rule may also have a method `with_entropy`, which returns a third tensor: the entropy (N,), in nats, of
+each slot's distribution, infinite where the most probable token cannot be written. Some commit rules need it."""
 PROPOSALS = (GumbelProposal, SampledProposal)  # among which a model family chooses
 
 
-def propose_in_pieces(rule: Propose, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor]:
-    """Apply a proposal rule to slots in pieces whose float64 logits take at most 256 MB; returns host tensors."""
+def propose_in_pieces(
+    rule: Callable[[Tensor, Bans, Noise], tuple[Tensor, ...]],
+    logits: Tensor,
+    bans: Bans,
+    noise: Noise,
+    additions: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, ...]:
+    """Apply a proposal rule to slots in pieces whose float64 logits take at most 256 MB; returns host tensors.
+
+    `additions` are token ids (N, K), -1 for none, and what is added to their logits before (N, K), on the host.
+    """
     size = max(1, (1 << 25) // logits.shape[1])
-    if len(logits) <= size:
-        tokens, score = rule(logits, bans, noise)
-    else:
-        pairs = [rule(z, bans, n) for z, n in zip(logits.split(size), noise.split(size), strict=True)]
-        tokens, score = (torch.cat(part) for part in zip(*pairs, strict=True))
-    on_host = torch.stack([tokens.double(), score]).cpu()  # one copy, one wait
-    return on_host[0].long(), on_host[1]
+    parts = []
+    for at, (z, draws) in enumerate(zip(logits.split(size), noise.split(size), strict=True)):
+        if additions is not None:
+            ids, more = (send(part[at * size : (at + 1) * size], z.device) for part in additions)
+            z = z.double().scatter_add(1, ids.clamp(min=0), more.masked_fill(ids < 0, 0.0))
+        tokens, *numbers = rule(z, bans, draws)
+        parts.append(torch.stack([tokens.double(), *numbers]))
+    on_host = (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).cpu()  # one copy, one wait
+    return on_host[0].long(), *on_host[1:]
 
 
 def _choice_ban(bans: Bans, mask_proposable: bool) -> tuple[int, ...]:
@@ -180,6 +245,11 @@ def index(ids: tuple[int, ...], device: torch.device) -> Tensor:
     """Token ids as a tensor on the device, cached: each transfer would make the host wait for the device."""
     with torch.inference_mode(False):  # for callers that differentiate, too
         return torch.tensor(ids, device=device)
+
+
+def _chance(p: Tensor, tokens: Tensor) -> Tensor:
+    """The probability of one token of each slot (N,); 0 where the token is NOTHING."""
+    return torch.where(tokens == NOTHING, 0, p.gather(1, tokens.clamp(min=0)[:, None])[:, 0])
 
 
 def pick(z: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class Rows:
 
     def progress(self, frontier: Tensor, steps: int, block: int) -> BlockProgress:
         """How far each row is through its block, for the commit rule."""
-        return BlockProgress(frontier.sum(1), self.entry, self.spent, steps, block)
+        return BlockProgress(frontier.sum(1), self.entry, self.spent, steps, self.open, block)
 
     def advance(self, block: int) -> Rows:
         """The same rows with the active block moved past full blocks; to the canvas end where no mask is left."""
@@ -71,8 +71,8 @@ class Rows:
         ahead = first(canvas.masked & (canvas.offset >= self.open[:, None]), otherwise=canvas.stop)
         skipped = torch.div(ahead - self.open, block, rounding_mode="floor") * block
         opened = torch.where(ahead < canvas.stop, self.open + skipped, canvas.stop)
-        moved = replace(self, open=opened)
         fresh = opened != self.open
+        moved = replace(self, open=opened, canvas=canvas.forget(fresh[:, None]))
         entry = torch.where(fresh, moved.window(block).sum(1), self.entry)
         return replace(moved, entry=entry, spent=torch.where(fresh, 0, self.spent))
 
