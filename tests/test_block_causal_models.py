@@ -19,7 +19,7 @@ from voidpad.engine.packed import PackedDenoiser
 from voidpad.errors import AssumedWarning, ConfigError, WeightsError
 from voidpad.experiments.bench import decoders
 from voidpad.experiments.calibrate import Search, survey
-from voidpad.models import FAMILIES, Model, load, random_model, read_card, save
+from voidpad.models import FAMILIES, Model, export, load, random_model, read_card, save
 from voidpad.models.card import read_json
 from voidpad.models.families import recognise
 from voidpad.models.fresh import random_net
@@ -278,6 +278,29 @@ def test_missing_experts_are_named(models, tmp_path):
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(WeightsError, match=r"1 missing tensor\(s\): model.layers.0.mlp.experts.1.up_proj"):
         load(folder)
+
+
+@EVERY
+def test_a_release_leaves_as_it_came(models, name, tmp_path):
+    released = write_released(models[name], tmp_path / "released", **{FIELDS[name]: 3})
+    loaded = load(released)
+    export(loaded, tmp_path / "back")
+    save(loaded, tmp_path / "saved")
+    export(load(tmp_path / "saved"), tmp_path / "made")
+    tensors = load_file(released / "model.safetensors")
+    for folder in (tmp_path / "back", tmp_path / "made"):
+        again = load_file(folder / "model.safetensors")
+        assert tensors.keys() == again.keys()
+        assert all(torch.equal(tensors[part], again[part]) for part in tensors)
+        assert load(folder).card.causal_block == 3
+        (folder / "voidpad.json").unlink()  # what another program reads
+        assert load(folder).card.causal_block == 3
+    config = read_json(released / "config.json")
+    assert read_json(tmp_path / "back" / "config.json") == config
+    made = read_json(tmp_path / "made" / "config.json")
+    assert made[FIELDS[name]] == 3
+    known = models[name].family
+    assert known.translated(made) == known.translated(config)
 
 
 # What has no meaning

@@ -1,8 +1,10 @@
-"""Files that are whole or absent."""
+"""Files and folders that are whole or absent."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,3 +41,25 @@ def store(path: Path, parts: Iterable[str]) -> None:
     """A text file."""
     with beside(path) as draft, draft.open("w", encoding="utf-8") as file:
         file.writelines(parts)
+
+
+def check_new_folder(target: Path) -> None:
+    """Refuse the name of a folder that would be overwritten; an empty folder may be filled."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target}: already exists; choose another folder or remove it.")
+
+
+@contextmanager
+def fresh_folder(target: Path) -> Iterator[Path]:
+    """A folder that appears under its name only when it is complete."""
+    check_new_folder(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    try:
+        yield beside
+        beside.chmod(0o755)  # mkdtemp makes it private
+        for path in beside.iterdir():  # and so does the writer of the tensors
+            path.chmod(path.stat().st_mode | 0o044)
+        beside.replace(target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from voidpad.models import without_bitsandbytes  # isort: skip  # noqa: F401  before anything imports peft
 from voidpad.models.card import Card, read_card
+from voidpad.models.export import export
 from voidpad.models.families import DREAM, FAMILIES, LLADA, Family
 from voidpad.models.fresh import character_tokenizer, random_model
 from voidpad.models.load import load, merge, save
@@ -18,6 +19,7 @@ __all__ = [
     "Place",
     "Result",
     "character_tokenizer",
+    "export",
     "load",
     "merge",
     "random_model",

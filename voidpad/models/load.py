@@ -1,7 +1,5 @@
 """load, save and merge: checkpoints and adapters as Models."""
 
-import shutil
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizer
 from transformers.utils import logging
 
 from voidpad.errors import AssumedWarning, ConfigError, WeightsError, reason
+from voidpad.files import fresh_folder
 from voidpad.models.adapter import CONFIG as ADAPTER_CONFIG
 from voidpad.models.adapter import attach, base_folder, is_adapter, original_roles
 from voidpad.models.card import Card, check_causal_block, check_plain_files, read_card, read_json
@@ -112,6 +111,10 @@ def _read_checkpoint(folder: Path, *, name: str = "", family: str | None = None)
         raise ConfigError(
             f"{folder}: family {family!r} given, but the card says {known.name!r}; drop family."
         )
+    if (
+        str(values.get("model_type")).lower() in known.model_types
+    ):  # written by `export`: a release with a card
+        return _Checkpoint(folder, values, card, known, known.read_config(values, where=str(folder)))
     if values.get("model_type") != known.model_type:
         raise WeightsError(
             f"{folder}: model_type {values.get('model_type')!r} in config.json, but the card's family "
@@ -160,7 +163,7 @@ def card_of(name: str | Path, adapter: str | Path | None = None) -> Card | None:
 
 def save(model: Model, folder: str | Path) -> None:
     """Write a folder that `load` reads: the whole model, or the adapter alone where it is not merged."""
-    with _fresh_folder(Path(folder)) as beside, _quiet():
+    with fresh_folder(Path(folder)) as beside, _quiet():
         if isinstance(model.net, PeftModel):
             model.net.save_pretrained(str(beside), save_embedding_layers=False)
         else:
@@ -278,20 +281,3 @@ def _quiet() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-@contextmanager
-def _fresh_folder(target: Path) -> Iterator[Path]:
-    """A folder that appears under its name only when it is complete."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target}: already exists; choose another folder or remove it.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
-    try:
-        yield beside
-        beside.chmod(0o755)  # mkdtemp makes it private
-        for path in beside.iterdir():  # and so does the writer of the tensors
-            path.chmod(path.stat().st_mode | 0o044)
-        beside.replace(target)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)

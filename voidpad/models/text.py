@@ -30,6 +30,15 @@ Span = tuple[int, int]  # of characters
 
 # Roles of a message. Templates print the role, so any other word could forge a turn.
 CHAT_ROLES = ("system", "developer", "user", "assistant")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
 LARGEST_TOKENIZER = 500_000_000  # bytes
 MOST_CUTS = 5_000  # special tokens typed in one prompt
 _TEMPLATE_SECONDS = 5.0

@@ -6,7 +6,13 @@ Open-dCoder belongs here too, but its config.json says plain `qwen2`: the user, 
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import (
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+)
 
 from voidpad.decode.plan import FamilyDefaults
 from voidpad.decode.propose import SampledProposal
@@ -20,6 +26,21 @@ AUTHORS_RAINBOW = (56940, 86766, 79871, 65271, 51475, 95429, 97417)
 
 def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: config[name] for name in sorted(STOCK)} | shared_values(config)
+
+
+def _released(config: PretrainedConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in sorted(STOCK)} | {
+        "architectures": ["DreamModel"],
+        "auto_map": {
+            "AutoConfig": "configuration_dream.DreamConfig",
+            "AutoModel": "modeling_dream.DreamModel",
+        },
+        "model_type": "Dream",
+        "hidden_act": "silu",
+        "rope_theta": config.rope_parameters["rope_theta"],
+        "rope_scaling": None,
+        "use_sliding_window": False,
+    }
 
 
 def _adapter_roles(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -52,6 +73,7 @@ DREAM = Family(
         ignored=NEUTRAL | {"max_window_layers", "sliding_window"},  # used with a sliding window only
     ),
     translated=_translated,
+    released=_released,
     tokenizer_class=Qwen2Tokenizer,
     role_names=RoleNames(
         void=("<|dlm_pad|>",),  # DiffuCoder fills the tail of an answer with it

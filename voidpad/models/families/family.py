@@ -7,6 +7,7 @@ the package asks the family and never compares its name.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -93,6 +94,9 @@ class Family:
     model_types: tuple[str, ...]  # model_type in a released config.json, lower case
     covered: Covered
     translated: Callable[[Mapping[str, Any]], dict[str, Any]]  # released fields -> fields of config_class
+    # The way back: a config of config_class as released fields, those that are always the same left out. None: `export`
+    # needs the config.json of a release.
+    released: Callable[[PretrainedConfig], dict[str, Any]] | None = None
     unmarked_types: tuple[str, ...] = ()  # model types that count only when the user names the family
     hub_ids: tuple[str, ...] = ()  # hub checkpoints whose config.json does not name the family
     tensor_names: Mapping[str, str] = field(default_factory=dict)  # pattern -> replacement, as in key_mapping
@@ -182,6 +186,25 @@ class Family:
     def tensor_name(self, name: str) -> str:
         """A released tensor name as the stock class spells it; any other name is returned unchanged."""
         return _renamed(name, self.tensor_names)
+
+    def released_name(self, name: str) -> str:
+        """A tensor name of the stock class as the release spells it: the inverse of `tensor_name`."""
+        return _renamed(name, self._released_names)
+
+    @cached_property
+    def _released_names(self) -> dict[str, str]:
+        r"""`tensor_names` the other way round. Its patterns hold plain text and numbers `(\d+)` only."""
+        return {
+            "^" + re.escape(new).replace(r"\\1", r"(\d+)"): old[1:]
+            .replace(r"(\d+)", r"\1")
+            .replace(r"\.", ".")
+            for old, new in self.tensor_names.items()
+        }
+
+    def released_config(self, config: PretrainedConfig) -> dict[str, Any]:
+        """The fields of a released config.json for a config of this family's class."""
+        assert self.released is not None
+        return {name: values[0] for name, values in self.covered.fixed.items()} | self.released(config)
 
     def adapter_name(self, name: str) -> str:
         """A module or tensor name of an adapter, without peft's prefix, as the stock class spells it."""

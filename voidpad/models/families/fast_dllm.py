@@ -6,7 +6,7 @@ The first slot of a block is never denoised: it is the token that the last posit
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import PretrainedConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from voidpad.decode.causal_preset import CausalPreset
 from voidpad.decode.commit import HighConfidence
@@ -21,6 +21,21 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
     if any(kind != "full_attention" for kind in kinds):
         raise ValueError(f"layer_types={shown(kinds)} (covered: full_attention in every layer)")
     return {name: config[name] for name in sorted(STOCK)} | shared_values(config)
+
+
+def _released(config: PretrainedConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in sorted(STOCK)} | {
+        "architectures": ["Fast_dLLM_QwenForCausalLM"],
+        "auto_map": {
+            "AutoConfig": "configuration.Fast_dLLM_QwenConfig",
+            "AutoModelForCausalLM": "modeling.Fast_dLLM_QwenForCausalLM",
+        },
+        "model_type": "Fast_dLLM_Qwen",
+        "hidden_act": "silu",
+        "rope_theta": config.rope_parameters["rope_theta"],
+        "rope_scaling": None,
+        "use_sliding_window": False,
+    }
 
 
 FAST_DLLM = Family(
@@ -41,6 +56,7 @@ FAST_DLLM = Family(
         ignored=NEUTRAL | {"max_window_layers", "sliding_window"},  # used with a sliding window only
     ),
     translated=_translated,
+    released=_released,
     tokenizer_class=Qwen2Tokenizer,
     role_names=RoleNames(ends=(*RoleNames.ends, "<|endoftext|>")),
     block_field="bd_size",

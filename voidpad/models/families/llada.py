@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig
 
 from voidpad.decode.plan import FamilyDefaults
 from voidpad.decode.propose import GumbelProposal
@@ -50,6 +50,29 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _released(config: PretrainedConfig) -> dict[str, Any]:
+    return {
+        "architectures": ["LLaDAModelLM"],
+        "auto_map": {
+            "AutoConfig": "configuration_llada.LLaDAConfig",
+            "AutoModelForCausalLM": "modeling_llada.LLaDAModelLM",
+            "AutoModel": "modeling_llada.LLaDAModelLM",
+        },
+        "model_type": "llada",
+        "d_model": config.hidden_size,
+        "n_layers": config.num_hidden_layers,
+        "n_heads": config.num_attention_heads,
+        "n_kv_heads": config.num_key_value_heads,
+        "mlp_hidden_size": config.intermediate_size,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_parameters["rope_theta"],
+        "embedding_size": config.vocab_size,
+        "vocab_size": config.vocab_size,
+        "max_sequence_length": config.max_position_embeddings,
+        "weight_tying": config.tie_word_embeddings,
+    }
+
+
 LLADA = Family(
     "llada",
     shift=0,
@@ -90,6 +113,7 @@ LLADA = Family(
         ),
     ),
     translated=_translated,
+    released=_released,
     tensor_names=_names(r"model\."),
     adapter_names=_names(r"(?:model\.)+"),  # a training wrapper puts one `model.` more before every name
     adapter_modules={"wte": "embed_tokens", "ff_out": "lm_head"},

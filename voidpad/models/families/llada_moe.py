@@ -6,7 +6,7 @@ Its config.json says `llada`, as the dense model's does; the experts tell them a
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import PretrainedConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from voidpad.models.families.family import NEUTRAL, Covered, Family, shared_values, shown, words
 from voidpad.models.families.llada import LLADA
@@ -28,6 +28,20 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
         "intermediate_size": config.get("dense_intermediate_size") or size,  # no layer is dense
         "norm_topk_prob": False,  # the released code never normalises, whatever the config says
         **shared_values(config),
+    }
+
+
+def _released(config: PretrainedConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in sorted(_SAME)} | {
+        "architectures": ["LLaDAMoEModelLM"],
+        "model_type": "llada",
+        "num_key_value_heads": config.num_key_value_heads,
+        "expert_intermediate_size": config.moe_intermediate_size,
+        "dense_intermediate_size": config.intermediate_size,
+        "moe_layer_freq": [1] * config.num_hidden_layers,
+        "moe_router_enable_expert_bias": False,
+        "rope_theta": config.rope_parameters["rope_theta"],
+        "rope_scaling": None,
     }
 
 
@@ -65,6 +79,7 @@ LLADA_MOE = Family(
         ),
     ),
     translated=_translated,
+    released=_released,
     decoding=LLADA.decoding,  # the same sampler; the thresholds of VoidExpansion are those of the dense model
     loss="per_row",
     lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"),  # the experts are fused tensors, not linear layers

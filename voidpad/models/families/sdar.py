@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformers import (
+    PretrainedConfig,
     Qwen2Tokenizer,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -24,6 +25,7 @@ from voidpad.models.families.family import NEUTRAL, STOCK, Covered, Family, shar
 from voidpad.roles import RoleNames
 
 _READ = STOCK | {"head_dim"}
+_AUTO = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
 _EXPERTS = words("num_experts num_experts_per_tok moe_intermediate_size")
 _OPTIONAL: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
@@ -40,6 +42,33 @@ _IGNORED = NEUTRAL | words(
 
 def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: config[name] for name in sorted(_READ)} | shared_values(config)
+
+
+def _released(config: PretrainedConfig) -> dict[str, Any]:
+    code = "configuration_sdar.SDARConfig", "modeling_sdar.SDARModel", "modeling_sdar.SDARForCausalLM"
+    return {name: getattr(config, name) for name in sorted(_READ)} | {
+        "architectures": ["SDARForCausalLM"],
+        "auto_map": dict(zip(_AUTO, code, strict=True)),
+        "model_type": "sdar",
+        "rope_theta": config.rope_parameters["rope_theta"],
+        **{name: values[0] for name, values in _OPTIONAL.items()},
+    }
+
+
+def _released_mixture(config: PretrainedConfig) -> dict[str, Any]:
+    code = (
+        "configuration_sdar_moe.SDARMoeConfig",
+        "modeling_sdar_moe.SDARMoeModel",
+        "modeling_sdar_moe.SDARMoeForCausalLM",
+    )
+    return _released(config) | {
+        "architectures": ["SDARMoeForCausalLM"],
+        "auto_map": dict(zip(_AUTO, code, strict=True)),
+        "model_type": "sdar_moe",
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        **{name: getattr(config, name) for name in (*sorted(_EXPERTS), "norm_topk_prob")},
+    }
 
 
 def _translated_mixture(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,6 +96,7 @@ SDAR = Family(
         fixed={}, optional=_OPTIONAL, read=_READ | {"rope_theta", "block_size"}, ignored=_IGNORED
     ),
     translated=_translated,
+    released=_released,
     tokenizer_class=Qwen2Tokenizer,
     role_names=RoleNames(mask=(*RoleNames.mask, "<MASK>")),
     block_field="block_size",
@@ -89,6 +119,7 @@ SDAR_MOE = Family(
         ignored=_IGNORED | {"output_router_logits", "router_aux_loss_coef"},  # for training
     ),
     translated=_translated_mixture,
+    released=_released_mixture,
     tokenizer_class=Qwen2Tokenizer,
     role_names=SDAR.role_names,
     block_field=SDAR.block_field,

@@ -1,0 +1,398 @@
+"""`voidpad export`: what was released comes back byte for byte, and what was trained can be read by other engines."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from originals import CONFIGS, original_name, write_original
+from voidpad.commands.cli import app
+from voidpad.errors import ConfigError, WeightsError
+from voidpad.models import (
+    DREAM,
+    FAMILIES,
+    LLADA,
+    character_tokenizer,
+    export,
+    load,
+    merge,
+    random_model,
+    save,
+)
+from voidpad.models.card import read_json
+from voidpad.models.families import recognise
+from voidpad.models.fresh import random_net
+from voidpad.models.text import read_tokenizer
+
+EVERY = pytest.mark.parametrize("family", ["llada", "dream", "llada_moe"])
+ROWS = [[7, 20, 33, 12, 0, 0, 0, 0], [9, 40, 0, 0, 0, 0, 0, 0]]
+
+
+def run(*words):
+    ran = CliRunner().invoke(app, ["export", *map(str, words)])
+    if ran.exception is not None and not isinstance(ran.exception, SystemExit):
+        raise ran.exception
+    assert ran.exit_code == 0, ran.output
+    return ran.output
+
+
+def logits(model):
+    with torch.inference_mode():
+        return model.net(torch.tensor(ROWS)).logits
+
+
+def stored(folder):
+    """Every tensor of a folder by name, from all of its files."""
+    tensors = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(path)
+    return tensors
+
+
+def same_bytes(one, other):
+    """Equal names, dtypes and bytes."""
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert tensor.dtype == other[name].dtype, name
+        assert torch.equal(tensor.view(torch.uint8), other[name].view(torch.uint8)), name
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {name: random_model(name, kv_heads=2, seed=3) for name in ("llada", "dream", "llada_moe")}
+
+
+def recast(folder, dtypes):
+    """Store the tensors in these dtypes, in turn."""
+    for path in folder.glob("*.safetensors"):
+        tensors = load_file(path)
+        turns = {name: dtypes[turn % len(dtypes)] for turn, name in enumerate(sorted(tensors))}
+        save_file({name: tensor.to(turns[name]) for name, tensor in tensors.items()}, path)
+    return folder
+
+
+# The round trip
+
+
+@EVERY
+@pytest.mark.parametrize(
+    "dtypes",
+    [(torch.float32,), (torch.bfloat16,), (torch.float16,), (torch.bfloat16, torch.bfloat16, torch.float32)],
+    ids=["float32", "bfloat16", "float16", "mixed"],
+)
+def test_what_was_released_comes_back(models, tmp_path, family, dtypes):
+    released = write_original(models[family], tmp_path / "released", shards=2, torch_dtype="bfloat16")
+    (released / "generation_config.json").write_text('{"steps": 512, "eps": 0.001}')
+    (released / "modeling_x.py").write_text("raise SystemExit")
+    recast(released, dtypes)
+    run(released, "--out", tmp_path / "out")
+    same_bytes(stored(tmp_path / "out"), stored(released))
+    for name in ("config.json", "generation_config.json"):
+        assert read_json(tmp_path / "out" / name) == read_json(released / name)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (released / name).read_bytes()
+    assert not list((tmp_path / "out").glob("*.py"))
+    again, first = load(tmp_path / "out"), load(released)
+    assert torch.equal(logits(again), logits(first))
+    assert (again.roles, again.family, again.default_plan) == (first.roles, first.family, first.default_plan)
+
+
+@EVERY
+def test_a_folder_of_voidpad_becomes_a_release(models, tmp_path, family):
+    """Without a release at hand, the family writes the fields; they are those of the release with this network."""
+    save(models[family], tmp_path / "saved")
+    run(tmp_path / "saved", "--out", tmp_path / "out")
+    wanted = write_original(models[family], tmp_path / "released")
+    same_bytes(stored(tmp_path / "out"), stored(wanted))
+    config, known = read_json(tmp_path / "out" / "config.json"), CONFIGS[family](models[family])
+    assert {name: config[name] for name in config.keys() & known.keys()} == {
+        name: known[name] for name in config.keys() & known.keys()
+    } | ({"dense_intermediate_size": 64} if family == "llada_moe" else {})
+    assert recognise(config, where="") is FAMILIES[family]
+    assert torch.equal(logits(load(tmp_path / "out")), logits(models[family]))
+    # And back: the same tensors under transformers' names.
+    run(tmp_path / "out", "--layout", "voidpad", "--out", tmp_path / "back")
+    same_bytes(stored(tmp_path / "back"), stored(tmp_path / "saved"))
+
+
+@pytest.mark.parametrize("name", ["llada-8b-instruct", "dream-7b-instruct", "sdar-8b-chat"])
+def test_released_names_and_fields_are_undone(data_dir, name):
+    """Every tensor of the real index, and every field of the real config that decides the forward pass."""
+    folder = data_dir / "hub" / name
+    values = read_json(folder / "config.json")
+    kind = str(values["model_type"]).lower()
+    family = next((one for one in FAMILIES.values() if kind in one.model_types), None)
+    if family is None:
+        pytest.skip(f"{name}: its family is not covered")
+    for tensor in read_json(folder / "model.safetensors.index.json")["weight_map"]:
+        assert family.released_name(family.tensor_name(tensor)) == tensor
+    if family.released is None:
+        return
+    written = family.released_config(family.read_config(values, where=name))
+    assert {field: values[field] for field in written} == written
+    assert (
+        not {*family.covered.fixed, *family.covered.read}
+        - written.keys()
+        - {
+            "mlp_ratio",  # mlp_hidden_size says the same
+            "multi_query_attention",  # and n_kv_heads
+            family.block_field,  # the checkpoint's, not the network's
+        }
+    )
+
+
+def test_inverse_names_are_spelled_as_released():
+    for new, old in {
+        "model.embed_tokens.weight": "model.transformer.wte.weight",
+        "model.layers.31.mlp.down_proj.weight": "model.transformer.blocks.31.ff_out.weight",
+        "model.layers.0.self_attn.o_proj.weight": "model.transformer.blocks.0.attn_out.weight",
+        "lm_head.weight": "model.transformer.ff_out.weight",
+    }.items():
+        assert LLADA.released_name(new) == old == original_name(new)
+    assert DREAM.released_name("model.layers.3.mlp.up_proj.weight") == "model.layers.3.mlp.up_proj.weight"
+
+
+def test_the_config_names_the_dtype_of_the_files(tmp_path):
+    model = random_model("llada_moe")
+    save(replace(model, net=model.net.half()), tmp_path / "half")
+    run(tmp_path / "half", "--out", tmp_path / "out")
+    assert {tensor.dtype for tensor in stored(tmp_path / "out").values()} == {torch.float16}
+    assert read_json(tmp_path / "out" / "config.json")["torch_dtype"] == "float16"
+
+
+def test_a_tied_head_is_not_written(tmp_path):
+    model = random_model("dream")
+    model.net = random_net(DREAM.config(model.net.config.to_dict() | {"tie_word_embeddings": True}), seed=1)
+    save(model, tmp_path / "saved")
+    run(tmp_path / "saved", "--out", tmp_path / "out")
+    assert "lm_head.weight" not in stored(tmp_path / "out")
+    assert torch.equal(logits(load(tmp_path / "out")), logits(model))
+
+
+def test_a_plain_qwen2_stays_one(tmp_path):
+    """Open-dCoder's config does not name a masked diffusion model; that of the export does not either."""
+    model = random_model("dream")
+    released = write_original(model, tmp_path / "dcoder", model_type="qwen2")
+    run(released, "--family", "dream", "--roles", "mask=0", "--out", tmp_path / "out")
+    assert read_json(tmp_path / "out" / "config.json") == read_json(released / "config.json")
+    again = load(tmp_path / "out")  # the card names the family
+    assert again.family is DREAM
+    assert torch.equal(logits(again), logits(model))
+
+
+# Shards and dtypes
+
+
+@EVERY
+def test_shards_and_their_index(models, tmp_path, family):
+    seen = []
+    model = models[family]
+    export(model, tmp_path / "out", shard=20_000, progress=lambda done, total: seen.append((done, total)))
+    index = read_json(tmp_path / "out" / "model.safetensors.index.json")
+    files = sorted(set(index["weight_map"].values()))
+    assert len(files) > 2
+    assert all(re.fullmatch(rf"model-\d{{5}}-of-{len(files):05d}\.safetensors", name) for name in files)
+    tensors = stored(tmp_path / "out")
+    assert index["weight_map"].keys() == tensors.keys()
+    assert index["metadata"]["total_size"] == sum(4 * tensor.numel() for tensor in tensors.values())
+    assert [total for _, total in seen] == [len(tensors)] * len(files)
+    assert seen[-1][0] == len(tensors)
+    assert torch.equal(logits(load(tmp_path / "out")), logits(model))
+
+
+def test_another_dtype_is_written_and_named(models, tmp_path):
+    released = write_original(models["dream"], tmp_path / "released", torch_dtype="float32")
+    run(released, "--dtype", "bfloat16", "--out", tmp_path / "out")
+    assert {tensor.dtype for tensor in stored(tmp_path / "out").values()} == {torch.bfloat16}
+    config, before = read_json(tmp_path / "out" / "config.json"), read_json(released / "config.json")
+    assert config == before | {"torch_dtype": "bfloat16"}
+
+
+# Trained models
+
+
+def tuned(model, folder, padding):
+    """An adapter of this base with values of its own, its VOID row included."""
+    void = model.roles.void
+    settings = LoraConfig(
+        r=2,
+        target_modules=["q_proj", "v_proj"],
+        trainable_token_indices={"embed_tokens": [void], "lm_head": [void]},
+    )
+    net = get_peft_model(model.net, settings)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in net.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    card = replace(model.card, padding=padding, calibration={"void": {"canvas": 32}})
+    save(replace(model, net=net.eval(), card=card, source=None), folder)
+    return folder
+
+
+@EVERY
+def test_an_adapter_is_merged_into_the_released_names(models, tmp_path, family):
+    released = write_original(models[family], tmp_path / "released")
+    adapter = tuned(load(released), tmp_path / "adapter", "void")
+    run(released, "--adapter", adapter, "--out", tmp_path / "out")
+    wanted = merge(load(released, adapter))
+    exported = load(tmp_path / "out")
+    assert torch.equal(logits(exported), logits(wanted))
+    assert (exported.default_plan, exported.plan("void").length.canvas) == ("void", 32)
+    before, after = stored(released), stored(tmp_path / "out")
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert len(moved) == 2 * 2 + 2  # two projections of two layers, embedding and head
+    assert read_json(tmp_path / "out" / "config.json") == read_json(released / "config.json")
+
+
+@pytest.mark.parametrize("padding", ["void", "rainbow", "eos"])
+def test_a_new_void_token_is_in_every_tokenizer_file(tmp_path, padding):
+    """The vocabulary of the release has no VOID; the network has a spare row for it, and no row is added."""
+    model = random_model("dream", vocab=64)
+    bare = character_tokenizer(64)
+    table = json.loads(bare.backend_tokenizer.to_str())
+    names = {"<|void|>", *(f"<|rainbow_{n}|>" for n in range(1, 7))}
+    kept = [name for name in sorted(bare.get_vocab(), key=bare.get_vocab().get) if name not in names]
+    table["model"]["vocab"] = {name: place for place, name in enumerate(kept)}
+    table["added_tokens"] = [
+        entry | {"id": kept.index(entry["content"])}
+        for entry in table["added_tokens"]
+        if entry["content"] not in names
+    ]
+    released = write_original(model, tmp_path / "released", mask_token_id=0, eos_token_id=1)
+    (released / "tokenizer.json").write_text(json.dumps(table))
+    (released / "added_tokens.json").write_text(json.dumps({"<|mask|>": 0}))
+    config = read_json(released / "tokenizer_config.json")
+    (released / "tokenizer_config.json").write_text(json.dumps(config | {"added_tokens_decoder": {}}))
+    loaded = load(released)
+    assert loaded.roles.void == len(kept) == 57
+    adapter = tuned(loaded, tmp_path / "adapter", padding)
+    run(released, "--adapter", adapter, "--out", tmp_path / "out")
+    count = {"void": 1, "rainbow": 7, "eos": 0}[padding]
+    again = read_tokenizer(tmp_path / "out")
+    assert len(again) == 57 + count
+    if count:
+        assert again.convert_tokens_to_ids("<|void|>") == 57
+        assert again.encode("<|void|>", add_special_tokens=False) == [57]
+        listed = read_json(tmp_path / "out" / "added_tokens.json")
+        assert listed["<|void|>"] == 57
+        entry = read_json(tmp_path / "out" / "tokenizer_config.json")["added_tokens_decoder"]["57"]
+        assert (entry["content"], entry["special"]) == ("<|void|>", True)
+    assert read_json(tmp_path / "out" / "config.json")["vocab_size"] == 64
+    assert load(tmp_path / "out").roles == load(released, adapter).roles
+
+
+@pytest.mark.slow
+def test_the_released_dream_tokenizer_takes_a_void(data_dir, tmp_path):
+    """vocab.json and merges.txt, no tokenizer.json: the token goes where the release lists its own added tokens."""
+    model = random_model("dream", vocab=152064, hidden=4, heads=1, layers=1)
+    released = write_original(model, tmp_path / "released", mask_token_id=151666, eos_token_id=151643)
+    for path in released.glob("tokenizer*"):
+        path.unlink()
+    (released / "chat_template.jinja").unlink(missing_ok=True)
+    names = (
+        "added_tokens.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "vocab.json",
+        "merges.txt",
+    )
+    for name in names:
+        shutil.copyfile(data_dir / "hub" / "dream-7b-instruct" / name, released / name)
+    loaded = load(released)
+    export(replace(loaded, card=replace(loaded.card, padding="void")), tmp_path / "out")
+    for name in ("vocab.json", "merges.txt", "special_tokens_map.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (released / name).read_bytes()
+    assert not (tmp_path / "out" / "tokenizer.json").exists()
+    before, after = (read_json(f / "tokenizer_config.json") for f in (released, tmp_path / "out"))
+    assert before.pop("added_tokens_decoder") == {
+        token: entry for token, entry in after.pop("added_tokens_decoder").items() if token != "151667"
+    }
+    assert before == after  # auto_map included: the release's own class may be asked for
+    again = load(tmp_path / "out")
+    assert again.tokenizer.convert_tokens_to_ids("<|void|>") == again.roles.void == 151667
+    text = "How many cats? <|im_end|>"
+    assert again.tokenizer(text).input_ids == loaded.tokenizer(text).input_ids
+
+
+# Following another release
+
+
+def test_like_gives_the_fields_and_files(models, tmp_path):
+    released = write_original(
+        models["llada"], tmp_path / "released", flash_attention=True, init_device="meta"
+    )
+    (released / "generation_config.json").write_text('{"eos_token_id": 1}')
+    save(models["llada"], tmp_path / "saved")
+    run(tmp_path / "saved", "--like", released, "--out", tmp_path / "out")
+    assert read_json(tmp_path / "out" / "config.json") == read_json(released / "config.json")
+    assert (tmp_path / "out" / "generation_config.json").is_file()
+    same_bytes(stored(tmp_path / "out"), stored(released))
+
+
+def test_a_release_that_does_not_fit(models, tmp_path):
+    save(models["llada"], tmp_path / "saved")
+    wide = write_original(random_model("llada", kv_heads=2, intermediate=96), tmp_path / "wide")
+    with pytest.raises(WeightsError, match=r"wide: config.json means intermediate_size=96, but .* has 64"):
+        run(tmp_path / "saved", "--like", wide, "--out", tmp_path / "out")
+    other = write_original(models["dream"], tmp_path / "other")
+    with pytest.raises(ConfigError, match="other: is no released llada checkpoint; give one, or drop like"):
+        run(tmp_path / "saved", "--like", other, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# Refusals
+
+
+def test_nothing_is_overwritten_and_nothing_is_loaded_first(models, tmp_path, monkeypatch):
+    save(models["llada"], tmp_path / "saved")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes").write_text("mine")
+    monkeypatch.setattr("voidpad.commands.export.load_model", None)
+    with pytest.raises(ConfigError, match="out: already exists; choose another folder or remove it"):
+        run(tmp_path / "saved", "--out", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["notes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--layout", "gguf"), "--layout 'gguf' is unknown; use released or voidpad"),
+        (("--layout", "voidpad", "--like", "x"), "--like 'x' is for --layout released; drop it"),
+        (("--dtype", "int8"), "dtype 'int8' is unknown"),
+        (("--device", "tpu"), "device 'tpu' is unknown"),
+    ],
+)
+def test_options_that_are_not_known(models, tmp_path, words, message):
+    save(models["llada"], tmp_path / "saved")
+    with pytest.raises(ConfigError, match=message):
+        run(tmp_path / "saved", *words, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_adapter_that_is_not_merged_is_refused(models, tmp_path):
+    save(models["llada"], tmp_path / "saved")
+    adapter = tuned(load(tmp_path / "saved"), tmp_path / "adapter", "void")
+    with pytest.raises(ConfigError, match="has an adapter that is not merged; merge it first"):
+        export(load(tmp_path / "saved", adapter), tmp_path / "out")
+    run(adapter.parent / "saved", "--adapter", adapter, "--layout", "voidpad", "--out", tmp_path / "whole")
+    assert torch.equal(logits(load(tmp_path / "whole")), logits(merge(load(tmp_path / "saved", adapter))))
+
+
+def test_a_family_without_a_way_back_asks_for_a_release(models, tmp_path):
+    model = replace(models["llada"], family=replace(LLADA, released=None))
+    with pytest.raises(ConfigError, match="the llada family needs a release to follow; give one"):
+        export(model, tmp_path / "out")
+
+
+def test_a_name_that_cannot_be_undone_leaves_nothing(models, tmp_path):
+    clash = {r"^x\.": "model.", r"^x\.head\.": "lm_head."}  # x.head.weight would be read as model.head.weight
+    model = replace(models["llada"], family=replace(LLADA, tensor_names=clash))
+    with pytest.raises(WeightsError, match=r"tensor lm_head.weight has no released name in the llada family"):
+        export(model, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
