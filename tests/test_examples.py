@@ -29,7 +29,7 @@ def counts(quota, slots: int, steps: int) -> list[int]:
     left, out = slots, []
     while left:
         progress = BlockProgress(
-            *(torch.tensor([n]) for n in (left, slots, len(out))), steps, torch.tensor([0])
+            *(torch.tensor([n]) for n in (left, slots, len(out))), steps, torch.tensor([0]), slots
         )
         out.append(int(quota(progress)))
         left -= out[-1]

@@ -20,6 +20,7 @@ LAYERS = [
     "outcome",
     "fields",
     "canvas",
+    "causal",
     "noise",
     "commit",
     "rows",
@@ -31,6 +32,7 @@ LAYERS = [
     "eos_length",
     "switches",
     "plan",
+    "causal_preset",
     "loop",
 ]
 

@@ -24,6 +24,10 @@ class DataError(VoidpadError):
     """Input data that cannot be read or has nothing in it."""
 
 
+class AssumedWarning(UserWarning):
+    """Something that a checkpoint does not say, for which the usual value was taken."""
+
+
 class SandboxError(VoidpadError):
     """Generated code cannot be run as safely as was asked."""
 

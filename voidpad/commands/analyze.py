@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from voidpad.commands.loading import Device, Dtype, load_model
 from voidpad.commands.options import takes_plan_fields
 from voidpad.commands.outputs import file_to_write, picture_to_write
 from voidpad.errors import ConfigError
+
+if TYPE_CHECKING:
+    from voidpad.models import Model
 
 app = typer.Typer(help="See why: EOS priors, overflow, attention, the theorems.", no_args_is_help=True)
 
@@ -34,6 +37,13 @@ Tokens = Annotated[int, typer.Option(help="most tokens in one pass")]
 PlotFile = Annotated[Path | None, typer.Option(help="write the picture here", callback=picture_to_write)]
 CsvFile = Annotated[Path | None, typer.Option("--csv", help="write the numbers here", callback=file_to_write)]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object")]
+
+
+def _loaded(model: str, adapter: str | None, *, device: str, dtype: str) -> Model:
+    """The model; refused if it is block-causal, because the analyses are about slots that see the whole canvas."""
+    loaded = load_model(model, adapter, device=device, dtype=dtype)
+    loaded.require_full_attention("this analysis")
+    return loaded
 
 
 class Queries(StrEnum):
@@ -65,7 +75,7 @@ def eos_prior(
 
     if batch < 1 or count < 1:
         raise ConfigError(f"batch={batch} and count={count} must be at least 1.")
-    loaded = load_model(model, adapter, device=device, dtype=dtype)
+    loaded = _loaded(model, adapter, device=device, dtype=dtype)
     pairs = inputs.pairs(loaded, data=data, tasks=tasks, count=count, raw=raw)
     laid = (
         batched(pairs, shuffled(len(pairs), batch, seed=seed))
@@ -140,7 +150,7 @@ def overflow(
         return
     from voidpad.diagnose.trace import write
 
-    loaded = load_model(model, adapter, device=device, dtype=dtype)
+    loaded = _loaded(model, adapter, device=device, dtype=dtype)
     questions = inputs.questions(loaded, prompt, file=file, tasks=tasks, count=count)
     ids = [loaded.encode(one.prompt, raw=raw) for one in questions]
     name, plans = runs.plans_of(loaded, plan, blocks, fields or {})
@@ -214,7 +224,7 @@ def attention(
     from voidpad.diagnose.attention import QUERIES
     from voidpad.diagnose.overflow import Setup, survey
 
-    loaded = load_model(model, adapter, device=device, dtype=dtype)
+    loaded = _loaded(model, adapter, device=device, dtype=dtype)
     questions = inputs.questions(loaded, prompt, file=file, tasks=tasks, count=count)
     ids = [loaded.encode(one.prompt, raw=raw) for one in questions]
     chosen = runs.whole_canvas(loaded, plan, fields or {})
@@ -267,7 +277,7 @@ def theory(
         raise ConfigError(f"symbols={symbols} must be at least 1.")
     if model is None and data is not None:
         raise ConfigError("--data needs the model whose tokens it is counted in; add --model NAME.")
-    loaded = None if model is None else load_model(model, adapter, device=device, dtype=dtype)
+    loaded = None if model is None else _loaded(model, adapter, device=device, dtype=dtype)
     cases = (
         [] if loaded is None else runs.compared(loaded, data, runs.AnalysisRequest(tasks, count, draws, raw))
     )

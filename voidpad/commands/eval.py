@@ -83,6 +83,7 @@ def evaluate(
     """Score a model on benchmarks: GSM8K, MATH500, HumanEval, MBPP, and the built-in model's four tasks."""
     from voidpad.evaluate import Resources, Settings
     from voidpad.models.card import default_plan
+    from voidpad.models.load import family_of
 
     resources = Resources(
         device=device,
@@ -93,13 +94,15 @@ def evaluate(
         weak_sandbox=weak_sandbox,
         workers=workers,
     )
-    settings, card = None, None
+    settings, card, usual = None, None, ""
     if stage in (None, Stage.prepare):
-        card = None if plan else _readable_card(model, adapter, stage)
+        if not plan:
+            card = _readable_card(model, adapter, stage)
+            usual = default_plan(card, family_of(model))
         settings = Settings(
             model=model,
             tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
-            plan=chosen_plan(plan) if plan else default_plan(card),
+            plan=chosen_plan(plan) if plan else usual,
             fields=fields or {},
             adapter=adapter,
             dtype=dtype,
@@ -120,7 +123,7 @@ def evaluate(
 
     def begun() -> None:
         if settings is not None and plan is None:
-            say_plan(default_plan(card), card.padding if card else None)
+            say_plan(usual, card.padding if card else None)
 
     results = _run(stage, settings, out_dir, resources, begun)
     if results is None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from voidpad.commands.bars import counting
-from voidpad.commands.loading import Device, FamilyName, RoleIds, err, load_model
+from voidpad.commands.loading import CausalBlock, Device, FamilyName, RoleIds, err, load_model
 from voidpad.commands.outputs import folder_to_write
 from voidpad.errors import ConfigError
 from voidpad.files import check_new_folder
@@ -38,6 +38,7 @@ def export(
     device: Device = "cpu",
     family: FamilyName = None,
     roles: RoleIds = None,
+    causal_block: CausalBlock = None,
 ) -> None:
     """Write a whole checkpoint for other engines: released config, tensor names and tokenizer files.
 
@@ -63,7 +64,13 @@ def export(
     # A sum is made in float32 whatever is stored, so that it is rounded once, when it is written.
     exact = not adapted and {header.dtype for header in tensors.values()} == {"BF16"}
     loaded = load_model(
-        model, adapter, device=device, dtype="bfloat16" if exact else "float32", family=family, roles=roles
+        model,
+        adapter,
+        device=device,
+        dtype="bfloat16" if exact else "float32",
+        family=family,
+        roles=roles,
+        causal_block=causal_block,
     )
     merged = models.merge(loaded) if loaded.adapted else loaded
     written = stored if dtype == "auto" else dtype
@@ -91,10 +98,12 @@ def merge(
     device: Device = "cpu",
     family: FamilyName = None,
     roles: RoleIds = None,
+    causal_block: CausalBlock = None,
 ) -> None:
     """Merge a LoRA adapter into its base and save the result as one checkpoint.
 
     The same as `export --layout voidpad`: under the names and in the layout of transformers. A model without an adapter
     is saved as it is.
     """
-    export(model, out, "voidpad", adapter=adapter, dtype=dtype, device=device, family=family, roles=roles)
+    shared = {"adapter": adapter, "dtype": dtype, "device": device, "family": family, "roles": roles}
+    export(model, out, "voidpad", **shared, causal_block=causal_block)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from voidpad.commands.bars import counting
-from voidpad.commands.loading import Device, Dtype, FamilyName, Quantize, RoleIds, load_model
+from voidpad.commands.loading import CausalBlock, Device, Dtype, FamilyName, Quantize, RoleIds, load_model
 from voidpad.commands.options import CacheText, PlanName, chosen_plan, say_plan, takes_plan_fields
 from voidpad.commands.outputs import file_to_write
 from voidpad.commands.process import fit_threads
@@ -88,6 +88,7 @@ def generate(
     quantize: Quantize = None,
     family: FamilyName = None,
     roles: RoleIds = None,
+    causal_block: CausalBlock = None,
     fields: dict[str, Any] | None = None,
 ) -> None:
     """Answer prompts with a masked diffusion language model."""
@@ -100,13 +101,22 @@ def generate(
             "one (`voidpad plans` lists them)."
         )
     loaded = load_model(
-        model, adapter, device=device, dtype=dtype, quantize=quantize, family=family, roles=roles
+        model,
+        adapter,
+        device=device,
+        dtype=dtype,
+        quantize=quantize,
+        family=family,
+        roles=roles,
+        causal_block=causal_block,
     )
     fit_threads(loaded, rows=min(rows, len(prompts)))
     if compile_layers:
         with err.status("compiling"):  # before anything is timed
             for way in {cache, None} if report_delta else {cache}:
-                loaded.compiled().generate("compile", "original", canvas=64, block=32, cache=way)
+                warm: dict[str, Any] = {"plan": "original", "block": 32}
+                warm = {} if loaded.card.causal_block else warm
+                loaded.compiled().generate("compile", canvas=64, cache=way, **warm)
     built = loaded.plan(wanted, **(fields or {}))
     _warn(built, loaded)
     shared: dict[str, Any] = {"seed": seed, "rows": rows, "tokens": tokens, "raw": raw, "system": system}

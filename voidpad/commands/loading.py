@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from voidpad.errors import ConfigError
+from voidpad.errors import AssumedWarning, ConfigError
 
 if TYPE_CHECKING:
     from voidpad.models import Model
@@ -28,6 +30,13 @@ RoleIds = Annotated[
     list[str] | None, typer.Option("--roles", help="token ids by role: void=56940, rainbow=56940,86766")
 ]
 
+CausalBlock = Annotated[
+    int | None,
+    typer.Option(
+        "--causal-block", help="block size of a block-causal checkpoint that does not say it", min=1
+    ),
+]
+
 
 def load_model(
     model: str,
@@ -38,6 +47,7 @@ def load_model(
     quantize: str | None = None,
     family: str | None = None,
     roles: Sequence[str] | None = None,
+    causal_block: int | None = None,
 ) -> Model:
     """The model, and a line on standard error with its device, dtype, parameters and memory.
 
@@ -46,13 +56,32 @@ def load_model(
     from voidpad import models
 
     options: dict[str, Any] = {"device": device, "dtype": dtype, "quantize": quantize}
-    loaded = models.load(model, adapter, **options, family=family, roles=role_ids(roles or ()))
+    options |= {"family": family, "roles": role_ids(roles or ()), "causal_block": causal_block}
+    with _told_in_a_line():
+        loaded = models.load(model, adapter, **options)
     if err.is_terminal or loaded.parameters >= LARGE:
         err.print(loaded.summary, style="dim")
     warning = slow(loaded)
     if warning:
         err.print(warning, style="yellow")
     return loaded
+
+
+@contextmanager
+def _told_in_a_line() -> Iterator[None]:
+    """Inside, what loading had to assume is one line on standard error."""
+    usual = warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
+        if issubclass(category, AssumedWarning):
+            err.print(f"warning: {message}", style="yellow")
+        else:
+            usual(message, category, *rest, **named)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", AssumedWarning)
+        warnings.showwarning = show
+        yield
 
 
 def role_ids(given: Sequence[str]) -> dict[str, Any]:

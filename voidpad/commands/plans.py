@@ -16,7 +16,9 @@ out = Console(highlight=False, soft_wrap=True)
 
 def plans(
     name: Annotated[str | None, typer.Argument(help="show the fields of this plan")] = None,
-    family: Annotated[str | None, typer.Option(help="llada (default) or dream: defaults differ")] = None,
+    family: Annotated[
+        str | None, typer.Option(help="llada (default), dream, ...: plans and defaults differ")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="use this checkpoint's family and calibration")] = None,
 ) -> None:
     """List the ways to decode, or the fields of one of them."""
@@ -29,10 +31,10 @@ def plans(
         defaults = LLADA.decoding if family is None else FAMILIES[family].decoding
         if model is not None:
             loaded = load(model)
-            defaults, calibration = loaded.family.decoding, loaded.card.calibration
+            defaults, calibration = loaded.decoding, loaded.card.calibration
     if name is None:
         table = Table("plan", "what it does", box=None)
-        for key, preset in PRESETS.items():
+        for key, preset in (defaults.presets if defaults else PRESETS).items():
             table.add_row(key, preset.about)
         table.add_row("<plan>@authors", "with the switches as the authors' code has them")
     else:

@@ -86,7 +86,11 @@ class Canvas:
     @cached_property
     def first_eos(self) -> Tensor:
         """Absolute position of each row's leftmost EOS on the canvas; `stop` where there is none."""
-        return first(self.slots & (self.ids == self.roles.eos), otherwise=self.stop)
+        return self.first_of((self.roles.eos,))
+
+    def first_of(self, tokens: Sequence[int]) -> Tensor:
+        """Absolute position of the leftmost of these tokens on each row's canvas; `stop` where there is none."""
+        return first(self.slots & torch.isin(self.ids, torch.tensor(tokens)), otherwise=self.stop)
 
     def fill(self, chosen: Tensor, tokens: Tensor) -> Canvas:
         """The canvas with tokens[b, j] written wherever chosen[b, j] is True; the memory of these slots is dropped."""

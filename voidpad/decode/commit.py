@@ -25,6 +25,7 @@ class BlockProgress:
     spent: Tensor  # (B,) decoding passes used in this block
     steps: int  # passes a block may take
     start: Tensor  # (B,) the column at which the block starts
+    block: int  # slots of a whole block
 
 
 Commit = Callable[..., Tensor]  # (score, frontier, progress), and the entropy where the rule reads it
@@ -57,6 +58,12 @@ def dream(progress: BlockProgress, eps: float = 1e-3) -> Tensor:
     then = 1 - (1 - eps) * (progress.spent.double() + 1) / progress.steps
     share = (progress.left * (1 - then / now)).floor().long()
     return torch.where(progress.spent < progress.steps - 1, share, progress.left)
+
+
+def whole(progress: BlockProgress) -> Tensor:
+    """SDAR's schedule: a whole block spread evenly over its steps, although prompt tokens may stand in the block."""
+    share = progress.block // progress.steps + (progress.spent < progress.block % progress.steps).long()
+    return torch.where(progress.spent < progress.steps, share, progress.left)
 
 
 UNSURE = 1000.0  # taken off the scores of slots that come after all others; more than any entropy
@@ -120,6 +127,44 @@ class HighConfidence(DecodingRule):
 
     def __call__(self, score: Tensor, frontier: Tensor, progress: BlockProgress) -> Tensor:
         return _or_best(score, frontier, score > self.high)
+
+
+@dataclass(frozen=True)
+class Static(DecodingRule):
+    """SDAR's static rule: in every pass the surest slots, as many as the schedule of a whole block says."""
+
+    steps: int | None = None  # passes per block; None is the block size, one token a pass
+
+    approximation = None
+    compares_probability = False
+
+    def __call__(self, score: Tensor, frontier: Tensor, progress: BlockProgress) -> Tensor:
+        return _highest(score, frontier, whole(progress))
+
+
+@dataclass(frozen=True)
+class Dynamic(Static):
+    """SDAR's dynamic rule: every slot above the threshold, or the surest slots where the schedule asks for more.
+
+    It writes several tokens a pass as the method defines it, so results do not list it as an approximation.
+    """
+
+    threshold: float = setting(0.95, at_least=0, at_most=1, help="a slot surer than this is written")
+
+    compares_probability = True
+
+    def __call__(self, score: Tensor, frontier: Tensor, progress: BlockProgress) -> Tensor:
+        sure, quota = frontier & (score > self.threshold), whole(progress)
+        enough = sure.sum(1) >= quota
+        return torch.where(enough[:, None], sure, _highest(score, frontier, quota))
+
+
+@dataclass(frozen=True)
+class Sequential(Static):
+    """SDAR's sequential rule: the leftmost slots, as many as the schedule of a whole block says."""
+
+    def __call__(self, score: Tensor, frontier: Tensor, progress: BlockProgress) -> Tensor:
+        return frontier & (frontier.cumsum(1) <= whole(progress)[:, None])
 
 
 @dataclass(frozen=True)

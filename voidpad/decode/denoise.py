@@ -13,19 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from voidpad.decode.canvas import Canvas
+from voidpad.decode.causal import horizon
 
 Forbid = Callable[[Canvas], Tensor]  # -> (B, L, L) bool: query (second axis) must not see key (third axis)
 
 
 @dataclass(frozen=True)
 class HFDenoiser:
-    """A transformers network with full attention. The vocabulary head runs only at the requested slots."""
+    """A transformers network with full or block-causal attention. The vocabulary head runs at the requested slots."""
 
-    body: nn.Module  # LlamaModel or Qwen2Model with config.is_causal = False
+    body: nn.Module  # such as LlamaModel or Qwen2Model, with config.is_causal = False
     head: nn.Module
     shift: int = 0  # Dream predicts token j at position j - 1
     forbid: Forbid | None = None  # attention intervention
     narrow: bool = False  # the last layer may be computed for the requested slots only (engine/narrow.py)
+    causal_block: int = 0  # size of the blocks of block-causal attention; 0 for full attention
 
     @property
     def device(self) -> torch.device:
@@ -51,9 +53,14 @@ class HFDenoiser:
     def visible(self, canvas: Canvas) -> Tensor | None:
         """The attention mask: None if every key is visible, else (B, L) by key or (B, 1, L, L) by query and key."""
         inside = canvas.inside
-        if self.forbid is None:
+        if self.forbid is None and not self.causal_block:
             return None if bool(inside.all()) else inside.long()
-        return _additive((inside[:, None, :] & ~self.forbid(canvas))[:, None], self.body)
+        sees = inside[:, None, :]  # (B, query, key)
+        if self.causal_block:
+            sees = sees & (canvas.offset < horizon(canvas.offset, self.causal_block).T)
+        if self.forbid is not None:
+            sees = sees & ~self.forbid(canvas)
+        return _additive(sees[:, None], self.body)
 
 
 def _additive(visible: Tensor, body: nn.Module) -> Tensor:

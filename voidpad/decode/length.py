@@ -75,6 +75,7 @@ class LengthRule(DecodingRule):
     probes = False  # True if rows begin with passes that only choose the canvas length
     passes = math.inf  # a row stops after so many decoding passes, even with masks left
     trims = True  # False if the rule decides by the tail of the canvas while decoding: trimming cuts it away
+    looks_ahead = True  # False if the rule never reads or edits slots beyond the active block
     steps_are_total = False  # what a preset's `steps` counts: passes of one block, or of the whole canvas
 
     @property
@@ -152,6 +153,7 @@ class Fixed(LengthRule):
     """A canvas of one length."""
 
     canvas: int = canvas_setting(512, "canvas length")
+    looks_ahead = False
     steps_are_total = True
 
     def in_blocks(self, block: int) -> Self:
@@ -160,6 +162,16 @@ class Fixed(LengthRule):
 
     def final_prefix(self, rows: Rows) -> Tensor:
         return rows.committed_prefix
+
+
+@dataclass(frozen=True)
+class RoundedUp(Fixed):
+    """A canvas of one length for a block-causal plan, which lets every row end with a whole block."""
+
+    steps_are_total = False
+
+    def in_blocks(self, block: int) -> Self:
+        return self
 
 
 @dataclass(frozen=True)

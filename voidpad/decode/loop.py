@@ -23,7 +23,7 @@ from voidpad.decode.outcome import Outcome
 from voidpad.decode.plan import Plan, name_of
 from voidpad.decode.propose import NOTHING, Bans, propose_in_pieces
 from voidpad.decode.rows import Rows
-from voidpad.decode.stop import eos_termination
+from voidpad.decode.stop import terminated
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.roles import Roles
 
@@ -100,9 +100,11 @@ def begin(
         check(prompt, roles, plan)
     longest = plan.length.limit
     bounds = [longest if limit is None else min(limit, longest) for limit in limits or [None] * len(prompts)]
-    limit = torch.tensor(bounds, dtype=torch.long)
-    canvas = Canvas.blank(prompts, limit.clamp(max=plan.length.canvas), roles, keys, handles)
-    return Rows.begin(canvas, plan.block, seeds=seeds, limit=limit, probing=plan.length.probes)
+    limit, size = (torch.tensor(n, dtype=torch.long) for n in (bounds, [len(prompt) for prompt in prompts]))
+    slots = plan.whole(size, limit.clamp(max=plan.length.canvas))
+    canvas = Canvas.blank(prompts, slots, roles, keys, handles)
+    limit, start = plan.whole(size, limit), plan.first_block(size)
+    return Rows.begin(canvas, plan.block, open=start, seeds=seeds, limit=limit, probing=plan.length.probes)
 
 
 def check(prompt: Sequence[int], roles: Roles, plan: Plan) -> None:
@@ -119,7 +121,7 @@ def wanted(rows: Rows, plan: Plan) -> Tensor:
 
     A probing row also requests its first block, because the final probe doubles as the first decoding pass.
     """
-    return rows.window(plan.block) | plan.length.watch(rows)
+    return plan.frontier(rows) | plan.length.watch(rows)
 
 
 def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
@@ -131,9 +133,9 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
     grid = scatter(watched, plan.length.measure(seen, roles, bans).cpu())
     signal = plan.length.read(rows, grid)
     ready = plan.length.ready(rows, signal)
-    frontier = rows.window(plan.block) & ready[:, None]
+    frontier = plan.frontier(rows) & ready[:, None]
     adjusted, tokens, score, *entropy = _propose(rows, plan, frontier, _at(logits, frontier[where]), bans)
-    chosen = plan.commit(score, frontier, rows.progress(frontier, plan.steps), *entropy)
+    chosen = plan.commit(score, frontier, rows.progress(frontier, plan.steps, plan.block), *entropy)
     if (chosen & (tokens == NOTHING)).any():
         if (chosen & ~frontier).any():
             raise VoidpadError(f"commit={name_of(plan.commit)} chose a slot outside the frontier.")
@@ -180,7 +182,8 @@ def _propose(
             *([-nowhere] if reads_entropy else []),
         )
     slot = column - rows.canvas.prompt[row]
-    noise = Noise((rows.seed[row], rows.canvas.key[row], rows.decoded[row], slot), logits.device)
+    draw = (rows.seed[row], rows.canvas.key[row], rows.decoded[row], slot)
+    noise = Noise(draw, logits.device, still=plan.greedy(column))
     additions = None
     if plan.adjust is not None:
         additions, rows = plan.adjust(rows, frontier, logits)
@@ -210,7 +213,7 @@ def _finish(rows: Rows, plan: Plan, ready: Tensor) -> dict[int, Outcome]:
     if not (ready & (ended | over | spent)).any():
         return {}
     done: list[tuple[str, Tensor]] = [  # the first that holds is the reason
-        ("eos", ended & eos_termination(rows.canvas)),
+        ("eos", ended & terminated(rows.canvas, plan.ends(rows.canvas.roles))),
         ("rule", ended),  # only a stop rule of the user's own ends a row without an EOS
         ("full", over & ~rows.canvas.masked.any(1)),
         ("limit", (rows.open >= rows.canvas.stop) & plan.leave_blocks),  # masks were left behind
@@ -226,9 +229,8 @@ def _finish(rows: Rows, plan: Plan, ready: Tensor) -> dict[int, Outcome]:
 def outcome(rows: Rows, row: int, plan: Plan, reason: str) -> Outcome:
     """The record of one row that ended for this reason."""
     ids = rows.canvas.answer(row)
-    eos = rows.canvas.roles.eos
-    ends_here = (plan.cut or reason == "eos") and eos in ids
-    tokens = ids[: ids.index(eos) + 1] if ends_here else ids
+    ends = plan.ends(rows.canvas.roles) if plan.cut or reason == "eos" else ()
+    tokens = ids[: next((place for place, token in enumerate(ids, 1) if token in ends), len(ids))]
     if reason == "rule" and rows.canvas.roles.mask in tokens:  # what is left of the first mask is the answer
         tokens = tokens[: tokens.index(rows.canvas.roles.mask)]
     return Outcome(

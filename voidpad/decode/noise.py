@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ class Noise:
 
     parts: tuple[Tensor, ...]  # seed, key, pass and slot, (N,) int64 each
     device: torch.device
+    still: Tensor | None = None  # (N,) bool, slots whose tokens all draw the same number: greedy ones
 
     @cached_property
     def state(self) -> Tensor:
@@ -50,7 +52,8 @@ class Noise:
     def split(self, size: int) -> list[Noise]:
         """The same draws in pieces of at most `size` slots."""
         pieces = zip(*(part.split(size) for part in self.parts), strict=True)
-        return [Noise(parts, self.device) for parts in pieces]
+        still = repeat(None) if self.still is None else self.still.split(size)
+        return [Noise(parts, self.device, greedy) for parts, greedy in zip(pieces, still, strict=False)]
 
     def per_slot(self) -> Tensor:
         """One uniform number in (0, 1) for each slot."""
@@ -59,7 +62,8 @@ class Noise:
     def per_token(self, vocab: int) -> Tensor:
         """One uniform number in (0, 1) for each slot and token."""
         tokens = torch.arange(1, vocab + 1, device=self.state.device)
-        return self._uniform(absorb(self.state[:, None], tokens[None]))  # (N, V)
+        drawn = self._uniform(absorb(self.state[:, None], tokens[None]))  # (N, V)
+        return drawn if self.still is None else drawn.masked_fill(send(self.still, self.device)[:, None], 0.5)
 
     @staticmethod
     def _uniform(bits: Tensor) -> Tensor:

@@ -13,15 +13,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor, div
+
 from voidpad.decode.adjust import Adjust, EosPenalty
+from voidpad.decode.causal import CausalBlocks
 from voidpad.decode.commit import Commit, HighConfidence, TopK
 from voidpad.decode.eos_length import Daedal, RhoEos
 from voidpad.decode.fields import DecodingRule, Names, PlanField, Range, declared, setting, settings_of
 from voidpad.decode.length import AppendedBlocks, Fixed, Length, LengthRule, SmartCrop, VoidExpansion
 from voidpad.decode.propose import PROPOSALS, GumbelProposal, MaskLast, Propose, neg_entropy
+from voidpad.decode.rows import Rows
 from voidpad.decode.stop import STOPS, Stop, vanilla
 from voidpad.decode.switches import adjust_rule, commit_rule, made, switched_fields
 from voidpad.errors import ConfigError
+from voidpad.roles import Roles
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Plan(DecodingRule):
         False, help="cut the canvas right after a committed EOS (approximate; needs stop=eos)"
     )
     adjust: Adjust | None = None
+    causal: CausalBlocks | None = None  # for networks with block-causal attention; None for full attention
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,6 +84,10 @@ class Plan(DecodingRule):
             raise ConfigError(
                 f"trim=True cuts off the tail by which {name_of(self.length)} sets the length; drop one of them."
             )
+        if self.causal is not None:
+            ahead = declared(self.length, "looks_ahead", True)
+            rule = f"length={name_of(self.length)}" if ahead else "trim=True" if self.trim else None
+            self.causal.check(self.block, rule)
 
     @property
     def steps(self) -> int:
@@ -88,6 +98,27 @@ class Plan(DecodingRule):
     def limit(self) -> int:
         """The longest canvas this plan allows."""
         return self.length.limit
+
+    def whole(self, prompt: Tensor, slots: Tensor) -> Tensor:
+        """The length of a canvas (B,) of `slots` behind prompts of these lengths: rounded up to whole causal blocks."""
+        return slots if self.causal is None else self.causal.whole(prompt, slots)
+
+    def first_block(self, prompt: Tensor) -> Tensor:
+        """Where the first block starts (B,): at the prompt's end, or where the causal block of its end starts."""
+        return prompt if self.causal is None else div(prompt, self.block, rounding_mode="floor") * self.block
+
+    def frontier(self, rows: Rows) -> Tensor:
+        """The slots (B, L) that may be written in the next pass: the masked ones of the active block."""
+        window = rows.window(self.block)
+        return window if self.causal is None else self.causal.frontier(rows.canvas, window)
+
+    def greedy(self, position: Tensor) -> Tensor | None:
+        """True at the positions (N,) whose token is never drawn at random; None if every token may be."""
+        return self.causal.leads(position) if self.causal is not None and self.causal.lead else None
+
+    def ends(self, roles: Roles) -> tuple[int, ...]:
+        """The ids that end an answer: EOS, and for block-causal models every stop id."""
+        return (roles.eos,) if self.causal is None else roles.ends
 
     def fitted(self, room: int) -> Plan:
         """The plan with its longest canvas cut to `room` slots, rounded down to whole blocks.
@@ -171,6 +202,8 @@ class FamilyDefaults:
         default_factory=lambda: {"cut": False}
     )  # set by @authors where they exist
     fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # preset -> field -> default
+    presets: Mapping[str, Preset] = field(default_factory=lambda: PRESETS)
+    causal_block: int = 0  # size of the blocks of block-causal attention; 0 for full attention
 
 
 @dataclass(frozen=True)
@@ -203,6 +236,23 @@ class Preset:
             *(block, *length, STEPS, ban, stop, *switched_fields(self.adjust), scores, own["mute"]),
             *(*settings_of(family.proposal), own["trim"], cut, own["leave_blocks"], FACTOR_LAST),
         ]
+
+    def build(self, family: FamilyDefaults, values: Mapping[str, Any]) -> Plan:
+        """The plan from the value of every field."""
+        length = made(self.length, values).in_blocks(values["block"])
+        own = {one.name: values[one.name] for one in settings_of(Plan) if one.name in values}
+        if self.commit is not None:
+            return Plan(length, self.propose or MaskLast(), made(self.commit, values), **own)
+        steps = values["steps"]
+        if self.length.steps_are_total:
+            blocks = length.canvas // values["block"]
+            if steps % blocks:
+                raise ConfigError(
+                    f"steps={steps} does not spread over {blocks} blocks; use a multiple of {blocks}."
+                )
+            steps //= blocks
+        commit, adjust = commit_rule(values, steps=steps), adjust_rule(values)
+        return Plan(length, made(family.proposal, values), commit, **own, adjust=adjust)
 
 
 STEPS = PlanField(
@@ -278,8 +328,9 @@ def schema(
 ) -> list[PlanField]:
     """Every field of a preset with its type, default, bounds, choices and help, for tables, forms and servers."""
     _, values = describe(name, defaults=defaults, calibration=calibration)
-    _, preset, _ = _find(name)
-    return [replace(one, default=values[one.name]) for one in preset.fields(defaults or FamilyDefaults())]
+    family = defaults or FamilyDefaults()
+    _, preset, _ = _find(name, family)
+    return [replace(one, default=values[one.name]) for one in preset.fields(family)]
 
 
 def every_field() -> list[PlanField]:
@@ -304,7 +355,7 @@ def describe(
     if not isinstance(name, str):
         raise ConfigError(f"plan {name!r} is neither the name of a preset nor a Plan.")
     family = defaults or FamilyDefaults()
-    base, preset, authors = _find(name)
+    base, preset, authors = _find(name, family)
     known = {one.name: one for one in preset.fields(family)}
     parity = {key: one.authors for key, one in known.items() if one.authors is not None}
     parity |= {key: value for key, value in family.authors.items() if key in known}
@@ -327,22 +378,27 @@ def describe(
         resolved[key] = replace(one, default=default).resolve(values[key])
         if one.type == "number":
             values[key] = resolved[key]
-    return _build(preset, family, resolved), values
+    return preset.build(family, resolved), values
 
 
-def _find(name: str) -> tuple[str, Preset, bool]:
+def _find(name: str, family: FamilyDefaults) -> tuple[str, Preset, bool]:
     """The preset's own name, the preset, and whether the suffix @authors was given."""
     bare, _, variant = name.partition("@")
-    base = ALIASES.get(bare, bare)
+    base, presets = ALIASES.get(bare, bare), family.presets
     if ":" in name:
         raise ConfigError(
             f"plan {name!r} names an object of a Python module, which only the command line's --plan loads; "
             "in Python pass the Plan itself."
         )
-    if base not in PRESETS or variant not in ("", "authors"):
-        known = ", ".join([*PRESETS, *ALIASES])
+    if base not in presets or variant not in ("", "authors"):
+        known = ", ".join([*presets, *(alias for alias, plan in ALIASES.items() if plan in presets)])
+        if base in PRESETS and family.causal_block:
+            raise ConfigError(
+                f"plan {name!r} has no meaning for a block-causal model, whose slots see no later block; use one of "
+                f"{known}."
+            )
         raise ConfigError(f"plan {name!r} is unknown; use one of {known}, or <plan>@authors.")
-    return base, PRESETS[base], bool(variant)
+    return base, presets[base], bool(variant)
 
 
 def _current(given: dict[str, Any]) -> dict[str, Any]:
@@ -356,7 +412,8 @@ def _current(given: dict[str, Any]) -> dict[str, Any]:
 
 def _score_default(preset: Preset, family: FamilyDefaults, values: Mapping[str, Any]) -> str:
     """A threshold compares probabilities on every family, so its score is the confidence."""
-    return "confidence" if commit_rule(values, steps=None).compares_probability else family.score
+    chosen = commit_rule(values, steps=None) if preset.commit is None else preset.commit
+    return "confidence" if chosen.compares_probability else family.score
 
 
 Derived = Callable[[Preset, FamilyDefaults, Mapping[str, Any]], Any]
@@ -368,22 +425,3 @@ DERIVED: dict[str, Derived] = {  # defaults that follow from other fields
     ),
     "score": _score_default,
 }
-
-
-def _build(preset: Preset, family: FamilyDefaults, values: Mapping[str, Any]) -> Plan:
-    """The plan of a preset from the value of every field."""
-
-    length = made(preset.length, values).in_blocks(values["block"])
-    own = {one.name: values[one.name] for one in settings_of(Plan) if one.name in values}
-    if preset.commit is not None:
-        return Plan(length, preset.propose or MaskLast(), made(preset.commit, values), **own)
-    steps = values["steps"]
-    if preset.length.steps_are_total:
-        blocks = length.canvas // values["block"]
-        if steps % blocks:
-            raise ConfigError(
-                f"steps={steps} does not spread over {blocks} blocks; use a multiple of {blocks}."
-            )
-        steps //= blocks
-    commit, adjust = commit_rule(values, steps=steps), adjust_rule(values)
-    return Plan(length, made(family.proposal, values), commit, **own, adjust=adjust)

@@ -34,12 +34,14 @@ class Rows:
     shared: Tensor  # (B,) passes that were a probe and a decoding pass at once
 
     @classmethod
-    def begin(cls, canvas: Canvas, block: int, *, seeds: Sequence[int], limit: Tensor, probing: bool) -> Rows:
-        """Rows before their first pass, at the first block of a canvas of masks."""
+    def begin(
+        cls, canvas: Canvas, block: int, *, open: Tensor, seeds: Sequence[int], limit: Tensor, probing: bool
+    ) -> Rows:
+        """Rows before their first pass, at the first block of a canvas of masks; it starts at `open`."""
         zero = torch.zeros(len(canvas), dtype=torch.long)
         no = torch.zeros(len(canvas), dtype=torch.bool)
         seed = torch.tensor(seeds, dtype=torch.long)
-        rows = cls(canvas, seed, limit, canvas.prompt, zero, zero, zero, no | probing, no, zero, zero, zero)
+        rows = cls(canvas, seed, limit, open, zero, zero, zero, no | probing, no, zero, zero, zero)
         return replace(rows, entry=rows.window(block).sum(1))
 
     def __len__(self) -> int:
@@ -62,9 +64,9 @@ class Rows:
             self._windows[block] = self.canvas.masked & (offset >= start) & (offset < start + block)
         return self._windows[block]
 
-    def progress(self, frontier: Tensor, steps: int) -> BlockProgress:
+    def progress(self, frontier: Tensor, steps: int, block: int) -> BlockProgress:
         """How far each row is through its block, for the commit rule."""
-        return BlockProgress(frontier.sum(1), self.entry, self.spent, steps, self.open)
+        return BlockProgress(frontier.sum(1), self.entry, self.spent, steps, self.open, block)
 
     def advance(self, block: int) -> Rows:
         """The same rows with the active block moved past full blocks; to the canvas end where no mask is left."""

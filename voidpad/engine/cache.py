@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from voidpad.decode.canvas import Canvas, first
+from voidpad.decode.causal import horizon
 from voidpad.decode.denoise import HFDenoiser
 from voidpad.engine.cache_policy import CachedRow, CachePass, CachePolicy, Caching
 from voidpad.engine.cache_store import Store
@@ -32,6 +33,7 @@ class CacheLayout:
     column: Tensor
     spare: int
     positions: Tensor
+    horizons: Tensor  # empty if every token sees all keys of its row, as inside one causal block
     queries: Tensor
     keys: Tensor
     index: Tensor  # (B, L) where each token of this pass is in the packed sequence
@@ -58,14 +60,9 @@ class CachedDenoiser:
 
     @torch.inference_mode()
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        start = first(where, otherwise=canvas.prompt) - canvas.prompt
-        start = canvas.prompt + torch.div(start, self.block, rounding_mode="floor") * self.block
-        last = where.shape[1] - 1 - where.flip(1).int().argmax(1)
-        inside = (
-            last < start + self.block
-        )  # a probe reads slots beyond the block: its pass computes the whole row
+        start, inside = self._open_block(canvas, where)
         rows = self._rows(canvas, start, inside)
-        now = self._pass(canvas, start, rows)
+        now = self._pass(canvas, start, inside, rows)
         self._reserve(now)
         visible = self.policy.visible(now)
         packing = self._pack(canvas, where, self._taken(now, visible), visible)
@@ -85,6 +82,19 @@ class CachedDenoiser:
         self.store, self.entries = Store(filler=self.bucket), {}
         self.layout, self.widest = None, (1, 1)
 
+    def _open_block(self, canvas: Canvas, where: Tensor) -> tuple[Tensor, Tensor]:
+        """Where each row's open block starts, (B,), and whether all that is wanted of the row lies in it.
+
+        A probe, or a caller who observes, also reads slots outside the block: such a pass computes the whole row.
+        Causal blocks count from position 0, and theirs is the block of the positions that give the logits.
+        """
+        causal = bool(self.inner.causal_block)
+        origin, back = (0, self.inner.shift) if causal else (canvas.prompt, 0)
+        begin = first(where, otherwise=canvas.prompt) - back
+        end = where.shape[1] - where.flip(1).int().argmax(1) - back
+        start = origin + torch.div(begin - origin, self.block, rounding_mode="floor") * self.block
+        return start, end <= start + self.block
+
     def _rows(self, canvas: Canvas, start: Tensor, inside: Tensor) -> list[CachedRow]:
         """The rows as they are now, each with the age of its stored keys, which are forgotten if they do not serve."""
         rows = []
@@ -99,16 +109,17 @@ class CachedDenoiser:
             rows.append(row)
         return rows
 
-    def _pass(self, canvas: Canvas, start: Tensor, rows: Sequence[CachedRow]) -> CachePass:
+    def _pass(self, canvas: Canvas, start: Tensor, inside: Tensor, rows: Sequence[CachedRow]) -> CachePass:
         stored = [
             self.entries.get(handle, row) for handle, row in zip(canvas.handle.tolist(), rows, strict=True)
         ]
         return CachePass(
             canvas=canvas,
             start=start,
-            end=torch.minimum(start + self.block, canvas.stop),
+            end=torch.where(inside, torch.minimum(start + self.block, canvas.stop), canvas.stop),
             age=torch.tensor([row.age for row in rows]),
             before=torch.tensor([row.start for row in stored]),
+            changed=torch.tensor([_changed(old.ids, row.ids) for old, row in zip(stored, rows, strict=True)]),
         )
 
     def _reserve(self, now: CachePass) -> None:
@@ -127,7 +138,8 @@ class CachedDenoiser:
     def _taken(self, now: CachePass, visible: Tensor) -> Tensor:
         """The tokens that this pass computes, (B, L)."""
         part = self.policy.recomputed(now)
-        if self.inner.shift:  # the logits of a slot come from the position before it
+        # The logits of a slot come from the position before it, which in causal blocks is in the open block.
+        if self.inner.shift and not self.inner.causal_block:
             part = part | pad(part[:, 1:], (0, 1))
         taken = torch.where((now.age > 0)[:, None], part, now.canvas.inside)
         return taken & (now.canvas.offset < visible[:, None])
@@ -151,6 +163,7 @@ class CachedDenoiser:
             outputs=layout.index[row, column - self.inner.shift],
             longest=layout.longest,
             extra=(layout.stored,),
+            horizons=layout.horizons,
         )
 
     def _lay_out(self, taken: Tensor, visible: Tensor, begin: Tensor, signature: Any) -> CacheLayout:
@@ -165,19 +178,30 @@ class CachedDenoiser:
         self.widest = rows, keys = max(self.widest[0], fitting[0]), max(self.widest[1], fitting[1])
         ends = pad((begin + visible)[order], (1, 0))
         gaps = torch.cat([begin[order], torch.tensor([capacity])]) - ends  # between keys that are visible
+        positions, horizons = torch.cat([column, filler]), filler[:0]
+        if self.inner.causal_block and (horizon(column, self.inner.causal_block) < visible[row]).any():
+            horizons = horizon(positions, self.inner.causal_block)
         return CacheLayout(
             taken=taken,
             signature=signature,
             row=row,
             column=column,
             spare=spare,
-            positions=torch.cat([column, filler]),
+            positions=positions,
+            horizons=horizons,
             queries=_bounds(count[order], torch.zeros_like(gaps), spare, rows),
             keys=_bounds(visible[order], gaps, spare, rows),
             index=index,
             longest=(rounded(max(int(count.max()), spare)), keys),
             stored=torch.cat([begin[row] + column, capacity + filler]),
         )
+
+
+def _changed(before: Tensor, now: Tensor) -> int:
+    """The first place at which two rows differ; the shorter one's length if there is none."""
+    size = min(len(before), len(now))
+    places = (before[:size] != now[:size]).nonzero()
+    return int(places[0]) if len(places) else size
 
 
 def _bounds(rows: Tensor, gaps: Tensor, filler: int, count: int) -> Tensor:

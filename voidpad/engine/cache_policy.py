@@ -50,6 +50,7 @@ class CachePass:
     end: Tensor  # of the open block, at most the row's own
     age: Tensor  # passes since the row was computed whole; 0 if its stored keys do not serve: it is computed whole now
     before: Tensor  # start of the block that was open in the row's last pass; `start` where age is 0
+    changed: Tensor  # first position whose token differs from the row's last pass; its end where age is 0
 
 
 class Caching(Protocol):
@@ -131,6 +132,32 @@ class CachePolicy:
 
     def visible(self, now: CachePass) -> Tensor:
         return now.canvas.stop
+
+
+@dataclass(frozen=True)
+class FinishedBlocks:
+    """The cache for block-causal attention. It is exact: no key of a block depends on a later block.
+
+    So the keys of all blocks before the first token that changed since the last pass are right as they are stored. A
+    pass computes from there to the end of the open block; inside a block, that is the block alone.
+    """
+
+    block: int  # of the network's attention, counted from position 0
+
+    approximation = None
+
+    def serves(self, stored: CachedRow, now: CachedRow) -> bool:
+        return True
+
+    def recomputed(self, now: CachePass) -> Tensor:
+        # What the last pass left: at least the block that was open then is stored, with the tokens of then.
+        stored = torch.minimum(now.changed, now.before + self.block)
+        begin = torch.minimum(stored - stored % self.block, now.start)
+        offset = now.canvas.offset
+        return (offset >= begin[:, None]) & (offset < now.end[:, None])
+
+    def visible(self, now: CachePass) -> Tensor:
+        return now.end
 
 
 def cache_fault(text: str) -> str | None:

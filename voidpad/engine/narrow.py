@@ -49,6 +49,7 @@ def narrowed(body: nn.Module, outputs: Tensor, segments: Tensor, groups: int) ->
             "position_ids": None,
             "past_key_values": _Precomputed(*stored),
             "cu_seq_lens_q": inside,
+            "horizons": kwargs["horizons"][outputs] if len(kwargs["horizons"]) else kwargs["horizons"],
         }
         return (hidden[:, outputs],), {**kwargs, **changed}
 

@@ -2,6 +2,9 @@
 
 In half precision on a GPU, attention is torch's variable-length kernel and short passes are replayed as CUDA
 graphs, one for each bucket of lengths; elsewhere attention runs row by row.
+
+Block-causal attention over several blocks of a row runs row by row with a mask everywhere: the kernel gives all tokens
+of a segment the same keys. The exact cache (`cache.py`) computes one block of a row at a time and needs no mask.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from voidpad.decode.canvas import Canvas
+from voidpad.decode.causal import horizon
 from voidpad.decode.denoise import HFDenoiser
 from voidpad.engine.graphs import Graphs, run
 from voidpad.engine.narrow import narrowed
@@ -33,35 +37,44 @@ def _varlen_attention(
 ) -> tuple[Tensor, None]:
     """Attention over packed rows: (1, heads, T, size) in, (1, T, heads, size) out.
 
-    Nothing is causal here, so query heads that share a key head are simply more queries of it.
+    No token is told from its neighbours by order, so query heads that share a key head are simply more queries of it.
     """
     groups = query.shape[1] // key.shape[1]
+    horizons = kwargs["horizons"].repeat_interleave(groups)
     q = query[0].unflatten(0, (-1, groups)).permute(2, 1, 0, 3).flatten(0, 1)  # (T * groups, key heads, size)
     k, v = (x[0].transpose(0, 1) for x in (key, value))
-    mixed = _attend(q, k, v, **{name: kwargs[name] for name in SPANS})
+    mixed = _attend(q, k, v, horizons, **{name: kwargs[name] for name in SPANS})
     return mixed.unflatten(0, (-1, groups)).transpose(1, 2).flatten(1, 2)[None], None
 
 
 SPANS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, **spans: Any) -> Tensor:
-    """Variable-length attention: each segment of queries sees its own segment of keys, (T, heads, size) each."""
+def _attend(q: Tensor, k: Tensor, v: Tensor, horizons: Tensor, **spans: Any) -> Tensor:
+    """Variable-length attention: each segment of queries sees its own segment of keys, (T, heads, size) each.
+
+    Where there are `horizons` (T,), a query sees only so many of these keys, the first ones.
+    """
     bounds = spans["cu_seq_lens_q"], spans["cu_seq_lens_k"]
-    if q.is_cuda and q.dtype in HALF:
+    if q.is_cuda and q.dtype in HALF and not len(horizons):
         from torch.nn.attention.varlen import varlen_attn
 
         longest = spans["max_length_q"], spans["max_length_k"]
         mixed: Any = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), *bounds, *longest)
         return mixed
     segments = zip(*(pairwise(ends.tolist()) for ends in bounds), strict=True)
-    parts = [_attend_segment(q[a:b], k[c:d], v[c:d]) for (a, b), (c, d) in segments if b > a]
+    parts = [
+        _attend_segment(q[a:b], k[c:d], v[c:d], horizons=horizons[a:b])
+        for (a, b), (c, d) in segments
+        if b > a
+    ]
     return torch.cat(parts)
 
 
-def _attend_segment(*qkv: Tensor) -> Tensor:
+def _attend_segment(*qkv: Tensor, horizons: Tensor) -> Tensor:
     q, k, v = (x.transpose(0, 1)[None] for x in qkv)  # (1, heads, n, size)
-    return nn.functional.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
+    sees = torch.arange(k.shape[2], device=k.device) < horizons[:, None] if len(horizons) else None
+    return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=sees)[0].transpose(0, 1)
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, _varlen_attention)
@@ -80,9 +93,11 @@ class Packing:
         int, int
     ]  # longest segment of tokens and of keys, rounded up so that CUDA graphs fit more often
     extra: tuple[Tensor, ...] = ()  # further inputs that a cache needs
+    # (T,) how many keys of its segment, from the first one on, each token sees; empty if it sees all of them
+    horizons: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
 
     @classmethod
-    def of(cls, canvas: Canvas, where: Tensor, *, shift: int, bucket: int) -> Packing:
+    def of(cls, canvas: Canvas, where: Tensor, *, shift: int, bucket: int, causal_block: int = 0) -> Packing:
         """All tokens of all rows."""
         inside = canvas.inside
         ids = canvas.ids[inside]
@@ -95,7 +110,9 @@ class Packing:
         row, column = where.nonzero(as_tuple=True)
         longest = rounded(max(int(canvas.stop.max()), spare))
         bounds = lengths.cumsum(0)
-        return cls(ids, positions, bounds, bounds, starts[row] + column - shift, (longest, longest))
+        outputs = starts[row] + column - shift
+        horizons = {"horizons": horizon(positions, causal_block)} if causal_block else {}
+        return cls(ids, positions, bounds, bounds, outputs, (longest, longest), **horizons)
 
 
 def next_power(n: int) -> int:
@@ -114,13 +131,20 @@ def logits(
     config: Any = inner.body.config
     groups = config.num_attention_heads // config.num_key_value_heads
     longest = (packing.longest[0] * groups, packing.longest[1])
-    fused = next(inner.body.parameters()).dtype in HALF and inner.device.type == "cuda"
+    half = next(inner.body.parameters()).dtype in HALF and inner.device.type == "cuda"
+    fused = half and not len(packing.horizons)
     # Not with the GPU's fused kernel: there it would save one layer of many, and it has not been timed.
     few = 0 < len(packing.outputs) <= len(packing.ids) // 2
     last = narrowed if few and not fused and inner.narrow else _whole
 
     def forward(
-        ids: Tensor, positions: Tensor, queries: Tensor, keys: Tensor, outputs: Tensor, *extra: Tensor
+        ids: Tensor,
+        positions: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        outputs: Tensor,
+        horizons: Tensor,
+        *extra: Tensor,
     ) -> Tensor:
         if cache is not None:
             cache.aim(*extra)  # type: ignore[attr-defined]
@@ -138,10 +162,12 @@ def logits(
                 cu_seq_lens_k=keys.int(),
                 max_length_q=longest[0],
                 max_length_k=longest[1],
+                horizons=horizons,
             ).last_hidden_state[0]
         return inner.head(hidden[needed])
 
-    inputs = [packing.ids, packing.positions, packing.queries, packing.keys, packing.outputs, *packing.extra]
+    inputs = [packing.ids, packing.positions, packing.queries, packing.keys, packing.outputs]
+    inputs += [packing.horizons, *packing.extra]
     # Outside half precision, attention runs row by row and reads lengths on the host: a graph cannot hold that.
     if not (fused and graphs.fit(len(packing.ids), inner.device)):
         return run(forward, inputs, inner.device)
@@ -175,8 +201,11 @@ class PackedDenoiser:
 
     @torch.inference_mode()
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        packing = Packing.of(canvas, where, shift=self.inner.shift, bucket=self.bucket)
-        return logits(self.inner, packing, self.graphs)
+        inner = self.inner
+        packing = Packing.of(
+            canvas, where, shift=inner.shift, bucket=self.bucket, causal_block=inner.causal_block
+        )
+        return logits(inner, packing, self.graphs)
 
 
 @contextmanager

@@ -124,7 +124,7 @@ def load_run(settings: Settings, resources: Resources, *, model: Model | None = 
         )
     plan, fields = describe(
         settings.plan,
-        defaults=model.family.decoding,
+        defaults=model.decoding,
         calibration=model.card.calibration,
         **settings.fields,
     )

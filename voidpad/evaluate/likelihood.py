@@ -40,12 +40,14 @@ class Bound:
 
     def pairs(self, texts: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """For each context and continuation: the bound, and whether greedy decoding writes the latter."""
+        self.model.require_full_attention("the masked bound of a log-likelihood")
         pairs = [self._fitting(self._split(*text)) for text in texts]
         greedy = self._greedy(pairs) if self.greedy else [False] * len(pairs)
         return list(zip(map(self._estimate, pairs), greedy, strict=True))
 
     def texts(self, texts: Sequence[str]) -> list[float]:
         """Whole texts, in windows as long as the context allows; every token counts once."""
+        self.model.require_full_attention("the masked bound of a log-likelihood")
         return [sum(map(self._estimate, self._windows(text))) for text in texts]
 
     def _estimate(self, pair: Pair) -> float:

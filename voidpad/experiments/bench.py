@@ -148,6 +148,7 @@ def compare(
 
 def decoders(model: Model, canvas: int, block: int) -> dict[str, Decoder]:
     """By name, the research loop first. LLaDA's rules on either family: the loop knows no others."""
+    model.require_full_attention("the research loop")
     exact = plan("void", canvas=canvas, block=block)
     sure = plan("void", canvas=canvas, block=block, threshold=0.9)
     caches = {f"{cache} cache": cache for cache in ("prefix", "dual", "dual:4", "prompt:4")}

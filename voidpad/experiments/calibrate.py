@@ -79,6 +79,7 @@ def survey(
     tick: Callable[[], None] = lambda: None,
 ) -> Survey:
     """Decode every prompt once on the longest canvas and probe it at every length."""
+    model.require_full_attention("VoidExpansion's calibration")
     if model.roles.void is None:
         raise RoleError(
             f"{model.name}: no VOID token, so nothing to calibrate. Use a VOID-trained checkpoint."

@@ -9,7 +9,8 @@ from typing import Any
 
 from voidpad.errors import RoleError, WeightsError, reason
 from voidpad.files import store
-from voidpad.models.families import FAMILIES
+from voidpad.models.families import FAMILIES, Family
+from voidpad.models.families.family import shown
 from voidpad.roles import Roles
 
 CARD = "voidpad.json"
@@ -31,12 +32,15 @@ class Card:
     padding: str | None = None  # the padding policy it was trained with; None for an untouched release
     recipe: Mapping[str, Any] = field(default_factory=dict)
     calibration: Mapping[str, Any] = field(default_factory=dict)
+    causal_block: int = 0  # size of the blocks of block-causal attention; 0 for full attention
 
     def write(self, folder: Path) -> None:
         """A reader never sees half a card."""
         values = asdict(self)
         if not values["roles"]["never"]:
             del values["roles"]["never"]  # most checkpoints have none, and older releases do not know it
+        if not self.causal_block:
+            del values["causal_block"]
         store(folder / CARD, [json.dumps({"version": VERSION, **values}, indent=2) + "\n"])
 
 
@@ -70,6 +74,7 @@ def read_card(folder: Path) -> Card | None:
         raise WeightsError(
             f"{path}: family {ascii(card.family)[:60]} is unknown; use one of {', '.join(FAMILIES)}."
         )
+    check_causal_block(card.causal_block, FAMILIES[card.family], where=str(path))
     return card
 
 
@@ -84,11 +89,28 @@ def _check_calibration(values: Any, *, where: str) -> None:
             raise WeightsError(f"{where}: {name}={ascii(value)[:60]} is above {LONGEST}; calibrate again.")
 
 
-def default_plan(card: Card | None) -> str:
-    """The plan to decode a checkpoint with when the user names none, by the padding it was trained with.
+def check_causal_block(size: Any, family: Family, *, where: str) -> None:
+    """Refuse a size of blocks that the family's attention cannot have."""
+    if family.causal_block and (type(size) is not int or not 1 <= size <= LONGEST):
+        raise WeightsError(
+            f"{where}: causal_block={shown(size)} must be a whole number from 1: the attention of family "
+            f"{family.name!r} is block-causal."
+        )
+    if not family.causal_block and size != 0:
+        raise WeightsError(
+            f"{where}: causal_block={shown(size)}, but family {family.name!r} has full attention; drop it."
+        )
 
-    A checkpoint without a card, or whose card names no padding, was not trained with VOID: its plan is `original`.
+
+def default_plan(card: Card | None, family: Family | None = None) -> str:
+    """The plan to decode a checkpoint with when the user names none, by its family and by its padding.
+
+    A block-causal family has a plan of its own. A checkpoint of another family without a card, or whose card names
+    no padding, was not trained with VOID: its plan is `original`.
     """
+    family = FAMILIES[card.family] if family is None and card is not None else family
+    if family is not None and family.causal_block:
+        return next(iter(family.decoding.presets))
     return PLANS[card.padding] if card is not None and card.padding is not None else "original"
 
 

@@ -104,6 +104,9 @@ def _config(model: Model, release: Path | None, dtype: str | None) -> dict[str, 
         raise ConfigError(
             f"{model.name}: the {family.name} family needs a release to follow; give one (like=..., --like)."
         )
+    block = family.block_field
+    if block is not None and (release is None or block in config):
+        config[block] = model.card.causal_block
     if "mask_token_id" in config:
         config["mask_token_id"] = roles.mask
     if dtype is not None:

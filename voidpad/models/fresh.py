@@ -5,7 +5,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from voidpad.errors import ConfigError
-from voidpad.models.card import Card
+from voidpad.models.card import Card, check_causal_block
 from voidpad.models.families import FAMILIES
 from voidpad.models.model import Model
 from voidpad.roles import RAINBOW_NAMES, VOID_NAME, resolve
@@ -53,6 +53,7 @@ def random_model(
     intermediate: int = 64,
     experts: int = 4,
     context: int = 512,
+    causal_block: int | None = None,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
@@ -60,6 +61,7 @@ def random_model(
     """A model of a family with random weights and a character tokenizer.
 
     `experts` is for families that have them; `intermediate` is then the size of one, and two see each token.
+    `causal_block` is for families with block-causal attention; without it their usual one is taken.
     """
     if family not in FAMILIES:
         raise ConfigError(f"family {family!r} is unknown; use one of {', '.join(FAMILIES)}.")
@@ -68,10 +70,12 @@ def random_model(
             f"heads {heads} must divide hidden {hidden}, and kv_heads {kv_heads} must divide heads."
         )
     tokenizer = character_tokenizer(vocab)
+    head = {"head_dim": hidden // heads} if hasattr(FAMILIES[family].config_class, "head_dim") else {}
     mixture = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": intermediate}
     config = FAMILIES[family].config(
         {
             **(mixture if FAMILIES[family].experts else {}),
+            **head,
             "vocab_size": vocab,
             "hidden_size": hidden,
             "num_hidden_layers": layers,
@@ -85,8 +89,11 @@ def random_model(
         }
     )
     net = random_net(config, seed=seed, dtype=dtype, device=device)
-    roles = resolve(tokenizer, {}, rows=vocab)
-    return Model(net, tokenizer, roles, FAMILIES[family], Card(family, roles), f"random-{family}")
+    roles = resolve(tokenizer, {}, rows=vocab, names=FAMILIES[family].role_names)
+    size = FAMILIES[family].causal_block if causal_block is None else causal_block
+    check_causal_block(size, FAMILIES[family], where=f"random-{family}")
+    card = Card(family, roles, causal_block=size)
+    return Model(net, tokenizer, roles, FAMILIES[family], card, f"random-{family}")
 
 
 def random_net(

@@ -1,5 +1,6 @@
 """load, save and merge: checkpoints and adapters as Models."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -11,11 +12,11 @@ from peft import PeftModel
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from voidpad.errors import ConfigError, WeightsError, reason
+from voidpad.errors import AssumedWarning, ConfigError, WeightsError, reason
 from voidpad.files import fresh_folder
 from voidpad.models.adapter import CONFIG as ADAPTER_CONFIG
 from voidpad.models.adapter import attach, base_folder, is_adapter, original_roles
-from voidpad.models.card import Card, check_plain_files, read_card, read_json
+from voidpad.models.card import Card, check_causal_block, check_plain_files, read_card, read_json
 from voidpad.models.families import FAMILIES, Family, check_sizes, recognise
 from voidpad.models.locate import base_of, locate
 from voidpad.models.model import Model
@@ -36,25 +37,27 @@ def load(
     device_map: str | dict[str, Any] | None = None,
     family: str | None = None,
     roles: Mapping[str, Any] | None = None,
+    causal_block: int | None = None,
 ) -> Model:
     """A model by built-in name, folder or hub id, with or without a LoRA adapter.
 
     `device` is cpu, cuda, cuda:<n>, mps, auto (the best of this machine) or spread (over all GPUs). `dtype` is
     float32, bfloat16 or auto (float32 on a CPU, else bfloat16 where the weights are). `family` is needed only
     where config.json does not show it. `roles` gives ids by role, e.g. {"void": 56940}; they override the
-    checkpoint's and the adapter's.
+    checkpoint's and the adapter's. `causal_block` is the size of the blocks of block-causal attention, where the
+    checkpoint does not say it or says it wrong.
     """
     place = Place(device, dtype, quantize, device_map)
     folder, source = locate(name), (str(name), None if adapter is None else str(adapter))
     if not is_adapter(folder):
-        model = _load_base(folder, str(name), place, family, roles)
+        model = _load_base(folder, str(name), place, family, roles, causal_block)
         if adapter is not None:
             model = _with_adapter(model, locate(adapter), str(adapter), roles)
         return replace(model, source=source)
     if adapter is not None:
         raise ConfigError(f"{name}: is an adapter itself; give its base as the model and one adapter.")
     base = base_of(folder)
-    model = _load_base(locate(base), base, place, family, roles)
+    model = _load_base(locate(base), base, place, family, roles, causal_block)
     return replace(_with_adapter(model, folder, str(name), roles), name=str(name), source=source)
 
 
@@ -75,6 +78,25 @@ class _Checkpoint:
             return tokenizer, self.card.roles
         rows, names = self.config.vocab_size, self.family.role_names
         return tokenizer, resolve(tokenizer, self.released, rows=rows, names=names)
+
+    def causal_block(self, name: str, given: int | None) -> int:
+        """The size of the blocks of block-causal attention, 0 for full attention: as given, or as the files say it.
+
+        Where nobody says it, a warning names the usual size that was taken: a wrong one is a wrong network.
+        """
+        family, stated = self.family, given
+        if stated is None:
+            stated = self.card.causal_block if self.card else family.stated_block(self.released, name)
+        if stated is None and family.causal_block:
+            stated = family.causal_block
+            warnings.warn(
+                f"{self.folder}: does not say in which blocks its attention runs; {stated} is the usual size "
+                "(causal_block, --causal-block).",
+                AssumedWarning,
+                stacklevel=5,
+            )
+        check_causal_block(stated or 0, family, where=str(self.folder))
+        return stated or 0
 
 
 def _read_checkpoint(folder: Path, *, name: str = "", family: str | None = None) -> _Checkpoint:
@@ -121,6 +143,11 @@ def vocabulary(name: str, *, family: str | None = None) -> tuple[PreTrainedToken
     tokenizer, roles = _read_checkpoint(folder, name=name, family=family).vocabulary()
     own = read_card(locate(name))
     return tokenizer, own.roles if own is not None else roles
+
+
+def family_of(name: str | Path) -> Family:
+    """The family of a checkpoint, or of an adapter's base, without reading weights."""
+    return _read_checkpoint(base_folder(str(name)), name=str(name)).family
 
 
 def card_of(name: str | Path, adapter: str | Path | None = None) -> Card | None:
@@ -171,12 +198,18 @@ def read_config(folder: Path) -> tuple[Family, PretrainedConfig]:
 
 
 def _load_base(
-    folder: Path, name: str, place: Place, family: str | None, given: Mapping[str, Any] | None
+    folder: Path,
+    name: str,
+    place: Place,
+    family: str | None,
+    given: Mapping[str, Any] | None,
+    causal_block: int | None,
 ) -> Model:
     if (folder / ADAPTER_CONFIG).is_file():  # transformers would attach it without a word
         raise WeightsError(f"{folder}: holds a whole model and an adapter; move {ADAPTER_CONFIG} elsewhere.")
     checkpoint = _read_checkpoint(folder, name=name, family=family)
     known, config = checkpoint.family, checkpoint.config
+    block = checkpoint.causal_block(name, causal_block)
     tensors = headers(folder)
     check(tensors, known, config, where=str(folder))
     stored = stored_dtype(tensors)
@@ -201,7 +234,7 @@ def _load_base(
     net.name_or_path = name  # as the user wrote it: peft and the hub quote it
     # Forget the old names, or a later save_pretrained by a trainer writes them beside our config.
     net.__dict__.pop("_weight_conversions", None)
-    card = checkpoint.card or Card(known.name, roles)
+    card = replace(checkpoint.card or Card(known.name, roles), causal_block=block)
     return _given(Model(place.move(net), tokenizer, card.roles, known, card, name), given)
 
 
@@ -222,6 +255,7 @@ def _with_adapter(model: Model, folder: Path, name: str, given: Mapping[str, Any
     net, original = attach(model, folder)
     if card is not None:
         card = replace(card, calibration={**_canvases(model.card), **card.calibration})
+        card = replace(card, causal_block=model.card.causal_block)
         roles = card.roles
     else:
         card, roles = model.card, model.roles

@@ -1,7 +1,7 @@
 """Model: a network, its tokenizer and its roles, ready to answer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -9,7 +9,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from voidpad.decode.outcome import Outcome, Result
-from voidpad.engine.cache_policy import CachePolicy
+from voidpad.engine.cache_policy import CachePolicy, Caching, FinishedBlocks
 from voidpad.engine.events import Event, Failed, Finished, Wrote
 from voidpad.errors import ConfigError
 from voidpad.models.card import Card, default_plan
@@ -21,7 +21,7 @@ from voidpad.roles import Roles
 if TYPE_CHECKING:
     from voidpad.decode.denoise import HFDenoiser
     from voidpad.decode.loop import Denoiser, Observe, Step
-    from voidpad.decode.plan import Plan
+    from voidpad.decode.plan import FamilyDefaults, Plan
     from voidpad.engine.batching import Engine
 
 Prompt = str | Messages
@@ -76,13 +76,27 @@ class Model:
 
     @property
     def default_plan(self) -> str:
-        """The plan that fits the padding this checkpoint was trained with."""
-        return default_plan(self.card)
+        """The plan that fits this checkpoint's family and the padding it was trained with."""
+        return default_plan(self.card, self.family)
+
+    @property
+    def decoding(self) -> "FamilyDefaults":
+        """The defaults of presets for this checkpoint: its family's, and its own size of causal blocks."""
+        return replace(self.family.decoding, causal_block=self.card.causal_block)
 
     @property
     def context(self) -> int:
-        """The most tokens a row may have, prompt and canvas together."""
-        return self.net.config.max_position_embeddings
+        """The most tokens a row may have, prompt and canvas together; a whole number of causal blocks."""
+        positions = int(self.net.config.max_position_embeddings)
+        return positions - positions % (self.card.causal_block or 1)
+
+    def require_full_attention(self, what: str) -> None:
+        """Refuse, for a block-causal model, something that only full attention gives a meaning."""
+        if self.card.causal_block:
+            raise ConfigError(
+                f"{self.name}: {what} has no meaning for family {self.family.name!r}, whose attention is block-causal; "
+                "use a model with full attention."
+            )
 
     def encode(self, prompt: Prompt, *, system: str | None = None, raw: bool = False) -> list[int]:
         """Prompt ids: through the chat template, or the bare text with `raw`.
@@ -140,7 +154,8 @@ class Model:
         from voidpad.decode.denoise import HFDenoiser
 
         body, head, family = self.base.model, self.base.lm_head, self.family
-        return HFDenoiser(body, head, shift=family.shift, narrow=family.narrow, **fields)
+        block = self.card.causal_block
+        return HFDenoiser(body, head, shift=family.shift, narrow=family.narrow, causal_block=block, **fields)
 
     def plan(self, name: "str | Plan | None" = None, **fields: Any) -> "Plan":
         """A preset with the defaults of this model's family and calibration; a ready plan is taken as it is.
@@ -149,11 +164,24 @@ class Model:
         """
         from voidpad.decode.plan import describe
 
-        defaults, calibration = self.family.decoding, self.card.calibration
-        return describe(name or self.default_plan, defaults=defaults, calibration=calibration, **fields)[0]
+        defaults, calibration = self.decoding, self.card.calibration
+        chosen, _ = describe(name or self.default_plan, defaults=defaults, calibration=calibration, **fields)
+        self.check_plan(chosen)
+        return chosen
+
+    def check_plan(self, plan: "Plan") -> None:
+        """Refuse a plan that was not made for the attention of this network."""
+        ours, theirs = self.card.causal_block, plan.causal.size if plan.causal else 0
+        if ours == theirs:
+            return
+        raise ConfigError(
+            f"{self.name}: the plan is for {_attention(theirs)}, but this model has {_attention(ours)}; use one of "
+            f"{', '.join(self.decoding.presets)}."
+        )
 
     def fit(self, ids: Sequence[int], plan: "Plan") -> "Plan":
         """The plan with its longest canvas cut to what the context leaves beside this prompt."""
+        self.check_plan(plan)
         self.admit(ids, canvas=plan.length.canvas)
         return plan.fitted(self.context - len(ids))
 
@@ -163,13 +191,16 @@ class Model:
         It is the plan's limit, cut to the whole blocks that the context leaves beside the prompt, and to `max_tokens`
         rounded up to whole blocks. A canvas that starts longer starts at this limit instead. An answer may be longer
         than `max_tokens` by less than a block, so callers cut it. A prompt that leaves no room for a block is refused.
+        Rows of a block-causal plan are rounded up when they begin, not here, and need room for one slot only.
         """
         if max_tokens is not None and max_tokens < 1:
             raise ConfigError(f"max_tokens={max_tokens} leaves no room for an answer; use at least 1.")
-        self.admit(ids, canvas=min(plan.block, plan.length.limit))
-        limits = [plan.length.limit, max((self.context - len(ids)) // plan.block, 1) * plan.block]
+        self.check_plan(plan)
+        unit = 1 if plan.causal else plan.block
+        self.admit(ids, canvas=min(unit, plan.length.limit))
+        limits = [plan.length.limit, max((self.context - len(ids)) // unit, 1) * unit]
         if max_tokens is not None:
-            limits.append(-(-max_tokens // plan.block) * plan.block)
+            limits.append(-(-max_tokens // unit) * unit)
         return min(*limits, self.context - len(ids))
 
     def generate(
@@ -255,19 +286,26 @@ class Model:
     ) -> "Engine":
         """An engine for this network: exact, unless `cache` names a policy; then `block` must be the plan's block.
 
-        `rows` and `tokens` (prompts and canvases) bound one forward pass.
+        A block-causal network keeps the keys of finished blocks, which is exact. `rows` and `tokens` (prompts and
+        canvases) bound one forward pass.
         """
         from voidpad.engine.batching import Engine
         from voidpad.engine.cache import CachedDenoiser
 
-        if cache is None:
+        causal, scattered = self.card.causal_block, len(_devices(self.net)) > 1
+        if cache is None and (scattered or not causal):
             return Engine(self.exact(), self.roles, rows=rows, tokens=tokens)
-        policy = CachePolicy.parse(cache)
-        if len(_devices(self.net)) > 1:
+        policy: Caching = FinishedBlocks(causal) if cache is None else CachePolicy.parse(cache)
+        if cache is not None and causal:
+            raise ConfigError(
+                f"cache={cache!r} is for full attention; {self.name} has block-causal attention and keeps finished "
+                "blocks exactly without it: drop the cache."
+            )
+        if scattered:
             raise ConfigError(
                 f"cache={cache!r} needs the network on one device; drop the cache or device=spread."
             )
-        denoise = CachedDenoiser(self.denoiser(), block, policy, **self._graphed())
+        denoise = CachedDenoiser(self.denoiser(), causal or block, policy, **self._graphed())
         return Engine(denoise, self.roles, rows=rows, tokens=tokens, ended=denoise.forget)
 
     def compiled(self) -> "Model":
@@ -298,6 +336,10 @@ class Model:
             text=self.text(outcome.tokens, cut=plan.cut),
             approximations=self.approximations(plan, cache=cache),
         )
+
+
+def _attention(causal_block: int) -> str:
+    return f"block-causal attention in blocks of {causal_block}" if causal_block else "full attention"
 
 
 def _short(count: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from voidpad.decode.plan import PRESETS, schema
+from voidpad.decode.plan import schema
 from voidpad.diagnose.page import PageExtension, page
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def live_page(served: ServedModel, *, keys: bool) -> str:
         "model": served.name,
         "plan": served.plan_name,
         "key": keys,
-        "plans": {name: plan_fields(served, name) for name in PRESETS},
+        "plans": {name: plan_fields(served, name) for name in served.model.decoding.presets},
     }
     return page(
         [],
@@ -37,7 +37,7 @@ def live_page(served: ServedModel, *, keys: bool) -> str:
 def plan_fields(served: ServedModel, name: str) -> list[dict[str, Any]]:
     """The fields of a preset for the form: name, type, default, bounds, choices and help."""
     shown = []
-    for field in schema(name, served.model.family.decoding, calibration=served.model.card.calibration):
+    for field in schema(name, served.model.decoding, calibration=served.model.card.calibration):
         if field.name in HIDDEN:
             continue
         default = served.fields.get(field.name, field.default) if name == served.plan_name else field.default

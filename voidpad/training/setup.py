@@ -59,6 +59,7 @@ def _from_checkpoint(recipe: TrainingRecipe) -> models.Model:
     model = models.load(
         part.name or "", part.adapter, device=device, dtype=_dtype(recipe), quantize=part.quantize
     )
+    model.require_full_attention("training with padding")
     model = models.merge(model) if isinstance(model.net, PeftModel) else model
     if part.attention:
         model.net.set_attn_implementation(part.attention)
@@ -84,8 +85,12 @@ def _from_scratch(recipe: TrainingRecipe, part: Scratch, prepared: data.Prepared
         known = ", ".join(models.FAMILIES)
         raise ConfigError(f"model.scratch.family: {part.family!r} is unknown; use one of {known}.")
     family = models.FAMILIES[part.family]
+    if family.causal_block:
+        raise ConfigError(
+            f"model.scratch.family: {part.family!r} has block-causal attention, which training does not cover."
+        )
     if family.experts:
-        dense = ", ".join(name for name, one in models.FAMILIES.items() if not one.experts)
+        dense = ", ".join(n for n, one in models.FAMILIES.items() if not one.experts and not one.causal_block)
         raise ConfigError(
             f"model.scratch.family: {part.family!r} is a mixture of experts, which can be tuned but not trained from "
             f"scratch; use one of {dense}."

@@ -6,20 +6,21 @@ from typing import Any
 from voidpad.errors import ConfigError, WeightsError
 from voidpad.models.families.dream import DREAM
 from voidpad.models.families.family import Covered, Family, check_sizes, shown
+from voidpad.models.families.fast_dllm import FAST_DLLM
 from voidpad.models.families.llada import LLADA
 from voidpad.models.families.llada_moe import LLADA_MOE
+from voidpad.models.families.sdar import SDAR, SDAR_MOE
 
 __all__ = ["DREAM", "FAMILIES", "LLADA", "Covered", "Family", "check_sizes", "recognise"]
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (LLADA, DREAM, LLADA_MOE)}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (LLADA, DREAM, LLADA_MOE, SDAR, SDAR_MOE, FAST_DLLM)
+}
 
 # Masked diffusion models that are not covered, so that the message can name them: model_type -> name.
 _OTHERS = {
     "illada": "iLLaDA",
     "llada2_moe": "LLaDA2",
-    "sdar": "SDAR",
-    "sdar_moe": "SDAR-MoE",
-    "fast_dllm_qwen": "Fast-dLLM v2",
 }
 
 

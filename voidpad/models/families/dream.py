@@ -16,24 +16,20 @@ from transformers import (
 
 from voidpad.decode.plan import FamilyDefaults
 from voidpad.decode.propose import SampledProposal
-from voidpad.models.families.family import NEUTRAL, Covered, Family, shared_values, words
+from voidpad.models.families.family import NEUTRAL, STOCK, Covered, Family, shared_values
 from voidpad.roles import RoleNames
 
-_SAME = words(  # fields that Qwen2 has under the same name
-    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size "
-    "max_position_embeddings rms_norm_eps tie_word_embeddings"
-)
 # The VOID and Rainbow ids of the paper's Dream runs: long runs of spaces, renamed <pad_0> .. <pad_6> in the authors'
 # vocab.json. The first one is 128 spaces.
 AUTHORS_RAINBOW = (56940, 86766, 79871, 65271, 51475, 95429, 97417)
 
 
 def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: config[name] for name in sorted(_SAME)} | shared_values(config)
+    return {name: config[name] for name in sorted(STOCK)} | shared_values(config)
 
 
 def _released(config: PretrainedConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in sorted(_SAME)} | {
+    return {name: getattr(config, name) for name in sorted(STOCK)} | {
         "architectures": ["DreamModel"],
         "auto_map": {
             "AutoConfig": "configuration_dream.DreamConfig",
@@ -73,7 +69,7 @@ DREAM = Family(
             "rope_scaling": (None,),
             "attention_dropout": (0.0,),
         },
-        read=_SAME | {"rope_theta"},
+        read=STOCK | {"rope_theta"},
         ignored=NEUTRAL | {"max_window_layers", "sliding_window"},  # used with a sliding window only
     ),
     translated=_translated,

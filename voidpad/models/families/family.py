@@ -40,6 +40,11 @@ def words(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
+# Fields that Llama, Qwen2 and Qwen3 have under the same name.
+STOCK = words(
+    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size "
+    "max_position_embeddings rms_norm_eps tie_word_embeddings"
+)
 # Fields that reach no forward pass: origins, initialisation, ids that the roles resolve.
 NEUTRAL = words(
     "architectures auto_map model_type transformers_version use_cache torch_dtype dtype _name_or_path "
@@ -99,6 +104,10 @@ class Family:
         PreTrainedTokenizerFast  # where there is no tokenizer.json
     )
     role_names: RoleNames = RoleNames()
+    # Where the size of the blocks of block-causal attention may be found: a field of config.json, and a pattern for
+    # the name of the checkpoint.
+    block_field: str | None = None
+    block_name: str | None = None
 
     # Adapters trained outside voidpad
     adapter_names: Mapping[str, str] = field(
@@ -118,6 +127,18 @@ class Family:
     # Decoding
     decoding: FamilyDefaults = field(kw_only=True)  # score, schedule, scores, proposal, thresholds
     narrow: bool = False  # whether engine/narrow.py may compute the last layer for the requested tokens only
+
+    @property
+    def causal_block(self) -> int:
+        """The usual size of the blocks of block-causal attention; 0 for families with full attention."""
+        return self.decoding.causal_block
+
+    def stated_block(self, config: Mapping[str, Any], name: str) -> Any:
+        """The size of the blocks that config.json or the checkpoint's name states; None if neither does."""
+        if self.block_field in config:
+            return config[self.block_field]
+        found = re.search(self.block_name, name) if self.block_name else None
+        return int(found[1]) if found else None
 
     @property
     def model_type(self) -> str:

@@ -1,0 +1,202 @@
+"""Block-causal models for tests: released-style folders, an independent forward pass, and the releases' loops.
+
+The loops follow the description of the methods, one row at a time, with plain Python lists. `logits(ids)` gives aligned
+logits (len(ids), V) of a row; under block-causal attention the slots of later blocks cannot change them.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from originals import dream_config, write_tensors
+from voidpad.models import Model
+from voidpad.models.experts import split
+
+Logits = Callable[[list[int]], Tensor]
+NEVER = float("-inf")
+
+
+# ------------------------------------------------------------------------------------ released-style folders
+def released_config(model: Model) -> dict:
+    """config.json as the release of the model's family writes it, without its block size."""
+    ours = model.net.config
+    config = dream_config(model)
+    for name in ("use_mrope", "mask_token_id"):
+        del config[name]
+    if model.family.name == "fast_dllm":
+        types = {"model_type": "Fast_dLLM_Qwen", "architectures": ["Fast_dLLM_QwenForCausalLM"]}
+        return config | types | {"layer_types": ["full_attention"] * ours.num_hidden_layers}
+    config |= {"head_dim": ours.head_dim, "attention_bias": False, "attention_dropout": 0.0, "debug": False}
+    config |= {"sliding_window": None, "max_window_layers": 2, "fuse_cross_entropy": True, "ep_size": 1}
+    if model.family.name == "sdar":
+        return config | {"model_type": "sdar", "architectures": ["SDARForCausalLM"]}
+    names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+    config |= {name: getattr(ours, name) for name in names}
+    config |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "router_aux_loss_coef": 0.001}
+    return config | {"model_type": "sdar_moe", "architectures": ["SDARMoeForCausalLM"]}
+
+
+def write_released(model: Model, folder: Path, **changes) -> Path:
+    """A folder as the family releases it; `changes` go into config.json."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(released_config(model) | changes))
+    model.tokenizer.save_pretrained(str(folder))
+    state = model.net.state_dict()
+    if model.net.config.tie_word_embeddings:
+        del state["lm_head.weight"]
+    tensors = {part: one.clone() for name, whole in state.items() for part, one in split(name, whole)}
+    write_tensors(folder, tensors, shards=1)
+    return folder
+
+
+# ---------------------------------------------------------------------------------------- the forward pass
+def plain_forward(tensors: dict[str, Tensor], config: dict, ids: list[int], block: int) -> Tensor:
+    """Raw logits of one row from the released tensors, head by head: token i sees token j iff j//B <= i//B."""
+    heads, key_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    size = config.get("head_dim") or config["hidden_size"] // heads
+    step = config["rope_theta"] ** -(torch.arange(0, size, 2) / size)
+    angle = torch.outer(torch.arange(len(ids)).float(), step)
+    cos, sin = torch.cat([angle.cos()] * 2, 1), torch.cat([angle.sin()] * 2, 1)
+    number = torch.arange(len(ids)) // block
+    hidden_from = number[None, :] > number[:, None]
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        scale = (x.pow(2).mean(-1, keepdim=True) + config["rms_norm_eps"]).rsqrt()
+        return x * scale * tensors[f"{name}.weight"]
+
+    def project(x: Tensor, name: str) -> Tensor:
+        y = x @ tensors[f"{name}.weight"].T
+        return y + tensors[f"{name}.bias"] if f"{name}.bias" in tensors else y
+
+    def turned(x: Tensor, name: str) -> Tensor:
+        x = (
+            norm(x, name) if f"{name}.weight" in tensors else x
+        )  # Qwen3 norms queries and keys, Qwen2 does not
+        return x * cos + torch.cat([-x[:, size // 2 :], x[:, : size // 2]], 1) * sin
+
+    x = tensors["model.embed_tokens.weight"][ids]
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}"
+        y = norm(x, f"{at}.input_layernorm")
+        q, k, v = (project(y, f"{at}.self_attn.{name}_proj") for name in "qkv")
+        mixed = []
+        for head in range(heads):
+            mine = slice(head * size, (head + 1) * size)
+            shared = head // (heads // key_heads)
+            theirs = slice(shared * size, (shared + 1) * size)
+            query = turned(q[:, mine], f"{at}.self_attn.q_norm")
+            key = turned(k[:, theirs], f"{at}.self_attn.k_norm")
+            weight = (query @ key.T / size**0.5).masked_fill(hidden_from, NEVER).softmax(1)
+            mixed.append(weight @ v[:, theirs])
+        x = x + project(torch.cat(mixed, 1), f"{at}.self_attn.o_proj")
+        y = norm(x, f"{at}.post_attention_layernorm")
+        x = x + (_mixture if "num_experts" in config else _dense)(tensors, config, y, f"{at}.mlp")
+    head = "lm_head" if "lm_head.weight" in tensors else "model.embed_tokens"
+    return norm(x, "model.norm") @ tensors[f"{head}.weight"].T
+
+
+def _dense(tensors: dict[str, Tensor], config: dict, x: Tensor, at: str) -> Tensor:
+    gate, up, down = (tensors[f"{at}.{name}_proj.weight"].T for name in ("gate", "up", "down"))
+    return (torch.nn.functional.silu(x @ gate) * (x @ up)) @ down
+
+
+def _mixture(tensors: dict[str, Tensor], config: dict, x: Tensor, at: str) -> Tensor:
+    """Token by token: the likeliest experts by a softmax over all of them, their weights made to sum to one."""
+    out = []
+    for token in x:
+        p = (tensors[f"{at}.gate.weight"] @ token).softmax(0)
+        best = p.topk(config["num_experts_per_tok"])
+        share = best.values / best.values.sum() if config["norm_topk_prob"] else best.values
+        parts = [_dense(tensors, config, token[None], f"{at}.experts.{int(n)}") for n in best.indices]
+        out.append(sum(weight * part[0] for weight, part in zip(share, parts, strict=True)))
+    return torch.stack(out)
+
+
+# ------------------------------------------------------------------------------------- the releases' loops
+def guess(logits: Tensor, mask: int) -> list[tuple[int, float]]:
+    """The best token of every position other than MASK, and its probability among all tokens."""
+    z = logits.double()
+    tokens = z.index_fill(1, torch.tensor([mask]), NEVER).argmax(1)
+    chance = z.softmax(1).gather(1, tokens[:, None])[:, 0]
+    return list(zip(tokens.tolist(), chance.tolist(), strict=True))
+
+
+def sdar(
+    logits: Logits, prompt: list[int], *, mask: int, ends: set[int], block: int, slots: int, steps: int,
+    rule: str, threshold: float = 1.0,
+) -> tuple[list[int], list[int], int]:  # fmt: skip
+    """SDAR's loop: the final canvas, the answer up to its first stop id, and the denoising passes."""
+    total = -(-(len(prompt) + slots) // block) * block
+    row = prompt + [mask] * (total - len(prompt))
+    passes = 0
+    for start in range(len(prompt) // block * block, total, block):
+        quota = [block // steps + (step < block % steps) for step in range(steps)]
+        step = 0
+        while True:
+            masked = [j for j in range(start, start + block) if row[j] == mask]
+            if not masked:
+                break
+            # Only the blocks so far are read: nothing after the open block exists yet.
+            seen = guess(logits(row[: start + block]), mask)
+            passes += 1
+            by_confidence = sorted(masked, key=lambda j: (-seen[j][1], j))
+            if rule == "sequential":
+                chosen = masked[: quota[step]]
+            elif rule == "dynamic" and sum(seen[j][1] > threshold for j in masked) >= quota[step]:
+                chosen = [j for j in masked if seen[j][1] > threshold]
+            else:
+                chosen = by_confidence[: quota[step]]
+            for j in chosen:
+                row[j] = seen[j][0]
+            step += 1
+        if any(token in ends for token in row[len(prompt) : start + block]):
+            break
+    answer = row[len(prompt) :]
+    return answer, _cut(answer, ends), passes
+
+
+def fast_dllm(
+    logits: Logits, prompt: list[int], *, mask: int, ends: set[int], block: int, small: int, slots: int,
+    threshold: float,
+) -> tuple[list[int], list[int], int]:  # fmt: skip
+    """Fast-dLLM v2's loop, greedy. `logits` are aligned: position j - 1 of the network gives those of slot j."""
+    total = -(-(len(prompt) + slots) // block) * block
+    row, passes = list(prompt), 0
+    while len(row) < total:
+        if len(row) % block == 0:  # the pass over what is finished also gives the next block's first token
+            row.append(guess(logits([*row, mask])[-1:], mask)[0][0])
+            passes += 1
+            if row[-1] in ends:
+                break
+        start = (len(row) - 1) // block * block
+        row += [mask] * (start + block - len(row))
+        for first in range(start, start + block, small):
+            while not _complete(row, prompt, mask, ends):
+                masked = [j for j in range(first, first + small) if row[j] == mask]
+                if not masked:
+                    break
+                seen = guess(logits(row), mask)
+                passes += 1
+                best = max(masked, key=lambda j: (seen[j][1], -j))
+                for j in masked:
+                    if seen[j][1] > threshold or j == best:
+                        row[j] = seen[j][0]
+        if _complete(row, prompt, mask, ends):
+            break
+    answer = row[len(prompt) :] + [mask] * (total - len(row))
+    return answer, _cut(answer, ends), passes
+
+
+def _complete(row: list[int], prompt: list[int], mask: int, ends: set[int]) -> bool:
+    """Whether a stop id stands in the answer with no mask before it."""
+    answer = row[len(prompt) :]
+    stops = [place for place, token in enumerate(answer) if token in ends]
+    return bool(stops) and mask not in answer[: stops[0]]
+
+
+def _cut(answer: list[int], ends: set[int]) -> list[int]:
+    stops = [place for place, token in enumerate(answer) if token in ends]
+    return answer[: stops[0] + 1] if stops else answer

@@ -1,0 +1,176 @@
+"""The cache of finished blocks is exact: cached decoding is uncached decoding, alone and in a ragged batch."""
+
+import random
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from voidpad.decode import Plan, advance, begin, wanted
+from voidpad.engine.batching import Engine
+from voidpad.engine.cache import CachedDenoiser
+from voidpad.engine.cache_policy import FinishedBlocks
+from voidpad.engine.packed import PackedDenoiser
+from voidpad.errors import ConfigError
+from voidpad.models import FAMILIES, Model, random_model
+
+NAMES = [name for name, family in FAMILIES.items() if family.causal_block]
+EVERY = pytest.mark.parametrize("name", NAMES)
+
+
+def tiny(name: str, seed: int, block: int, dtype=torch.float32, *, ends: bool = True) -> Model:
+    """A vocabulary of 11 roles and 5 letters; rows end early often, or never."""
+    shape = {"vocab": 16, "hidden": 16, "heads": 4, "kv_heads": 2, "intermediate": 32, "context": 96}
+    model = random_model(name, **shape, causal_block=block, seed=seed, dtype=dtype)
+    with torch.no_grad():
+        model.net.lm_head.weight[list(model.roles.ends)] *= 2 if ends else 0
+    return model
+
+
+def cached(model: Model, bucket: int = 1) -> CachedDenoiser:
+    block = model.card.causal_block
+    return CachedDenoiser(model.denoiser(), block, FinishedBlocks(block), bucket=bucket)
+
+
+def drawn(rng: random.Random, model: Model) -> Plan:
+    preset = rng.choice(list(model.family.decoding.presets))
+    block = model.card.causal_block
+    fields: dict = {"canvas": rng.randint(1, 4 * block), "temperature": rng.choice([0.0, 0.0, 0.8])}
+    if preset == "small-blocks":
+        fields |= {"block": rng.choice([n for n in range(1, block + 1) if block % n == 0]), "high": 0.3}
+    else:
+        fields |= {"steps": rng.randint(1, block)}
+    return model.plan(preset, **fields)
+
+
+def prompts(rng: random.Random, block: int) -> list[list[int]]:
+    return [
+        [rng.randrange(11, 16) for _ in range(rng.choice([block, rng.randint(1, 3 * block)]))]
+        for _ in range(rng.randint(1, 5))
+    ]
+
+
+def decoded(engine: Engine, rows, chosen: Plan, seed: int) -> list:
+    ended = sorted(engine.run(rows, chosen, seed=seed), key=lambda row: row.key)
+    return [replace(row, seconds=0.0) for row in ended]
+
+
+@contextmanager
+def sizes(model: Model):
+    """The number of tokens of every forward pass inside."""
+    seen: list[int] = []
+    hook = model.net.model.embed_tokens.register_forward_pre_hook(
+        lambda _, args: seen.append(args[0].numel())
+    )
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+@EVERY
+def test_cached_decoding_is_uncached_decoding(name):
+    assert hold(name, range(5)) == {"eos", "full"}
+
+
+@pytest.mark.slow
+@EVERY
+def test_cached_decoding_is_uncached_decoding_in_60_cases(name):
+    assert hold(name, range(100, 160)) == {"eos", "full"}
+
+
+def hold(name: str, seeds: range) -> set[str]:
+    reasons = set()
+    for seed in seeds:
+        rng = random.Random(seed)
+        model = tiny(name, seed, rng.choice([1, 2, 3, 4, 6]))
+        rows, chosen = prompts(rng, model.card.causal_block), drawn(rng, model)
+        limits = {"rows": rng.choice([2, 32]), "tokens": rng.choice([30, 10**6])}
+        plain = decoded(Engine(model.denoiser(), model.roles, **limits), rows, chosen, seed)
+        packed = decoded(Engine(PackedDenoiser(model.denoiser()), model.roles, **limits), rows, chosen, seed)
+        store = cached(model, bucket=rng.choice([1, 16]))
+        kept = decoded(Engine(store, model.roles, **limits, ended=store.forget), rows, chosen, seed)
+        usual = decoded(model.engine(**limits), rows, chosen, seed)
+        assert plain == packed == kept == usual, seed
+        assert store.entries == {}
+        for key, row in enumerate(rows):
+            alone = model.engine()
+            alone.submit(row, chosen, seed=seed, key=key)
+            [(_, outcome)] = alone.outcomes()
+            assert replace(outcome, seconds=0.0) == plain[key]
+        reasons |= {row.stop_reason for row in plain}
+    return reasons
+
+
+@pytest.mark.parametrize(("name", "dtype", "limit"), [
+    *((name, torch.float32, 2e-5) for name in NAMES),
+    *((name, torch.float64, 1e-12) for name in NAMES if not FAMILIES[name].experts),
+])  # fmt: skip
+def test_cached_logits_are_the_plain_ones(name, dtype, limit):
+    """Pass by pass, with slots that an observer reads beside those of the open block."""
+    rng = random.Random(1)
+    model = tiny(name, 3, 3, dtype, ends=False)
+    chosen = model.plan(canvas=12)
+    store, plain, draws = cached(model), model.denoiser(), torch.Generator().manual_seed(1)
+    rows = begin([[12] * n for n in (1, 3, 7)], model.roles, chosen, keys=range(3), seeds=[0] * 3)
+    passes = 0
+    while len(rows):
+        where = wanted(rows, chosen)
+        if rng.random() < 0.3:
+            where = where | (rows.canvas.slots & (torch.rand(where.shape, generator=draws) < 0.3))
+        logits = store(rows.canvas, where)
+        assert (logits - plain(rows.canvas, where)).abs().max() <= limit
+        rows = advance(rows, chosen, where, logits).live
+        passes += 1
+    assert passes > 8
+
+
+@EVERY
+def test_a_pass_computes_the_open_block_and_what_was_open_before(name):
+    model = tiny(name, 0, 4, ends=False)
+    chosen = model.plan(canvas=12, **({"high": 1.0, "block": 4} if name == "fast_dllm" else {}))
+    with sizes(model) as seen:
+        [outcome] = decoded(model.engine(), [[12] * 9], chosen, 0)
+    assert outcome.canvas == 15
+    # SDAR's first pass in a block also computes the block before it; Fast-dLLM's first slot needs that block alone.
+    entering = 4 if name == "fast_dllm" else 8
+    assert seen == [12, 4, 4, *[entering, 4, 4, 4] * 3]
+    assert len(seen) == outcome.passes_decode == 15
+
+
+def test_another_row_under_the_same_handle_is_computed_anew():
+    model = tiny("sdar", 2, 4, ends=False)
+    chosen, store = model.plan(canvas=8), cached(model)
+    for prompt in ([12] * 9, [12] * 5 + [13] * 4, [12] * 9, [14] * 3):
+        rows = begin([prompt], model.roles, chosen, keys=[0], seeds=[0])
+        for _ in range(3):
+            where = wanted(rows, chosen)
+            logits = store(rows.canvas, where)
+            assert (logits - model.denoiser()(rows.canvas, where)).abs().max() <= 2e-5
+            rows = advance(rows, chosen, where, logits).live
+
+
+def test_a_failed_pass_spoils_nothing(monkeypatch):
+    model = tiny("sdar", 2, 4, ends=False)
+    chosen, store = model.plan(canvas=8), cached(model)
+    rows = begin([[12] * 9, [13] * 2], model.roles, chosen, keys=[0, 1], seeds=[0, 0])
+    passes, layer = 0, model.net.model.layers[1]
+    while len(rows):
+        where = wanted(rows, chosen)
+        with monkeypatch.context() as broken:
+            broken.setattr(layer.mlp, "forward", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                store(rows.canvas, where)
+        logits = store(rows.canvas, where)
+        assert (logits - model.denoiser()(rows.canvas, where)).abs().max() <= 2e-5
+        rows, passes = advance(rows, chosen, where, logits).live, passes + 1
+    assert passes >= 8
+
+
+@EVERY
+def test_caches_of_full_attention_are_refused(name):
+    model = tiny(name, 0, 4)
+    with pytest.raises(ConfigError, match=r"cache='dual' is for full attention; .* drop the cache"):
+        model.generate("hi", cache="dual", canvas=4)
+    assert model.approximations(model.plan()) == ()
