@@ -266,6 +266,7 @@ import json, sys
 from voidpad.sandbox import kernel
 kernel.no_new_privileges()
 kernel.install(kernel.seccomp_filter(refuse=["unshare"]))
+from voidpad.sandbox import Sandbox, layers
 assert not layers()["pid namespace"]
 with Sandbox(weak=True) as sandbox:
     print(json.dumps([verdict.__dict__ for verdict in sandbox.map(json.load(sys.stdin))]))
