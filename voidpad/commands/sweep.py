@@ -15,8 +15,9 @@ from rich.progress import (
 )
 
 from voidpad.commands.bars import counting
-from voidpad.commands.eval import Stage
+from voidpad.commands.eval import BenchmarkFolder, Stage
 from voidpad.commands.loading import Device
+from voidpad.commands.options import RowLimit, TokenLimit
 from voidpad.commands.outputs import folder_to_write
 from voidpad.errors import ConfigError, VoidpadError
 
@@ -43,9 +44,6 @@ OneStage = Annotated[
     Stage | None, typer.Option(help="One stage of every cell: answering needs neither harness nor sandbox.")
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many items of each task.")]
-RowLimit = Annotated[int, typer.Option(min=1, help="Most rows in one forward pass.")]
-TokenLimit = Annotated[int, typer.Option(min=1, help="Most tokens in one forward pass.")]
-Data = Annotated[Path | None, typer.Option(help="Folder with the benchmarks' files; the hub without it.")]
 Code = Annotated[bool, typer.Option("--allow-code-execution", help="Run generated code, in the sandbox.")]
 Weak = Annotated[bool, typer.Option("--weak-sandbox", help="Accept a sandbox with layers missing.")]
 Programs = Annotated[int, typer.Option(min=1, help="Generated programs tested side by side.")]
@@ -64,7 +62,7 @@ def sweep(
     device: Device = "auto",
     rows: RowLimit = 32,
     tokens: TokenLimit = 16384,
-    data: Data = None,
+    data: BenchmarkFolder = None,
     allow_code_execution: Code = False,
     weak_sandbox: Weak = False,
     workers: Programs = 1,
@@ -78,6 +76,10 @@ def sweep(
         raise ConfigError(f"shards={shards} needs a cluster; add --ray, or leave it out.")
     if stage and where is not None:
         raise ConfigError(f"stage={stage} runs on this machine only; leave out --ray.")
+    if where is None and not dry_run and stage in (None, Stage.answer):
+        from voidpad.models.place import Place
+
+        Place(device)  # once, and not as the failure of every cell
     _run(_SweepCommand(recipe, out, only or [], limit, dry_run, stage), resources, where)
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
-from voidpad.errors import DataError
+from voidpad.errors import DataError, fault
 from voidpad.experiments.report.figures import Plot, plots
 from voidpad.experiments.report.layout import Bars, Blocks, Details, FigureLayout, Item, TableLayout, Tasks
 from voidpad.experiments.report.origins import provenance
@@ -80,7 +80,12 @@ def _layouts(
 ) -> tuple[list[TableLayout], list[FigureLayout]]:
     sweep = group[0].sweep
     if sweep:
-        return TABLES.validate_python(list(sweep.tables)), FIGURES.validate_python(list(sweep.figures))
+        try:
+            return TABLES.validate_python(list(sweep.tables)), FIGURES.validate_python(list(sweep.figures))
+        except ValidationError as error:
+            raise DataError(
+                f"{group[0].name}.sweep.json: {fault(error.errors()[0])[:300]}; run the sweep again."
+            ) from None
     return _suggested(records) if records else ([], [])
 
 
