@@ -12,8 +12,6 @@ RAINBOW_NAMES = tuple(f"<|rainbow_{n}|>" for n in range(1, 7))  # rainbow token 
 # Entries that a vocabulary keeps for later use. The authors' tokenizers rename such ids: <|pad_n|> for LLaDA, and
 # <pad_n> for Dream, where the entries were runs of spaces.
 RESERVED = re.compile(r"<\|(?:reserved_token|reserved_special_token|pad|unused)_(\d{1,6})\|>|<pad_(\d{1,6})>")
-
-
 ROLE_NAMES = ("ends", "eos", "mask", "rainbow", "void")  # those that plans may name
 
 

@@ -74,7 +74,7 @@ class Provenance(_Shape):
 
 
 class RunConfig(_Shape):
-    settings: StoredSettings
+    settings: dict[str, Any]
     provenance: Provenance
 
 

@@ -16,6 +16,7 @@ from voidpad.evaluate.file_shapes import (
     RunExample,
     RunResults,
     StoredRequest,
+    StoredSettings,
     check_shape,
     read_json_lines,
 )
@@ -24,6 +25,7 @@ from voidpad.evaluate.settings import RESOLVED, Settings, settings_digest
 from voidpad.files import store
 
 VERSION = 2  # of every JSON file here and of NAME.sweep.json
+_START_AGAIN = "delete the run folder and run it again"
 READABLE = (1, 2)  # version 1 had no requests.jsonl, and no weights in its settings
 
 
@@ -59,8 +61,15 @@ class RunFolder:
         return read_versioned(self.path / "config.json", RunConfig)
 
     @property
+    def stored_settings(self) -> dict[str, Any]:
+        """The settings of config.json as they are written there, with the resolved plan."""
+        settings = self.config["settings"]
+        check_shape(StoredSettings, settings, f"{self.path / 'config.json'}: settings", _START_AGAIN)
+        return settings
+
+    @property
     def settings(self) -> Settings:
-        return Settings.parse(self.config["settings"])
+        return Settings.parse(self.stored_settings)
 
     @property
     def requests(self) -> list[AnswerRequest]:
@@ -152,20 +161,19 @@ def read_run(folder: Path) -> RunFolder:
 
 def read_versioned(path: Path, shape: type[BaseModel]) -> dict[str, Any]:
     """A JSON file of ours; a missing, damaged or newer one is named."""
-    fix = "delete the run folder and run it again"
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = content["version"]
     except FileNotFoundError:
         raise DataError(f"{path}: missing; run the evaluation again to write it.") from None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DataError(f"{path}: damaged ({reason(error)}); {fix}.") from None
+        raise DataError(f"{path}: damaged ({reason(error)}); {_START_AGAIN}.") from None
     if version not in READABLE:
         raise DataError(
-            f"{path}: format version {str(version)[:40]!r}, this release reads {READABLE[-1]}; "
+            f"{path}: format version {str(version)[:40]}, this release reads {READABLE[-1]}; "
             "use a matching voidpad."
         )
-    check_shape(shape, content, f"{path}: damaged", fix)
+    check_shape(shape, content, f"{path}: damaged", _START_AGAIN)
     return content
 
 

@@ -63,7 +63,7 @@ def compare_runs(first: Path, second: Path) -> RunComparison:
         TaskDifference(task, tuple((lines[0][key], lines[1][key]) for key in shared if key[0] == task))
         for task in dict.fromkeys(task for task, _ in shared)
     ]
-    mine, theirs = (run.config["settings"] for run in runs)
+    mine, theirs = (run.stored_settings for run in runs)
     differing = [
         (name, mine.get(name), theirs.get(name))
         for name in {**mine, **theirs}

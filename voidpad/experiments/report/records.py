@@ -133,7 +133,7 @@ def _finished(
     run: RunFolder, labels: Mapping[str, Any], published: PublishedNumbers | None
 ) -> list[CellRecord]:
     """The tasks of one complete run folder; a sweep's `labels` name its row, else the settings do."""
-    settings, results = run.config["settings"], run.results
+    settings, results = run.stored_settings, run.results
     assert results is not None
     if settings.get(RESOLVED) is None:
         raise DataError(f"{run.path}/config.json: no {RESOLVED} in its settings; run it again.")
