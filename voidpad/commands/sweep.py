@@ -19,7 +19,7 @@ from voidpad.commands.eval import BenchmarkFolder, Stage
 from voidpad.commands.loading import Device
 from voidpad.commands.options import RowLimit, TokenLimit
 from voidpad.commands.outputs import folder_to_write
-from voidpad.errors import ConfigError, VoidpadError
+from voidpad.errors import ConfigError, VoidpadError, printable
 
 if TYPE_CHECKING:
     from voidpad.evaluate.settings import Resources
@@ -166,7 +166,7 @@ def _watch(ended: Iterator[Ended], shown: Progress, total: int) -> list[str]:
     for one in ended:
         if one.error:
             failed.append(f"{one.cell}: {one.error}")
-        shown.console.print(_outcome(one), markup=False, highlight=False, soft_wrap=True)
+        shown.console.print(printable(_outcome(one)), markup=False, highlight=False, soft_wrap=True)
         shown.advance(bar)
     return failed
 

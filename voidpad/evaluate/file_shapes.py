@@ -3,9 +3,9 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, model_validator
 
 from voidpad.errors import DataError, fault, printable, reason
 
@@ -98,6 +98,12 @@ class _TaskResult(_Score):
     share_at_cap: Share
     share_without_eos: Share
     seconds: Amount
+
+    @model_validator(mode="after")
+    def _no_more_than_all(self) -> Self:
+        if max([self.correct, *(score.correct for score in self.scores.values())]) > self.n:
+            raise ValueError(f"more answers are correct than the {self.n} there are")
+        return self
 
 
 class RunResults(_Shape):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from voidpad.errors import ConfigError, DataError
+from voidpad.errors import ConfigError, DataError, reason
 
 Message = dict[str, str]  # {"role": ..., "content": ...}
 
@@ -281,5 +281,5 @@ def _parsed(raw: bytes) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         return Dropped("bad", f"not JSON ({error.msg})")
-    except RecursionError:
-        return Dropped("bad", "not JSON (nested too deeply)")
+    except (ValueError, RecursionError) as error:  # a number of too many digits, deep nesting
+        return Dropped("bad", f"not JSON ({reason(error)})")

@@ -3,7 +3,6 @@
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -14,7 +13,7 @@ from voidpad.experiments.report.layout import Bars, Blocks, Details, FigureLayou
 from voidpad.experiments.report.origins import provenance
 from voidpad.experiments.report.published import PublishedNumbers
 from voidpad.experiments.report.records import CellRecord, Source, read
-from voidpad.experiments.report.render import html, latex, markdown, tex
+from voidpad.experiments.report.render import escape, html, latex, markdown, md, tex
 from voidpad.experiments.report.report_metrics import ordered
 from voidpad.experiments.report.tables import Table, build, comparison
 
@@ -106,12 +105,14 @@ def _missing(source: Source) -> list[str]:
 
 def as_markdown(page: Report, *, intervals: bool = True, figures: str | None = "figures") -> str:
     """`figures` is where the pictures are; None leaves them out."""
-    parts = [f"# {page.title}\n"]
+    parts = [f"# {md(page.title)}\n"]
     for part in page.sections:
-        parts += [f"## {part.title}\n", *(f"{note}\n" for note in part.notes)]
+        parts += [f"## {md(part.title)}\n", *(f"{md(note)}\n" for note in part.notes)]
         parts += [markdown(table, intervals=intervals) for table in part.tables]
         drawn = part.plots if figures else ()
-        parts += [f"### {plot.title}\n\n![{plot.title}]({figures}/{plot.name}.svg)\n" for plot in drawn]
+        parts += [
+            f"### {md(plot.title)}\n\n![{md(plot.title)}]({figures}/{plot.name}.svg)\n" for plot in drawn
+        ]
     return "\n".join(parts)
 
 
