@@ -11,6 +11,7 @@ from rich.table import Table
 
 from voidpad.commands.generate import bar, err, out
 from voidpad.commands.loading import Device, load_model
+from voidpad.commands.options import RowLimit
 from voidpad.commands.outputs import folder_there, picture_to_write
 from voidpad.commands.prompts import gather
 from voidpad.files import beside
@@ -27,13 +28,13 @@ def calibrate(
     prompts: Annotated[
         int, typer.Option(help="for built-in models without --file: prompts from their own tasks", min=1)
     ] = 64,
-    canvas: Annotated[int, typer.Option(help="where the canvas starts")] = 64,
+    canvas: Annotated[int, typer.Option(min=1, help="where the canvas starts")] = 64,
     limit: Annotated[
         int | None, typer.Option(help="longest canvas; 512 unless the context leaves less beside the prompts")
     ] = None,
-    block: Annotated[int, typer.Option(help="block size, and the step of the canvas")] = 32,
+    block: Annotated[int, typer.Option(min=1, help="block size, and the step of the canvas")] = 32,
     fit: Annotated[float, typer.Option(help="share of answers that must fit the chosen canvas")] = 0.98,
-    rows: Annotated[int, typer.Option(help="most rows in one pass")] = 64,
+    rows: RowLimit = 64,
     device: Device = "auto",
     plot: Annotated[
         Path | None, typer.Option(help="write the trade-off as a picture", callback=picture_to_write)
@@ -46,15 +47,15 @@ def calibrate(
     from voidpad.experiments.calibrate import Search, choose, fields, frontier, settings, survey
     from voidpad.models import read_card
 
-    if limit is not None:
-        Search(start=canvas, limit=limit, block=block, fit=fit)  # refused before anything is loaded
+    longest = canvas + block if limit is None else limit
+    Search(start=canvas, limit=longest, block=block, fit=fit)  # refused before anything is loaded
     card = None if save is None else read_card(save)
-    loaded = load_model(model, adapter, device=device)
     texts = (
         gather([], file=file, messages=None)
         if file or not model.startswith("tiny-")
         else own_prompts(prompts)
     )
+    loaded = load_model(model, adapter, device=device)
     ids = [loaded.encode(text) for text in texts]
     if limit is None:
         room = loaded.context - max(map(len, ids), default=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,16 @@ from rich.table import Table
 
 from voidpad.commands.bars import counting
 from voidpad.commands.loading import Quantize
-from voidpad.commands.options import CacheText, PlanName, chosen_plan, say_plan, takes_plan_fields
+from voidpad.commands.options import (
+    CacheName,
+    PlanName,
+    RowLimit,
+    Seed,
+    TokenLimit,
+    chosen_plan,
+    say_plan,
+    takes_plan_fields,
+)
 from voidpad.commands.outputs import folder_to_write
 from voidpad.errors import ConfigError
 
@@ -29,6 +39,12 @@ class Stage(StrEnum):
     judge = "judge"
 
 
+BenchmarkFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", exists=True, file_okay=False, help="folder with the benchmarks' files; else the hub"
+    ),
+]
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -51,17 +67,17 @@ def evaluate(
     adapter: Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")] = None,
     plan: PlanName = None,
     items: Annotated[
-        int | None, typer.Option("--limit", help="only the first so many items of each task")
+        int | None, typer.Option("--limit", min=1, help="only the first so many items of each task")
     ] = None,
     shard: Annotated[str | None, typer.Option(help="r/W: of those, items r, r+W, ...")] = None,
-    seed: Annotated[int, typer.Option(help="for temperature > 0")] = 0,
+    seed: Seed = 0,
     fewshot: Annotated[str, typer.Option(help="keyed: shots by seed and item; stream: lm-eval's")] = "keyed",
     fewshot_seed: Annotated[int, typer.Option(help="seed of the shots")] = 1234,
     parity: Annotated[str | None, typer.Option(help="llada or dream: read text as the paper did")] = None,
-    data: Annotated[Path | None, typer.Option(help="folder with the benchmarks' files; else the hub")] = None,
+    data: BenchmarkFolder = None,
     system: Annotated[str | None, typer.Option(help="system prompt")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="no chat template")] = False,
-    cache: CacheText = None,
+    cache: CacheName = None,
     merge: Annotated[bool, typer.Option("--merge", help="fold the adapter into the weights first")] = False,
     allow_code_execution: Annotated[
         bool, typer.Option("--allow-code-execution", help="let generated programs run, in the sandbox")
@@ -69,9 +85,9 @@ def evaluate(
     weak_sandbox: Annotated[
         bool, typer.Option("--weak-sandbox", help="run them even where the kernel lacks a protection")
     ] = False,
-    workers: Annotated[int, typer.Option(help="programs tested side by side")] = 1,
-    rows: Annotated[int, typer.Option(help="most rows in one pass")] = 32,
-    tokens: Annotated[int, typer.Option(help="most tokens in one pass")] = 16384,
+    workers: Annotated[int, typer.Option(min=1, help="programs tested side by side")] = 1,
+    rows: RowLimit = 32,
+    tokens: TokenLimit = 16384,
     device: Annotated[
         str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, or spread over all GPUs")
     ] = "auto",
@@ -96,14 +112,11 @@ def evaluate(
     )
     settings, card, usual = None, None, ""
     if stage in (None, Stage.prepare):
-        if not plan:
-            card = _readable_card(model, adapter, stage)
-            usual = default_plan(card, family_of(model))
         settings = Settings(
             model=model,
             tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
-            plan=chosen_plan(plan) if plan else usual,
-            fields=fields or {},
+            plan=chosen_plan(plan) if plan else "void",  # until the checkpoint's own is known
+            fields=(fields or {}) if plan else {},
             adapter=adapter,
             dtype=dtype,
             quantize=quantize,
@@ -118,6 +131,11 @@ def evaluate(
             cache=cache,
             merge=merge,
         )
+        _check_place(stage, device, dtype, quantize)
+        if plan is None:
+            card = _readable_card(model, adapter, stage)
+            usual = default_plan(card, family_of(model))
+            settings = replace(settings, plan=usual, fields=fields or {})
     else:
         _refuse_settings(context, stage, out_dir)
 
@@ -137,6 +155,16 @@ def evaluate(
         if results["provenance"].get("approximations"):  # runs from before this was recorded have no such key
             err.print(f"approximate: {', '.join(results['provenance']['approximations'])}", style="yellow")
         err.print(f"run folder: {out_dir}", style="dim")
+
+
+def _check_place(stage: Stage | None, device: str, dtype: str, quantize: str | None) -> None:
+    """Refuse a device or a number format; requests may be prepared on a machine without the device."""
+    from voidpad.models.place import Place
+
+    if stage is Stage.prepare:
+        Place(dtype=dtype)
+    else:
+        Place(device, dtype, quantize)
 
 
 def _readable_card(model: str, adapter: str | None, stage: Stage | None) -> Card | None:

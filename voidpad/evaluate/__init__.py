@@ -35,16 +35,28 @@ results.json, written last: its presence means the run is complete
 Between an interrupted and an uninterrupted run only seconds, wall_seconds, started and finished differ.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from voidpad.evaluate.folder import AnswerRequest, RunFolder, read_run
-from voidpad.evaluate.journal import AnswerRecord
-from voidpad.evaluate.scores import wilson
-from voidpad.evaluate.settings import Resources, Settings
-
 if TYPE_CHECKING:
+    from voidpad.evaluate.folder import AnswerRequest, RunFolder, read_run
+    from voidpad.evaluate.journal import AnswerRecord
     from voidpad.evaluate.run import evaluate, join
+    from voidpad.evaluate.scores import wilson
+    from voidpad.evaluate.settings import Resources, Settings
 
+# Resolved on first use: readers of run folders need no lm-eval, and the processes that grade answers need no torch.
+_HOMES = {
+    "AnswerRecord": "journal",
+    "AnswerRequest": "folder",
+    "Resources": "settings",
+    "RunFolder": "folder",
+    "Settings": "settings",
+    "evaluate": "run",
+    "join": "run",
+    "read_run": "folder",
+    "wilson": "scores",
+}
 __all__ = [
     "AnswerRecord",
     "AnswerRequest",
@@ -59,9 +71,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import `evaluate` and `join` on first use: they need lm-eval, which readers of run folders do not."""
-    if name not in ("evaluate", "join"):
+    if name not in _HOMES:
         raise AttributeError(f"module 'voidpad.evaluate' has no attribute {name!r}")
-    from voidpad.evaluate import run
-
-    return getattr(run, name)
+    return getattr(import_module(f"voidpad.evaluate.{_HOMES[name]}"), name)

@@ -3,13 +3,13 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from voidpad.decode.plan import Plan
 from voidpad.engine.cache_policy import cache_fault
-from voidpad.errors import ConfigError
+from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate.tasks import FEWSHOT, FOLDER
 
 PARITIES = ("llada", "dream")
@@ -91,6 +91,9 @@ class Settings:
         """The settings that `plain` wrote; the resolved plan beside them is left out."""
         given = {name: value for name, value in plain.items() if name != RESOLVED}
         shard = given.get("shard")
+        unknown = sorted(set(given) - {one.name for one in fields(cls)})
+        if unknown:
+            raise DataError(f"settings: {unknown[0]!r} is unknown; use the voidpad that wrote the run.")
         return cls(**{**given, "tasks": tuple(given["tasks"]), "shard": tuple(shard) if shard else None})
 
 

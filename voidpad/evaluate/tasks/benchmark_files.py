@@ -125,7 +125,8 @@ def _item(line: str, needs: tuple[str, ...], *, where: str) -> Item:
                 "a list of texts",
             )
         elif key == "task_id":
-            right, kind = isinstance(value, int | str), "a number or a text"
+            right = isinstance(value, str) or (isinstance(value, int) and abs(value) < 2**63)
+            kind = "a number of at most 63 bits or a text"
         else:
             right, kind = isinstance(value, str), "a text"
         if not right:

@@ -7,7 +7,7 @@ from math import prod, sqrt
 from statistics import fmean
 
 from voidpad.evaluate.scores import wilson
-from voidpad.experiments.report.records import CellRecord
+from voidpad.experiments.report.records import CellRecord, plan_label
 
 Interval = tuple[float, float]
 
@@ -67,7 +67,7 @@ def slot_passes(record: CellRecord) -> float | None:
     VoidExpansion probes at every length on its way, one block apart; its last probe is also its first decoding pass.
     """
     plan, approximations = (
-        record.settings["plan"].partition("@")[0],
+        plan_label(record.settings).partition("@")[0],
         record.provenance.get("approximations", []),
     )
     if record.settings.get("cache") or "trim" in approximations:
