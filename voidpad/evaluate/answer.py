@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from peft import PeftModel
 
-from voidpad.decode.loop import Outcome
+from voidpad.decode.outcome import Outcome
 from voidpad.decode.plan import Plan, describe
 from voidpad.engine.batching import Engine
 from voidpad.engine.events import Failed, Finished

@@ -141,7 +141,7 @@ def read_run(folder: Path) -> RunFolder:
 def read_versioned(path: Path) -> dict[str, Any]:
     """A JSON file of ours; a missing, damaged or newer one is named."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = content["version"]
     except FileNotFoundError:
         raise DataError(f"{path}: missing; run the evaluation again to write it.") from None

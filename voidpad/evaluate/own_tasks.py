@@ -122,7 +122,8 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> TaskFile:
         raise ConfigError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())[:200]})") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: holds no task; it must be a YAML mapping with a key `task`")
-    sources, merged = [path, *_functions(config, path.parent), *_data_files(config)], {}
+    sources = [path, *_functions(config, path.parent), *_data_files(config)]
+    merged: dict[str, Any] = {}
     includes = config.pop("include", [])
     for include in includes if isinstance(includes, list) else [includes]:
         part = _read((path.parent / str(include)).resolve(), (*seen, path))

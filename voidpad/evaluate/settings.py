@@ -16,7 +16,7 @@ PARITIES = ("llada", "dream")
 STAGES = ("prepare", "answer", "judge")
 RESOLVED = "plan_resolved"  # the key of config.json's settings that holds every field of the plan
 # Left out of files while they have their default.
-_OPTIONAL = {
+_OPTIONAL: dict[str, Any] = {
     "cache": None,
     "hide_eos": False,
     "merge": False,

@@ -55,7 +55,8 @@ def calibration_html(done: Calibration) -> str:
         "these numbers.</p>",
         "<h2>The choice</h2>",
         f"<p><b>window {chosen.window}, tau_nonvoid {chosen.tau_nonvoid:.4g}, tau_gap {chosen.tau_gap:.4g}</b>: "
-        f"{whole} of a fixed canvas of {search.limit}, on a canvas of {chosen.canvas:.1f} slots on average.{missed}</p>",
+        f"{whole} of a fixed canvas of {search.limit}, on a canvas of {chosen.canvas:.1f} slots on average."
+        f"{missed}</p>",
         _table(done),
         _figure(
             "Answers that fit, by cost",

@@ -77,7 +77,8 @@ class Benchmark(ConfigurableTask):
     def fewshot_context(self, doc: Doc, num_fewshot: int, **kwargs: Any) -> str:
         if self.options.get("fewshot", "keyed") == "keyed":
             self.sampler.set_rnd(_item_seed(self.shots_seed, doc[ITEM]))
-        return super().fewshot_context(doc, num_fewshot=num_fewshot, **kwargs)
+        text: str = super().fewshot_context(doc, num_fewshot=num_fewshot, **kwargs)
+        return text
 
     def apply_filters(self) -> None:
         with shared_processes():
@@ -123,9 +124,9 @@ class OwnBenchmark(Benchmark):
         try:
             if self.options.get("fewshot", "keyed") == "keyed":
                 self.sampler.set_rnd(_item_seed(self.shots_seed, doc[ITEM]))
-            return ConfigurableTask.fewshot_context(
-                self, _without_place(doc), num_fewshot=num_fewshot, **kwargs
-            )
+            plain = _without_place(doc)
+            text: str = ConfigurableTask.fewshot_context(self, plain, num_fewshot=num_fewshot, **kwargs)
+            return text
         except Exception as error:  # the user's functions and templates
             raise DataError(f"{self.task_name}:{doc[ITEM]}: no prompt ({_named(error)})") from error
 
@@ -142,7 +143,8 @@ class OwnBenchmark(Benchmark):
         return scores
 
     def _scores(self, doc: Doc, results: list[str]) -> Iterable[tuple[str, Any]]:
-        return super().process_results(doc, results).items()
+        scores: dict[str, Any] = super().process_results(doc, results)
+        return scores.items()
 
     def detail(self, doc: Doc, graded: Any) -> dict[str, Any]:
         return {"extracted": str(graded)}
