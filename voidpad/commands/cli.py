@@ -25,6 +25,7 @@ COMMANDS = {
     "train": "voidpad.commands.train:train",
     "data": "voidpad.commands.train:data",
     "eval": "voidpad.commands.eval:evaluate",
+    "join": "voidpad.commands.eval:join",
     "sweep": "voidpad.commands.sweep:sweep",
     "report": "voidpad.commands.report:report",
     "recipes": "voidpad.commands.recipes:recipes",

@@ -5,12 +5,13 @@ harness nor a sandbox, *judge* (`judge.py`) grades. `run.py` does all three. For
 
 config.json, written by *prepare*, completed by *answer*; after the first answer its settings never change
     version, fingerprint (sha256 of settings), settings, provenance
-    settings: the fields of `Settings` (cache, hide_eos, merge and weights only where they are set), and plan_resolved
-        (every field of the plan with its value). `weights` is the fingerprint of model and adapter.
+    settings: the fields of `Settings` (cache, hide_eos, merge, weights, num_fewshot and own_tasks only where they are
+        set), and plan_resolved (every field of the plan with its value). `weights` is the fingerprint of model and
+        adapter, own_tasks the digest of each task that is not voidpad's.
     provenance: lm_eval, math_verify (versions), data (hub, local or built in) and sandbox (allowed, weak, layers) of
         the harness; voidpad, torch, transformers, python (versions), commit, dirty, device, device_count, dtype, rows,
         tokens, family, padding, probes_counted (false: passes_decode leaves probes out), started and approximations
-        (none by default) of the machine that answered
+        (none by default) of the machine that answered; devices, where there were several
 
 requests.jsonl, written by *prepare*: one line per request, the fields of `AnswerRequest`
     name (task:index), prompt, stop (strings), gold, rendered (the chat template is in the prompt already)

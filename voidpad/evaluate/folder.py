@@ -133,7 +133,7 @@ class RunFolder:
             known = self.config
             fixed = {name: known["settings"].get(name) for name in ("weights", RESOLVED)}
             settings = {**settings, **{k: v for k, v in fixed.items() if v and not settings.get(k)}}
-            refuse_others(path, known["settings"], settings)
+            _refuse_others(path, known["settings"], settings)
         facts = {**provenance, **known.get("provenance", {})}
         self._write_config(settings, facts)
 
@@ -177,7 +177,7 @@ def read_versioned(path: Path, shape: type[BaseModel]) -> dict[str, Any]:
     return content
 
 
-def refuse_others(path: Path, there: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+def _refuse_others(path: Path, there: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
     """Two runs in one folder are refused; the message names the first setting that differs."""
     for name in sorted({*there, *mine}):
         if there.get(name) != mine.get(name):

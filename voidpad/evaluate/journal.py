@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from voidpad.decode.loop import Outcome
+from voidpad.decode.outcome import Outcome
 from voidpad.errors import DataError, reason
 from voidpad.evaluate.file_shapes import StoredAnswer, check_shape
 

@@ -76,7 +76,7 @@ def _probes(records: Sequence[CellRecord]) -> str:
 
 def _model(settings: Mapping[str, Any]) -> str:
     adapter = settings.get("adapter")
-    return settings["model"] + (f" with adapter {adapter}" if adapter else "")
+    return str(settings["model"]) + (f" with adapter {adapter}" if adapter else "")
 
 
 def _plan(records: Sequence[CellRecord], name: str) -> str:

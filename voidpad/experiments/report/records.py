@@ -163,7 +163,7 @@ def _finished(
 
 def _model_label(settings: Mapping[str, Any]) -> str:
     adapter = settings.get("adapter")
-    return settings["model"] + (f" + {adapter}" if adapter else "")
+    return str(settings["model"]) + (f" + {adapter}" if adapter else "")
 
 
 def _method_label(settings: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod, sqrt
 from statistics import fmean
+from typing import Any
 
 from voidpad.evaluate.scores import wilson
 from voidpad.experiments.report.records import CellRecord, plan_label
@@ -164,7 +165,7 @@ def _place(value: Value, better: int, order: Sequence[float]) -> int:
     return order.index(printed) + 1 if printed in order else 0
 
 
-def ordered(values: Iterable[object]) -> list:
+def ordered(values: Iterable[object]) -> list[Any]:
     """Distinct values: numbers ascending, anything else as first met."""
     distinct = list(dict.fromkeys(values))
     return sorted(distinct) if all(isinstance(v, (int, float)) for v in distinct) else distinct
