@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import decoders
 from torch import Tensor
 
 from voidpad.decode.canvas import Canvas
@@ -359,7 +360,8 @@ class EngineThread:
             elif choice.complete and not update.row.ending:
                 update.row.ending = True
                 self.engine.end_early(live.handles[index])
-            live.changed.set()
+            if live.request.stream:
+                live.changed.set()
 
 
 def _server_error(message: str) -> RequestError:
@@ -396,9 +398,12 @@ def text_rules(model: Model) -> TextRules:
 
     tokenizer = model.tokenizer
     cleaned = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    joins = backend is not None and isinstance(backend.decoder, decoders.ByteLevel | decoders.Fuse)
     return TextRules(
         decode=lambda ids: str(tokenizer.decode(ids)),
         ends=frozenset(model.roles.ends),
         dropped=frozenset(special_ids(tokenizer) | model.roles.all()),
         cleaned=cleaned,
+        joins=joins and not cleaned,
     )
