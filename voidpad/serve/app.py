@@ -83,7 +83,7 @@ def build_app(state: ServerState) -> FastAPI:
 
     @app.get("/ready")
     async def ready() -> Response:
-        waiting, limit = state.engine.waiting, state.engine.queue
+        waiting, limit = state.engine.engine.waiting, state.engine.queue
         usable = state.engine.alive and not state.draining and waiting < limit
         content = {"ready": usable, "waiting": waiting, "queue": limit, "draining": state.draining}
         return JSONResponse(content, status_code=200 if usable else 503)
