@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[1]
 def start(*options):
     """`voidpad serve` on a free port; (process, address)."""
     command = [sys.executable, "-m", "voidpad", "serve", "--port", "0", *map(str, options)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

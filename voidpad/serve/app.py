@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -54,9 +55,11 @@ class ServerState:
     started: int = field(default_factory=lambda: int(time.time()))
 
 
-def build_app(state: ServerState) -> FastAPI:
-    """The application. It starts and stops no engine: the caller owns that."""
-    app = FastAPI(title="voidpad", docs_url=None, redoc_url=None, openapi_url=None)
+def build_app(
+    state: ServerState, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None
+) -> FastAPI:
+    """The application. Whoever runs it starts and stops the engine, `lifespan` for example."""
+    app = FastAPI(title="voidpad", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
