@@ -51,6 +51,9 @@ def serve(
     max_body: Annotated[str, typer.Option(help="largest request body, such as 1MiB")] = "1MiB",
     log_json: Annotated[bool, typer.Option("--log-json", help="log lines as JSON")] = False,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="put prompts into the log")] = False,
+    replicas: Annotated[
+        int | None, typer.Option(help="copies of the model on Ray Serve, on this machine", min=1)
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, spread, or auto")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or auto")] = "auto",
     quantize: Quantize = None,
@@ -65,17 +68,13 @@ def serve(
     if plan is not None and ":" in plan:
         raise ConfigError(f"plan {plan!r}: a plan from a module cannot be served; give the name of a preset.")
     size = bytes_of(max_body)
-    from voidpad.commands.loading import load_model
     from voidpad.serve.access import read_access
-    from voidpad.serve.server import ServeOptions, serve
+    from voidpad.serve.server import ServeOptions
 
     # Read again when the server starts; here so that a refusal comes before the model is loaded.
     read_access(host, api_keys, no_auth=no_auth, names=tuple(allowed_host or ()))
-    loaded = load_model(model, adapter, device=device, dtype=dtype, quantize=quantize)
-    fit_threads(loaded, rows=rows)
-    usual = "void-expansion" if loaded.default_plan == "void" else loaded.default_plan
     options = ServeOptions(
-        plan=plan or usual,
+        plan=plan,
         fields=fields or {},
         cache=cache,
         name=name or model,
@@ -95,10 +94,18 @@ def serve(
     )
 
     def announce(address: str) -> None:
-        typer.echo(
-            f"voidpad serves {options.name} at {address} (plan {options.plan}); Ctrl-C stops it.", err=True
-        )
+        typer.echo(f"voidpad serves {options.name} at {address}; Ctrl-C stops it.", err=True)
 
+    if replicas is not None:
+        from voidpad.serve.replicas import ReplicaOptions, serve_replicas
+
+        copies = ReplicaOptions(model, adapter, device, dtype, quantize, replicas)
+        raise typer.Exit(serve_replicas(copies, options, ready=announce))
+    from voidpad.commands.loading import load_model
+    from voidpad.serve.server import serve
+
+    loaded = load_model(model, adapter, device=device, dtype=dtype, quantize=quantize)
+    fit_threads(loaded, rows=rows)
     raise typer.Exit(serve(loaded, options, ready=announce))
 
 
