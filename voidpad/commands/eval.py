@@ -39,10 +39,7 @@ class Stage(StrEnum):
 
 
 BenchmarkFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--data", exists=True, file_okay=False, help="folder with the benchmarks' files; else the hub"
-    ),
+    Path | None, typer.Option("--data", help="folder with the benchmarks' files; else the hub")
 ]
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
