@@ -69,7 +69,8 @@ def plan_of(s: Settings) -> Plan:
         return plan(name, **fields)
     family = "dream" if s.sampling == "tempered" else "llada"
     fields |= {"mute": s.mute, "score": s.score, "temperature": s.temperature, "schedule": s.schedule}
-    fields |= {"mask_proposable": s.mask_proposable}
+    fields |= {"mask_proposable": s.mask_proposable, "leave_blocks": s.leave_blocks}
+    fields |= {"factor_last": s.factor_last}
     fields |= COMMITS[s.commit](s) | {"position_decay": s.decay}
     if s.credit:
         fields |= dict(zip(("credit", "credit_power", "credit_decay"), s.credit, strict=True))
@@ -179,7 +180,9 @@ def case(number: int, lengths: Sequence[str] = LENGTHS) -> Case:
     eos_stop = number // len(lengths) % 2 == 0
     settings = confident(rng, roles, kind) if kind in ("daedal", "rho") else blockwise(rng, roles, kind)
     settings = replace(settings, eos_stop=eos_stop, cut=rng.random() < 0.8)
-    return Case(model(rng, roles, settings), roles, prompts(rng, roles), settings, rng.randrange(2**31))
+    made = Case(model(rng, roles, settings), roles, prompts(rng, roles), settings, rng.randrange(2**31))
+    switches = {"leave_blocks": rng.random() < 0.3, "factor_last": rng.random() < 0.5}
+    return replace(made, settings=replace(settings, **switches))
 
 
 def prompts(rng: random.Random, roles: Roles) -> list[list[int]]:

@@ -101,6 +101,8 @@ class Settings:
     top_k: int | None = None
     eos_stop: bool = False
     mask_proposable: bool = False
+    leave_blocks: bool = False  # the authors' Dream loop: S passes a block, then the next, masks or not
+    factor_last: bool = False  # Fast-dLLM's code: the last candidate goes with the others if it alone fails
     cut: bool = True
 
     @property
@@ -187,7 +189,7 @@ def decode(
     else:
         reason = blocks(row, choose_length(row, length))
     tokens = list(row.canvas)
-    if row.eos in tokens and (settings.cut or settings.eos_stop):
+    if row.eos in tokens and (settings.cut or reason == "eos"):
         tokens = tokens[: tokens.index(row.eos) + 1]
     books = (row.commits, row.states, row.signals, row.events)
     return Result(row.canvas, tokens, row.passes, row.probes, reason, *books)
@@ -369,7 +371,11 @@ def taken(
         return [j for j in order if scores[j] >= s.tau] or order[:1]
     if s.commit == "factor":
         fits = [n for n in range(1, len(order) + 1) if scores[order[n - 1]] >= 1 - s.tau / (n + 1)]
-        return order[: max(fits, default=1)]
+        count = max(fits, default=1)
+        if s.factor_last and count == len(order) - 1:
+            row.events["last candidate"] += 1
+            count += 1
+        return order[:count]
     if s.schedule == "dream":
         return order[: dream_quota(len(order), s.per_block, step)]
     return order[: even_quota(opened, s.per_block, step)]
@@ -382,7 +388,7 @@ def blocks(row: Row, length: int) -> str:
         reason = fill(row, start)
         if reason:
             return reason
-    return "full"
+    return "limit" if row.mask in row.canvas else "full"
 
 
 def append_blocks(row: Row, rule: Appended) -> str:
@@ -391,7 +397,9 @@ def append_blocks(row: Row, rule: Appended) -> str:
     while len(row.canvas) < rule.limit and row.eos not in row.canvas:
         start = len(row.canvas)
         row.canvas += [row.mask] * min(row.settings.block, rule.limit - start)
-        row.events["expanded"] += start > 0
+        if start:
+            row.states[-1] = list(row.canvas)  # the pass that filled the canvas appends the next block
+            row.events["expanded"] += 1
         reason = fill(row, start)
         if reason:
             return reason
@@ -404,6 +412,10 @@ def fill(row: Row, start: int) -> str | None:
     row.credits = {}
     opened, step = len(row.masks(start, start + s.block)), 0
     while row.masks(start, start + s.block):
+        if s.leave_blocks and step >= s.per_block:
+            row.events["left block"] += 1
+            row.still = 0
+            break
         before = list(row.canvas)
         block_pass(row, range(start, start + s.block), opened=opened, step=step)
         step += 1

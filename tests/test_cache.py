@@ -16,7 +16,7 @@ from voidpad.engine.cache_store import Store
 from voidpad.engine.events import Finished
 from voidpad.models import FAMILIES, Model
 
-TEXTS = ("prefix", "dual", "dual:3", "prompt", "prompt:2", "prompt:2:5", "near:2", "near:2:3")
+TEXTS = ("prefix", "dual", "dual:3", "prompt", "prompt:2", "prompt:2:5", "ahead:2", "near:2", "near:2:3")
 CACHES = pytest.mark.parametrize("cache", TEXTS)
 
 
@@ -25,7 +25,7 @@ def cached_by(model: Model, cache: str, block: int = 4, **fields) -> CachedDenoi
 
 
 # ------------------------------------------------------------------------------------------- policies
-@pytest.mark.parametrize("text", [*TEXTS, "prompt:1:8"])
+@pytest.mark.parametrize("text", [*TEXTS, "prompt:1:8", "ahead", "ahead:4:16"])
 def test_results_name_a_cache_as_it_was_asked_for(text):
     assert CachePolicy.parse(text).approximation == f"{text} cache"
 
@@ -69,6 +69,18 @@ def test_a_pass_computes_what_the_policy_says(family, cache, widths):
         return width if width == 17 or beside_prompt else width + shift
 
     assert [shape[1] for shape in seen] == [wider(number, width) for number, width in enumerate(widths)]
+
+
+def test_what_is_ahead_keeps_the_keys_of_the_first_pass():
+    """A prompt of 3 and three blocks of 4: entering the second one computes 11 tokens of 15."""
+    model, chosen = tiny("llada", 3), plan("original", canvas=12, block=4, schedule="even")
+    with shapes(model) as seen:
+        results(cached_by(model, "ahead:3"), model, [[12, 13, 14]], chosen)
+    assert [shape[1] for shape in seen] == [15, 4, 4, 7, 11, 4, 7, 4, 15, 7, 4, 4]
+    found = cached_by(model, "ahead:3:6")
+    with shapes(model) as seen:
+        results(found, model, [[12, 13, 14]], chosen)
+    assert [shape[1] for shape in seen] == [15, 4, 4, 7, 11, 4, 15, 4, 15, 7, 4, 4]
 
 
 @BOTH

@@ -14,12 +14,12 @@ from studies.paper import published
 from voidpad.commands.cli import app
 from voidpad.decode.plan import describe
 from voidpad.errors import ConfigError, VoidpadError
-from voidpad.evaluate.folder import read_run
+from voidpad.evaluate.folder import RunFolder, read_run
 from voidpad.evaluate.run import evaluate
 from voidpad.evaluate.settings import Resources
 from voidpad.experiments.cluster import parts_of, store
 from voidpad.experiments.sweep import Loader, begin, missing, only, run_local
-from voidpad.experiments.sweep_recipe import SweepCell, cells, families, parse, read
+from voidpad.experiments.sweep_recipe import SweepCell, cells, families, parse, read, with_folders
 from voidpad.models import FAMILIES, random_model, save
 
 RECIPES = sorted((Path(__file__).parents[1] / "voidpad" / "recipes" / "sweeps").glob("*.toml"))
@@ -42,12 +42,14 @@ COUNTS = {
     "paper-thresholds-dream": 128,
     "paper-window": 16,
     "tiny-appendix-blocks": 144,
-    "tiny-approximations": 84,
+    "tiny-approximations": 108,
     "tiny-canvas": 48,
+    "tiny-commits": 52,
     "tiny-demo": 28,
     "tiny-early-rainbow": 32,
     "tiny-eos-ban": 3,
     "tiny-expansion-block": 12,
+    "tiny-rivals": 68,
     "tiny-robustness": 68,
     "tiny-score": 104,
     "tiny-start": 32,
@@ -325,6 +327,39 @@ def test_the_command_lists_runs_and_goes_on(bench, tmp_path):
     again = CliRunner().invoke(app, command)
     assert "Trial: 2 cells, 1 to run." in again.output
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["cells", "trial.sweep.json"]
+    # With --limit the command ends with what all items would take, by the items it decoded.
+    runs = [RunFolder(path).results for path in (tmp_path / "out" / "cells").iterdir()]
+    parts = [(run["wall_seconds"], run["tasks"]["math500"]) for run in runs]
+    assert {task["n"] for _, task in parts} == {2}
+    hours = sum(seconds * task["test_size"] / 2 for seconds, task in parts) / 3600
+    assert again.output.endswith(
+        f"Decoding all items of these 2 cells on this device: about {hours:.1f} hours.\n"
+    )
+
+
+def test_a_recipe_runs_on_weights_that_lie_elsewhere(bench, tmp_path):
+    root, _, _ = bench
+    raw = {
+        "title": "T",
+        "tasks": ["gsm8k"],
+        "fields": {"canvas": 16, "block": 8},
+        "group": [
+            {"model": ["org/one", "org/two"], "plan": "void"},
+            {"model": "org/one", "adapter": "runs/a", "of": "mine", "plan": "void", "method": "tuned"},
+        ],
+    }
+    recipe = with_folders(parse(raw, "r"), {"org/one": str(root / "model"), "runs/a": "elsewhere"})
+    found = [(c.model, c.method, c.settings.model, c.settings.adapter) for c in cells(recipe)]
+    here = str(root / "model")
+    assert found == [
+        ("org/one", "void", here, None),
+        ("org/two", "void", "org/two", None),
+        ("mine", "tuned", here, "elsewhere"),
+    ]
+    with pytest.raises(ConfigError, match="use=other: the recipe names org/one, org/two, runs/a"):
+        with_folders(parse(raw, "r"), {"other": "x"})
+    command = ["sweep", "tiny-table1", "--out", str(tmp_path / "o"), "--dry-run", "--use", "tiny-void"]
+    assert "write NAME=FOLDER" in str(CliRunner().invoke(app, command).exception)
 
 
 def test_the_command_refuses_shards_without_a_cluster(tmp_path):

@@ -16,7 +16,8 @@ from voidpad.commands.loading import load_model, role_ids, slow
 from voidpad.errors import ConfigError
 from voidpad.models import load, random_model, save
 from voidpad.models.card import read_json
-from voidpad.models.place import Place, Quantizer
+from voidpad.models.place import Place
+from voidpad.models.quantizer import Quantizer
 
 
 def run(*arguments):

@@ -434,7 +434,8 @@ def test_no_cuda_here():
 
 
 def test_quantize_without_its_package(monkeypatch):
-    monkeypatch.setattr("voidpad.models.place.find_spec", lambda name: None)
+    for module in ("place", "quantizer"):
+        monkeypatch.setattr(f"voidpad.models.{module}.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="quantize='4bit' needs bitsandbytes; pip install bitsandbytes"):
         load("nowhere", quantize="4bit")
     with pytest.raises(ConfigError, match="device_map='auto' needs accelerate; pip install accelerate"):

@@ -159,6 +159,25 @@ def test_measured_scores_stand_beside_every_published_one(paper_runs):
     first = [row for row in rows if row.head[0] in ("Table 1", "Table 3a")]
     assert all(abs(row.values[2].number) <= 0.5 for row in first)
     assert table.notes[0].endswith("published scores lie inside our 95 % interval.")
+    outside = [
+        row
+        for row in rows
+        if not (row.values[0].interval[0] <= row.values[1].number <= row.values[0].interval[1])
+    ]
+    inside, judged = map(int, re.match(r"(\d+) of (\d+) ", table.notes[0]).groups())
+    assert judged - inside == len(outside)
+    assert len(table.notes) == (2 if outside else 1)
+
+
+def test_published_scores_outside_the_interval_are_named(paper_runs):
+    (source,) = read_runs(paper_runs / "paper-table3.sweep.json", published())
+    mine = [r for r in source.records if (r.method, r.task) == ("void", "gsm8k")]
+    moved = [replace(r, result={**r.result, "correct": 0}) for r in mine]
+    count, named = comparison(moved).notes
+    printed = published().find(("score", "llada-8b-instruct", "void", "gsm8k"), mine[0].at)
+    assert count.startswith(f"0 of {len(printed)} ")
+    assert named.startswith("Outside it: llada-8b-instruct void gsm8k ")
+    assert re.findall(r"\((.*?)\)", named) == [f"{-number.value:+.1f}" for number in printed]
 
 
 def test_the_same_generations_have_the_scores_of_other_graders(paper_runs):

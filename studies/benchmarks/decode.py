@@ -110,11 +110,10 @@ class Bench:
     def exact(self) -> PackedDenoiser:
         return PackedDenoiser(self.plain(), bucket=64 if self.cuda else 1, graphs=Graphs(1024))
 
-    def cached(self, *, dual: bool = True, every: int | None = None) -> CachedDenoiser:
+    def cached(self, cache: str = "dual") -> CachedDenoiser:
         bucket = 64 if self.cuda else 1
-        return CachedDenoiser(
-            self.plain(), BLOCK, CachePolicy(dual, every), bucket=bucket, graphs=Graphs(1024)
-        )
+        policy = CachePolicy.parse(cache)
+        return CachedDenoiser(self.plain(), BLOCK, policy, bucket=bucket, graphs=Graphs(1024))
 
     def size(self, tokens: int) -> int:
         return max(BLOCK, int(tokens * self.scale) // BLOCK * BLOCK)
@@ -243,9 +242,11 @@ def approximate_latency(bench: Bench) -> None:
     ways = {
         "exact": (bench.exact(), 1.0, bench.plan()),
         "exact, threshold": (bench.exact(), PACE, bench.plan(threshold=0.9)),
-        "prefix cache": (bench.cached(dual=False), 1.0, bench.plan()),
+        "prefix cache": (bench.cached("prefix"), 1.0, bench.plan()),
         "dual cache": (bench.cached(), 1.0, bench.plan()),
-        "dual:4 cache, threshold": (bench.cached(every=4), PACE, bench.plan(threshold=0.9)),
+        "dual:4 cache, threshold": (bench.cached("dual:4"), PACE, bench.plan(threshold=0.9)),
+        "prompt:4 cache, threshold": (bench.cached("prompt:4"), PACE, bench.plan(threshold=0.9)),
+        "ahead:4 cache, threshold": (bench.cached("ahead:4"), PACE, bench.plan(threshold=0.9)),
         "dual cache, threshold": (bench.cached(), PACE, bench.plan(threshold=0.9)),
         "dual cache, threshold, expansion": (bench.cached(), PACE, bench.plan("expansion", threshold=0.9)),
     }
@@ -304,7 +305,9 @@ def throughput(bench: Bench) -> None:
         "exact, expansion": (bench.exact(), 1.0, bench.plan("expansion"), 16384),
         "exact, expansion, threshold": (bench.exact(), PACE, bench.plan("expansion", **fast), 16384),
         "dual cache, fixed": (bench.cached(), 1.0, bench.plan(), 1 << 20),
-        "dual:4 cache, fixed, threshold": (bench.cached(every=4), PACE, bench.plan(**fast), 1 << 20),
+        "dual:4 cache, fixed, threshold": (bench.cached("dual:4"), PACE, bench.plan(**fast), 1 << 20),
+        "prompt:4 cache, fixed, threshold": (bench.cached("prompt:4"), PACE, bench.plan(**fast), 1 << 20),
+        "ahead:4 cache, fixed, threshold": (bench.cached("ahead:4"), PACE, bench.plan(**fast), 1 << 20),
         "dual cache, fixed, threshold": (bench.cached(), PACE, bench.plan(**fast), 1 << 20),
         "dual cache, expansion, threshold": (bench.cached(), PACE, bench.plan("expansion", **fast), 1 << 20),
     }

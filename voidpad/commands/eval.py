@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from voidpad.commands.bars import counting
+from voidpad.commands.loading import Quantize
 from voidpad.commands.options import CacheText, PlanName, chosen_plan, say_plan, takes_plan_fields
 from voidpad.commands.outputs import folder_to_write
 from voidpad.errors import ConfigError
@@ -75,7 +76,7 @@ def evaluate(
         str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, or spread over all GPUs")
     ] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or auto")] = "auto",
-    quantize: Annotated[str | None, typer.Option(help="8bit or 4bit, through transformers")] = None,
+    quantize: Quantize = None,
     as_json: Annotated[bool, typer.Option("--json", help="results as one JSON object")] = False,
     fields: dict[str, Any] | None = None,
 ) -> None:

@@ -21,6 +21,7 @@ from voidpad.commands.outputs import file_to_write
 from voidpad.commands.process import fit_threads
 from voidpad.commands.prompts import gather
 from voidpad.decode.plan import Plan
+from voidpad.decode.switches import APPROXIMATE_FIELDS
 from voidpad.engine.events import Event
 from voidpad.errors import ConfigError
 from voidpad.roles import Roles
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-APPROXIMATE = ("threshold", "factor", "trim")  # plan fields that --report-delta leaves out of the exact run
 
 
 JSON_FIELDS = (
@@ -96,10 +94,12 @@ def generate(
     """Answer prompts with a masked diffusion language model."""
     prompts = gather(prompt, file=file, messages=messages)
     wanted = None if plan is None else chosen_plan(plan)
-    approximate = cache or any((fields or {}).get(name) for name in APPROXIMATE)
+    approximate = cache or any((fields or {}).get(name) for name in APPROXIMATE_FIELDS)
     if report_delta and not approximate:
-        given = " or ".join(f"--{name}" for name in ("cache", *APPROXIMATE))
-        raise ConfigError(f"--report-delta compares an approximation with exact decoding: give {given}.")
+        raise ConfigError(
+            "--report-delta compares an approximation with exact decoding: give --cache, --threshold or another "
+            "one (`voidpad plans` lists them)."
+        )
     loaded = load_model(
         model,
         adapter,
@@ -158,7 +158,9 @@ def generate(
     if trace is not None and recorder is not None:
         recorder.write(trace)
     if report_delta:
-        exact = loaded.plan(wanted, **{k: v for k, v in (fields or {}).items() if k not in APPROXIMATE})
+        exact = loaded.plan(
+            wanted, **{k: v for k, v in (fields or {}).items() if k not in APPROXIMATE_FIELDS}
+        )
         begun = time.perf_counter()
         with bar(len(prompts), shown=len(prompts) > 1, label="exact") as tick:
             plain = loaded.generate(prompts, exact, progress=tick, **shared)

@@ -22,7 +22,7 @@ Device = Annotated[
     str, typer.Option(help="auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps, or spread over all GPUs")
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or auto (float32 on a CPU)")]
-Quantize = Annotated[str | None, typer.Option(help="8bit or 4bit, by bitsandbytes")]
+Quantize = Annotated[str | None, typer.Option(help="weights in fewer bits, such as 8bit: docs/fast.md")]
 FamilyName = Annotated[
     str | None, typer.Option("--family", help="of a checkpoint whose config does not say it")
 ]

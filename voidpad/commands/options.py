@@ -24,7 +24,7 @@ CacheText = Annotated[
     str | None,
     typer.Option(
         help="keep keys and values inside a block (approximate): prefix, dual, dual:4 (all every 4 passes), "
-        "prompt:4 (the prompt every 4 passes), near:16 (and 16 tokens beside the block in each)"
+        "prompt:4 or ahead:4 (the prompt every 4 passes), near:16 (and 16 tokens beside the block in each)"
     ),
 ]
 PlanName = Annotated[

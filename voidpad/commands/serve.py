@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from voidpad.commands.loading import Quantize
 from voidpad.commands.options import CacheText, takes_plan_fields
 from voidpad.commands.process import fit_threads
 from voidpad.errors import ConfigError
@@ -47,7 +48,7 @@ def serve(
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="put prompts into the log")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, spread, or auto")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or auto")] = "auto",
-    quantize: Annotated[str | None, typer.Option(help="8bit or 4bit, through transformers")] = None,
+    quantize: Quantize = None,
     fields: dict[str, Any] | None = None,
 ) -> None:
     """Serve a model over HTTP with OpenAI's interface, and a page that shows the canvas."""

@@ -42,7 +42,14 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="List the cells without 
 OneStage = Annotated[
     Stage | None, typer.Option(help="One stage of every cell: answering needs neither harness nor sandbox.")
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many items of each task.")]
+Limit = Annotated[
+    int | None,
+    typer.Option(min=1, help="Only the first so many items of each task; ends with an estimate for all."),
+]
+Use = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=FOLDER: where a model or adapter of the recipe lies; may be repeated."),
+]
 RowLimit = Annotated[int, typer.Option(min=1, help="Most rows in one forward pass.")]
 TokenLimit = Annotated[int, typer.Option(min=1, help="Most tokens in one forward pass.")]
 Data = Annotated[Path | None, typer.Option(help="Folder with the benchmarks' files; the hub without it.")]
@@ -61,6 +68,7 @@ def sweep(
     stage: OneStage = None,
     dry_run: DryRun = False,
     limit: Limit = None,
+    use: Use = None,
     device: Device = "auto",
     rows: RowLimit = 32,
     tokens: TokenLimit = 16384,
@@ -78,7 +86,7 @@ def sweep(
         raise ConfigError(f"shards={shards} needs a cluster; add --ray, or leave it out.")
     if stage and where is not None:
         raise ConfigError(f"stage={stage} runs on this machine only; leave out --ray.")
-    _run(_SweepCommand(recipe, out, only or [], limit, dry_run, stage), resources, where)
+    _run(_SweepCommand(recipe, out, only or [], limit, dry_run, stage, _folders(use or [])), resources, where)
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,8 @@ class _SweepCommand:
     only: list[str]
     limit: int | None
     dry_run: bool
-    stage: Stage | None = None
+    stage: Stage | None
+    folders: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,8 @@ def _run(job: _SweepCommand, resources: Resources, where: _Cluster | None) -> No
 
     path = find_recipe(job.recipe, "sweep")
     wanted = recipes.read(path)
+    if job.folders:
+        wanted = recipes.with_folders(wanted, job.folders)
     if job.limit:
         wanted = wanted.model_copy(update={"limit": job.limit})
     if job.stage in (Stage.answer, Stage.judge):
@@ -127,6 +138,20 @@ def _run(job: _SweepCommand, resources: Resources, where: _Cluster | None) -> No
         typer.echo(f"{job.out}: next is `voidpad sweep {job.recipe} --out {job.out} --stage {following}`.")
     else:
         typer.echo(f"{job.out}: complete; `voidpad report {job.out}` shows it.")
+        chosen = sweeps.only(every, job.only)
+        if wanted.limit and not sweeps.missing(chosen, job.out):
+            hours = sweeps.full_seconds(chosen, job.out) / 3600
+            typer.echo(
+                f"Decoding all items of these {len(chosen)} cells on this device: about {hours:.1f} hours."
+            )
+
+
+def _folders(given: Sequence[str]) -> dict[str, str]:
+    """The values of --use as a mapping from a name in the recipe to a folder."""
+    pairs = [text.partition("=") for text in given]
+    if wrong := [text for text, (name, _, folder) in zip(given, pairs, strict=True) if not (name and folder)]:
+        raise ConfigError(f"use={wrong[0]}: write NAME=FOLDER, the name as the recipe has it.")
+    return {name: folder for name, _, folder in pairs}
 
 
 def _started(

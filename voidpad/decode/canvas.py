@@ -144,7 +144,7 @@ class Canvas:
         return Canvas(self.ids[rows][:, :width], self.prompt[rows], stop, *identity, memory)
 
     def answer(self, row: int) -> list[int]:
-        """The token ids in the slots of one row."""
+        """All token ids of one row after its prompt, masks and what follows EOS included."""
         return self.ids[row, int(self.prompt[row]) : int(self.stop[row])].tolist()
 
 

@@ -172,6 +172,9 @@ class Factor(DecodingRule):
     """Write the n surest slots, n as large as possible with the n-th score at least 1 - factor / (n + 1)."""
 
     factor: float = setting(1.0, at_least=0, help="factor commits, instead of a schedule")
+    factor_last: bool = (
+        False  # Fast-dLLM's code: if only the last candidate misses its bar, it is written too
+    )
 
     switch = approximation = "factor"
     compares_probability = True
@@ -179,7 +182,9 @@ class Factor(DecodingRule):
     def __call__(self, score: Tensor, frontier: Tensor, progress: BlockProgress) -> Tensor:
         ordered = score.masked_fill(~frontier, -torch.inf).sort(dim=1, descending=True).values
         n = torch.arange(1, score.shape[1] + 1)[None]
-        count = torch.where(ordered >= 1 - self.factor / (n + 1), n, 1).max(1).values
+        count = torch.where(ordered >= 1 - self.factor / (n.double() + 1), n, 1).max(1).values
+        if self.factor_last:
+            count = torch.where(count == frontier.sum(1) - 1, count + 1, count)
         return _highest(score, frontier, count)
 
 

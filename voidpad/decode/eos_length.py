@@ -112,7 +112,10 @@ class Daedal(EosReader):
 
 
 def density(rows: Rows, grid: Tensor, check: int) -> Tensor:
-    """Share of masked slots whose best token is EOS; 0 where no mask is left."""
+    """Share (B,) of masked slots whose best token is EOS; 0 where no mask is left.
+
+    `grid[:, :, 0]` is 1 where the best token is EOS. `check` has no use here; `tail_confidence` needs it.
+    """
     masked = rows.canvas.masked
     return (grid[:, :, 0] * masked).sum(1) / masked.sum(1).clamp(min=1)
 
@@ -139,12 +142,12 @@ def before_first_eos(rows: Rows) -> Tensor:
 
 
 def constant(segments: Tensor) -> Tensor:
-    """One unit, however large the gap."""
+    """Size of a length edit, in units, for a density gap of so many segments (B,): always one unit."""
     return torch.ones_like(segments)
 
 
 def linear(segments: Tensor) -> Tensor:
-    """Size of a length edit, in units, for a density gap of so many segments: one unit per segment."""
+    """Size of a length edit, in units: one unit for each segment of the gap."""
     return segments
 
 

@@ -149,6 +149,8 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
         canvas = revised.canvas
         revised = replace(revised, canvas=canvas.resize(torch.minimum(canvas.stop, canvas.first_eos + 1)))
     after = _count(rows, revised, ready, wrote=chosen & (tokens != roles.mask))
+    if plan.leave_blocks:
+        after = after.leave_spent(plan.block, plan.steps)
     finished = _finish(after, plan, ready)
     return Step(rows, where, logits, frontier, chosen, tokens, score, signal, after, finished)
 
@@ -214,6 +216,7 @@ def _finish(rows: Rows, plan: Plan, ready: Tensor) -> dict[int, Outcome]:
         ("eos", ended & terminated(rows.canvas, plan.ends(rows.canvas.roles))),
         ("rule", ended),  # only a stop rule of the user's own ends a row without an EOS
         ("full", over & ~rows.canvas.masked.any(1)),
+        ("limit", (rows.open >= rows.canvas.stop) & plan.leave_blocks),  # masks were left behind
         ("stalled", over),
         ("limit", spent),
     ]

@@ -31,7 +31,10 @@ from voidpad.roles import Roles
 
 @dataclass(frozen=True)
 class Plan(DecodingRule):
-    """How to decode. Frozen, hashable and picklable, so a plan can be a dict key, a sweep cell and a run record."""
+    """How to decode: one rule each for length, proposal, commit and stop, the block size, and what is banned.
+
+    Frozen, hashable and picklable, so a plan can be a dict key, a sweep cell and a run record.
+    """
 
     length: Length = Fixed()
     propose: Propose = GumbelProposal()
@@ -43,6 +46,9 @@ class Plan(DecodingRule):
     ban: Names = setting((), help="roles or ids never chosen, separated by commas")
     mute: Names = setting((), help="roles or ids left out of the scores (overrides `scores`)")
     cut: bool = setting(True, help="cut the answer at the first EOS")
+    leave_blocks: bool = setting(
+        False, help="leave a block after its passes even if masks are left in it, as Dream's code does"
+    )
     trim: bool = setting(
         False, help="cut the canvas right after a committed EOS (approximate; needs stop=eos)"
     )
@@ -192,7 +198,9 @@ class FamilyDefaults:
     schedule: str = "even"
     scores: str = "unbanned"  # or "renormalised": banned tokens leave the scored distribution
     proposal: type[Any] = GumbelProposal  # its settings become fields of the presets
-    authors: Mapping[str, Any] = field(default_factory=lambda: {"cut": False})  # fields that @authors sets
+    authors: Mapping[str, Any] = field(
+        default_factory=lambda: {"cut": False}
+    )  # set by @authors where they exist
     fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # preset -> field -> default
     presets: Mapping[str, Preset] = field(default_factory=lambda: PRESETS)
     causal_block: int = 0  # size of the blocks of block-causal attention; 0 for full attention
@@ -226,7 +234,7 @@ class Preset:
         scores = replace(SCORED, default=family.scores)
         return [
             *(block, *length, STEPS, ban, stop, *switched_fields(self.adjust), scores, own["mute"]),
-            *(*settings_of(family.proposal), own["trim"], cut),
+            *(*settings_of(family.proposal), own["trim"], cut, own["leave_blocks"], FACTOR_LAST),
         ]
 
     def build(self, family: FamilyDefaults, values: Mapping[str, Any]) -> Plan:
@@ -262,6 +270,15 @@ SCORED = PlanField(
     None,
     {"unbanned": False, "renormalised": True},
     "unbanned: banned tokens keep their mass in the scores; renormalised: they do not",
+)
+FACTOR_LAST = PlanField(
+    "factor_last",
+    "boolean",
+    False,
+    None,
+    {},
+    "with factor: write the last candidate too if it alone misses its bar, as Fast-dLLM's code does",
+    authors=True,
 )
 RENAMED = {"scheduler": "edit_growth"}  # field names that still work, with a warning
 _VOID: dict[str, Any] = {"ban": ("void",), "stop": "eos"}
@@ -341,10 +358,11 @@ def describe(
     base, preset, authors = _find(name, family)
     known = {one.name: one for one in preset.fields(family)}
     parity = {key: one.authors for key, one in known.items() if one.authors is not None}
+    parity |= {key: value for key, value in family.authors.items() if key in known}
     given = {
         **family.fields.get(base, {}),
         **_current(dict((calibration or {}).get(base, {}))),
-        **({**parity, **family.authors} if authors else {}),
+        **(parity if authors else {}),
         **_current({key: value for key, value in fields.items() if value is not None}),
     }
     unknown = sorted(set(given) - set(known))

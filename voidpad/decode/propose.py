@@ -57,7 +57,7 @@ _GUARDED = (neg_entropy, margin)  # scores that do not look at the proposed toke
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _Proposed:
     """Tokens (N,) and the distribution (N, V) by which they are scored."""
 
     tokens: Tensor
@@ -115,23 +115,23 @@ class GumbelProposal(DecodingRule):
     mask_proposable: bool = _mask_proposable()
 
     def __call__(self, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor]:
-        choice = self._choice(logits.double(), bans, noise)
-        return choice.tokens, choice.scored(self.score, noise)
+        proposed = self._proposed(logits.double(), bans, noise)
+        return proposed.tokens, proposed.scored(self.score, noise)
 
     def with_entropy(self, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
         """The same, and the entropy (N,) of the distribution from which the token was drawn."""
         z = logits.double()
-        choice = self._choice(z, bans, noise)
-        sampled = softmax(without(z, bans.mute) / self.temperature) if self.temperature else choice.p
-        return choice.tokens, choice.scored(self.score, noise), choice.entropy(sampled)
+        proposed = self._proposed(z, bans, noise)
+        sampled = softmax(without(z, bans.mute) / self.temperature) if self.temperature else proposed.p
+        return proposed.tokens, proposed.scored(self.score, noise), proposed.entropy(sampled)
 
-    def _choice(self, z: Tensor, bans: Bans, noise: Noise) -> _Choice:
+    def _proposed(self, z: Tensor, bans: Bans, noise: Noise) -> _Proposed:
         ban = _choice_ban(bans, self.mask_proposable)
         tokens = greedy = pick(without(z, ban))
         if self.temperature:
             wish = z - self.temperature * noise.per_token(z.shape[1]).log().neg().log()
             tokens = pick(without(wish, ban))
-        return _Choice(tokens, softmax(without(z, bans.mute)), greedy)
+        return _Proposed(tokens, softmax(without(z, bans.mute)), greedy)
 
 
 @dataclass(frozen=True)
@@ -148,15 +148,15 @@ class SampledProposal(DecodingRule):
     top_k: int = setting(0, at_least=0, help="top-k filter, for temperature > 0 (0 is off)")
 
     def __call__(self, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor]:
-        choice = self._choice(logits, bans, noise)
-        return choice.tokens, choice.scored(self.score, noise)
+        proposed = self._proposed(logits, bans, noise)
+        return proposed.tokens, proposed.scored(self.score, noise)
 
     def with_entropy(self, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
         """The same, and the entropy (N,) of the distribution from which the token was drawn."""
-        choice = self._choice(logits, bans, noise)
-        return choice.tokens, choice.scored(self.score, noise), choice.entropy(choice.p)
+        proposed = self._proposed(logits, bans, noise)
+        return proposed.tokens, proposed.scored(self.score, noise), proposed.entropy(proposed.p)
 
-    def _choice(self, logits: Tensor, bans: Bans, noise: Noise) -> _Choice:
+    def _proposed(self, logits: Tensor, bans: Bans, noise: Noise) -> _Proposed:
         z = logits.double() / (self.temperature or 1.0)
         ban = _choice_ban(bans, self.mask_proposable)
         dropped = self._dropped(without(z, ban)) if self.temperature else None
@@ -166,7 +166,7 @@ class SampledProposal(DecodingRule):
         tokens = greedy = pick(wish)
         if self.temperature:
             tokens = pick(wish - noise.per_token(z.shape[1]).log().neg().log())
-        return _Choice(tokens, softmax(without(z, bans.mute)), greedy)
+        return _Proposed(tokens, softmax(without(z, bans.mute)), greedy)
 
     def _dropped(self, allowed: Tensor) -> Tensor | None:
         """Tokens (N, V) that top-k, then top-p, remove. Banned tokens are not among them: they are out already."""

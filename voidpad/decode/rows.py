@@ -15,7 +15,10 @@ from voidpad.decode.commit import BlockProgress
 
 @dataclass(frozen=True)
 class Rows:
-    """Everything decoding needs to continue these rows; rows may be selected and joined between passes."""
+    """Rows between two passes: their canvas, limits, active block and counters, all that decoding needs to go on.
+
+    Rows may be selected and joined between passes.
+    """
 
     canvas: Canvas
     seed: Tensor  # (B,)
@@ -75,6 +78,14 @@ class Rows:
         moved = replace(self, open=opened, canvas=canvas.forget(fresh[:, None]))
         entry = torch.where(fresh, moved.window(block).sum(1), self.entry)
         return replace(moved, entry=entry, spent=torch.where(fresh, 0, self.spent))
+
+    def leave_spent(self, block: int, steps: int) -> Rows:
+        """The same rows, each past its active block if `steps` passes were spent there, whatever is still masked."""
+        spent = self.spent >= steps
+        opened = torch.where(spent, torch.minimum(self.open + block, self.canvas.stop), self.open)
+        moved = replace(self, open=opened, spent=torch.where(spent, 0, self.spent))
+        entry = torch.where(spent, moved.window(block).sum(1), self.entry)
+        return replace(moved, entry=entry, still=torch.where(spent, 0, self.still))
 
     def select(self, rows: Tensor) -> Rows:
         """Only these rows (bool mask or indices)."""

@@ -16,7 +16,7 @@ Stop = Callable[[Canvas], Tensor]  # -> (B,) bool
 
 
 def vanilla(canvas: Canvas) -> Tensor:
-    """Never end a row early: decode until the canvas is full."""
+    """No row ends early (all False): decode until the canvas is full."""
     return torch.zeros(len(canvas), dtype=torch.bool)
 
 

@@ -247,7 +247,10 @@ class Engine:
         return 2 * size > self.tokens
 
     def _admit(self) -> list[Event]:
-        """Start waiting rows while the limits allow. Of the heads of both queues, the older one goes first."""
+        """Start waiting rows while the limits of rows and tokens allow; an event for each row that started.
+
+        Short and long rows wait in queues of their own; of the two heads the older one goes first.
+        """
         sizes = torch.cat([rows.canvas.stop for rows in self.live.values()]).tolist() if self.live else []
         count, load, longest = len(sizes), sum(sizes), max(sizes, default=0)
         has_long = self._is_long(longest)

@@ -53,6 +53,7 @@ class CachedDenoiser:
     store: Store = field(init=False)
     entries: dict[int, CachedRow] = field(default_factory=dict)  # by handle, rows as of their last good pass
     layout: CacheLayout | None = None
+    widest: tuple[int, int] = (1, 1)  # most rows and most keys of a row so far; it only grows: graphs fit on
 
     def __post_init__(self) -> None:
         self.store = Store(filler=self.bucket)
@@ -78,7 +79,8 @@ class CachedDenoiser:
     def clear(self) -> None:
         """Forget every row and free the memory."""
         self.graphs.forget()
-        self.store, self.entries, self.layout = Store(filler=self.bucket), {}, None
+        self.store, self.entries = Store(filler=self.bucket), {}
+        self.layout, self.widest = None, (1, 1)
 
     def _open_block(self, canvas: Canvas, where: Tensor) -> tuple[Tensor, Tensor]:
         """Where each row's open block starts, (B,), and whether all that is wanted of the row lies in it.
@@ -150,6 +152,9 @@ class CachedDenoiser:
         if layout is None or layout.signature != signature or not torch.equal(layout.taken, taken):
             layout = self.layout = self._lay_out(taken, visible, torch.tensor(begin), signature)
         row, column = where.nonzero(as_tuple=True)
+        assert layout.taken[
+            row, column - self.inner.shift
+        ].all()  # the policy left out a slot that is asked for
         return Packing(
             ids=pad(canvas.ids[layout.row, layout.column], (0, layout.spare), value=canvas.roles.eos),
             positions=layout.positions,
@@ -169,6 +174,8 @@ class CachedDenoiser:
         index[row, column] = torch.arange(len(row))
         spare = -len(row) % self.bucket
         filler = torch.arange(spare)
+        fitting = next_power(len(begin)), rounded(max(int(visible.max()), spare))
+        self.widest = rows, keys = max(self.widest[0], fitting[0]), max(self.widest[1], fitting[1])
         ends = pad((begin + visible)[order], (1, 0))
         gaps = torch.cat([begin[order], torch.tensor([capacity])]) - ends  # between keys that are visible
         positions, horizons = torch.cat([column, filler]), filler[:0]
@@ -182,10 +189,10 @@ class CachedDenoiser:
             spare=spare,
             positions=positions,
             horizons=horizons,
-            queries=_bounds(count[order], torch.zeros_like(gaps), spare),
-            keys=_bounds(visible[order], gaps, spare),
+            queries=_bounds(count[order], torch.zeros_like(gaps), spare, rows),
+            keys=_bounds(visible[order], gaps, spare, rows),
             index=index,
-            longest=(rounded(max(int(count.max()), spare)), rounded(max(int(visible.max()), spare))),
+            longest=(rounded(max(int(count.max()), spare)), keys),
             stored=torch.cat([begin[row] + column, capacity + filler]),
         )
 
@@ -197,11 +204,11 @@ def _changed(before: Tensor, now: Tensor) -> int:
     return int(places[0]) if len(places) else size
 
 
-def _bounds(rows: Tensor, gaps: Tensor, filler: int) -> Tensor:
+def _bounds(rows: Tensor, gaps: Tensor, filler: int, count: int) -> Tensor:
     """Cumulative lengths of the rows, each after its gap, of the last gap and the filler: what varlen attention reads.
 
-    Empty rows make their number a power of two, so that CUDA graphs fit more often.
+    Empty rows bring their number to `count`.
     """
     lengths = torch.stack([gaps[:-1], rows], 1).flatten()
-    lengths = pad(lengths, (1, 2 * (next_power(len(rows)) - len(rows))))
+    lengths = pad(lengths, (1, 2 * (count - len(rows))))
     return torch.cat([lengths, gaps[-1:], lengths.new_tensor([filler])]).cumsum(0)

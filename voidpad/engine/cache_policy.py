@@ -5,6 +5,7 @@ A policy for networks with full attention is written as text. Inside a block, af
     dual        each pass computes the block;
     prefix      the block and everything right of it;
     prompt:4    the block, and every 4th pass the prompt as well; `prompt` in every pass;
+    ahead:4     the same; besides, a pass that enters a further block computes nothing right of it;
     near:16     the block and 16 tokens on either side of it.
 
 One more number, as in `dual:4` or `prompt:4:16`, has the whole row computed that often.
@@ -23,7 +24,10 @@ from voidpad.decode.canvas import Canvas
 from voidpad.errors import ConfigError
 
 _N = r"[1-9]\d*"
-FORM = rf"(?:(?P<kind>prefix|dual|prompt(?::(?P<prompt>{_N}))?)|near:(?P<near>{_N}))(?::(?P<every>{_N}))?"
+FORM = (
+    rf"(?:(?P<kind>prefix|dual)|(?P<part>prompt|ahead)(?::(?P<prompt>{_N}))?|near:(?P<near>{_N}))"
+    rf"(?::(?P<every>{_N}))?"
+)
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ class CachePolicy:
     every: int | None = None  # passes after which the whole row is recomputed inside a block; None for never
     prompt: int | None = None  # passes after which the prompt is recomputed; None for never
     near: int = 0  # tokens left and right of the block that are recomputed with it
+    keep_ahead: bool = False  # entering a block recomputes the row up to the block's end only
 
     @classmethod
     def parse(cls, text: str) -> CachePolicy:
@@ -84,26 +89,31 @@ class CachePolicy:
             raise ConfigError(f"{fault}.")
         parts = re.fullmatch(FORM, text)
         assert parts is not None
-        numbers = {name: int(parts[name]) if parts[name] else None for name in ("every", "prompt", "near")}
+        every, prompt, near = (
+            int(parts[name]) if parts[name] else None for name in ("every", "prompt", "near")
+        )
         return cls(
             keep_suffix=parts["kind"] != "prefix",
-            every=numbers["every"],
-            prompt=numbers["prompt"] or (1 if text == "prompt" else None),
-            near=numbers["near"] or 0,
+            every=every,
+            prompt=prompt or (1 if parts["part"] else None),
+            near=near or 0,
+            keep_ahead=parts["part"] == "ahead",
         )
 
     @property
     def approximation(self) -> str:
         kind = "dual" if self.keep_suffix else "prefix"
         if self.prompt:
-            kind = "prompt" if (self.prompt, self.every) == (1, None) else f"prompt:{self.prompt}"
+            kind = "ahead" if self.keep_ahead else "prompt"
+            kind += f":{self.prompt}" if self.prompt > 1 or self.every else ""
         elif self.near:
             kind = f"near:{self.near}"
         return f"{kind}:{self.every} cache" if self.every else f"{kind} cache"
 
     def serves(self, stored: CachedRow, now: CachedRow) -> bool:
         return (
-            (stored.start, stored.prompt, len(stored.ids)) == (now.start, now.prompt, len(now.ids))
+            (stored.prompt, len(stored.ids)) == (now.prompt, len(now.ids))
+            and (stored.start == now.start or (self.keep_ahead and stored.start < now.start))
             and now.age != self.every
             # Without an engine a handle may come back with another prompt, or with the same one from its start.
             and now.masks <= stored.masks
@@ -113,7 +123,8 @@ class CachePolicy:
     def recomputed(self, now: CachePass) -> Tensor:
         offset, stop = now.canvas.offset, now.canvas.stop
         end = torch.minimum(now.end + self.near, stop) if self.keep_suffix else stop
-        part = (offset >= now.start[:, None] - self.near) & (offset < end[:, None])
+        begin = torch.where(now.before == now.start, now.start - self.near, 0)
+        part = (offset >= begin[:, None]) & (offset < end[:, None])
         if self.prompt:
             due = now.age % self.prompt == 0
             part |= due[:, None] & (offset < now.canvas.prompt[:, None])
@@ -154,7 +165,7 @@ def cache_fault(text: str) -> str | None:
     if re.fullmatch(FORM, text):
         return None
     ways = (
-        "use prefix or dual, dual:4 to compute whole rows every 4 passes, prompt:4 to compute the prompt every 4 "
-        "passes, near:16 to compute 16 tokens on either side of the block, or leave it out for exact decoding"
+        "use prefix or dual, dual:4 to compute whole rows every 4 passes, prompt:4 or ahead:4 to compute the prompt "
+        "every 4 passes, near:16 to compute 16 tokens beside the block in each, or leave it out for exact decoding"
     )
     return f"cache={text!r} is unknown; {ways}"

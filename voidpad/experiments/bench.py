@@ -151,7 +151,7 @@ def decoders(model: Model, canvas: int, block: int) -> dict[str, Decoder]:
     model.require_full_attention("the research loop")
     exact = plan("void", canvas=canvas, block=block)
     sure = plan("void", canvas=canvas, block=block, threshold=0.9)
-    caches = {"prefix cache": "prefix", "dual cache": "dual", "dual:4 cache": "dual:4"}
+    caches = {f"{cache} cache": cache for cache in ("prefix", "dual", "dual:4", "prompt:4")}
     found = {RESEARCH: _plainly(model, canvas, block), "exact": _drained(model, exact),
              "exact, threshold 0.9": _drained(model, sure)}  # fmt: skip
     for name, cache in caches.items():

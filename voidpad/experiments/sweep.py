@@ -78,6 +78,17 @@ def missing(every: Iterable[SweepCell], out: Path) -> list[SweepCell]:
     return sorted(left, key=lambda cell: first[_weights_of(cell.settings)])
 
 
+def full_seconds(every: Iterable[SweepCell], out: Path) -> float:
+    """Seconds that decoding all items of these finished cells would take, judged by the items that were decoded."""
+    total = 0.0
+    for cell in every:
+        results = RunFolder(out / cell.folder).results
+        assert results is not None
+        [task] = results["tasks"].values()
+        total += results["wall_seconds"] * task["test_size"] / task["n"]
+    return total
+
+
 def only(every: Sequence[SweepCell], wanted: Sequence[str]) -> list[SweepCell]:
     """The cells whose ids start with one of the given texts."""
     unknown = [text for text in wanted if not any(cell.id.startswith(text) for cell in every)]

@@ -20,6 +20,7 @@ from voidpad.evaluate.settings import Settings, settings_digest
 from voidpad.experiments.report.layout import FigureLayout, TableLayout
 from voidpad.models import FAMILIES
 from voidpad.models.load import read_config
+from voidpad.models.quantizer import QuantizerName
 
 Fields = dict[str, Any]  # plan fields; the plan itself checks them
 Grid = dict[str, list[Any]]
@@ -58,7 +59,7 @@ class SweepRecipe(Closed):
     limit: int | None = Field(default=None, ge=1)
     seed: int = 0
     dtype: str = "auto"
-    quantize: Literal["8bit", "4bit"] | None = None
+    quantize: QuantizerName | None = None
     fewshot: Literal["keyed", "stream"] = "keyed"
     merge: bool = False  # fold adapters into the weights first: faster, rounds differently
     tables: list[TableLayout] = Field(default=[], alias="table")
@@ -105,6 +106,27 @@ def read(path: Path) -> SweepRecipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"recipe {path}: not TOML: {error}.") from None
     return parse(raw, str(path))
+
+
+def with_folders(recipe: SweepRecipe, folders: Mapping[str, str]) -> SweepRecipe:
+    """The recipe with other places for the models and adapters it names; its rows keep their names."""
+    named = {
+        name for group in recipe.groups for name in (*_listed(group.model), group.adapter) if name is not None
+    }
+    if unknown := sorted(folders.keys() - named):
+        raise ConfigError(f"use={unknown[0]}: the recipe names {', '.join(sorted(named))}.")
+    groups = [
+        group.model_copy(
+            update={
+                "model": folders.get(model, model),
+                "adapter": folders.get(group.adapter or "", group.adapter),
+                "of": group.of or model,
+            }
+        )
+        for group in recipe.groups
+        for model in _listed(group.model)
+    ]
+    return recipe.model_copy(update={"groups": groups})
 
 
 def parse(raw: Mapping[str, Any], name: str) -> SweepRecipe:

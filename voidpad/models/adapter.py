@@ -110,7 +110,10 @@ def _from_original(
 
 
 def original_roles(model: "Model", *, where: str) -> Roles:
-    """Roles under which an adapter of the original training code was trained; its folder carries no card."""
+    """Roles of an adapter that the paper's authors' code trained: its folder has no card to read them from.
+
+    `where` names the adapter in errors.
+    """
     find = model.family.adapter_roles
     if find is None:
         return model.roles
@@ -124,7 +127,7 @@ def original_roles(model: "Model", *, where: str) -> Roles:
 
 
 def _module(name: str, family: Family) -> str:
-    """The name of a tensor or module without peft's prefix, as the stock class spells it."""
+    """A tensor or module of an adapter by its name in transformers' own class, without peft's prefix."""
     bare = name.removeprefix(PREFIX)
     return family.adapter_name(f"{bare}.").removesuffix(".")
 

@@ -25,7 +25,7 @@ LARGEST_JSON = (
 
 @dataclass(frozen=True)
 class Card:
-    """Family, roles and how the checkpoint was made."""
+    """What voidpad.json beside the weights says: family, roles, how the checkpoint was made, its calibration."""
 
     family: str
     roles: Roles

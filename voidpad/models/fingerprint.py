@@ -120,7 +120,10 @@ def _cached(entry: Path, state: list[Any]) -> str | None:
 
 
 def _remember(entry: Path, state: list[Any], digest: str) -> None:
-    """Store a digest; a cache folder that cannot be written only costs time at the next call."""
+    """Store a file's digest beside the state (size, times) for which it holds.
+
+    A cache folder that cannot be written only costs time at the next call.
+    """
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         handle, draft = tempfile.mkstemp(

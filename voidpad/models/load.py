@@ -266,7 +266,10 @@ def _with_adapter(model: Model, folder: Path, name: str, given: Mapping[str, Any
 
 
 def _canvases(card: Card) -> dict[str, dict[str, Any]]:
-    """The base's calibration as an adapter inherits it: canvas, limit and block of each plan, not the thresholds."""
+    """The part of a base's calibration that an adapter inherits: canvas, longest canvas and block of each plan.
+
+    Thresholds are left out: they were chosen for the probabilities of the base.
+    """
     kept = ("canvas", "limit", "block")
     return {plan: {k: v for k, v in said.items() if k in kept} for plan, said in card.calibration.items()}
 

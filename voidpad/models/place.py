@@ -1,4 +1,4 @@
-"""Where the weights go and in which number format: device, dtype, quantization."""
+"""Where the weights go and in which number format: device, dtype, quantization (quantizer.py)."""
 
 import os
 from dataclasses import dataclass
@@ -6,43 +6,15 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from voidpad.errors import ConfigError
+from voidpad.models.quantizer import Quantizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
 LOADABLE = ("float32", "bfloat16")
 MANY = 1_000_000_000  # parameters beyond which float32 on a CPU is a mistake more often than a wish
-
-
-@dataclass(frozen=True)
-class Quantizer:
-    """Weights of linear layers in fewer bits, by bitsandbytes through transformers."""
-
-    bits: str  # one of NAMES
-
-    NAMES = ("8bit", "4bit")
-
-    def __post_init__(self) -> None:
-        if self.bits not in self.NAMES:
-            raise ConfigError(f"quantize {self.bits!r} is unknown; use {' or '.join(self.NAMES)}.")
-        for package in ("bitsandbytes", "accelerate"):
-            _need(package, f"quantize={self.bits!r}")
-
-    def config(self, compute: torch.dtype) -> BitsAndBytesConfig:
-        """The argument of from_pretrained; `compute` is the dtype of the matrix products."""
-        bits = {f"load_in_{self.bits}": True}
-        return BitsAndBytesConfig(**bits, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
-
-    @classmethod
-    def of(cls, net: Any) -> str:
-        """The name of the quantization a loaded network has, such as 8bit; empty if it has none."""
-        settings = net.config.to_dict().get("quantization_config")
-        if settings is None:
-            return ""
-        values = settings if isinstance(settings, dict) else settings.to_dict()
-        return next((bits for bits in cls.NAMES if values.get(f"load_in_{bits}")), "quantized")
 
 
 @dataclass(frozen=True)
@@ -97,7 +69,8 @@ class Place:
 
     def check_memory(self, parameters: int, stored: str, *, where: str) -> None:
         """Refuse weights that cannot fit into the memory of the device, before any of it is taken."""
-        size = {None: self.torch_dtype(stored).itemsize, "8bit": 1, "4bit": 0.5}[self.quantize] * parameters
+        weight = Quantizer(self.quantize).weight_bytes if self.quantize else self.torch_dtype(stored).itemsize
+        size = weight * parameters
         kind = torch.device(self.device).type
         if kind == "cuda" and self.device_map is None:
             room = torch.cuda.get_device_properties(torch.device(self.device)).total_memory

@@ -154,10 +154,7 @@ def _facts(trainer: VoidTrainer) -> RunFacts:
         device=device,
         processes=trainer.args.world_size,
         precision=precision,
-        # Two weights of four bits share a byte.
-        parameters=sum(
-            p.numel() * (1 + (quantized == "4bit" and not p.is_floating_point())) for p in parameters
-        ),
+        parameters=trainer.subject.parameters,
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
         examples=rows.count,
         held_out=trainer.held_out.rows.count if trainer.held_out else 0,

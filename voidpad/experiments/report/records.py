@@ -5,15 +5,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from voidpad.decode.switches import APPROXIMATE_FIELDS
 from voidpad.errors import DataError
 from voidpad.evaluate.folder import RunFolder, read_versioned
 from voidpad.evaluate.settings import RESOLVED
 from voidpad.experiments.report.published import PublishedNumbers
 
 SUFFIX = ".sweep.json"
-# Settings that make another method of a preset: replaced rules, and what approximates or changes it.
-_METHOD = ("stop", "ban", "threshold", "factor", "trim", "cache", "quantize", "hide_eos")
 _BESIDE_THE_PLAN = ("cache", "quantize", "hide_eos")
+# Settings that make another method of a preset: replaced rules, and what approximates or changes it.
+_METHOD = ("stop", "ban", "mute", "eos_penalty", "eos_annealing", "position_decay")
+_METHOD += (*APPROXIMATE_FIELDS, *_BESIDE_THE_PLAN)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any
 
+from voidpad.decode.switches import APPROXIMATE_FIELDS
 from voidpad.errors import ConfigError
 from voidpad.evaluate.scores import paired
 from voidpad.evaluate.settings import RESOLVED
 from voidpad.experiments.report.layout import Blocks, Details, Item, Methods, Spread, Stopping, Tasks
 from voidpad.experiments.report.records import CellRecord
-from voidpad.experiments.report.reference import pairs, published_mean
+from voidpad.experiments.report.reference import Pair, pairs, published_mean
 from voidpad.experiments.report.report_metrics import (
     METRICS,
     Metric,
@@ -22,6 +23,8 @@ from voidpad.experiments.report.report_metrics import (
     ranked,
     task_value,
 )
+
+MOST_NAMED = 20  # published numbers that a note lists one by one
 
 
 @dataclass(frozen=True)
@@ -295,14 +298,14 @@ def _against_exact(cells: Sequence[CellRecord], records: Sequence[CellRecord]) -
 
 
 def _baseline(record: CellRecord) -> str:
-    """Everything that decides a cell but its approximations, which are named as the fields that set them."""
-    approximations = record.provenance.get("approximations", [])
+    """Everything that decides a cell but its approximations and the fields that set them."""
     kept = {
         name: value
         for name, value in record.settings.items()
         if name not in ("cache", "quantize", "fields", RESOLVED)
     }
-    fields = {name: value for name, value in record.settings["fields"].items() if name not in approximations}
+    given = record.settings["fields"]
+    fields = {name: value for name, value in given.items() if name not in APPROXIMATE_FIELDS}
     return json.dumps(
         {**kept, "fields": fields, "task": record.task, "grader": record.grader}, sort_keys=True
     )
@@ -377,8 +380,23 @@ def comparison(records: Sequence[CellRecord]) -> Table | None:
         values = (pair.measured, Value(number.value, decimals), Value(pair.difference, decimals))
         groups.setdefault((number.source, number.metric), []).append(TableRow(head, values))
     judged = [pair.inside for pair in compared if pair.inside is not None]
-    note = f"{sum(judged)} of {len(judged)} published scores lie inside our 95 % interval."
+    notes = [f"{sum(judged)} of {len(judged)} published scores lie inside our 95 % interval."]
+    if differing := [pair for pair in compared if pair.inside is False]:
+        notes.append(f"Outside it: {'; '.join(map(_named, differing[:MOST_NAMED]))}{_more(differing)}.")
     heads = ("Source", "Model", "Metric", "Task", "Method", "Setting")
     ours = tuple({id(pair.record): pair.record for pair in compared}.values())
     rows = tuple(map(tuple, groups.values()))
-    return Table("Paper versus measured", heads, ("measured", "paper", "difference"), rows, "", (note,), ours)
+    return Table(
+        "Paper versus measured", heads, ("measured", "paper", "difference"), rows, "", tuple(notes), ours
+    )
+
+
+def _named(pair: Pair) -> str:
+    """A published number by what it measures, for a sentence."""
+    setting = "".join(f" {name}={value}" for name, value in sorted(pair.number.settings))
+    return f"{pair.number.model} {pair.number.method} {pair.number.task}{setting} ({pair.difference:+.1f})"
+
+
+def _more(differing: Sequence[Pair]) -> str:
+    left = len(differing) - MOST_NAMED
+    return f"; and {left} more" if left > 0 else ""

@@ -86,7 +86,7 @@ DREAM = Family(
         schedule="dream",
         scores="renormalised",
         proposal=SampledProposal,
-        authors={},
+        authors={"leave_blocks": True},
         fields={"void-expansion": {"tau_nonvoid": 0.15, "tau_gap": 0.55}},
     ),
     loss="per_slot",

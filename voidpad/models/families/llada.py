@@ -25,7 +25,7 @@ _TOP = {"wte": "model.embed_tokens", "ln_f": "model.norm", "ff_out": "lm_head"}
 
 
 def _names(prefix: str) -> dict[str, str]:
-    """Pattern -> replacement for released names that start with this pattern."""
+    """Regular expression of a released tensor name after `prefix` -> the name in transformers' Llama."""
     top = {rf"^{prefix}transformer\.{old}\.": f"{new}." for old, new in _TOP.items()}
     return top | {
         rf"^{prefix}transformer\.blocks\.(\d+)\.{old}\.": rf"model.layers.\1.{new}."

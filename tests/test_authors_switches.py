@@ -1,0 +1,144 @@
+"""Two slips of published code that `@authors` repeats: worked examples with and without each switch."""
+
+import math
+
+import pytest
+import torch
+
+from reference import Fixed, Settings
+from reference import decode as reference_decode
+from voidpad.decode import plan
+from voidpad.decode.commit import BlockProgress, Factor
+from voidpad.decode.loop import decode
+from voidpad.models import DREAM, FAMILIES, LLADA
+from voidpad.roles import Roles
+
+ROLES = Roles(mask=0, eos=1)
+WORDS = 6
+
+
+def ended(logits, chosen):
+    """The outcome of one row whose prompt is the token 5."""
+
+    def denoise(canvas, where):
+        return torch.stack([logits(row.tolist())[column] for row, column in places(canvas, where)])
+
+    def places(canvas, where):
+        return [(canvas.ids[row], column) for row, column in where.nonzero().tolist()]
+
+    for step in decode(denoise, [[5]], ROLES, chosen):
+        if step.finished:
+            return step.finished[0]
+    raise AssertionError
+
+
+# A block is left after its passes
+
+
+def stubborn(ids):
+    """Slots 0, 2 and 3 know their word; slot 1 wants MASK until slot 3 is written."""
+    z = torch.full((len(ids), WORDS), -9.0)
+    for slot, word in enumerate([2, 3, 4, 2]):
+        z[1 + slot, word] = 3.0 - slot / 10
+    if ids[4] == ROLES.mask:
+        z[2, ROLES.mask] = 5.0
+    return z
+
+
+def test_dream_leaves_a_block_although_mask_was_proposed():
+    """Two blocks of two slots, two passes each; MASK is proposed in slot 1.
+
+    Dream writes nothing in a block's first pass and all that is left in its second. Slot 1 is then still masked. With
+    the switch the block is left for good, and the canvas keeps the mask. Without it decoding stays in the block: the
+    slot proposes MASK again and again, until the row counts as stalled.
+    """
+    fields = {"canvas": 4, "block": 2, "mask_proposable": True}
+    left = ended(stubborn, plan("original", defaults=DREAM.decoding, leave_blocks=True, **fields))
+    assert (left.ids, left.passes_decode, left.stop_reason) == ([2, 0, 4, 2], 4, "limit")
+    stays = ended(stubborn, plan("original", defaults=DREAM.decoding, **fields))
+    assert (stays.ids, stays.passes_decode, stays.stop_reason) == ([2, 0, 0, 0], 5, "stalled")
+
+
+def test_a_block_that_is_full_is_left_as_before():
+    """Where MASK is not proposed, the passes suffice, and the switch changes nothing."""
+    fields = {"defaults": DREAM.decoding, "canvas": 4, "block": 2}
+    one, other = (ended(stubborn, plan("original", leave_blocks=leave, **fields)) for leave in (True, False))
+    assert (one.ids, one.passes_decode, one.stop_reason) == ([2, 3, 4, 2], 4, "full")
+    assert (other.ids, other.passes_decode, other.stop_reason) == (one.ids, 4, "full")
+
+
+def silent(ids):
+    """Every slot of the first block wants MASK; the second one knows its words."""
+    z = torch.full((len(ids), WORDS), -9.0)
+    z[1:3, ROLES.mask] = 5.0
+    z[3:, 4] = 5.0
+    return z
+
+
+def test_a_silent_block_does_not_stall_the_next_one():
+    """A row is not given up for passes that changed nothing in a block that it has left."""
+    fields = {"canvas": 6, "block": 2, "mask_proposable": True, "defaults": DREAM.decoding}
+    left = ended(silent, plan("original", leave_blocks=True, **fields))
+    assert (left.ids, left.passes_decode, left.stop_reason) == ([0, 0, 4, 4, 4, 4], 6, "limit")
+    settings = Settings(
+        Fixed(6),
+        2,
+        schedule="dream",
+        score="neg_entropy",
+        mask_proposable=True,
+        leave_blocks=True,
+    )
+    wanted = reference_decode(silent, [5], ROLES, settings)
+    assert (wanted.ids, wanted.passes_decode, wanted.stop_reason) == (left.ids, 6, "limit")
+
+
+# The last candidate of the factor rule
+
+
+def written(scores, **fields):
+    score = torch.tensor([[-math.inf, *scores]], dtype=torch.float64)
+    frontier = torch.tensor([[False, *[True] * len(scores)]])
+    one = torch.tensor([len(scores)])
+    chosen = Factor(**fields)(score, frontier, progress(one))
+    return chosen[0, 1:].long().tolist()
+
+
+def progress(count):
+    """Factor asks for none of this."""
+    return BlockProgress(*[count] * 3, *[4] * (len(BlockProgress.__dataclass_fields__) - 3))
+
+
+@pytest.mark.parametrize(
+    ("scores", "plain", "slip"),
+    [
+        # Bars for factor 1: one always, then .667, .75, .8.
+        ([0.9, 0.8, 0.78, 0.3], [1, 1, 1, 0], [1, 1, 1, 1]),  # only the last misses: it goes with the others
+        ([0.9, 0.8, 0.6, 0.3], [1, 1, 0, 0], [1, 1, 0, 0]),  # two miss: no slip
+        ([0.9, 0.8, 0.78, 0.8], [1, 1, 0, 1], [1, 1, 1, 1]),  # the candidates are sorted: .78 is the last
+        ([0.9, 0.9, 0.9, 0.9], [1, 1, 1, 1], [1, 1, 1, 1]),  # none misses
+        ([0.2, 0.1], [1, 0], [1, 1]),  # of two slots the second is the last
+        ([0.2, 0.1, 0.1], [1, 0, 0], [1, 0, 0]),
+        ([0.2], [1], [1]),
+    ],
+)
+def test_the_last_candidate_slips_through(scores, plain, slip):
+    assert written(scores) == plain
+    assert written(scores, factor_last=True) == slip
+
+
+# Where the switches are set
+
+
+@pytest.mark.parametrize("name", ["original", "void", "void-expansion", "smart-crop"])
+def test_only_authors_sets_them(name):
+    for family in (LLADA, DREAM, FAMILIES["llada_moe"]):
+        ours, theirs = (
+            plan(f"{name}{suffix}", defaults=family.decoding, factor=1.0) for suffix in ("", "@authors")
+        )
+        assert (ours.leave_blocks, ours.commit.factor_last) == (False, False)
+        assert (theirs.leave_blocks, theirs.commit.factor_last) == (family is DREAM, True)
+
+
+def test_methods_with_a_loop_of_their_own_have_neither():
+    for name in ("daedal@authors", "rho-eos@authors"):
+        assert not plan(name, defaults=DREAM.decoding).leave_blocks

@@ -1,0 +1,611 @@
+"""Rules of others that need no training (spec rivals): their worked examples, and the decoder's laws with them on."""
+
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+import reference
+from cases import Case, case, plan_of, steps_of, watch
+from examples import FILLER, A, B, C, sure
+from reference import Appended, Fixed, Settings
+from toys import LOW, SEPARATOR, Chaos, Table, Toy, spread
+from voidpad.decode import Canvas, Plan, describe, plan
+from voidpad.decode.adjust import Credit
+from voidpad.decode.canvas import join
+from voidpad.decode.commit import EntropyBound, Threshold
+from voidpad.decode.length import AppendedBlocks
+from voidpad.decode.noise import Noise
+from voidpad.decode.propose import Bans, GumbelProposal, MaskLast, SampledProposal, confidence
+from voidpad.decode.switches import APPROXIMATE_FIELDS
+from voidpad.engine.batching import Engine
+from voidpad.errors import ConfigError
+from voidpad.models import FAMILIES, random_model
+from voidpad.models.model import Model
+
+M, EOS, VOID = LOW.mask, LOW.eos, LOW.void
+RESULT = ("ids", "tokens", "passes_decode", "passes_probe", "canvas", "stop_reason")
+
+
+def table(*slots: dict[int, float]) -> Table:
+    """The same distributions in every pass."""
+    return Table(lambda canvas: list(slots), vocab=64)
+
+
+def passes(logits: Table, settings: Settings) -> list[list[tuple[int, int, float]]]:
+    """What each pass wrote, as (slot from 1, token, score): by voidpad, and by the reference the same."""
+    [seen] = watch(Toy(logits), [[5]], LOW, plan_of(settings))
+    wanted = reference.decode(logits, [5], LOW, settings)
+    for mine, theirs in zip(seen.commits, wanted.commits, strict=True):
+        assert [one[:2] for one in mine] == sorted(one[:2] for one in theirs)
+    return [[(slot + 1, token, score) for slot, token, score in one] for one in seen.commits]
+
+
+def first(logits: Table, settings: Settings) -> list[int]:
+    """The slots of the first pass, from 1."""
+    return [slot for slot, _, _ in passes(logits, settings)[0]]
+
+
+def proposal(rule, *slots: dict[int, float], ban=(), mute=()) -> tuple[torch.Tensor, ...]:
+    p = torch.zeros(len(slots), 64, dtype=torch.float64)
+    for row, chances in enumerate(slots):
+        p[row, list(chances)] = torch.tensor(list(chances.values()), dtype=torch.float64)
+    zero = torch.zeros(len(slots), dtype=torch.long)
+    noise = Noise((zero, zero, zero, torch.arange(len(slots))), torch.device("cpu"))
+    return rule.with_entropy(p.log(), Bans(ban, mute, M), noise)
+
+
+# ---------------------------------------------------------------------------------- 0: the ban guard
+FIVE = [
+    {A: 0.99, B: 0.01},
+    {A: 0.97, B: 0.03},
+    {A: 0.95, B: 0.03, C: 0.02},
+    {A: 0.80, B: 0.15, C: 0.05},
+    {A: 0.5, B: 0.3, C: 0.2},
+]
+WANTS_VOID = {VOID: 0.98, EOS: 0.02}
+
+
+@pytest.mark.parametrize("score", ["neg_entropy", "margin"])
+def test_a_slot_that_wants_a_banned_token_comes_last(score):
+    """Its distribution has an entropy of .098 and a margin of .96; the token it would write has .02."""
+    slots = [{A: 0.7, B: 0.3}, WANTS_VOID, {VOID: 0.9, B: 0.07, C: 0.03}, {A: 0.5, B: 0.3, C: 0.2}]
+    settings = Settings(Fixed(4), 4, ban=(VOID,), score=score)
+    order = [one for [one] in passes(table(*slots), settings)]
+    assert [slot for slot, _, _ in order] == [1, 4, 3, 2]  # guarded ones by the probability of their tokens
+    assert [round(s, 9) for _, _, s in order[2:]] == [0.07 - 1000, 0.02 - 1000]
+    muted = replace(settings, mute=(VOID,))
+    assert all(score > -1000 for [(_, _, score)] in passes(table(*slots), muted))  # the guard never fires
+
+
+def test_the_guard_looks_at_the_ban_and_not_at_the_draw():
+    """Above temperature 0 a slot that drew an unlikely word is not held back, or samples would lean to the mode."""
+    for rule in (GumbelProposal(confidence, 3.0), SampledProposal(confidence, 3.0)):
+        tokens, _, entropy = proposal(rule, *[{A: 0.6, B: 0.4}] * 40, ban=(VOID,))
+        assert set(tokens.tolist()) == {A, B}
+        assert entropy.isfinite().all()
+        *_, entropy = proposal(rule, *[WANTS_VOID] * 3, ban=(VOID,))
+        assert entropy.isinf().all()
+        *_, entropy = proposal(rule, *[WANTS_VOID] * 3, ban=(VOID,), mute=(VOID,))
+        assert entropy.isfinite().all()
+
+
+def test_entropy_is_that_of_the_distribution_that_is_sampled():
+    slots = [{A: 0.9, B: 0.1}]
+    for temperature in (0.5, 2.0):
+        p = torch.tensor([0.9, 0.1], dtype=torch.float64) ** (1 / temperature)
+        p = p / p.sum()
+        wanted = float(-(p * p.log()).sum())
+        for rule in (GumbelProposal(confidence, temperature), SampledProposal(confidence, temperature)):
+            assert float(proposal(rule, *slots)[2]) == pytest.approx(wanted)
+
+
+# ------------------------------------------------------------------------------------ 1.1: EB-Sampler
+def bounded(gamma: float, **changes) -> Settings:
+    return Settings(Fixed(5), 5, commit="entropy", tau=gamma, **changes)
+
+
+def test_entropies_and_bounds_of_the_example():
+    *_, entropy = proposal(GumbelProposal(), *FIVE)
+    assert [round(h, 4) for h in entropy.tolist()] == [0.056, 0.1347, 0.2322, 0.6129, 1.0297]
+    for count, bound in enumerate((0.0560, 0.1907, 0.4229, 1.0358), start=2):
+        for by_entropy in (False, True):
+            below, above = (
+                len(first(table(*FIVE), bounded(bound + by, by_entropy=by_entropy))) for by in (-1e-4, 1e-4)
+            )
+            assert (below, above) == (count - 1, count)
+
+
+@pytest.mark.parametrize(("gamma", "count"), [(0.001, 1), (0.1, 2), (0.2, 3), (0.5, 4), (1.1, 5)])
+def test_slots_written_by_the_bound(gamma, count):
+    assert first(table(*FIVE), bounded(gamma)) == list(range(1, count + 1))
+    assert first(table(*FIVE), bounded(gamma, by_entropy=True)) == list(range(1, count + 1))
+
+
+def test_the_same_slots_under_a_threshold_and_a_factor():
+    assert first(table(*FIVE), Settings(Fixed(5), 5, commit="threshold", tau=0.9)) == [1, 2, 3]
+    fourth = {A: 0.80 + 1e-9, B: 0.15, C: 0.05 - 1e-9}  # .80 >= 1 - 1/5, with room for rounding
+    slots = table(*FIVE[:3], fourth, FIVE[4])
+    assert first(slots, Settings(Fixed(5), 5, commit="factor", tau=1.0)) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("by_entropy", [False, True])
+def test_a_banned_favourite_is_never_within_the_bound(by_entropy):
+    """Without the guard D_5 is .5209, so that gamma = .6 would write an EOS of probability .02."""
+    slots = table(*FIVE[:4], WANTS_VOID)
+    assert first(slots, bounded(0.6, ban=(VOID,), by_entropy=by_entropy)) == [1, 2, 3, 4]
+    assert first(slots, bounded(1e6, ban=(VOID,), by_entropy=by_entropy)) == [1, 2, 3, 4]
+    muted = bounded(0.6, ban=(VOID,), mute=(VOID,), by_entropy=by_entropy)
+    assert first(slots, muted) == [1, 2, 3, 4, 5]  # renormalised, its EOS has probability 1
+
+
+@pytest.mark.parametrize("by_entropy", [False, True])
+def test_if_every_slot_fails_the_surest_is_written(by_entropy):
+    slots = table(WANTS_VOID, {VOID: 0.6, A: 0.4}, {VOID: 0.6, B: 0.4}, WANTS_VOID, WANTS_VOID)
+    assert first(slots, bounded(9.0, ban=(VOID,), by_entropy=by_entropy)) == [2]
+
+
+def test_order_matters():
+    slots = table(spread({A: 0.9}, range(20, 40)), {A: 0.85, B: 0.15})
+    *_, entropy = proposal(GumbelProposal(), *slots.rows([]))
+    assert [round(h, 4) for h in entropy.tolist()] == [0.6247, 0.4227]
+    for by_entropy, slot in ((False, 1), (True, 2)):
+        settings = Settings(Fixed(2), 2, commit="entropy", tau=0.1, by_entropy=by_entropy)
+        assert first(slots, settings) == [slot]
+
+
+def test_a_bound_of_nothing_writes_one_slot_and_those_without_doubt():
+    slots = table({A: 0.9, B: 0.1}, {A: 1.0}, {B: 1.0}, {A: 0.6, B: 0.4})
+    rule = Plan(plan("original", canvas=4, block=4).length, commit=EntropyBound(0.0), block=4)
+    [seen] = watch(Toy(slots), [[5]], LOW, rule)
+    assert [[slot for slot, _, _ in one] for one in seen.commits] == [[0, 1, 2], [3]]
+
+
+# ------------------------------------------------------------------------------- 1.3: CreditDecoding
+def credited(*chances: dict[int, float]) -> list[tuple[list[tuple[int, float]], float]]:
+    """The credits and the score of slot 1 in each pass; surer slots beside it keep it from being written."""
+    others = [sure(B, 0.96)] * (len(chances) + 1)
+    logits = Table(
+        lambda canvas: [chances[min(len(canvas) - canvas.count(M), len(chances) - 1)], *others], vocab=64
+    )
+    size = len(others) + 1
+    settings = Settings(Fixed(size), size, commit="threshold", tau=1.0, credit=(0.7, 0.2, 0.8))
+    seen = []
+    for step in steps_of(Toy(logits), [[5]], LOW, plan_of(settings)):
+        if len(seen) < len(chances):
+            pairs = step.after.canvas.memory[0, 1].tolist()
+            seen.append(([(int(t), c) for t, c in pairs if t >= 0], float(step.score[0, 1])))
+    return seen
+
+
+def test_credits_of_a_slot_that_keeps_its_mind():
+    seen = credited(*[{A: 0.75, B: 0.15, C: 0.10}] * 6)
+    assert [[token for token, _ in credits] for credits, _ in seen] == [[A]] * 6
+    assert [round(credits[0][1], 3) for credits, _ in seen] == [0.944, 1.699, 2.304, 2.787, 3.174, 3.483]
+    assert [round(score, 3) for _, score in seen] == [0.827, 0.857, 0.874, 0.884, 0.891, 0.896]
+    long = credited(*[{A: 0.75, B: 0.15, C: 0.10}] * 40)
+    assert (round(long[-1][0][0][1], 2), round(long[-1][1], 3)) == (4.72, 0.910)
+    assert round(credited({A: 0.85, B: 0.10, C: 0.05})[0][1], 3) == 0.901
+
+
+def test_credits_of_a_slot_that_changes_its_mind():
+    then = {A: 0.35, B: 0.55, C: 0.10}
+    seen = credited({A: 0.6, B: 0.3, C: 0.1}, then, then)
+    assert [round(score, 3) for _, score in seen] == [0.702, 0.584, 0.648]
+    assert [[token for token, _ in credits] for credits, _ in seen] == [[A], [A, B], [A, B]]
+
+
+@pytest.mark.parametrize(("number", "least"), [(1, 0.849), (2, 0.817), (3, 0.795), (30, 0.727)])
+def test_how_sure_a_slot_must_be_to_pass(number, least):
+    below, above = (
+        credited(*[{A: least + by, **dict.fromkeys(FILLER, (1 - least - by) / len(FILLER))}] * number)[-1][1]
+        for by in (-6e-4, 6e-4)
+    )
+    assert below < 0.9 <= above
+
+
+def test_a_banned_token_earns_credit_and_keeps_its_slot_unsure():
+    slots = table({VOID: 0.6, A: 0.4}, {A: 0.9, B: 0.1})
+    settings = Settings(Fixed(2), 2, commit="threshold", tau=0.95, ban=(VOID,), credit=(0.7, 0.2, 0.8))
+    scores = [float(step.score[0, 1]) for step in steps_of(Toy(slots), [[5]], LOW, plan_of(settings))]
+    assert scores[0] < 0.4 > scores[1]
+    assert passes(slots, settings)[0][0][0] == 2
+
+
+def remembering(*rows: list[float], prompt: int = 1) -> Canvas:
+    """Rows of masks whose slots remember one number each, for token 7; 0 stands for nothing."""
+    size = torch.tensor([len(row) for row in rows])
+    canvas = Canvas.blank([[5] * prompt] * len(rows), size, LOW, range(len(rows)))
+    slots = canvas.slots & canvas.masked
+    pairs = torch.tensor([[[7.0, number]] for row in rows for number in row], dtype=torch.float64)
+    return canvas.remember(slots, pairs)
+
+
+def numbers(canvas: Canvas, row: int = 0) -> list[float]:
+    """What the slots of a row remember."""
+    slots = canvas.memory[row, int(canvas.prompt[row]) : int(canvas.stop[row])]
+    return [sum(float(number) for token, number in pairs.tolist() if token >= 0) for pairs in slots]
+
+
+def test_memory_follows_its_slots():
+    canvas = remembering([1.0, 2.0, 3.0, 4.0], [5.0, 6.0])
+    assert (numbers(canvas), numbers(canvas, 1)) == ([1, 2, 3, 4], [5, 6])
+    assert numbers(canvas.select(torch.tensor([1]))) == [5, 6]
+    both = join([canvas.select(torch.tensor([1])), canvas.select(torch.tensor([0]))])
+    assert (numbers(both), numbers(both, 1)) == ([5, 6], [1, 2, 3, 4])
+    plain = Canvas.blank([[5, 5]], 3, LOW, [9])
+    mixed = join([plain, canvas])  # rows of a plan without memory
+    assert (numbers(mixed), numbers(mixed, 2)) == ([0, 0, 0], [5, 6])
+    moved = canvas.insert(torch.tensor([3, 1]), torch.tensor([2, 0]))
+    assert (numbers(moved), numbers(moved, 1)) == ([1, 2, 0, 0, 3, 4], [5, 6])
+    cut = canvas.resize(torch.tensor([3, 5]))
+    assert (numbers(cut), numbers(cut, 1)) == ([1, 2], [5, 6, 0, 0])
+    assert numbers(cut.resize(torch.tensor([5, 5]))) == [1, 2, 0, 0]  # a slot that returns is a new one
+    chosen = torch.zeros_like(canvas.slots)
+    chosen[0, 2] = True
+    assert numbers(canvas.fill(chosen, torch.full_like(canvas.ids, A))) == [1, 0, 3, 4]
+    assert numbers(canvas.forget(torch.tensor([[True], [False]]))) == [0, 0, 0, 0]
+
+
+def test_memory_is_cleared_when_a_block_is_entered():
+    c = case(0, ("fixed",))
+    chosen = plan("original", canvas=8, block=4, threshold=0.5, credit=0.7)
+    entered = 0
+    for step in steps_of(Toy(Chaos(LOW, 3)), [[13], [7, 13]], LOW, chosen, seed=c.seed):
+        held = (step.after.canvas.memory[..., 0] >= 0).any(2) if step.after.canvas.memory.shape[2] else None
+        if held is not None:
+            assert not (held & ~step.after.window(4)).any()  # written slots and other blocks remember nothing
+            assert torch.equal(held, step.after.window(4) & (step.after.open == step.before.open)[:, None])
+        entered += int((step.after.open != step.before.open).sum())
+    assert entered >= 2
+
+
+# ----------------------------------------------------------------- 1.4, 1.5: hierarchical and LocalLeap
+def test_hierarchical_example():
+    """Masks at 1 2 3, 5 6 and 8; slots 4 and 7 are written by a first pass that is surer of them."""
+    chances = [0.35, 0.55, 0.95, 0.99, 0.45, 0.30, 0.99, 0.38]
+    early = [0.30, 0.31, 0.32, 0.97, 0.33, 0.29, 0.97, 0.34]
+    logits = Table(lambda canvas: [sure(A, c) for c in (early if canvas[3] == M else chances)], vocab=64)
+    settings = Settings(Fixed(8), 8, commit="runs", tau=0.9, low=0.4)
+    written = [[slot for slot, _, _ in one] for one in passes(logits, settings)]
+    assert written[:2] == [[4, 7], [3, 5]]
+    alone = passes(logits, replace(settings, commit="threshold"))
+    assert [slot for slot, _, _ in alone[1]] == [3]
+
+
+def test_hierarchical_ties_go_left_and_one_slot_is_always_written():
+    settings = Settings(Fixed(3), 3, commit="runs", tau=0.9, low=0.4)
+    assert first(table(*[sure(A, 0.5)] * 3), settings) == [1]
+    assert first(table(*[sure(A, 0.2), sure(A, 0.3), sure(A, 0.3)]), settings) == [2]
+    assert first(table(*[sure(A, 0.4), sure(A, 0.9), sure(A, 0.95)]), settings) == [3]  # > and not >=
+
+
+@pytest.mark.parametrize(("radius", "slots"), [(2, [2, 3, 4]), (4, [2, 3, 4, 6, 7])])
+def test_local_leap_example(radius, slots):
+    chances = [0.60, 0.78, 0.92, 0.76, 0.74, 0.80, 0.85, 0.50]
+    settings = Settings(Fixed(8), 8, commit="leap", tau=0.9, relaxed=0.75, radius=radius)
+    assert first(table(*[sure(A, c) for c in chances]), settings) == slots
+    chances[2] = 0.89
+    assert first(table(*[sure(A, c) for c in chances]), settings) == [3]
+
+
+def test_visible_slots_count_in_the_distance():
+    """Slot 1 is an anchor in the second pass; slot 4 is three positions away though slots 2 and 3 are written."""
+    logits = Table(
+        lambda canvas: [
+            sure(A, c) for c in ((0.5, 0.95, 0.95, 0.3) if canvas[1] == M else (0.92, 0.5, 0.5, 0.8))
+        ],
+        vocab=64,
+    )
+    for radius, slots in ((2, [1]), (3, [1, 4])):
+        settings = Settings(Fixed(4), 4, commit="leap", tau=0.9, relaxed=0.75, radius=radius)
+        written = [[slot for slot, _, _ in one] for one in passes(logits, settings)]
+        assert written[:2] == [[2, 3], slots]
+
+
+# ------------------------------------------------------------------------------------- 3: the EOS side
+EOT = 11
+ENDED = replace(LOW, ends=(EOS, EOT))
+
+
+def test_eos_last_is_llada_s_confidence_switch():
+    slots = table(
+        {A: 0.45, EOS: 0.40, **dict.fromkeys(FILLER, 0.15 / len(FILLER))},
+        {A: 0.10, B: 0.05, EOS: 0.80, EOT: 0.04, C: 0.01},
+    )
+    [seen] = watch(Toy(slots), [[5]], ENDED, plan("eos-last", canvas=2, block=2))
+    assert [(slot, token, round(score, 9)) for [(slot, token, score)] in seen.commits] == [
+        (0, A, 0.75),
+        (1, EOS, 0.0),
+    ]
+    assert (seen.tokens, seen.stop_reason) == ([A, EOS], "eos")
+    [seen] = watch(Toy(slots), [[5]], ENDED, plan("original", canvas=2, block=2))
+    [(slot, token, score)] = seen.commits[0]
+    assert (slot, token, round(score, 9)) == (1, EOS, 0.8)
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_eos_last_and_eos_never_on_both_families(family):
+    """Under Dream's entropy order the guard is what sends a slot that proposes EOS to the end."""
+    slots = table({EOS: 0.9, A: 0.099, B: 0.001}, {A: 0.5, B: 0.5}, {EOS: 0.8, A: 0.2}, {B: 0.6, C: 0.4})
+    defaults = FAMILIES[family].decoding
+    last = plan("eos-last", defaults=defaults, canvas=4, block=4, stop="vanilla", schedule="even")
+    [seen] = watch(Toy(slots), [[5]], LOW, last)
+    assert [token for one in seen.commits for _, token, _ in one][:2] in ([A, B], [B, A])
+    assert seen.ids == [EOS, A, EOS, B]
+    [seen] = watch(Toy(slots), [[5]], LOW, plan("eos-never", defaults=defaults, canvas=4, block=4))
+    assert seen.ids == [A, A, A, B]
+    assert seen.stop_reason == "full"
+
+
+def test_with_eos_last_the_row_ends_at_its_leftmost_eos():
+    slots = table({A: 0.5, B: 0.5}, {EOS: 0.9, A: 0.1}, {EOS: 0.95, A: 0.05}, {EOS: 0.99, A: 0.01})
+    [seen] = watch(Toy(slots), [[5]], LOW, plan("eos-last", canvas=4, block=4))
+    assert (seen.passes_decode, seen.ids) == (2, [A, EOS, M, M])
+
+
+def eos_logit(written: int, canvas: int, **fields) -> float:
+    """What a plan adds to the logit of EOS once so many slots of the canvas are written."""
+    chosen = plan("original", canvas=canvas, block=canvas, **fields)
+    rows = next(iter(steps_of(Toy(table(*[sure(A, 0.9)] * canvas)), [[5]], LOW, chosen))).before
+    done = rows.canvas.slots & (rows.canvas.offset <= written)
+    rows = replace(rows, canvas=rows.canvas.fill(done, torch.full_like(rows.canvas.ids, A)))
+    frontier = rows.canvas.masked
+    (tokens, more), _ = chosen.adjust(rows, frontier, torch.zeros(int(frontier.sum()), 64))
+    assert set(tokens.flatten().tolist()) == {EOS}
+    return float(more[0, 0])
+
+
+def test_dream_coder_s_penalty_fades():
+    added = {i: round(eos_logit(i, 512, eos_penalty=3.0), 1) for i in (0, 26, 51, 256, 460)}
+    assert added == {0: -20.7, 26: -8.9, 51: -6.9, 256: -2.1, 460: -0.3}
+    assert round(eos_logit(128, 512, eos_penalty=3.0), 2) == -4.15
+    assert describe("eos-penalty")[1]["eos_penalty"] == 3.0
+    assert eos_logit(128, 512, eos_penalty=3.0, eos_annealing="constant") == -3.0
+    assert eos_logit(128, 512, eos_penalty=4.0, eos_annealing="linear") == -3.0
+
+
+@pytest.mark.parametrize(("penalty", "token"), [(2.8, EOS), (3.0, A)])
+def test_a_penalty_above_the_lead_of_eos_changes_the_token(penalty, token):
+    """EOS at .90 leads a word at .05 by ln 18 = 2.89."""
+    slots = table({EOS: 0.90, A: 0.05, B: 0.05}, {A: 0.6, B: 0.4})
+    settings = Settings(Fixed(2), 2, penalty=penalty, annealing="constant")
+    order = [one for [one] in passes(slots, settings)]
+    assert [slot for slot, _, _ in order] == [2, 1]  # the ranking changes in any case
+    assert order[1][1] == token
+
+
+def test_the_position_factor():
+    assert round(math.exp(-0.25 * 9), 3) == 0.105  # the weight of slot 9 of a block
+    slots = table(*[sure(A, c) for c in (0.30, 0.36, 0.50, 0.40, 0.80, 0.60)])
+    settings = Settings(Fixed(6), 3, decay=0.25)
+    order = [slot for [(slot, _, _)] in passes(slots, settings)]
+    # .30 .36 * .7788 = .2804 .50 * .6065 = .3033; in the second block .40, .6230, .3639
+    assert order == [3, 1, 2, 5, 4, 6]
+    scores = [round(score, 2) for [(_, _, score)] in passes(slots, settings)]
+    assert scores == [0.50, 0.30, 0.36, 0.80, 0.40, 0.60]  # ranking alone is weighted
+
+
+def test_appended_blocks():
+    """A block of two; the second one holds the EOS, and no slot ever sees masks behind its own block."""
+    lengths = []
+
+    def rows(canvas: list[int]) -> list[dict[int, float]]:
+        lengths.append(len(canvas))
+        return [sure(A, 0.9), sure(B, 0.8), sure(C, 0.7), sure(EOS, 0.9), sure(A, 0.9), sure(A, 0.9)][
+            : len(canvas)
+        ]
+
+    chosen = plan("append-blocks", block=2, limit=6)
+    [seen] = watch(Toy(Table(rows, vocab=64)), [[5]], LOW, chosen)
+    assert (seen.ids, seen.stop_reason, seen.passes_decode) == ([A, B, C, EOS], "eos", 4)
+    assert lengths == [2, 2, 4, 4]
+    endless = Table(lambda canvas: [sure(A, 0.9)] * len(canvas), vocab=64)
+    [seen] = watch(Toy(endless), [[5]], LOW, plan("append-blocks", block=2, limit=5))
+    assert (seen.ids, seen.stop_reason) == ([A] * 5, "full")
+    assert AppendedBlocks(1, 512).in_blocks(64).canvas == 64
+    with pytest.raises(ConfigError, match="limit=32 does not hold 64 slots"):
+        plan("append-blocks", block=64, limit=32)
+
+
+# ------------------------------------------------------------------------------- laws, with rivals on
+RIVALS = ("entropy", "leap", "runs", "credit", "penalty", "decay")
+KINDS = ("fixed", "expansion", "crop", "appended")
+each_rival = pytest.mark.parametrize("rival", RIVALS)
+
+
+def rival_case(number: int, rival: str) -> Case:
+    """Case `number` with a rule of others in place of its commit rule; lengths take turns."""
+    kind = KINDS[number // 2 % len(KINDS)]  # stops take turns with every number
+    c = case(number, ("fixed" if kind == "appended" else kind,))
+    rng = random.Random(f"{rival} {number}")
+    s = replace(c.settings, commit="quota", score=rng.choice(["confidence", "confidence", c.settings.score]))
+    if kind == "appended":
+        s = replace(s, length=Appended(s.length.canvas + rng.randrange(4)), steps=None)
+    if rival == "entropy":
+        s = replace(s, commit="entropy", tau=rng.choice([0.1, 0.7, 2.0]), by_entropy=rng.random() < 0.5)
+    elif rival == "leap":
+        s = replace(s, commit="leap", tau=rng.choice([0.4, 0.7]), relaxed=0.2, radius=rng.choice([1, 2, 4]))
+    elif rival == "runs":
+        s = replace(s, commit="runs", tau=rng.choice([0.4, 0.8]), low=rng.choice([0.1, 0.3]))
+    elif rival == "credit":
+        s = replace(
+            s,
+            commit="threshold",
+            tau=rng.choice([0.5, 0.8]),
+            credit=rng.choice([(0.7, 0.2, 0.8), (2.0, 1.0, 0.5)]),
+        )
+    elif rival == "penalty":
+        s = replace(
+            s, penalty=rng.choice([1.0, 3.0]), annealing=rng.choice(["constant", "linear", "dream-coder"])
+        )
+    else:
+        s = replace(s, decay=rng.choice([0.1, 0.5]), score=rng.choice(["confidence", "margin", "random"]))
+    return replace(c, settings=s)
+
+
+@each_rival
+def test_a_row_does_not_depend_on_its_company(rival):
+    for number in range(16):
+        c = rival_case(number, rival)
+        wide = [7] * 40 + [SEPARATOR[c.roles]]
+        together = watch(c.denoise, [*c.prompts, wide], c.roles, c.plan, seed=c.seed)
+        keys = random.Random(number).sample(
+            range(len(c.prompts)), random.Random(number).randint(1, len(c.prompts))
+        )
+        apart = watch(c.denoise, [c.prompts[k] for k in keys], c.roles, c.plan, seed=c.seed, keys=keys)
+        for key, row in zip(keys, apart, strict=True):
+            assert row.outcome == together[key].outcome, number
+            assert row.commits == together[key].commits, number
+
+
+@each_rival
+def test_rows_may_join_and_leave_between_passes(rival):
+    for number in range(12):
+        c = rival_case(number, rival)
+        together = watch(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed)
+        engine = Engine(c.denoise, c.roles, rows=random.Random(number).choice([1, 2, 3]), tokens=40)
+        staggered = {done.key: done for done in engine.run(c.prompts, c.plan, seed=c.seed)}
+        for key, row in enumerate(together):
+            assert replace(staggered[key], seconds=0.0) == row.outcome, number
+
+
+@each_rival
+def test_tokens_and_passes_are_the_references(rival):
+    happened: Counter = Counter()
+    for number in range(32):
+        c = rival_case(number, rival)
+        for key, row in enumerate(watch(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed)):
+            wanted = reference.decode(c.logits, c.prompts[key], c.roles, c.settings, seed=c.seed, key=key)
+            assert {name: getattr(row, name) for name in RESULT} == {
+                name: getattr(wanted, name) for name in RESULT
+            }, (number, key)
+            assert row.states == wanted.states, (number, key)
+            happened += +wanted.events
+            happened["several"] += any(len(one) > 1 for one in wanted.commits)
+            happened[wanted.stop_reason] += 1
+    least = {"guarded": 20, "eos": 5, "full": 10, "expanded": 5}
+    least |= {} if rival in ("penalty", "decay") else {"several": 10}
+    assert {what: happened[what] for what in least if happened[what] < least[what]} == {}
+
+
+@each_rival
+def test_termination_is_vanilla_cut_at_the_first_eos(rival):
+    saved = 0
+    for number in range(24):
+        c = rival_case(number, rival)
+        early = watch(c.denoise, c.prompts, c.roles, c.with_stop(True).plan, seed=c.seed)
+        late = watch(c.denoise, c.prompts, c.roles, c.with_stop(False).plan, seed=c.seed)
+        for stopped, row in zip(early, late, strict=True):
+            eos = c.roles.eos
+            assert stopped.tokens == (row.ids[: row.ids.index(eos) + 1] if eos in row.ids else row.ids), (
+                number
+            )
+            saved += row.passes_decode - stopped.passes_decode
+    assert saved > 0
+
+
+@pytest.mark.parametrize("length", ["daedal", "rho"])
+def test_credits_move_with_a_canvas_that_grows_and_shrinks_inside(length):
+    """Inserted and cut slots: a row alone has the credits, and so the scores, that it has in company."""
+    edited = 0
+    for number in range(16):
+        c = case(number, (length,))
+        chosen = replace(c.plan, commit=Threshold(0.6), adjust=Credit())
+        together = watch(c.denoise, c.prompts, c.roles, chosen, seed=c.seed)
+        for key, prompt in enumerate(c.prompts):
+            [alone] = watch(c.denoise, [prompt], c.roles, chosen, seed=c.seed, keys=[key])
+            assert (alone.outcome, alone.commits) == (together[key].outcome, together[key].commits)
+            edited += len({len(state) for state in alone.states}) > 1
+    assert edited > 3
+
+
+# ----------------------------------------------------------------- combinations, refusals and names
+FAST = [
+    {"entropy_bound": 0.5},
+    {"entropy_bound": 0.5, "entropy_order": "entropy"},
+    {"threshold": 0.3, "leap": 0.1},
+    {"threshold": 0.3, "each_run": 0.1},
+    {"threshold": 0.3, "credit": 0.7},
+]
+
+
+@pytest.mark.parametrize("fields", FAST, ids=lambda fields: "+".join(fields))
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_rivals_combine_with_caches_growth_and_trimming(family, fields):
+    model: Model = random_model(family, seed=2)
+    common = {"block": 4, "raw": True, **fields}
+    names = tuple(plan("void", **fields).approximations)
+    [exact] = model.generate("etaoi", "void", canvas=16, block=4, raw=True)
+    [fast] = model.generate("etaoi", "void", canvas=16, **common)
+    assert fast.approximations == names
+    assert fast.passes_decode <= exact.passes_decode
+    [both] = model.generate(
+        "etaoi", "void-expansion", canvas=8, limit=16, cache="dual:4", trim=True, **common
+    )
+    assert both.approximations == ("dual:4 cache", *names, "trim")
+    [plain] = model.generate("etaoi", "void", canvas=16, cache="dual:1", **common)  # every pass is a refresh
+    assert (plain.tokens, plain.passes_decode) == (fast.tokens, fast.passes_decode)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"threshold": 0.9, "entropy_bound": 0.1},
+            "threshold=0.9 and entropy_bound=0.1 exclude each other; set one.",
+        ),
+        ({"factor": 1.0, "leap": 0.7}, "factor=1.0 and leap=0.7 exclude each other; set one."),
+        ({"leap": 0.7, "each_run": 0.4}, "leap=0.7 and each_run=0.4 exclude each other; set one."),
+        ({"credit": 0.7}, "credit=0.7 is made for threshold decoding; set threshold, as 0.9."),
+        (
+            {"credit": 0.7, "threshold": 0.9, "eos_penalty": 3.0},
+            "eos_penalty=3.0 and credit=0.7 exclude each other",
+        ),
+        ({"leap_radius": 3}, "leap_radius has no effect without leap; set leap too."),
+        ({"entropy_order": "entropy", "threshold": 0.9}, "entropy_order has no effect without entropy_bound"),
+        ({"credit_decay": 0.5}, "credit_decay has no effect without credit; set credit too."),
+        (
+            {"eos_annealing": "linear"},
+            "eos_annealing has no effect without eos_penalty; set eos_penalty too.",
+        ),
+        (
+            {"position_decay": 0.25, "threshold": 0.9},
+            "position_decay ranks the slots of a schedule; drop it or thr",
+        ),
+        (
+            {"position_decay": 0.25, "score": "neg_entropy"},
+            "position_decay multiplies scores, and neg_entropy is neg",
+        ),
+    ],
+)
+def test_combinations_without_a_meaning_are_refused(fields, message):
+    with pytest.raises(ConfigError) as refused:
+        plan("original", **fields)
+    assert str(refused.value).startswith(message)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_bound_on_entropy_needs_a_proposal_that_gives_it():
+    with pytest.raises(
+        ConfigError, match="EntropyBound reads entropies, which propose=MaskLast does not give"
+    ):
+        Plan(propose=MaskLast(), commit=EntropyBound())
+
+
+def test_scores_follow_the_commit_rule_on_every_family():
+    dream = FAMILIES["dream"].decoding
+    assert plan("void", defaults=dream, entropy_bound=0.1).propose.score is confidence
+    assert plan("void", defaults=dream, position_decay=0.25).propose.score is confidence
+    assert plan("void", defaults=dream, threshold=0.9, leap=0.7).commit.threshold == 0.9
+    assert plan("void", leap=0.7).commit.threshold == 0.9  # the rule's own default
+
+
+def test_fields_of_approximations_are_known_in_one_place():
+    assert set(APPROXIMATE_FIELDS) == {
+        *("threshold", "factor", "entropy_bound", "entropy_order", "leap", "leap_radius", "each_run"),
+        *("credit", "credit_power", "credit_decay", "trim"),
+    }
