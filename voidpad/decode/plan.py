@@ -284,7 +284,7 @@ FACTOR_LAST = PlanField(
 RENAMED = {"scheduler": "edit_growth"}  # field names that still work, with a warning
 _VOID: dict[str, Any] = {"ban": ("void",), "stop": "eos"}
 _CONFIDENT: dict[str, Any] = {"commit": HighConfidence, "propose": MaskLast()}
-PRESETS = {
+PRESETS: dict[str, Preset] = {
     "original": Preset("fixed canvas, decoded to the end: instruct models as released", Fixed),
     "void": Preset("fixed canvas, VOID banned, [EOS]Termination", Fixed, **_VOID),
     "void-expansion": Preset("the canvas grows until its tail reads as VOID", VoidExpansion, **_VOID),
