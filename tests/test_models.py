@@ -1,6 +1,7 @@
 """Checkpoints: what loads is exact, and what could load wrong is refused by name."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -615,3 +616,14 @@ def test_the_default_plan_follows_the_padding(padding, plan):
     model = random_model()
     model.card = Card("llada", model.roles, padding=padding)
     assert model.default_plan == plan
+
+
+def test_the_table_of_the_docs_is_the_table_of_families():
+    page = (Path(__file__).parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
+    table = page.split("| family | checkpoints | class |")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in table.splitlines()[2:]]
+    assert {row[0].strip("| ") for row in rows} == FAMILIES.keys()
+    for name, _, kind, shift, *_ in rows:
+        family = FAMILIES[name.strip("| ")]
+        assert family.net_class.__name__ == f"{kind.split(',')[0]}ForCausalLM"
+        assert family.shift == int(shift)
