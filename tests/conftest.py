@@ -24,3 +24,22 @@ def data_dir() -> Path:
     if not (folder / "benchmarks").is_dir() or not (folder / "hub").is_dir():
         pytest.fail(f"VOIDPAD_DATA={named}: holds no benchmarks/ and hub/; run `make test-data` again")
     return folder
+
+
+@pytest.fixture(scope="session")
+def all_layers() -> None:
+    """Skips tests of the whole sandbox where the kernel does not offer every layer of protection."""
+    from voidpad.sandbox import layers
+
+    missing = [name for name, there in layers().items() if not there]
+    if missing:
+        pytest.skip(f"this kernel lacks {', '.join(missing)}")
+
+
+@pytest.fixture(scope="module")
+def sandbox(all_layers):
+    """The whole sandbox, with a time limit that no honest program meets on a slow machine."""
+    from voidpad.sandbox import Sandbox, SandboxLimits
+
+    with Sandbox(limits=SandboxLimits(seconds=10)) as made:
+        yield made

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from voidpad.serve.access import read_access
 from voidpad.serve.app import ServerState, build_app
-from voidpad.serve.server import ServeOptions, _listen, _Server, make_state
+from voidpad.serve.server import ServeOptions, _Server, listen, make_state
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Running:
 def serving(model, **fields) -> Iterator[Running]:
     """Serve `model` with these options until the block ends; then everything has stopped."""
     options = ServeOptions(**{"port": 0, "drain": 0.0, "timeout": 60.0, **fields})
-    listener = _listen(options.host, options.port)
+    listener = listen(options.host, options.port)
     access = read_access(options.host, options.api_keys, no_auth=options.no_auth, names=options.hosts)
     state = make_state(model, options, access)
     server = _Server(state, build_app(state), options)

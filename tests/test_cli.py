@@ -656,6 +656,8 @@ def test_a_failure_leaves_an_existing_output_alone(voidpad, folders, tmp_path):
         (("eval", "--tasks", "tiny", "--out", "here"), "is a file; choose another folder."),
         (("merge", "tiny-void", "--out", "here/below"), "is a file; choose another place."),
         (("calibrate", "--plot", "x"), "--plot x: a picture's name ends in .png,"),
+        (("calibrate", "--page", "x.png"), "--page x.png: a page's name ends in .html; rename it."),
+        (("calibrate", "--chats", "x", "--file", "y"), "--chats and --file: give one of them"),
         (("data", "prepare", "here/x", "--from", "x", "--model", "x"), "is a file; choose another place."),
         (("sweep", "x.toml", "--out", "here"), "is a file; choose another folder."),
         (("report", "x", "--out", "here"), "is a file; choose another folder."),
@@ -740,17 +742,52 @@ def test_calibrate_writes_the_card_and_the_picture(voidpad, folders, tmp_path):
         "--block",
         4,
     )
-    ran = voidpad(*run, "--limit", 16, "--plot", tmp_path / "plot.png", "--save", tmp_path / "model")
+    pages = ("--plot", tmp_path / "plot.png", "--page", tmp_path / "page.html")
+    ran = voidpad(*run, "--limit", 16, *pages, "--save", tmp_path / "model")
     assert ran.status == 0, ran.err
     assert "tau_nonvoid" in ran.out
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "page.html").read_text()
+    assert "3 prompts" in page
+    assert page.count("data:image/svg+xml") == 3
     fields = read_card(tmp_path / "model").calibration["void-expansion"]
     assert {"canvas": 4, "limit": 16, "block": 4}.items() <= fields.items()
-    assert sorted(os.listdir(tmp_path)) == ["model", "plot.png", "prompts"]
+    assert f"tau_nonvoid {fields['tau_nonvoid']:.4g}, tau_gap {fields['tau_gap']:.4g}" in page
+    assert sorted(os.listdir(tmp_path)) == ["model", "page.html", "plot.png", "prompts"]
     row = voidpad("generate", "hi", "--model", tmp_path / "model", "--plan", "void-expansion", "--json").rows[
         0
     ]
     assert 4 <= row["canvas"] <= 16
+
+
+def test_calibrate_reads_the_prompts_of_training_chats(voidpad, folders, tmp_path):
+    chats = [
+        {"conversations": [{"from": "human", "value": "one"}, {"from": "gpt", "value": "1"}]},
+        {"instruction": "two", "input": "words", "output": "2"},
+        {"messages": [{"role": "user", "content": text} for text in "ab"]},
+    ]
+    (tmp_path / "chats.json").write_text(json.dumps(chats))
+    run = (
+        "calibrate",
+        "--model",
+        folders["llada"],
+        "--chats",
+        tmp_path / "chats.json",
+        "--canvas",
+        4,
+        "--block",
+        4,
+    )
+    ran = voidpad(*run, "--limit", 16, "--page", tmp_path / "page.html")
+    assert ran.status == 0, ran.err
+    assert "conversations read: 3; dropped: 1 (no assistant message to learn)" in ran.err
+    assert f"2 prompts ({tmp_path / 'chats.json'})" in (tmp_path / "page.html").read_text()
+    (tmp_path / "chats.json").write_text(json.dumps(chats[2:]))
+    ran = voidpad(*run)
+    assert ran.status == 1
+    assert ran.err.endswith(
+        "nothing to learn; conversations read: 1; dropped: 1 (no assistant message to learn).\n"
+    )
 
 
 @pytest.mark.parametrize(

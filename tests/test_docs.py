@@ -20,11 +20,6 @@ from voidpad.commands import cli
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
-# Pages whose blocks carry no marks yet: of these only the names of commands, options and modules are checked.
-UNMARKED = {
-    "README.md", "analyze.md", "decode.md", "evaluate.md", "fast.md", "log.md", "models.md", "reproduce.md",
-    "sandbox.md", "tiny.md", "train.md", "view.md",
-}  # fmt: skip
 RUN_ELSEWHERE = {"extend.md": "test_extend.py"}  # pages that a test of their own puts together and runs
 FENCE = re.compile(
     r"(?P<marks>(?:^<!--[^\n]*-->\n)*)^```(?P<language>sh|bash|python)\n(?P<code>.*?)^```$",
@@ -105,9 +100,7 @@ def test_commands_options_and_modules_exist(page):
     assert unknown == []
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.name not in UNMARKED], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_block_that_is_not_run_says_why(page):
     for block in blocks(page):
         assert block.marks == "" or block.slow or block.reason, block.code
@@ -146,7 +139,7 @@ def runnable(*, slow: bool) -> list[Path]:
     chosen = []
     for page in PAGES:
         kept = [block for block in blocks(page) if block.reason is None]
-        if page.name in UNMARKED or page.name in RUN_ELSEWHERE:
+        if page.name in RUN_ELSEWHERE:
             continue
         if kept and any(block.slow for block in kept) == slow:
             chosen.append(page)

@@ -16,13 +16,13 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
-from voidpad.errors import ConfigError, DataError, RoleError
+from voidpad.errors import ConfigError, DataError, RoleError, VoidpadError
 from voidpad.evaluate import AnswerRequest, Resources, RunFolder, Settings, evaluate, join, read_run, wilson
 from voidpad.evaluate.answer import Answering
 from voidpad.evaluate.harness import VoidpadLM
 from voidpad.evaluate.journal import Journal
 from voidpad.evaluate.lm_eval import with_our_tasks
-from voidpad.evaluate.prepare import requests_of, stop_strings
+from voidpad.evaluate.prepare import prepare, requests_of, stop_strings
 from voidpad.evaluate.tasks import FOLDER
 from voidpad.evaluate.texts import cut_first, dream_harness, llada_harness
 from voidpad.models import random_model, save
@@ -273,10 +273,64 @@ def test_shards_join_to_the_whole(model, whole, tmp_path):
     assert read_run(tmp_path / "all").config["settings"] == read_run(whole).config["settings"]
 
 
-def test_a_missing_shard_is_noticed(model, tmp_path):
-    evaluate(replace(SETTINGS, shard=(0, 2)), tmp_path / "0", model=model, resources=CODE)
-    with pytest.raises(DataError, match="6 examples are missing, the first is tiny_steps:1"):
-        join([tmp_path / "0"], tmp_path / "all", resources=CODE)
+def test_parts_that_are_not_one_run_are_refused_before_anything_is_written(model, tmp_path):
+    whole, plain = replace(SETTINGS, tasks=("tiny_steps",)), Resources()
+    for part in range(2):
+        evaluate(replace(whole, shard=(part, 2)), tmp_path / str(part), model=model)
+    evaluate(replace(whole, shard=(1, 2), seed=7), tmp_path / "seed", model=model)
+    evaluate(replace(whole, shard=(1, 3)), tmp_path / "third", model=model)
+    prepare(replace(whole, shard=(1, 2)), RunFolder(tmp_path / "empty"))
+    refused = [
+        ([], ConfigError, "join: no parts"),
+        (
+            ["0"],
+            DataError,
+            r"3 items are in none of the parts, the first is tiny_steps:1; name the missing part",
+        ),
+        (["0", "0"], ConfigError, "tiny_steps:0 is in .*0 too; leave one of the two out"),
+        (["0", "1", "third"], ConfigError, "tiny_steps:1 is in .*1 too"),
+        (
+            ["0", "seed"],
+            ConfigError,
+            "seed: seed=7, but .*0 has 0; parts of one run differ in their shard alone",
+        ),
+        (["0", "nothing"], DataError, "nothing/config.json: missing"),
+    ]
+    for names, kind, message in refused:
+        with pytest.raises(kind, match=message):
+            join([tmp_path / name for name in names], tmp_path / "all", resources=plain)
+    unanswered = tmp_path / "empty"
+    config = json.loads((tmp_path / "1" / "config.json").read_text())
+    (unanswered / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        DataError, match="3 of 3 items have no answer, the first is tiny_steps:1; run `voidpad eval"
+    ):
+        join([tmp_path / "0", unanswered], tmp_path / "all")
+    assert not (tmp_path / "all").exists()
+    with pytest.raises(ConfigError, match="is one of the parts; use another --out"):
+        join([tmp_path / "0", tmp_path / "1"], tmp_path / "1")
+
+
+def test_a_failed_pass_names_task_and_item(model):
+    class Failing(Answering):
+        def engine(self):
+            engine = super().engine()
+
+            def denoise(*_):
+                raise RuntimeError("out of memory\nand more")
+
+            engine.denoise = denoise
+            return engine
+
+    asked = [AnswerRequest(name=f"tiny_steps:{item}", prompt="one") for item in range(5)]
+    answering = Failing(model, model.plan("void", canvas=16, block=8))
+    with pytest.raises(
+        VoidpadError,
+        match=r"^tiny_steps:0, tiny_steps:1, tiny_steps:2 and 2 more: RuntimeError: out of memory$",
+    ):
+        list(answering.run(asked))
+    with pytest.raises(ConfigError, match=r"^tiny_steps:9: "):
+        list(answering.run([AnswerRequest(name="tiny_steps:9", prompt="x" * 2000)]))
 
 
 def kill_and_resume(model, folder: Path, settings: Settings, kills: int) -> None:

@@ -1,12 +1,10 @@
 """Damaged and hostile model folders: one clear line, in bounded time, before memory is taken."""
 
 import contextlib
-import copy
 import json
 import os
 import random
 import shutil
-import struct
 import time
 
 import pytest
@@ -14,12 +12,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
+from fuzzing import SECONDS, mutated_json, mutated_tensors, reads_or_says_why
 from originals import write_original
 from voidpad.errors import VoidpadError
 from voidpad.models import load, random_model, save
 from voidpad.models.card import read_json
-
-SECONDS = 20  # for one refusal, on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -327,10 +324,6 @@ def test_a_template_that_never_ends(folder, monkeypatch):
 # Anything else
 
 
-ODD = [
-    None, True, False, 0, 1, -1, 2**31, 2**63, 10**30, 1e308, -0.5, "", "x", "\u0000", "<|mask|>", "../..", [], {},
-    [None], [[]], {"": {}}, ["q_proj"], "a" * 5000, [1, 2, 3], {"a": 1}, float("nan"),
-]  # fmt: skip
 JSONS = {
     "llada": ["config.json", "tokenizer.json", "tokenizer_config.json"],
     "dream": ["config.json", "model.safetensors.index.json", "tokenizer_config.json"],
@@ -343,62 +336,6 @@ WEIGHTS = {
     "saved": "model.safetensors",
     "adapter": "adapter_model.safetensors",
 }
-
-
-def paths_of(value, path=()):
-    """The place of every value inside a JSON value."""
-    children = (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    )
-    for key, child in children:
-        yield (*path, key)
-        yield from paths_of(child, (*path, key))
-
-
-def mutated_json(draw, text):
-    """The JSON text with one to three values replaced, removed or added; sometimes with broken bytes."""
-    if draw.random() < 0.15:
-        data = bytearray(text.encode())
-        for _ in range(draw.randint(1, 4)):
-            data[draw.randrange(len(data))] = draw.randrange(256)
-        return bytes(data[: draw.choice([len(data), draw.randrange(len(data))])])
-    values = json.loads(text)
-    for _ in range(draw.randint(1, 3)):
-        places = list(paths_of(values))
-        if not places:
-            break
-        # Top-level fields are few beside the entries of a vocabulary: choose the depth first.
-        depth = draw.choice(sorted({len(place) for place in places}))
-        *parents, last = draw.choice([place for place in places if len(place) == depth])
-        owner = values
-        for key in parents:
-            owner = owner[key]
-        kind = draw.random()
-        if kind < 0.2:
-            del owner[last]
-        elif kind < 0.3 and isinstance(owner, dict):
-            owner[draw.choice(["x", "", "dtype", "quantization_config", "rope_scaling", "auto_map"])] = (
-                draw.choice(ODD)
-            )
-        else:
-            owner[last] = copy.deepcopy(draw.choice(ODD))
-    return json.dumps(values).encode()
-
-
-def mutated_tensors(draw, data):
-    """The file with bytes of its header changed, its header rewritten, or its end cut."""
-    data = bytearray(data)
-    (size,) = struct.unpack("<Q", data[:8])
-    kind = draw.random()
-    if kind < 0.3:
-        for _ in range(draw.randint(1, 3)):
-            data[draw.randrange(8 + size)] = draw.randrange(256)
-    elif kind < 0.5:
-        del data[draw.randrange(len(data)) :]
-    else:
-        header = mutated_json(draw, data[8 : 8 + size].decode())
-        data = bytearray(struct.pack("<Q", len(header)) + header) + data[8 + size :]
-    return bytes(data)
 
 
 def fuzz(folders, tmp_path, seeds):
@@ -414,16 +351,9 @@ def fuzz(folders, tmp_path, seeds):
         else:
             target = path / draw.choice(JSONS[kind])
             target.write_bytes(mutated_json(draw, target.read_text(encoding="utf-8")))
-        begun = time.monotonic()
-        try:
-            load(path).encode("hi <|mask|> there")
-        except VoidpadError as error:
-            message = str(error)
-            if "\n" in message or len(message) > 2000:
-                pytest.fail(f"seed {seed}, {target.name}: not one line: {message[:300]}")
-        except (Exception, GeneratorExit) as error:
-            pytest.fail(f"seed {seed}, {target.name}: {type(error).__name__}: {str(error)[:300]}")
-        assert time.monotonic() - begun < SECONDS, f"seed {seed}, {target.name}"
+        reads_or_says_why(
+            lambda path=path: load(path).encode("hi <|mask|> there"), f"seed {seed}, {target.name}"
+        )
         shutil.rmtree(path)
 
 

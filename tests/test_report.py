@@ -15,16 +15,17 @@ from studies.paper import findings, published
 from studies.paper.__main__ import lines as audit
 from voidpad.commands.cli import app
 from voidpad.errors import ConfigError, DataError
+from voidpad.evaluate import Settings
 from voidpad.experiments.report.figures import plots
 from voidpad.experiments.report.layout import Bars, Blocks, Details, Heat, Lines, Tasks
 from voidpad.experiments.report.origins import provenance
 from voidpad.experiments.report.pages import Report, as_html, as_latex, as_markdown, report
 from voidpad.experiments.report.published import read_published
 from voidpad.experiments.report.records import read as read_runs
-from voidpad.experiments.report.render import markdown, tex
+from voidpad.experiments.report.render import markdown, md, tex
 from voidpad.experiments.report.report_metrics import METRICS, Value, mean_interval, ranked
 from voidpad.experiments.report.tables import build, comparison
-from voidpad.experiments.sweep_recipe import cells, read
+from voidpad.experiments.sweep_recipe import SweepCell, cells, read
 
 ROOT = Path(__file__).parent
 PUBLISHED = ROOT.parent / "studies" / "paper" / "published.toml"
@@ -376,6 +377,41 @@ def test_latex_text_is_escaped():
     assert (
         tex(r"a_b 5% {x} \ – ~^") == r"a\_b 5\% \{x\} \textbackslash{} -- \textasciitilde{}\textasciicircum{}"
     )
+
+
+def test_markdown_text_is_escaped():
+    assert md("a_b _c_ 5*6 `d` x|y <e> [f] [g](h)\n\\") == r"a_b \_c\_ 5\*6 \`d\` x\|y \<e> [f] [g\](h)\\n\\"
+
+
+HOSTILE_NAME = (
+    "a|b`c`\n# d & e % _f_ #g $h$ {i} ~j ^k \\l <script>alert(1)</script> ![m](n)\x1b[31m\x00\u202e"
+)
+
+
+def test_no_name_changes_a_report(tmp_path):
+    """Names of models come from recipes and folders of other people."""
+    for block in (32, 64):
+        fields = {"block": block, "canvas": 64}
+        cell = SweepCell(
+            "m", "x", Settings(HOSTILE_NAME, ("tiny_steps",), "void", fields, adapter=HOSTILE_NAME)
+        )
+        write_run(cell, tmp_path, size=4)
+    page = report([tmp_path / "cells"])
+    text, latex, html = as_markdown(page), as_latex(page), as_html(page)
+    shown = text.splitlines()
+    assert all(line.isprintable() for part in (text, latex, html) for line in part.splitlines())
+    assert not any(line.startswith("# d") for line in shown)
+    assert "<script" not in text.replace("\\<script", "")
+    assert "<script" not in html
+    assert "`" not in text.replace("\\`", "")
+    assert tex(HOSTILE_NAME) in latex
+    tables = [line for line in shown if line.startswith("|")]
+    bars = [len(re.findall(r"(?<!\\)\|", line)) for line in tables]
+    heads = [number for number, line in enumerate(tables) if line.startswith("| ---")]
+    assert len(heads) >= 2
+    for at, head in enumerate(heads):
+        rows = bars[head - 1 : (heads[at + 1] - 1 if at + 1 < len(heads) else None)]
+        assert len(set(rows)) == 1
 
 
 @pytest.mark.parametrize(

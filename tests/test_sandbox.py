@@ -21,7 +21,7 @@ import pytest
 
 from voidpad.errors import ConfigError
 from voidpad.evaluate.tasks.mbpp import function_under_test
-from voidpad.sandbox import Sandbox, SandboxLimits, cgroup, kernel, layers
+from voidpad.sandbox import Sandbox, SandboxLimits, cgroup, kernel
 from voidpad.sandbox.checker import CheckerTask, judge
 from voidpad.sandbox.wire import Channel, ChannelClosed
 
@@ -46,20 +46,7 @@ PLACES = (
 
 
 @pytest.fixture(scope="module")
-def complete():
-    missing = [name for name, there in layers().items() if not there]
-    if missing:
-        pytest.skip(f"this kernel lacks {', '.join(missing)}")
-
-
-@pytest.fixture(scope="module")
-def sandbox(complete):
-    with Sandbox(limits=SandboxLimits(seconds=10)) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def cells(complete):
+def cells(all_layers):
     """By seconds: a short limit for programs that have to be stopped, a long one for a slow machine."""
     limits = {
         seconds: SandboxLimits(seconds=seconds, memory_mb=512, disk_mb=8, processes=16) for seconds in (1, 10)
@@ -370,7 +357,7 @@ def test_a_verdict_says_what_happened(program, checks, reason, words, sandbox):
 # Running many, stopping, refusing
 
 
-def test_map_keeps_the_order_and_uses_its_workers(complete):
+def test_map_keeps_the_order_and_uses_its_workers(all_layers):
     slow = "import time; time.sleep({})\ndef f(): return {}"
     jobs = [(slow.format(0.3 * (n % 2), n), f"assert f() == {n % 5}") for n in range(8)]
     with Sandbox(workers=4) as sandbox:
@@ -394,7 +381,7 @@ def test_verdicts_do_not_depend_on_chance(sandbox):
     assert sandbox.run(program, "assert f() == 0").detail == first
 
 
-def test_nothing_is_left_when_a_sandbox_closes(complete):
+def test_nothing_is_left_when_a_sandbox_closes(all_layers):
     before = processes()
     with Sandbox(limits=SandboxLimits(seconds=1)) as sandbox:
         sandbox.run("import os, time\nif os.fork() == 0:\n os.setsid(); time.sleep(99)\n", "")
@@ -402,7 +389,7 @@ def test_nothing_is_left_when_a_sandbox_closes(complete):
     assert processes() == before
 
 
-def test_nothing_is_left_when_the_caller_is_killed(complete):
+def test_nothing_is_left_when_the_caller_is_killed(all_layers):
     code = (
         "import sys\nfrom voidpad.sandbox import Sandbox, SandboxLimits\n"
         "sandbox = Sandbox(limits=SandboxLimits(seconds=60))\n"
@@ -419,7 +406,7 @@ def test_nothing_is_left_when_the_caller_is_killed(complete):
     assert not psutil.wait_procs(below, timeout=5)[1]
 
 
-def test_a_lost_supervisor_costs_one_verdict(complete):
+def test_a_lost_supervisor_costs_one_verdict(all_layers):
     with Sandbox(limits=SandboxLimits(seconds=30)) as sandbox:
         before = set(psutil.Process().children())
         sandbox.run("", "")
@@ -437,7 +424,7 @@ def test_limits_are_positive(field):
         Sandbox(workers=0)
 
 
-def test_the_limits_are_those_asked_for(complete):
+def test_the_limits_are_those_asked_for(all_layers):
     with Sandbox(limits=SandboxLimits(seconds=0.4, memory_mb=200, disk_mb=2, output_kb=1)) as sandbox:
         slow = sandbox.run("while True: pass", "")
         assert slow.reason == "timeout"
@@ -485,7 +472,7 @@ def groups():
     return {path for path in Path("/sys/fs/cgroup").glob("**/voidpad-sandbox-*") if path.is_dir()}
 
 
-def test_no_control_group_is_left(complete):
+def test_no_control_group_is_left(all_layers):
     before = groups()
     with Sandbox() as sandbox:
         sandbox.run("", "")
@@ -498,7 +485,7 @@ def test_no_control_group_is_left(complete):
     assert groups() - before == set()
 
 
-def test_the_memory_of_all_processes_together_is_bounded_at_once(complete):
+def test_the_memory_of_all_processes_together_is_bounded_at_once(all_layers):
     """Faster than any measurement: the kernel stops the program where a control group can be created."""
     group = cgroup.create()
     if group is None:
@@ -555,7 +542,7 @@ def restricted(refuse, jobs):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_missing_layer_is_named_and_refused_unless_told(complete):
+def test_a_missing_layer_is_named_and_refused_unless_told(all_layers):
     good = ["def square(x): return x * x", CHECKS]
     missing, error, verdicts = restricted("landlock_create_ruleset", [good])
     assert missing == ["landlock"]
@@ -583,14 +570,14 @@ with Sandbox(weak=True, limits=SandboxLimits(seconds=30, processes=24)) as sandb
 
 
 @pytest.mark.parametrize("which", ["first", "inner"])
-def test_without_namespaces_a_lost_supervisor_still_takes_its_programs_along(complete, which):
+def test_without_namespaces_a_lost_supervisor_still_takes_its_programs_along(all_layers, which):
     bomb = (Path(__file__).parent / "hostile" / "fork_bomb.py").read_text()
     done, left = adopting([sys.executable, "-c", f"WHICH, BOMB = {which!r}, {bomb!r}{LOST_SUPERVISOR}"])
     assert done.stdout == "killed True\n", done.stderr
     assert left == set()
 
 
-def test_without_namespaces_the_other_layers_still_hold(complete):
+def test_without_namespaces_the_other_layers_still_hold(all_layers):
     hostile = [p for p in HOSTILE if p.stem in WITHOUT_NAMESPACES]
     jobs = [["def square(x): return x * x", CHECKS], *([p.read_text(), CHECKS] for p in hostile)]
     missing, error, verdicts = restricted("unshare", jobs)
@@ -606,7 +593,7 @@ def test_without_namespaces_the_other_layers_still_hold(complete):
 
 
 @pytest.mark.slow
-def test_without_namespaces_no_hostile_program_gains_anything(complete):
+def test_without_namespaces_no_hostile_program_gains_anything(all_layers):
     _, _, verdicts = restricted("unshare", [[path.read_text(), CHECKS] for path in HOSTILE])
     assert [p.stem for p, v in zip(HOSTILE, verdicts, strict=True) if v["passed"]] == []
 
@@ -641,7 +628,7 @@ def square(x): return x * x if gained else 0
 """
 
 
-def test_without_namespaces_files_sockets_and_processes_of_the_same_user_are_out_of_reach(complete):
+def test_without_namespaces_files_sockets_and_processes_of_the_same_user_are_out_of_reach(all_layers):
     victim = subprocess.Popen(["sleep", "600"], user=65534 if os.getuid() == 0 else None)
     folder = Path(tempfile.mkdtemp(prefix="voidpad-test-"))
     try:
@@ -681,7 +668,7 @@ def test_without_namespaces_files_sockets_and_processes_of_the_same_user_are_out
         folder.rmdir()
 
 
-def test_without_namespaces_the_missing_layers_are_named(complete):
+def test_without_namespaces_the_missing_layers_are_named(all_layers):
     done, _ = adopting([sys.executable, "-c", RESTRICTED, "unshare"], json.dumps([["", ""]]))
     assert f"weak sandbox: generated programs run without {NAMESPACES}" in done.stderr
 
@@ -738,7 +725,7 @@ with Sandbox(limits=SandboxLimits(seconds=1)) as sandbox:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="the whole file runs as an ordinary user")
-def test_an_ordinary_user_gets_every_layer(complete):
+def test_an_ordinary_user_gets_every_layer(all_layers):
     closed = (
         [] if os.stat("/root").st_mode & 1 or not sys.base_prefix.startswith("/root/") else [sys.base_prefix]
     )
@@ -776,26 +763,26 @@ def failures(items):
     return {name: v.detail for name, v in zip(items, verdicts, strict=True) if not v.passed}
 
 
-def test_every_humaneval_solution_passes(complete, data_dir):
+def test_every_humaneval_solution_passes(all_layers, data_dir):
     items = humaneval(data_dir)
     assert len(items) == 164
     assert failures(items) == {}
 
 
-def test_no_humaneval_solution_passes_another_tasks_checks(complete, data_dir):
+def test_no_humaneval_solution_passes_another_tasks_checks(all_layers, data_dir):
     items = list(humaneval(data_dir).items())[:30]
     swapped = {name: (items[n - 1][1][0], checks) for n, (name, (_, checks)) in enumerate(items)}
     assert set(failures(swapped)) == set(swapped)
 
 
-def test_mbpp_solutions_pass_sample(complete, data_dir):
+def test_mbpp_solutions_pass_sample(all_layers, data_dir):
     items = list(mbpp(data_dir).items())
     named = {126, 367, 596, 601, 927}  # a built-in's name, trees and objects, a module of the program
     assert failures({k: v for n, (k, v) in enumerate(items) if n % 18 == 0 or k in named}) == {}
 
 
 @pytest.mark.slow
-def test_every_mbpp_solution_passes(complete, data_dir):
+def test_every_mbpp_solution_passes(all_layers, data_dir):
     items = mbpp(data_dir)
     assert len(items) == 974
     assert failures(items) == {}

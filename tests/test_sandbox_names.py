@@ -8,7 +8,6 @@ import pytest
 from voidpad.evaluate.tasks import benchmark_files as data
 from voidpad.evaluate.tasks import humaneval, mbpp
 from voidpad.evaluate.tasks.task import program_test
-from voidpad.sandbox import Sandbox, layers
 
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox is made of Linux namespaces", allow_module_level=True)
@@ -24,15 +23,6 @@ def claim(name):
                 value["defines"] = lambda wanted: [name]
         frame = frame.f_back
 """
-
-
-@pytest.fixture(scope="module")
-def sandbox():
-    missing = [name for name, there in layers().items() if not there]
-    if missing:
-        pytest.skip(f"this kernel lacks {', '.join(missing)}")
-    with Sandbox() as made:
-        yield made
 
 
 FORGED_BUILTINS = {

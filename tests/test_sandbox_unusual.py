@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-from voidpad.sandbox import Sandbox, layers
-
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox is made of Linux namespaces", allow_module_level=True)
 
@@ -242,15 +240,6 @@ REFUSED = {
     "very deep list": ("def f(n):\n x = []\n for _ in range(n): x = [x]\n return x", "f(50000)", "nested"),
     "very large result": ("def f(n): return 'x' * n", "f(50 << 20)", "at most"),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def sandbox():
-    missing = [name for name, there in layers().items() if not there]
-    if missing:
-        pytest.skip(f"this kernel lacks {', '.join(missing)}")
-    with Sandbox() as made:
-        yield made
 
 
 def test_there_are_enough_unusual_programs():

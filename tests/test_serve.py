@@ -596,6 +596,15 @@ def test_a_full_queue_and_a_timeout(model):
             list(ask(client, PROMPTS[0], stream=True))
 
 
+def test_every_pass_counts_as_decoding_and_none_as_waiting(model):
+    with serving(model, **PLAN) as running:
+        slowed(running, 0.03)
+        client = openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
+        spent = ask(client, PROMPTS[0]).choices[0].model_extra["voidpad"]
+        assert spent["decode_seconds"] >= 0.03 * spent["passes_decode"]
+        assert spent["queue_seconds"] >= 0
+
+
 def test_a_failed_pass_fails_its_rows_and_the_server_goes_on(model):
     with serving(model, **PLAN) as running:
         client = openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)

@@ -66,6 +66,34 @@ def test_the_version_is_the_packages():
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"voidpad {metadata.version('voidpad')}\n", "")
 
 
+# What Python has on Unix alone. Windows has no test machine here: blocking these modules stands for it.
+WITHOUT_UNIX = """
+class Windows:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("fcntl", "resource", "pwd", "grp", "termios"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+for name in ("fcntl", "resource", "pwd", "grp", "termios"):
+    sys.modules.pop(name, None)
+sys.meta_path.insert(0, Windows())
+"""
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("recipes",)])
+def test_commands_that_need_no_unix_start_without_its_modules(arguments):
+    ran = python(WITHOUT_UNIX, *arguments)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.strip()
+
+
+def test_the_package_and_its_commands_are_imported_without_unix_modules():
+    """Of what torch and transformers import nothing is said: here they take their Unix road."""
+    targets = {target.partition(":")[0] for target in cli.COMMANDS.values()} | {"voidpad"}
+    ran = python(WITHOUT_UNIX + "".join(f"\nimport {module}" for module in sorted(targets)))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    ran = python(WITHOUT_UNIX + "\nimport fcntl")
+    assert "No module named 'fcntl'" in ran.stderr
+
+
 # ---------------------------------------------------------------------------------------------------- endings
 INTERRUPTED = """
 class Interrupt:
@@ -184,3 +212,13 @@ def seen(): print("torch" in sys.modules)
 cli.prepare_process = seen
 """
     assert python(code, "--version").stdout.splitlines()[0] == "False"
+
+
+# --------------------------------------------------------------------------------------------------- seconds
+@pytest.mark.slow
+def test_start_up_takes_the_cpu_seconds_it_may():
+    from studies.benchmarks.startup import AIMS, measure
+
+    seconds = measure()
+    assert seconds.keys() == AIMS.keys()
+    assert {name: taken for name, taken in seconds.items() if taken > AIMS[name]} == {}

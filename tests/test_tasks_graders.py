@@ -4,6 +4,8 @@ import ast
 import itertools
 import json
 import re
+import subprocess
+import sys
 import time
 import warnings
 
@@ -161,6 +163,17 @@ def test_the_filters_of_parsers_run_in_children():
         filters = [value for name, value in vars(module).items() if name.endswith("_filter")]
         assert len(filters) in (2, 3)
         assert {value.__qualname__ for value in filters} == {isolated(spell, str).__qualname__}
+
+
+def test_a_child_that_grades_does_not_load_the_package():
+    """Importing torch takes longer than grading all of HumanEval."""
+    code = """
+import sys
+from voidpad.evaluate.tasks import graders, gsm8k, humaneval, math500, mbpp
+print([name for name in ("torch", "transformers", "lm_eval", "datasets", "voidpad.decode") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_a_program_that_cannot_be_made_says_why():

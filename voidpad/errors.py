@@ -43,8 +43,8 @@ PLAIN = {"extra_forbidden": "no such setting", "missing": "is missing"}  # pydan
 
 def fault(error: Mapping[str, Any]) -> str:
     """One of pydantic's errors in our words: the field, what is wrong, the value."""
-    where = ".".join(str(part) for part in error["loc"])
-    text = PLAIN.get(error["type"]) or error["msg"].removeprefix("Value error, ")
+    where = ".".join(str(part) for part in error["loc"])[:200]
+    text = PLAIN.get(error["type"]) or error["msg"].removeprefix("Value error, ")[:300]
     given = repr(error["input"])
     named = error["type"] not in PLAIN and not isinstance(error["input"], Mapping) and len(given) < 60
     value = f" (got {given})" if named else ""

@@ -12,6 +12,7 @@ RAINBOW_NAMES = tuple(f"<|rainbow_{n}|>" for n in range(1, 7))  # rainbow token 
 # Entries that a vocabulary keeps for later use. The authors' tokenizers rename such ids: <|pad_n|> for LLaDA, and
 # <pad_n> for Dream, where the entries were runs of spaces.
 RESERVED = re.compile(r"<\|(?:reserved_token|reserved_special_token|pad|unused)_(\d{1,6})\|>|<pad_(\d{1,6})>")
+ROLE_NAMES = ("ends", "eos", "mask", "rainbow", "void")  # those that plans may name
 
 
 @dataclass(frozen=True)
@@ -59,16 +60,21 @@ class Roles:
         return frozenset((self.mask, *self.ends, *void, *self.rainbow, *self.never))
 
     def _role(self, name: str) -> list[int]:
+        check_role_name(name)
         known = {"mask": [self.mask], "eos": [self.eos], "void": [] if self.void is None else [self.void]}
         known |= {"ends": list(self.ends), "rainbow": list(self.rainbow)}
-        if name not in known:
-            raise RoleError(f"role {name!r} is unknown; use one of {', '.join(sorted(known))} or a token id.")
         if not known[name]:
             raise RoleError(
                 f"role {name!r}: this checkpoint has none. Use one trained with it, a plan that does not name it "
                 f'(original), or load(..., roles={{"{name}": <id>}}).'
             )
         return known[name]
+
+
+def check_role_name(name: str) -> None:
+    """Refuse a name that no checkpoint has a role for."""
+    if name not in ROLE_NAMES:
+        raise RoleError(f"role {name!r} is unknown; use one of {', '.join(ROLE_NAMES)} or a token id.")
 
 
 def resolve(tokenizer: Any, config: Mapping[str, Any], *, rows: int, names: RoleNames | None = None) -> Roles:

@@ -1,11 +1,14 @@
 """The server under load against the engine alone, in one run. Prints ratios.
 
-    python studies/benchmarks/serve.py                                             # built-in model, two cores
+    python studies/benchmarks/serve.py                                             # built-in model, two idle cores
     python studies/benchmarks/serve.py --shape llada-8b --device cuda --rows 64    # one H200, random weights
 
 The engine first decodes every prompt by itself (`model.generate`'s way). Then a server over the same model answers the
 same prompts for many streaming clients, which run in a process of their own. Some clients leave in the middle, some
 send nonsense, some read slowly. Every completed answer is compared with the engine's own.
+
+On two cores both sides use one thread for the network, so that the clients have a core of their own. On a machine that
+does other work too, `ratio` compares two moments; `cpu_ratio` compares processor time and says what the server costs.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import queue
 import random
 import resource
 import sys
@@ -127,14 +131,14 @@ def clients_process(url: str, model: str, load: list[LoadRequest], clients: int,
 
 def engine_alone(
     model: Any, load: list[LoadRequest], plan: Any, *, rows: int, tokens: int
-) -> tuple[dict[int, str], float]:
-    """The same rows through the engine by itself: their texts and the seconds they took."""
+) -> tuple[dict[int, str], float, float]:
+    """The same rows through the engine by itself: their texts, and the seconds and processor seconds they took."""
     from voidpad.serve.choice import Choice
     from voidpad.serve.engine_thread import text_rules
 
     rules, engine = text_rules(model), model.engine(rows=rows, tokens=tokens, block=plan.block)
     places = {}
-    begun = time.perf_counter()
+    begun, used = time.perf_counter(), time.process_time()
     for place, one in enumerate(load):
         limit = model.row_limit(one.ids, plan, max_tokens=one.max_tokens)
         places[engine.submit(one.ids, plan, seed=one.seed, limit=limit)] = place
@@ -144,7 +148,12 @@ def engine_alone(
         choice.feed(outcome.tokens)
         choice.end()
         texts[places[handle]] = choice.text
-    return texts, time.perf_counter() - begun
+    return texts, time.perf_counter() - begun, time.process_time() - used
+
+
+def peak_memory() -> float:
+    """The most memory this process has had so far, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def measure(model: Any, load: list[LoadRequest], *, plan: str, fields: dict[str, Any], clients: int, rows: int,
@@ -155,7 +164,7 @@ def measure(model: Any, load: list[LoadRequest], *, plan: str, fields: dict[str,
     chosen = model.plan(plan, **fields)
     wanted = [one for one in load if one.kind in ("normal", "slow")]
     engine_alone(model, wanted[: 2 * rows], chosen, rows=rows, tokens=tokens)  # warm
-    alone, alone_seconds = engine_alone(model, wanted, chosen, rows=rows, tokens=tokens)
+    alone, alone_seconds, alone_cpu = engine_alone(model, wanted, chosen, rows=rows, tokens=tokens)
     expected = dict(zip([k for k, one in enumerate(load) if one.kind in ("normal", "slow")],
                         [alone[k] for k in range(len(wanted))], strict=True))  # fmt: skip
     context = multiprocessing.get_context("spawn")
@@ -163,12 +172,23 @@ def measure(model: Any, load: list[LoadRequest], *, plan: str, fields: dict[str,
     with serving(
         model, plan=plan, fields=fields, rows=rows, tokens=tokens, queue=4096, timeout=900.0
     ) as running:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         process = context.Process(
             target=clients_process, args=(running.url, running.state.served.name, load, clients, back)
         )
+        used, early = time.process_time(), None
         process.start()
-        report: LoadReport = back.get(timeout=3600)
+        report: LoadReport | None = None
+        while report is None:
+            try:
+                report = back.get(timeout=0.5)
+            except queue.Empty:
+                assert process.is_alive(), "the clients' process has ended without a report"
+            answered = running.state.metrics.registry.get_sample_value(
+                "voidpad_requests_total", {"route": "/v1/completions", "status": "200"}
+            )
+            if early is None and (answered or 0) >= len(load) / 4:
+                early = peak_memory()
+        used = time.process_time() - used
         process.join(60)
         end = time.monotonic() + 30
         while running.state.engine.rows and time.monotonic() < end:
@@ -191,10 +211,13 @@ def measure(model: Any, load: list[LoadRequest], *, plan: str, fields: dict[str,
         "engine_requests_per_second": len(wanted) / alone_seconds,
         "server_requests_per_second": len(report.texts) / report.seconds,
         "ratio": (len(report.texts) / report.seconds) / (len(wanted) / alone_seconds),
+        "engine_cpu_seconds": alone_cpu,
+        "server_cpu_seconds": used,
+        "cpu_ratio": (len(report.texts) / used) / (len(wanted) / alone_cpu),
         "latency_p50": latencies[len(latencies) // 2] if latencies else None,
         "latency_p95": latencies[int(len(latencies) * 0.95)] if latencies else None,
-        "peak_memory_before_mib": before / 1024,
-        "peak_memory_after_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_memory_at_a_quarter_mib": early,
+        "peak_memory_at_the_end_mib": peak_memory(),
     }
 
 
@@ -249,15 +272,22 @@ def main() -> None:
     parser.add_argument("--model", default="tiny-void")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--layers", type=int, help="fewer layers, for a rehearsal")
-    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--threads", type=int, default=1, help="of the network on a CPU, on both sides")
+    parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=16384)
-    parser.add_argument("--canvas", type=int, default=128)
+    parser.add_argument("--canvas", type=int, default=48)
     parser.add_argument("--prompts", default="", help="shortest and longest prompt in tokens, such as 32,256")
     parser.add_argument("--answers", default="", help="shortest and longest answer in tokens, such as 16,64")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    from voidpad.commands.process import prepare_process
+
+    prepare_process()  # as `voidpad serve` does
+    import torch
+
+    torch.set_num_threads(given.threads)
     if given.shape:
         model = shaped_model(given.shape, given.device, given.layers)
         plan, fields = "original", {"canvas": given.canvas, "block": 32, "threshold": 0.9}
@@ -267,7 +297,7 @@ def main() -> None:
 
         model = load(given.model, device=given.device)
         plan, fields = "void", {"canvas": given.canvas, "block": 16, "threshold": 0.9}
-        lengths = {"prompts": (16, 96), "answers": (16, given.canvas)}
+        lengths = {"prompts": (8, 48), "answers": (8, given.canvas)}
     for name in ("prompts", "answers"):
         if text := getattr(given, name):
             lengths[name] = tuple(map(int, text.split(",")))
@@ -283,7 +313,7 @@ def main() -> None:
     )
     if not given.shape:
         prompt = "Tom has 13 cards.\n(1) Tom makes it 5 times as many.\n(2) Ann brings 21.\nCount the cards after (2)."
-        figures["one_client"] = one_client(model, prompt, plan=plan, fields=fields, rounds=7)
+        figures["one_client"] = one_client(model, prompt, plan=plan, fields=fields, rounds=15)
     text = json.dumps(figures, indent=1)
     if given.out:
         given.out.write_text(text + "\n", encoding="utf-8")

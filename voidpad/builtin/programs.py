@@ -6,6 +6,7 @@ which takes the whole chain of multiplications at once: possible, and usually wr
 
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from voidpad.builtin.problems import TERSE, Problem, Task, between, manner, one_of, weighted
 
@@ -167,7 +168,7 @@ def _apply(op: str, operand: int, values: list[int]) -> list[int]:
     return [{"+": v + operand, "-": v - operand, "*": v * operand}[op] for v in values]
 
 
-def _list_checks(facts: tuple) -> str:
+def _list_checks(facts: tuple[Any, ...]) -> str:
     """Asserts on lists that straddle the filter's bound; expected values come from the steps themselves."""
     name, ops, _, _, bound, result = facts
     near = 5 if bound is None else bound

@@ -48,4 +48,4 @@ def check(problem: Problem, text: str, sandbox: Runner | None = None) -> bool:
         return False
     if sandbox is None:
         raise ValueError(f"task {problem.task!r} runs code: pass a sandbox.")
-    return sandbox.run(source, problem.target).passed
+    return bool(sandbox.run(source, problem.target).passed)

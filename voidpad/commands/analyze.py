@@ -15,7 +15,7 @@ from voidpad.commands import analyze_runs as runs
 from voidpad.commands import analyze_tables as tables
 from voidpad.commands.generate import bar, err, out
 from voidpad.commands.loading import Device, Dtype, load_model
-from voidpad.commands.options import takes_plan_fields
+from voidpad.commands.options import RowLimit, TokenLimit, known_plan, takes_plan_fields
 from voidpad.commands.outputs import file_to_write, picture_to_write
 from voidpad.errors import ConfigError
 
@@ -32,8 +32,6 @@ File = Annotated[
 ]
 Data = Annotated[Path | None, typer.Option(help="examples: JSON lines of messages, or a prepared file")]
 Raw = Annotated[bool, typer.Option("--raw", help="no chat template")]
-Rows = Annotated[int, typer.Option(help="most rows in one pass")]
-Tokens = Annotated[int, typer.Option(help="most tokens in one pass")]
 PlotFile = Annotated[Path | None, typer.Option(help="write the picture here", callback=picture_to_write)]
 CsvFile = Annotated[Path | None, typer.Option("--csv", help="write the numbers here", callback=file_to_write)]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object")]
@@ -46,6 +44,18 @@ def _loaded(model: str, adapter: str | None, *, device: str, dtype: str) -> Mode
     return loaded
 
 
+def _known_tasks(value: str) -> str:
+    from voidpad.diagnose.questions import task_names
+
+    task_names(inputs.names(value))
+    return value
+
+
+TaskNames = Annotated[
+    str, typer.Option("--tasks", help="built-in tasks to take problems from", callback=_known_tasks)
+]
+
+
 class Queries(StrEnum):
     masked = "masked"
     all = "all"
@@ -56,14 +66,16 @@ def eos_prior(
     model: ModelName = "tiny-eos",
     adapter: Adapter = None,
     data: Data = None,
-    tasks: Annotated[str, typer.Option(help="built-in tasks to draw examples from")] = inputs.EVERY,
+    tasks: TaskNames = inputs.EVERY,
     count: Annotated[int, typer.Option(help="examples", min=1)] = 600,
     batch: Annotated[int, typer.Option(help="examples of a mini-batch, padded to its longest")] = 6,
-    canvas: Annotated[int | None, typer.Option(help="pad every answer to so many slots instead")] = None,
-    least: Annotated[int, typer.Option(help="examples a slot needs for its gap to count")] = 100,
+    canvas: Annotated[
+        int | None, typer.Option(min=1, help="pad every answer to so many slots instead")
+    ] = None,
+    least: Annotated[int, typer.Option(min=1, help="examples a slot needs for its gap to count")] = 100,
     seed: Annotated[int, typer.Option(help="of the mini-batches")] = 0,
     raw: Raw = False,
-    tokens: Tokens = 8192,
+    tokens: TokenLimit = 8192,
     plot: PlotFile = None,
     csv: CsvFile = None,
     as_json: AsJson = False,
@@ -75,6 +87,7 @@ def eos_prior(
 
     if batch < 1 or count < 1:
         raise ConfigError(f"batch={batch} and count={count} must be at least 1.")
+    inputs.check_there(data)
     loaded = _loaded(model, adapter, device=device, dtype=dtype)
     pairs = inputs.pairs(loaded, data=data, tasks=tasks, count=count, raw=raw)
     laid = (
@@ -112,19 +125,24 @@ def overflow(
     adapter: Adapter = None,
     plan: Annotated[
         str | None,
-        typer.Option(help="how to decode; default: void for VOID-padded checkpoints, else original"),
+        typer.Option(
+            help="how to decode; default: void for VOID-padded checkpoints, else original",
+            callback=known_plan,
+        ),
     ] = None,
     file: File = None,
-    tasks: Annotated[str, typer.Option(help="built-in tasks to take prompts from")] = inputs.NUMBERS,
+    tasks: TaskNames = inputs.NUMBERS,
     count: Annotated[int, typer.Option(help="prompts, of a file or of the tasks", min=1)] = 32,
     blocks: Annotated[str | None, typer.Option(help="block sizes, separated by commas")] = None,
     trace: Annotated[
         list[Path] | None, typer.Option(help="read recorded decodes instead of decoding (repeatable)")
     ] = None,
     short: Annotated[
-        float, typer.Option(help="overflow: at most this share of the canvas before EOS")
+        float, typer.Option(min=0, max=1, help="overflow: at most this share of the canvas before EOS")
     ] = 0.05,
-    filled: Annotated[float, typer.Option(help="overflow: at least this share of the rest is EOS")] = 0.9,
+    filled: Annotated[
+        float, typer.Option(min=0, max=1, help="overflow: at least this share of the rest is EOS")
+    ] = 0.9,
     save_trace: Annotated[
         Path | None,
         typer.Option(
@@ -132,8 +150,8 @@ def overflow(
         ),
     ] = None,
     raw: Raw = False,
-    rows: Rows = 32,
-    tokens: Tokens = 16384,
+    rows: RowLimit = 32,
+    tokens: TokenLimit = 16384,
     plot: PlotFile = None,
     csv: CsvFile = None,
     as_json: AsJson = False,
@@ -150,8 +168,11 @@ def overflow(
         return
     from voidpad.diagnose.trace import write
 
+    if blocks is not None:
+        inputs.integers(blocks, "blocks")  # refused before anything is loaded
+    given = inputs.given_questions(prompt, file=file, count=count)
     loaded = _loaded(model, adapter, device=device, dtype=dtype)
-    questions = inputs.questions(loaded, prompt, file=file, tasks=tasks, count=count)
+    questions = given or inputs.task_questions(loaded, tasks=tasks, count=count)
     ids = [loaded.encode(one.prompt, raw=raw) for one in questions]
     name, plans = runs.plans_of(loaded, plan, blocks, fields or {})
     setup = Setup(rule, rows, tokens)
@@ -201,18 +222,18 @@ def attention(
     prompt: Prompts = None,
     model: ModelName = "tiny-eos",
     adapter: Adapter = None,
-    plan: Annotated[str, typer.Option(help="how to decode")] = "original",
+    plan: Annotated[str, typer.Option(help="how to decode", callback=known_plan)] = "original",
     queries: Annotated[
         Queries, typer.Option(help="who must not see EOS: masked slots, or everybody")
     ] = Queries.masked,
     file: File = None,
-    tasks: Annotated[str, typer.Option(help="built-in tasks to take prompts from")] = inputs.NUMBERS,
+    tasks: TaskNames = inputs.NUMBERS,
     count: Annotated[int, typer.Option(help="prompts, of a file or of the tasks", min=1)] = 32,
-    watch: Annotated[int, typer.Option(help="prompts whose attention weights are read")] = 2,
-    show: Annotated[int, typer.Option(help="answers to print, before and after")] = 3,
+    watch: Annotated[int, typer.Option(min=0, help="prompts whose attention weights are read")] = 2,
+    show: Annotated[int, typer.Option(min=0, help="answers to print, before and after")] = 3,
     raw: Raw = False,
-    rows: Rows = 32,
-    tokens: Tokens = 16384,
+    rows: RowLimit = 32,
+    tokens: TokenLimit = 16384,
     plot: PlotFile = None,
     csv: CsvFile = None,
     as_json: AsJson = False,
@@ -224,8 +245,9 @@ def attention(
     from voidpad.diagnose.attention import QUERIES
     from voidpad.diagnose.overflow import Setup, survey
 
+    given = inputs.given_questions(prompt, file=file, count=count)
     loaded = _loaded(model, adapter, device=device, dtype=dtype)
-    questions = inputs.questions(loaded, prompt, file=file, tasks=tasks, count=count)
+    questions = given or inputs.task_questions(loaded, tasks=tasks, count=count)
     ids = [loaded.encode(one.prompt, raw=raw) for one in questions]
     chosen = runs.whole_canvas(loaded, plan, fields or {})
     arms = {}
@@ -252,37 +274,42 @@ def theory(
         str | None, typer.Option(help="answer lengths: 2,3,3,5,8 or with weights 1:.35,2:.25,5:.4")
     ] = None,
     data: Data = None,
-    canvas: Annotated[int | None, typer.Option(help="canvas length")] = None,
-    block: Annotated[int | None, typer.Option(help="block size; default: the canvas")] = None,
+    canvas: Annotated[int | None, typer.Option(min=1, help="canvas length")] = None,
+    block: Annotated[int | None, typer.Option(min=1, help="block size; default: the canvas")] = None,
     padding: Annotated[
         list[str] | None, typer.Option(help="padding of the oracle model (repeatable); default: all")
     ] = None,
     symbols: Annotated[int, typer.Option(help="words of the oracle model, all equally likely")] = 10,
     model: Annotated[str | None, typer.Option(help="also compare this checkpoint with the theorems")] = None,
     adapter: Adapter = None,
-    tasks: Annotated[str, typer.Option(help="built-in tasks that the model is compared on")] = inputs.EVERY,
+    tasks: TaskNames = inputs.EVERY,
     count: Annotated[int, typer.Option(help="prompts for the comparison, or examples of --data", min=1)] = 64,
-    draws: Annotated[int, typer.Option(help="answers drawn for each built-in prompt")] = 400,
+    draws: Annotated[int, typer.Option(min=1, help="answers drawn for each built-in prompt")] = 400,
     raw: Raw = False,
-    tokens: Tokens = 8192,
+    tokens: TokenLimit = 8192,
     as_json: AsJson = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> None:
     """Theorems 1 and 2 on a length distribution: where EOS starts, how far it spreads, what decoding does."""
     from voidpad.diagnose.theory import LengthModel, agree, predict
-    from voidpad.training.padding import POLICIES
+    from voidpad.training.padding import POLICIES, policy
 
     if symbols < 1:
         raise ConfigError(f"symbols={symbols} must be at least 1.")
     if model is None and data is not None:
         raise ConfigError("--data needs the model whose tokens it is counted in; add --model NAME.")
+    inputs.check_there(data)
+    wanted = None if lengths is None else inputs.lengths(lengths)
+    policies = padding or list(POLICIES)
+    for name in policies:
+        policy(name)  # an unknown one is refused before anything is loaded
     loaded = None if model is None else _loaded(model, adapter, device=device, dtype=dtype)
     cases = (
         [] if loaded is None else runs.compared(loaded, data, runs.AnalysisRequest(tasks, count, draws, raw))
     )
-    if lengths is not None:
-        distribution = inputs.lengths(lengths)
+    if wanted is not None:
+        distribution = wanted
     elif cases:
         pooled = [item for case in cases for item in case.lengths.weights]
         distribution = LengthModel.of([length for length, weight in pooled for _ in range(int(weight))])
@@ -290,7 +317,7 @@ def theory(
         distribution = inputs.lengths("1:.35,2:.25,5:.4")
     size = canvas or runs.default_canvas(distribution, loaded)
     prediction = predict(distribution, size, block or size)
-    stories = tables.stories(distribution, prediction, padding or list(POLICIES), symbols)
+    stories = tables.stories(distribution, prediction, policies, symbols)
     agreement = None
     if loaded is not None:
         agreement = agree(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from voidpad.commands.prompts import conversation, from_lines, parsed, read
 from voidpad.errors import ConfigError, DataError
@@ -34,26 +34,21 @@ def integers(text: str, field: str) -> list[int]:
     return numbers
 
 
-def questions(
-    model: Model,
-    prompts: Sequence[str] | None,
-    *,
-    file: Path | None,
-    tasks: str,
-    count: int,
-    sandbox: Any = None,
-) -> list[Question]:
-    """Prompts given as arguments or in a file; the built-in tasks for models that know their words."""
-    from voidpad.diagnose.questions import Question, of_tasks, speaks_tiny
+def given_questions(prompts: Sequence[str] | None, *, file: Path | None, count: int) -> list[Question]:
+    """Prompts given as arguments or in a file; needs no model, so that a bad file is refused before one is loaded."""
+    from voidpad.diagnose.questions import Question
 
-    chosen = [Question(prompt) for prompt in prompts or ()]
-    if file is not None:
-        chosen += _in_file(file)[:count]
-    if chosen:
-        return chosen
+    given = [Question(prompt) for prompt in prompts or ()]
+    return given if file is None else [*given, *_in_file(file)[:count]]
+
+
+def task_questions(model: Model, *, tasks: str, count: int) -> list[Question]:
+    """Prompts of the built-in tasks, for models that know their words."""
+    from voidpad.diagnose.questions import of_tasks, speaks_tiny
+
     if not speaks_tiny(model):
         raise ConfigError(f"{model.name}: no prompt; give some as arguments or with --file.")
-    return of_tasks(names(tasks), count, sandbox=sandbox)
+    return of_tasks(names(tasks), count)
 
 
 def _in_file(path: Path) -> list[Question]:
@@ -75,6 +70,12 @@ def _in_file(path: Path) -> list[Question]:
         answer = record.get("answer")
         questions.append(Question(prompt) if answer is None else with_number(prompt, str(answer)))
     return questions
+
+
+def check_there(data: Path | None) -> None:
+    """Refuse a missing file before a model is loaded; only its tokenizer can say more about the examples."""
+    if data is not None and not data.is_file():
+        raise DataError(f"--data {data}: there is no such file; check the path.")
 
 
 def pairs(model: Model, *, data: Path | None, tasks: str, count: int, raw: bool = False) -> Pairs:

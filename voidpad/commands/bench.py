@@ -19,8 +19,8 @@ def bench(
     adapter: Annotated[str | None, typer.Option(help="LoRA adapter")] = None,
     file: Annotated[Path | None, typer.Option(help="prompts: text or JSON lines")] = None,
     prompts: Annotated[int, typer.Option(help="for built-in models without --file", min=1)] = 32,
-    canvas: Annotated[int, typer.Option(help="fixed canvas")] = 192,
-    block: Annotated[int, typer.Option(help="block size")] = 16,
+    canvas: Annotated[int, typer.Option(min=1, help="fixed canvas")] = 192,
+    block: Annotated[int, typer.Option(min=1, help="block size")] = 16,
     rounds: Annotated[int, typer.Option(help="turns in which all decoders share the prompts", min=1)] = 1,
     merged: Annotated[bool, typer.Option(help="merge the adapter first, for all decoders")] = False,
     threads: Annotated[int | None, typer.Option(help="CPU threads", min=1)] = None,
@@ -37,14 +37,14 @@ def bench(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    loaded = load_model(model, adapter, device=device)
-    if merged:
-        loaded = merge(loaded)
     texts: Any = (
         gather([], file=file, messages=None)
         if file or not model.startswith("tiny-")
         else own_prompts(prompts)
     )
+    loaded = load_model(model, adapter, device=device)
+    if merged:
+        loaded = merge(loaded)
     ids = [loaded.encode(text) for text in texts]
     with bar(rounds * len(decoders(loaded, canvas, block)), shown=True, label="timing") as tick:
         found = compare(

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from voidpad.commands.generate import bar, err, out
 from voidpad.commands.loading import Device, load_model
-from voidpad.commands.outputs import folder_there, picture_to_write
+from voidpad.commands.options import RowLimit
+from voidpad.commands.outputs import folder_there, page_to_write, picture_to_write
 from voidpad.commands.prompts import gather
-from voidpad.files import beside
+from voidpad.commands.train import Turns
+from voidpad.errors import ConfigError
+from voidpad.files import beside, store
+
+if TYPE_CHECKING:
+    from voidpad.experiments.calibrate_page import Calibration
 
 
 def calibrate(
@@ -24,17 +31,38 @@ def calibrate(
     file: Annotated[
         Path | None, typer.Option(help="prompts: text or JSON lines; - is standard input")
     ] = None,
+    chats: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="training chats instead of prompts: a file or hub data set as `voidpad data prepare` reads them; "
+            "may be given again"
+        ),
+    ] = None,
+    turns: Annotated[
+        Turns, typer.Option(help="of a chat, what comes before its last answer, or every one")
+    ] = Turns.last,
+    names: Annotated[
+        str | None,
+        typer.Option("--map", help="names of the chats' fields, such as prompt=question,response=answer"),
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="leave out chats that cannot be read")] = False,
     prompts: Annotated[
-        int, typer.Option(help="for built-in models without --file: prompts from their own tasks", min=1)
+        int,
+        typer.Option(
+            help="how many are drawn from --chats, or made for a built-in model without --file", min=1
+        ),
     ] = 64,
-    canvas: Annotated[int, typer.Option(help="where the canvas starts")] = 64,
+    canvas: Annotated[int, typer.Option(min=1, help="where the canvas starts")] = 64,
     limit: Annotated[
         int | None, typer.Option(help="longest canvas; 512 unless the context leaves less beside the prompts")
     ] = None,
-    block: Annotated[int, typer.Option(help="block size, and the step of the canvas")] = 32,
+    block: Annotated[int, typer.Option(min=1, help="block size, and the step of the canvas")] = 32,
     fit: Annotated[float, typer.Option(help="share of answers that must fit the chosen canvas")] = 0.98,
-    rows: Annotated[int, typer.Option(help="most rows in one pass")] = 64,
+    rows: RowLimit = 64,
     device: Device = "auto",
+    page: Annotated[
+        Path | None, typer.Option(help="write what was measured and chosen as a page", callback=page_to_write)
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="write the trade-off as a picture", callback=picture_to_write)
     ] = None,
@@ -43,33 +71,56 @@ def calibrate(
     ] = None,
 ) -> None:
     """Choose VoidExpansion's thresholds and window: fewest token-passes at which the answers still fit."""
-    from voidpad.experiments.calibrate import Search, choose, fields, frontier, settings, survey
+    from voidpad.experiments.calibrate import Search, choose, fields, settings, survey
     from voidpad.models import read_card
 
-    if limit is not None:
-        Search(start=canvas, limit=limit, block=block, fit=fit)  # refused before anything is loaded
+    if chats and file:
+        raise ConfigError("--chats and --file: give one of them; both name the prompts")
+    longest = canvas + block if limit is None else limit
+    Search(start=canvas, limit=longest, block=block, fit=fit)  # refused before anything is loaded
     card = None if save is None else read_card(save)
+    texts: list[Any] = []
+    if not chats:
+        own = file is None and model.startswith("tiny-")
+        texts = own_prompts(prompts) if own else gather([], file=file, messages=None)
+        source = "of the built-in model's tasks" if own else str(file or "standard input")
     loaded = load_model(model, adapter, device=device)
-    texts = (
-        gather([], file=file, messages=None)
-        if file or not model.startswith("tiny-")
-        else own_prompts(prompts)
-    )
     ids = [loaded.encode(text) for text in texts]
+    if chats:
+        room = loaded.context - (limit or canvas)
+        ids, source = _of_chats(chats, model, room, prompts, turns.value, names, skip_bad), ", ".join(chats)
     if limit is None:
         room = loaded.context - max(map(len, ids), default=0)
         limit = min(512, max(canvas, canvas + (room - canvas) // block * block))
     search = Search(start=canvas, limit=limit, block=block, fit=fit)
     with bar(2 + (limit - canvas) // block, shown=True, label="probing") as tick:
         seen = survey(loaded, ids, search, rows=rows, tick=tick)
-    found = settings(seen, search)
-    chosen = choose(found, fit)
+    tried = settings(seen, search)
+
+    from voidpad.experiments.calibrate_page import Calibration, calibration_html, trade_off
+
+    done = Calibration(model, source, search, seen, tried, choose(tried, fit))
+    out.print(_table(done))
+    err.print(f"{len(ids)} prompts; token-passes relative to a fixed canvas of {limit}", style="dim")
+    if plot is not None:
+        with beside(plot) as draft:
+            trade_off(done).savefig(draft, dpi=130)
+    if page is not None:
+        store(page, [calibration_html(done)])
+        err.print(f"wrote {page}", style="dim")
+    if save is not None:
+        card = card or loaded.card
+        values = {**card.calibration, "void-expansion": fields(done.chosen, search)}
+        replace(card, calibration=values).write(save)
+        err.print(f"wrote {save / 'voidpad.json'}", style="dim")
+
+
+def _table(done: Calibration) -> Table:
     table = Table(
         "", "window", "tau_nonvoid", "tau_gap", "answers that fit", "token-passes", "mean canvas", box=None
     )
-    shown = frontier(found)
-    for s in shown if chosen in shown else [*shown, chosen]:
-        mark, style = ("chosen", "bold green") if s == chosen else ("", None)
+    for s in done.shown:
+        mark, style = ("chosen", "bold green") if s == done.chosen else ("", None)
         cells = (
             f"{s.tau_nonvoid:.4f}",
             f"{s.tau_gap:.4f}",
@@ -78,24 +129,33 @@ def calibrate(
             f"{s.canvas:.1f}",
         )
         table.add_row(mark, str(s.window), *cells, style=style)
-    out.print(table)
-    err.print(
-        f"{len(ids)} prompts; token-passes relative to a fixed canvas of {limit}",
-        style="dim",
+    return table
+
+
+def _of_chats(
+    sources: list[str], model: str, room: int, count: int, turns: str, names: str | None, skip_bad: bool
+) -> list[list[int]]:
+    """The prompts of training chats as ids: a sample of those that leave room for a canvas, each once."""
+    from voidpad.training.chats import field_map
+    from voidpad.training.corpus import CorpusRequest, prepare
+
+    request = CorpusRequest(
+        max_length=room, sample=None, skip_bad=skip_bad, turns=turns, names=field_map(names)
     )
-    if plot is not None:
-        _draw(found, chosen, plot)
-    if save is not None:
-        card = card or loaded.card
-        values = {**card.calibration, "void-expansion": fields(chosen, search)}
-        replace(card, calibration=values).write(save)
-        err.print(f"wrote {save / 'voidpad.json'}", style="dim")
+    prepared, counts = prepare(sources, model, request)
+    err.print(str(counts), style="dim")
+    pairs = prepared.pairs
+    starts, sizes = pairs.start.tolist(), pairs.prompt.tolist()
+    prompts = {
+        tuple(pairs.tokens[start : start + size].tolist()): None
+        for start, size in zip(starts, sizes, strict=True)
+    }
+    order = Random(7).sample(list(prompts), min(count, len(prompts)))
+    return [list(prompt) for prompt in order]
 
 
 def own_prompts(count: int) -> list[str]:
     """Prompts of the built-in model's tasks, none of them a test problem's."""
-    from random import Random
-
     from voidpad.builtin.problems import split_of
     from voidpad.builtin.tasks import TASKS
 
@@ -107,23 +167,3 @@ def own_prompts(count: int) -> list[str]:
         if split_of(prompt) == "train":
             found.append(prompt)
     return found
-
-
-def _draw(found: list, chosen: object, path: Path) -> None:
-    """Every setting as a dot: answers that fit against token-passes."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6, 4), constrained_layout=True)
-    for window in sorted({s.window for s in found}):
-        some = [s for s in found if s.window == window]
-        axes.scatter([s.cost for s in some], [s.fit for s in some], s=6, alpha=0.4, label=f"window {window}")
-    axes.scatter([chosen.cost], [chosen.fit], s=90, marker="*", color="black", label="chosen")  # type: ignore[attr-defined]
-    axes.set(xlabel="token-passes, relative to the full canvas", ylabel="share of answers that fit")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    with beside(path) as draft:
-        figure.savefig(draft, dpi=130)
-    plt.close(figure)

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from voidpad.commands.process import prepare_process
-from voidpad.errors import ConfigError, VoidpadError
+from voidpad.errors import ConfigError, VoidpadError, printable
 
 # The commands in the order of --help. Each leads to `module:function` or `module:typer app`.
 COMMANDS = {
@@ -25,6 +25,7 @@ COMMANDS = {
     "train": "voidpad.commands.train:train",
     "data": "voidpad.commands.train:data",
     "eval": "voidpad.commands.eval:evaluate",
+    "join": "voidpad.commands.eval:join",
     "sweep": "voidpad.commands.sweep:sweep",
     "report": "voidpad.commands.report:report",
     "recipes": "voidpad.commands.recipes:recipes",
@@ -122,6 +123,7 @@ def options(
 # Newer releases of typer carry their own copy of click: a public name leads to whichever is in use.
 BadUsage: Any = typer.BadParameter.__mro__[1]
 BadCommand: Any = typer.BadParameter.__mro__[2]
+_LINE = 2000  # characters of an error that are shown; some repeat a value as long as the user made it
 
 
 def main() -> None:
@@ -202,7 +204,8 @@ def _extras_with(module: str) -> list[str]:
 
 
 def _fail(message: str, status: int) -> None:
-    print(f"voidpad: {' '.join(message.split())}", file=sys.stderr)
+    line = printable(" ".join(message.split()))
+    print(f"voidpad: {line if len(line) <= _LINE else line[:_LINE] + ' ...'}", file=sys.stderr)
     sys.exit(status)
 
 

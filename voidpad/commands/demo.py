@@ -55,8 +55,10 @@ def demo(
     from voidpad.evaluate.settings import Resources
     from voidpad.experiments.sweep_recipe import read
     from voidpad.files import store
+    from voidpad.models.place import Place
     from voidpad.recipes import find_recipe
 
+    Place(device)  # refused before anything runs
     recipe = read(find_recipe("tiny-score" if full else "tiny-demo", "sweep"))
     recipe = recipe if full else recipe.model_copy(update={"limit": problems})
     resources = Resources(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,16 @@ from rich.table import Table
 
 from voidpad.commands.bars import counting
 from voidpad.commands.loading import Quantize
-from voidpad.commands.options import CacheText, PlanName, chosen_plan, say_plan, takes_plan_fields
+from voidpad.commands.options import (
+    CacheName,
+    PlanName,
+    RowLimit,
+    Seed,
+    TokenLimit,
+    chosen_plan,
+    say_plan,
+    takes_plan_fields,
+)
 from voidpad.commands.outputs import folder_to_write
 from voidpad.errors import ConfigError
 
@@ -28,6 +38,27 @@ class Stage(StrEnum):
     answer = "answer"
     judge = "judge"
 
+
+BenchmarkFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", exists=True, file_okay=False, help="folder with the benchmarks' files; else the hub"
+    ),
+]
+IncludePath = Annotated[
+    list[Path] | None, typer.Option(help="folder with YAML files of your own tasks; may be given again")
+]
+TrustTasks = Annotated[
+    bool,
+    typer.Option("--trust-tasks", help="let YAML files of tasks run code: functions they name, templates"),
+]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code-execution", help="let generated programs run, in the sandbox")
+]
+WeakSandbox = Annotated[
+    bool, typer.Option("--weak-sandbox", help="run them even where the kernel lacks a protection")
+]
+SandboxWorkers = Annotated[int, typer.Option(min=1, help="programs tested side by side")]
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -42,7 +73,7 @@ def evaluate(
             "--out", help="run folder; an interrupted run goes on from it", callback=folder_to_write
         ),
     ],
-    tasks: Annotated[str, typer.Option(help="task names, separated by commas")] = "",
+    tasks: Annotated[str, typer.Option(help="task names or YAML files, separated by commas")] = "",
     stage: Annotated[
         Stage | None,
         typer.Option(help="one stage alone; answer and judge take their settings from the folder"),
@@ -51,29 +82,35 @@ def evaluate(
     adapter: Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")] = None,
     plan: PlanName = None,
     items: Annotated[
-        int | None, typer.Option("--limit", help="only the first so many items of each task")
+        int | None, typer.Option("--limit", min=1, help="only the first so many items of each task")
     ] = None,
     shard: Annotated[str | None, typer.Option(help="r/W: of those, items r, r+W, ...")] = None,
-    seed: Annotated[int, typer.Option(help="for temperature > 0")] = 0,
+    seed: Seed = 0,
+    num_fewshot: Annotated[
+        int | None,
+        typer.Option(min=0, help="examples before the question; without it each task's own number"),
+    ] = None,
     fewshot: Annotated[str, typer.Option(help="keyed: shots by seed and item; stream: lm-eval's")] = "keyed",
     fewshot_seed: Annotated[int, typer.Option(help="seed of the shots")] = 1234,
     parity: Annotated[str | None, typer.Option(help="llada or dream: read text as the paper did")] = None,
-    data: Annotated[Path | None, typer.Option(help="folder with the benchmarks' files; else the hub")] = None,
+    data: BenchmarkFolder = None,
+    include_path: IncludePath = None,
+    trust_tasks: TrustTasks = False,
     system: Annotated[str | None, typer.Option(help="system prompt")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="no chat template")] = False,
-    cache: CacheText = None,
+    cache: CacheName = None,
     merge: Annotated[bool, typer.Option("--merge", help="fold the adapter into the weights first")] = False,
-    allow_code_execution: Annotated[
-        bool, typer.Option("--allow-code-execution", help="let generated programs run, in the sandbox")
-    ] = False,
-    weak_sandbox: Annotated[
-        bool, typer.Option("--weak-sandbox", help="run them even where the kernel lacks a protection")
-    ] = False,
-    workers: Annotated[int, typer.Option(help="programs tested side by side")] = 1,
-    rows: Annotated[int, typer.Option(help="most rows in one pass")] = 32,
-    tokens: Annotated[int, typer.Option(help="most tokens in one pass")] = 16384,
+    allow_code_execution: AllowCode = False,
+    weak_sandbox: WeakSandbox = False,
+    workers: SandboxWorkers = 1,
+    rows: RowLimit = 32,
+    tokens: TokenLimit = 16384,
     device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, or spread over all GPUs")
+        str,
+        typer.Option(
+            help="auto, cpu, cuda, cuda:1, mps; spread: one model over all GPUs; each, or a list such as "
+            "cuda:0,cuda:1: a process with its own copy of the model on every GPU"
+        ),
     ] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or auto")] = "auto",
     quantize: Quantize = None,
@@ -85,6 +122,7 @@ def evaluate(
     from voidpad.models.card import default_plan
     from voidpad.models.load import family_of
 
+    names, own_tasks, places = _chosen_tasks(tasks, include_path or [])
     resources = Resources(
         device=device,
         rows=rows,
@@ -93,17 +131,16 @@ def evaluate(
         allow_code_execution=allow_code_execution,
         weak_sandbox=weak_sandbox,
         workers=workers,
+        include_path=places,
+        trust_tasks=trust_tasks,
     )
     settings, card, usual = None, None, ""
     if stage in (None, Stage.prepare):
-        if not plan:
-            card = _readable_card(model, adapter, stage)
-            usual = default_plan(card, family_of(model))
         settings = Settings(
             model=model,
-            tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
-            plan=chosen_plan(plan) if plan else usual,
-            fields=fields or {},
+            tasks=names,
+            plan=chosen_plan(plan) if plan else "void",  # until the checkpoint's own is known
+            fields=(fields or {}) if plan else {},
             adapter=adapter,
             dtype=dtype,
             quantize=quantize,
@@ -117,7 +154,14 @@ def evaluate(
             raw=raw,
             cache=cache,
             merge=merge,
+            num_fewshot=num_fewshot,
+            own_tasks=own_tasks,
         )
+        _check_place(stage, device, dtype, quantize)
+        if plan is None:
+            card = _readable_card(model, adapter, stage)
+            usual = default_plan(card, family_of(model))
+            settings = replace(settings, plan=usual, fields=fields or {})
     else:
         _refuse_settings(context, stage, out_dir)
 
@@ -129,14 +173,71 @@ def evaluate(
     if results is None:
         following = Stage.answer if stage is Stage.prepare else Stage.judge
         err.print(f"{out_dir}: next is `voidpad eval --stage {following} --out {out_dir}`", style="dim")
-    elif as_json:
-        print(json.dumps(results))
     else:
-        out.width = max(out.width, 100)  # a narrow terminal wraps the table; no number is left out
-        out.print(_table(results))
-        if results["provenance"].get("approximations"):  # runs from before this was recorded have no such key
-            err.print(f"approximate: {', '.join(results['provenance']['approximations'])}", style="yellow")
-        err.print(f"run folder: {out_dir}", style="dim")
+        _show(results, out_dir, as_json=as_json)
+
+
+def join(
+    parts: Annotated[
+        list[Path], typer.Argument(help="run folders of `voidpad eval --shard r/W`", show_default=False)
+    ],
+    out_dir: Annotated[Path, typer.Option("--out", help="folder of the whole run", callback=folder_to_write)],
+    data: BenchmarkFolder = None,
+    include_path: IncludePath = None,
+    trust_tasks: TrustTasks = False,
+    allow_code_execution: AllowCode = False,
+    weak_sandbox: WeakSandbox = False,
+    workers: SandboxWorkers = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="results as one JSON object")] = False,
+) -> None:
+    """Join the parts of a divided evaluation into one run folder and score it; no model is needed."""
+    from voidpad.evaluate import Resources
+    from voidpad.evaluate import join as joined
+
+    resources = Resources(
+        data=data,
+        allow_code_execution=allow_code_execution,
+        weak_sandbox=weak_sandbox,
+        workers=workers,
+        include_path=tuple(include_path or ()),
+        trust_tasks=trust_tasks,
+    )
+    _show(joined(parts, out_dir, resources=resources), out_dir, as_json=as_json)
+
+
+def _show(results: dict[str, Any], out_dir: Path, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(results))
+        return
+    out.width = max(out.width, 100)  # a narrow terminal wraps the table; no number is left out
+    out.print(_table(results))
+    if results["provenance"].get("approximations"):  # runs from before this was recorded have no such key
+        err.print(f"approximate: {', '.join(results['provenance']['approximations'])}", style="yellow")
+    err.print(f"run folder: {out_dir}", style="dim")
+
+
+def _chosen_tasks(
+    tasks: str, include_path: list[Path]
+) -> tuple[tuple[str, ...], dict[str, str], tuple[Path, ...]]:
+    """Names of tasks, digests of those from YAML files, and these files' places. The answer stage needs no lm-eval."""
+    words = tuple(word.strip() for word in tasks.split(",") if word.strip())
+    if not include_path and not any(word.endswith((".yaml", ".yml")) for word in words):
+        return words, {}, ()
+    from voidpad.evaluate.own_tasks import choose_tasks
+
+    return choose_tasks(words, include_path)
+
+
+def _check_place(stage: Stage | None, device: str, dtype: str, quantize: str | None) -> None:
+    """Refuse a device or a number format; requests may be prepared on a machine without the device."""
+    from voidpad.evaluate.answer import devices_of
+    from voidpad.models.place import Place
+
+    if stage is Stage.prepare:
+        Place(dtype=dtype)
+    else:
+        for one in devices_of(device):
+            Place(one, dtype, quantize)
 
 
 def _readable_card(model: str, adapter: str | None, stage: Stage | None) -> Card | None:
@@ -152,7 +253,7 @@ def _readable_card(model: str, adapter: str | None, stage: Stage | None) -> Card
 def _refuse_settings(context: typer.Context, stage: Stage, out_dir: Path) -> None:
     """Options that a folder already decides are refused: silently ignoring them would mislead."""
     own = {"out_dir", "stage", "as_json", "device", "rows", "tokens", "data", "workers"}
-    own |= {"allow_code_execution", "weak_sandbox"}
+    own |= {"allow_code_execution", "weak_sandbox", "include_path", "trust_tasks"}
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name)
         if parameter.name not in own and source is not None and source.name == "COMMANDLINE":

@@ -16,7 +16,16 @@ from rich.console import Console
 
 from voidpad.commands.bars import counting
 from voidpad.commands.loading import CausalBlock, Device, Dtype, FamilyName, Quantize, RoleIds, load_model
-from voidpad.commands.options import CacheText, PlanName, chosen_plan, say_plan, takes_plan_fields
+from voidpad.commands.options import (
+    CacheName,
+    PlanName,
+    RowLimit,
+    Seed,
+    TokenLimit,
+    chosen_plan,
+    say_plan,
+    takes_plan_fields,
+)
 from voidpad.commands.outputs import file_to_write
 from voidpad.commands.process import fit_threads
 from voidpad.commands.prompts import gather
@@ -65,16 +74,16 @@ def generate(
     messages: Annotated[Path | None, typer.Option(help="JSON file with the turns of a conversation")] = None,
     system: Annotated[str | None, typer.Option(help="system prompt")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="no chat template")] = False,
-    seed: Annotated[int, typer.Option(help="for temperature > 0", min=0, max=2**63 - 1)] = 0,
-    rows: Annotated[int, typer.Option(help="most rows in one pass")] = 32,
-    tokens: Annotated[int, typer.Option(help="most tokens in one pass")] = 16384,
+    seed: Seed = 0,
+    rows: RowLimit = 32,
+    tokens: TokenLimit = 16384,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per prompt")] = False,
     trace: Annotated[
         Path | None, typer.Option(help="record every pass to this file", callback=file_to_write)
     ] = None,
     trace_detail: Annotated[Detail, typer.Option(help="what the trace holds")] = Detail.probs,
     live: Annotated[bool, typer.Option("--live", help="watch the canvas fill")] = False,
-    cache: CacheText = None,
+    cache: CacheName = None,
     report_delta: Annotated[
         bool,
         typer.Option("--report-delta", help="decode exactly too, and print what the approximations change"),

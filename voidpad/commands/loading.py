@@ -23,8 +23,19 @@ Device = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or auto (float32 on a CPU)")]
 Quantize = Annotated[str | None, typer.Option(help="weights in fewer bits, such as 8bit: docs/fast.md")]
+
+
+def _known_family(value: str | None) -> str | None:
+    from voidpad.models.families import FAMILIES
+
+    if value is not None and value not in FAMILIES:
+        raise ConfigError(f"family {value!r} is unknown; use one of {', '.join(FAMILIES)}.")
+    return value
+
+
 FamilyName = Annotated[
-    str | None, typer.Option("--family", help="of a checkpoint whose config does not say it")
+    str | None,
+    typer.Option("--family", help="of a checkpoint whose config does not say it", callback=_known_family),
 ]
 RoleIds = Annotated[
     list[str] | None, typer.Option("--roles", help="token ids by role: void=56940, rainbow=56940,86766")

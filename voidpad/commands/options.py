@@ -1,4 +1,7 @@
-"""Plan fields as command-line options, and plans that a user's own Python file defines."""
+"""Options that several commands share: the plan and its fields, the cache, the size of a pass.
+
+A value that is wrong whatever the model is refused here, before a command starts to load one.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +16,49 @@ from typing import Annotated, Any, Optional
 import typer
 
 from voidpad.decode.fields import PlanField
-from voidpad.decode.plan import RENAMED, Plan, every_field
+from voidpad.decode.plan import RENAMED, Plan, describe, every_field
+from voidpad.engine.cache_policy import cache_fault
 from voidpad.errors import ConfigError
+from voidpad.roles import check_role_name
 
 PANEL = "Plan fields (see `voidpad plans`)"
 KINDS: dict[str, type] = {"boolean": bool, "integer": int, "number": float, "string": str, "names": str}
 
 
-CacheText = Annotated[
-    str | None,
-    typer.Option(
-        help="keep keys and values inside a block (approximate): prefix, dual, dual:4 (all every 4 passes), "
-        "prompt:4 or ahead:4 (the prompt every 4 passes), near:16 (and 16 tokens beside the block in each)"
-    ),
-]
+def known_plan(value: str | None) -> str | None:
+    """The callback of options that name a plan; module:object is looked up by `chosen_plan`."""
+    if value is not None and ":" not in value:
+        describe(value)
+    return value
+
+
+def _known_cache(value: str | None) -> str | None:
+    if value is not None and (fault := cache_fault(value)):
+        raise ConfigError(f"{fault}.")
+    return value
+
+
 PlanName = Annotated[
     str | None,
     typer.Option(
         "--plan",
         help="how to decode: a name that `voidpad plans` lists, or module:object of your own; "
         "default: the one that fits the checkpoint's padding",
+        callback=known_plan,
     ),
 ]
+CacheName = Annotated[
+    str | None,
+    typer.Option(
+        "--cache",
+        help="keep keys and values inside a block (approximate): prefix, dual, dual:4 (all every 4 passes), "
+        "prompt:4 or ahead:4 (the prompt every 4 passes), near:16 (and 16 tokens beside the block in each)",
+        callback=_known_cache,
+    ),
+]
+RowLimit = Annotated[int, typer.Option("--rows", min=1, help="most rows in one pass")]
+TokenLimit = Annotated[int, typer.Option("--tokens", min=1, help="most tokens in one pass")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="for temperature > 0")]
 
 
 def say_plan(name: str, padding: str | None) -> None:
@@ -63,6 +87,11 @@ def takes_plan_fields(
             if old in fields:
                 typer.echo(f"warning: --{_dashed(old)} is now called --{_dashed(new)}.", err=True)
                 fields[new] = fields.pop(old)
+        for name, value in fields.items():
+            resolved = known[name].resolve(value)
+            for word in resolved if known[name].type == "names" else ():
+                if isinstance(word, str):
+                    check_role_name(word)
         run(**given, fields=fields)
 
     own = [
@@ -74,7 +103,7 @@ def takes_plan_fields(
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
         for name, hint in options.items()
     ]
-    wrapped.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    wrapped.__signature__ = inspect.Signature([*own, *added])
     wrapped.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
     del wrapped.__wrapped__  # type: ignore[attr-defined]
     return wrapped

@@ -28,6 +28,12 @@ def picture_to_write(param: typer.CallbackParam, value: Path | None) -> Path | N
     return file_to_write(param, value)
 
 
+def page_to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:
+    if value is not None and value.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"{param.opts[0]} {value}: a page's name ends in .html; rename it.")
+    return file_to_write(param, value)
+
+
 def file_to_make(param: typer.CallbackParam, value: Path) -> Path:
     """The folders above it are made when it is written."""
     if special := not_a_plain_file(value):

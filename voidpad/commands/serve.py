@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from voidpad.commands.loading import Quantize
-from voidpad.commands.options import CacheText, takes_plan_fields
+from voidpad.commands.options import CacheName, RowLimit, TokenLimit, known_plan, takes_plan_fields
 from voidpad.commands.process import fit_threads
 from voidpad.errors import ConfigError
 
@@ -23,10 +23,13 @@ def serve(
     adapter: Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")] = None,
     plan: Annotated[
         str | None,
-        typer.Option(help="how to decode unless a request says otherwise; by the checkpoint if absent"),
+        typer.Option(
+            help="how to decode unless a request says otherwise; by the checkpoint if absent",
+            callback=known_plan,
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="the model's name for clients")] = None,
-    cache: CacheText = None,
+    cache: CacheName = None,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port; 0 takes a free one", min=0, max=65535)] = 8000,
     allowed_host: Annotated[
@@ -38,14 +41,19 @@ def serve(
     no_auth: Annotated[
         bool, typer.Option("--no-auth", help="listen beyond this machine without API keys")
     ] = False,
-    rows: Annotated[int, typer.Option(help="most rows in one pass", min=1)] = 32,
-    tokens: Annotated[int, typer.Option(help="most tokens in one pass", min=1)] = 16384,
+    rows: RowLimit = 32,
+    tokens: TokenLimit = 16384,
     queue: Annotated[int, typer.Option(help="most rows that wait; further requests get 429", min=1)] = 256,
-    timeout: Annotated[float, typer.Option(help="seconds a request may take", min=0.1)] = 120.0,
-    drain: Annotated[float, typer.Option(help="seconds live answers may take after SIGTERM", min=0)] = 30.0,
+    timeout: Annotated[float, typer.Option(help="seconds a request may take", min=0.1, max=1e6)] = 120.0,
+    drain: Annotated[
+        float, typer.Option(help="seconds live answers may take after SIGTERM", min=0, max=1e6)
+    ] = 30.0,
     max_body: Annotated[str, typer.Option(help="largest request body, such as 1MiB")] = "1MiB",
     log_json: Annotated[bool, typer.Option("--log-json", help="log lines as JSON")] = False,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="put prompts into the log")] = False,
+    replicas: Annotated[
+        int | None, typer.Option(help="copies of the model on Ray Serve, on this machine", min=1)
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, spread, or auto")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or auto")] = "auto",
     quantize: Quantize = None,
@@ -60,14 +68,13 @@ def serve(
     if plan is not None and ":" in plan:
         raise ConfigError(f"plan {plan!r}: a plan from a module cannot be served; give the name of a preset.")
     size = bytes_of(max_body)
-    from voidpad.commands.loading import load_model
-    from voidpad.serve.server import ServeOptions, serve
+    from voidpad.serve.access import read_access
+    from voidpad.serve.server import ServeOptions
 
-    loaded = load_model(model, adapter, device=device, dtype=dtype, quantize=quantize)
-    fit_threads(loaded, rows=rows)
-    usual = "void-expansion" if loaded.default_plan == "void" else loaded.default_plan
+    # Read again when the server starts; here so that a refusal comes before the model is loaded.
+    read_access(host, api_keys, no_auth=no_auth, names=tuple(allowed_host or ()))
     options = ServeOptions(
-        plan=plan or usual,
+        plan=plan,
         fields=fields or {},
         cache=cache,
         name=name or model,
@@ -87,10 +94,18 @@ def serve(
     )
 
     def announce(address: str) -> None:
-        typer.echo(
-            f"voidpad serves {options.name} at {address} (plan {options.plan}); Ctrl-C stops it.", err=True
-        )
+        typer.echo(f"voidpad serves {options.name} at {address}; Ctrl-C stops it.", err=True)
 
+    if replicas is not None:
+        from voidpad.serve.replicas import ReplicaOptions, serve_replicas
+
+        copies = ReplicaOptions(model, adapter, device, dtype, quantize, replicas)
+        raise typer.Exit(serve_replicas(copies, options, ready=announce))
+    from voidpad.commands.loading import load_model
+    from voidpad.serve.server import serve
+
+    loaded = load_model(model, adapter, device=device, dtype=dtype, quantize=quantize)
+    fit_threads(loaded, rows=rows)
     raise typer.Exit(serve(loaded, options, ready=announce))
 
 

@@ -15,10 +15,11 @@ from rich.progress import (
 )
 
 from voidpad.commands.bars import counting
-from voidpad.commands.eval import Stage
+from voidpad.commands.eval import BenchmarkFolder, Stage
 from voidpad.commands.loading import Device
+from voidpad.commands.options import RowLimit, TokenLimit
 from voidpad.commands.outputs import folder_to_write
-from voidpad.errors import ConfigError, VoidpadError
+from voidpad.errors import ConfigError, VoidpadError, printable
 
 if TYPE_CHECKING:
     from voidpad.evaluate.settings import Resources
@@ -50,9 +51,6 @@ Use = Annotated[
     list[str] | None,
     typer.Option(help="NAME=FOLDER: where a model or adapter of the recipe lies; may be repeated."),
 ]
-RowLimit = Annotated[int, typer.Option(min=1, help="Most rows in one forward pass.")]
-TokenLimit = Annotated[int, typer.Option(min=1, help="Most tokens in one forward pass.")]
-Data = Annotated[Path | None, typer.Option(help="Folder with the benchmarks' files; the hub without it.")]
 Code = Annotated[bool, typer.Option("--allow-code-execution", help="Run generated code, in the sandbox.")]
 Weak = Annotated[bool, typer.Option("--weak-sandbox", help="Accept a sandbox with layers missing.")]
 Programs = Annotated[int, typer.Option(min=1, help="Generated programs tested side by side.")]
@@ -72,7 +70,7 @@ def sweep(
     device: Device = "auto",
     rows: RowLimit = 32,
     tokens: TokenLimit = 16384,
-    data: Data = None,
+    data: BenchmarkFolder = None,
     allow_code_execution: Code = False,
     weak_sandbox: Weak = False,
     workers: Programs = 1,
@@ -86,6 +84,10 @@ def sweep(
         raise ConfigError(f"shards={shards} needs a cluster; add --ray, or leave it out.")
     if stage and where is not None:
         raise ConfigError(f"stage={stage} runs on this machine only; leave out --ray.")
+    if where is None and not dry_run and stage in (None, Stage.answer):
+        from voidpad.models.place import Place
+
+        Place(device)  # once, and not as the failure of every cell
     _run(_SweepCommand(recipe, out, only or [], limit, dry_run, stage, _folders(use or [])), resources, where)
 
 
@@ -189,7 +191,7 @@ def _watch(ended: Iterator[Ended], shown: Progress, total: int) -> list[str]:
     for one in ended:
         if one.error:
             failed.append(f"{one.cell}: {one.error}")
-        shown.console.print(_outcome(one), markup=False, highlight=False, soft_wrap=True)
+        shown.console.print(printable(_outcome(one)), markup=False, highlight=False, soft_wrap=True)
         shown.advance(bar)
     return failed
 

@@ -4,7 +4,8 @@ from voidpad.decode.canvas import Canvas
 from voidpad.decode.commit import BlockProgress
 from voidpad.decode.fields import DecodingRule, PlanField, setting
 from voidpad.decode.length import LengthRule
-from voidpad.decode.loop import Denoiser, Outcome, Step, advance, begin, decode, wanted
+from voidpad.decode.loop import Denoiser, Step, advance, begin, decode, wanted
+from voidpad.decode.outcome import Outcome
 from voidpad.decode.plan import PRESETS, FamilyDefaults, Plan, describe, plan, schema
 from voidpad.decode.rows import Rows
 

@@ -38,17 +38,19 @@ class HFDenoiser:
         hidden = self.hidden(canvas)
         row, column = where.nonzero(as_tuple=True)
         device = hidden.device
-        return self.head(hidden[row.to(device), (column - self.shift).to(device)])
+        logits: Tensor = self.head(hidden[row.to(device), (column - self.shift).to(device)])
+        return logits
 
     def hidden(self, canvas: Canvas, **kwargs: Any) -> Tensor:
         """The last hidden states (B, L, H) of all positions."""
         mask = self.visible(canvas)
-        return self.body(
+        hidden: Tensor = self.body(
             input_ids=canvas.ids.to(self.device, non_blocking=True),
             attention_mask=None if mask is None else mask.to(self.device, non_blocking=True),
             use_cache=False,
             **kwargs,
         ).last_hidden_state
+        return hidden
 
     def visible(self, canvas: Canvas) -> Tensor | None:
         """The attention mask: None if every key is visible, else (B, L) by key or (B, 1, L, L) by query and key."""

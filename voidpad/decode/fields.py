@@ -113,8 +113,12 @@ def _parsed_names(given: Any) -> Names:
     parts = given.split(",") if isinstance(given, str) else given
     stripped = [part.strip() if isinstance(part, str) else part for part in parts]
     return tuple(
-        int(part) if isinstance(part, str) and part.isdigit() else part for part in stripped if part != ""
+        int(part) if isinstance(part, str) and _is_id(part) else part for part in stripped if part != ""
     )
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
 
 
 def setting(

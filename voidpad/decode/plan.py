@@ -150,7 +150,8 @@ class Plan(DecodingRule):
 
     def plain(self) -> dict[str, Any]:
         """The plan as JSON values: each rule by name with its settings."""
-        return _plain(self)
+        values: dict[str, Any] = _plain(self)
+        return values
 
 
 def _check_rule(name: str, rule: Any) -> None:

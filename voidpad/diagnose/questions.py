@@ -47,6 +47,8 @@ def task_names(names: Sequence[str]) -> list[str]:
     from voidpad.builtin.tasks import TASKS
 
     full = [name if name.startswith("tiny_") else f"tiny_{name}" for name in names]
+    if not full:
+        raise ConfigError(f"tasks: none given; use some of {', '.join(TASKS)}.")
     if unknown := [name for name in full if name not in TASKS]:
         raise ConfigError(f"task {unknown[0]!r} is unknown; use {', '.join(TASKS)}.")
     return full

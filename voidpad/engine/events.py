@@ -68,4 +68,5 @@ def _final_prefix(plan: Plan, step: Step) -> Tensor:
     declared = getattr(plan.length, "final_prefix", None)
     if declared is None:
         return torch.zeros(len(step.after), dtype=torch.long)
-    return declared(step.after)
+    final: Tensor = declared(step.after)
+    return final

@@ -5,12 +5,13 @@ harness nor a sandbox, *judge* (`judge.py`) grades. `run.py` does all three. For
 
 config.json, written by *prepare*, completed by *answer*; after the first answer its settings never change
     version, fingerprint (sha256 of settings), settings, provenance
-    settings: the fields of `Settings` (cache, hide_eos, merge and weights only where they are set), and plan_resolved
-        (every field of the plan with its value). `weights` is the fingerprint of model and adapter.
+    settings: the fields of `Settings` (cache, hide_eos, merge, weights, num_fewshot and own_tasks only where they are
+        set), and plan_resolved (every field of the plan with its value). `weights` is the fingerprint of model and
+        adapter, own_tasks the digest of each task that is not voidpad's.
     provenance: lm_eval, math_verify (versions), data (hub, local or built in) and sandbox (allowed, weak, layers) of
         the harness; voidpad, torch, transformers, python (versions), commit, dirty, device, device_count, dtype, rows,
         tokens, family, padding, probes_counted (false: passes_decode leaves probes out), started and approximations
-        (none by default) of the machine that answered
+        (none by default) of the machine that answered; devices, where there were several
 
 requests.jsonl, written by *prepare*: one line per request, the fields of `AnswerRequest`
     name (task:index), prompt, stop (strings), gold, rendered (the chat template is in the prompt already)
@@ -35,16 +36,28 @@ results.json, written last: its presence means the run is complete
 Between an interrupted and an uninterrupted run only seconds, wall_seconds, started and finished differ.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from voidpad.evaluate.folder import AnswerRequest, RunFolder, read_run
-from voidpad.evaluate.journal import AnswerRecord
-from voidpad.evaluate.scores import wilson
-from voidpad.evaluate.settings import Resources, Settings
-
 if TYPE_CHECKING:
+    from voidpad.evaluate.folder import AnswerRequest, RunFolder, read_run
+    from voidpad.evaluate.journal import AnswerRecord
     from voidpad.evaluate.run import evaluate, join
+    from voidpad.evaluate.scores import wilson
+    from voidpad.evaluate.settings import Resources, Settings
 
+# Resolved on first use: readers of run folders need no lm-eval, and the processes that grade answers need no torch.
+_HOMES = {
+    "AnswerRecord": "journal",
+    "AnswerRequest": "folder",
+    "Resources": "settings",
+    "RunFolder": "folder",
+    "Settings": "settings",
+    "evaluate": "run",
+    "join": "run",
+    "read_run": "folder",
+    "wilson": "scores",
+}
 __all__ = [
     "AnswerRecord",
     "AnswerRequest",
@@ -59,9 +72,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import `evaluate` and `join` on first use: they need lm-eval, which readers of run folders do not."""
-    if name not in ("evaluate", "join"):
+    if name not in _HOMES:
         raise AttributeError(f"module 'voidpad.evaluate' has no attribute {name!r}")
-    from voidpad.evaluate import run
-
-    return getattr(run, name)
+    return getattr(import_module(f"voidpad.evaluate.{_HOMES[name]}"), name)

@@ -7,22 +7,25 @@ or the benchmarks' data.
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from peft import PeftModel
 
-from voidpad.decode.loop import Outcome
+from voidpad.decode.outcome import Outcome
 from voidpad.decode.plan import Plan, describe
 from voidpad.engine.batching import Engine
 from voidpad.engine.events import Failed, Finished
 from voidpad.engine.hide_eos import hidden_eos
-from voidpad.errors import ConfigError, DataError
+from voidpad.errors import ConfigError, DataError, VoidpadError, reason
 from voidpad.evaluate.folder import AnswerRequest, RunFolder
 from voidpad.evaluate.journal import AnswerRecord, Journal
 from voidpad.evaluate.provenance import answer_provenance
 from voidpad.evaluate.settings import RESOLVED, Resources, Settings
 from voidpad.evaluate.texts import READERS, Reader, cut_first
+from voidpad.evaluate.workers import Workers
 from voidpad.models import Model, load, merge
 
 Progress = Callable[[int, int], None]  # (examples done, examples in all)
@@ -71,15 +74,15 @@ class Answering:
             try:
                 ids = self.encode(request)
                 plan = self.model.fit(ids, self.plan)
-            except ConfigError as error:
-                raise ConfigError(f"{request.name}: {error}") from None
+            except VoidpadError as error:
+                raise type(error)(f"{request.name}: {error}") from None
             handle = engine.submit(ids, plan, seed=self.seed, key=request.key)
             waiting[handle] = (request, len(ids), plan)
         while engine.busy:  # pass by pass, so that the rows of a pass reach the disk together
             done = []
             for event in engine.step():
                 if isinstance(event, Failed):
-                    raise event.error
+                    raise _failed_pass(event.error, [waiting[handle][0].name for handle in event.handles])
                 if isinstance(event, Finished):
                     record = self._record(event.outcome, *waiting.pop(event.handle))
                     done.append(replace(record, elapsed=time.perf_counter() - start))
@@ -105,13 +108,53 @@ class Answering:
         )
 
 
+def _failed_pass(error: Exception, names: Sequence[str]) -> VoidpadError:
+    """The error with the tasks and items that were decoded together when it came."""
+    kind = type(error) if isinstance(error, VoidpadError) else VoidpadError
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    said = str(error) if isinstance(error, VoidpadError) else f"{type(error).__name__}: {reason(error)}"
+    failed = kind(f"{shown}: {said}")
+    failed.__cause__ = error
+    return failed
+
+
+class _Answers(Protocol):
+    def run(self, requests: Sequence[AnswerRequest]) -> Iterator[list[AnswerRecord]]: ...
+
+
 @dataclass(frozen=True)
 class LoadedRun:
     """A model that is ready to answer a run's requests, and the settings with all that the model decides."""
 
-    answering: Answering
+    answering: _Answers  # `Answering`, or `Workers` where there are several devices
     settings: dict[str, Any]  # as config.json holds them: weights and every field of the plan included
     provenance: dict[str, Any]
+
+
+@contextmanager
+def opened_run(
+    settings: Settings, resources: Resources, *, model: Model | None = None
+) -> Iterator[LoadedRun]:
+    """A loaded run for as long as the context lasts: here, or in a process for each of several devices."""
+    devices = devices_of(resources.device)
+    if model is not None or len(devices) == 1:
+        yield load_run(settings, replace(resources, device=devices[0]), model=model)
+        return
+    workers = Workers(settings, resources, devices)
+    try:
+        yield LoadedRun(workers, workers.settings, workers.provenance)
+    finally:
+        workers.close()
+
+
+def devices_of(names: str) -> list[str]:
+    """The devices of `cuda:0,cuda:1`, or of `each`, which is every GPU of this machine."""
+    if names != "each":
+        return [name.strip() for name in names.split(",")]
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise ConfigError("device 'each': this machine has no CUDA device; use auto or cpu.")
+    return [f"cuda:{at}" for at in range(count)]
 
 
 def load_run(settings: Settings, resources: Resources, *, model: Model | None = None) -> LoadedRun:
@@ -165,15 +208,15 @@ def answer(
     progress: Progress | None = None,
 ) -> None:
     """Answer the requests of a run folder that have no answer yet, and add them to its journal."""
-    loaded = loaded or load_run(folder.settings, resources or Resources())
-    with folder.writing():
+    opened = nullcontext(loaded) if loaded else opened_run(folder.settings, resources or Resources())
+    with opened as run, folder.writing():
         requests, journal = folder.requests, folder.journal
-        folder.begin(loaded.settings, loaded.provenance)
+        folder.begin(run.settings, run.provenance)
         check_prompts(requests, journal)
         missing = [request for request in requests if request.name not in journal.records]
         tell = progress or (lambda done, total: None)
         tell(len(requests) - len(missing), len(requests))
-        for done in loaded.answering.run(missing) if missing else ():
+        for done in run.answering.run(missing) if missing else ():
             journal.append(replace(record, attempt=journal.attempt) for record in done)
             tell(sum(request.name in journal.records for request in requests), len(requests))
 

@@ -8,12 +8,24 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
 
-from voidpad.errors import ConfigError, DataError
+from pydantic import BaseModel
+
+from voidpad.errors import ConfigError, DataError, reason
+from voidpad.evaluate.file_shapes import (
+    RunConfig,
+    RunExample,
+    RunResults,
+    StoredRequest,
+    StoredSettings,
+    check_shape,
+    read_json_lines,
+)
 from voidpad.evaluate.journal import Journal
 from voidpad.evaluate.settings import RESOLVED, Settings, settings_digest
 from voidpad.files import store
 
 VERSION = 2  # of every JSON file here and of NAME.sweep.json
+_START_AGAIN = "delete the run folder and run it again"
 READABLE = (1, 2)  # version 1 had no requests.jsonl, and no weights in its settings
 
 
@@ -46,24 +58,28 @@ class RunFolder:
 
     @property
     def config(self) -> dict[str, Any]:
-        return read_versioned(self.path / "config.json")
+        return read_versioned(self.path / "config.json", RunConfig)
+
+    @property
+    def stored_settings(self) -> dict[str, Any]:
+        """The settings of config.json as they are written there, with the resolved plan."""
+        settings = self.config["settings"]
+        check_shape(StoredSettings, settings, f"{self.path / 'config.json'}: settings", _START_AGAIN)
+        return settings
 
     @property
     def settings(self) -> Settings:
-        return Settings.parse(self.config["settings"])
+        return Settings.parse(self.stored_settings)
 
     @property
     def requests(self) -> list[AnswerRequest]:
         path = self.path / "requests.jsonl"
         if not path.is_file():
             raise DataError(f"{path}: missing; run `voidpad eval --stage prepare` first")
-        requests = []
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            try:
-                fields = json.loads(line)
-                requests.append(AnswerRequest(**{**fields, "stop": tuple(fields["stop"])}))
-            except (ValueError, TypeError, KeyError) as error:
-                raise DataError(f"{path}:{number} is damaged ({error}); prepare the run again") from error
+        requests, fix = [], "prepare the run again"
+        for number, fields in read_json_lines(path, fix):
+            check_shape(StoredRequest, fields, f"{path}:{number}", fix)
+            requests.append(AnswerRequest(**{**fields, "stop": tuple(fields["stop"])}))
         return requests
 
     @property
@@ -73,13 +89,18 @@ class RunFolder:
     @property
     def examples(self) -> list[dict[str, Any]]:
         """The scored examples; none until the run was judged."""
-        path = self.path / "examples.jsonl"
-        return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+        path, fix = self.path / "examples.jsonl", "judge the run again"
+        if not path.exists():
+            return []
+        lines = list(read_json_lines(path, fix))
+        for number, example in lines:
+            check_shape(RunExample, example, f"{path}:{number}", fix)
+        return [example for _, example in lines]
 
     @property
     def results(self) -> dict[str, Any] | None:
         """The content of results.json; None until the run is complete."""
-        return read_versioned(self.path / "results.json") if self.complete else None
+        return read_versioned(self.path / "results.json", RunResults) if self.complete else None
 
     @property
     def complete(self) -> bool:
@@ -112,7 +133,7 @@ class RunFolder:
             known = self.config
             fixed = {name: known["settings"].get(name) for name in ("weights", RESOLVED)}
             settings = {**settings, **{k: v for k, v in fixed.items() if v and not settings.get(k)}}
-            refuse_others(path, known["settings"], settings)
+            _refuse_others(path, known["settings"], settings)
         facts = {**provenance, **known.get("provenance", {})}
         self._write_config(settings, facts)
 
@@ -138,23 +159,25 @@ def read_run(folder: Path) -> RunFolder:
     return run
 
 
-def read_versioned(path: Path) -> dict[str, Any]:
+def read_versioned(path: Path, shape: type[BaseModel]) -> dict[str, Any]:
     """A JSON file of ours; a missing, damaged or newer one is named."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = content["version"]
     except FileNotFoundError:
         raise DataError(f"{path}: missing; run the evaluation again to write it.") from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path}: damaged ({error}); delete the run folder and run it again.") from None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DataError(f"{path}: damaged ({reason(error)}); {_START_AGAIN}.") from None
     if version not in READABLE:
         raise DataError(
-            f"{path}: format version {version}, this release reads {READABLE[-1]}; use a matching voidpad."
+            f"{path}: format version {str(version)[:40]}, this release reads {READABLE[-1]}; "
+            "use a matching voidpad."
         )
+    check_shape(shape, content, f"{path}: damaged", _START_AGAIN)
     return content
 
 
-def refuse_others(path: Path, there: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+def _refuse_others(path: Path, there: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
     """Two runs in one folder are refused; the message names the first setting that differs."""
     for name in sorted({*there, *mine}):
         if there.get(name) != mine.get(name):

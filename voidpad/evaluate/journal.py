@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from voidpad.decode.loop import Outcome
-from voidpad.errors import DataError
+from voidpad.decode.outcome import Outcome
+from voidpad.errors import DataError, reason
+from voidpad.evaluate.file_shapes import StoredAnswer, check_shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +60,12 @@ def _read(path: Path) -> list[AnswerRecord]:
     if whole < len(raw):
         with path.open("r+b") as file:
             file.truncate(whole)
-    records = []
+    records, fix = [], "remove the line and run again"
     for number, line in enumerate(raw[:whole].splitlines(), 1):
         try:
-            records.append(AnswerRecord(**json.loads(line)))
-        except (ValueError, TypeError) as error:
-            raise DataError(f"{path}:{number} is damaged ({error}); remove the line and run again") from error
+            fields = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}:{number} is damaged ({reason(error)}); {fix}.") from error
+        check_shape(StoredAnswer, fields, f"{path}:{number} is damaged", fix)
+        records.append(AnswerRecord(**fields))
     return records

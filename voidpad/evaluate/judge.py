@@ -130,11 +130,10 @@ def _task_results(
     """A task's entry in results.json; shares that only its primary grader knows come as `extra`."""
     metric, primary = task.primary
     mine = [sample for sample in samples if sample["filter"] == primary]
-    others = [entry["metric"] for entry in task.config.metric_list[1:]]
     return {
         "test_size": len(task.eval_docs),
         "metric": metric,
         "filter": primary,
         **summary(lines),
-        "extra": {f"{name}_share": mean([sample[name] for sample in mine]) for name in others},
+        "extra": {f"{name}_share": mean([sample[name] for sample in mine]) for name in task.metrics[1:]},
     }

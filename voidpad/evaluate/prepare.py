@@ -12,6 +12,7 @@ from lm_eval.tasks import TaskManager
 
 from voidpad.errors import ConfigError
 from voidpad.evaluate.folder import AnswerRequest, RunFolder
+from voidpad.evaluate.own_tasks import TaskFile, find_tasks, load_task
 from voidpad.evaluate.provenance import judge_provenance
 from voidpad.evaluate.run_weights import with_weights
 from voidpad.evaluate.settings import Resources, Settings
@@ -33,7 +34,7 @@ def prepare(
     """Write config.json and requests.jsonl. The model need not be on this machine."""
     resources = resources or Resources()
     tasks = tasks or load_tasks(settings, resources)
-    requests = _build_requests(tasks, settings)
+    requests = build_requests(tasks, settings)
     settings = settings if settings.weights else with_weights(settings)
     with folder.writing():
         folder.begin(settings.plain(), judge_provenance(settings.tasks, resources))
@@ -42,28 +43,56 @@ def prepare(
 
 
 def load_tasks(settings: Settings, resources: Resources) -> dict[str, Benchmark]:
-    """The tasks, with the data they need."""
-    manager = _manager(settings, resources)
-    tasks = manager.load(list(settings.tasks))["tasks"]
+    """The tasks, with the data they need. Tasks of the user's own must be the ones that the settings name."""
+    files = _own_files(settings, resources)
+    tasks: dict[str, Any] = {}
+    ours = [name for name in settings.tasks if name not in files]
+    if ours:
+        tasks |= _manager(settings, resources).load(ours)["tasks"]
+    tasks |= {name: load_task(file, settings, resources) for name, file in files.items()}
     for task in tasks.values():
         task.set_fewshot_seed(settings.fewshot_seed)
+        task.set_num_fewshot(settings.num_fewshot)
     return {name: tasks[name] for name in settings.tasks}
 
 
 def refuse_code(settings: Settings, resources: Resources) -> None:
-    """Tasks that run generated code must have been allowed to."""
+    """Tasks that run code must have been allowed to: generated programs, and what a user's YAML names."""
+    files = _own_files(settings, resources)
     manager = _manager(settings, resources)
     for name in settings.tasks:
-        runs_code = (manager.task_index[name].cfg or {}).get("unsafe_code", False)
-        if runs_code and not resources.allow_code_execution:
+        config = files[name].config if name in files else manager.task_index[name].cfg or {}
+        if config.get("unsafe_code", False) and not resources.allow_code_execution:
             raise ConfigError(f"task {name} runs generated code: pass --allow-code-execution to let it")
+
+
+def _own_files(settings: Settings, resources: Resources) -> dict[str, TaskFile]:
+    """The YAML files of the user's own tasks, trusted and unchanged."""
+    if not settings.own_tasks:
+        return {}
+    there = find_tasks(resources.include_path)
+    files = {}
+    for name, digest in settings.own_tasks.items():
+        if name not in there:
+            raise ConfigError(
+                f"task {name} is not voidpad's: pass --include-path with the folder of its YAML file"
+            )
+        file = files[name] = there[name]
+        if file.digest != digest:
+            raise ConfigError(f"{file.path}: task {name} has changed since this run began; use another --out")
+        if not resources.trust_tasks:
+            raise ConfigError(
+                f"{file.path}: a task's YAML can run code on this machine (functions that it names, templates); "
+                "read it, then pass --trust-tasks"
+            )
+    return files
 
 
 def _manager(settings: Settings, resources: Resources) -> TaskManager:
     return TaskManager(include_path=FOLDER, include_defaults=False, metadata=resources.task_options(settings))
 
 
-def _build_requests(tasks: dict[str, Benchmark], settings: Settings) -> list[AnswerRequest]:
+def build_requests(tasks: dict[str, Benchmark], settings: Settings) -> list[AnswerRequest]:
     """The requests of every task's chosen items, as lm-eval builds them."""
     instances: list[Instance] = []
     for task in tasks.values():
@@ -112,10 +141,12 @@ def requests_of(instances: Sequence[Instance], rendered: Collection[str] = ()) -
         name = f"{instance.task_name}:{instance.doc.get(ITEM, instance.doc_id)}"
         repeat = f":{seen[name]}" if seen[name] else ""
         seen[name] += 1
+        try:
+            stop = stop_strings(options)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from None
         requests.append(
-            AnswerRequest(
-                name=name + repeat, prompt=prompt, stop=stop_strings(options), rendered=prompt in rendered
-            )
+            AnswerRequest(name=name + repeat, prompt=prompt, stop=stop, rendered=prompt in rendered)
         )
     return requests
 

@@ -39,9 +39,9 @@ def base_folder(name: str) -> Path | None:
 def _folder(name: str) -> Path | None:
     if name in BUILT_IN:
         return ASSETS / name
-    if Path(name).expanduser().is_dir():
-        return Path(name).expanduser()
     try:
+        if Path(name).expanduser().is_dir():
+            return Path(name).expanduser()
         return Path(snapshot_download(name, allow_patterns=PATTERNS, local_files_only=True))
-    except (OSError, ValueError):  # not downloaded, or no name of the hub
+    except (OSError, ValueError, RuntimeError):  # not downloaded, or no name of a folder or of the hub
         return None

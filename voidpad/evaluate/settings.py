@@ -3,19 +3,28 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from voidpad.decode.plan import Plan
 from voidpad.engine.cache_policy import cache_fault
-from voidpad.errors import ConfigError
+from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate.tasks import FEWSHOT, FOLDER
 
 PARITIES = ("llada", "dream")
 STAGES = ("prepare", "answer", "judge")
 RESOLVED = "plan_resolved"  # the key of config.json's settings that holds every field of the plan
-_OPTIONAL = ("cache", "hide_eos", "merge", "weights")  # left out of files while they have their default
+# Left out of files while they have their default.
+_OPTIONAL: dict[str, Any] = {
+    "cache": None,
+    "hide_eos": False,
+    "merge": False,
+    "weights": None,
+    "num_fewshot": None,
+    "own_tasks": {},
+}
+_NEVER = object()  # equal to no value
 
 
 def known_tasks() -> list[str]:
@@ -45,6 +54,10 @@ class Settings:
     hide_eos: bool = False  # masked slots do not attend to committed EOS (the paper's intervention)
     merge: bool = False  # fold the adapter into the weights before decoding: faster, rounds differently
     weights: str | None = None  # fingerprint of model and adapter; None until the weights are there
+    num_fewshot: int | None = None  # shots in the prompt; None: each task's own number
+    own_tasks: Mapping[str, str] = field(
+        default_factory=dict
+    )  # digest of each task that is not voidpad's, by name
 
     def __post_init__(self) -> None:
         faults = list(self._faults())
@@ -56,13 +69,17 @@ class Settings:
         if not self.tasks:
             yield f"tasks: none given; use some of {', '.join(known)}"
         for task in self.tasks:
-            if task not in known:
-                others = "python -m voidpad.evaluate.lm_eval runs lm-eval's own tasks"
+            if task in known and task in self.own_tasks:
+                yield f"task {task!r} of your own has the name of a task of voidpad; give it another name"
+            if task not in known and task not in self.own_tasks:
+                others = "--include-path finds tasks of your own, python -m voidpad.evaluate.lm_eval runs lm-eval's"
                 yield f"task {task!r} is unknown; use one of {', '.join(known)} ({others})"
         if len(set(self.tasks)) < len(self.tasks):
             yield f"tasks: {', '.join(self.tasks)} names one twice"
         if self.limit is not None and self.limit < 1:
             yield f"limit={self.limit} must be at least 1"
+        if self.num_fewshot is not None and self.num_fewshot < 0:
+            yield f"num_fewshot={self.num_fewshot} must be at least 0"
         if self.fewshot not in FEWSHOT:
             yield f"fewshot={self.fewshot!r} is unknown; use one of {', '.join(FEWSHOT)}"
         if self.parity not in (None, *PARITIES):
@@ -84,13 +101,16 @@ class Settings:
         """As JSON values. Settings that most runs leave alone have no key while they have their default."""
         plan = self.plan.plain() if isinstance(self.plan, Plan) else self.plan
         values = json.loads(json.dumps({**asdict(replace(self, plan="")), "plan": plan}))
-        return {name: value for name, value in values.items() if value or name not in _OPTIONAL}
+        return {name: value for name, value in values.items() if value != _OPTIONAL.get(name, _NEVER)}
 
     @classmethod
     def parse(cls, plain: Mapping[str, Any]) -> "Settings":
         """The settings that `plain` wrote; the resolved plan beside them is left out."""
         given = {name: value for name, value in plain.items() if name != RESOLVED}
         shard = given.get("shard")
+        unknown = sorted(set(given) - {one.name for one in fields(cls)})
+        if unknown:
+            raise DataError(f"settings: {unknown[0]!r} is unknown; use the voidpad that wrote the run.")
         return cls(**{**given, "tasks": tuple(given["tasks"]), "shard": tuple(shard) if shard else None})
 
 
@@ -109,6 +129,8 @@ class Resources:
     allow_code_execution: bool = False
     weak_sandbox: bool = False
     workers: int = 1  # programs tested side by side
+    include_path: tuple[Path, ...] = ()  # YAML files, or folders of them, with tasks that are not voidpad's
+    trust_tasks: bool = False  # such files may run code: the functions they name, and templates
 
     def task_options(self, settings: Settings) -> dict[str, Any]:
         return {

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from voidpad.errors import ConfigError, VoidpadError
+from voidpad.errors import ConfigError, VoidpadError, reason
 from voidpad.evaluate.folder import RunFolder
 from voidpad.evaluate.run import evaluate, join
 from voidpad.evaluate.settings import Resources, Settings
@@ -78,7 +78,13 @@ def run_ray(
     ray = _ray_module()
     started = not ray.is_initialized()
     if started:
-        ray.init(address=address, log_to_driver=False)
+        try:
+            ray.init(address=address, log_to_driver=False)
+        except (ValueError, ConnectionError) as error:
+            where = f"ray-address {address!r}" if address else "ray"
+            raise ConfigError(
+                f"{where}: no cluster there ({reason(error)}); check it with `ray status`."
+            ) from None
     try:
         yield from _drive(ray, [parts_of(cell, shards) for cell in left], out, resources)
     finally:

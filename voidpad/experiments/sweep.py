@@ -11,6 +11,7 @@ from typing import Any
 
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate.answer import answer, load_model, load_run
+from voidpad.evaluate.file_shapes import SweepFile
 from voidpad.evaluate.folder import VERSION, RunFolder, read_versioned, write_lines
 from voidpad.evaluate.settings import Resources, Settings
 from voidpad.experiments.report.records import SUFFIX
@@ -63,9 +64,10 @@ def _row(cell: SweepCell, families: Sequence[str]) -> dict[str, Any]:
 
 def begun(name: str, out: Path) -> list[SweepCell]:
     """The cells of a sweep that was begun here or on another machine, as its NAME.sweep.json lists them."""
-    rows = read_versioned(out / f"{name}{SUFFIX}")["cells"]
+    rows = read_versioned(out / f"{name}{SUFFIX}", SweepFile)["cells"]
     return [
-        SweepCell(row["model"], row["method"], Settings.parse(row["settings"]), row["grader"]) for row in rows
+        SweepCell(row["model"], row["method"], Settings.parse(row["settings"]), row.get("grader", ""))
+        for row in rows
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from voidpad.decode.plan import Plan, describe
 from voidpad.engine.cache_policy import FORM
-from voidpad.errors import ConfigError, VoidpadError, fault
+from voidpad.errors import ConfigError, VoidpadError, fault, reason
 from voidpad.evaluate.run_weights import base_folder, with_weights
 from voidpad.evaluate.settings import Settings, settings_digest
 from voidpad.experiments.report.layout import FigureLayout, TableLayout
@@ -22,6 +23,7 @@ from voidpad.models import FAMILIES
 from voidpad.models.load import read_config
 from voidpad.models.quantizer import QuantizerName
 
+MOST_CELLS = 10_000  # of one recipe; more is a mistake in a grid
 Fields = dict[str, Any]  # plan fields; the plan itself checks them
 Grid = dict[str, list[Any]]
 
@@ -103,8 +105,10 @@ def read(path: Path) -> SweepRecipe:
         raise ConfigError(
             f"recipe {path}: no such file; `voidpad recipes` lists the ones that ship."
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"recipe {path}: not TOML: {error}.") from None
+    except OSError as error:
+        raise ConfigError(f"recipe {path}: cannot be read ({error.strerror}).") from None
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number too long, deep nesting
+        raise ConfigError(f"recipe {path}: not TOML: {reason(error)}.") from None
     return parse(raw, str(path))
 
 
@@ -134,6 +138,11 @@ def parse(raw: Mapping[str, Any], name: str) -> SweepRecipe:
         recipe = SweepRecipe.model_validate(raw)
     except ValidationError as error:
         raise ConfigError(f"recipe {name}: {'; '.join(map(fault, error.errors()))}") from None
+    count = sum(_size(recipe, group) for group in recipe.groups)
+    if count > MOST_CELLS:
+        raise ConfigError(
+            f"recipe {name}: {count:,} cells, more than {MOST_CELLS:,}; make its grids smaller."
+        )
     groups: dict[str, list[str]] = {}
     for at, said in _faults(recipe):
         groups.setdefault(said, []).append(str(at))
@@ -155,7 +164,7 @@ def _faults(recipe: SweepRecipe) -> Iterator[tuple[int, str]]:
                 resolved_fields(point.plan, point.fields, known[point.model])
                 cell = _cell(recipe, group, point)
             except VoidpadError as error:
-                yield at, str(error)
+                yield at, str(error)[:400]
                 continue
             first = seen.setdefault(cell.id, cell)
             if (first.model, first.method) != (cell.model, cell.method):
@@ -212,9 +221,23 @@ class _Point(NamedTuple):
     fields: Fields
 
 
+def _grid(recipe: SweepRecipe, group: Group) -> Grid:
+    return {**{k: v for k, v in recipe.grid.items() if k not in group.fields}, **group.grid}
+
+
+def _size(recipe: SweepRecipe, group: Group) -> int:
+    axes = (
+        _listed(group.model),
+        _listed(group.plan),
+        group.tasks or recipe.tasks,
+        *_grid(recipe, group).values(),
+    )
+    return math.prod(map(len, axes))
+
+
 def _points(recipe: SweepRecipe, group: Group) -> Iterator[_Point]:
     """Models x plans x the grid x tasks. A group's own field or axis replaces the recipe's."""
-    grid = {**{k: v for k, v in recipe.grid.items() if k not in group.fields}, **group.grid}
+    grid = _grid(recipe, group)
     for model, plan in product(_listed(group.model), _listed(group.plan)):
         for values in product(*grid.values()):
             fields = {**recipe.fields, **group.fields, **dict(zip(grid, values, strict=True))}

@@ -101,7 +101,7 @@ class ProgramConnection:
         return target(*args, **named)
 
 
-class CheckNamespace(dict):
+class CheckNamespace(dict[str, Any]):
     """The global names of the checks, resolved by trusted code from the task and the program's text.
 
     In this order: what the checks define; the entry point, which is the program's; Python's builtins; the

@@ -18,7 +18,7 @@ class Peer:
     is sent back arrives as the same object: a program that sorts its argument and returns it behaves as usual.
     """
 
-    def __init__(self, channel: Channel, verbs: dict[str, Callable], *, keep: Callable[[object], bool],
+    def __init__(self, channel: Channel, verbs: dict[str, Callable[..., Any]], *, keep: Callable[[object], bool],
                  remote: Callable[[str], object]) -> None:  # fmt: skip
         self._channel, self._verbs, self._keep, self._remote = channel, verbs, keep, remote
         self._kept: list[object] = []
@@ -39,7 +39,7 @@ class Peer:
             raise error
         return result
 
-    def _outcome(self, message: list, shared: list) -> tuple[BaseException | None, Any]:
+    def _outcome(self, message: list[Any], shared: list[Any]) -> tuple[BaseException | None, Any]:
         received = Decoder(self._import, shared)
         outcome, value, changes = message
         try:
@@ -70,7 +70,7 @@ class Peer:
         if error is not None:
             raise error
 
-    def _message(self) -> list:
+    def _message(self) -> list[Any]:
         with room_for_nesting():
             message = self._channel.receive()
         sizes = {"do": 4, "ok": 3, "raise": 3}
@@ -78,7 +78,7 @@ class Peer:
             raise ProtocolError("a message of no known form")
         return message
 
-    def _serve(self, message: list) -> None:
+    def _serve(self, message: list[Any]) -> None:
         received = Decoder(self._import)
         verb = self._verbs.get(str(message[1]))
         if message[0] != "do" or verb is None:
@@ -93,7 +93,7 @@ class Peer:
             outcome, value = "raise", describe(error)
         self._answer(outcome, value, received.shared, before)
 
-    def _answer(self, outcome: str, value: object, shared: list, before: list) -> None:
+    def _answer(self, outcome: str, value: object, shared: list[Any], before: list[Any]) -> None:
         answer = Encoder(self._export, shared)
         try:
             with room_for_nesting():
@@ -104,7 +104,7 @@ class Peer:
             refusal = ((UNCROSSABLE,), (), f"the result cannot cross: {error}")
             self._channel.send(["raise", Encoder(self._export).encode(refusal), []])
 
-    def _export(self, value: object) -> list:
+    def _export(self, value: object) -> list[Any]:
         if id(value) in self._handle_of:
             return ["yours", self._handle_of[id(value)]]
         if not self._keep(value):
@@ -114,7 +114,7 @@ class Peer:
             self._kept.append(value)
         return ["mine", self._number[id(value)], type(value).__name__]
 
-    def _import(self, tagged: list) -> object:
+    def _import(self, tagged: list[Any]) -> object:
         if tagged[0] == "yours":
             return self._kept[tagged[1]]
         if tagged[0] != "mine":
@@ -130,7 +130,7 @@ class ProgramError(Exception):
     """A base of every exception that came from the program's process."""
 
 
-def describe(error: BaseException) -> tuple:
+def describe(error: BaseException) -> tuple[Any, ...]:
     """An exception as plain data: the names of its class and bases, its arguments as text or numbers, its text."""
     names = tuple(kind.__name__ for kind in type(error).__mro__ if kind is not object)
     args = tuple(a if isinstance(a, int | float | bool | None) else _text(a) for a in error.args[:4])
@@ -144,7 +144,7 @@ def _text(value: object) -> str:
         return f"<unprintable: {type(error).__name__}>"
 
 
-def exception_from(names: tuple, args: tuple, text: str) -> BaseException:
+def exception_from(names: tuple[Any, ...], args: tuple[Any, ...], text: str) -> BaseException:
     """The nearest built-in exception that is also a ProgramError; a ProgramExit for SystemExit and its like."""
     own = names[0] if names and str(names[0]).isidentifier() else "Exception"
     for name in names:
@@ -154,12 +154,13 @@ def exception_from(names: tuple, args: tuple, text: str) -> BaseException:
     return ProgramExit(own, text)
 
 
-def _make(name: str, base: type[Exception], args: tuple, text: str) -> BaseException:
-    kind = type(name, (ProgramError, base), {"__str__": lambda self: str(text)})
+def _make(name: str, base: type[Exception], args: tuple[Any, ...], text: str) -> BaseException:
+    kind: type[BaseException] = type(name, (ProgramError, base), {"__str__": lambda self: str(text)})
     try:
         return kind(*args)
     except Exception:  # UnicodeDecodeError and its like insist on their own arguments
-        return type(name, (ProgramError, Exception), {})(text)
+        plain: type[BaseException] = type(name, (ProgramError, Exception), {})
+        return plain(text)
 
 
 class ProgramExit(BaseException):

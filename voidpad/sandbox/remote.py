@@ -55,16 +55,20 @@ class RemoteObject:
         return self.__owner.ask("next", self)
 
     def __len__(self) -> int:
-        return self.__plain("len", int)
+        length: int = self.__plain("len", int)
+        return length
 
     def __bool__(self) -> bool:
-        return self.__plain("bool", bool)
+        truth: bool = self.__plain("bool", bool)
+        return truth
 
     def __str__(self) -> str:
-        return self.__plain("str", str)
+        text: str = self.__plain("str", str)
+        return text
 
     def __repr__(self) -> str:
-        return self.__plain("repr", str)
+        text: str = self.__plain("repr", str)
+        return text
 
     def __hash__(self) -> int:
         return id(self)
@@ -90,7 +94,7 @@ class RemoteObject:
 
 def _operator(name: str) -> Callable[..., Any]:
     def method(self: RemoteObject, *args: object) -> Any:
-        return self._RemoteObject__operate(name, *args)  # type: ignore[attr-defined]
+        return self._RemoteObject__operate(name, *args)
 
     return method
 

@@ -34,7 +34,7 @@ _MUTABLE: dict[str, type] = {
 }  # fmt: skip
 _TAG = {kind: tag for tag, kind in _MUTABLE.items()}
 _PAIRS = ("dict", "Counter", "OrderedDict")
-_VIEWS: dict[type, tuple[str, Callable[[list], Any]]] = {
+_VIEWS: dict[type, tuple[str, Callable[[list[Any]], Any]]] = {
     type({}.keys()): ("keys", lambda items: dict.fromkeys(items).keys()),
     type({}.values()): ("values", lambda items: dict(enumerate(items)).values()),
     type({}.items()): ("items", lambda items: dict(items).items()),
@@ -108,7 +108,7 @@ class Encoder:
     """Encodes the values of one message. `shared` lists the mutable containers in the order of encoding, which is
     also the order of decoding, so that a container can be referred to by its number."""
 
-    def __init__(self, handle: Callable[[object], list], shared: list | None = None) -> None:
+    def __init__(self, handle: Callable[[object], list[Any]], shared: list[Any] | None = None) -> None:
         self._handle = handle
         self.shared = list(shared or ())
         self._number = {id(value): n for n, value in enumerate(self.shared)}
@@ -131,7 +131,7 @@ class Encoder:
             return [kind.__name__, *map(self.encode, value)]
         return self._scalar(value, kind)
 
-    def body(self, value: Any) -> list:
+    def body(self, value: Any) -> list[Any]:
         """The encoded contents of a mutable container."""
         kind = type(value)
         if kind is bytearray:
@@ -141,7 +141,7 @@ class Encoder:
         head = [value.maxlen] if kind is deque else []
         return head + [self.encode(x) for x in value]
 
-    def _scalar(self, value: Any, kind: type) -> list:
+    def _scalar(self, value: Any, kind: type) -> list[Any]:
         if kind is bytes:
             return ["bytes", value.hex()]
         if kind is memoryview and value.c_contiguous and value.ndim == 1:
@@ -164,7 +164,7 @@ class Encoder:
             return [_VIEWS[kind][0], *map(self.encode, value)]
         return self._time(value, kind) or self._subclass(value, kind)
 
-    def _time(self, value: Any, kind: type) -> list | None:
+    def _time(self, value: Any, kind: type) -> list[Any] | None:
         if kind is timedelta:
             return ["timedelta", value.days, value.seconds, value.microseconds]
         if kind is date:
@@ -174,7 +174,7 @@ class Encoder:
             return [kind.__name__, value.replace(tzinfo=None).isoformat(), value.fold, zone]
         return self._zone_itself(value) if isinstance(value, tzinfo) else None
 
-    def _zone(self, value: Any) -> list | None:
+    def _zone(self, value: Any) -> list[Any] | None:
         """The time zone of a value; a class that the program defines is sent as the offset at that time."""
         if value.tzinfo is None:
             return None
@@ -182,7 +182,7 @@ class Encoder:
         own = self._zone_itself(value.tzinfo)
         return own or (None if offset is None else self._zone_itself(timezone(offset)))
 
-    def _zone_itself(self, zone: tzinfo) -> list | None:
+    def _zone_itself(self, zone: tzinfo) -> list[Any] | None:
         if type(zone) is timezone:
             name = zone.tzname(None)
             offset = zone.utcoffset(None)
@@ -212,7 +212,7 @@ class Encoder:
                 return self.encode(base(base.__iter__(value)))
         return self._handle(value)
 
-    def _pairs(self, plain: dict, value: dict) -> Any:
+    def _pairs(self, plain: dict[Any, Any], value: dict[Any, Any]) -> Any:
         for key, item in dict.items(value):
             plain[key] = item
         return self.encode(plain)
@@ -221,7 +221,7 @@ class Encoder:
 class Decoder:
     """Decodes the values of one message; `shared` starts with the containers of the request it answers."""
 
-    def __init__(self, handle: Callable[[list], object], shared: list | None = None) -> None:
+    def __init__(self, handle: Callable[[list[Any]], object], shared: list[Any] | None = None) -> None:
         self._handle = handle
         self.shared = list(shared or ())
 
@@ -235,7 +235,7 @@ class Decoder:
         except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             raise ProtocolError(f"a malformed value ({type(error).__name__}: {error})"[:200]) from None
 
-    def _tagged(self, tag: str, items: list) -> Any:
+    def _tagged(self, tag: str, items: list[Any]) -> Any:
         if tag in _MUTABLE:
             value = deque(maxlen=items[0]) if tag == "deque" else _MUTABLE[tag]()
             self.shared.append(value)
@@ -250,7 +250,7 @@ class Decoder:
             return _SCALARS[tag](*items)
         return self._handle([tag, *items])
 
-    def fill(self, value: Any, items: list) -> Any:
+    def fill(self, value: Any, items: list[Any]) -> Any:
         """Replace the contents of a container by the decoded ones."""
         if type(value) is bytearray:
             value[:] = bytes.fromhex(items[0])
@@ -271,12 +271,13 @@ class Decoder:
         raise ProtocolError(f"a malformed value ({str(value)[:80]})")
 
 
-def _zone(parts: list | None) -> tzinfo | None:
+def _zone(parts: list[Any] | None) -> tzinfo | None:
     if parts is None:
         return None
     kind, *rest = parts
     if kind == "ZoneInfo":
-        return importlib.import_module("zoneinfo").ZoneInfo(*rest)
+        zone: tzinfo = importlib.import_module("zoneinfo").ZoneInfo(*rest)
+        return zone
     *offset, name = rest
     if name is None:
         return timezone(timedelta(*offset)) if any(offset) else UTC
@@ -302,17 +303,17 @@ _SCALARS: dict[str, Callable[..., Any]] = {
 }
 
 
-def snapshot(shared: list) -> list[list | bytes]:
+def snapshot(shared: list[Any]) -> list[list[Any] | bytes]:
     """The current contents of each container; `changed` compares them by identity, so no __eq__ is called."""
     return [_contents(value) for value in shared]
 
 
-def changed(shared: list, before: list) -> list[int]:
+def changed(shared: list[Any], before: list[Any]) -> list[int]:
     """The numbers of the containers whose contents are no longer the same objects."""
     return [n for n, old in enumerate(before) if not _same(_contents(shared[n]), old)]
 
 
-def _contents(value: Any) -> list | bytes:
+def _contents(value: Any) -> list[Any] | bytes:
     if type(value) is bytearray:
         return bytes(value)
     if isinstance(value, dict):
@@ -322,5 +323,5 @@ def _contents(value: Any) -> list | bytes:
 
 def _same(now: Any, old: Any) -> bool:
     if type(now) is bytes:
-        return now == old
+        return bool(now == old)
     return len(now) == len(old) and all(a is b for a, b in zip(now, old, strict=True))

@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -54,9 +55,11 @@ class ServerState:
     started: int = field(default_factory=lambda: int(time.time()))
 
 
-def build_app(state: ServerState) -> FastAPI:
-    """The application. It starts and stops no engine: the caller owns that."""
-    app = FastAPI(title="voidpad", docs_url=None, redoc_url=None, openapi_url=None)
+def build_app(
+    state: ServerState, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None
+) -> FastAPI:
+    """The application. Whoever runs it starts and stops the engine, `lifespan` for example."""
+    app = FastAPI(title="voidpad", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
@@ -83,7 +86,7 @@ def build_app(state: ServerState) -> FastAPI:
 
     @app.get("/ready")
     async def ready() -> Response:
-        waiting, limit = state.engine.waiting, state.engine.queue
+        waiting, limit = state.engine.engine.waiting, state.engine.queue
         usable = state.engine.alive and not state.draining and waiting < limit
         content = {"ready": usable, "waiting": waiting, "queue": limit, "draining": state.draining}
         return JSONResponse(content, status_code=200 if usable else 503)
@@ -225,7 +228,7 @@ async def _generate(state: ServerState, http: Request, route: Route) -> Response
     writer = ReplyWriter(request, state.served.name, state.fingerprint, live.token_text)
     notes["id"] = writer.id
     if request.stream:
-        return _EventStream(live, _chunks(live, writer), state, notes)
+        return _EventStream(live, _events(live, writer), state, notes)
     try:
         await _finished(live, http.receive)
     finally:
@@ -264,45 +267,44 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _chunks(live: LiveRequest, writer: ReplyWriter) -> AsyncIterator[bytes]:
-    """The stream of one request, from the first chunk to the end mark."""
+async def _events(live: LiveRequest, writer: ReplyWriter) -> AsyncIterator[bytes]:
+    """The stream of one request: for each wake-up all events that became ready, in one piece."""
+    if first := [chunk for index, choice in enumerate(live.choices) for chunk in writer.delta(index, choice)]:
+        yield b"".join(first)
     ended: set[int] = set()
-    for index, choice in enumerate(live.choices):
-        for chunk in writer.delta(index, choice):
-            yield chunk
     while len(ended) < len(live.choices):
         try:
-            await asyncio.wait_for(live.changed.wait(), KEEP_ALIVE_SECONDS)
+            async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                await live.changed.wait()
         except TimeoutError:
             yield KEEP_ALIVE
             continue
+        # No await until the piece is whole: the engine's updates cannot come between a text and its end.
         live.changed.clear()
-        # Sending a chunk lets the engine's updates in: a choice ends only after all that it had by then was sent.
-        reports = list(live.reports)
-        for index, record in live.take_records():
-            yield writer.canvas(index, record)
+        piece = [writer.canvas(index, record) for index, record in live.take_records()]
         for index, choice in enumerate(live.choices):
             if index in ended:
                 continue
-            for chunk in writer.delta(index, choice):
-                yield chunk
-            if reports[index]:
+            piece += writer.delta(index, choice)
+            if live.reports[index]:
                 ended.add(index)
-                yield writer.last(index, choice, reports[index])
+                piece.append(writer.last(index, choice, live.reports[index]))
         if live.error is not None:
-            yield event(error_object(live.error))
+            yield b"".join([*piece, event(error_object(live.error))])
             return
-    for chunk in writer.closing(live.choices, live.prompt_tokens):
-        yield chunk
+        if len(ended) == len(live.choices):
+            piece += writer.closing(live.choices, live.prompt_tokens)
+        if piece:
+            yield b"".join(piece)
 
 
 class _EventStream(Response):
     """Server-sent events that stop when the client leaves or reads too slowly, and free the rows then."""
 
     def __init__(
-        self, live: LiveRequest, chunks: AsyncIterator[bytes], state: ServerState, notes: dict[str, Any]
+        self, live: LiveRequest, events: AsyncIterator[bytes], state: ServerState, notes: dict[str, Any]
     ) -> None:
-        self.live, self.chunks, self.state, self.notes = live, chunks, state, notes
+        self.live, self.events, self.state, self.notes = live, events, state, notes
         self.status_code = 200
         self.background = None
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
@@ -312,13 +314,11 @@ class _EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         gone = asyncio.create_task(self._watch(receive))
         try:
-            async for chunk in self.chunks:
+            async for piece in self.events:
                 if self.live.gone:
                     return
-                await asyncio.wait_for(
-                    send({"type": "http.response.body", "body": chunk, "more_body": True}),
-                    self.state.limits.timeout,
-                )
+                async with asyncio.timeout(self.state.limits.timeout):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
             self.notes["stopped"] = "the client read too slowly"

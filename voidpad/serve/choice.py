@@ -32,6 +32,7 @@ class TextRules:
     ends: frozenset[int]
     dropped: frozenset[int]  # ids that are no text
     cleaned: bool = False  # the tokenizer joins punctuation to words, so the last characters may change
+    joins: bool = False  # ids after a whole character can be decoded by themselves
 
 
 @dataclass
@@ -46,10 +47,15 @@ class Choice:
     limit: int | None = None
     ids: list[int] = field(default_factory=list)  # tokens of the answer, before its end
     logprobs: list[TokenLogprob] = field(default_factory=list)  # those of `ids`, where they were requested
-    text: str = ""  # the answer so far, cut at a stop string
+    text: str = (
+        ""  # the answer as decoded last: after `take`, and once the answer is complete; cut at a stop string
+    )
     sent: int = 0  # characters of `text` that were taken
     finish_reason: str | None = None  # "stop" or "length" once the answer is complete
     seen: int = 0  # final slots read so far
+    whole: int = 0  # leading ids whose text ends with a whole character; `whole_text` is their text
+    whole_text: str = ""
+    stale: bool = False  # there are ids that are not in `text` yet
 
     @property
     def complete(self) -> bool:
@@ -71,7 +77,8 @@ class Choice:
                 self.ids.append(token)
                 if logprobs is not None:
                     self.logprobs.append(logprobs[place])
-        if added or self.complete:
+        self.stale = self.stale or added
+        if self.stops or self.complete:
             self._decode()
 
     def end(self) -> None:
@@ -82,17 +89,28 @@ class Choice:
 
     def take(self) -> str:
         """The text that became sendable since the last call."""
+        self._decode()
         ready = len(self.text) if self.complete else self._safe()
         delta = self.text[self.sent : ready]
         self.sent = max(self.sent, ready)
         return delta
 
     def _decode(self) -> None:
-        text = self.rules.decode([token for token in self.ids if token not in self.rules.dropped])
-        places = [text.find(stop) for stop in self.stops]
-        first = min((place for place in places if place >= 0), default=None)
+        """Bring `text` up to date; where texts join, decode only what follows the last whole character."""
+        if not self.stale:
+            return
+        self.stale = False
+        dropped = self.rules.dropped
+        text = self.whole_text + self.rules.decode(
+            [one for one in self.ids[self.whole :] if one not in dropped]
+        )
+        if self.rules.joins and not text.endswith(UNFINISHED):
+            self.whole, self.whole_text = len(self.ids), text
+        # The stop string that is complete first counts, so that the pieces in which a text arrives do not matter.
+        places = [(text.find(stop), stop) for stop in self.stops]
+        first = min(((place + len(stop), place) for place, stop in places if place >= 0), default=None)
         if first is not None:
-            text, self.finish_reason = text[:first], "stop"
+            text, self.finish_reason = text[: first[1]], "stop"
         self.text = text
 
     def _safe(self) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import decoders
 from torch import Tensor
 
 from voidpad.decode.canvas import Canvas
@@ -22,7 +23,7 @@ from voidpad.diagnose.trace.format import End
 from voidpad.diagnose.trace.recorder import Recorder
 from voidpad.diagnose.trace.trace_files import end_record, header_record, pass_record
 from voidpad.engine.batching import Engine
-from voidpad.engine.events import Failed, Finished, Started, Wrote
+from voidpad.engine.events import Failed, Finished, Wrote
 from voidpad.errors import ConfigError
 from voidpad.serve.choice import Choice, TextRules, TokenLogprob
 from voidpad.serve.json_fields import RequestError
@@ -76,7 +77,6 @@ class _Row:
     live: LiveRequest
     index: int  # of the choice
     submitted: float
-    began: float | None = None
     final: int = 0  # leading slots that were handed over
     ending: bool = False  # the engine was told that the answer is complete
     recorder: Recorder | None = None  # where the client wants to see the canvas
@@ -121,17 +121,12 @@ class EngineThread:
         self.closing = False
         self.alive = False
         self.thread = threading.Thread(target=self._run, name="voidpad-engine", daemon=True)
-        self.metrics = Metrics(waiting=lambda: self.waiting, live=lambda: self.live)
-
-    @property
-    def waiting(self) -> int:
-        """Rows in the queue."""
-        return sum(row.began is None for row in list(self.rows.values()))
+        self.metrics = Metrics(waiting=lambda: engine.waiting, live=lambda: self.live)
 
     @property
     def live(self) -> int:
         """Rows that take part in passes."""
-        return sum(row.began is not None for row in list(self.rows.values()))
+        return len(self.rows) - self.engine.waiting
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop, self.alive = loop, True
@@ -149,9 +144,9 @@ class EngineThread:
         """Queue all rows of a request, or refuse it where the queue is full or no block fits the context."""
         if not self.alive:
             raise RequestError("the engine has stopped.", status=503, kind="server_error")
-        if self.waiting + request.rows > self.queue and self.rows:
+        if self.engine.waiting + request.rows > self.queue and self.rows:
             raise RequestError(
-                f"the queue is full ({self.waiting} of {self.queue} rows wait); try again later.",
+                f"the queue is full ({self.engine.waiting} of {self.queue} rows wait); try again later.",
                 status=429,
                 kind="rate_limit_error",
                 code="queue_full",
@@ -229,11 +224,7 @@ class EngineThread:
     def _updates(self, events: list[Any]) -> list[_Update]:
         updates: list[_Update] = []
         for event in events:
-            if isinstance(event, Started):
-                if (row := self.rows.get(event.handle)) is not None:
-                    row.began = time.monotonic()
-                    self.metrics.queue_seconds.observe(row.began - row.submitted)
-            elif isinstance(event, Wrote):
+            if isinstance(event, Wrote):
                 updates += self._written(event)
             elif isinstance(event, Failed):
                 error = _server_error(f"a pass failed: {event.error}")
@@ -306,8 +297,7 @@ class EngineThread:
             kept = [place for place, token in enumerate(tokens) if token != mask]
             logprobs = None if logprobs is None else [logprobs[place] for place in kept]
             tokens = [tokens[place] for place in kept]
-        now = time.monotonic()
-        began = row.began if row.began is not None else now
+        queued = max(0.0, time.monotonic() - row.submitted - outcome.seconds)
         report = {
             "passes_decode": outcome.passes_decode,
             "passes_probe": outcome.passes_probe,
@@ -315,10 +305,11 @@ class EngineThread:
             "canvas": outcome.canvas,
             "stop_reason": "eos" if row.ending else outcome.stop_reason,
             "approximations": list(self.model.approximations(row.live.request.plan, cache=self.cache)),
-            "queue_seconds": round(began - row.submitted, 4),
-            "decode_seconds": round(now - began, 4),
+            "queue_seconds": round(queued, 4),
+            "decode_seconds": round(outcome.seconds, 4),
         }
-        self.metrics.decode_seconds.observe(now - began)
+        self.metrics.queue_seconds.observe(queued)
+        self.metrics.decode_seconds.observe(outcome.seconds)
         self.metrics.row_passes.labels("decode").inc(outcome.passes_decode)
         self.metrics.row_passes.labels("probe").inc(outcome.passes_probe)
         if outcome.stop_reason in ("cancelled", "deadline"):
@@ -359,7 +350,8 @@ class EngineThread:
             elif choice.complete and not update.row.ending:
                 update.row.ending = True
                 self.engine.end_early(live.handles[index])
-            live.changed.set()
+            if live.request.stream:
+                live.changed.set()
 
 
 def _server_error(message: str) -> RequestError:
@@ -396,9 +388,12 @@ def text_rules(model: Model) -> TextRules:
 
     tokenizer = model.tokenizer
     cleaned = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    joins = backend is not None and isinstance(backend.decoder, decoders.ByteLevel | decoders.Fuse)
     return TextRules(
         decode=lambda ids: str(tokenizer.decode(ids)),
         ends=frozenset(model.roles.ends),
         dropped=frozenset(special_ids(tokenizer) | model.roles.all()),
         cleaned=cleaned,
+        joins=joins and not cleaned,
     )

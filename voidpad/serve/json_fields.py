@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from voidpad.errors import VoidpadError
+
+_Kind = TypeVar("_Kind")
 
 
 class RequestError(VoidpadError):
@@ -105,7 +107,7 @@ class JsonFields:
             )
         return float(value)
 
-    def _typed(self, name: str, kind: type, called: str) -> Any:
+    def _typed(self, name: str, kind: type[_Kind], called: str) -> _Kind | None:
         value = self.take(name)
         if value is not None and not isinstance(value, kind):
             raise RequestError(f"{self.prefix}{name} must be {called}.", param=self.prefix + name)

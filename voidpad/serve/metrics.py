@@ -29,10 +29,10 @@ class Metrics:
             "voidpad_rows_cancelled", "Rows that ended before their answer", ["why"], **own
         )
         self.queue_seconds = Histogram(
-            "voidpad_queue_seconds", "From the request to the row's first pass", buckets=SECONDS, **own
+            "voidpad_queue_seconds", "In the queue, of rows that have ended", buckets=SECONDS, **own
         )
         self.decode_seconds = Histogram(
-            "voidpad_decode_seconds", "From the row's first pass to its end", buckets=SECONDS, **own
+            "voidpad_decode_seconds", "From leaving the queue to the end of the row", buckets=SECONDS, **own
         )
         Gauge("voidpad_rows_waiting", "Rows in the queue", **own).set_function(waiting)
         Gauge("voidpad_rows_live", "Rows that take part in passes", **own).set_function(live)

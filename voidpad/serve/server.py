@@ -38,7 +38,7 @@ MOST_HEADER_BYTES = 64 * 1024
 class ServeOptions:
     """How to serve: the decoding defaults, the address and the limits."""
 
-    plan: str = "void-expansion"
+    plan: str | None = None  # by the checkpoint unless given
     fields: dict[str, Any] = field(default_factory=dict)
     cache: str | None = None
     name: str | None = None  # the model's name for clients; the name it was loaded by unless given
@@ -60,9 +60,10 @@ class ServeOptions:
 def make_state(model: Model, options: ServeOptions, access: Access) -> ServerState:
     """The engine, its thread (not started) and everything the routes need."""
     name = options.name or model.name
-    served = ServedModel(model, name, options.plan, dict(options.fields), options.cache)
+    usual = "void-expansion" if model.default_plan == "void" else model.default_plan
+    served = ServedModel(model, name, options.plan or usual, dict(options.fields), options.cache)
     try:
-        default = served.plan(options.plan, {})
+        default = served.plan(served.plan_name, {})
     except RequestError as error:
         raise ConfigError(str(error)) from None
     engine = model.engine(rows=options.rows, tokens=options.tokens, cache=options.cache, block=default.block)
@@ -95,16 +96,17 @@ def make_state(model: Model, options: ServeOptions, access: Access) -> ServerSta
 
 
 def serve(model: Model, options: ServeOptions, *, ready: Callable[[str], None] = lambda address: None) -> int:
-    """Serve until SIGTERM or SIGINT. Returns the exit status: 1 after a failure of the engine."""
+    """Serve until SIGTERM or SIGINT. Returns the exit status: 1 after a failure of the engine.
+
+    `ready` gets a line with the address and the plan as soon as requests are answered.
+    """
     access = read_access(options.host, options.api_keys, no_auth=options.no_auth, names=options.hosts)
-    listener = _listen(options.host, options.port)
+    listener = listen(options.host, options.port)
     with contextlib.closing(listener):
         state = make_state(model, options, access)
-        _log_to_stderr(as_json=options.log_json)
+        log_to_stderr(as_json=options.log_json)
         server = _Server(state, build_app(state), options)
-        port = listener.getsockname()[1]
-        shown = f"[{options.host}]" if ":" in options.host else options.host
-        server.when_ready = lambda: ready(f"http://{shown}:{port}")
+        server.when_ready = lambda: ready(f"{address_of(listener)} (plan {state.served.plan_name})")
         asyncio.run(server.serve(sockets=[listener]))
     if server.failure is not None:
         print(f"voidpad: the engine failed twice in a row ({server.failure}); stopping.", file=sys.stderr)
@@ -129,6 +131,7 @@ class _Server(uvicorn.Server):
                 server_header=False,
                 timeout_keep_alive=30,
                 timeout_graceful_shutdown=5,
+                http="h11",  # uvicorn would prefer httptools where it is installed, which has no limit of headers
                 h11_max_incomplete_event_size=MOST_HEADER_BYTES,
             )
         )
@@ -189,7 +192,7 @@ def _version() -> str:
         return "unknown"
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """A listening socket; a port that is in use is an error of one line."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -209,7 +212,14 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _log_to_stderr(*, as_json: bool) -> None:
+def address_of(listener: socket.socket) -> str:
+    """The URL of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def log_to_stderr(*, as_json: bool) -> None:
+    """Write the log lines of requests to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogLines(as_json=as_json))
     logger = logging.getLogger("voidpad.serve")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from voidpad.errors import ConfigError, DataError
+from voidpad.errors import ConfigError, DataError, reason
 
 Message = dict[str, str]  # {"role": ..., "content": ...}
 
@@ -138,7 +138,10 @@ def _messages(fields: Mapping[str, Any], names: Mapping[str, str]) -> list[Messa
     if "instruction" in fields and "output" in fields:
         parts = [_content(fields[name], name) for name in ("instruction", "input") if name in fields]
         text = "\n\n".join(part for part in parts if part.strip())
-        earlier = [message for pair in fields.get("history", ()) for message in _history(pair)]
+        history = fields.get("history") or ()
+        if not isinstance(history, Sequence):  # a text fails as a list of pairs
+            raise Dropped("bad", "history is not a list of [prompt, response]")
+        earlier = [message for pair in history for message in _history(pair)]
         return [*earlier, *_pair(text, _content(fields["output"], "output"))]
     raise Dropped(
         "bad",
@@ -176,7 +179,7 @@ def _listed(value: Any, name: str, names: Mapping[str, str]) -> list[Message]:
         role = ROLES.get(given.strip().lower()) if isinstance(given, str) else None
         if role is None:
             known = ", ".join(sorted({*ROLES.values()}))
-            raise Dropped("bad", f"{where}: role {given!r} is unknown; use one of {known}")
+            raise Dropped("bad", f"{where}: role {str(given)[:60]!r} is unknown; use one of {known}")
         if role == "tool" or message.get("tool_calls") or message.get("function_call"):
             raise Dropped("tools", f"{where} calls a tool or holds its result")
         messages.append({"role": role, "content": _content(content, where)})
@@ -278,5 +281,5 @@ def _parsed(raw: bytes) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         return Dropped("bad", f"not JSON ({error.msg})")
-    except RecursionError:
-        return Dropped("bad", "not JSON (nested too deeply)")
+    except (ValueError, RecursionError) as error:  # a number of too many digits, deep nesting
+        return Dropped("bad", f"not JSON ({reason(error)})")

@@ -31,6 +31,9 @@ CHUNK = 10_000  # examples whose tokens are copied at a time
 COLUMNS = ("prompt", "response", "reason", "detail", "place", "starts")  # of the table that is read
 
 
+_JSON = (".jsonl", ".json", ".ndjson")
+
+
 @dataclass(frozen=True)
 class CorpusRequest:
     """Which examples to make and to keep. Lengths are in tokens, prompt and response together."""
@@ -83,6 +86,8 @@ def prepare(
     request = request or CorpusRequest()
     if request.turns not in chats.TURNS:
         raise ConfigError(f"turns: {request.turns!r} is unknown; use one of {', '.join(chats.TURNS)}.")
+    for source in sources:
+        _check_source(source)
     tokenizer, roles = vocabulary(name)
     if not (request.raw or tokenizer.chat_template):
         raise ConfigError(f"{name}: this tokenizer has no chat template; pass --raw to train on plain text.")
@@ -112,6 +117,18 @@ def prepare(
     return Prepared(pairs, roles, notes), counts
 
 
+def _check_source(source: str) -> None:
+    """Refuse, before a tokenizer is loaded, what is neither a file that is there nor the form of a hub id."""
+    path = Path(source)
+    if path.suffix in (*_JSON, ".parquet"):
+        if not path.is_file():
+            raise DataError(f"{source}: no such file; check the path.")
+    elif source.split(":")[0].count("/") != 1:
+        raise ConfigError(
+            f"source {source!r}: give a .jsonl or .parquet file, or a hub id owner/name[:config[:split]]."
+        )
+
+
 class _CountsSoFar:
     """Counts while they grow."""
 
@@ -139,9 +156,7 @@ def _read(source: str, request: CorpusRequest) -> Dataset:
     path, how = Path(source), {"turns": request.turns, "names": dict(request.names), "raw": request.raw}
     kinds = {"starts": "bool"}
     features = datasets.Features({name: datasets.Value(kinds.get(name, "string")) for name in COLUMNS})
-    if path.suffix in (".jsonl", ".json", ".ndjson"):
-        if not path.is_file():
-            raise DataError(f"{source}: no such file.")
+    if path.suffix in _JSON:
         # Size and time of change are part of the cache's key: a changed file is read again.
         stamp = f"{READER}-{path.stat().st_size}-{path.stat().st_mtime_ns}"
         arguments = {"path": str(path.resolve()), "name": source, "stamp": stamp, "how": how}
@@ -170,17 +185,11 @@ def _table(source: str, path: Path) -> Dataset:
     import datasets
 
     if path.suffix == ".parquet":
-        if not path.is_file():
-            raise DataError(f"{source}: no such file.")
         try:
             return datasets.load_dataset("parquet", data_files=str(path), split="train")
         except (datasets.exceptions.DatasetGenerationError, ValueError) as error:
             raise DataError(f"{source}: damaged Parquet file ({error.__cause__ or error}).") from None
     name, config, split = (*source.split(":"), "", "")[:3]
-    if name.count("/") != 1:
-        raise ConfigError(
-            f"source {source!r}: give a .jsonl or .parquet file, or a hub id owner/name[:config[:split]]."
-        )
     try:
         return datasets.load_dataset(name, config or None, split=split or "train")
     except (OSError, ValueError) as error:

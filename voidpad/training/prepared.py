@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from voidpad.errors import DataError
+from voidpad.errors import DataError, RoleError, reason
 from voidpad.files import beside
 from voidpad.roles import Roles
 from voidpad.training.padding import Pairs
@@ -75,15 +75,17 @@ def read(path: Path | str) -> Prepared:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; make one with `voidpad data prepare`.") from None
     except (SafetensorError, OSError) as error:
-        raise DataError(f"{path}: damaged data file ({error}); prepare it again.") from None
+        raise DataError(f"{path}: damaged data file ({reason(error)}); prepare it again.") from None
     _check(path, pairs)
-    stored: dict[str, Any] = json.loads(metadata["roles"])
-    roles: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
-    }
     pairs = Pairs(pairs.tokens, pairs.prompt.long(), pairs.response.long(), pairs.complete.bool())
-    largest = int(metadata["largest"]) if "largest" in metadata else None
-    return Prepared(pairs, Roles(**roles), json.loads(metadata.get("notes", "{}")), largest)
+    try:
+        stored: dict[str, Any] = json.loads(metadata["roles"])
+        roles = Roles(**{name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()})
+        largest = int(metadata["largest"]) if "largest" in metadata else None
+        notes = json.loads(metadata.get("notes", "{}"))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, RoleError) as error:
+        raise DataError(f"{path}: damaged metadata ({reason(error)}); prepare it again.") from None
+    return Prepared(pairs, roles, notes, largest)
 
 
 def _check(path: Path | str, pairs: Pairs) -> None:

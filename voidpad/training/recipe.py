@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from voidpad.errors import ConfigError, fault
+from voidpad.errors import ConfigError, fault, reason
 from voidpad.files import store
 from voidpad.models.quantizer import QuantizerName
 from voidpad.training.padding import POLICIES, PaddingPolicy
@@ -226,8 +226,8 @@ def read(path: Path | str, changes: Iterable[str] = ()) -> TrainingRecipe:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"recipe {path}: cannot be read ({error.strerror}).") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"recipe {path}: not valid TOML ({error}).") from None
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number too long, deep nesting
+        raise ConfigError(f"recipe {path}: not valid TOML ({reason(error)}).") from None
     for change in changes:
         _apply(values, change)
     return check(values, name=str(path))
@@ -262,7 +262,9 @@ def _apply(values: dict[str, Any], change: str) -> None:
         raise ConfigError(f"--set {change!r}: write it as part.field=value, for example run.steps=100.")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except RecursionError:
+        raise ConfigError(f"--set {change[:60]!r}: nested too deeply.") from None
+    except ValueError:
         value = text
     *parents, last = key.strip().split(".")
     for name in parents:

@@ -100,6 +100,8 @@ class Edit:
     def _has_token(self) -> Edit:
         if self.kind != "cut" and self.id is None:
             raise ValueError(f"{self.kind} needs the id of the new slots")
+        if self.id is not None and not 0 <= self.id < 2**31:
+            raise ValueError(f"{self.kind} names something that is no token id")
         return self
 
     def apply(self, canvas: np.ndarray) -> np.ndarray:
@@ -146,6 +148,8 @@ class Pass:
             raise ValueError("a probe commits nothing")
         if outside := [slot for slot, _, _ in self.commits if slot >= self.length]:
             raise ValueError(f"commits write slot {outside[0]} of a canvas of {self.length}")
+        if any(not 0 <= token < 2**31 for _, token, _ in self.commits):
+            raise ValueError("commits write something that is no token id")
         return self
 
     def apply(self, canvas: np.ndarray) -> np.ndarray:

@@ -111,7 +111,7 @@ def _spellings(path: Path) -> list[Path]:
 def _item(line: str, needs: tuple[str, ...], *, where: str) -> Item:
     """One line's fields; all are text but MBPP's numbers and lists of tests."""
     try:
-        item = json.loads(line)
+        item: Item = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(f"data: {where} is not JSON: {error}") from error
     missing = [key for key in needs if not isinstance(item, dict) or key not in item]
@@ -125,7 +125,8 @@ def _item(line: str, needs: tuple[str, ...], *, where: str) -> Item:
                 "a list of texts",
             )
         elif key == "task_id":
-            right, kind = isinstance(value, int | str), "a number or a text"
+            right = isinstance(value, str) or (isinstance(value, int) and abs(value) < 2**63)
+            kind = "a number of at most 63 bits or a text"
         else:
             right, kind = isinstance(value, str), "a text"
         if not right:

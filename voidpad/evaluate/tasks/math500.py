@@ -28,7 +28,7 @@ class Judgement:
 
 
 def prompt(doc: Doc) -> str:
-    return PROMPT + doc["problem"]
+    return f"{PROMPT}{doc['problem']}"
 
 
 def plain(text: str) -> str:

@@ -5,13 +5,14 @@ line): `data` (folder with local files), `fewshot` ("keyed" or "stream"), `weak_
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lm_eval.api.task import ConfigurableTask
 
-from voidpad.errors import ConfigError
+from voidpad.errors import ConfigError, DataError, reason
 from voidpad.evaluate.tasks import FEWSHOT
 from voidpad.evaluate.tasks.benchmark_files import ITEM
 from voidpad.evaluate.tasks.graders import Doc, shared_processes
@@ -37,18 +38,47 @@ class Benchmark(ConfigurableTask):
         self.dataset = self.config.custom_dataset(Path(folder) if folder else None)
 
     @property
+    def metrics(self) -> list[str]:
+        """The names of the metrics, in the order of the YAML; a function has its own name."""
+        named = [entry["metric"] for entry in self.config.metric_list]
+        return [metric if isinstance(metric, str) else metric.__name__ for metric in named]
+
+    @property
     def primary(self) -> tuple[str, str]:
-        """The metric and the grader that a table reports: the first of each in the YAML."""
-        return self.config.metric_list[0]["metric"], self.config.filter_list[0]["name"]
+        """The metric and the grader that a table reports: the first of each. lm-eval names a missing grader `none`."""
+        return self.metrics[0], self._filters[0].name
 
     def set_fewshot_seed(self, seed: int | None = None) -> None:
         self.shots_seed = seed
         super().set_fewshot_seed(seed)
 
+    def set_num_fewshot(self, number: int | None) -> None:
+        """Take another number of shots than the YAML's; a task without items to draw them from refuses."""
+        own = self.config.num_fewshot or 0
+        self.set_config(key="num_fewshot", value=own if number is None else number)
+        wanted = self.config.num_fewshot
+        if wanted > 0 and not self._has_shots():
+            raise ConfigError(
+                f"num_fewshot={wanted}: task {self.task_name} has no items to draw shots from, its prompt has 0 shots; "
+                "leave num_fewshot out"
+            )
+        shared = self.fewshot_cfg.split is not None and self.fewshot_cfg.split == self.config.test_split
+        most = len(self.sampler.df) - shared if wanted else 0  # an item is no shot of its own prompt
+        if wanted > most:
+            raise ConfigError(
+                f"num_fewshot={wanted}: task {self.task_name} has {most} items for shots; use {most} or fewer"
+            )
+
+    def _has_shots(self) -> bool:
+        """Whether shots come from elsewhere than the items under test, which lm-eval would fall back to."""
+        given = self.fewshot_cfg.split is not None or self.fewshot_cfg.samples is not None
+        return given or self.has_training_docs() or (self.has_validation_docs() and self.has_test_docs())
+
     def fewshot_context(self, doc: Doc, num_fewshot: int, **kwargs: Any) -> str:
         if self.options.get("fewshot", "keyed") == "keyed":
             self.sampler.set_rnd(_item_seed(self.shots_seed, doc[ITEM]))
-        return super().fewshot_context(doc, num_fewshot=num_fewshot, **kwargs)
+        text: str = super().fewshot_context(doc, num_fewshot=num_fewshot, **kwargs)
+        return text
 
     def apply_filters(self) -> None:
         with shared_processes():
@@ -73,6 +103,59 @@ def by_sandbox(doc: Doc, results: list[str]) -> dict[str, float]:
 def program_test(program: str, checks: str, doc: Doc) -> ProgramTest:
     """What the sandbox runs for a program; an item without `entry_point` or `helpers` has none."""
     return ProgramTest(program, checks, doc.get("entry_point"), doc.get("helpers", ""))
+
+
+class OwnBenchmark(Benchmark):
+    """A task from a user's YAML: data, splits and functions are read as lm-eval reads them."""
+
+    def download(self, dataset_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
+        ConfigurableTask.download(self, dataset_kwargs, **options)
+
+    @property
+    def eval_docs(self) -> Any:
+        """The items with their place among them, which survives lm-eval's renumbering of a selection."""
+        if "_items" not in self.__dict__:
+            items = super().eval_docs
+            self._items = items.add_column(ITEM, list(range(len(items))))
+        return self._items
+
+    def fewshot_context(self, doc: Doc, num_fewshot: int, **kwargs: Any) -> str:
+        """lm-eval drops an item from its own shots by equality, so its place must not be in the way."""
+        try:
+            if self.options.get("fewshot", "keyed") == "keyed":
+                self.sampler.set_rnd(_item_seed(self.shots_seed, doc[ITEM]))
+            plain = _without_place(doc)
+            text: str = ConfigurableTask.fewshot_context(self, plain, num_fewshot=num_fewshot, **kwargs)
+            return text
+        except Exception as error:  # the user's functions and templates
+            raise DataError(f"{self.task_name}:{doc[ITEM]}: no prompt ({_named(error)})") from error
+
+    def process_results(self, doc: Doc, results: list[str]) -> dict[str, float]:
+        where, metric = f"{self.task_name}:{doc[ITEM]}", self.metrics[0]
+        try:
+            scores = {name: float(score) for name, score in self._scores(_without_place(doc), results)}
+        except Exception as error:
+            raise DataError(f"{where}: no score ({_named(error)})") from error
+        if not 0 <= scores.get(metric, -1) <= 1:
+            raise DataError(
+                f"{where}: {metric}={scores.get(metric)}, the first metric must score an item from 0 to 1"
+            )
+        return scores
+
+    def _scores(self, doc: Doc, results: list[str]) -> Iterable[tuple[str, Any]]:
+        scores: dict[str, Any] = super().process_results(doc, results)
+        return scores.items()
+
+    def detail(self, doc: Doc, graded: Any) -> dict[str, Any]:
+        return {"extracted": str(graded)}
+
+
+def _without_place(doc: Doc) -> Doc:
+    return {name: value for name, value in doc.items() if name != ITEM}
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {reason(error)}"
 
 
 class CodeBenchmark(Benchmark):

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from voidpad.errors import ConfigError, DataError
+from voidpad.errors import ConfigError, DataError, printable
 from voidpad.evaluate.folder import RunFolder, read_run
 from voidpad.evaluate.scores import mean, paired
 from voidpad.experiments.report.pages import CSS
+from voidpad.experiments.report.render import escape, md
 
 Example = dict[str, Any]  # a line of examples.jsonl
 
@@ -63,7 +63,7 @@ def compare_runs(first: Path, second: Path) -> RunComparison:
         TaskDifference(task, tuple((lines[0][key], lines[1][key]) for key in shared if key[0] == task))
         for task in dict.fromkeys(task for task, _ in shared)
     ]
-    mine, theirs = (run.config["settings"] for run in runs)
+    mine, theirs = (run.stored_settings for run in runs)
     differing = [
         (name, mine.get(name), theirs.get(name))
         for name in {**mine, **theirs}
@@ -80,15 +80,15 @@ def _judged(path: Path) -> RunFolder:
 
 
 def compared_markdown(comparison: RunComparison) -> str:
-    first, second = comparison.names
+    first, second = map(md, comparison.names)
     lines = [f"# {second} against {first}", ""]
-    lines += [f"- {name}: {b} against {a}" for name, a, b in comparison.settings]
+    lines += [md(f"- {name}: {b} against {a}") for name, a, b in comparison.settings]
     lines += ["", "| task | items | first | second | difference, paired 95 % | lost | gained |"]
     lines += ["|---|---:|---:|---:|---:|---:|---:|"]
-    lines += ["| " + " | ".join(row) + " |" for row in _rows(comparison)]
+    lines += ["| " + " | ".join(map(md, row)) + " |" for row in _rows(comparison)]
     for task in comparison.tasks:
         for a, b in task.flipped:
-            lines += ["", f"## {task.task} {a['index']}: {a['score']:g} to {b['score']:g}"]
+            lines += ["", f"## {md(task.task)} {a['index']}: {a['score']:g} to {b['score']:g}"]
             for title, text in _texts(a, b):
                 lines += [
                     "",
@@ -112,7 +112,7 @@ def compared_html(comparison: RunComparison) -> str:
     for task in comparison.tasks:
         for a, b in task.flipped:
             texts = "".join(
-                f"<h4>{escape(title)}</h4><pre>{escape(text) or '(nothing)'}</pre>"
+                f"<h4>{escape(title)}</h4><pre>{chr(10).join(map(escape, text.splitlines())) or '(nothing)'}</pre>"
                 for title, text in _texts(a, b)
             )
             head = f"{task.task} {a['index']}: {a['score']:g} to {b['score']:g}"
@@ -143,4 +143,5 @@ def _rows(comparison: RunComparison) -> Iterator[tuple[str, ...]]:
 def _texts(first: Example, second: Example) -> list[tuple[str, str]]:
     """Titles and texts of one item; runs from before prompts were kept have neither prompt nor gold."""
     shared = [(name, str(first[name])) for name in ("prompt", "gold") if name in first]
-    return [*shared, ("first", first["output"]), ("second", second["output"])]
+    texts = [*shared, ("first", first["output"]), ("second", second["output"])]
+    return [(title, "\n".join(map(printable, text.expandtabs().splitlines()))) for title, text in texts]

@@ -19,6 +19,7 @@ from voidpad.experiments.report.tables import complete
 # Text stays text and ids stay the same, so that equal results give equal files.
 LOOK: Any = {
     "svg.hashsalt": "voidpad",
+    "text.parse_math": False,  # a dollar in a name is a dollar
     "svg.fonttype": "none",
     "font.size": 9,
     "axes.spines.top": False,

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from voidpad.experiments.report.records import CellRecord
+from voidpad.experiments.report.records import CellRecord, plan_label
 
 VERSIONS = ("voidpad", "python", "torch", "transformers", "lm_eval", "math_verify")
 COMMON = ("dtype", "quantize", "cache", "seed", "fewshot", "fewshot_seed", "parity", "system", "raw", "limit")
@@ -16,7 +16,10 @@ def provenance(shown: Sequence[CellRecord]) -> list[tuple[str, str]]:
     facts = [
         ("Runs", f"{len({r.folder for r in records})} finished of {len({r.folder for r in shown})}"),
         ("Models", _listed(_model(r.settings) for r in records)),
-        ("Plans", _listed(_plan(records, name) for name in sorted({r.settings["plan"] for r in records}))),
+        (
+            "Plans",
+            _listed(_plan(records, name) for name in sorted({plan_label(r.settings) for r in records})),
+        ),
         ("Settings", _settings_text(records)),
         ("Test sets", _test_sets(records)),
         ("Graders", ", ".join(dict.fromkeys(f"{r.task} {r.result['filter']}" for r in records))),
@@ -61,7 +64,7 @@ def _test_sets(records: Sequence[CellRecord]) -> str:
 
 
 def _probes(records: Sequence[CellRecord]) -> str:
-    counted = {bool(r.provenance["probes_counted"]) for r in records}
+    counted = {bool(r.provenance.get("probes_counted")) for r in records}
     if counted == {False}:
         return "NFE counts decoding passes; probe passes are not counted in it and are listed in the details"
     return (
@@ -73,13 +76,13 @@ def _probes(records: Sequence[CellRecord]) -> str:
 
 def _model(settings: Mapping[str, Any]) -> str:
     adapter = settings.get("adapter")
-    return settings["model"] + (f" with adapter {adapter}" if adapter else "")
+    return str(settings["model"]) + (f" with adapter {adapter}" if adapter else "")
 
 
 def _plan(records: Sequence[CellRecord], name: str) -> str:
     """A preset with the fields its runs gave, each with all its values."""
     given: dict[str, dict[str, None]] = {}
-    for record in (r for r in records if r.settings["plan"] == name):
+    for record in (r for r in records if plan_label(r.settings) == name):
         for field, value in record.settings["fields"].items():
             given.setdefault(field, {})[str(value)] = None
     shown = ", ".join(f"{field} {'/'.join(values)}" for field, values in given.items())
@@ -95,11 +98,13 @@ def _commit(facts: Mapping[str, Any]) -> str:
 
 def _device(facts: Mapping[str, Any]) -> str:
     count = facts.get("device_count") or 1
-    return f"{facts['device']}{f' x {count}' if count > 1 else ''}"
+    return f"{facts.get('device') or 'unknown'}{f' x {count}' if count > 1 else ''}"
 
 
 def _sandbox(facts: Mapping[str, Any]) -> str:
-    sandbox = facts["sandbox"]
+    sandbox = facts.get("sandbox")
+    if sandbox is None:
+        return "unknown"
     if not sandbox["allowed"]:
         return "off"
     return "sandboxed, weak layers allowed" if sandbox["weak"] else "sandboxed"

@@ -3,18 +3,17 @@
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
-from voidpad.errors import DataError
+from voidpad.errors import DataError, fault
 from voidpad.experiments.report.figures import Plot, plots
 from voidpad.experiments.report.layout import Bars, Blocks, Details, FigureLayout, Item, TableLayout, Tasks
 from voidpad.experiments.report.origins import provenance
 from voidpad.experiments.report.published import PublishedNumbers
 from voidpad.experiments.report.records import CellRecord, Source, read
-from voidpad.experiments.report.render import html, latex, markdown, tex
+from voidpad.experiments.report.render import escape, html, latex, markdown, md, tex
 from voidpad.experiments.report.report_metrics import ordered
 from voidpad.experiments.report.tables import Table, build, comparison
 
@@ -80,7 +79,12 @@ def _layouts(
 ) -> tuple[list[TableLayout], list[FigureLayout]]:
     sweep = group[0].sweep
     if sweep:
-        return TABLES.validate_python(list(sweep.tables)), FIGURES.validate_python(list(sweep.figures))
+        try:
+            return TABLES.validate_python(list(sweep.tables)), FIGURES.validate_python(list(sweep.figures))
+        except ValidationError as error:
+            raise DataError(
+                f"{group[0].name}.sweep.json: {fault(error.errors()[0])[:300]}; run the sweep again."
+            ) from None
     return _suggested(records) if records else ([], [])
 
 
@@ -101,12 +105,14 @@ def _missing(source: Source) -> list[str]:
 
 def as_markdown(page: Report, *, intervals: bool = True, figures: str | None = "figures") -> str:
     """`figures` is where the pictures are; None leaves them out."""
-    parts = [f"# {page.title}\n"]
+    parts = [f"# {md(page.title)}\n"]
     for part in page.sections:
-        parts += [f"## {part.title}\n", *(f"{note}\n" for note in part.notes)]
+        parts += [f"## {md(part.title)}\n", *(f"{md(note)}\n" for note in part.notes)]
         parts += [markdown(table, intervals=intervals) for table in part.tables]
         drawn = part.plots if figures else ()
-        parts += [f"### {plot.title}\n\n![{plot.title}]({figures}/{plot.name}.svg)\n" for plot in drawn]
+        parts += [
+            f"### {md(plot.title)}\n\n![{md(plot.title)}]({figures}/{plot.name}.svg)\n" for plot in drawn
+        ]
     return "\n".join(parts)
 
 

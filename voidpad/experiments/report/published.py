@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from voidpad.errors import ConfigError, fault
+from voidpad.errors import ConfigError, fault, reason
 
 Setting = int | float | str
 SUMMARIES = ("mean", "geomean", "best", "worst")
@@ -60,6 +60,19 @@ class Sheet(Frozen):
     per: dict[str, dict[str, Setting]] = {}  # settings of one method only
     summary: tuple[str, ...] = ()
     decimals: int = 2
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Sheet":
+        """Every row holds a number for each column and each summary."""
+        if not self.levels:
+            raise ValueError("levels names no row")
+        wanted = len(self.columns) + len(self.summary)
+        for names, values in self.rows():
+            if len(values) != wanted or not all(type(value) in (int, float) for value in values):
+                raise ValueError(f"{' '.join(names.values())}: not {wanted} numbers, one for each column")
+            if not {"task", "method"} <= {*names, self.across, *(["method"] if self.method else [])}:
+                raise ValueError("levels, across and method must name a task and a method")
+        return self
 
     def rows(self) -> Iterator[tuple[dict[str, str], tuple[float, ...]]]:
         """(names of the row, its printed values) for every row, the means over tasks included."""
@@ -135,8 +148,8 @@ def read_published(path: Path) -> PublishedNumbers:
         raise ConfigError(f"published {path}: cannot be read ({error.strerror}); check the path.") from None
     except ValidationError as error:
         raise ConfigError(f"published {path}: {'; '.join(map(fault, error.errors()))}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"published {path}: not TOML: {error}.") from None
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number too long, deep nesting
+        raise ConfigError(f"published {path}: not TOML: {reason(error)}.") from None
 
 
 def _walk(
@@ -145,6 +158,8 @@ def _walk(
     for key, below in cells.items():
         here = {**names, levels[0]: key}
         if len(levels) == 1:
-            yield here, tuple(below)
-        else:
+            yield here, tuple(below) if isinstance(below, list) else ()
+        elif isinstance(below, Mapping):
             yield from _walk(below, levels[1:], here)
+        else:
+            yield here, ()

@@ -7,6 +7,7 @@ from typing import Any
 
 from voidpad.decode.switches import APPROXIMATE_FIELDS
 from voidpad.errors import DataError
+from voidpad.evaluate.file_shapes import SweepFile
 from voidpad.evaluate.folder import RunFolder, read_versioned
 from voidpad.evaluate.settings import RESOLVED
 from voidpad.experiments.report.published import PublishedNumbers
@@ -103,7 +104,7 @@ def read(path: Path, published: PublishedNumbers | None = None) -> list[Source]:
 
 
 def _read_sweep(path: Path, published: PublishedNumbers | None) -> Source:
-    raw = read_versioned(path)
+    raw = read_versioned(path, SweepFile)
     sweep = Sweep(raw["title"], raw["cells"], raw["tables"], raw["figures"])
     runs = [(path.parent / cell["folder"], cell) for cell in sweep.cells]
     return _source(path.name.removesuffix(SUFFIX), runs, sweep, published)
@@ -134,8 +135,10 @@ def _finished(
     run: RunFolder, labels: Mapping[str, Any], published: PublishedNumbers | None
 ) -> list[CellRecord]:
     """The tasks of one complete run folder; a sweep's `labels` name its row, else the settings do."""
-    settings, results = run.config["settings"], run.results
+    settings, results = run.stored_settings, run.results
     assert results is not None
+    if settings.get(RESOLVED) is None:
+        raise DataError(f"{run.path}/config.json: no {RESOLVED} in its settings; run it again.")
     alone = len(results["tasks"]) == 1
     records = [
         CellRecord(
@@ -154,20 +157,26 @@ def _finished(
         for task, result in results["tasks"].items()
     ]
     # A run that reads canvases as the paper's harness does is graded as the paper graded.
-    grader = labels.get("grader") or ("authors" if settings["parity"] else "")
+    grader = labels.get("grader") or ("authors" if settings.get("parity") else "")
     return [record.graded(grader) for record in records]
 
 
 def _model_label(settings: Mapping[str, Any]) -> str:
     adapter = settings.get("adapter")
-    return settings["model"] + (f" + {adapter}" if adapter else "")
+    return str(settings["model"]) + (f" + {adapter}" if adapter else "")
 
 
 def _method_label(settings: Mapping[str, Any]) -> str:
     """The preset, with the rules that were replaced in it and what approximates it: another method each."""
     given = {**settings["fields"], **{name: settings.get(name) for name in _BESIDE_THE_PLAN}}
     changed = [f"{name}={given[name]}" for name in _METHOD if given.get(name) is not None]
-    return " ".join([settings["plan"].removesuffix("@authors"), *changed])
+    return " ".join([plan_label(settings).removesuffix("@authors"), *changed])
+
+
+def plan_label(settings: Mapping[str, Any]) -> str:
+    """The name of a run's preset; runs with a plan of the user's own share one label."""
+    plan = settings["plan"]
+    return plan if isinstance(plan, str) else "own plan"
 
 
 def _listed(value: Any) -> Sequence[Any]:

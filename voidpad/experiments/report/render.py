@@ -1,9 +1,11 @@
 """Tables -> Markdown, LaTeX and HTML."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape as _escape
 
+from voidpad.errors import printable
 from voidpad.experiments.report.origins import provenance
 from voidpad.experiments.report.report_metrics import Value
 from voidpad.experiments.report.tables import Table, TableRow
@@ -28,10 +30,23 @@ class _Style:
 
 
 def tex(text: str) -> str:
-    """Text with LaTeX's special characters escaped."""
+    """One line of text with LaTeX's special characters escaped and control characters spelled out."""
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
+    special |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
     special |= {mark: "\\" + mark for mark in "&%$#_{}"}
-    return "".join(special.get(mark, mark) for mark in text)
+    return "".join(special.get(mark, mark) for mark in printable(text))
+
+
+def md(text: str) -> str:
+    """The same for Markdown, where an underscore inside a word and brackets that are no link mean nothing."""
+    return re.sub(
+        r"[\\`*|<]|\](?=[(\[:])|(?<![^\W_])_|_(?![^\W_])", lambda mark: "\\" + mark[0], printable(text)
+    )
+
+
+def escape(text: str) -> str:
+    """The same for HTML."""
+    return _escape(printable(text))
 
 
 MARKDOWN = _Style(str, lambda t: f"**{t}**", lambda t: f"<u>{t}</u>", lambda t: f" {t}")
@@ -69,22 +84,18 @@ def _above(rows: Sequence[TableRow]) -> list[TableRow | None]:
 
 def markdown(table: Table, *, intervals: bool = True) -> str:
     top = [*table.heads, *table.columns]
-    lines = [f"### {_caption(table)}", "", _line(top)]
+    lines = [f"### {md(_caption(table))}", "", _line([md(name) for name in top])]
     lines.append(_line(["---"] * len(table.heads) + ["---:"] * len(table.columns)))
     for row, before in zip(table.rows, _above(table.rows), strict=True):
         cells = [MARKDOWN.cell(value, intervals) for value in row.values]
-        lines.append(_line([*map(_pipe, _heads(row, before)), *cells]))
-    lines += ["", *(f"{note}" for note in table.notes), *([""] if table.notes else [])]
-    lines += [f"- {name}: {text}" for name, text in provenance(table.records)]
+        lines.append(_line([*map(md, _heads(row, before)), *cells]))
+    lines += ["", *map(md, table.notes), *([""] if table.notes else [])]
+    lines += [f"- {name}: {md(text)}" for name, text in provenance(table.records)]
     return "\n".join(lines) + "\n"
 
 
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-def _pipe(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def latex(table: Table, *, intervals: bool = True) -> str:

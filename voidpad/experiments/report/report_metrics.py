@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod, sqrt
 from statistics import fmean
+from typing import Any
 
 from voidpad.evaluate.scores import wilson
-from voidpad.experiments.report.records import CellRecord
+from voidpad.experiments.report.records import CellRecord, plan_label
 
 Interval = tuple[float, float]
 
@@ -67,7 +68,7 @@ def slot_passes(record: CellRecord) -> float | None:
     VoidExpansion probes at every length on its way, one block apart; its last probe is also its first decoding pass.
     """
     plan, approximations = (
-        record.settings["plan"].partition("@")[0],
+        plan_label(record.settings).partition("@")[0],
         record.provenance.get("approximations", []),
     )
     if record.settings.get("cache") or "trim" in approximations:
@@ -164,7 +165,7 @@ def _place(value: Value, better: int, order: Sequence[float]) -> int:
     return order.index(printed) + 1 if printed in order else 0
 
 
-def ordered(values: Iterable[object]) -> list:
+def ordered(values: Iterable[object]) -> list[Any]:
     """Distinct values: numbers ascending, anything else as first met."""
     distinct = list(dict.fromkeys(values))
     return sorted(distinct) if all(isinstance(v, (int, float)) for v in distinct) else distinct

@@ -1,0 +1,222 @@
+"""Tasks from a user's YAML files, and the number of shots."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from voidpad.errors import ConfigError, DataError
+from voidpad.evaluate import Resources, RunFolder, Settings, evaluate, read_run
+from voidpad.evaluate.answer import answer, load_run
+from voidpad.evaluate.judge import judge
+from voidpad.evaluate.own_tasks import choose_tasks, find_tasks
+from voidpad.evaluate.prepare import load_tasks, prepare
+from voidpad.models import random_model
+
+TASK = """
+include: shared.yaml
+task: sums
+dataset_kwargs:
+  data_files: {{test: {folder}/test.jsonl, shots: {folder}/shots.jsonl}}
+doc_to_text: "Q: {{{{question}}}}\\nA:"
+doc_to_target: "{{{{answer}}}}"
+fewshot_split: shots
+num_fewshot: 1
+process_results: !function scoring.score
+metric_list:
+  - {{metric: right, aggregation: mean, higher_is_better: true}}
+  - {{metric: letters, aggregation: mean, higher_is_better: false}}
+"""
+SHARED = """
+dataset_path: json
+test_split: test
+output_type: generate_until
+generation_kwargs: {until: ["\\n\\n"]}
+"""
+SCORING = """
+from pathlib import Path
+Path(__file__).with_name("imported").touch()
+
+
+def score(doc, results):
+    assert "voidpad_item" not in doc
+    return {"right": float(len(results[0]) % 2), "letters": len(results[0])}
+"""
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model("llada", vocab=110, context=1024, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    made = tmp_path / "mine"
+    made.mkdir()
+    (made / "sums.yaml").write_text(TASK.format(folder=made))
+    (made / "shared.yaml").write_text(SHARED)
+    (made / "scoring.py").write_text(SCORING)
+    for name, first, count in (("test", 1, 5), ("shots", 20, 3)):
+        lines = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(first, first + count)]
+        (made / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return made
+
+
+def settings(folder: Path, **changes) -> Settings:
+    names, own, _ = choose_tasks([str(folder / "sums.yaml")], [])
+    fields = {"canvas": 16, "block": 8}
+    return Settings("random", names, fields=fields, own_tasks=own, **changes)
+
+
+def trusted(folder: Path) -> Resources:
+    return Resources(include_path=(folder,), trust_tasks=True)
+
+
+def test_a_task_of_ones_own_is_a_run_like_any_other(model, folder, tmp_path):
+    results = evaluate(settings(folder, limit=3), tmp_path / "run", model=model, resources=trusted(folder))
+    run = read_run(tmp_path / "run")
+    assert results["tasks"]["sums"]["n"] == 3
+    assert results["tasks"]["sums"]["test_size"] == 5
+    assert (results["tasks"]["sums"]["metric"], results["tasks"]["sums"]["filter"]) == ("right", "none")
+    outputs = [one["output"] for one in run.examples]
+    assert [one["score"] for one in run.examples] == [len(text) % 2 for text in outputs]
+    assert results["tasks"]["sums"]["extra"]["letters_share"] == sum(map(len, outputs)) / 3
+    assert [one["gold"] for one in run.examples] == ["2", "4", "6"]
+    assert run.requests[1].stop == ("\n\n",)
+    assert run.examples[1]["prompt"].endswith("\n\nQ: 2 + 2?\nA:")
+    assert run.examples[1]["prompt"].count("Q:") == 2
+
+
+def test_nothing_of_a_file_runs_before_it_is_trusted(model, folder, tmp_path):
+    untrusted = replace(trusted(folder), trust_tasks=False)
+    for stage in (
+        lambda: evaluate(settings(folder), tmp_path / "run", model=model, resources=untrusted),
+        lambda: prepare(settings(folder), RunFolder(tmp_path / "run"), resources=untrusted),
+    ):
+        with pytest.raises(ConfigError, match=r"can run code on this machine .* then pass --trust-tasks"):
+            stage()
+    assert not (folder / "imported").exists()
+    assert not (tmp_path / "run").exists()
+    load_tasks(settings(folder), trusted(folder))
+    assert (folder / "imported").exists()
+
+
+@pytest.mark.parametrize("source", ["sums.yaml", "shared.yaml", "scoring.py", "test.jsonl"])
+def test_another_content_is_another_task(folder, source):
+    before = settings(folder)
+    (folder / source).write_text((folder / source).read_text() + "\n")
+    assert settings(folder).own_tasks != before.own_tasks
+    with pytest.raises(ConfigError, match=r"sums.yaml: task sums has changed since this run began"):
+        load_tasks(before, trusted(folder))
+
+
+def test_the_place_of_a_folder_is_not_part_of_a_task(folder, tmp_path):
+    text = (folder / "sums.yaml").read_text()
+    (folder / "sums.yaml").write_text(text.replace(f"{folder}/", "hub/"))
+    moved = tmp_path / "moved"
+    shutil.copytree(folder, moved)
+    assert settings(moved).own_tasks == settings(folder).own_tasks
+    (folder / "notes.yaml").write_text("remark: not a task\n")
+    assert list(find_tasks([folder])) == ["sums"]
+
+
+def test_stages_apart_ask_for_the_file_again(model, folder, tmp_path):
+    run, whole = RunFolder(tmp_path / "run"), settings(folder, limit=2)
+    prepare(whole, run, resources=trusted(folder))
+    answer(run, loaded=load_run(run.settings, Resources(), model=model))
+    with pytest.raises(ConfigError, match="task sums is not voidpad's: pass --include-path"):
+        judge(run)
+    assert judge(run, resources=trusted(folder))["tasks"]["sums"]["n"] == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("task: sums", "task: [sums]"), "`task` must be one name"),
+        (("task: sums", "task: sums\noutput_type: multiple_choice"), "has output_type 'multiple_choice'"),
+        (("task: sums", "task: sums\nrepeats: 4"), "has repeats=4, here is one answer an item"),
+        (("task: sums", "task: sums\nunsafe_code: true"), "CodeBenchmark`, which runs it in the sandbox"),
+        (("metric_list", "metrics"), "has no metric_list"),
+        (("task: sums", "task: sums: x"), "cannot be read as YAML"),
+        (("shared.yaml", "sums.yaml"), "includes itself"),
+        (("task: sums", "task: tiny_steps"), "has the name of a task of voidpad"),
+        (("scoring.score", "scoring.nothing"), "task sums: AttributeError: .* has no function 'nothing'"),
+        (("scoring.score", "nowhere.score"), "task sums: ImportError: Cannot import module 'nowhere'"),
+        (
+            ("until:", "temperature: 0.7, until:"),
+            r"^sums:0: gen_kwargs temperature=0.7: decoding is set by the plan",
+        ),
+        (("Q: {{question}}", "Q: {{nothing}}"), "task sums: UndefinedError: 'nothing' is undefined"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_a_line(folder, tmp_path, change, message):
+    for name in ("sums.yaml", "shared.yaml"):
+        (folder / name).write_text((folder / name).read_text().replace(*change))
+    with pytest.raises(ConfigError, match=message) as refused:
+        prepare(settings(folder), RunFolder(tmp_path / "run"), resources=trusted(folder))
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_tasks_of_one_name_are_refused(folder):
+    shutil.copy(folder / "sums.yaml", folder / "again.yaml")
+    with pytest.raises(ConfigError, match=r"task 'sums' is in .*again.yaml too; rename one"):
+        find_tasks([folder])
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        ("{}['nothing']", r"^sums:0: no score \(KeyError: 'nothing'\)"),
+        ("{'right': 7.0}", r"^sums:0: right=7.0, the first metric must score an item from 0 to 1"),
+        ("{'letters': 1.0}", r"^sums:0: right=None, the first metric must"),
+    ],
+)
+def test_a_scorer_that_fails_names_task_and_item(model, folder, tmp_path, score, message):
+    (folder / "scoring.py").write_text(f"def score(doc, results):\n    return {score}\n")
+    with pytest.raises(DataError, match=message):
+        evaluate(settings(folder, limit=2), tmp_path / "run", model=model, resources=trusted(folder))
+
+
+# The number of shots
+
+
+@pytest.mark.parametrize("number", [None, 0, 1, 3])
+def test_the_number_of_shots(folder, tmp_path, number):
+    requests = prepare(
+        settings(folder, num_fewshot=number), RunFolder(tmp_path / "run"), resources=trusted(folder)
+    )
+    shots = 1 if number is None else number
+    assert {request.prompt.count("Q:") for request in requests} == {shots + 1}
+    written = read_run(tmp_path / "run").config["settings"]
+    assert written.get("num_fewshot", "absent") == ("absent" if number is None else number)
+    assert Settings.parse(written).num_fewshot == number
+
+
+def test_an_item_is_no_shot_of_its_own(folder, tmp_path):
+    text = (folder / "sums.yaml").read_text().replace("fewshot_split: shots", "fewshot_split: test")
+    (folder / "sums.yaml").write_text(text)
+    requests = prepare(
+        settings(folder, num_fewshot=4), RunFolder(tmp_path / "run"), resources=trusted(folder)
+    )
+    for item, request in enumerate(requests, 1):
+        assert request.prompt.count(f"Q: {item} + {item}?") == 1
+    with pytest.raises(ConfigError, match="task sums has 4 items for shots; use 4 or fewer"):
+        load_tasks(settings(folder, num_fewshot=5), trusted(folder))
+
+
+def test_a_task_that_fixes_its_prompt_refuses_shots():
+    fixed = Settings("random", ("tiny_steps",), num_fewshot=2)
+    with pytest.raises(ConfigError, match="num_fewshot=2: task tiny_steps has no items to draw shots from"):
+        load_tasks(fixed, Resources())
+    assert load_tasks(replace(fixed, num_fewshot=0), Resources())["tiny_steps"].config.num_fewshot == 0
+    with pytest.raises(ConfigError, match="num_fewshot=-1 must be at least 0"):
+        replace(fixed, num_fewshot=-1)

@@ -1,0 +1,115 @@
+"""Replicas on Ray Serve: what clients see when one of them is killed, and settings of the application object."""
+
+import json
+import signal
+import threading
+import time
+
+import httpx
+import psutil
+import pytest
+
+from test_serve_process import start
+from voidpad.errors import ConfigError
+from voidpad.models import load
+from voidpad.serve.replicas import application
+
+CLIENTS = 8
+PLAN = {"plan": "void", "canvas": 48, "block": 16}
+
+
+def test_settings_of_the_application_are_checked_where_it_is_built(monkeypatch):
+    monkeypatch.delenv("VOIDPAD_API_KEYS", raising=False)
+    for settings, message in (
+        ({"modle": "tiny-void"}, "modle: no setting of this application; known are adapter"),
+        ({"port": 8000}, "port: no setting"),
+        ({"rows": "many", "no_auth": True}, "rows: "),
+        ({"replicas": 2}, "no API keys are set"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            application(settings)
+
+
+def replica_processes(driver):
+    """The processes of Ray's replicas, all of them below the command's own process."""
+    return [one for one in psutil.Process(driver.pid).children(recursive=True) if is_replica(one)]
+
+
+def is_replica(process):
+    try:
+        return process.cmdline()[:1] == ["ray::ServeReplica:voidpad:voidpad"]
+    except psutil.Error:
+        return False
+
+
+class Clients:
+    """Threads that ask until every question is answered; a failed question is asked again."""
+
+    def __init__(self, address, questions):
+        self.address, self.left = address, list(enumerate(questions))
+        self.answers: dict[int, str] = {}
+        self.failures: list[tuple[float, str]] = []
+        self.threads = [threading.Thread(target=self.run, daemon=True) for _ in range(CLIENTS)]
+        for thread in self.threads:
+            thread.start()
+
+    def run(self):
+        with httpx.Client(timeout=240) as http:
+            while self.left:
+                place, (prompt, seed) = self.left.pop()
+                begun = time.monotonic()
+                try:
+                    self.answers[place] = self.ask(http, prompt, seed, stream=place % 2 == 0)
+                except (httpx.TransportError, httpx.HTTPStatusError) as error:
+                    self.failures.append((begun, repr(error)))
+                    self.left.append((place, (prompt, seed)))
+
+    def ask(self, http, prompt, seed, *, stream):
+        messages = [{"role": "user", "content": prompt}]
+        body = {"model": "tiny-void", "messages": messages, "seed": seed, "voidpad": PLAN, "stream": stream}
+        with http.stream("POST", self.address + "/v1/chat/completions", json=body) as reply:
+            reply.raise_for_status()
+            content = reply.read().decode()
+        if not stream:
+            return json.loads(content)["choices"][0]["message"]["content"]
+        events = content.split("\n\n")
+        if "data: [DONE]" not in events:
+            raise httpx.RemoteProtocolError("the stream was cut")
+        chunks = [json.loads(one.removeprefix("data: ")) for one in events if one.startswith("data: {")]
+        return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+
+
+@pytest.mark.slow
+def test_a_killed_replica_costs_only_the_requests_it_was_running():
+    pytest.importorskip("ray.serve")
+    numbers = [(a, b) for a in range(3, 15) for b in range(2, 12)]
+    questions = [(f"{a} * {b} - {a}", seed) for seed, (a, b) in enumerate(numbers)]
+    model = load("tiny-void")
+    wanted = {
+        place: model.generate([prompt], PLAN["plan"], seed=seed, canvas=48, block=16)[0].text
+        for place, (prompt, seed) in enumerate(questions)
+    }
+    process, address = start("--replicas", 2)
+    threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop the server
+    try:
+        first = replica_processes(process)
+        assert len(first) == 2
+        clients = Clients(address, questions)
+        while len(clients.answers) < len(questions) // 4:
+            time.sleep(0.05)
+        killed = time.monotonic()
+        first[0].kill()
+        for thread in clients.threads:
+            thread.join(300)
+        print(len(clients.failures), "failures:", [error for _, error in clients.failures])
+        assert clients.answers == wanted
+        assert len(clients.failures) <= CLIENTS
+        assert all(begun <= killed for begun, _ in clients.failures)
+        end = time.monotonic() + 240
+        while len(replica_processes(process)) < 2:  # Ray has started another one
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0
+    finally:
+        process.kill()

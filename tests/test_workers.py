@@ -1,0 +1,66 @@
+"""One evaluation on several devices: real processes, here each on the CPU."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from test_evaluate import content
+from voidpad.errors import ConfigError, VoidpadError
+from voidpad.evaluate import AnswerRequest, Resources, Settings, evaluate, read_run
+from voidpad.evaluate.answer import opened_run
+from voidpad.evaluate.workers import Workers
+from voidpad.models import random_model, save
+
+TWO = Resources(device="cpu,cpu")
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("weights")
+    save(random_model("llada", vocab=110, context=1024, dtype=torch.float32), folder)
+    return Settings(
+        str(folder), ("tiny_steps",), fields={"canvas": 16, "block": 8, "temperature": 1.0}, limit=5
+    )
+
+
+def test_two_processes_give_the_rows_of_one(settings, tmp_path):
+    evaluate(settings, tmp_path / "one")
+    evaluate(settings, tmp_path / "two", resources=TWO)
+    one, two = content(tmp_path / "one"), content(tmp_path / "two")
+    for config in (one[0], two[0], one[3], two[3]):
+        assert config["provenance"].pop("devices", ["cpu", "cpu"]) == ["cpu", "cpu"]
+    assert two == one
+    journal = read_run(tmp_path / "two").journal.records
+    assert sorted(journal) == [f"tiny_steps:{item}" for item in range(5)]
+
+
+@pytest.mark.slow
+def test_what_a_process_refuses_is_said_once_and_nothing_is_written(settings, tmp_path):
+    with pytest.raises(ConfigError, match=r"^device 'elsewhere'"):
+        evaluate(settings, tmp_path / "run", resources=Resources(device="elsewhere,cpu"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_each_needs_a_gpu(settings):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with (
+        pytest.raises(ConfigError, match="device 'each': this machine has no CUDA device"),
+        opened_run(settings, Resources(device="each")),
+    ):
+        pass
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_named_and_leaves_no_other(settings):
+    workers = Workers(settings, Resources(), ["cpu", "cpu"])
+    os.kill(workers.processes[1].pid, signal.SIGKILL)
+    asked = [AnswerRequest(name=f"tiny_steps:{item}", prompt="one") for item in range(4)]
+    try:
+        with pytest.raises(VoidpadError, match=r"the process on cpu died \(status -9\)"):
+            list(workers.run(asked))
+    finally:
+        workers.close()
+    assert not any(process.is_alive() for process in workers.processes)
