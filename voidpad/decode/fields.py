@@ -8,8 +8,9 @@ as `PlanField`s, so a default or a range is written down once.
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from voidpad.errors import ConfigError
@@ -166,3 +167,40 @@ class DecodingRule:
 def declared(rule: Callable[..., Any] | object, name: str, otherwise: Any) -> Any:
     """What a rule says about itself, or `otherwise` for a rule (such as a plain function) that does not say."""
     return getattr(rule, name, otherwise)
+
+
+def check_rule(name: str, rule: Any) -> None:
+    """Refuse a rule that cannot be called, hashed (plans are dict keys) or pickled (plans go to other processes)."""
+    if name != "length" and not callable(rule):
+        raise ConfigError(f"{name}={rule!r} is no rule; give a function or an object with __call__.")
+    try:
+        hash(rule)
+    except TypeError:
+        raise ConfigError(
+            f"{name}={name_of(rule)} is not hashable; make its class a frozen dataclass."
+        ) from None
+    try:
+        pickle.dumps(rule)
+    except Exception:
+        raise ConfigError(
+            f"{name}={name_of(rule)} cannot be pickled; define it at the top level of a module, without lambdas."
+        ) from None
+
+
+def name_of(rule: Any) -> str:
+    """The name of a rule: that of a function, or of an object's class; with its module if it is not voidpad's."""
+    named = rule if isinstance(rule, type) or hasattr(rule, "__qualname__") else type(rule)
+    ours = named.__module__.startswith("voidpad.")
+    return named.__qualname__ if ours else f"{named.__module__}:{named.__qualname__}"
+
+
+def plain(value: Any) -> Any:
+    """A rule, a setting or a plan as JSON values: rules by name with their settings."""
+    if is_dataclass(value) and not isinstance(value, type):
+        values = {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+        return {"rule": name_of(value), **values}
+    if isinstance(value, tuple | list):
+        return [plain(one) for one in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return name_of(value) if callable(value) else str(value)

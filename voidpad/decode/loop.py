@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from voidpad.decode.canvas import Canvas, send
-from voidpad.decode.fields import declared
+from voidpad.decode.fields import declared, name_of
 from voidpad.decode.length import Look, Signal
 from voidpad.decode.noise import Noise
 from voidpad.decode.outcome import Outcome
-from voidpad.decode.plan import Plan, name_of
+from voidpad.decode.plan import Plan
 from voidpad.decode.propose import NOTHING, Bans, propose_in_pieces
 from voidpad.decode.rows import Rows
 from voidpad.decode.stop import terminated

@@ -6,8 +6,6 @@ help come from the rules, then from the model's family, then from the checkpoint
 
 from __future__ import annotations
 
-import dataclasses
-import pickle
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +17,18 @@ from voidpad.decode.adjust import Adjust, EosPenalty
 from voidpad.decode.causal import CausalBlocks
 from voidpad.decode.commit import Commit, HighConfidence, TopK
 from voidpad.decode.eos_length import Daedal, RhoEos
-from voidpad.decode.fields import DecodingRule, Names, PlanField, Range, declared, setting, settings_of
+from voidpad.decode.fields import (
+    DecodingRule,
+    Names,
+    PlanField,
+    Range,
+    check_rule,
+    declared,
+    name_of,
+    plain,
+    setting,
+    settings_of,
+)
 from voidpad.decode.length import AppendedBlocks, Fixed, Length, LengthRule, SmartCrop, VoidExpansion
 from voidpad.decode.propose import PROPOSALS, GumbelProposal, MaskLast, Propose, neg_entropy
 from voidpad.decode.rows import Rows
@@ -62,7 +71,7 @@ class Plan(DecodingRule):
                 f"length={self.length!r} is no length rule; make its class inherit from LengthRule."
             )
         for name in ("length", "propose", "commit", "stop", *(["adjust"] if self.adjust is not None else [])):
-            _check_rule(name, getattr(self, name))
+            check_rule(name, getattr(self, name))
         if (
             declared(self.commit, "reads_entropy", False)
             and declared(self.propose, "with_entropy", None) is None
@@ -150,44 +159,8 @@ class Plan(DecodingRule):
 
     def plain(self) -> dict[str, Any]:
         """The plan as JSON values: each rule by name with its settings."""
-        values: dict[str, Any] = _plain(self)
+        values: dict[str, Any] = plain(self)
         return values
-
-
-def _check_rule(name: str, rule: Any) -> None:
-    """Refuse a rule that cannot be called, hashed (plans are dict keys) or pickled (plans go to other processes)."""
-    if name != "length" and not callable(rule):
-        raise ConfigError(f"{name}={rule!r} is no rule; give a function or an object with __call__.")
-    try:
-        hash(rule)
-    except TypeError:
-        raise ConfigError(
-            f"{name}={name_of(rule)} is not hashable; make its class a frozen dataclass."
-        ) from None
-    try:
-        pickle.dumps(rule)
-    except Exception:
-        raise ConfigError(
-            f"{name}={name_of(rule)} cannot be pickled; define it at the top level of a module, without lambdas."
-        ) from None
-
-
-def name_of(rule: Any) -> str:
-    """The name of a rule: that of a function, or of an object's class; with its module if it is not voidpad's."""
-    named = rule if isinstance(rule, type) or hasattr(rule, "__qualname__") else type(rule)
-    ours = named.__module__.startswith("voidpad.")
-    return named.__qualname__ if ours else f"{named.__module__}:{named.__qualname__}"
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        values = {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
-        return {"rule": name_of(value), **values}
-    if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    return name_of(value) if callable(value) else str(value)
 
 
 # ------------------------------------------------------------------------------------------------ presets
@@ -284,7 +257,7 @@ FACTOR_LAST = PlanField(
 RENAMED = {"scheduler": "edit_growth"}  # field names that still work, with a warning
 _VOID: dict[str, Any] = {"ban": ("void",), "stop": "eos"}
 _CONFIDENT: dict[str, Any] = {"commit": HighConfidence, "propose": MaskLast()}
-PRESETS = {
+PRESETS: dict[str, Preset] = {
     "original": Preset("fixed canvas, decoded to the end: instruct models as released", Fixed),
     "void": Preset("fixed canvas, VOID banned, [EOS]Termination", Fixed, **_VOID),
     "void-expansion": Preset("the canvas grows until its tail reads as VOID", VoidExpansion, **_VOID),

@@ -111,8 +111,8 @@ class Packing:
         longest = rounded(max(int(canvas.stop.max()), spare))
         bounds = lengths.cumsum(0)
         outputs = starts[row] + column - shift
-        horizons = {"horizons": horizon(positions, causal_block)} if causal_block else {}
-        return cls(ids, positions, bounds, bounds, outputs, (longest, longest), **horizons)
+        horizons = horizon(positions, causal_block) if causal_block else positions[:0]
+        return cls(ids, positions, bounds, bounds, outputs, (longest, longest), horizons=horizons)
 
 
 def next_power(n: int) -> int:

@@ -135,7 +135,7 @@ class Family:
 
     def stated_block(self, config: Mapping[str, Any], name: str) -> Any:
         """The size of the blocks that config.json or the checkpoint's name states; None if neither does."""
-        if self.block_field in config:
+        if self.block_field is not None and self.block_field in config:
             return config[self.block_field]
         found = re.search(self.block_name, name) if self.block_name else None
         return int(found[1]) if found else None
