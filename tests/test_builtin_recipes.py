@@ -157,6 +157,18 @@ def test_every_approximate_row_is_set_against_its_exact_one(tmp_path):
     }  # fmt: skip
 
 
+def test_every_commit_rule_is_set_against_exact_decoding(tmp_path):
+    """Also where a rule has several fields, such as the order of EB-Sampler or the threshold of LocalLeap."""
+    write_sweep(find_recipe("tiny-commits", "sweep"), tmp_path, size=12)
+    (source,) = read_runs(tmp_path / "tiny-commits.sweep.json")
+    split = ("threshold", "entropy_bound", "entropy_order", "each_run")
+    table = build(Methods(title="t", exact=True, split=split), source.records)
+    apart = {row.head: row.values[table.columns.index("against exact")] for row in table.rows}
+    assert len(apart) == 13
+    assert [head[0] for head, value in apart.items() if value.blank] == ["exact"]
+    assert all(value.number is not None for head, value in apart.items() if head[0] != "exact")
+
+
 def test_the_difference_is_taken_problem_by_problem(tmp_path):
     def lost_one(cell, size):
         lucky = [0.0] * size

@@ -187,7 +187,7 @@ def _propose(
     additions = None
     if plan.adjust is not None:
         additions, rows = plan.adjust(rows, frontier, logits)
-    rule = plan.propose.with_entropy if reads_entropy else plan.propose
+    rule = declared(plan.propose, "with_entropy", None) if reads_entropy else plan.propose
     tokens, score, *entropy = propose_in_pieces(rule, logits, bans, noise, additions)
     spread = [scatter(frontier, one, torch.inf) for one in entropy]
     return rows, scatter(frontier, tokens, NOTHING), scatter(frontier, score, -torch.inf), *spread

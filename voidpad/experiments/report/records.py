@@ -15,8 +15,8 @@ from voidpad.experiments.report.published import PublishedNumbers
 SUFFIX = ".sweep.json"
 _BESIDE_THE_PLAN = ("cache", "quantize", "hide_eos")
 # Settings that make another method of a preset: replaced rules, and what approximates or changes it.
-_METHOD = ("stop", "ban", "mute", "eos_penalty", "eos_annealing", "position_decay")
-_METHOD += (*APPROXIMATE_FIELDS, *_BESIDE_THE_PLAN)
+_REPLACED = ("stop", "ban", "mute", "eos_penalty", "eos_annealing", "position_decay")
+_METHOD = (*_REPLACED, *APPROXIMATE_FIELDS, *_BESIDE_THE_PLAN)
 
 
 @dataclass(frozen=True)
