@@ -12,7 +12,7 @@ from voidpad.models import random_model
 def running():
     fields = {"canvas": 24, "block": 8}
     with serving(
-        random_model("llada", kv_heads=2, seed=2), plan="void", fields=fields, name="mine"
+        random_model("llada", kv_heads=2, seed=2), plan="void", fields=fields, name="mine", timeout=600.0
     ) as server:
         yield server
 
@@ -26,7 +26,7 @@ def tab(chromium, running):  # noqa: F811
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: fetched.append(request.url))
     page.goto(running.url)
-    page.wait_for_selector("html[data-ready]", timeout=20_000)
+    page.wait_for_selector("html[data-ready]", timeout=120_000)
     yield page
     context.close()
     # Chromium notes a refused request on its own; the page itself says nothing there.
@@ -35,7 +35,7 @@ def tab(chromium, running):  # noqa: F811
 
 
 def answered(tab, count):
-    tab.wait_for_selector(f'html[data-answered="{count}"]', timeout=60_000)
+    tab.wait_for_selector(f'html[data-answered="{count}"]', timeout=300_000)
 
 
 def test_a_person_asks_and_sees_the_canvas_and_the_answer(tab, tmp_path):
@@ -87,5 +87,5 @@ def test_a_refusal_is_shown_and_the_form_has_the_plans_fields(tab):
     tab.fill("#prompt", "why")
     tab.evaluate("document.getElementById('ask').noValidate = true")
     tab.click("#go")
-    tab.wait_for_selector("#trouble:not([hidden])", timeout=20_000)
+    tab.wait_for_selector("#trouble:not([hidden])", timeout=120_000)
     assert "block=7" in tab.locator("#trouble").inner_text()

@@ -44,7 +44,7 @@ def ask(address, **fields):
 
 
 def test_sigterm_lets_live_answers_finish_and_ends_with_status_0():
-    process, address = start("--log-json")
+    process, address = start("--log-json", "--drain", 300)
     try:
         with httpx.stream(
             "POST",
@@ -55,12 +55,13 @@ def test_sigterm_lets_live_answers_finish_and_ends_with_status_0():
                 "stream": True,
                 "voidpad": {"plan": "original", "canvas": 192, "block": 192, "ban": "ends"},  # 192 passes
             },
-            timeout=120,
+            timeout=300,
         ) as reply:
             lines = reply.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
-            time.sleep(0.2)
+            while not httpx.get(address + "/ready", timeout=120).json()["draining"]:
+                time.sleep(0.01)
             refused = ask(address)
             assert refused.status_code == 503
             assert refused.headers["retry-after"] == "5"

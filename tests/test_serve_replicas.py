@@ -1,6 +1,7 @@
 """Replicas on Ray Serve: what clients see when one of them is killed, and settings of the application object."""
 
 import json
+import os
 import signal
 import threading
 import time
@@ -8,11 +9,15 @@ import time
 import httpx
 import psutil
 import pytest
+import torch
+from starlette.testclient import TestClient
 
 from test_serve_process import start
 from voidpad.errors import ConfigError
-from voidpad.models import load
-from voidpad.serve.replicas import application
+from voidpad.models import load, random_model, save
+from voidpad.serve.access import Access
+from voidpad.serve.replicas import ReplicaOptions, application
+from voidpad.serve.server import ServeOptions
 
 CLIENTS = 8
 PLAN = {"plan": "void", "canvas": 48, "block": 16}
@@ -28,6 +33,22 @@ def test_settings_of_the_application_are_checked_where_it_is_built(monkeypatch):
     ):
         with pytest.raises(ConfigError, match=message):
             application(settings)
+
+
+def test_a_replica_whose_engine_fails_twice_ends_its_process(tmp_path, monkeypatch):
+    """Weights this large overflow in every pass. Ray starts another replica when the process has ended."""
+    broken = random_model("llada")
+    torch.nn.init.constant_(broken.net.lm_head.weight, 3e38)
+    save(broken, tmp_path / "broken")
+    ended, begun = threading.Event(), []
+    monkeypatch.setattr(os, "_exit", lambda status: (begun.append(status), ended.set()))
+    app = ReplicaOptions(str(tmp_path / "broken"), device="cpu").app(ServeOptions(name="broken"), Access())
+    body = {"model": "broken", "messages": [{"role": "user", "content": "why"}]}
+    with TestClient(app, base_url="http://localhost") as client:
+        for _ in range(2):
+            assert client.post("/v1/chat/completions", json=body).status_code == 500
+        assert ended.wait(60)
+    assert begun == [1]
 
 
 def replica_processes(driver):

@@ -17,7 +17,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from voidpad import models
 from voidpad.errors import ConfigError, VoidpadError
-from voidpad.experiments.cluster import gpus_per_task
 from voidpad.serve.access import Access, read_access
 from voidpad.serve.app import build_app
 from voidpad.serve.server import ServeOptions, address_of, listen, log_to_stderr, make_state
@@ -102,7 +101,8 @@ def _bound(copies: ReplicaOptions, options: ServeOptions, access: Access) -> Any
     def build() -> FastAPI:
         return copies.app(options, access)
 
-    cluster = ray.cluster_resources() if ray.is_initialized() else {}
+    has_gpus = ray.is_initialized() and ray.cluster_resources().get("GPU", 0) >= 1
+    on_gpu = has_gpus if copies.device == "auto" else copies.device not in ("cpu", "mps")
     deployment = serve.deployment(
         serve.ingress(build)(),
         name=NAME,
@@ -112,7 +112,7 @@ def _bound(copies: ReplicaOptions, options: ServeOptions, access: Access) -> Any
         graceful_shutdown_timeout_s=options.drain,
         graceful_shutdown_wait_loop_s=1.0,
         health_check_period_s=2,
-        ray_actor_options={"num_cpus": 1, "num_gpus": gpus_per_task(copies.device, cluster)},
+        ray_actor_options={"num_cpus": 1, "num_gpus": int(on_gpu)},
         logging_config=_QUIET,
     )
     return deployment.bind()
