@@ -52,7 +52,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, **spans: Any) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
         longest = spans["max_length_q"], spans["max_length_k"]
-        mixed: Any = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), *bounds, *longest)
+        mixed: Tensor = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), *bounds, *longest)
         return mixed
     segments = zip(*(pairwise(ends.tolist()) for ends in bounds), strict=True)
     parts = [_attend_segment(q[a:b], k[c:d], v[c:d]) for (a, b), (c, d) in segments if b > a]
@@ -139,7 +139,8 @@ def logits(
                 max_length_q=longest[0],
                 max_length_k=longest[1],
             ).last_hidden_state[0]
-        return inner.head(hidden[needed])
+        logits: Tensor = inner.head(hidden[needed])
+        return logits
 
     inputs = [packing.ids, packing.positions, packing.queries, packing.keys, packing.outputs, *packing.extra]
     # Outside half precision, attention runs row by row and reads lengths on the host: a graph cannot hold that.

@@ -83,7 +83,7 @@ class Model:
     @property
     def context(self) -> int:
         """The most tokens a row may have, prompt and canvas together."""
-        return self.net.config.max_position_embeddings
+        return int(self.net.config.max_position_embeddings)
 
     def encode(self, prompt: Prompt, *, system: str | None = None, raw: bool = False) -> list[int]:
         """Prompt ids: through the chat template, or the bare text with `raw`.
