@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -52,8 +52,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, **spans: Any) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
         longest = spans["max_length_q"], spans["max_length_k"]
-        mixed: Tensor = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), *bounds, *longest)
-        return mixed
+        mixed = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), *bounds, *longest)
+        return cast(Tensor, mixed)
     segments = zip(*(pairwise(ends.tolist()) for ends in bounds), strict=True)
     parts = [_attend_segment(q[a:b], k[c:d], v[c:d]) for (a, b), (c, d) in segments if b > a]
     return torch.cat(parts)
