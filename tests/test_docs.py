@@ -7,8 +7,10 @@ the block changes that: `<!-- slow -->` leaves it to the slow tests, `<!-- not r
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -127,11 +129,22 @@ def run(page: Path, folder: Path, *, slow: bool) -> None:
         if block.slow and not slow:
             return
         program = [sys.executable, "-"] if block.language == "python" else ["bash", "-euo", "pipefail", "-s"]
-        ran = subprocess.run(
-            program, input=block.code, cwd=work, env=environment, capture_output=True, text=True, timeout=1500
-        )
-        assert ran.returncode == 0, f"{block.code}\n{ran.stdout}\n{ran.stderr}"
-        print(ran.stdout, ran.stderr, sep="")
+        with (folder / "shown").open(
+            "w+"
+        ) as shown:  # a file: a pipe would wait for what a failed block left running
+            ran = subprocess.Popen(
+                program, stdin=subprocess.PIPE, stdout=shown, stderr=shown, cwd=work, env=environment, text=True,
+                start_new_session=True,
+            )  # fmt: skip
+            try:
+                ran.communicate(block.code, timeout=1500)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(ran.pid, signal.SIGKILL)
+            shown.seek(0)
+            text = shown.read()
+        assert ran.returncode == 0, f"{block.code}\n{text}"
+        print(text)
 
 
 def runnable(*, slow: bool) -> list[Path]:

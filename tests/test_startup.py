@@ -212,13 +212,3 @@ def seen(): print("torch" in sys.modules)
 cli.prepare_process = seen
 """
     assert python(code, "--version").stdout.splitlines()[0] == "False"
-
-
-# --------------------------------------------------------------------------------------------------- seconds
-@pytest.mark.slow
-def test_start_up_takes_the_cpu_seconds_it_may():
-    from studies.benchmarks.startup import AIMS, measure
-
-    seconds = measure()
-    assert seconds.keys() == AIMS.keys()
-    assert {name: taken for name, taken in seconds.items() if taken > AIMS[name]} == {}

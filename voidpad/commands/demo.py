@@ -122,7 +122,7 @@ class Arm:
         return wilson(sum(one["score"] for one in self.examples), len(self.examples))
 
     def average(self, name: str) -> float:
-        return sum(one[name] for one in self.examples) / len(self.examples)
+        return float(sum(one[name] for one in self.examples) / len(self.examples))
 
 
 def run(recipe: SweepRecipe, folder: Path, resources: Resources) -> Iterator[Arm]:

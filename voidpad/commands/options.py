@@ -109,9 +109,9 @@ def takes_plan_fields(
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
         for name, hint in options.items()
     ]
-    wrapped.__signature__ = inspect.Signature([*own, *added])
+    wrapped.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
     wrapped.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
-    del wrapped.__wrapped__  # type: ignore[attr-defined]
+    del wrapped.__wrapped__
     return wrapped
 
 

@@ -109,7 +109,7 @@ class _ProgressLines(TrainerCallback):
             return None
         step, began = self.first
         pace = (time.monotonic() - began) / (state.global_step - step)
-        return pace * (state.max_steps - state.global_step)
+        return float(pace * (state.max_steps - state.global_step))
 
 
 class _ProgressBar(TrainerCallback):

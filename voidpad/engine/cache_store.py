@@ -88,7 +88,7 @@ class Store(Cache):
         """Say where the keys and values of the next pass belong."""
         self.indices = indices
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:

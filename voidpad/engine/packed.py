@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -60,8 +60,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, horizons: Tensor, **spans: Any) -> 
         from torch.nn.attention.varlen import varlen_attn
 
         longest = spans["max_length_q"], spans["max_length_k"]
-        mixed: Any = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), *bounds, *longest)
-        return mixed
+        mixed = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), *bounds, *longest)
+        return cast(Tensor, mixed)
     segments = zip(*(pairwise(ends.tolist()) for ends in bounds), strict=True)
     parts = [
         _attend_segment(q[a:b], k[c:d], v[c:d], horizons=horizons[a:b])
@@ -164,7 +164,8 @@ def logits(
                 max_length_k=longest[1],
                 horizons=horizons,
             ).last_hidden_state[0]
-        return inner.head(hidden[needed])
+        logits: Tensor = inner.head(hidden[needed])
+        return logits
 
     inputs = [packing.ids, packing.positions, packing.queries, packing.keys, packing.outputs]
     inputs += [packing.horizons, *packing.extra]

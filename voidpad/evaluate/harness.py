@@ -41,7 +41,7 @@ class _ModelArgs:
 
 
 @register_model("voidpad")
-class VoidpadLM(LM):
+class VoidpadLM(LM):  # type: ignore[misc]  # lm-eval has no types
     """Generation through the engine; likelihoods through `bound`."""
 
     def __init__(self, answering: Answering, *, bound: Bound | None = None, show: bool = False) -> None:
@@ -52,11 +52,15 @@ class VoidpadLM(LM):
         self.rendered: set[str] = set()
 
     @classmethod
-    def create_from_arg_string(cls, arg_string: str, additional_config: dict | None = None) -> "VoidpadLM":
+    def create_from_arg_string(
+        cls, arg_string: str, additional_config: dict[str, Any] | None = None
+    ) -> "VoidpadLM":
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     @classmethod
-    def create_from_arg_obj(cls, arg_dict: dict, additional_config: dict | None = None) -> "VoidpadLM":
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> "VoidpadLM":
         """From lm-eval's options. Its default batch size of 1 leaves `rows` alone: it changes no answer. Its
         default device is a GPU, whether there is one or not."""
         extra = {name: value for name, value in (additional_config or {}).items() if value is not None}
@@ -108,7 +112,8 @@ class VoidpadLM(LM):
         return str(text)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        return self.answering.model.tokenizer.chat_template
+        template: str | None = self.answering.model.tokenizer.chat_template
+        return template
 
     @property
     def tokenizer_name(self) -> str:

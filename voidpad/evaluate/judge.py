@@ -24,7 +24,7 @@ from voidpad.evaluate.tasks.task import Benchmark
 _UNSCORED = ("name", "key", "ids", "tokens", "attempt", "elapsed")
 
 
-class _RecordedAnswers(LM):
+class _RecordedAnswers(LM):  # type: ignore[misc]  # lm-eval has no types
     """An lm-eval model that gives the answers of a journal and computes nothing."""
 
     def __init__(self, journal: Journal) -> None:

@@ -24,7 +24,7 @@ ENDINGS = (".yaml", ".yml")
 _CLASS = "voidpad.evaluate.tasks.task.OwnBenchmark"
 
 
-class _Reader(yaml.SafeLoader):
+class _Reader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     """Reads `!function a.b` as `_Function("a.b")` and imports nothing."""
 
 

@@ -50,11 +50,11 @@ class Workers:
                 pipe.send(list(requests)[part :: len(self.pipes)])
         busy = list(self.pipes)
         while busy:
-            for pipe in wait(busy):
-                assert isinstance(pipe, Connection)
-                done = self._receive(pipe)
+            for ready in wait(busy):
+                assert isinstance(ready, Connection)
+                done = self._receive(ready)
                 if done is None:
-                    busy.remove(pipe)
+                    busy.remove(ready)
                 else:
                     yield done
 

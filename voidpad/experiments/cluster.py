@@ -138,7 +138,8 @@ def _call(work: _Work) -> _Parcel:
 def _receive(ray: Any, ready: Any) -> _Parcel | VoidpadError:
     """What a task sent; what voidpad refused on the worker comes back as it was."""
     try:
-        return ray.get(ready)
+        parcel: _Parcel = ray.get(ready)
+        return parcel
     except ray.exceptions.RayTaskError as fault:
         if isinstance(fault.cause, VoidpadError):
             return fault.cause

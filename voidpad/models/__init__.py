@@ -1,12 +1,13 @@
 """Checkpoints as Models: load, save, merge, adapters, random weights, and the families they belong to."""
 
 from voidpad.models import without_bitsandbytes  # isort: skip  # noqa: F401  before anything imports peft
+from voidpad.decode.outcome import Result
 from voidpad.models.card import Card, read_card
 from voidpad.models.export import export
 from voidpad.models.families import DREAM, FAMILIES, LLADA, Family
 from voidpad.models.fresh import character_tokenizer, random_model
 from voidpad.models.load import load, merge, save
-from voidpad.models.model import Model, Result
+from voidpad.models.model import Model
 from voidpad.models.place import Place
 
 __all__ = [

@@ -218,7 +218,7 @@ def _read_config(folder: Path, *, base: str) -> LoraConfig:
             f"{folder / CONFIG}: {refused[0]}={shown(values[refused[0]])} is not covered; use a plain LoRA adapter."
         )
     try:
-        config = LoraConfig.from_pretrained(str(folder))
+        config: LoraConfig = LoraConfig.from_pretrained(str(folder))
     except Exception as error:  # peft checks its fields with many exception types
         raise WeightsError(f"{folder / CONFIG}: damaged adapter config ({reason(error)}).") from None
     config.base_model_name_or_path = base

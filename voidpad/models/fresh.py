@@ -102,4 +102,5 @@ def random_net(
     """A network of this config with random weights, the caller's random state left alone."""
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        net: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        return net

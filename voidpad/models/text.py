@@ -65,7 +65,9 @@ def read_tokenizer(
         if (folder / name).is_file() and (folder / name).stat().st_size > LARGEST_TOKENIZER:
             raise WeightsError(f"{folder / name}: is larger than any tokenizer; copy the file again.")
     try:
-        tokenizer = kind.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(
+            str(folder), trust_remote_code=False, local_files_only=True
+        )
         tokenizer("a"), len(tokenizer), tokenizer.get_vocab(), special_ids(tokenizer)  # damage shows here
     # The Rust parser raises bare Exception on damaged files, and its panics are no Exception at all.
     except BaseException as error:
@@ -139,7 +141,8 @@ class SpecialTokenError(ConfigError):
 
 def raw_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Rendered text as ids: spellings of special tokens become their ids, nothing is added."""
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, roles: Roles | None = None) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -222,7 +222,7 @@ class Objective:
     forced: bool = False
 
 
-class MicroBatches(Dataset):
+class MicroBatches(Dataset[Any]):
     """Item i is micro-batch number i of this process, ready for the model. Trainer sees the whole run as one epoch."""
 
     def __init__(

@@ -365,7 +365,8 @@ def _interleave(prompt: _Lists, response: _Lists, room: np.ndarray) -> np.ndarra
     starts = np.stack([begin[0], begin[1] + len(prompt.values)], axis=1).reshape(-1)
     ends = sizes.cumsum()
     index = np.arange(ends[-1]) + np.repeat(starts - (ends - sizes), sizes)
-    return np.concatenate([part.values for part in lists])[index].astype(np.int32)
+    tokens: np.ndarray = np.concatenate([part.values for part in lists])[index].astype(np.int32)
+    return tokens
 
 
 def _workers(processes: int, rows: Dataset) -> int | None:

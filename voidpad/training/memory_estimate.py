@@ -40,4 +40,4 @@ def estimate(recipe: TrainingRecipe, net: Any, *, slots: int, processes: int = 1
         activations = config.num_hidden_layers * layer
     # Logits in the computing dtype and in float32, and the gradient of the latter.
     logits = min(tokens * config.vocab_size, SlotLoss.PIECE) * (size + 8)
-    return kept + activations + logits
+    return int(kept + activations + logits)

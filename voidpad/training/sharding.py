@@ -42,7 +42,7 @@ class ShardedTrainer(VoidTrainer):
         fully_shard(self.model, mesh=mesh)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        norm = super()._get_grad_norm(model, grad_norm)
+        norm = super()._get_grad_norm(model, grad_norm)  # type: ignore[no-untyped-call]  # transformers has no types here
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

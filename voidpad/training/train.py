@@ -244,8 +244,10 @@ def _reports(recipe: TrainingRecipe) -> list[TrainerCallback]:
         names = ("tensorboard",) if find_spec("tensorboard") else ()
     if not names or int(os.environ.get("RANK", 0)):
         return []
-    from transformers.integrations import get_reporting_integration_callbacks
-    from transformers.integrations.integration_utils import TensorBoardCallback
+    from transformers.integrations.integration_utils import (
+        TensorBoardCallback,
+        get_reporting_integration_callbacks,
+    )
 
     callbacks: list[TrainerCallback] = []
     for name in names:

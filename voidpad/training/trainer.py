@@ -62,7 +62,7 @@ class VoidTrainer(Trainer):
 
     # Batches and loss
 
-    def get_train_dataloader(self) -> DataLoader:
+    def get_train_dataloader(self) -> DataLoader[Any]:
         """Finished micro-batches on the device: accelerate has nothing to divide among processes or to move."""
         return DataLoader(self.batches, batch_size=1, collate_fn=_only, num_workers=0)
 
@@ -111,7 +111,8 @@ class VoidTrainer(Trainer):
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
             self.optimizer = optimiser(self.model if model is None else model, self.recipe.optim)
-        return self.optimizer
+        made: torch.optim.Optimizer = self.optimizer
+        return made
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.lr_scheduler is None:

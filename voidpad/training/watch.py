@@ -123,6 +123,6 @@ class Curve(TrainerCallback):
 
 def _step(line: str) -> int:
     try:
-        return json.loads(line)["step"]
+        return int(json.loads(line)["step"])
     except (json.JSONDecodeError, KeyError):  # the last line of a killed process
         return FOREVER

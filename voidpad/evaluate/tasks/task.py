@@ -19,7 +19,7 @@ from voidpad.evaluate.tasks.graders import Doc, shared_processes
 from voidpad.sandbox import ProgramTest, Sandbox, SandboxLimits, Verdict
 
 
-class Benchmark(ConfigurableTask):
+class Benchmark(ConfigurableTask):  # type: ignore[misc]  # lm-eval has no types
     """A YAML task whose few-shot draw for an item depends on the seed and the item alone.
 
     lm-eval draws from one stream, so an item's shots depend on every item before it, on the limit and on the
