@@ -79,7 +79,8 @@ class _Proposed:
 
     def entropy(self, p: Tensor) -> Tensor:
         """The entropy (N,) of the distribution p that was sampled, in nats; infinite where it misleads."""
-        return torch.special.entr(p).sum(1).masked_fill(self.misleads, torch.inf)
+        each: Tensor = torch.special.entr(p)
+        return each.sum(1).masked_fill(self.misleads, torch.inf)
 
 
 def _score(default: Score) -> Any:

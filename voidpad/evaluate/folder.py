@@ -63,7 +63,7 @@ class RunFolder:
     @property
     def stored_settings(self) -> dict[str, Any]:
         """The settings of config.json as they are written there, with the resolved plan."""
-        settings = self.config["settings"]
+        settings: dict[str, Any] = self.config["settings"]
         check_shape(StoredSettings, settings, f"{self.path / 'config.json'}: settings", _START_AGAIN)
         return settings
 
