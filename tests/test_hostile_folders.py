@@ -21,10 +21,12 @@ from voidpad.models.card import read_json
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """One folder of each kind: released LLaDA and Dream (sharded), saved by voidpad, and an adapter of that."""
+    """One folder of each kind: released LLaDA, Dream (sharded) and LLaDA-MoE, two saved by voidpad, and an adapter."""
     root = tmp_path_factory.mktemp("folders")
     write_original(random_model("llada"), root / "llada")
     write_original(random_model("dream"), root / "dream", shards=2)
+    write_original(random_model("llada_moe"), root / "experts")
+    save(random_model("llada_moe"), root / "saved experts")
     save(random_model("llada"), root / "saved")
     model = random_model("llada")
     model.net = get_peft_model(model.net, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
@@ -86,6 +88,17 @@ def refused(folder, *mentions, prompt=None):
         ("dream", "vocab_size", 10**12),
         ("dream", "num_key_value_heads", 3),
         ("dream", "rope_theta", float("inf")),
+        ("experts", "num_experts", 10**9),
+        ("experts", "num_experts", 99_999),
+        ("experts", "num_experts", None),
+        ("experts", "num_experts_per_tok", 5),
+        ("experts", "expert_intermediate_size", [64]),
+        ("experts", "moe_layer_freq", "1" * 100_000),
+        ("experts", "num_key_value_heads", -4),
+        ("saved experts", "num_experts_per_tok", 5),
+        ("saved experts", "moe_intermediate_size", 10**15),
+        ("saved experts", "decoder_sparse_step", 0),
+        ("saved experts", "num_hidden_layers", 10**6),
         ("saved", "num_hidden_layers", 10**6),
         ("saved", "hidden_size", None),
         ("saved", "intermediate_size", 10**15),
@@ -329,12 +342,16 @@ JSONS = {
     "dream": ["config.json", "model.safetensors.index.json", "tokenizer_config.json"],
     "saved": ["config.json", "voidpad.json", "tokenizer.json", "tokenizer_config.json"],
     "adapter": ["adapter_config.json", "voidpad.json"],
+    "experts": ["config.json"],
+    "saved experts": ["config.json", "voidpad.json"],
 }
 WEIGHTS = {
     "llada": "model.safetensors",
     "dream": "model-00001-of-00002.safetensors",
     "saved": "model.safetensors",
     "adapter": "adapter_model.safetensors",
+    "experts": "model.safetensors",
+    "saved experts": "model.safetensors",
 }
 
 

@@ -212,6 +212,12 @@ def test_fields_that_may_be_absent(model, released):
     assert torch.equal(logits(load(released)), logits(model))
 
 
+def test_quantizing_would_leave_the_experts_as_they_are(model, tmp_path):
+    save(model, tmp_path / "saved")
+    with pytest.raises(ConfigError, match=r"quantize='4bit' reaches linear layers only, not the experts"):
+        load(tmp_path / "saved", quantize="4bit")
+
+
 def test_a_role_end_ends_an_answer():
     tokenizer = character_tokenizer(60)
     tokenizer.add_tokens(["<|role_end|>"], special_tokens=True)

@@ -1,6 +1,7 @@
 """Checkpoints: what loads is exact, and what could load wrong is refused by name."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -122,6 +123,56 @@ def test_the_names_mean_what_the_release_means(llada):
     tensors = load_file(llada / "model.safetensors")
     wanted = plain_forward(tensors, read_json(llada / "config.json"), ROWS[0])
     assert (logits(load(llada), ROWS)[0] - wanted).abs().max() <= 5e-6
+
+
+def plain_dream(tensors, config, ids):
+    """Dream's layers from its own tensor names, one head at a time: Qwen2's, with biases before the rotation."""
+    heads = config["num_attention_heads"]
+    size, group = config["hidden_size"] // heads, heads // config["num_key_value_heads"]
+    step = config["rope_theta"] ** -(torch.arange(0, size, 2) / size)
+    angle = torch.outer(torch.arange(len(ids)).float(), step)
+    cos, sin = torch.cat([angle.cos()] * 2, 1), torch.cat([angle.sin()] * 2, 1)
+
+    def norm(x, name):
+        scale = (x.pow(2).mean(-1, keepdim=True) + config["rms_norm_eps"]).rsqrt()
+        return x * scale * tensors[f"model.{name}.weight"]
+
+    def turn(x):
+        return x * cos + torch.cat([-x[:, size // 2 :], x[:, : size // 2]], 1) * sin
+
+    x = tensors["model.embed_tokens.weight"][ids]
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}"
+        y = norm(x, f"layers.{layer}.input_layernorm")
+        q, k, v = (
+            y @ tensors[f"{at}.self_attn.{name}_proj.weight"].T + tensors[f"{at}.self_attn.{name}_proj.bias"]
+            for name in "qkv"
+        )
+        mixed = []
+        for head in range(heads):
+            mine = slice(head * size, (head + 1) * size)
+            theirs = slice(head // group * size, (head // group + 1) * size)
+            weight = (turn(q[:, mine]) @ turn(k[:, theirs]).T / size**0.5).softmax(1)
+            mixed.append(weight @ v[:, theirs])
+        x = x + torch.cat(mixed, 1) @ tensors[f"{at}.self_attn.o_proj.weight"].T
+        y = norm(x, f"layers.{layer}.post_attention_layernorm")
+        gate, up, down = (tensors[f"{at}.mlp.{name}_proj.weight"].T for name in ("gate", "up", "down"))
+        x = x + (torch.nn.functional.silu(y @ gate) * (y @ up)) @ down
+    return norm(x, "norm") @ tensors["lm_head.weight"].T
+
+
+def test_dream_computes_what_the_release_computes(models, tmp_path):
+    folder = write_original(models["dream"], tmp_path / "dream")
+    tensors, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
+    for (
+        name,
+        tensor,
+    ) in tensors.items():  # fresh norms are 1 and fresh biases 0, which would hide where they are
+        if "norm" in name or "bias" in name:
+            tensors[name] = 0.5 + torch.rand(tensor.shape, generator=generator)
+    save_file(tensors, folder / "model.safetensors")
+    wanted = plain_dream(tensors, read_json(folder / "config.json"), ROWS[0])
+    assert (logits(load(folder), ROWS)[0] - wanted).abs().max() <= 5e-6
 
 
 @BOTH
@@ -565,3 +616,14 @@ def test_the_default_plan_follows_the_padding(padding, plan):
     model = random_model()
     model.card = Card("llada", model.roles, padding=padding)
     assert model.default_plan == plan
+
+
+def test_the_table_of_the_docs_is_the_table_of_families():
+    page = (Path(__file__).parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
+    table = page.split("| family | checkpoints | class |")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in table.splitlines()[2:]]
+    assert {row[0].strip("| ") for row in rows} == FAMILIES.keys()
+    for name, _, kind, shift, *_ in rows:
+        family = FAMILIES[name.strip("| ")]
+        assert family.net_class.__name__ == f"{kind.split(',')[0]}ForCausalLM"
+        assert family.shift == int(shift)

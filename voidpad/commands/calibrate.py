@@ -52,11 +52,11 @@ def calibrate(
             help="how many are drawn from --chats, or made for a built-in model without --file", min=1
         ),
     ] = 64,
-    canvas: Annotated[int, typer.Option(min=1, help="where the canvas starts")] = 64,
+    canvas: Annotated[int, typer.Option(help="where the canvas starts")] = 64,
     limit: Annotated[
         int | None, typer.Option(help="longest canvas; 512 unless the context leaves less beside the prompts")
     ] = None,
-    block: Annotated[int, typer.Option(min=1, help="block size, and the step of the canvas")] = 32,
+    block: Annotated[int, typer.Option(help="block size, and the step of the canvas")] = 32,
     fit: Annotated[float, typer.Option(help="share of answers that must fit the chosen canvas")] = 0.98,
     rows: RowLimit = 64,
     device: Device = "auto",

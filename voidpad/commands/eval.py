@@ -40,10 +40,7 @@ class Stage(StrEnum):
 
 
 BenchmarkFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--data", exists=True, file_okay=False, help="folder with the benchmarks' files; else the hub"
-    ),
+    Path | None, typer.Option("--data", help="folder with the benchmarks' files; else the hub")
 ]
 IncludePath = Annotated[
     list[Path] | None, typer.Option(help="folder with YAML files of your own tasks; may be given again")

@@ -38,6 +38,12 @@ def _known_cache(value: str | None) -> str | None:
     return value
 
 
+def _room(param: typer.CallbackParam, value: int) -> int:
+    if value < 1:
+        raise ConfigError(f"{param.name}={value} leaves no room for a row; use at least 1.")
+    return value
+
+
 PlanName = Annotated[
     str | None,
     typer.Option(
@@ -56,8 +62,8 @@ CacheName = Annotated[
         callback=_known_cache,
     ),
 ]
-RowLimit = Annotated[int, typer.Option("--rows", min=1, help="most rows in one pass")]
-TokenLimit = Annotated[int, typer.Option("--tokens", min=1, help="most tokens in one pass")]
+RowLimit = Annotated[int, typer.Option("--rows", help="most rows in one pass", callback=_room)]
+TokenLimit = Annotated[int, typer.Option("--tokens", help="most tokens in one pass", callback=_room)]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="for temperature > 0")]
 
 

@@ -210,6 +210,11 @@ def _load_base(
     checkpoint = _read_checkpoint(folder, name=name, family=family)
     known, config = checkpoint.family, checkpoint.config
     block = checkpoint.causal_block(name, causal_block)
+    if place.quantize is not None and known.experts:
+        raise ConfigError(
+            f"{folder}: quantize={place.quantize!r} reaches linear layers only, not the experts, which hold nearly all "
+            "weights; drop quantize."
+        )
     tensors = headers(folder)
     check(tensors, known, config, where=str(folder))
     stored = stored_dtype(tensors)

@@ -179,7 +179,7 @@ def _listed(value: Any, name: str, names: Mapping[str, str]) -> list[Message]:
         role = ROLES.get(given.strip().lower()) if isinstance(given, str) else None
         if role is None:
             known = ", ".join(sorted({*ROLES.values()}))
-            raise Dropped("bad", f"{where}: role {str(given)[:60]!r} is unknown; use one of {known}")
+            raise Dropped("bad", f"{where}: role {given!r:.60} is unknown; use one of {known}")
         if role == "tool" or message.get("tool_calls") or message.get("function_call"):
             raise Dropped("tools", f"{where} calls a tool or holds its result")
         messages.append({"role": role, "content": _content(content, where)})

@@ -41,7 +41,7 @@ def recognise(config: Mapping[str, Any], *, where: str, name: str = "", given: s
             return family
     other = _OTHERS.get(kind)
     if other is None and experts and given is None:
-        other = "LLaDA-MoE" if kind.startswith("llada") else "mixture-of-experts"
+        other = "mixture-of-experts"
     if other is not None:
         raise WeightsError(
             f"{where}: is a checkpoint of the {other} family, which is not covered; use a LLaDA or Dream checkpoint."
