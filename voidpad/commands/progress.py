@@ -31,6 +31,10 @@ def banner(facts: RunFacts) -> str:
     length = "until its time is spent"
     if facts.updates < FOREVER:
         length = f"{facts.updates:,} steps ({facts.updates / facts.updates_per_epoch:.2f} epochs)"
+    laid = "end to end" if facts.packed else "padded to the longest"
+    again = f"{facts.checkpointed} of {facts.layers} layers checkpointed" if facts.checkpointed else ""
+    work = [f"{facts.passes} a step, at most {facts.pass_tokens:,} tokens each, rows {laid}"]
+    work += [again or "no checkpointing", "compiled" if facts.compiled else "not compiled"]
     held_out = f", {facts.held_out:,} held out" if facts.held_out else ""
     return "\n".join(
         [
@@ -38,6 +42,7 @@ def banner(facts: RunFacts) -> str:
             f"parameters  {facts.parameters:,}, of which {facts.trainable:,} train ({share:.2%})",
             f"data        {facts.examples:,} examples{held_out}, {facts.updates_per_epoch:,} steps per epoch",
             f"length      {length}",
+            f"passes      {'; '.join(work)}",
             f"memory      about {_amount(facts.memory)} on each device, by estimate",
         ]
     )
