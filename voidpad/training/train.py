@@ -87,7 +87,7 @@ def train(
     if start and (ended := _ended(recipe, start)):
         return ended
     trainer = prepare(recipe, max_seconds=max_seconds, callbacks=callbacks)
-    announce(_facts(trainer))
+    announce(run_facts(trainer))
     if start:
         trainer.clock.read(start)
     trainer.train(resume_from_checkpoint=str(start) if start else None)
@@ -118,7 +118,7 @@ def prepare(
     """Everything up to the first step."""
     prepared = data.read(recipe.data.path)
     model = network(recipe, prepared)
-    compiled = _compiled(recipe)
+    compiled = _compiled(recipe, examples=len(prepared.pairs))
     if compiled:
         # A released model under LoRA is bfloat16: fused kernels then round where separate ones would, and the loss
         # is that of the run without compilation.
@@ -148,17 +148,17 @@ def prepare(
     memory = TrainingMemory(recipe, model.net, share.processes)
     limit.tokens, checkpointed = memory.fit(_available(share.processes), batches.rows.longest)
     trainer.checkpoint_layers(checkpointed)
+    trainer.compiled = compiled
     return trainer
 
 
-def _compiled(recipe: TrainingRecipe) -> bool:
+def _compiled(recipe: TrainingRecipe, *, examples: int) -> bool:
     """Whether the layers are compiled. By default: on a GPU, in a run long enough to earn the time back."""
     run = recipe.run
     if run.compile != "auto":
         return run.compile
-    updates, seconds = LONG
-    # An epoch's number of updates is not known yet; a run that is counted in epochs is taken for a long one.
-    long = run.steps >= updates if run.steps else run.seconds is None or run.seconds >= seconds
+    updates = run.steps or (run.epochs or 0) * examples / run.global_batch
+    long = updates >= LONG[0] or (run.seconds or 0) >= LONG[1]
     usable = torch.cuda.is_available() and find_spec("triton") is not None
     return usable and long and not run.fsdp and recipe.model.quantize is None
 
@@ -194,7 +194,7 @@ def _available(processes: int) -> int | None:
     return int(found)
 
 
-def _facts(trainer: VoidTrainer) -> RunFacts:
+def run_facts(trainer: VoidTrainer) -> RunFacts:
     """What the trainer is going to do. The device's memory is estimated from shapes."""
     recipe, parameters = trainer.recipe, list(trainer.subject.net.parameters())
     device = str(trainer.args.device.type)
@@ -226,7 +226,7 @@ def _facts(trainer: VoidTrainer) -> RunFacts:
         packed=limit.packed,
         layers=memory.layers,
         checkpointed=trainer.checkpointed,
-        compiled=_compiled(recipe),
+        compiled=trainer.compiled,
     )
 
 

@@ -49,6 +49,7 @@ class VoidTrainer(Trainer):
         self.clock = TrainingClock()
         self.staging: Path | None = None
         self.checkpointed = 0  # layers that are computed again in the backward pass
+        self.compiled = False
         self._logged = (0, 0.0)
         part = recipe.optim
         self.schedule = Schedule(part.warmup, part.decay, part.shape, part.floor)
