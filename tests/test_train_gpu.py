@@ -88,6 +88,29 @@ def test_bfloat16_follows_float32(folder, compile):
     assert losses["on"] == pytest.approx(losses["off"], rel=0.02)
 
 
+def test_compiled_layers_settle(folder):
+    """Passes of many lengths share a few graphs: none is compiled after the first updates."""
+    run = {
+        "output": str(folder / "settle"),
+        "compile": True,
+        "bf16": "on",
+        "pass_tokens": 512,
+        "global_batch": 40,
+    }
+    trainer = prepare(recipe(folder, padding={"width": "virtual"}, run=run))
+    assert trainer.batches.limit.packed
+    torch._dynamo.utils.counters.clear()
+    shapes, graphs = set(), []
+    for update in range(12):
+        passes = trainer.batches[update]
+        shapes |= {inputs["ids"].shape for inputs in passes}
+        trainer.training_step(trainer.model, passes)
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert len(shapes) > 1
+    assert graphs[0] > 0
+    assert graphs[-1] == graphs[5]
+
+
 SHARDED = """
 import sys
 from pathlib import Path

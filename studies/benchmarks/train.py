@@ -3,6 +3,7 @@
 python studies/benchmarks/train.py collate                     # any machine: seconds
 python studies/benchmarks/train.py small --device cuda         # 7M parameters, the real Trainer: about two minutes
 python studies/benchmarks/train.py large --device cuda         # LLaDA-8B shape, LoRA, against a plain loop: two minutes
+python studies/benchmarks/train.py rows                        # the built-in model on rows as long as GSM8K's: minutes
 python studies/benchmarks/train.py rows --device cuda          # the paper's recipe at Dream-7B shape: minutes
 python studies/benchmarks/train.py small large rows --rehearse # tiny shapes on a CPU: does it run?
 """
@@ -388,13 +389,19 @@ def real_rows(count: int, ids: range) -> list[Example]:
 
 def rows(options: argparse.Namespace) -> None:
     """Tokens a second, peak memory and recompilations of the shipped recipe; changes to it come by --set."""
-    shape, steps, settled = (TINY, 3, 2) if options.rehearse else (DREAM, 80, 50)
-    dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
+    cuda = options.device == "cuda"
+    shape, steps, settled = (DREAM, 80, 50) if cuda else (TINY, 3, 1)
+    torch.set_num_threads(torch.get_num_threads() if cuda else 1)
     with tempfile.TemporaryDirectory() as folder:
-        model = models.random_model("dream", **shape, context=2048, dtype=dtype, device=options.device)
+        if cuda or options.rehearse:
+            dtype = torch.bfloat16 if cuda else torch.float32
+            model = models.random_model("dream", **shape, context=2048, dtype=dtype, device=options.device)
+        else:
+            model = models.load("tiny-instruct")
         models.save(model, Path(folder) / "start")
-        ids = range(max(model.roles.all()) + 1, shape["vocab"] - 1)
-        data.write(f"{folder}/data.safetensors", Pairs.of(real_rows(7473, ids)), model.roles)
+        ids = range(max(model.roles.all()) + 1, len(model.tokenizer))
+        store = [row for row in real_rows(7473, ids) if len(row.prompt) + len(row.response) < 500]
+        data.write(f"{folder}/data.safetensors", Pairs.of(store), model.roles)
         del model
         changes = [f"model.name={folder}/start", f"data.path={folder}/data.safetensors"]
         changes += [f"run.output={folder}/out", "run.report_to=[]", *options.changes]
@@ -411,7 +418,6 @@ def rows(options: argparse.Namespace) -> None:
         began = time.perf_counter()
         trainer.train()
     spent, done = watch.at[steps] - watch.at[settled], steps - settled
-    cuda = torch.cuda.is_available()
     report(
         bench="rows",
         tokens_per_s=(watch.tokens[steps] - watch.tokens[settled]) / spent,

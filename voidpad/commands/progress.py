@@ -77,7 +77,7 @@ def _losses(logs: dict[str, Any]) -> str:
     parts = [f"{label} {logs[name]:.4f}" for name, label in NAMES.items() if name in logs]
     parts += [f"lr {logs['learning_rate']:.3g}", f"norm {logs['grad_norm']:.3g}"]
     if "tokens_per_second" in logs:
-        parts.append(f"{logs['tokens_per_second'] / 1e6:.3f}M tokens/s")
+        parts.append(f"{logs['tokens_per_second']:,} tokens/s")
     return "  ".join(parts)
 
 
