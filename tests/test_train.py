@@ -78,8 +78,8 @@ from torch.distributed.tensor import DTensor
 from training_runs import recipe
 from voidpad.training.train import prepare, train
 folder = Path(sys.argv[1])
-train(recipe(folder, run={"output": str(folder / "two")}))
-sharded = {"output": str(folder / "sharded"), "fsdp": True}
+train(recipe(folder, run={"output": str(folder / "two"), "pass_tokens": 24}))
+sharded = {"output": str(folder / "sharded"), "fsdp": True, "pass_tokens": 24}
 trainer = prepare(recipe(folder, run=sharded))
 assert all(isinstance(p, DTensor) for p in trainer.model.parameters())
 assert all(p.to_local().numel() < p.numel() for p in trainer.model.parameters())
@@ -96,7 +96,7 @@ for steps in (1, 3):
 
 @pytest.fixture(scope="module")
 def two(folder):
-    """Two gloo processes: a DDP run, and four steps of a sharded run with a restart in the middle."""
+    """Two gloo processes, several passes an update: a DDP run, and a sharded run with a restart in the middle."""
     script = folder / "two.py"
     script.write_text(TWO)
     command = [
