@@ -78,15 +78,15 @@ from torch.distributed.tensor import DTensor
 from training_runs import recipe
 from voidpad.training.train import prepare, train
 folder = Path(sys.argv[1])
-train(recipe(folder, run={"output": str(folder / "two"), "pass_tokens": 24}))
-sharded = {"output": str(folder / "sharded"), "fsdp": True, "pass_tokens": 24}
+train(recipe(folder, run={"output": str(folder / "two")}))
+sharded = {"output": str(folder / "sharded"), "fsdp": True}
 trainer = prepare(recipe(folder, run=sharded))
 assert all(isinstance(p, DTensor) for p in trainer.model.parameters())
 assert all(p.to_local().numel() < p.numel() for p in trainer.model.parameters())
 train(recipe(folder, run={**sharded, "steps": 2}))
 train(recipe(folder, run={**sharded, "steps": 4}), resume=True)
 for fsdp in (False, True):
-    run = {"output": str(folder / f"held-{fsdp}"), "fsdp": fsdp, "steps": 2}
+    run = {"output": str(folder / f"held-{fsdp}"), "fsdp": fsdp, "steps": 2, "pass_tokens": 24}
     train(recipe(folder, data={"held_out": 9}, run=run))
 for steps in (1, 3):
     run = {"output": str(folder / "sharded-lora"), "fsdp": True, "steps": steps}
@@ -96,7 +96,7 @@ for steps in (1, 3):
 
 @pytest.fixture(scope="module")
 def two(folder):
-    """Two gloo processes, several passes an update: a DDP run, and a sharded run with a restart in the middle."""
+    """Two gloo processes: a DDP run, and four steps of a sharded run with a restart in the middle."""
     script = folder / "two.py"
     script.write_text(TWO)
     command = [
@@ -125,7 +125,7 @@ def test_sharded_processes_give_the_weights_of_one(two, whole):
 
 
 def test_two_processes_measure_the_held_out_loss_of_one(two):
-    """Nine rows in micro-batches of four: the processes have different numbers of them."""
+    """Nine rows in mini-batches of four: the processes have different numbers of them. One makes a single pass."""
     train(recipe(two, data={"held_out": 9}, run={"output": str(two / "held-one"), "steps": 2}))
     one, *others = (
         json.loads((two / name / "metrics.jsonl").read_text().splitlines()[-1])
