@@ -86,7 +86,7 @@ assert all(p.to_local().numel() < p.numel() for p in trainer.model.parameters())
 train(recipe(folder, run={**sharded, "steps": 2}))
 train(recipe(folder, run={**sharded, "steps": 4}), resume=True)
 for fsdp in (False, True):
-    run = {"output": str(folder / f"held-{fsdp}"), "fsdp": fsdp, "steps": 2}
+    run = {"output": str(folder / f"held-{fsdp}"), "fsdp": fsdp, "steps": 2, "pass_tokens": 24}
     train(recipe(folder, data={"held_out": 9}, run=run))
 for steps in (1, 3):
     run = {"output": str(folder / "sharded-lora"), "fsdp": True, "steps": steps}
@@ -125,7 +125,7 @@ def test_sharded_processes_give_the_weights_of_one(two, whole):
 
 
 def test_two_processes_measure_the_held_out_loss_of_one(two):
-    """Nine rows in micro-batches of four: the processes have different numbers of them."""
+    """Nine rows in mini-batches of four: the processes have different numbers of them. One makes a single pass."""
     train(recipe(two, data={"held_out": 9}, run={"output": str(two / "held-one"), "steps": 2}))
     one, *others = (
         json.loads((two / name / "metrics.jsonl").read_text().splitlines()[-1])
@@ -425,12 +425,12 @@ def test_the_held_out_loss_is_the_training_loss_of_the_same_rows(folder):
     trainer = prepare(recipe(folder, data={"held_out": 6}, run={"output": str(folder / "measured")}))
     first, again = trainer.evaluate(), trainer.evaluate()
     assert first == again
-    inputs = trainer.held_out.build(0, torch.arange(4)), trainer.held_out.build(0, torch.arange(4, 6))
     total = 0.0
-    for part, rows in zip(inputs, (4, 2), strict=True):
-        weight = part.pop("weight")
-        del part["kind"]
-        total += rows * float((trainer.model.eval()(**part) * weight).sum().detach())
+    for position in torch.arange(6).split(4):  # mini-batch by mini-batch
+        for part in trainer.held_out.passes(0, position):
+            weight = part.pop("weight")
+            del part["kind"], part["tokens"]
+            total += len(position) * float((trainer.model.eval()(**part) * weight).sum().detach())
     assert first["eval_loss"] == pytest.approx(total / 6, rel=1e-6)
 
 
@@ -439,7 +439,7 @@ def test_the_memory_estimate_follows_a_measured_run():
     from peft import LoraConfig, get_peft_model
 
     from voidpad.models import FAMILIES
-    from voidpad.training.memory_estimate import estimate
+    from voidpad.training.memory_estimate import TrainingMemory
     from voidpad.training.recipe import LoraPart
 
     shape = {"vocab_size": 126464, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32}
@@ -449,10 +449,9 @@ def test_the_memory_estimate_follows_a_measured_run():
         net = family.net_class(family.config(shape | heads)).to(torch.bfloat16)
         net = get_peft_model(net, LoraConfig(r=32, target_modules=list(LoraPart().targets)))
     values = {"model": {"name": "m"}, "data": {"path": "d"}, "lora": {}}
-    run = {"output": "o", "steps": 1, "micro_batch": 6, "checkpointing": True}
-    memory = estimate(check({**values, "run": run}), net, slots=1024)
-    assert memory / 2**30 == pytest.approx(20.0, rel=0.05)
-    assert estimate(check({**values, "run": {**run, "checkpointing": False}}), net, slots=1024) > 2 * memory
+    memory = TrainingMemory(check({**values, "run": {"output": "o", "steps": 1}}), net)
+    assert memory.estimate(6 * 1024, 32) / 2**30 == pytest.approx(20.0, rel=0.05)
+    assert memory.estimate(6 * 1024, 0) > 2 * memory.estimate(6 * 1024, 32)
 
 
 def test_quantized_weights_stay_frozen_under_lora(folder):

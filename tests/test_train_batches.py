@@ -11,8 +11,6 @@ from voidpad.training.batches import (
     BatchShare,
     BatchWidth,
     FixedWidth,
-    MicroBatches,
-    Objective,
     PackedRows,
     PaddedRows,
     VirtualWidth,
@@ -21,6 +19,7 @@ from voidpad.training.batches import (
 from voidpad.training.losses import NORMALISERS
 from voidpad.training.noising import Noising
 from voidpad.training.padding import Example, Pairs, policy
+from voidpad.training.passes import Objective, PassLimit, UpdatePasses
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(3, 10)))
 WIDTHS = {
@@ -46,32 +45,40 @@ def padded(width="virtual", count=30, **layout):
     )
 
 
-def batches(rows, share):
-    return MicroBatches(
-        rows, Noising(), Objective(ROLES.mask, NORMALISERS["per_row"], forced=True), share=share
-    )
+def batches(rows, share, **limit):
+    goal = Objective(ROLES.mask, NORMALISERS["per_row"], forced=True)
+    return UpdatePasses(rows, Noising(), goal, share=share, limit=PassLimit(**limit))
 
 
-def rows_of(inputs, width=40):
-    """The visible part of every row, as lists."""
-    inside = inputs.get("inside", torch.ones_like(inputs["ids"], dtype=torch.bool))
-    return [row[mask].tolist() for row, mask in zip(inputs["ids"], inside, strict=True)]
+def rows_of(passes):
+    """The visible part of every row of an update, as lists in order of their ids."""
+    found = []
+    for inputs in passes:
+        inside = inputs.get("inside", torch.ones_like(inputs["ids"], dtype=torch.bool))
+        found += [row[mask].tolist() for row, mask in zip(inputs["ids"], inside, strict=True)]
+    return sorted(found)
 
 
 @pytest.mark.parametrize("width", ["virtual", "window", "fixed"])
 def test_rows_and_noise_do_not_depend_on_processes_or_micro_batch(width):
-    whole = [row for i in range(9) for row in rows_of(batches(padded(width), BatchShare(12, 12))[i])]
+    whole = [rows_of(batches(padded(width), BatchShare(12, 12))[update]) for update in range(9)]
     for micro, processes in ((1, 1), (4, 1), (2, 3), (3, 4), (6, 2)):
-        runs = [batches(padded(width), BatchShare(12, micro, rank, processes)) for rank in range(processes)]
-        steps = 9 * runs[0].share.accumulation
-        found = [row for i in range(steps) for run in runs for row in rows_of(run[i])]
+        shares = [BatchShare(12, micro, rank, processes) for rank in range(processes)]
+        places = [share.rows().view(-1, micro) for share in shares]
+        assert torch.equal(torch.stack(places, 1).flatten(), torch.arange(12))
+        runs = [batches(padded(width), share) for share in shares]
+        found = [sorted(row for run in runs for row in rows_of(run[update])) for update in range(9)]
         assert found == whole
 
 
 def test_any_batch_can_be_asked_for_at_any_time():
     one, two = (batches(padded(), BatchShare(12, 4)) for _ in range(2))
-    forward = [one[i]["ids"].tolist() for i in range(12)]
-    assert [two[i]["ids"].tolist() for i in reversed(range(12))] == forward[::-1]
+
+    def ids(run, update):
+        return [inputs["ids"].tolist() for inputs in run[update]]
+
+    forward = [ids(one, update) for update in range(12)]
+    assert [ids(two, update) for update in reversed(range(12))] == forward[::-1]
 
 
 @pytest.mark.parametrize("group", [0, 6])
@@ -101,17 +108,18 @@ def test_grouping_orders_an_updates_rows_by_width_and_leaves_the_update_alone():
 
 
 def test_extra_columns_for_the_compiler_are_invisible():
-    one, two = batches(padded(), BatchShare(6, 6)), batches(padded(multiple=16), BatchShare(6, 6))
-    assert two[0]["ids"].shape[1] % 16 == 0
+    one, two = batches(padded(), BatchShare(6, 6)), batches(padded(), BatchShare(6, 6), multiple=16)
+    assert all(inputs["ids"].shape[1] % 16 == 0 for inputs in two[0])
     assert rows_of(one[0]) == rows_of(two[0])
     for name in ("label", "weight", "kind"):
-        assert torch.equal(one[0][name], two[0][name])
+        assert torch.equal(*(torch.cat([inputs[name] for inputs in run[0]]) for run in (one, two)))
 
 
 def test_no_mask_is_passed_when_every_slot_is_visible():
     pairs = Pairs.of([Example([5], [6, 7])] * 4)
     rows = PaddedRows(pairs, ROLES, policy("void"), noising=Noising(), layout=BatchLayout(FixedWidth(9)))
-    assert "inside" not in batches(rows, BatchShare(4, 4))[0]
+    (inputs,) = batches(rows, BatchShare(4, 4))[0]
+    assert "inside" not in inputs
 
 
 def stream(order, store):
@@ -149,9 +157,8 @@ def test_aligned_rows_begin_with_a_whole_document():
 
 def test_packed_noise_reaches_prompts():
     rows = PackedRows(Pairs.of(examples(200)), ROLES, length=32, seed=1, layout=BatchLayout())
-    run = MicroBatches(
-        rows, Noising(), Objective(ROLES.mask, NORMALISERS["per_row"]), share=BatchShare(30, 30)
-    )
-    inputs = run[0]
-    assert (inputs["label"] >= 100).any()  # prompt tokens
-    assert (inputs["label"] == ROLES.eos).any()
+    goal = Objective(ROLES.mask, NORMALISERS["per_row"])
+    run = UpdatePasses(rows, Noising(), goal, share=BatchShare(30, 30), limit=PassLimit())
+    label = torch.cat([inputs["label"] for inputs in run[0]])
+    assert (label >= 100).any()  # prompt tokens
+    assert (label == ROLES.eos).any()

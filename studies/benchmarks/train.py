@@ -3,7 +3,9 @@
 python studies/benchmarks/train.py collate                     # any machine: seconds
 python studies/benchmarks/train.py small --device cuda         # 7M parameters, the real Trainer: about two minutes
 python studies/benchmarks/train.py large --device cuda         # LLaDA-8B shape, LoRA, against a plain loop: two minutes
-python studies/benchmarks/train.py small large --rehearse      # tiny shapes on a CPU: does it run?
+python studies/benchmarks/train.py rows                        # the built-in model on rows as long as GSM8K's: minutes
+python studies/benchmarks/train.py rows --device cuda          # the paper's recipe at Dream-7B shape: minutes
+python studies/benchmarks/train.py small large rows --rehearse # tiny shapes on a CPU: does it run?
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from transformers import TrainerCallback
 from voidpad import models
 from voidpad.engine.memory import keep_freed_memory
 from voidpad.models import LLADA, character_tokenizer
+from voidpad.recipes import find_recipe
 from voidpad.roles import Roles
 from voidpad.training import prepared as data
 from voidpad.training.batches import (
@@ -33,15 +36,14 @@ from voidpad.training.batches import (
     BatchShare,
     BatchWidth,
     FixedWidth,
-    MicroBatches,
-    Objective,
     PaddedRows,
 )
 from voidpad.training.losses import NORMALISERS, SlotLoss
 from voidpad.training.noising import Noising
 from voidpad.training.padding import Example, Pairs, policy
-from voidpad.training.recipe import check
-from voidpad.training.train import prepare
+from voidpad.training.passes import Objective, PassLimit, UpdatePasses
+from voidpad.training.recipe import check, read
+from voidpad.training.train import prepare, run_facts
 
 EPS = 1e-3
 
@@ -98,7 +100,8 @@ def collate(_: argparse.Namespace) -> None:
 
     def ours(batch: int) -> None:
         asked = Objective(roles.mask, NORMALISERS["per_row"], forced=True)
-        batches = MicroBatches(store, Noising(), asked, share=BatchShare(batch, batch))
+        everything = PassLimit(10**9)
+        batches = UpdatePasses(store, Noising(), asked, share=BatchShare(batch, batch), limit=everything)
         for k in range(len(rows) // batch):
             batches[k]
 
@@ -135,17 +138,29 @@ def seconds(run: Callable[[], None]) -> float:
 
 
 class Stopwatch(TrainerCallback):
-    """Wall time between two steps, the device caught up at both."""
+    """Wall time, processor time and tokens at two steps, the device caught up at both."""
 
-    def __init__(self, first: int, last: int) -> None:
-        self.first, self.last, self.at = first, last, {}
+    def __init__(self, trainer: Any, first: int, last: int) -> None:
+        self.trainer, self.first, self.last = trainer, first, last
+        self.at, self.processor, self.tokens = {}, {}, {}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step in (self.first, self.last):
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             self.at[state.global_step] = time.perf_counter()
+            self.processor[state.global_step] = time.process_time()
+            clock = self.trainer.clock
+            self.tokens[state.global_step] = clock.tokens + clock.uncounted
         control.should_training_stop = state.global_step >= self.last
+
+
+def watched(trainer: Any, first: int, last: int) -> Stopwatch:
+    """The trainer will stop after step `last` without a checkpoint, timed from step `first` on."""
+    watch = Stopwatch(trainer, first, last)
+    trainer.add_callback(watch)
+    trainer.args.save_strategy = "no"
+    return watch
 
 
 SMALL = {"hidden": 256, "layers": 8, "heads": 4, "intermediate": 768, "context": 512}
@@ -186,18 +201,12 @@ def small_run(folder: Path, stage: str, settings: dict[str, Any], options: argpa
             | settings,
         }
     )
-    watch = Stopwatch(steps // 4, steps)
-    trainer = prepare(recipe, callbacks=[watch])
-    trainer.args.save_strategy = "no"
-    began, tokens = time.perf_counter(), []
-    count = trainer.compute_loss
-    trainer.compute_loss = lambda model, inputs, **more: (
-        tokens.append(inputs["ids"].numel()),
-        count(model, inputs, **more),
-    )[1]
+    trainer = prepare(recipe)
+    watch = watched(trainer, steps // 4, steps)
+    began = time.perf_counter()
     trainer.train()
     spent = watch.at[watch.last] - watch.at[watch.first]
-    rate = sum(tokens[watch.first : watch.last]) / spent
+    rate = (watch.tokens[watch.last] - watch.tokens[watch.first]) / spent
     parameters = sum(p.numel() for p in trainer.model.parameters())
     facts = {"start_s": watch.at[watch.first] - began, "step_ms": spent / (watch.last - watch.first) * 1e3}
     report(
@@ -213,7 +222,7 @@ def profile(trainer: Any) -> None:
     from torch.profiler import profile as record
 
     def step(k: int) -> None:
-        trainer.training_step(trainer.model_wrapped, dict(trainer.batches[k]))
+        trainer.training_step(trainer.model_wrapped, trainer.batches[k])
         trainer.optimizer.step()
         trainer.optimizer.zero_grad()
 
@@ -278,19 +287,20 @@ def large(options: argparse.Namespace) -> None:
     place = BatchLayout(FixedWidth(width), device=options.device)
     padded = PaddedRows(Pairs.of(store), roles, how, noising=Noising(), layout=place)
     asked = Objective(roles.mask, NORMALISERS["per_row"], forced=True)
-    ours = MicroBatches(padded, Noising(), asked, share=BatchShare(rows, rows))
+    whole = PassLimit(rows * width)
+    ours = UpdatePasses(padded, Noising(), asked, share=BatchShare(rows, rows), limit=whole)
     found = {}
     net = large_net(options, rows=[roles.void])
     inputs = [full_batch(padded, ours.noising, k, rows) for k in range(8)]
     module = SlotLoss(net)
     found["plain"] = measure(lambda k: plain_loss(net, inputs[k]), net, options)
-    found["eager"] = measure(lambda k: slot_loss(module, ours[k]), net, options)
+    found["eager"] = measure(lambda k: slot_loss(module, *ours[k]), net, options)
     if not options.rehearse:
         compile_layers(net, rounded=True)
-    found["compiled, rounding as eager"] = measure(lambda k: slot_loss(module, ours[k]), net, options)
+    found["compiled, rounding as eager"] = measure(lambda k: slot_loss(module, *ours[k]), net, options)
     if not options.rehearse:
         compile_layers(net, rounded=False)
-    found["ours"] = measure(lambda k: slot_loss(module, ours[k]), net, options)
+    found["ours"] = measure(lambda k: slot_loss(module, *ours[k]), net, options)
     plain, fast = found["plain"], found["ours"]
     report(
         bench="large",
@@ -327,7 +337,7 @@ def full_batch(padded: PaddedRows, noising: Noising, k: int, rows: int) -> dict[
 
 def slot_loss(module: SlotLoss, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     weight = inputs.pop("weight")
-    inputs.pop("kind")
+    del inputs["kind"], inputs["tokens"]
     return (module(**inputs) * weight).sum()
 
 
@@ -355,20 +365,110 @@ def measure(
     return {"loss": sum(losses) / len(losses), "s": spent / steps, "peak": peak}
 
 
+# Real rows: the paper's recipe as it is shipped, on rows as long as GSM8K's under Dream's tokenizer and chat template.
+
+DREAM = {"vocab": 152064, "hidden": 3584, "layers": 28, "heads": 28, "kv_heads": 4, "intermediate": 18944}
+TINY = {"vocab": 512, "hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 128}
+PROMPT = (31, 55, 61, 65, 70, 75, 80, 86, 94, 108, 231)  # deciles, in tokens, of the 7,473 training problems
+RESPONSE = (29, 63, 77, 87, 98, 111, 125, 141, 161, 195, 453)
+
+
+def from_deciles(deciles: tuple[int, ...], rng: random.Random) -> int:
+    place = rng.random() * (len(deciles) - 1)
+    below = int(place)
+    return round(deciles[below] + (deciles[below + 1] - deciles[below]) * (place - below))
+
+
+def real_rows(count: int, ids: range) -> list[Example]:
+    rng = random.Random(0)
+    return [
+        Example(*(rng.choices(ids, k=from_deciles(part, rng)) for part in (PROMPT, RESPONSE)))
+        for _ in range(count)
+    ]
+
+
+def rows(options: argparse.Namespace) -> None:
+    """Tokens a second, peak memory and recompilations of the shipped recipe; changes to it come by --set."""
+    cuda = options.device == "cuda"
+    shape, steps, settled = (DREAM, 80, 50) if cuda else (TINY, 3, 1)
+    torch.set_num_threads(torch.get_num_threads() if cuda else 1)
+    with tempfile.TemporaryDirectory() as folder:
+        if cuda or options.rehearse:
+            dtype = torch.bfloat16 if cuda else torch.float32
+            model = models.random_model("dream", **shape, context=2048, dtype=dtype, device=options.device)
+        else:
+            model = models.load("tiny-instruct")
+        models.save(model, Path(folder) / "start")
+        ids = range(max(model.roles.all()) + 1, len(model.tokenizer))
+        store = [row for row in real_rows(7473, ids) if len(row.prompt) + len(row.response) < 500]
+        data.write(f"{folder}/data.safetensors", Pairs.of(store), model.roles)
+        del model
+        changes = [f"model.name={folder}/start", f"data.path={folder}/data.safetensors"]
+        changes += [f"run.output={folder}/out", "run.report_to=[]", *options.changes]
+        recipe = read(find_recipe("paper/dream-7b-instruct-void", "train"), changes)
+        trainer = prepare(recipe)
+        compiled = [0]
+        watch = watched(trainer, settled, steps)
+        trainer.add_callback(CountGraphs(compiled, settled))
+        facts = run_facts(trainer)
+        computed = sum(
+            trainer.batches.limit.size(lengths) for k in range(20) for lengths in trainer.batches.planned(k)
+        )
+        real = sum(sum(lengths) for k in range(20) for lengths in trainer.batches.planned(k))
+        began = time.perf_counter()
+        trainer.train()
+    spent, done = watch.at[steps] - watch.at[settled], steps - settled
+    report(
+        bench="rows",
+        tokens_per_s=(watch.tokens[steps] - watch.tokens[settled]) / spent,
+        update_s=spent / done,
+        processor_s=(watch.processor[steps] - watch.processor[settled]) / done,
+        hours_of_7000=spent / done * 7000 / 3600,
+        first_updates_s=watch.at[settled] - began,
+        computed_per_real_token=computed / real,
+        tokens_per_pass=trainer.batches.limit.tokens,
+        passes=facts.passes,
+        packed=facts.packed,
+        checkpointed=trainer.checkpointed,
+        compiled=facts.compiled,
+        recompilations=compiled[0],
+        peak_gib=torch.cuda.max_memory_reserved() / 2**30 if cuda else None,
+        estimate_gib=facts.memory / 2**30,
+        device_gib=torch.cuda.mem_get_info()[1] / 2**30 if cuda else None,
+        wanted={"tokens_per_s": 14_000, "recompilations": 0},
+    )
+
+
+class CountGraphs(TrainerCallback):
+    """Counts the graphs that were compiled after update `settled`."""
+
+    def __init__(self, found: list[int], settled: int) -> None:
+        self.found, self.settled, self.before = found, settled, 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        if state.global_step <= self.settled:
+            self.before = graphs
+        self.found[0] = graphs - self.before
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("benches", nargs="+", choices=("collate", "small", "large"))
+    parser.add_argument("benches", nargs="+", choices=("collate", "small", "large", "rows"))
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes: does it run?")
     parser.add_argument(
         "--profile", action="store_true", help="after each small run, where the device's time goes"
     )
+    parser.add_argument(
+        "--set", dest="changes", action="append", default=[], help="rows: change the recipe, part.field=value"
+    )
     options = parser.parse_args()
     keep_freed_memory()  # as the command does
     for name in options.benches:
-        {"collate": collate, "small": small, "large": large}[name](options)
+        {"collate": collate, "small": small, "large": large, "rows": rows}[name](options)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,10 @@ def banner(facts: RunFacts) -> str:
     length = "until its time is spent"
     if facts.updates < FOREVER:
         length = f"{facts.updates:,} steps ({facts.updates / facts.updates_per_epoch:.2f} epochs)"
+    laid = "end to end" if facts.packed else "padded to the longest"
+    again = f"{facts.checkpointed} of {facts.layers} layers checkpointed" if facts.checkpointed else ""
+    work = [f"{facts.passes} a step, at most {facts.pass_tokens:,} tokens each, rows {laid}"]
+    work += [again or "no checkpointing", "compiled" if facts.compiled else "not compiled"]
     held_out = f", {facts.held_out:,} held out" if facts.held_out else ""
     return "\n".join(
         [
@@ -38,6 +42,7 @@ def banner(facts: RunFacts) -> str:
             f"parameters  {facts.parameters:,}, of which {facts.trainable:,} train ({share:.2%})",
             f"data        {facts.examples:,} examples{held_out}, {facts.updates_per_epoch:,} steps per epoch",
             f"length      {length}",
+            f"passes      {'; '.join(work)}",
             f"memory      about {_amount(facts.memory)} on each device, by estimate",
         ]
     )
@@ -72,7 +77,7 @@ def _losses(logs: dict[str, Any]) -> str:
     parts = [f"{label} {logs[name]:.4f}" for name, label in NAMES.items() if name in logs]
     parts += [f"lr {logs['learning_rate']:.3g}", f"norm {logs['grad_norm']:.3g}"]
     if "tokens_per_second" in logs:
-        parts.append(f"{logs['tokens_per_second'] / 1e6:.3f}M tokens/s")
+        parts.append(f"{logs['tokens_per_second']:,} tokens/s")
     return "  ".join(parts)
 
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -39,12 +40,23 @@ def _varlen_attention(
 
     No token is told from its neighbours by order, so query heads that share a key head are simply more queries of it.
     """
+    if torch.is_autocast_enabled(
+        query.device.type
+    ):  # as torch's own attention does; positions made them float32
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (x.to(dtype) for x in (query, key, value))
     groups = query.shape[1] // key.shape[1]
     horizons = kwargs["horizons"].repeat_interleave(groups)
     q = query[0].unflatten(0, (-1, groups)).permute(2, 1, 0, 3).flatten(0, 1)  # (T * groups, key heads, size)
     k, v = (x[0].transpose(0, 1) for x in (key, value))
     mixed = _attend(q, k, v, horizons, **{name: kwargs[name] for name in SPANS})
     return mixed.unflatten(0, (-1, groups)).transpose(1, 2).flatten(1, 2)[None], None
+
+
+def kernel_exists() -> bool:
+    """Whether this torch and this GPU have the variable-length kernel."""
+    found = find_spec("torch.nn.attention.varlen") is not None
+    return found and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 
 
 SPANS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")

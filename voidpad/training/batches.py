@@ -1,23 +1,21 @@
-"""Mini-batches as a pure function of their place in the run, built by tensor operations on the device.
+"""Rows as a pure function of their place in the run, built by tensor operations on the device.
 
-Nothing here depends on the number of processes, on the micro-batch or on restarts: row `p` of epoch `e` is the same
-row with the same noise however the run is divided, because every draw is a hash of (seed, epoch, example).
+Nothing here depends on the number of processes, on restarts or on what is computed in one pass: row `p` of epoch `e`
+is the same row with the same noise however the run is divided, because every draw is a hash of (seed, epoch, example).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from voidpad.errors import DataError
 from voidpad.roles import Roles
-from voidpad.training.losses import Normaliser, loss_slots
 from voidpad.training.noising import WIDTH, At, Noising, draw
 from voidpad.training.padding import (
     Batch,
@@ -35,15 +33,27 @@ ON_DEVICE = (
 )  # bytes of tokens that may live on the GPU; larger data stays on the host, mapped from its file
 
 
+@dataclass(frozen=True)
+class RowLengths:
+    """How long some rows are, known on the host before the rows are made. Both (B,)."""
+
+    width: Tensor  # how far a row with an EOS is padded
+    end: Tensor  # its slots, padding tokens included; fewer than the width where an answer was cut
+
+
 class TrainingRows(Protocol):
-    """A source of clean rows."""
+    """A source of clean rows. Positions (B,) are those of an epoch's order and live on the host."""
 
     count: int  # rows in an epoch
     longest: int  # slots of the longest row
     device: torch.device  # where its batches are
 
-    def __call__(self, epoch: int, position: Tensor) -> tuple[Batch, At]:
-        """The rows at `position` (B,) of an epoch's order; the position lives on the host."""
+    def lengths(self, epoch: int, position: Tensor, mini_batch: int) -> RowLengths:
+        """The lengths of rows that are mini-batches of so many rows, one after the other."""
+        ...
+
+    def __call__(self, epoch: int, position: Tensor, width: Tensor | None = None) -> tuple[Batch, At]:
+        """The rows, each padded to its own width (B,); without widths, as one mini-batch."""
         ...
 
 
@@ -58,7 +68,7 @@ Width = Callable[[Pairs, Tensor, Draw], Tensor]  # (pairs on the host, rows (B,)
 
 @dataclass(frozen=True)
 class BatchWidth:
-    """The paper's S_B: the maximum over the rows that are computed together."""
+    """The paper's S_B: the maximum over the rows of a mini-batch."""
 
     eos: bool = True  # with room for the EOS of the longest row
 
@@ -102,7 +112,6 @@ class BatchLayout:
     width: Width = FixedWidth(0)  # padded rows
     align: bool = True  # packed rows start with a document
     device: str = "cpu"
-    multiple: int = 1  # tensors are a multiple of this wide, the extra slots masked: few shapes to compile
     group: int = 0  # rows of an update, to be ordered by width
 
 
@@ -124,17 +133,19 @@ class PaddedRows:
         self.roles, self.how, self.noising, self.layout = roles, how, noising, layout
         self.order = lru_cache(2)(self._order)
 
-    def __call__(self, epoch: int, position: Tensor) -> tuple[Batch, At]:
+    def lengths(self, epoch: int, position: Tensor, mini_batch: int) -> RowLengths:
         example = self.order(epoch)[position]
-        width = self._width(epoch, example)
-        columns = -(-int(width.max()) // self.layout.multiple) * self.layout.multiple
-        end = torch.where(self.host.complete[example], width, torch.minimum(self.host.size[example], width))
+        width = torch.cat([self._width(epoch, rows) for rows in example.split(mini_batch)])
+        cut = torch.minimum(self.host.size[example], width)
+        return RowLengths(width, torch.where(self.host.complete[example], width, cut))
+
+    def __call__(self, epoch: int, position: Tensor, width: Tensor | None = None) -> tuple[Batch, At]:
+        example = self.order(epoch)[position]
+        width = self._width(epoch, example) if width is None else width
         store = self.pairs.tokens.device
         rows = example.to(store, non_blocking=True)
-        widths = Widths(width.to(store, non_blocking=True), columns)
+        widths = Widths(width.to(store, non_blocking=True), int(width.max()))
         batch = lay_out(self.pairs, rows, self.how, self.roles, widths=widths)
-        if bool((end == columns).all()):  # nothing to hide from attention: the plain kernel is the fast one
-            batch = replace(batch, inside=None)
         at = At(torch.full_like(rows, epoch), rows, position)
         return batch.to(self.device), at.to(self.device)
 
@@ -143,7 +154,7 @@ class PaddedRows:
         return self.layout.width(self.host, example, lambda: draw(key, WIDTH))
 
     def _order(self, epoch: int) -> Tensor:
-        """Shuffled. With groups, each update's rows are sorted by width: its micro-batches become even, and the
+        """Shuffled. With groups, each update's rows are sorted by width: its mini-batches become even, and the
         update still has the same rows."""
         order = shuffled(self.count, self.noising.seed, epoch)
         if self.layout.group > 1:
@@ -173,7 +184,11 @@ class PackedRows:
         order = order.to(self.pairs.tokens.device)
         return order, (self.pairs.size + self.pairs.complete)[order].cumsum(0)
 
-    def __call__(self, epoch: int, position: Tensor) -> tuple[Batch, At]:
+    def lengths(self, epoch: int, position: Tensor, mini_batch: int) -> RowLengths:
+        whole = torch.full_like(position, self.length)
+        return RowLengths(whole, whole)
+
+    def __call__(self, epoch: int, position: Tensor, width: Tensor | None = None) -> tuple[Batch, At]:
         order, ends = self.stream(epoch)
         rows = position.to(ends.device, non_blocking=True)
         begin = rows * self.length
@@ -195,77 +210,15 @@ class PackedRows:
 
 @dataclass(frozen=True)
 class BatchShare:
-    """Which micro-batches this process computes. Consecutive micro-batches of an update go round the processes."""
+    """Which rows of an update this process computes. Consecutive mini-batches go round the processes."""
 
     global_batch: int
-    micro_batch: int
+    micro_batch: int  # rows of a mini-batch
     rank: int = 0
     processes: int = 1
+    even: bool = False  # every process makes as many passes, because sharded weights are gathered in each
 
-    @property
-    def accumulation(self) -> int:
-        return self.global_batch // (self.micro_batch * self.processes)
-
-    def first(self, index: int) -> tuple[int, int]:
-        """(update, first row within the update) of this process's micro-batch number `index`."""
-        update, step = divmod(index, self.accumulation)
-        return update, (step * self.processes + self.rank) * self.micro_batch
-
-
-@dataclass(frozen=True)
-class Objective:
-    """What the loss is: the mask token, how the sum is normalised, the family's shift, whether EOS is forced."""
-
-    mask: int
-    normaliser: Normaliser
-    shift: int = 0
-    forced: bool = False
-
-
-class MicroBatches(Dataset[Any]):
-    """Item i is micro-batch number i of this process, ready for the model. Trainer sees the whole run as one epoch."""
-
-    def __init__(
-        self, rows: TrainingRows, noising: Noising, objective: Objective, *, share: BatchShare
-    ) -> None:
-        self.rows, self.noising, self.objective, self.share = rows, noising, objective, share
-        self.length = 1  # set once the number of updates is known
-        self.updates_per_epoch = -(-rows.count // share.global_batch)
-        self.side: torch.cuda.Stream | None = None
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        update, first = self.share.first(index)
-        epoch, update = divmod(update, self.updates_per_epoch)
-        position = (
-            update * self.share.global_batch + first + torch.arange(self.share.micro_batch)
-        ) % self.rows.count
-        return self._on_the_side(epoch, position)
-
-    def build(self, epoch: int, position: Tensor) -> dict[str, Tensor]:
-        """The model's inputs for the rows at `position` (B,) of an epoch, with weight and kind of each loss slot."""
-        batch, at = self.rows(epoch, position)
-        goal = self.objective
-        noised = self.noising(batch, goal.mask, forced=goal.forced, at=at)
-        slots = loss_slots(batch, noised, goal.normaliser, shift=goal.shift)
-        inputs = {"ids": noised.ids, "where": slots.where, "label": slots.label}
-        inputs |= {} if batch.inside is None else {"inside": batch.inside}
-        return inputs | {"weight": slots.weight, "kind": slots.kind}
-
-    def _on_the_side(self, epoch: int, position: Tensor) -> dict[str, Tensor]:
-        """On a GPU, build in a CUDA stream of its own. Counting the loss slots waits for the device: here for this
-        batch alone and not for the step still running, so the device never goes idle between steps."""
-        if self.rows.device.type != "cuda":
-            return self.build(epoch, position)
-        main = torch.cuda.current_stream()
-        if self.side is None:
-            torch.cuda.synchronize()  # the data's own upload
-            self.side = torch.cuda.Stream(priority=-1)
-        with torch.cuda.stream(self.side):
-            inputs = self.build(epoch, position)
-        main.wait_stream(self.side)
-        for tensor in inputs.values():
-            tensor.record_stream(main)
-        return inputs
+    def rows(self, rank: int | None = None) -> Tensor:
+        """Places within an update of a process's rows, whole mini-batches one after the other."""
+        places = torch.arange(self.global_batch).view(-1, self.processes, self.micro_batch)
+        return places[:, self.rank if rank is None else rank].flatten()

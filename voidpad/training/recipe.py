@@ -144,12 +144,15 @@ class RunPart(RecipeSection):
     epochs: Positive | None = None
     seconds: Positive | None = None  # training time over all restarts; the schedule follows the clock
     global_batch: Count = 48
-    micro_batch: Count = 6
+    micro_batch: Count = (
+        6  # examples of a mini-batch: what padding.width = "batch" and the loss's divisor see
+    )
+    pass_tokens: Count | Literal["auto"] = "auto"  # tokens computed at once; auto: by the free memory
     seed: int = 42
     bf16: Literal["auto", "on", "off"] = "auto"  # auto: on a GPU
     residual: Literal["float32", "bfloat16"] = "float32"  # of the layers' sum under bf16; bfloat16 is faster
-    compile: bool = False  # the layers, which share their code
-    checkpointing: bool = False  # gradient checkpointing
+    compile: bool | Literal["auto"] = False  # the layers, which share their code; auto: long runs on a GPU
+    checkpointing: bool | Literal["auto"] = "auto"  # gradient checkpointing; auto: as many layers as needed
     fsdp: bool = False
     log_every: Count = 10
     save_every: Count = 1000
@@ -303,7 +306,7 @@ lr = 5e-5                  # larger for small models: about 1e-3 for the built-i
 output = {output_text}
 epochs = 2                 # or steps, or seconds
 global_batch = 16          # examples of an update
-micro_batch = 4            # examples computed together; fewer take less memory
+micro_batch = 4            # examples of a mini-batch, which are padded to the same length
 save_every = 200
 """
 

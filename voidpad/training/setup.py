@@ -20,8 +20,6 @@ from voidpad.training.batches import (
     BatchShare,
     BatchWidth,
     FixedWidth,
-    MicroBatches,
-    Objective,
     PackedRows,
     PaddedRows,
     VirtualWidth,
@@ -32,6 +30,7 @@ from voidpad.training.batches import (
 from voidpad.training.losses import NORMALISERS
 from voidpad.training.noising import Noising
 from voidpad.training.padding import Pairs, policy
+from voidpad.training.passes import Objective, PassLimit, UpdatePasses
 from voidpad.training.recipe import LoraPart, Scratch, TrainingRecipe
 
 
@@ -182,10 +181,15 @@ def _with_lora(model: models.Model, recipe: TrainingRecipe) -> models.Model:
     return replace(model, net=net)
 
 
-def micro_batches(
-    recipe: TrainingRecipe, model: models.Model, prepared: data.Prepared, *, share: BatchShare, device: str
-) -> tuple[MicroBatches, MicroBatches | None]:
-    """The run's batches for one process, and those of the held-out examples."""
+def update_passes(
+    recipe: TrainingRecipe,
+    model: models.Model,
+    prepared: data.Prepared,
+    *,
+    share: BatchShare,
+    limit: PassLimit,
+) -> tuple[UpdatePasses, UpdatePasses | None]:
+    """The run's passes for one process, and those over the held-out examples."""
     noise = recipe.noise
     noising = Noising(recipe.run.seed, noise.eps, noise.stratified, noise.suffix)
     pairs = prepared.pairs
@@ -199,15 +203,14 @@ def micro_batches(
     layout = BatchLayout(
         _width(recipe),
         recipe.data.align,
-        device,
-        multiple=64 if recipe.run.compile and not isinstance(recipe.padding.width, int) else 1,
+        training_device(),
         group=recipe.run.global_batch if recipe.data.group_by_length else 0,
     )
     if how is None:
         length = recipe.data.length or 0
         _check_length(model, length)
         packed = PackedRows(pairs, model.roles, length=length, seed=noising.seed, layout=layout)
-        return MicroBatches(packed, noising, objective, share=share), None
+        return UpdatePasses(packed, noising, objective, share=share, limit=limit), None
     _check_pairs(recipe, model, pairs)
     held_out, count = None, recipe.data.held_out
     if count:
@@ -218,9 +221,9 @@ def micro_batches(
         # The same rows with the same noise every time, over all noise levels evenly, so that losses compare.
         even = replace(noising, stratified=True)
         rows = PaddedRows(chosen, model.roles, how, noising=even, layout=replace(layout, group=0))
-        held_out = MicroBatches(rows, even, objective, share=share)
+        held_out = UpdatePasses(rows, even, objective, share=share, limit=limit)
     rows = PaddedRows(pairs, model.roles, how, noising=noising, layout=layout)
-    return MicroBatches(rows, noising, objective, share=share), held_out
+    return UpdatePasses(rows, noising, objective, share=share, limit=limit), held_out
 
 
 def _width(recipe: TrainingRecipe) -> Width:

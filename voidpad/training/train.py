@@ -14,14 +14,16 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from voidpad import models
+from voidpad.engine import packed
 from voidpad.engine.compiled import compile_layers
 from voidpad.errors import ConfigError
 from voidpad.training import checkpoint
 from voidpad.training import prepared as data
-from voidpad.training.batches import BatchShare, MicroBatches
-from voidpad.training.memory_estimate import estimate
+from voidpad.training.batches import BatchShare
+from voidpad.training.memory_estimate import TrainingMemory
+from voidpad.training.passes import PassLimit, UpdatePasses
 from voidpad.training.recipe import TrainingRecipe, check
-from voidpad.training.setup import micro_batches, network, training_device
+from voidpad.training.setup import network, training_device, update_passes
 from voidpad.training.sharding import ShardedTrainer
 from voidpad.training.trainer import VoidTrainer, arguments, export
 from voidpad.training.watch import FOREVER, Curve, StopByClock, TrainingClock
@@ -29,7 +31,8 @@ from voidpad.training.watch import FOREVER, Curve, StopByClock, TrainingClock
 FINAL, CURVE = "model", "metrics.jsonl"
 # Settings of [run] that a restart may change, because they do not change what is learnt.
 FREE = {"output", "steps", "epochs", "seconds", "log_every", "save_every", "keep", "choose"}
-FREE |= {"report_to", "export", "compile", "residual", "micro_batch"}
+FREE |= {"report_to", "export", "compile", "residual", "pass_tokens", "checkpointing"}
+LONG = (300, 600.0)  # updates or seconds of a run that compilation, a minute or two, pays for
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,12 @@ class RunFacts:
     updates: int  # of the whole run; FOREVER if it ends by the clock
     updates_per_epoch: int
     memory: int  # bytes on each device, estimated
+    pass_tokens: int  # the most tokens computed at once
+    passes: int  # of an update in each process, as in the first one
+    packed: bool  # rows lie end to end in a pass, without padding between them
+    layers: int
+    checkpointed: int  # layers that are computed again in the backward pass
+    compiled: bool
 
 
 def train(
@@ -78,7 +87,7 @@ def train(
     if start and (ended := _ended(recipe, start)):
         return ended
     trainer = prepare(recipe, max_seconds=max_seconds, callbacks=callbacks)
-    announce(_facts(trainer))
+    announce(run_facts(trainer))
     if start:
         trainer.clock.read(start)
     trainer.train(resume_from_checkpoint=str(start) if start else None)
@@ -109,15 +118,16 @@ def prepare(
     """Everything up to the first step."""
     prepared = data.read(recipe.data.path)
     model = network(recipe, prepared)
-    if recipe.run.checkpointing:
-        model.net.gradient_checkpointing_enable({"use_reentrant": False})
-    if recipe.run.compile:
+    compiled = _compiled(recipe, examples=len(prepared.pairs))
+    if compiled:
         # A released model under LoRA is bfloat16: fused kernels then round where separate ones would, and the loss
         # is that of the run without compilation.
         options = {"emulate_precision_casts": True} if recipe.lora else None
         compile_layers(model.net.get_decoder(), options=options)
-    share = _share(recipe)
-    batches, held_out = micro_batches(recipe, model, prepared, share=share, device=training_device())
+    share, limit = _share(recipe), _limit(recipe, compiled=compiled)
+    if limit.packed:
+        model.net.set_attn_implementation(packed.NAME)
+    batches, held_out = update_passes(recipe, model, prepared, share=share, limit=limit)
     reports = _reports(recipe)
     layer = type(model.net.get_decoder().layers[0]).__name__
     updates = _updates(recipe, batches)
@@ -130,16 +140,63 @@ def prepare(
         recipe,
         batches,
         held_out=held_out,
-        arguments=arguments(recipe, accumulation=share.accumulation, updates=updates, layer=layer),
+        arguments=arguments(recipe, updates=updates, layer=layer),
         callbacks=[Curve(Path(recipe.run.output) / CURVE), *reports, *callbacks],
     )
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(StopByClock(trainer.clock, max_seconds=max_seconds, budget=recipe.run.seconds))
+    memory = TrainingMemory(recipe, model.net, share.processes)
+    limit.tokens, checkpointed = memory.fit(_available(share.processes), batches.rows.longest)
+    trainer.checkpoint_layers(checkpointed)
+    trainer.compiled = compiled
     return trainer
 
 
-def _facts(trainer: VoidTrainer) -> RunFacts:
-    """What the trainer is going to do. The device's memory is estimated by memory_estimate.estimate."""
+def _compiled(recipe: TrainingRecipe, *, examples: int) -> bool:
+    """Whether the layers are compiled. `auto`: on a GPU, in a run long enough to earn the time back."""
+    run = recipe.run
+    if run.compile != "auto":
+        return run.compile
+    updates = run.steps or (run.epochs or 0) * examples / run.global_batch
+    long = updates >= LONG[0] or (run.seconds or 0) >= LONG[1]
+    usable = torch.cuda.is_available() and find_spec("triton") is not None
+    return usable and long and not run.fsdp and recipe.model.quantize is None
+
+
+def _limit(recipe: TrainingRecipe, *, compiled: bool) -> PassLimit:
+    """How rows lie in a pass; how many fit is found once the network is on its device.
+
+    They lie end to end row by row on a CPU, and where the recipe sets `pass_tokens`, in half precision on a GPU, by a
+    variable-length kernel; that path has not been timed yet, so it is not the default there. Rows of
+    one length need no such thing, compiled code without the kernel has few shapes only if rows are padded, and a
+    `model.attention` that the recipe names is used as it is.
+    """
+    uniform = recipe.data.layout == "packed" or isinstance(recipe.padding.width, int)
+    cuda = torch.cuda.is_available()
+    half = recipe.run.bf16 == "on" or (cuda and recipe.run.bf16 == "auto")
+    kernel = cuda and half and isinstance(recipe.run.pass_tokens, int) and packed.kernel_exists()
+    if uniform or recipe.model.attention:
+        return PassLimit(multiple=64 if compiled and not uniform else 1)
+    if kernel or not (cuda or compiled):
+        return PassLimit(packed=True, multiple=128 if kernel else 1)
+    return PassLimit(multiple=64 if compiled else 1)
+
+
+def _available(processes: int) -> int | None:
+    """Bytes that training may take on this device, the weights that are there already included; None: no limit."""
+    if not torch.cuda.is_available():
+        return None
+    here = torch.device(training_device())
+    free = torch.cuda.mem_get_info(here)[0] + torch.cuda.memory_reserved(here)
+    if processes == 1:
+        return free
+    found = torch.tensor(free, device=here)  # the same for all, because sharded processes must pass alike
+    torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MIN)
+    return int(found)
+
+
+def run_facts(trainer: VoidTrainer) -> RunFacts:
+    """What the trainer is going to do. The device's memory is estimated from shapes."""
     recipe, parameters = trainer.recipe, list(trainer.subject.net.parameters())
     device = str(trainer.args.device.type)
     if device == "cuda":
@@ -149,7 +206,8 @@ def _facts(trainer: VoidTrainer) -> RunFacts:
     precision = " and ".join([*([quantized] if quantized else []), *sorted(weights)]) + " weights"
     if trainer.args.bf16:
         precision += ", computed in bfloat16"
-    rows = trainer.batches.rows
+    rows, planned, limit = trainer.batches.rows, trainer.batches.planned(0), trainer.batches.limit
+    memory = TrainingMemory(recipe, trainer.subject.net, trainer.args.world_size)
     return RunFacts(
         device=device,
         processes=trainer.args.world_size,
@@ -160,7 +218,13 @@ def _facts(trainer: VoidTrainer) -> RunFacts:
         held_out=trainer.held_out.rows.count if trainer.held_out else 0,
         updates=trainer.args.max_steps,
         updates_per_epoch=trainer.batches.updates_per_epoch,
-        memory=estimate(recipe, trainer.subject.net, slots=rows.longest, processes=trainer.args.world_size),
+        memory=memory.estimate(max(map(limit.size, planned)), trainer.checkpointed),
+        pass_tokens=limit.tokens,
+        passes=len(planned),
+        packed=limit.packed,
+        layers=memory.layers,
+        checkpointed=trainer.checkpointed,
+        compiled=trainer.compiled,
     )
 
 
@@ -174,10 +238,10 @@ def _share(recipe: TrainingRecipe) -> BatchShare:
             f"run.global_batch: {run.global_batch} is not a multiple of micro_batch {run.micro_batch} "
             f"x {processes} processes."
         )
-    return BatchShare(run.global_batch, run.micro_batch, rank, processes)
+    return BatchShare(run.global_batch, run.micro_batch, rank, processes, even=run.fsdp)
 
 
-def _updates(recipe: TrainingRecipe, batches: MicroBatches) -> int:
+def _updates(recipe: TrainingRecipe, batches: UpdatePasses) -> int:
     run = recipe.run
     if run.seconds:
         return FOREVER

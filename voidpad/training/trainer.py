@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
 from voidpad import models
+from voidpad.errors import ConfigError
 from voidpad.models.readme import README
 from voidpad.training import checkpoint
-from voidpad.training.batches import MicroBatches
 from voidpad.training.losses import SlotLoss
 from voidpad.training.optim import Schedule, optimiser
+from voidpad.training.passes import UpdatePasses
 from voidpad.training.recipe import TrainingRecipe
 from voidpad.training.watch import LossMeter, TrainingClock
 
@@ -38,15 +39,17 @@ class VoidTrainer(Trainer):
         self,
         model: models.Model,
         recipe: TrainingRecipe,
-        batches: MicroBatches,
+        batches: UpdatePasses,
         *,
-        held_out: MicroBatches | None = None,
+        held_out: UpdatePasses | None = None,
         arguments: TrainingArguments,
         callbacks: list[TrainerCallback],
     ) -> None:
         self.subject, self.recipe, self.batches, self.held_out = model, recipe, batches, held_out
         self.clock = TrainingClock()
         self.staging: Path | None = None
+        self.checkpointed = 0  # layers that are computed again in the backward pass
+        self.compiled = False
         self._logged = (0, 0.0)
         part = recipe.optim
         self.schedule = Schedule(part.warmup, part.decay, part.shape, part.floor)
@@ -58,53 +61,118 @@ class VoidTrainer(Trainer):
             callbacks=callbacks,
         )
         self.meter = LossMeter(self.args.device)
-        batches.length = arguments.max_steps * batches.share.accumulation
+        batches.length = arguments.max_steps
 
-    # Batches and loss
+    # Passes and loss
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Finished micro-batches on the device: accelerate has nothing to divide among processes or to move."""
+        """Finished passes on the device: accelerate has nothing to divide among processes or to move."""
         return DataLoader(self.batches, batch_size=1, collate_fn=_only, num_workers=0)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """All passes of an update, forward and backward; Trainer then makes the optimiser's step.
+
+        When a pass does not fit into memory, the update begins again in smaller ones. Its gradients stay the same.
+        """
+        model.train()
+        while True:
+            tokens, sums = self.clock.uncounted, self.meter.sums.clone()
+            try:
+                return self._update(model, inputs)
+            except torch.OutOfMemoryError as error:
+                self._smaller_passes(inputs, error)
+            self.clock.uncounted, self.meter.sums = tokens, sums
+            model.zero_grad()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            inputs = self.batches[self.state.global_step]
+
+    def _update(self, model: Any, passes: list[dict[str, Any]]) -> Tensor:
+        # Sharded weights reduce their gradients in every pass. Otherwise the processes meet once, after the last one:
+        # each may make as many passes as it needs.
+        apart = self.args.world_size > 1 and not self.recipe.run.fsdp
+        loss = torch.zeros((), device=self.args.device)
+        with self.accelerator.no_sync(model) if apart else nullcontext():
+            for inputs in passes:
+                with self.compute_loss_context_manager():
+                    part = self.compute_loss(model, dict(inputs))
+                self.accelerator.backward(part)
+                loss += part.detach()
+        if apart:
+            _average_gradients([p.grad for p in model.parameters() if p.grad is not None])
+        return loss
+
+    def _smaller_passes(self, passes: list[dict[str, Any]], error: torch.OutOfMemoryError) -> None:
+        """Halve the passes, or checkpoint every layer where a pass is one row already."""
+        limit, sharded = self.batches.limit, self.recipe.run.fsdp and self.args.world_size > 1
+        if len(passes) < len(self.batches.share.rows()) and not sharded:
+            limit.tokens = max(inputs["ids"].numel() for inputs in passes) // 2
+            return
+        if self.recipe.run.checkpointing == "auto" and not sharded and self.checkpoint_layers():
+            return
+        advice = "set run.pass_tokens lower or run.checkpointing = true" if sharded else "shorten the rows"
+        raise ConfigError(f"out of memory in a pass of {limit.tokens:,} tokens; {advice}.") from error
+
+    def checkpoint_layers(self, count: int | None = None) -> bool:
+        """Recompute the last `count` layers, or all, in the backward pass. False: they were recomputed already."""
+        layers = self.subject.net.get_decoder().layers
+        count = len(layers) if count is None else count
+        if count <= self.checkpointed:
+            return False
+        self.subject.net.gradient_checkpointing_enable({"use_reentrant": False})
+        for number, layer in enumerate(layers):
+            layer.gradient_checkpointing = number >= len(layers) - count
+        self.checkpointed = count
+        return True
 
     def compute_loss(
         self,
         model: Any,
-        inputs: dict[str, Tensor],
+        inputs: dict[str, Any],
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
         weight, kind = inputs.pop("weight"), inputs.pop("kind")
-        self.clock.uncounted += inputs["ids"].numel()
+        self.clock.uncounted += inputs.pop("tokens")
         entropy = model(**inputs)
         self.meter.add(entropy.detach(), kind)
         loss = (entropy * weight).sum()
         return (loss, entropy) if return_outputs else loss
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """The loss on the held-out examples, with the same noise every time. Processes share the micro-batches."""
+        """The loss on the held-out examples, with the same noise every time. Processes share the passes."""
         assert self.held_out is not None
-        rows, size, processes = self.held_out.rows.count, self.recipe.run.micro_batch, self.args.world_size
-        chunks = torch.arange(rows).split(size)
+        self._agree()
+        count, processes, mine = self.held_out.rows.count, self.args.world_size, self.args.process_index
         meter, total = LossMeter(self.args.device), torch.zeros((), device=self.args.device)
         self.model.eval()
         with torch.no_grad():
-            for first in range(0, len(chunks), processes):
-                # Every process makes the same number of passes, because sharded weights are gathered in each.
-                number = first + self.args.process_index
-                position = chunks[number] if number < len(chunks) else chunks[0]
-                inputs = self.held_out.build(0, position)
-                weight, kind = inputs.pop("weight"), inputs.pop("kind")
-                entropy = self.model_wrapped(**inputs)
-                if number < len(chunks):
-                    total += (entropy * weight).sum() * len(position)
-                    meter.add(entropy, kind)
+            for position in torch.arange(count).split(self.held_out.share.global_batch):
+                passes = self.held_out.passes(0, position)
+                for first in range(0, len(passes), processes):
+                    # Every process makes the same number of passes, because sharded weights are gathered in each.
+                    turn = passes[first : first + processes]
+                    inputs = dict(turn[mine] if mine < len(turn) else turn[0])
+                    weight, kind = inputs.pop("weight"), inputs.pop("kind")
+                    del inputs["tokens"]
+                    entropy = self.model_wrapped(**inputs)
+                    if mine < len(turn):
+                        total += (entropy * weight).sum() * len(position)
+                        meter.add(entropy, kind)
         self.model.train()
-        loss = float(self.accelerator.reduce(total, "sum")) / rows
+        loss = float(self.accelerator.reduce(total, "sum")) / count
         parts = meter.read(lambda sums: self.accelerator.reduce(sums, "sum"))
         metrics = {"eval_loss": loss} | {f"eval_{name}": value for name, value in parts.items()}
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def _agree(self) -> None:
+        """Take the smallest passes of all processes, so that all divide the same rows alike."""
+        if self.args.world_size > 1:
+            tokens = torch.tensor(self.batches.limit.tokens, device=self.args.device)
+            torch.distributed.all_reduce(tokens, torch.distributed.ReduceOp.MIN)
+            self.batches.limit.tokens = int(tokens)
 
     # Optimiser and schedule
 
@@ -138,6 +206,7 @@ class VoidTrainer(Trainer):
             if self.clock.total > seconds and tokens:
                 logs["tokens_per_second"] = round((self.clock.tokens - tokens) / (self.clock.total - seconds))
             logs |= {"seconds": round(self.clock.total, 3), "tokens": self.clock.tokens}
+            logs |= {"pass_tokens": self.batches.limit.tokens}
             self.state.epoch = self.state.global_step / self.batches.updates_per_epoch
         super().log(logs, start_time)
 
@@ -219,7 +288,22 @@ def _only(items: list[Any]) -> Any:
     return items[0]
 
 
-def arguments(recipe: TrainingRecipe, *, accumulation: int, updates: int, layer: str) -> TrainingArguments:
+def _average_gradients(gradients: list[Tensor], piece: int = 1 << 24) -> None:
+    """The mean over all processes, in messages of about `piece` numbers."""
+    waiting: list[Tensor] = []
+    for number, gradient in enumerate(gradients):
+        waiting.append(gradient)
+        if sum(map(Tensor.numel, waiting)) < piece and number + 1 < len(gradients):
+            continue
+        flat = torch.cat([part.flatten() for part in waiting])
+        torch.distributed.all_reduce(flat)
+        flat /= torch.distributed.get_world_size()
+        for part, mean in zip(waiting, flat.split([part.numel() for part in waiting]), strict=True):
+            part.copy_(mean.view_as(part))
+        waiting = []
+
+
+def arguments(recipe: TrainingRecipe, *, updates: int, layer: str) -> TrainingArguments:
     """The recipe as Trainer's arguments. Trainer's rotation, progress bars and reports are off: ours replace them."""
     run, cuda = recipe.run, torch.cuda.is_available()
     processes = int(os.environ.get("WORLD_SIZE", 1))
@@ -231,7 +315,6 @@ def arguments(recipe: TrainingRecipe, *, accumulation: int, updates: int, layer:
         output_dir=run.output,
         max_steps=updates,
         per_device_train_batch_size=run.micro_batch,
-        gradient_accumulation_steps=accumulation,
         learning_rate=recipe.optim.lr,
         max_grad_norm=recipe.optim.clip,
         seed=run.seed,
