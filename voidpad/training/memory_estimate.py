@@ -36,15 +36,15 @@ class TrainingMemory:
     def kept(self) -> int:
         """Bytes of weights, gradients and optimiser state."""
         parameters = list(self.net.parameters())
-        weights = sum(p.numel() * p.element_size() for p in parameters)
-        trainable = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
+        weights: int = sum(p.numel() * p.element_size() for p in parameters)
+        trainable: int = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
         states = 2 if self.recipe.optim.name == "adamw" else 1
         kept = weights + trainable * (1 + states)
         return kept // self.processes if self.recipe.run.fsdp else kept
 
     @cached_property
     def layers(self) -> int:
-        return self.net.config.num_hidden_layers
+        return int(self.net.config.num_hidden_layers)
 
     @cached_property
     def _element(self) -> int:
@@ -59,17 +59,17 @@ class TrainingMemory:
         config = self.net.config
         # What one layer keeps for its backward pass: about 12 tensors as wide as the residual stream (norms, queries,
         # keys, values, attention, both residuals, LoRA's inputs) and 5 as wide as the feed-forward part.
-        wide = config.intermediate_size
+        hidden, wide = int(config.hidden_size), int(config.intermediate_size)
         if hasattr(config, "num_experts_per_tok"):
-            wide = config.num_experts_per_tok * config.moe_intermediate_size
-        layer = self._element * (12 * config.hidden_size + 5 * wide)
-        stream = self._element * config.hidden_size
+            wide = int(config.num_experts_per_tok * config.moe_intermediate_size)
+        layer = self._element * (12 * hidden + 5 * wide)
+        stream = self._element * hidden
         whole = self.layers - checkpointed + bool(checkpointed)
         return tokens * (whole * layer + checkpointed * stream)
 
     def logits(self, tokens: int) -> int:
         """Bytes of one piece of logits in the computing dtype and in float32, and the gradient of the latter."""
-        return min(tokens * self.net.config.vocab_size, SlotLoss.PIECE) * (self._element + 8)
+        return min(tokens * int(self.net.config.vocab_size), SlotLoss.PIECE) * (self._element + 8)
 
     def estimate(self, tokens: int, checkpointed: int) -> int:
         """Bytes at the peak of a pass over so many tokens."""
