@@ -162,6 +162,9 @@ class WorldModel:
     def admit(self, ids, *, canvas: int) -> None:
         pass
 
+    def require_full_attention(self, what: str) -> None:
+        pass
+
 
 # ------------------------------------------------------------------------------------------- refusals
 @pytest.mark.parametrize(

@@ -697,7 +697,9 @@ def test_a_void_probability_that_nobody_trained_is_warned_of(voidpad, models, tm
 def test_commands_that_do_not_exist(voidpad):
     complains(voidpad("generat"), 2, "No such command 'generat'")
     complains(voidpad("plans", "nope"), 2, "plan 'nope' is unknown")
-    complains(voidpad("plans", "--family", "gpt"), 2, "family='gpt' is unknown; use llada or dream.")
+    complains(
+        voidpad("plans", "--family", "gpt"), 2, f"family='gpt' is unknown; use one of {', '.join(FAMILIES)}."
+    )
     complains(voidpad("merge"), 2, "voidpad merge --help")
     shown = voidpad()
     assert shown.status == 0

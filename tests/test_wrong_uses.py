@@ -30,6 +30,8 @@ BASES: dict[str, tuple[str, ...]] = {
     "recipes": ("--path", "none"),
     "calibrate": ("--model", MISSING, "--file", "prompts.txt"),
     "merge": (MISSING, "--out", "merged"),
+    "export": (MISSING, "--out", "released"),
+    "join": ("folder", "--out", "joined"),
     "view": ("none.jsonl",),
     "analyze eos-prior": ("--model", MISSING),
     "analyze overflow": ("--model", MISSING),
@@ -55,7 +57,7 @@ VALUES = (
 )  # fmt: skip
 # Options whose value no check but the model, its tokenizer, a server or a new file can refuse.
 FREE = {
-    "prompt", "--model", "--adapter", "--system", "--name", "--allowed-host", "--host", "--trace", "--csv", "--out",
+    "prompt", "--model", "--like", "--adapter", "--system", "--name", "--allowed-host", "--host", "--trace", "--csv", "--out",
     "--save-trace", "output", "--set", "--only", "model", "--report", "--init", "folders", "traces", "file",
 }  # fmt: skip
 # Whole numbers that are right though they are negative, and a folder that the tasks look into after the card was read.

@@ -73,9 +73,11 @@ def calibrate(
     """Choose VoidExpansion's thresholds and window: fewest token-passes at which the answers still fit."""
     from voidpad.experiments.calibrate import Search, choose, fields, settings, survey
     from voidpad.models import read_card
+    from voidpad.training.chats import field_map
 
     if chats and file:
         raise ConfigError("--chats and --file: give one of them; both name the prompts")
+    mapped = field_map(names)
     longest = canvas + block if limit is None else limit
     Search(start=canvas, limit=longest, block=block, fit=fit)  # refused before anything is loaded
     card = None if save is None else read_card(save)
@@ -88,7 +90,7 @@ def calibrate(
     ids = [loaded.encode(text) for text in texts]
     if chats:
         room = loaded.context - (limit or canvas)
-        ids, source = _of_chats(chats, model, room, prompts, turns.value, names, skip_bad), ", ".join(chats)
+        ids, source = _of_chats(chats, model, room, prompts, turns.value, mapped, skip_bad), ", ".join(chats)
     if limit is None:
         room = loaded.context - max(map(len, ids), default=0)
         limit = min(512, max(canvas, canvas + (room - canvas) // block * block))
@@ -133,15 +135,12 @@ def _table(done: Calibration) -> Table:
 
 
 def _of_chats(
-    sources: list[str], model: str, room: int, count: int, turns: str, names: str | None, skip_bad: bool
+    sources: list[str], model: str, room: int, count: int, turns: str, names: dict[str, str], skip_bad: bool
 ) -> list[list[int]]:
     """The prompts of training chats as ids: a sample of those that leave room for a canvas, each once."""
-    from voidpad.training.chats import field_map
     from voidpad.training.corpus import CorpusRequest, prepare
 
-    request = CorpusRequest(
-        max_length=room, sample=None, skip_bad=skip_bad, turns=turns, names=field_map(names)
-    )
+    request = CorpusRequest(max_length=room, sample=None, skip_bad=skip_bad, turns=turns, names=names)
     prepared, counts = prepare(sources, model, request)
     err.print(str(counts), style="dim")
     pairs = prepared.pairs

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from voidpad.commands.bars import counting
-from voidpad.commands.loading import CausalBlock, Device, FamilyName, RoleIds, err, load_model
+from voidpad.commands.loading import CausalBlock, Device, FamilyName, RoleIds, err, load_model, role_ids
 from voidpad.commands.outputs import folder_to_write
 from voidpad.errors import ConfigError
 from voidpad.files import check_new_folder
@@ -56,7 +56,8 @@ def export(
         raise ConfigError(f"--layout {layout!r} is unknown; use {' or '.join(LAYOUTS)}.")
     if like is not None and layout != "released":
         raise ConfigError(f"--like {like!r} is for --layout released; drop it.")
-    models.Place(dtype=dtype)  # an unknown dtype is refused before anything is loaded
+    models.Place(device, dtype)  # what is wrong whatever the model is refused before anything is loaded
+    role_ids(roles or ())
     check_new_folder(out)
     adapted = adapter is not None or is_adapter(locate(model))
     tensors = headers(base_folder(model))

@@ -27,7 +27,7 @@ def plans(
         from voidpad.models import FAMILIES, LLADA, load
 
         if family not in (*FAMILIES, None):
-            raise ConfigError(f"family={family!r} is unknown; use {' or '.join(FAMILIES)}.")
+            raise ConfigError(f"family={family!r} is unknown; use one of {', '.join(FAMILIES)}.")
         defaults = LLADA.decoding if family is None else FAMILIES[family].decoding
         if model is not None:
             loaded = load(model)

@@ -11,8 +11,6 @@ from rich.table import Table
 
 from voidpad.recipes import find_recipe, shipped_recipes
 
-out = Console(highlight=False, soft_wrap=True)
-
 
 class Kind(StrEnum):
     train = "train"
@@ -34,4 +32,4 @@ def recipes(
     for one in (kind,) if kind else Kind:
         for recipe in shipped_recipes(one.value):
             table.add_row(f"voidpad {recipe.kind}", recipe.name, recipe.description)
-    out.print(table)
+    Console(highlight=False, soft_wrap=True).print(table)

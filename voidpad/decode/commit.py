@@ -172,8 +172,10 @@ class Factor(DecodingRule):
     """Write the n surest slots, n as large as possible with the n-th score at least 1 - factor / (n + 1)."""
 
     factor: float = setting(1.0, at_least=0, help="factor commits, instead of a schedule")
-    factor_last: bool = (
-        False  # Fast-dLLM's code: if only the last candidate misses its bar, it is written too
+    factor_last: bool = setting(
+        False,
+        authors=True,
+        help="with factor: write the last candidate too if it alone misses its bar, as Fast-dLLM's code does",
     )
 
     switch = approximation = "factor"

@@ -208,7 +208,7 @@ class Preset:
         scores = replace(SCORED, default=family.scores)
         return [
             *(block, *length, STEPS, ban, stop, *switched_fields(self.adjust), scores, own["mute"]),
-            *(*settings_of(family.proposal), own["trim"], cut, own["leave_blocks"], FACTOR_LAST),
+            *(*settings_of(family.proposal), own["trim"], cut, own["leave_blocks"]),
         ]
 
     def build(self, family: FamilyDefaults, values: Mapping[str, Any]) -> Plan:
@@ -244,15 +244,6 @@ SCORED = PlanField(
     None,
     {"unbanned": False, "renormalised": True},
     "unbanned: banned tokens keep their mass in the scores; renormalised: they do not",
-)
-FACTOR_LAST = PlanField(
-    "factor_last",
-    "boolean",
-    False,
-    None,
-    {},
-    "with factor: write the last candidate too if it alone misses its bar, as Fast-dLLM's code does",
-    authors=True,
 )
 RENAMED = {"scheduler": "edit_growth"}  # field names that still work, with a warning
 _VOID: dict[str, Any] = {"ban": ("void",), "stop": "eos"}

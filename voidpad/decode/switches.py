@@ -79,7 +79,7 @@ def _nothing_unused(rules: Sequence[Any], chosen: Sequence[Any], values: Mapping
     for rule in rules:
         for one in settings_of(rule):
             idle = rule not in chosen and one.name != rule.switch and one.name != Threshold.switch
-            if idle and values[one.name] != one.resolve(one.default):
+            if idle and values[one.name] not in (one.resolve(one.default), one.authors):
                 raise ConfigError(f"{one.name} has no effect without {rule.switch}; set {rule.switch} too.")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from voidpad.decode.denoise import Forbid
 from voidpad.decode.outcome import Outcome, Result
 from voidpad.decode.plan import Plan
-from voidpad.diagnose.trace import Edit, Recorder, Trace
+from voidpad.diagnose.trace import Recorder, Trace
 from voidpad.engine.batching import Engine
 from voidpad.models import Model
 from voidpad.roles import Roles
@@ -104,7 +104,7 @@ def trajectory(trace: Trace, rule: Rule = RULE) -> Trajectory:
             before[slot], order[slot] = token, step.n
         moments.append(_moment(step.n, [slot for slot, _, _ in step.commits], before, roles))
         for edit in step.edits:
-            order = _edited(order, edit)
+            order = edit.apply(order, new=-1)  # new slots have no commit time yet
         before = after
     ids = list(trace.result.ids)
     return Trajectory(trace, tuple(moments), order, effective(ids, roles), overflown(ids, roles, rule))
@@ -117,11 +117,6 @@ def _moment(number: int, slots: Sequence[int], canvas: np.ndarray, roles: Roles)
     written = int((canvas != roles.mask).sum())
     share = len(ends) / written if written else 0.0
     return Moment(number, left, len(slots) - left, start if len(ends) else None, share)
-
-
-def _edited(order: np.ndarray, edit: Edit) -> np.ndarray:
-    """The commit times under a change of length; new slots have none."""
-    return replace(edit, id=None if edit.kind == "cut" else -1).apply(order)
 
 
 def record(model: Model, prompts: Sequence[Sequence[int]], plan: Plan, *, name: str) -> list[Trace]:

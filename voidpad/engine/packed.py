@@ -46,7 +46,7 @@ def _varlen_attention(
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(dtype) for x in (query, key, value))
     groups = query.shape[1] // key.shape[1]
-    horizons = kwargs["horizons"].repeat_interleave(groups)
+    horizons = kwargs.get("horizons", query.new_empty(0)).repeat_interleave(groups)
     q = query[0].unflatten(0, (-1, groups)).permute(2, 1, 0, 3).flatten(0, 1)  # (T * groups, key heads, size)
     k, v = (x[0].transpose(0, 1) for x in (key, value))
     mixed = _attend(q, k, v, horizons, **{name: kwargs[name] for name in SPANS})

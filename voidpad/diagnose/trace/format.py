@@ -104,13 +104,16 @@ class Edit:
             raise ValueError(f"{self.kind} names something that is no token id")
         return self
 
-    def apply(self, canvas: np.ndarray) -> np.ndarray:
+    def apply(self, canvas: np.ndarray, *, new: int | None = None) -> np.ndarray:
+        """The slots after the change; `new` stands in the new ones instead of the token."""
         reach = self.at + self.count if self.kind == "cut" else self.at
         if reach > len(canvas) or (self.kind == "append" and self.at != len(canvas)):
             raise ValueError(f"{self.kind} of {self.count} at slot {self.at} does not fit {len(canvas)}")
         if self.kind == "cut":
             return np.delete(canvas, slice(self.at, self.at + self.count))
-        return np.insert(canvas, self.at, np.full(self.count, self.id, dtype=canvas.dtype))
+        return np.insert(
+            canvas, self.at, np.full(self.count, self.id if new is None else new, dtype=canvas.dtype)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, config=_ARRAYS)
