@@ -57,8 +57,8 @@ VALUES = (
 )  # fmt: skip
 # Options whose value no check but the model, its tokenizer, a server or a new file can refuse.
 FREE = {
-    "prompt", "--model", "--like", "--adapter", "--system", "--name", "--allowed-host", "--host", "--trace", "--csv", "--out",
-    "--save-trace", "output", "--set", "--only", "model", "--report", "--init", "folders", "traces", "file",
+    "prompt", "--model", "--like", "--adapter", "--system", "--name", "--allowed-host", "--host", "--trace", "--csv",
+    "--out", "--save-trace", "output", "--set", "--only", "model", "--report", "--init", "folders", "traces", "file",
 }  # fmt: skip
 # Whole numbers that are right though they are negative, and a folder that the tasks look into after the card was read.
 ACCEPTED = {
