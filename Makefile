@@ -30,7 +30,7 @@ lint: $(VENV)/dev.stamp
 	$(VENV)/bin/mypy
 
 test: lint docs  ## everything CI runs
-	$(RUN) pytest -q -n 2
+	$(RUN) pytest -q -n 2 --dist loadfile
 
 test-slow: $(VENV)/dev.stamp  ## long checks
 	$(RUN) pytest -q -m slow
