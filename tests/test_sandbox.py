@@ -66,7 +66,7 @@ def passes(sandbox, program, checks):
 
 
 def processes():
-    """Everything below this process below this process; each sandbox has two idle ones."""
+    """Everything below this process; each sandbox has two idle ones."""
     below = psutil.Process().children(recursive=True)
     return [p for p in below if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
@@ -594,8 +594,12 @@ def test_without_namespaces_the_other_layers_still_hold(all_layers):
 
 @pytest.mark.slow
 def test_without_namespaces_no_hostile_program_gains_anything(all_layers):
+    before, host = processes(), machine()
     _, _, verdicts = restricted("unshare", [[path.read_text(), CHECKS] for path in HOSTILE])
     assert [p.stem for p, v in zip(HOSTILE, verdicts, strict=True) if v["passed"]] == []
+    assert processes() == before
+    assert machine() == host
+    assert not [place for place in PLACES if (Path(place) / MARK).exists()]
 
 
 # Everything that the same user could do to a file, a socket and a process of the machine.
