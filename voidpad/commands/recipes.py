@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from voidpad.errors import ConfigError
 from voidpad.recipes import find_recipe, shipped_recipes
 
 
@@ -25,8 +27,10 @@ def recipes(
 ) -> None:
     """List the recipes that `voidpad train` and `voidpad sweep` take by name."""
     if path is not None:
-        sweeps = {recipe.name for recipe in shipped_recipes("sweep")}
-        typer.echo(find_recipe(path, "sweep" if path in sweeps else "train"))
+        names = {one.value: {recipe.name for recipe in shipped_recipes(one.value)} for one in Kind}
+        if Path(path).exists() and not any(path in found for found in names.values()):
+            raise ConfigError(f"path={path!r} is a file of your own; give the name of a recipe that ships.")
+        typer.echo(find_recipe(path, "sweep" if path in names["sweep"] else "train"))
         return
     table = Table("command", "name", "what it does", box=None, padding=(0, 2, 0, 0))
     for one in (kind,) if kind else Kind:
