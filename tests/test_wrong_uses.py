@@ -91,7 +91,8 @@ def arguments(name: str, option: str, value: str) -> list[str]:
     """The command's usual arguments, with `option` given this value instead of its own."""
     usual = list(BASES[name])
     if not option.startswith("--"):
-        return [*name.split(), value, *usual[1:]]
+        given = usual if not usual or usual[0].startswith("--") else usual[1:]
+        return [*name.split(), value, *given]
     if option in usual:
         at = usual.index(option)
         del usual[at : at + 2]
