@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from block_causal import plain_forward, write_released
+from block_causal import write_released
+from plain_forward import plain_forward
 from serving import serving
 from training_runs import materials, recipe
 from voidpad.commands.cli import app

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from originals import write_original
+from plain_forward import plain_forward
 from training_runs import materials, recipe
 from voidpad.commands.cli import app
 from voidpad.decode.plan import PRESETS, schema
@@ -39,51 +40,6 @@ def logits(model, rows=ROWS):
         return model.net(torch.tensor(rows)).logits
 
 
-def plain_forward(tensors, config, ids, *, renormalise=False):
-    """The network from the released names, one token and one expert at a time."""
-    heads, top = config["num_attention_heads"], config["num_experts_per_tok"]
-    size, group = config["hidden_size"] // heads, heads // config["num_key_value_heads"]
-    step = config["rope_theta"] ** -(torch.arange(0, size, 2) / size)
-    angle = torch.outer(torch.arange(len(ids)).float(), step)
-    cos, sin = torch.cat([angle.cos()] * 2, 1), torch.cat([angle.sin()] * 2, 1)
-
-    def norm(x, name):
-        scale = (x.pow(2).mean(-1, keepdim=True) + config["rms_norm_eps"]).rsqrt()
-        return x * scale * tensors[f"model.{name}.weight"]
-
-    def turn(x):
-        return x * cos + torch.cat([-x[:, size // 2 :], x[:, : size // 2]], 1) * sin
-
-    x = tensors["model.embed_tokens.weight"][ids]
-    for layer in range(config["num_hidden_layers"]):
-        at = f"layers.{layer}"
-        part = {name: tensors[f"model.{at}.self_attn.{name}_proj.weight"].T for name in "qkvo"}
-        y = norm(x, f"{at}.input_layernorm")
-        q, k, v = (y @ part[name] for name in "qkv")
-        mixed = []
-        for head in range(heads):
-            mine = slice(head * size, (head + 1) * size)
-            theirs = slice(head // group * size, (head // group + 1) * size)
-            query = turn(norm(q[:, mine], f"{at}.self_attn.q_norm"))
-            key = turn(norm(k[:, theirs], f"{at}.self_attn.k_norm"))
-            mixed.append((query @ key.T / size**0.5).softmax(1) @ v[:, theirs])
-        x = x + torch.cat(mixed, 1) @ part["o"]
-        y = norm(x, f"{at}.post_attention_layernorm")
-        added = torch.zeros_like(y)
-        for place, token in enumerate(y):
-            shares = (tensors[f"model.{at}.mlp.gate.weight"] @ token).float().softmax(0)
-            chosen = shares.argsort(descending=True)[:top].tolist()
-            for expert in chosen:
-                gate, up, down = (
-                    tensors[f"model.{at}.mlp.experts.{expert}.{name}_proj.weight"]
-                    for name in ("gate", "up", "down")
-                )
-                share = shares[expert] / shares[chosen].sum() if renormalise else shares[expert]
-                added[place] += share * (down @ (torch.nn.functional.silu(gate @ token) * (up @ token)))
-        x = x + added
-    return norm(x, "norm") @ tensors["lm_head.weight"].T
-
-
 # Files
 
 
@@ -95,8 +51,8 @@ def test_it_computes_what_the_release_computes(released):
             tensors[name] = 0.5 + torch.rand(tensor.shape, generator=generator)
     save_file(tensors, released / "model.safetensors")
     found = logits(load(released))[0]
-    assert (found - plain_forward(tensors, config, ROWS[0])).abs().max() <= 5e-6
-    assert (found - plain_forward(tensors, config, ROWS[0], renormalise=True)).abs().max() > 0.05
+    assert (found - plain_forward(tensors, config | {"norm_topk_prob": False}, ROWS[0])).abs().max() <= 5e-6
+    assert (found - plain_forward(tensors, config | {"norm_topk_prob": True}, ROWS[0])).abs().max() > 0.05
 
 
 @pytest.mark.parametrize("shards", [1, 3])

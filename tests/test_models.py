@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from originals import original_name, write_original
+from plain_forward import plain_forward
 from voidpad.errors import ConfigError, WeightsError
 from voidpad.models import DREAM, FAMILIES, LLADA, Card, load, random_model, read_card, save
 from voidpad.models.card import read_json
@@ -84,7 +85,7 @@ def test_released_shapes(data_dir):
     assert (config.rms_norm_eps, config.rope_parameters["rope_theta"]) == (1e-6, 1000000.0)
 
 
-def plain_forward(tensors, config, ids):
+def plain_llada(tensors, config, ids):
     """The LLaDA block from its own tensor names, one head at a time: what the release computes."""
     width, heads = config["d_model"], config["n_heads"]
     size, group = width // heads, heads // config["n_kv_heads"]
@@ -121,44 +122,8 @@ def plain_forward(tensors, config, ids):
 
 def test_the_names_mean_what_the_release_means(llada):
     tensors = load_file(llada / "model.safetensors")
-    wanted = plain_forward(tensors, read_json(llada / "config.json"), ROWS[0])
+    wanted = plain_llada(tensors, read_json(llada / "config.json"), ROWS[0])
     assert (logits(load(llada), ROWS)[0] - wanted).abs().max() <= 5e-6
-
-
-def plain_dream(tensors, config, ids):
-    """Dream's layers from its own tensor names, one head at a time: Qwen2's, with biases before the rotation."""
-    heads = config["num_attention_heads"]
-    size, group = config["hidden_size"] // heads, heads // config["num_key_value_heads"]
-    step = config["rope_theta"] ** -(torch.arange(0, size, 2) / size)
-    angle = torch.outer(torch.arange(len(ids)).float(), step)
-    cos, sin = torch.cat([angle.cos()] * 2, 1), torch.cat([angle.sin()] * 2, 1)
-
-    def norm(x, name):
-        scale = (x.pow(2).mean(-1, keepdim=True) + config["rms_norm_eps"]).rsqrt()
-        return x * scale * tensors[f"model.{name}.weight"]
-
-    def turn(x):
-        return x * cos + torch.cat([-x[:, size // 2 :], x[:, : size // 2]], 1) * sin
-
-    x = tensors["model.embed_tokens.weight"][ids]
-    for layer in range(config["num_hidden_layers"]):
-        at = f"model.layers.{layer}"
-        y = norm(x, f"layers.{layer}.input_layernorm")
-        q, k, v = (
-            y @ tensors[f"{at}.self_attn.{name}_proj.weight"].T + tensors[f"{at}.self_attn.{name}_proj.bias"]
-            for name in "qkv"
-        )
-        mixed = []
-        for head in range(heads):
-            mine = slice(head * size, (head + 1) * size)
-            theirs = slice(head // group * size, (head // group + 1) * size)
-            weight = (turn(q[:, mine]) @ turn(k[:, theirs]).T / size**0.5).softmax(1)
-            mixed.append(weight @ v[:, theirs])
-        x = x + torch.cat(mixed, 1) @ tensors[f"{at}.self_attn.o_proj.weight"].T
-        y = norm(x, f"layers.{layer}.post_attention_layernorm")
-        gate, up, down = (tensors[f"{at}.mlp.{name}_proj.weight"].T for name in ("gate", "up", "down"))
-        x = x + (torch.nn.functional.silu(y @ gate) * (y @ up)) @ down
-    return norm(x, "norm") @ tensors["lm_head.weight"].T
 
 
 def test_dream_computes_what_the_release_computes(models, tmp_path):
@@ -171,7 +136,7 @@ def test_dream_computes_what_the_release_computes(models, tmp_path):
         if "norm" in name or "bias" in name:
             tensors[name] = 0.5 + torch.rand(tensor.shape, generator=generator)
     save_file(tensors, folder / "model.safetensors")
-    wanted = plain_dream(tensors, read_json(folder / "config.json"), ROWS[0])
+    wanted = plain_forward(tensors, read_json(folder / "config.json"), ROWS[0])
     assert (logits(load(folder), ROWS)[0] - wanted).abs().max() <= 5e-6
 
 
