@@ -1,6 +1,7 @@
 """Tasks from a user's YAML files, and the number of shots."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -220,3 +221,16 @@ def test_a_task_that_fixes_its_prompt_refuses_shots():
     assert load_tasks(replace(fixed, num_fewshot=0), Resources())["tiny_steps"].config.num_fewshot == 0
     with pytest.raises(ConfigError, match="num_fewshot=-1 must be at least 0"):
         replace(fixed, num_fewshot=-1)
+
+
+def test_a_hostile_yaml_is_read_at_once_or_refused(tmp_path):
+    """Aliases that stand for billions of parts or for themselves, nesting without end, a pipe that nobody writes to."""
+    metrics = "metric_list: [{metric: m}]"
+    doubled = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 40))
+    (tmp_path / "bomb.yaml").write_text(f"task: t\n{metrics}\na0: &a0 [x]\n{doubled}\n")
+    (tmp_path / "loop.yaml").write_text(f"task: u\n{metrics}\nagain: &again [*again]\n")
+    os.mkfifo(tmp_path / "pipe.yaml")
+    assert set(find_tasks([tmp_path])) == {"t", "u"}
+    (tmp_path / "deep.yaml").write_text("task: " + "[" * 100_000)
+    with pytest.raises(ConfigError, match=r"deep\.yaml: cannot be read as YAML"):
+        find_tasks([tmp_path / "deep.yaml"])

@@ -76,7 +76,8 @@ def find_tasks(include_path: Sequence[Path]) -> dict[str, TaskFile]:
     tasks: dict[str, TaskFile] = {}
     for place in include_path:
         if place.is_dir():
-            paths = [path for ending in ENDINGS for path in sorted(place.rglob(f"*{ending}"))]
+            found = [path for ending in ENDINGS for path in sorted(place.rglob(f"*{ending}"))]
+            paths = [path for path in found if path.is_file()]  # reading a pipe would wait for ever
         elif place.is_file():
             paths = [place]
         else:
@@ -118,7 +119,7 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> TaskFile:
         raise ConfigError(f"{path}: includes itself")
     try:
         config = yaml.load(path.read_text("utf-8"), Loader=_Reader)  # a subclass of SafeLoader
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())[:200]})") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: holds no task; it must be a YAML mapping with a key `task`")
@@ -134,25 +135,32 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> TaskFile:
 
 def _functions(value: Any, folder: Path) -> Iterator[Path]:
     """The Python files beside the YAML whose functions it names; installed modules have none here."""
-    if isinstance(value, _Function):
-        source = (folder / f"{value.rpartition('.')[0].replace('.', '/')}.py").resolve()
-        if source.is_file():
-            yield source
-    elif isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _functions(inner, folder)
+    for part in _parts(value):
+        if isinstance(part, _Function):
+            source = (folder / f"{part.rpartition('.')[0].replace('.', '/')}.py").resolve()
+            if source.is_file():
+                yield source
 
 
 def _data_files(config: Mapping[str, Any]) -> Iterator[Path]:
     """Local files that `dataset_kwargs: data_files:` names, one, a list, or by split."""
     options = config.get("dataset_kwargs")
-    waiting = [options.get("data_files")] if isinstance(options, dict) else []
+    for part in _parts(options.get("data_files")) if isinstance(options, dict) else ():
+        if isinstance(part, str) and Path(part).is_file():
+            yield Path(part).resolve()
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Everything inside lists and mappings that is neither. With aliases a part may be in many places, even inside
+    itself: each list and mapping is looked into once."""
+    waiting, seen = [value], set[int]()
     while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict | list):
-            waiting += value.values() if isinstance(value, dict) else value
-        elif isinstance(value, str) and Path(value).is_file():
-            yield Path(value).resolve()
+        part = waiting.pop()
+        if not isinstance(part, dict | list):
+            yield part
+        elif id(part) not in seen:
+            seen.add(id(part))
+            waiting += part.values() if isinstance(part, dict) else part
 
 
 def _refuse(file: TaskFile) -> None:

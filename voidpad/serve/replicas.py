@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from pydantic import TypeAdapter, ValidationError
 
 from voidpad import models
-from voidpad.errors import ConfigError, VoidpadError
+from voidpad.errors import ConfigError, VoidpadError, fault
 from voidpad.serve.access import Access, read_access
 from voidpad.serve.app import build_app
 from voidpad.serve.server import ServeOptions, address_of, listen, log_to_stderr, make_state
@@ -84,8 +84,7 @@ def application(settings: dict[str, Any]) -> Any:
             {k: v for k, v in settings.items() if k not in own}
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
+        raise ConfigError(f"{fault(error.errors()[0])}.") from None
     access = read_access("0.0.0.0", options.api_keys, no_auth=options.no_auth, names=options.hosts)
     return _bound(copies, options, access)
 
