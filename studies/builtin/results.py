@@ -44,9 +44,9 @@ def summary(records: Sequence[CellRecord]) -> dict[str, Any]:
     }
 
 
-def results(folder: Path) -> dict[str, dict[str, Any]]:
-    """The summaries of a sweep folder by `method / block`."""
-    (source,) = read(folder / "tiny-score.sweep.json")
+def summarise(folder: Path, recipe: str) -> dict[str, dict[str, Any]]:
+    """The summaries of a recipe's cells in a sweep folder, by `method / block`."""
+    (source,) = read(folder / f"{recipe}.sweep.json")
     done = [record for record in source.records if record.done]
 
     def name(record: CellRecord) -> str:
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("sweep", type=Path)
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
-    mine = results(given.sweep)
+    mine = summarise(given.sweep, "tiny-score")
     if given.write:
         store(ASSETS / "results.json", [json.dumps(mine) + "\n"])
         return

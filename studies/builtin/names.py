@@ -1,4 +1,4 @@
-"""Whether a built-in model copies the function's name from the prompt: `python -m studies.builtin.dream.names FOLDER`.
+"""Whether a built-in model copies the function's name from the prompt: `python -m studies.builtin.names FOLDER`.
 
 Prints the mean probability of the right name at its slot, with all else of the answer visible, over 32 problems of
 `tiny_write`. Chance is 1/8. Exit status 1 below 0.9: train with another seed instead of going on (docs/log.md).

@@ -1,0 +1,43 @@
+"""Several seeds of the built-in models: the whole course of `studies.builtin.seeds`, with almost no training."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from studies.builtin.prepare import prepare
+
+CHECKOUT = Path(__file__).parents[1]
+RECIPES = (CHECKOUT / "voidpad" / "recipes" / "tiny").glob("*.toml")
+
+
+def seeds(*args):
+    command = [sys.executable, "-m", "studies.builtin.seeds", *map(str, args)]
+    return subprocess.run(command, cwd=CHECKOUT, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("recipe", [path.stem for path in sorted(RECIPES)])
+def test_the_stages_of_the_built_in_model_count_updates(recipe):
+    """Arms that stop by the clock have unequal numbers of updates."""
+    text = (CHECKOUT / "voidpad" / "recipes" / "tiny" / f"{recipe}.toml").read_text()
+    assert "\nsteps = " in text
+    assert "\nseconds = " not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_seeds_are_trained_scored_and_compared(family, tmp_path):
+    prepare(tmp_path / "data.safetensors", 64)
+    out = tmp_path / "seeds"
+    small = ["run.global_batch=2", "run.micro_batch=2", "run.compile=false"]
+    options = [part for change in small for part in ("--set", change)]
+    options += ["--data", tmp_path / "data.safetensors", "--updates", 1, "--prompts", 4]
+    trained = seeds("train", "--family", family, "--seeds", "1,2", "--out", out, *options)
+    assert f"{family}-2/void" in trained
+    again = seeds("train", "--family", family, "--seeds", "1,2", "--out", out, *options)
+    assert f"{family}-1/" not in again  # nothing is left to train
+    seeds("sweep", "--out", out, "--limit", 1, "--allow-code-execution", "--device", "cpu")
+    table = seeds("table", out)
+    assert f"| {family} | original / 192 | 2 | " in table
+    assert f"| {family} | void, expanding / 16 | 2 | " in table
