@@ -283,15 +283,15 @@ def test_pre_training_from_scratch_on_packed_rows(folder):
 
 
 def test_a_run_by_the_clock_pauses_and_ends(folder):
-    settings = recipe(
-        folder, run={"output": str(folder / "clock"), "steps": None, "seconds": 2.0, "log_every": 1}
-    )
-    paused = train(settings, max_seconds=0.3)
+    run = {"output": str(folder / "clock"), "steps": None, "seconds": 3600.0, "log_every": 1}
+    paused = train(recipe(folder, run=run), max_seconds=0.3)
     assert not paused.finished
     assert paused.folder.name == f"checkpoint-{paused.steps}"
+    seconds = paused.seconds + 1.0  # however long the machine took so far, this is not over
+    settings = recipe(folder, run={**run, "seconds": seconds})
     done = train(settings, resume=True)
     assert done.finished
-    assert done.seconds >= 2.0
+    assert done.seconds >= seconds
     assert done.steps > paused.steps
     assert done.tokens > paused.tokens
     again = train(settings, resume=True)  # nothing left to do
