@@ -685,7 +685,9 @@ def square(x): return x * x if gained else 0
 
 def test_without_namespaces_files_sockets_and_processes_of_the_same_user_are_out_of_reach(all_layers):
     victim = subprocess.Popen(["sleep", "600"], user=65534 if os.getuid() == 0 else None)
-    folder = Path(tempfile.mkdtemp(prefix="voidpad-test-"))
+    folder = Path(
+        tempfile.mkdtemp(prefix="voidpad-test-", dir="/tmp")
+    )  # short enough for the path of a socket
     try:
         file, listening = folder / "file", socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         file.write_text("mine")

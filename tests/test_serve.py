@@ -35,6 +35,7 @@ PROMPTS = [
 @pytest.fixture(scope="module")
 def model():
     made = random_model("llada", kv_heads=2, seed=2)
+    made.net.double()  # which rows share a pass is up to chance: in single precision that could turn a near-tie
     with (
         torch.no_grad()
     ):  # an end that is likely enough to come, and unlikely enough to leave a text before it
@@ -593,7 +594,7 @@ def test_a_full_queue_refuses_until_there_is_room(model):
 
 
 def test_an_answer_that_takes_too_long_is_a_timeout(model):
-    with serving(model, **ENDLESS, rows=1, timeout=2.0) as running:
+    with serving(model, **ENDLESS, rows=1, timeout=4.0) as running:
         slowed(running)
         client = openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
         with pytest.raises(openai.APIStatusError) as late:

@@ -109,7 +109,7 @@ def two(folder):
         "c10d",
     ]
     command += ["--rdzv-endpoint", "localhost:0", str(script), str(folder)]
-    run = subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert run.returncode == 0, run.stderr
     return folder
 
@@ -162,7 +162,7 @@ train(recipe(folder, run={"output": str(folder / "killed")}))
 
 def test_a_run_killed_while_it_saves_goes_on_to_the_same_weights(folder, whole):
     command = [sys.executable, "-c", KILLED, str(folder)]
-    run = subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, capture_output=True, timeout=300)
+    run = subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, capture_output=True, timeout=1200)
     assert run.returncode == -signal.SIGKILL, run.stderr
     output = folder / "killed"
     assert [path.name for path in output.glob("checkpoint-*")] == ["checkpoint-2"]
