@@ -125,7 +125,8 @@ class Supervisor:
                     self._jail.start(jail.JailProcess(_run_program, judged, home, request.jail_limits, True))
                 )
             ended, lost = self._watch(request, pids[0], output.fileno(), home, deadline)
-            if lost:  # the program closed its channel; when it has exited, its status says whether by a signal
+            if lost:
+                # The program closed its channel. When it has exited, its status says whether by a signal.
                 ended, _ = self._watch(request, pids[1], output.fileno(), home, deadline)
             return ended, _status(pids[1])
         finally:
