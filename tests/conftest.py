@@ -1,7 +1,22 @@
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+with suppress(ImportError):  # a machine for the GPU tests alone may lack it
+    from hypothesis import HealthCheck, settings
+
+    # The same examples in every run, and no limit of time for one of them: a busy machine changes no outcome.
+    # `--hypothesis-profile default` draws new examples.
+    settings.register_profile(
+        "certain",
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("certain")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -41,5 +56,5 @@ def sandbox(all_layers):
     """The whole sandbox, with a time limit that no honest program meets on a slow machine."""
     from voidpad.sandbox import Sandbox, SandboxLimits
 
-    with Sandbox(limits=SandboxLimits(seconds=10)) as made:
+    with Sandbox(limits=SandboxLimits(seconds=60)) as made:
         yield made

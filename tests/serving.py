@@ -27,7 +27,7 @@ class Running:
 @contextlib.contextmanager
 def serving(model, **fields) -> Iterator[Running]:
     """Serve `model` with these options until the block ends; then everything has stopped."""
-    options = ServeOptions(**{"port": 0, "drain": 0.0, "timeout": 60.0, **fields})
+    options = ServeOptions(**{"port": 0, "drain": 0.0, "timeout": 600.0, **fields})
     listener = listen(options.host, options.port)
     access = read_access(options.host, options.api_keys, no_auth=options.no_auth, names=options.hosts)
     state = make_state(model, options, access)
@@ -37,10 +37,10 @@ def serving(model, **fields) -> Iterator[Running]:
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
     thread.start()
     try:
-        assert answers.wait(30), "the server did not start"
+        assert answers.wait(300), "the server did not start"
         yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", state, server)
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(300)
         listener.close()
         assert not thread.is_alive(), "the server did not stop"

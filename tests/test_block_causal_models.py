@@ -377,10 +377,10 @@ def test_a_server_answers_with_a_block_causal_model(models):
     model = models["sdar"]
     with serving(model, plan="static", fields={"canvas": 24}, name="sdar", rows=4) as running:
         body = {"model": "sdar", "messages": [{"role": "user", "content": "what is it"}], "max_tokens": 7}
-        reply = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60).json()
-        page = httpx.get(running.url, timeout=60).text
+        reply = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=600).json()
+        page = httpx.get(running.url, timeout=600).text
         odd = httpx.post(
-            f"{running.url}/v1/chat/completions", json=body | {"voidpad": {"plan": "void"}}, timeout=60
+            f"{running.url}/v1/chat/completions", json=body | {"voidpad": {"plan": "void"}}, timeout=600
         )
     [answer] = model.generate("what is it", canvas=7)
     assert reply["usage"]["completion_tokens"] <= 7

@@ -884,7 +884,7 @@ def process(*arguments: object, **options) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "voidpad.commands.cli", *map(str, arguments)],
         capture_output=True,
-        timeout=120,
+        timeout=600,
         **options,
     )
 
@@ -913,7 +913,7 @@ def test_a_reader_that_goes_away_is_no_error():
             [sys.executable, "-m", "voidpad.commands.cli", "plans", "void"],
             stdout=gone,
             stderr=subprocess.PIPE,
-            timeout=120,
+            timeout=600,
         )
     assert b"Traceback" not in ran.stderr
     assert b"Exception" not in ran.stderr

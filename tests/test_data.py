@@ -96,12 +96,11 @@ assert data.largest_id == 60_000
 rows = PaddedRows(data.pairs, data.roles, policy("void"), noising=Noising(), layout=BatchLayout(BatchWidth()))
 for step in range(20):
     batch, at = rows(0, torch.arange(step * 6, step * 6 + 6))
-mapped = peak[0] - before
+mapped = max(peak[0], own()) - before
 copy = data.pairs.tokens.clone()
-done.wait(0.01)
 done.set()
 thread.join()
-print(data.pairs.tokens.nbytes >> 20, mapped, peak[0] - before)
+print(data.pairs.tokens.nbytes >> 20, mapped, max(peak[0], own()) - before)
 """
 
 
@@ -112,7 +111,7 @@ def test_training_does_not_hold_the_whole_file_in_memory(tmp_path):
     lengths = torch.full((count,), 300), torch.full((count,), size - 300), torch.ones(count, dtype=torch.bool)
     data.write(tmp_path / "x", Pairs(tokens, *lengths), ROLES)
     command = [sys.executable, "-c", MAPPED, str(tmp_path / "x")]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert run.returncode == 0, run.stderr
     whole, mapped, copied = map(int, run.stdout.split())
     assert whole > 75  # MiB

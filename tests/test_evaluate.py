@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from voidpad.errors import ConfigError, DataError, RoleError, VoidpadError
 from voidpad.evaluate import AnswerRequest, Resources, RunFolder, Settings, evaluate, join, read_run, wilson
 from voidpad.evaluate.answer import Answering
 from voidpad.evaluate.harness import VoidpadLM
-from voidpad.evaluate.journal import Journal
+from voidpad.evaluate.journal import AnswerRecord, Journal
 from voidpad.evaluate.lm_eval import with_our_tasks
 from voidpad.evaluate.prepare import prepare, requests_of, stop_strings
 from voidpad.evaluate.tasks import FOLDER
@@ -334,7 +335,11 @@ def test_a_failed_pass_names_task_and_item(model):
 
 
 def kill_and_resume(model, folder: Path, settings: Settings, kills: int) -> None:
-    """Start the run in child processes and kill each one somewhere inside its work."""
+    """Start the run in child processes and kill each one somewhere inside its work, after some number of answers.
+
+    Where this process comes too late, the child kills itself before it writes the answer after those or the last
+    one, so that on no machine a child ends its run, and the run has answers of two starts.
+    """
     rng = random.Random(kills)
     journal = folder / "progress.jsonl"
 
@@ -343,20 +348,41 @@ def kill_and_resume(model, folder: Path, settings: Settings, kills: int) -> None
 
     total = settings.limit * len(settings.tasks)
     for left in range(kills, 0, -1):
-        goal = lines() + rng.randint(0, max(0, (total - lines()) // left - 1))
+        least = int(left == 1)
+        goal = lines() + rng.randint(least, max(least, (total - lines()) // left - 1))
         child = os.fork()
         if child == 0:
-            torch.set_num_threads(1)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            evaluate(settings, folder, model=model, resources=replace(CODE, rows=2))
-            os._exit(0)
-        while lines() < goal and os.waitpid(child, os.WNOHANG)[0] == 0:
+            try:
+                die_after(goal, total)
+                torch.set_num_threads(1)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+                evaluate(settings, folder, model=model, resources=replace(CODE, rows=2))
+            finally:
+                os._exit(0)
+        ended, status = 0, 0
+        while lines() < goal and not ended:
             time.sleep(0.002)
-        time.sleep(rng.random() * 0.05)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+            ended, status = os.waitpid(child, os.WNOHANG)
+        if not ended:
+            time.sleep(rng.random() * 0.05)
+            os.kill(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+        assert status == signal.SIGKILL
         assert not (folder / "results.json").exists()
     evaluate(settings, folder, model=model, resources=replace(CODE, rows=2))
+
+
+def die_after(answers: int, total: int) -> None:
+    """This process kills itself before it writes an answer when it has more than `answers`, or the last of `total`."""
+    append = Journal.append
+
+    def appending(journal: Journal, records: Iterable[AnswerRecord]) -> None:
+        fresh = list(records)
+        if len(journal.records) > answers or len(journal.records) + len(fresh) >= total:
+            os.kill(os.getpid(), signal.SIGKILL)
+        append(journal, fresh)
+
+    Journal.append = appending
 
 
 def test_two_kills_change_nothing(model, whole, tmp_path):

@@ -182,7 +182,7 @@ def test_sizes_are_printed():
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=600,
     )
     counted = re.search(r"^all +(\d+) +(\d+) +(\d+) +(\d+)$", ran.stdout, re.MULTILINE)
     assert counted is not None, ran.stdout

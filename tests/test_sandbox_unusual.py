@@ -266,9 +266,9 @@ import json, sys
 from voidpad.sandbox import kernel
 kernel.no_new_privileges()
 kernel.install(kernel.seccomp_filter(refuse=["unshare"]))
-from voidpad.sandbox import Sandbox, layers
+from voidpad.sandbox import Sandbox, SandboxLimits, layers
 assert not layers()["pid namespace"]
-with Sandbox(weak=True) as sandbox:
+with Sandbox(weak=True, limits=SandboxLimits(seconds=60)) as sandbox:
     print(json.dumps([verdict.__dict__ for verdict in sandbox.map(json.load(sys.stdin))]))
 """
 
@@ -298,9 +298,9 @@ os.execve(python, [python, "-c", sys.argv[1]], {**os.environ, "PYTHONPATH": os.p
 """
 IMPORTS = """
 import sys
-from voidpad.sandbox import Sandbox
+from voidpad.sandbox import Sandbox, SandboxLimits
 assert sys.base_prefix == {place!r}, sys.base_prefix
-with Sandbox() as sandbox:
+with Sandbox(limits=SandboxLimits(seconds=60)) as sandbox:
     verdict = sandbox.run("import sqlite3, ast, zoneinfo, unittest.mock\\ndef f(): return ast.literal_eval('[1]')", "assert f() == [1]")
     assert verdict.passed, verdict
     verdict = sandbox.run("import os\\ndef f(): return os.access('/tmp', os.W_OK), open('/tmp/x', 'w').write('a')", "assert f() == (True, 1)")

@@ -35,6 +35,7 @@ PROMPTS = [
 @pytest.fixture(scope="module")
 def model():
     made = random_model("llada", kv_heads=2, seed=2)
+    made.net.double()  # which rows share a pass is up to chance: in single precision that could turn a near-tie
     with (
         torch.no_grad()
     ):  # an end that is likely enough to come, and unlikely enough to leave a text before it
@@ -64,7 +65,7 @@ def expected(model, prompt, *, seed=0, **fields):
     return result
 
 
-get, post = partial(httpx.get, timeout=60), partial(httpx.post, timeout=60)
+get, post = partial(httpx.get, timeout=600), partial(httpx.post, timeout=600)
 
 
 # Answers
@@ -113,7 +114,7 @@ def test_streamed_text_is_the_unstreamed_text(client):
 def test_the_wire_is_openais_to_the_letter(running):
     body = {"model": "tiny-void", "messages": [{"role": "user", "content": PROMPTS[4]}], "stream": True,
             "stream_options": {"include_usage": True}}  # fmt: skip
-    with httpx.stream("POST", running.url + "/v1/chat/completions", json=body, timeout=60) as reply:
+    with httpx.stream("POST", running.url + "/v1/chat/completions", json=body, timeout=600) as reply:
         assert reply.headers["content-type"].startswith("text/event-stream")
         events = reply.read().decode().split("\n\n")
     assert events.pop() == ""
@@ -167,7 +168,7 @@ def check_seeds(client, count):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(240)
+        thread.join(1200)
     alone = {seed: ask(client, prompt, seed=seed, temperature=0.8, max_tokens=32).choices[0].message.content
              for prompt, seed in jobs}  # fmt: skip
     assert crowd == alone
@@ -378,7 +379,7 @@ ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 @pytest.mark.parametrize(("route", "body", "param"), MALFORMED, ids=range(len(MALFORMED)))
 def test_a_malformed_request_is_refused_by_the_fields_name(running, route, body, param):
-    reply = post(running.url + ROUTES[route], json=body, timeout=60)
+    reply = post(running.url + ROUTES[route], json=body, timeout=600)
     error = reply.json()["error"]
     assert reply.status_code in (400, 413), error
     assert error["param"] == param, error
@@ -411,7 +412,7 @@ def test_a_body_that_is_no_request_is_refused(running, name):
         running.url + ROUTES["chat"],
         content=BODIES[name],
         headers={"content-type": "application/json"},
-        timeout=60,
+        timeout=600,
     )
     assert reply.status_code in (400, 404), reply.text
     assert "\n" not in reply.json()["error"]["message"]
@@ -439,14 +440,14 @@ def test_other_content_types_sizes_methods_and_paths(running):
 
 
 def test_a_flood_of_headers_is_cut_off(running):
-    with socket.create_connection(("127.0.0.1", running.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", running.port), timeout=600) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
         try:
             for number in range(20_000):
                 connection.sendall(b"X-%d: %s\r\n" % (number, b"y" * 100))
-        except OSError:
+            answer = connection.recv(4096)
+        except ConnectionError:
             return  # the server closed the connection
-        answer = connection.recv(4096)
         assert answer == b"" or b" 4" in answer.split(b"\r\n")[0]
 
 
@@ -484,6 +485,7 @@ def test_models_health_ready_metrics_and_page(running, client):
     assert get(running.url + "/health").json() == {"status": "ok"}
     ready = get(running.url + "/ready")
     assert (ready.status_code, ready.json()["ready"]) == (200, True)
+    until(lambda: not running.state.engine.rows)  # an answer may be complete before its row has ended
     text = get(running.url + "/metrics").text
     for name in (
         "voidpad_requests_total",
@@ -525,7 +527,7 @@ def test_keys(model, tmp_path):
 # Life and limits
 
 
-def until(condition, seconds=60.0):
+def until(condition, seconds=600.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "did not happen"
@@ -546,7 +548,7 @@ def slowed(running, seconds=0.02):
 
 def asking(running, **fields):
     """A connection that has sent a chat and does not read the answer."""
-    connection = socket.create_connection(("127.0.0.1", running.port), timeout=60)
+    connection = socket.create_connection(("127.0.0.1", running.port), timeout=600)
     text = json.dumps({**CHAT, **fields})
     connection.sendall(
         f"POST {ROUTES['chat']} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -562,7 +564,7 @@ def test_a_client_that_leaves_frees_its_rows(model):
     with serving(model, **ENDLESS, rows=4) as running:
         slowed(running)
         body = {**CHAT, "stream": True, "n": 4}
-        with httpx.stream("POST", running.url + ROUTES["chat"], json=body, timeout=60) as reply:
+        with httpx.stream("POST", running.url + ROUTES["chat"], json=body, timeout=600) as reply:
             lines = reply.iter_lines()  # kept: httpx closes the connection with its iterator
             next(lines)
             until(lambda: running.state.engine.live == 4)
@@ -574,7 +576,7 @@ def test_a_client_that_leaves_frees_its_rows(model):
 
 
 def test_a_full_queue_refuses_until_there_is_room(model):
-    with serving(model, **ENDLESS, rows=1, queue=2, timeout=600.0) as running:
+    with serving(model, **ENDLESS, rows=1, queue=2, timeout=6000.0) as running:
         slowed(running)
         client = openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
         first = asking(running)
@@ -592,7 +594,7 @@ def test_a_full_queue_refuses_until_there_is_room(model):
 
 
 def test_an_answer_that_takes_too_long_is_a_timeout(model):
-    with serving(model, **ENDLESS, rows=1, timeout=2.0) as running:
+    with serving(model, **ENDLESS, rows=1, timeout=4.0) as running:
         slowed(running)
         client = openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
         with pytest.raises(openai.APIStatusError) as late:
@@ -685,14 +687,14 @@ def test_a_second_failed_pass_in_a_row_ends_the_server(model):
         for _ in range(2):
             with pytest.raises(openai.InternalServerError):
                 ask(client, PROMPTS[4])
-        until(lambda: running.server.failure is not None)
-        assert running.server.should_exit
+        until(lambda: running.server.should_exit)
+        assert running.server.failure is not None
 
 
 def test_a_body_that_never_comes_is_not_waited_for(model):
     with (
         serving(model, **PLAN, timeout=0.5) as running,
-        socket.create_connection(("127.0.0.1", running.port), timeout=60) as connection,
+        socket.create_connection(("127.0.0.1", running.port), timeout=600) as connection,
     ):
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -40,34 +40,50 @@ def ask(address, **fields):
         "seed": 0,
         **fields,
     }
-    return httpx.post(address + "/v1/chat/completions", json=body, timeout=120)
+    return httpx.post(address + "/v1/chat/completions", json=body, timeout=600)
+
+
+def unfinished(address):
+    """A connection whose request has begun and whose body is not sent; until then the server does not end."""
+    connection = socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1])), timeout=600)
+    connection.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+    )
+    assert b" 100 " in connection.recv(4096).split(b"\r\n")[0]
+    return connection
 
 
 def test_sigterm_lets_live_answers_finish_and_ends_with_status_0():
-    process, address = start("--log-json", "--drain", 300)
+    process, address = start("--log-json", "--drain", 1200, "--timeout", 1200)
     try:
-        with httpx.stream(
-            "POST",
-            address + "/v1/chat/completions",
-            json={
-                "model": "tiny-void",
-                "messages": [{"role": "user", "content": "12 * 3 - 6"}],
-                "stream": True,
-                "voidpad": {"plan": "original", "canvas": 192, "block": 192, "ban": "ends"},  # 192 passes
-            },
-            timeout=300,
-        ) as reply:
+        with (
+            unfinished(address) as connection,
+            httpx.stream(
+                "POST",
+                address + "/v1/chat/completions",
+                json={
+                    "model": "tiny-void",
+                    "messages": [{"role": "user", "content": "12 * 3 - 6"}],
+                    "stream": True,
+                    "voidpad": {"plan": "original", "canvas": 192, "block": 192, "ban": "ends"},  # 192 passes
+                },
+                timeout=600,
+            ) as reply,
+        ):
             lines = reply.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
-            while not httpx.get(address + "/ready", timeout=120).json()["draining"]:
+            while not httpx.get(address + "/ready", timeout=600).json()["draining"]:
                 time.sleep(0.01)
             refused = ask(address)
             assert refused.status_code == 503
             assert refused.headers["retry-after"] == "5"
             rest = list(lines)
+            connection.sendall(b"{}")
+            assert b" 400 " in connection.recv(4096).split(b"\r\n")[0]
         assert "data: [DONE]" in rest
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     finally:
         process.kill()
     logged = [json.loads(line) for line in process.stderr if line.startswith("{")]
@@ -84,7 +100,7 @@ def test_a_port_in_use_is_one_line():
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
         )
     assert ended.returncode == 1, ended.stderr
     line = ended.stderr.strip()

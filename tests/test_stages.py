@@ -219,6 +219,6 @@ def test_runs_that_cannot_be_compared_are_refused(settings, tmp_path):
 def test_the_command_line_starts_where_fcntl_is_missing():
     code = "import sys; sys.modules['fcntl'] = None; sys.argv = ['voidpad', '--help']\n"
     code += "from voidpad.commands.cli import main; main()"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
     assert "sweep" in ran.stdout

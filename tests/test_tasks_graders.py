@@ -135,12 +135,12 @@ def test_no_text_makes_a_grader_raise_slowly(text):
 
 def test_children_grade_in_order_and_faults_cost_one_answer_each():
     texts = ["a", "hang", "b", "raise", "grow", "die", "\ud800\0", "c"]
-    grade = isolated(spell, lambda reason: f"wrong: {reason}", seconds=0.5)
+    grade = isolated(spell, lambda reason: f"wrong: {reason}", seconds=5)
     start = time.monotonic()
     results = grade([[text] for text in texts], [{"n": n} for n in range(len(texts))])
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 120
     assert [results[n] for n in (0, 2, 6, 7)] == ["a/0", "b/2", "\ud800\0/6", "c/7"]
-    assert "over 0.5 seconds" in results[1]
+    assert "over 5 seconds" in results[1]
     assert "KeyError" in results[3]
     assert results[3].isprintable()
     assert "MemoryError" in results[4]
@@ -149,13 +149,13 @@ def test_children_grade_in_order_and_faults_cost_one_answer_each():
 
 
 def test_a_formula_that_no_alarm_stops_is_wrong():
-    grade = isolated(math500.voidpad_judgement, math500.wrong, seconds=3.0)
+    grade = isolated(math500.voidpad_judgement, math500.wrong, seconds=10.0)
     docs = [{"gold": "5"}] * 2
     start = time.monotonic()
     hostile, right = grade([[r"\boxed{((9!)!)!}"], [r"\boxed{5}"]], docs)
     assert not hostile.correct
     assert right == math500.Judgement(True, "math-verify", True)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 120
 
 
 def test_the_filters_of_parsers_run_in_children():

@@ -22,9 +22,13 @@ SIZES = {"gsm8k": 1319, "math500": 500, "humaneval": 164, "mbpp": 500, "mbpp_974
 
 @pytest.fixture(scope="module")
 def load(data_dir):
-    def loaded(name, **options):
+    def loaded(name, *, seconds=60, **options):
+        """The task; its programs have `seconds`, because a right one is right on a slow machine too."""
         resources = Resources(data=data_dir / "benchmarks", allow_code_execution=True, workers=2)
-        return load_tasks(Settings("none", (name,), **options), resources)[name]
+        task = load_tasks(Settings("none", (name,), **options), resources)[name]
+        if seconds and "seconds" in task.options:
+            task.options["seconds"] = seconds
+        return task
 
     return loaded
 
@@ -197,11 +201,11 @@ def test_wrong_programs_fail(load):
 
 
 def test_a_program_without_end_is_a_timeout(load):
-    task = load("humaneval")
+    task = load("humaneval", seconds=None)  # its own limit, three seconds
     assert wrong(task, lambda doc: "    while True: pass", limit=1)["voidpad"] == ["HumanEval/0"]
     (instance,) = task.instances
     assert task.detail(instance.doc, instance.filtered_resps["voidpad"]) == {"reason": "timeout"}
-    assert max(verdict.seconds for verdict in task.verdicts.values()) < 4.5
+    assert 3 <= max(verdict.seconds for verdict in task.verdicts.values()) < 13
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -13,7 +13,8 @@ from voidpad.training.recipe import OptimPart
 
 def test_muon_equals_torchs_own_up_to_its_bfloat16():
     shapes = [(8, 8), (8, 8), (12, 8), (8, 12)]
-    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    start = torch.Generator().manual_seed(9)
+    ours = [torch.nn.Parameter(torch.randn(shape, generator=start)) for shape in shapes]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
     one = Muon(ours, lr=0.02, momentum=0.95, weight_decay=0.1)
     two = torch.optim.Muon(theirs, lr=0.02, momentum=0.95, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")

@@ -52,7 +52,7 @@ def show(chromium, tmp_path) -> Iterator[Callable[..., Any]]:
         tab.on("pageerror", lambda error: said.append(str(error)))
         tab.on("request", lambda request: fetched.append(request.url))
         tab.goto(path.as_uri())
-        tab.wait_for_selector("html[data-ready]", timeout=20_000)
+        tab.wait_for_selector("html[data-ready]", timeout=120_000)
         return tab
 
     yield opened
@@ -88,11 +88,10 @@ def expected(trace: Trace, position: int) -> list[str]:
 
 def until(tab: Any, condition: str) -> None:
     """Playwright's own waiting evaluates text inside the page, which the page's policy forbids."""
-    for _ in range(500):
-        if tab.evaluate(condition):
-            return
+    end = time.monotonic() + 120
+    while not tab.evaluate(condition):
+        assert time.monotonic() < end, f"never true: {condition}"
         tab.wait_for_timeout(20)
-    raise AssertionError(f"never true: {condition}")
 
 
 def press(tab: Any, *keys: str) -> None:
@@ -157,7 +156,7 @@ def test_probes_are_rows_before_the_decode(show):
 
 def test_playing_runs_to_the_end_and_pauses(show):
     tab = show(overflow(40))
-    tab.select_option("#speed", "40")
+    tab.select_option("#speed", "2")  # twenty seconds: a busy machine still pauses in the middle
     tab.locator("body").click(position={"x": 5, "y": 5})
     press(tab, " ")
     until(tab, "document.querySelector('#time').value > 3")
@@ -165,11 +164,13 @@ def test_playing_runs_to_the_end_and_pauses(show):
     held = tab.input_value("#time")
     assert 3 < int(held) < 40
     assert f"pass {held} of 40" in tab.locator("#status").inner_text()
+    tab.select_option("#speed", "40")
     tab.wait_for_timeout(120)
     assert tab.input_value("#time") == held
     tab.locator("#play").click()
     until(tab, "document.querySelector('#time').value == 40")
     until(tab, "document.querySelector('#play').ariaLabel == 'Play'")
+    tab.select_option("#speed", "2")
     tab.locator("#play").click()
     until(tab, "document.querySelector('#time').value < 40")
 
@@ -440,18 +441,23 @@ def large(side: int = 512) -> Trace:
 
 
 def test_a_large_trace_opens_in_two_seconds(show):
-    trace = large()
-    took = []
-    for _ in range(2):  # the machine may be busy: the better of two
-        tab = show(trace)
-        painted = (
-            "() => new Promise(go => requestAnimationFrame(() => setTimeout(() => go(performance.now()))))"
-        )
-        took.append(tab.evaluate(painted))
-        if took[-1] < 2000:
-            break
-    assert min(took) < 2000, took
-    begun = time.perf_counter()
+    """Seconds of the page's own thread, which do not grow when the machine is busy with other things."""
+    tab = show(large())
+    session = tab.context.new_cdp_session(tab)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def worked() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return next(one["value"] for one in metrics if one["name"] == "TaskDuration")
+
+    before = worked()
+    tab.reload()
+    tab.wait_for_selector("html[data-ready]", timeout=120_000)
+    tab.evaluate("() => new Promise(go => requestAnimationFrame(() => setTimeout(go)))")
+    opened = worked()
+    print(f"opened in {opened - before:.2f} s")
+    assert 0.01 < opened - before < 2
     press(tab, "3", *["ArrowRight"] * 20)
     assert tab.input_value("#time") == "20"
-    assert time.perf_counter() - begun < 4
+    print(f"20 steps in {worked() - opened:.2f} s")
+    assert worked() - opened < 4

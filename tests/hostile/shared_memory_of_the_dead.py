@@ -1,12 +1,12 @@
 # expect: memory
 # Shared memory that short-lived children fill, while the parent that keeps it has touched none of it.
-# Thirteen processes at most: with more than the sandbox allows, a fork would be refused before the memory is full.
+# Nine processes at most: with more than the sandbox allows, a fork would be refused before the memory is full.
 import mmap
 import os
 import time
 
 SIZE = 200 << 20
-for _ in range(6):
+for _ in range(4):
     if os.fork() == 0:
         block = mmap.mmap(-1, SIZE)
         if os.fork() == 0:

@@ -43,7 +43,6 @@ _UNREADABLE = (
 )  # fmt: skip
 _MEMORY_INTERVAL = 0.02  # seconds between two measurements of the memory in use
 _OVERHEAD = 64 << 20  # bytes that two idle interpreters use
-_EXIT_SECONDS = 0.1  # for a program that closed its channel to exit, so that its status is known
 _DISK_INTERVAL = 0.1  # seconds between two measurements of the files, where no tmpfs bounds them
 _LOST = 3  # exit status of checks whose program went away
 _FULL_NAMESPACES = frozenset({"pid namespace", "mount namespace"})
@@ -126,17 +125,21 @@ class Supervisor:
                     self._jail.start(jail.JailProcess(_run_program, judged, home, request.jail_limits, True))
                 )
             ended, lost = self._watch(request, pids[0], output.fileno(), home, deadline)
-            return ended, _status(pids[1], _EXIT_SECONDS if lost else 0)
+            if lost:
+                # The program closed its channel. When it has exited, its status says whether by a signal.
+                ended, _ = self._watch(request, pids[1], output.fileno(), home, deadline)
+            return ended, _status(pids[1])
         finally:
             output.close()
             for pid in pids:
                 kill(pid)
 
     def _watch(
-        self, request: SandboxRequest, checks: int, output: int, home: str, deadline: float
+        self, request: SandboxRequest, pid: int, output: int, home: str, deadline: float
     ) -> tuple[str, bool]:
-        """Wait for the checks to end or for a limit to be reached: which, and whether the program exited early."""
-        done, room, look_at_disk = os.pidfd_open(checks), request.output_kb << 10, time.monotonic()
+        """Wait for a process to end or for a limit to be reached: which, and whether it was checks that lost their
+        program."""
+        done, room, look_at_disk = os.pidfd_open(pid), request.output_kb << 10, time.monotonic()
         kills = self._group.kills() if self._group else 0
         poll = select.poll()
         for fd in (done, output, self._control.fileno()):
@@ -156,7 +159,7 @@ class Supervisor:
                 if self._group is not None and self._group.kills() > kills:
                     return "memory", False
                 if done in ready:
-                    return "done", _status(checks, 0) == _LOST
+                    return "done", _status(pid) == _LOST
                 if done not in ready and memory_exceeds(
                     self._below(), request.jail_limits.memory + _OVERHEAD
                 ):
@@ -207,18 +210,12 @@ def _run_checks(*, lenient: bool) -> None:
         os._exit(_LOST)
 
 
-def _status(pid: int, seconds: float) -> int | None:
-    """The exit status of a process, which stays a zombie, or None if it does not exit within `seconds`."""
-    fd = os.pidfd_open(pid)
-    try:
-        if not select.select([fd], [], [], seconds)[0]:
-            return None
-        result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        if result is None:
-            return None
-        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
-    finally:
-        os.close(fd)
+def _status(pid: int) -> int | None:
+    """The exit status of a process, which stays a zombie, or None if it has not exited."""
+    result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    if result is None:
+        return None
+    return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
 
 def main(control: socket.socket, without: frozenset[str]) -> None:
