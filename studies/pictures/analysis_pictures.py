@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from voidpad.commands.analyze_tables import title
+from voidpad.commands.analyze_overflow import title
 from voidpad.diagnose import plots
 from voidpad.diagnose.eos_prior import Curves
 from voidpad.diagnose.overflow import Rate, trajectory
