@@ -62,7 +62,7 @@ def attention(
 ) -> None:
     """Is it attention to EOS? Decode as usual and with committed EOS hidden, and compare."""
     from voidpad.diagnose.attention import QUERIES
-    from voidpad.diagnose.overflow import Setup, survey
+    from voidpad.diagnose.overflow import survey
 
     given = inputs.given_questions(prompt, file=file, count=count)
     loaded = inputs.load_full_attention(model, adapter, device=device, dtype=dtype)
@@ -74,8 +74,7 @@ def attention(
     arms = {}
     with bar(2 * len(ids), shown=not as_json) as tick:
         for arm, forbid in (("before", None), ("after", QUERIES[queries.value])):
-            setup = Setup(rows=rows, tokens=tokens, forbid=forbid)
-            arms[arm] = survey(loaded, ids, [chosen], setup=setup, tick=tick)
+            arms[arm] = survey(loaded, ids, [chosen], rows=rows, tokens=tokens, forbid=forbid, tick=tick)
     right = {arm: inputs.correct(questions, answers) for arm, answers in arms.items()}
     mass = _weighed(loaded, ids[:watch], chosen, queries.value, plot=plot)
     if csv is not None:

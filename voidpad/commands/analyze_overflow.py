@@ -76,7 +76,7 @@ def overflow(
 ) -> None:
     """Do answers drown in EOS? Trajectories, overflow by block size, and a verdict."""
     from voidpad.diagnose.empty import void_tail
-    from voidpad.diagnose.overflow import Rule, Setup, advice, rates, record, survey, trajectory, verdict
+    from voidpad.diagnose.overflow import Rule, advice, rates, record, survey, trajectory, verdict
     from voidpad.diagnose.trace import write
 
     rule = Rule(short=short, filled=filled)
@@ -91,7 +91,7 @@ def overflow(
     name = plan or loaded.default_plan
     plans = _plans_of(loaded, name, sizes, fields or {})
     with bar(len(ids) * len(plans), shown=not as_json) as tick:
-        answers = survey(loaded, ids, plans, setup=Setup(rule, rows, tokens), tick=tick)
+        answers = survey(loaded, ids, plans, rule=rule, rows=rows, tokens=tokens, tick=tick)
     by_block = rates(answers)
     void = void_tail(loaded.denoiser(), loaded.roles, ids[:16], canvas=plans[-1].length.canvas)
     # The first prompt, pass by pass, at the smallest and the largest block.

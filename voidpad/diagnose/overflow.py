@@ -147,37 +147,29 @@ class Answer(Result):
         return {**values, "passes": self.passes_decode, "stop_reason": self.stop_reason}
 
 
-@dataclass(frozen=True)
-class Setup:
-    """How a set is run. Rows and tokens bound one pass and change no answer; `forbid` edits the attention."""
-
-    rule: Rule = RULE
-    rows: int = 32
-    tokens: int = 16384
-    forbid: Forbid | None = None
-
-
-SETUP = Setup()
-
-
 def survey(
     model: Model,
     prompts: Sequence[Sequence[int]],
     plans: Sequence[Plan],
     *,
-    setup: Setup = SETUP,
+    rule: Rule = RULE,
+    rows: int = 32,
+    tokens: int = 16384,
+    forbid: Forbid | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> list[Answer]:
-    """Every prompt under every plan, all in the passes of one engine; plan by plan, in the prompts' order."""
-    denoise = model.denoiser(forbid=setup.forbid)
-    engine = Engine(denoise, model.roles, rows=setup.rows, tokens=setup.tokens)
+    """Every prompt under every plan, all in the passes of one engine; plan by plan, in the prompts' order.
+
+    `rows` and `tokens` bound one pass and change no answer; `forbid` edits the attention.
+    """
+    engine = Engine(model.denoiser(forbid=forbid), model.roles, rows=rows, tokens=tokens)
     jobs = [(plan, row) for plan in plans for row in range(len(prompts))]
     for key, (plan, row) in enumerate(jobs):
         engine.submit(prompts[row], model.fit(prompts[row], plan), key=key)
     answers: dict[int, Answer] = {}
     for _, outcome in engine.outcomes():
         plan, row = jobs[outcome.key]
-        answers[outcome.key] = _answer(model, outcome, plan, row, setup.rule)
+        answers[outcome.key] = _answer(model, outcome, plan, row, rule)
         tick()
     return [answers[key] for key in sorted(answers)]
 
