@@ -116,18 +116,18 @@ def as_markdown(page: Report, *, intervals: bool = True, figures: str | None = "
     return "\n".join(parts)
 
 
-def as_latex(page: Report, *, intervals: bool = True, figures: str = "figures") -> str:
+def as_latex(page: Report, *, intervals: bool = True) -> str:
     """A document that compiles by itself; its tables can be copied out."""
     parts = [r"\documentclass{article}", r"\usepackage{booktabs,graphicx}", r"\begin{document}"]
     for part in page.sections:
         parts += [rf"\section*{{{tex(part.title)}}}", *map(tex, part.notes)]
         parts += [latex(table, intervals=intervals) for table in part.tables]
-        parts += [_latex_plot(plot, figures) for plot in part.plots] + [r"\clearpage"]
+        parts += [_latex_plot(plot) for plot in part.plots] + [r"\clearpage"]
     return "\n".join([*parts, r"\end{document}", ""])
 
 
-def _latex_plot(plot: Plot, figures: str) -> str:
-    image = rf"\includegraphics[width=\linewidth]{{{figures}/{plot.name}.pdf}}"
+def _latex_plot(plot: Plot) -> str:
+    image = rf"\includegraphics[width=\linewidth]{{figures/{plot.name}.pdf}}"
     caption = rf"\caption{{{tex(plot.title)}}}"
     return "\n".join([r"\begin{figure}[p]\centering", image, caption, r"\end{figure}"])
 
