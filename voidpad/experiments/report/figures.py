@@ -53,11 +53,12 @@ def _plot(layout: Item, records: Sequence[CellRecord], several: bool) -> Plot:
     with matplotlib.rc_context(LOOK):
         figure = draw(layout, records)
         figure.suptitle(title)
-        svg, pdf = _saved(figure, "svg"), _saved(figure, "pdf")
+        svg, pdf = file_bytes(figure, "svg"), file_bytes(figure, "pdf")
     return Plot(_slug(title), title, layout.reference, svg, pdf, tuple(records))
 
 
-def _saved(figure: Figure, kind: str) -> bytes:
+def file_bytes(figure: Figure, kind: str) -> bytes:
+    """The figure as an svg or pdf file without a date."""
     out = BytesIO()
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     figure.savefig(out, format=kind, metadata=dates[kind])

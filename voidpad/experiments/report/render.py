@@ -1,6 +1,7 @@
 """Tables -> Markdown, LaTeX and HTML."""
 
 import re
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape as _escape
@@ -143,3 +144,39 @@ def _html_rows(group: Sequence[TableRow], intervals: bool) -> str:
         cells = "".join(f'<td class="number">{HTML.cell(value, intervals)}</td>' for value in row.values)
         rows.append(f"<tr>{names}{cells}</tr>")
     return "\n".join(rows)
+
+
+CSS = """
+:root { color-scheme: light dark; --line: #8886; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
+h2 { margin-top: 3rem; } h3 { font-size: 1.05rem; margin-top: 2rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; }
+figcaption { font-size: .8rem; opacity: .85; }
+th, td { padding: .15rem .6rem; text-align: left; white-space: nowrap; }
+thead th { border-bottom: 2px solid var(--line); }
+tbody { border-bottom: 1px solid var(--line); }
+tbody th { font-weight: normal; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
+.interval { font-size: .75em; opacity: .7; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; font-size: .8rem; opacity: .85; }
+dt, dd { margin: 0; }
+figure { margin: 1rem 0; } img { max-width: 100%; background: white; }
+"""
+
+
+def html_page(title: str, body: str, style: str = "") -> str:
+    """A whole page: one file that needs nothing else. `style` is added to the styles of every report."""
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
+        f"<style>{CSS}{style}</style></head><body>\n<h1>{escape(title)}</h1>\n{body}</body></html>\n"
+    )
+
+
+def html_figure(title: str, svg: bytes, caption: str) -> str:
+    """A picture inside a page, with its title above it and its caption below."""
+    image = b64encode(svg).decode()
+    return (
+        f'<section><h3>{escape(title)}</h3><figure><img alt="{escape(title)}" src="data:image/svg+xml;base64,{image}">'
+        f"<figcaption>{escape(caption)}</figcaption></figure></section>"
+    )
