@@ -56,7 +56,7 @@ def _section(group: Sequence[Source]) -> Section:
     sweep, name = group[0].sweep, group[0].name
     drawn = [plot for layout in figures if _shown(layout, records) for plot in plots(layout, records)]
     return Section(
-        sweep.title if sweep else "Evaluation",
+        sweep["title"] if sweep else "Evaluation",
         tuple(build(layout, records) for layout in tables if _shown(layout, records)),
         tuple(replace(plot, name=f"{name}-{plot.name}") for plot in drawn),
         tuple(note for source in group for note in _missing(source)),
@@ -79,7 +79,7 @@ def _layouts(
     sweep = group[0].sweep
     if sweep:
         try:
-            return TABLES.validate_python(list(sweep.tables)), FIGURES.validate_python(list(sweep.figures))
+            return TABLES.validate_python(sweep["tables"]), FIGURES.validate_python(sweep["figures"])
         except ValidationError as error:
             raise DataError(
                 f"{group[0].name}.sweep.json: {fault(error.errors()[0])[:300]}; run the sweep again."
