@@ -11,6 +11,7 @@ from voidpad.evaluate.scores import mean, paired
 from voidpad.experiments.report.render import escape, html_page, md
 
 Example = dict[str, Any]  # a line of examples.jsonl
+HEADS = ("task", "items", "first", "second", "difference, paired 95 %", "lost", "gained")
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def compared_markdown(comparison: RunComparison) -> str:
     first, second = map(md, comparison.names)
     lines = [f"# {second} against {first}", ""]
     lines += [md(f"- {name}: {b} against {a}") for name, a, b in comparison.settings]
-    lines += ["", "| task | items | first | second | difference, paired 95 % | lost | gained |"]
+    lines += ["", f"| {' | '.join(HEADS)} |"]
     lines += ["|---|---:|---:|---:|---:|---:|---:|"]
     lines += ["| " + " | ".join(map(md, row)) + " |" for row in _rows(comparison)]
     for task in comparison.tasks:
@@ -101,8 +102,7 @@ def compared_markdown(comparison: RunComparison) -> str:
 def compared_html(comparison: RunComparison) -> str:
     """One file that needs nothing else."""
     first, second = comparison.names
-    heads = ("task", "items", "first", "second", "difference, paired 95 %", "lost", "gained")
-    top = "".join(f"<th>{head}</th>" for head in heads)
+    top = "".join(f"<th>{head}</th>" for head in HEADS)
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in _rows(comparison)
     )

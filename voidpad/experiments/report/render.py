@@ -2,7 +2,7 @@
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape as _escape
 
@@ -69,27 +69,26 @@ def _caption(table: Table) -> str:
     return f"{table.title} ({table.reference})" if table.reference else table.title
 
 
-def _heads(row: TableRow, above: TableRow | None) -> list[str]:
-    """A row's names; the leading ones it shares with the row above are left out."""
-    shown = list(row.head)
-    for at, name in enumerate(row.head[:-1]):
-        if above is None or above.head[at] != name:
-            break
-        shown[at] = ""
-    return shown
-
-
-def _above(rows: Sequence[TableRow]) -> list[TableRow | None]:
-    return [None, *rows[:-1]] if rows else []
+def _with_heads(rows: Sequence[TableRow]) -> Iterator[tuple[TableRow, list[str]]]:
+    """Each row with its names; the leading ones it shares with the row above are left out."""
+    above: TableRow | None = None
+    for row in rows:
+        shown = list(row.head)
+        for at, name in enumerate(row.head[:-1]):
+            if above is None or above.head[at] != name:
+                break
+            shown[at] = ""
+        yield row, shown
+        above = row
 
 
 def markdown(table: Table, *, intervals: bool = True) -> str:
     top = [*table.heads, *table.columns]
     lines = [f"### {md(_caption(table))}", "", _line([md(name) for name in top])]
     lines.append(_line(["---"] * len(table.heads) + ["---:"] * len(table.columns)))
-    for row, before in zip(table.rows, _above(table.rows), strict=True):
+    for row, heads in _with_heads(table.rows):
         cells = [MARKDOWN.cell(value, intervals) for value in row.values]
-        lines.append(_line([*map(md, _heads(row, before)), *cells]))
+        lines.append(_line([*map(md, heads), *cells]))
     lines += ["", *map(md, table.notes), *([""] if table.notes else [])]
     lines += [f"- {name}: {md(text)}" for name, text in provenance(table.records)]
     return "\n".join(lines) + "\n"
@@ -105,8 +104,8 @@ def latex(table: Table, *, intervals: bool = True) -> str:
     body = [r"\toprule", " & ".join(map(tex, [*table.heads, *table.columns])) + r" \\"]
     for group in table.groups:
         body.append(r"\midrule")
-        for row, before in zip(group, _above(group), strict=True):
-            cells = [*map(tex, _heads(row, before)), *(LATEX.cell(value, intervals) for value in row.values)]
+        for row, heads in _with_heads(group):
+            cells = [*map(tex, heads), *(LATEX.cell(value, intervals) for value in row.values)]
             body.append(" & ".join(cells) + r" \\")
     inner = "\n".join([rf"\begin{{tabular}}{{{shape}}}", *body, r"\bottomrule", r"\end{tabular}"])
     facts = [*table.notes, *(f"{name}: {text}." for name, text in provenance(table.records))]
@@ -139,8 +138,8 @@ def html(table: Table, *, intervals: bool = True) -> str:
 
 def _html_rows(group: Sequence[TableRow], intervals: bool) -> str:
     rows = []
-    for row, before in zip(group, _above(group), strict=True):
-        names = "".join(f"<th>{escape(name)}</th>" for name in _heads(row, before))
+    for row, heads in _with_heads(group):
+        names = "".join(f"<th>{escape(name)}</th>" for name in heads)
         cells = "".join(f'<td class="number">{HTML.cell(value, intervals)}</td>' for value in row.values)
         rows.append(f"<tr>{names}{cells}</tr>")
     return "\n".join(rows)
