@@ -32,14 +32,14 @@ class Rule:
 RULE = Rule()
 
 
-def effective(ids: Sequence[int], roles: Roles) -> int:
+def _effective_length(ids: Sequence[int], roles: Roles) -> int:
     """Slots before the first EOS; all of them without one."""
     return ids.index(roles.eos) if roles.eos in ids else len(ids)
 
 
 def overflown(ids: Sequence[int], roles: Roles, rule: Rule = RULE) -> bool:
     """Whether a finished canvas overflowed. Slots that an early stop left unwritten do not count."""
-    length = effective(ids, roles)
+    length = _effective_length(ids, roles)
     rest = [token for token in ids[length:] if token != roles.mask]
     if length > rule.short * len(ids) or not rest:
         return False
@@ -107,7 +107,9 @@ def trajectory(trace: Trace, rule: Rule = RULE) -> Trajectory:
             order = edit.apply(order, new=-1)  # new slots have no commit time yet
         before = after
     ids = list(trace.result.ids)
-    return Trajectory(trace, tuple(moments), order, effective(ids, roles), overflown(ids, roles, rule))
+    return Trajectory(
+        trace, tuple(moments), order, _effective_length(ids, roles), overflown(ids, roles, rule)
+    )
 
 
 def _moment(number: int, slots: Sequence[int], canvas: np.ndarray, roles: Roles) -> Moment:
@@ -175,7 +177,7 @@ def survey(
 
 
 def _answer(model: Model, outcome: Outcome, plan: Plan, row: int, rule: Rule) -> Answer:
-    length = effective(outcome.ids, model.roles)
+    length = _effective_length(outcome.ids, model.roles)
     return Answer(
         **vars(model.result(outcome, plan)),
         block=plan.block,
