@@ -14,7 +14,7 @@ from voidpad.diagnose.attention import (
     hidden_eos_from_all,
     watch,
 )
-from voidpad.diagnose.overflow import Setup, survey
+from voidpad.diagnose.overflow import survey
 from voidpad.models import random_model
 from voidpad.roles import Roles
 
@@ -138,12 +138,12 @@ def test_the_intervention_acts_from_the_first_eos_on():
     model = random_model("llada")
     prompt = model.encode("a b c", raw=True)
     banned = model.plan("original", canvas=16, block=16, ban="eos")
-    free, hidden = (survey(model, [prompt], [banned], setup=Setup(forbid=f)) for f in (None, hidden_eos))
+    free, hidden = (survey(model, [prompt], [banned], forbid=f) for f in (None, hidden_eos))
     assert untimed(free) == untimed(hidden)
     with torch.no_grad():  # a head that loves EOS: it is committed first
         model.net.lm_head.weight[model.roles.eos] *= 8
     plan = model.plan("original", canvas=16, block=16)
-    free, hidden = (survey(model, [prompt], [plan], setup=Setup(forbid=f)) for f in (None, hidden_eos))
+    free, hidden = (survey(model, [prompt], [plan], forbid=f) for f in (None, hidden_eos))
     assert free[0].effective < 16
     assert untimed(free) != untimed(hidden)
 

@@ -5,7 +5,7 @@ import pytest
 from voidpad.diagnose.attention import hidden_eos
 from voidpad.diagnose.empty import void_tail
 from voidpad.diagnose.eos_prior import measure, same_canvas
-from voidpad.diagnose.overflow import USABLE, Setup, rates, survey
+from voidpad.diagnose.overflow import USABLE, rates, survey
 from voidpad.diagnose.questions import of_tasks, speaks_tiny, task_lengths, task_pairs
 from voidpad.diagnose.theory import Case, LengthModel, agree
 from voidpad.models import load, random_model
@@ -68,6 +68,6 @@ def test_hiding_eos_recovers_answers(models):
     whole = model.plan("original", canvas=192, block=192, stop="eos")
     right = []
     for forbid in (None, hidden_eos):
-        answers = survey(model, ids, [whole], setup=Setup(forbid=forbid))
+        answers = survey(model, ids, [whole], forbid=forbid)
         right.append(sum(q.right(a.text) for q, a in zip(asked, answers, strict=True)))
     assert right[1] > right[0]

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from studies.builtin.prepare import chunk, examples, main, prepare
+from studies.builtin.vocabulary import build
 from voidpad.builtin.problems import first_number, last_number, split_of
 from voidpad.builtin.tasks import CANVAS, TASKS, check, heldout, program
-from voidpad.builtin.tokenizer import RAINBOW, ROLES, SPECIAL, build, tokenizer, wrap
+from voidpad.builtin.tokenizer import RAINBOW, ROLES, SPECIAL, tokenizer, wrap
 from voidpad.training import prepared as data
 
 every_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)

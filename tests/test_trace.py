@@ -305,6 +305,23 @@ def test_an_unknown_detail_is_refused(model):
         Recorder(model, plan_name="void", detail="all")
 
 
+class Leftmost:
+    """A commit rule that is an object with __call__ and no dataclass: it writes the leftmost open slot."""
+
+    def __call__(self, score, frontier, progress):
+        return torch.zeros_like(frontier).scatter(1, frontier.int().argmax(1, keepdim=True), True) & frontier
+
+
+def test_a_users_own_rule_is_named_in_the_trace(model, tmp_path):
+    plan = dataclasses.replace(model.plan("void", canvas=16, block=8), commit=Leftmost())
+    recorder = Recorder(model, plan_name="mine")
+    model.generate("hello", plan, observe=recorder.observe, listen=recorder)
+    recorder.write(tmp_path / "trace.jsonl")
+    (trace,) = read(tmp_path / "trace.jsonl")
+    assert trace.header.plan["commit"].endswith(":Leftmost")
+    assert trace.header.plan == plan.plain()
+
+
 def test_a_stream_is_recorded_as_the_docs_say(model, tmp_path):
     plan = model.plan("void", canvas=16, block=8)
     recorder = Recorder(model, plan_name="void", detail="top5")

@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import sqrt
 from typing import Any, NamedTuple
 
-from studies.paper.numbers import Number, Paper, Sheet
+from studies.paper.numbers import Number, Paper, PaperSheet
 from studies.paper.recompute import recomputed, table5_mean
 
 
@@ -123,7 +123,7 @@ def text_after_eos(paper: Paper) -> Iterator[Finding]:
         yield Finding("text-after-eos", what, {"mean": round(total, 2), **gain}, meaning)
 
 
-def _stop_gain(paper: Paper, sheet: Sheet, task: str, vanilla: str, termination: str) -> float:
+def _stop_gain(paper: Paper, sheet: PaperSheet, task: str, vanilla: str, termination: str) -> float:
     blocks = paper.table5.blocks
     gains = [sheet.at(task, termination, column=b) - sheet.at(task, vanilla, column=b) for b in blocks]
     return round(sum(gains) / len(gains), 2)

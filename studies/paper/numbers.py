@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from voidpad.experiments.report.published import Frozen, Number, PublishedNumbers, Setting, Sheet
 
-__all__ = ["Number", "Paper", "Sheet", "published"]
+__all__ = ["Number", "Paper", "PaperSheet", "published"]
 
 
 class Method(Frozen):
@@ -77,9 +77,25 @@ class Abstract(Frozen):
     observation1: Observation
 
 
+class PaperSheet(Sheet):
+    """A sheet whose printed values can be looked up by the names of a row."""
+
+    def row(self, *path: str) -> tuple[float, ...]:
+        """The measured values of one row, summaries left out."""
+        return self._values(path)[: len(self.columns)]
+
+    def at(self, *path: str, column: Setting) -> float:
+        """One printed value; `column` may be a summary."""
+        return self._values(path)[(*self.columns, *self.summary).index(column)]
+
+    def _values(self, path: tuple[str, ...]) -> tuple[float, ...]:
+        return next(values for names, values in self.rows() if tuple(names.values()) == path)
+
+
 class Paper(PublishedNumbers):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    sheets: tuple[PaperSheet, ...] = Field(alias="sheet")
     version: int
     tasks: tuple[str, ...]
     sizes: dict[str, tuple[int, ...]]
@@ -89,6 +105,9 @@ class Paper(PublishedNumbers):
     abstract: Abstract
     claims: tuple[Claim, ...] = Field(alias="claim")
     statements: tuple[Statement, ...] = Field(alias="statement")
+
+    def sheet(self, name: str) -> PaperSheet:
+        return next(sheet for sheet in self.sheets if sheet.id == name)
 
 
 @cache

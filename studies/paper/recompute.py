@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from studies.paper.numbers import Paper, Sheet
+from studies.paper.numbers import Paper, PaperSheet
 from voidpad.experiments.report.report_metrics import geomean, reduction
 
 
@@ -49,7 +49,7 @@ def rounding(decimals: int) -> float:
     return 10.0**-decimals
 
 
-def summary_columns(sheet: Sheet) -> Iterator[Check]:
+def summary_columns(sheet: PaperSheet) -> Iterator[Check]:
     """Mean, geometric mean, best and worst over the measured columns."""
     width = len(sheet.columns)
     for names, values in sheet.rows():
@@ -58,7 +58,7 @@ def summary_columns(sheet: Sheet) -> Iterator[Check]:
             yield Check(what, printed, SUMMARY[name](values[:width]), rounding(sheet.decimals))
 
 
-def mean_rows(sheet: Sheet, tasks: Sequence[str]) -> Iterator[Check]:
+def mean_rows(sheet: PaperSheet, tasks: Sequence[str]) -> Iterator[Check]:
     """The rows called `mean` are unweighted means over the tasks."""
     if "task" not in sheet.levels:
         return

@@ -6,16 +6,19 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
+import matplotlib
 import torch
 import typer
+from matplotlib.figure import Figure
 
-from voidpad.commands.analyze_tables import title
+from voidpad.commands.analyze_overflow import title
 from voidpad.diagnose import plots
 from voidpad.diagnose.eos_prior import Curves
 from voidpad.diagnose.overflow import Rate, trajectory
 from voidpad.diagnose.trace import read
 
 ARMS = ("tiny-eos", "tiny-void")
+RED = "#D55E00"  # beside plots.BLUE: of the colours that stay apart for readers with any colour vision
 
 
 def pictures(
@@ -29,7 +32,7 @@ def pictures(
     last = [trajectory(read(folder / f"{name}.jsonl")[-1]) for name in ARMS]
     plots.save(plots.heat(last, titles=[title(one) for one in last]), out / "overflow.png")
     sets = {name: rates(parsed(folder / f"overflow-{name}.json")) for name in ARMS}
-    plots.save(plots.blocks(sets), out / "overflow-blocks.png")
+    plots.save(blocks(sets), out / "overflow-blocks.png")
 
 
 def parsed(path: Path) -> dict[str, Any]:
@@ -44,6 +47,20 @@ def curves(found: dict[str, Any], token: str) -> Curves:
 def rates(found: dict[str, Any]) -> list[Rate]:
     kept = Rate.__dataclass_fields__
     return [Rate(**{name: rate[name] for name in kept}) for rate in found["blocks"]]
+
+
+@matplotlib.rc_context(plots.LOOK)
+def blocks(sets: dict[str, list[Rate]]) -> Figure:
+    """Share of overflown answers by block size, a line for each model."""
+    figure = Figure(figsize=(5.0, 3.0), layout="constrained")
+    axes = figure.subplots()
+    for (name, by_block), color in zip(sets.items(), (RED, plots.BLUE), strict=True):
+        x = range(len(by_block))
+        axes.plot(x, [100 * rate.share for rate in by_block], "o-", color=color, label=name)
+        axes.set_xticks(list(x), [str(rate.block) for rate in by_block])
+    axes.set(xlabel="block size", ylabel="answers that overflow (%)", ylim=(-3, 103))
+    axes.legend(frameon=False)
+    return figure
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Number tasks: word problems (`tiny_steps`) and chained expressions (`tiny_expr`).
+"""Number tasks: word problems (`tiny_steps`, for GSM8K) and chained expressions (`tiny_expr`, for MATH500).
 
 Every running value has two digits. The length of an answer then depends on its manner and on what the prompt
 shows, never on results the model has yet to compute: an end placed early leaves a valid way to reach it.
@@ -158,5 +158,5 @@ def _answer_expr(problem: Problem, rng: Random) -> str:
     return "\n".join([*lines, f"#### {problem.target}"])
 
 
-STEPS = Task("tiny_steps", "gsm8k", _draw_steps, _answer_steps, is_code=False)
-EXPR = Task("tiny_expr", "math500", _draw_expr, _answer_expr, is_code=False)
+STEPS = Task("tiny_steps", _draw_steps, _answer_steps, is_code=False)
+EXPR = Task("tiny_expr", _draw_expr, _answer_expr, is_code=False)

@@ -28,7 +28,6 @@ class Task:
     """A family of problems; `answer` draws one of the many right answers of a problem."""
 
     name: str
-    mirrors: str  # the paper's benchmark this one stands for
     draw: Callable[[Random], Problem]
     answer: Callable[[Problem, Random], str]
     is_code: bool

@@ -1,4 +1,4 @@
-"""Code tasks: finish a stub (`tiny_complete`) and write a function from a sentence (`tiny_write`).
+"""Code tasks: finish a stub (`tiny_complete`, for HumanEval) and write a function (`tiny_write`, for MBPP).
 
 A long answer copies each step of the prompt into a line of its own. A terse one is the composed closed form,
 which takes the whole chain of multiplications at once: possible, and usually wrong.
@@ -211,5 +211,5 @@ def _answer_write(problem: Problem, rng: Random) -> str:
     return opener + "\n".join([*lines, f"    return {RESULTS[result].format(x=before)}"])
 
 
-COMPLETE = Task("tiny_complete", "humaneval", _draw_complete, _answer_complete, is_code=True)
-WRITE = Task("tiny_write", "mbpp", _draw_write, _answer_write, is_code=True)
+COMPLETE = Task("tiny_complete", _draw_complete, _answer_complete, is_code=True)
+WRITE = Task("tiny_write", _draw_write, _answer_write, is_code=True)

@@ -1,37 +1,69 @@
-"""What the analyses read: prompts with answers, examples, answer lengths."""
+"""What the analyses of `voidpad analyze` share: their options, the model, prompts with answers, examples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from voidpad.commands.loading import load_model
+from voidpad.commands.outputs import file_to_write, picture_to_write
 from voidpad.commands.prompts import conversation, from_lines, parsed, read
 from voidpad.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from voidpad.diagnose.overflow import Answer
     from voidpad.diagnose.questions import Question
-    from voidpad.diagnose.theory import LengthModel
     from voidpad.models import Model
     from voidpad.training.padding import Pairs
 
 NUMBERS = "steps,expr"  # the built-in tasks that need no program to be run
 EVERY = "steps,expr,complete,write"
 
+ModelName = Annotated[str, typer.Option("--model", help="built-in name, hub id or folder")]
+Adapter = Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")]
+Prompts = Annotated[list[str] | None, typer.Argument(help="one or more prompts")]
+File = Annotated[
+    Path | None, typer.Option(help="prompts: text, or JSON lines with prompt or question, and answer")
+]
+Data = Annotated[Path | None, typer.Option(help="examples: JSON lines of messages, or a prepared file")]
+Raw = Annotated[bool, typer.Option("--raw", help="no chat template")]
+PlotFile = Annotated[Path | None, typer.Option(help="write the picture here", callback=picture_to_write)]
+CsvFile = Annotated[Path | None, typer.Option("--csv", help="write the numbers here", callback=file_to_write)]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object")]
+
 
 def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def integers(text: str, field: str) -> list[int]:
-    try:
-        numbers = sorted({int(part) for part in names(text)})
-    except ValueError:
-        numbers = []
-    if not numbers or numbers[0] < 1:
-        raise ConfigError(f"{field}={text!r}: give whole numbers over 0, separated by commas.")
-    return numbers
+def _known_tasks(value: str) -> str:
+    from voidpad.diagnose.questions import task_names
+
+    task_names(names(value))
+    return value
+
+
+TaskNames = Annotated[
+    str, typer.Option("--tasks", help="built-in tasks to take problems from", callback=_known_tasks)
+]
+
+
+def load_full_attention(model: str, adapter: str | None, *, device: str, dtype: str) -> Model:
+    """The model; refused if it is block-causal, because the analyses are about slots that see the whole canvas."""
+    loaded = load_model(model, adapter, device=device, dtype=dtype)
+    loaded.require_full_attention("this analysis")
+    return loaded
+
+
+def usual_canvas(model: Model) -> int:
+    """The canvas of decodes where the user gave none: that of the built-in tasks, or the paper's."""
+    from voidpad.diagnose.questions import speaks_tiny
+
+    return 192 if speaks_tiny(model) else 512
 
 
 def given_questions(prompts: Sequence[str] | None, *, file: Path | None, count: int) -> list[Question]:
@@ -70,6 +102,11 @@ def _in_file(path: Path) -> list[Question]:
         answer = record.get("answer")
         questions.append(Question(prompt) if answer is None else with_number(prompt, str(answer)))
     return questions
+
+
+def correct(questions: Sequence[Question], answers: Sequence[Answer]) -> list[bool | None]:
+    judges = [questions[answer.row].right for answer in answers]
+    return [judge(a.text) if judge else None for judge, a in zip(judges, answers, strict=True)]
 
 
 def check_there(data: Path | None) -> None:
@@ -136,22 +173,3 @@ def _fitting(model: Model, pairs: Pairs) -> Pairs:
         raise DataError(f"no example fits the context of {model.context} tokens; shorten them.")
     mine = torch.repeat_interleave(keep, pairs.size)
     return Pairs(pairs.tokens[mine], pairs.prompt[keep], pairs.response[keep], pairs.complete[keep])
-
-
-def lengths(text: str) -> LengthModel:
-    """`2,3,3,5,8` (a sample) or `1:.35,2:.25,5:.4` (weights)."""
-    from collections import Counter
-    from fractions import Fraction
-
-    from voidpad.diagnose.theory import LengthModel
-
-    weights: Counter[int] = Counter()
-    for part in names(text):
-        length, _, weight = part.partition(":")
-        try:
-            weights[int(length)] += Fraction(weight or "1")  # type: ignore[assignment]
-        except (ValueError, ZeroDivisionError):
-            raise ConfigError(
-                f"lengths: {part!r} is not LENGTH or LENGTH:WEIGHT, such as 12 or 12:.4."
-            ) from None
-    return LengthModel.weighted(weights)

@@ -17,7 +17,7 @@ from voidpad.commands.outputs import folder_there, page_to_write, picture_to_wri
 from voidpad.commands.prompts import gather
 from voidpad.commands.train import Turns
 from voidpad.errors import ConfigError
-from voidpad.files import beside, store
+from voidpad.files import store
 
 if TYPE_CHECKING:
     from voidpad.experiments.calibrate_page import Calibration
@@ -99,14 +99,14 @@ def calibrate(
         seen = survey(loaded, ids, search, rows=rows, tick=tick)
     tried = settings(seen, search)
 
+    from voidpad.diagnose.plots import save as save_figure
     from voidpad.experiments.calibrate_page import Calibration, calibration_html, trade_off
 
     done = Calibration(model, source, search, seen, tried, choose(tried, fit))
     out.print(_table(done))
     err.print(f"{len(ids)} prompts; token-passes relative to a fixed canvas of {limit}", style="dim")
     if plot is not None:
-        with beside(plot) as draft:
-            trade_off(done).savefig(draft, dpi=130)
+        save_figure(trade_off(done), plot)
     if page is not None:
         store(page, [calibration_html(done)])
         err.print(f"wrote {page}", style="dim")
@@ -118,19 +118,11 @@ def calibrate(
 
 
 def _table(done: Calibration) -> Table:
-    table = Table(
-        "", "window", "tau_nonvoid", "tau_gap", "answers that fit", "token-passes", "mean canvas", box=None
-    )
-    for s in done.shown:
-        mark, style = ("chosen", "bold green") if s == done.chosen else ("", None)
-        cells = (
-            f"{s.tau_nonvoid:.4f}",
-            f"{s.tau_gap:.4f}",
-            f"{s.fit:.1%}",
-            f"{s.cost:.1%}",
-            f"{s.canvas:.1f}",
-        )
-        table.add_row(mark, str(s.window), *cells, style=style)
+    from voidpad.experiments.calibrate_page import HEADS
+
+    table = Table(*HEADS, box=None)
+    for cells in done.rows:
+        table.add_row(*cells, style="bold green" if cells[0] else None)
     return table
 
 

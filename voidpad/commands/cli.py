@@ -111,7 +111,7 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def options(
+def _options(
     version: Annotated[
         bool,
         typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),

@@ -219,12 +219,10 @@ LoRA fine-tunes of it with equal budget: only the padding differs.</p>
 
 def _picture(arms: Sequence[Arm]) -> bytes:
     """Accuracy and answer length at each block size."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), constrained_layout=True)
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     names = dict.fromkeys(arm.name for arm in arms if "expanding" not in arm.name)
     for name in names:
         some = sorted((arm for arm in arms if arm.name == name), key=lambda arm: arm.block)
@@ -241,5 +239,4 @@ def _picture(arms: Sequence[Arm]) -> bytes:
     left.legend(frameon=False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
-    plt.close(figure)
     return buffer.getvalue()

@@ -67,7 +67,7 @@ def serve(
         raise ConfigError(f"serving needs {', '.join(missing)}; pip install 'voidpad[serve]'.")
     if plan is not None and ":" in plan:
         raise ConfigError(f"plan {plan!r}: a plan from a module cannot be served; give the name of a preset.")
-    size = bytes_of(max_body)
+    size = _bytes_of(max_body)
     from voidpad.serve.access import read_access
     from voidpad.serve.server import ServeOptions
 
@@ -109,7 +109,7 @@ def serve(
     raise typer.Exit(serve(loaded, options, ready=announce))
 
 
-def bytes_of(text: str) -> int:
+def _bytes_of(text: str) -> int:
     """A size such as 1MiB or 65536 in bytes."""
     parts = re.fullmatch(r"(\d{1,12})\s*([a-zA-Z]*)", text.strip())
     if parts is None or parts[2].lower() not in UNITS or not int(parts[1]):

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    Progress,
-    TaskID,
-)
+from rich.progress import Progress
 
 from voidpad.commands.bars import counting
 from voidpad.commands.eval import BenchmarkFolder, Stage
@@ -22,7 +18,6 @@ from voidpad.commands.outputs import folder_to_write
 from voidpad.errors import ConfigError, VoidpadError, printable
 
 if TYPE_CHECKING:
-    from voidpad.evaluate.settings import Resources
     from voidpad.experiments.sweep import Ended
     from voidpad.experiments.sweep_recipe import SweepCell
 
@@ -77,72 +72,63 @@ def sweep(
 ) -> None:
     """Run the cells of a recipe that have no results yet; interrupted sweeps go on where they stopped."""
     from voidpad.evaluate.settings import Resources
-
-    resources = Resources(device, rows, tokens, data, allow_code_execution, weak_sandbox, workers)
-    where = None if not (ray or ray_address) else _Cluster(ray_address, shards)
-    if shards > 1 and where is None:
-        raise ConfigError(f"shards={shards} needs a cluster; add --ray, or leave it out.")
-    if stage and where is not None:
-        raise ConfigError(f"stage={stage} runs on this machine only; leave out --ray.")
-    if where is None and not dry_run and stage in (None, Stage.answer):
-        from voidpad.models.place import Place
-
-        Place(device)  # once, and not as the failure of every cell
-    _run(_SweepCommand(recipe, out, only or [], limit, dry_run, stage, _folders(use or [])), resources, where)
-
-
-@dataclass(frozen=True)
-class _SweepCommand:
-    recipe: str
-    out: Path
-    only: list[str]
-    limit: int | None
-    dry_run: bool
-    stage: Stage | None
-    folders: dict[str, str]
-
-
-@dataclass(frozen=True)
-class _Cluster:
-    address: str | None
-    shards: int
-
-
-def _run(job: _SweepCommand, resources: Resources, where: _Cluster | None) -> None:
     from voidpad.experiments import sweep as sweeps
     from voidpad.experiments import sweep_recipe as recipes
     from voidpad.recipes import find_recipe
 
-    path = find_recipe(job.recipe, "sweep")
+    resources = Resources(device, rows, tokens, data, allow_code_execution, weak_sandbox, workers)
+    on_ray = bool(ray or ray_address)
+    if shards > 1 and not on_ray:
+        raise ConfigError(f"shards={shards} needs a cluster; add --ray, or leave it out.")
+    if stage and on_ray:
+        raise ConfigError(f"stage={stage} runs on this machine only; leave out --ray.")
+    if not on_ray and not dry_run and stage in (None, Stage.answer):
+        from voidpad.models.place import Place
+
+        Place(device)  # once, and not as the failure of every cell
+    folders = _folders(use or [])
+    path = find_recipe(recipe, "sweep")
     wanted = recipes.read(path)
-    if job.folders:
-        wanted = recipes.with_folders(wanted, job.folders)
-    if job.limit:
-        wanted = wanted.model_copy(update={"limit": job.limit})
-    if job.stage in (Stage.answer, Stage.judge):
-        every = sweeps.begun(path.stem, job.out)
-    elif job.dry_run:
+    if folders:
+        wanted = recipes.with_folders(wanted, folders)
+    if limit:
+        wanted = wanted.model_copy(update={"limit": limit})
+    if stage in (Stage.answer, Stage.judge):
+        every = sweeps.begun(path.stem, out)
+    elif dry_run:
         every = recipes.cells(wanted)
     else:
-        every = sweeps.begin(wanted, path.stem, job.out, download=where is None)
-    left = sweeps.missing(sweeps.only(every, job.only), job.out)
+        every = sweeps.begin(wanted, path.stem, out, download=not on_ray)
+    chosen = sweeps.only(every, only or [])
+    left = sweeps.missing(chosen, out)
     typer.echo(f"{wanted.title}: {len(every)} cells, {len(left)} to run.")
-    if job.dry_run:
+    if dry_run:
         typer.echo("\n".join(map(str, left)))
         return
     if left:
         with counting(Console(stderr=True)) as shown:
-            failed = _watch(_started(left, job, resources, where, shown), shown, len(left))
+            if on_ray:
+                from voidpad.experiments.cluster import run_ray
+
+                ended = run_ray(left, out, resources=resources, address=ray_address, shards=shards)
+            else:
+                inside = shown.add_task("examples", total=None)  # of the cell that runs now
+
+                def tell(cell: SweepCell, done: int, total: int) -> None:
+                    label = f"{cell.model} {cell.method} {cell.task}"
+                    shown.update(inside, completed=done, total=total, description=label)
+
+                ended = sweeps.run_local(left, out, resources=resources, progress=tell, stage=stage)
+            failed = _watch(ended, shown, len(left))
         if failed:
             raise VoidpadError(f"{len(failed)} of {len(left)} cells failed; the first: {failed[0]}")
-    if job.stage in (Stage.prepare, Stage.answer):
-        following = Stage.answer if job.stage is Stage.prepare else Stage.judge
-        typer.echo(f"{job.out}: next is `voidpad sweep {job.recipe} --out {job.out} --stage {following}`.")
+    if stage in (Stage.prepare, Stage.answer):
+        following = Stage.answer if stage is Stage.prepare else Stage.judge
+        typer.echo(f"{out}: next is `voidpad sweep {recipe} --out {out} --stage {following}`.")
     else:
-        typer.echo(f"{job.out}: complete; `voidpad report {job.out}` shows it.")
-        chosen = sweeps.only(every, job.only)
-        if wanted.limit and not sweeps.missing(chosen, job.out):
-            hours = sweeps.full_seconds(chosen, job.out) / 3600
+        typer.echo(f"{out}: complete; `voidpad report {out}` shows it.")
+        if wanted.limit and not sweeps.missing(chosen, out):
+            hours = sweeps.full_seconds(chosen, out) / 3600
             typer.echo(
                 f"Decoding all items of these {len(chosen)} cells on this device: about {hours:.1f} hours."
             )
@@ -154,34 +140,6 @@ def _folders(given: Sequence[str]) -> dict[str, str]:
     if wrong := [text for text, (name, _, folder) in zip(given, pairs, strict=True) if not (name and folder)]:
         raise ConfigError(f"use={wrong[0]}: write NAME=FOLDER, the name as the recipe has it.")
     return {name: folder for name, _, folder in pairs}
-
-
-def _started(
-    left: Sequence[SweepCell],
-    job: _SweepCommand,
-    resources: Resources,
-    where: _Cluster | None,
-    shown: Progress,
-) -> Iterator[Ended]:
-    if where is None:
-        from voidpad.experiments.sweep import run_local
-
-        inside = Inside(shown, shown.add_task("examples", total=None))
-        return run_local(left, job.out, resources=resources, progress=inside, stage=job.stage)
-    from voidpad.experiments.cluster import run_ray
-
-    return run_ray(left, job.out, resources=resources, address=where.address, shards=where.shards)
-
-
-class Inside:
-    """The bar of the cell that runs now."""
-
-    def __init__(self, shown: Progress, bar: TaskID) -> None:
-        self.shown, self.bar = shown, bar
-
-    def __call__(self, cell: SweepCell, done: int, total: int) -> None:
-        label = f"{cell.model} {cell.method} {cell.task}"
-        self.shown.update(self.bar, completed=done, total=total, description=label)
 
 
 def _watch(ended: Iterator[Ended], shown: Progress, total: int) -> list[str]:

@@ -32,14 +32,14 @@ class Rule:
 RULE = Rule()
 
 
-def effective(ids: Sequence[int], roles: Roles) -> int:
+def _effective_length(ids: Sequence[int], roles: Roles) -> int:
     """Slots before the first EOS; all of them without one."""
     return ids.index(roles.eos) if roles.eos in ids else len(ids)
 
 
 def overflown(ids: Sequence[int], roles: Roles, rule: Rule = RULE) -> bool:
     """Whether a finished canvas overflowed. Slots that an early stop left unwritten do not count."""
-    length = effective(ids, roles)
+    length = _effective_length(ids, roles)
     rest = [token for token in ids[length:] if token != roles.mask]
     if length > rule.short * len(ids) or not rest:
         return False
@@ -107,7 +107,9 @@ def trajectory(trace: Trace, rule: Rule = RULE) -> Trajectory:
             order = edit.apply(order, new=-1)  # new slots have no commit time yet
         before = after
     ids = list(trace.result.ids)
-    return Trajectory(trace, tuple(moments), order, effective(ids, roles), overflown(ids, roles, rule))
+    return Trajectory(
+        trace, tuple(moments), order, _effective_length(ids, roles), overflown(ids, roles, rule)
+    )
 
 
 def _moment(number: int, slots: Sequence[int], canvas: np.ndarray, roles: Roles) -> Moment:
@@ -147,43 +149,35 @@ class Answer(Result):
         return {**values, "passes": self.passes_decode, "stop_reason": self.stop_reason}
 
 
-@dataclass(frozen=True)
-class Setup:
-    """How a set is run. Rows and tokens bound one pass and change no answer; `forbid` edits the attention."""
-
-    rule: Rule = RULE
-    rows: int = 32
-    tokens: int = 16384
-    forbid: Forbid | None = None
-
-
-SETUP = Setup()
-
-
 def survey(
     model: Model,
     prompts: Sequence[Sequence[int]],
     plans: Sequence[Plan],
     *,
-    setup: Setup = SETUP,
+    rule: Rule = RULE,
+    rows: int = 32,
+    tokens: int = 16384,
+    forbid: Forbid | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> list[Answer]:
-    """Every prompt under every plan, all in the passes of one engine; plan by plan, in the prompts' order."""
-    denoise = model.denoiser(forbid=setup.forbid)
-    engine = Engine(denoise, model.roles, rows=setup.rows, tokens=setup.tokens)
+    """Every prompt under every plan, all in the passes of one engine; plan by plan, in the prompts' order.
+
+    `rows` and `tokens` bound one pass and change no answer; `forbid` edits the attention.
+    """
+    engine = Engine(model.denoiser(forbid=forbid), model.roles, rows=rows, tokens=tokens)
     jobs = [(plan, row) for plan in plans for row in range(len(prompts))]
     for key, (plan, row) in enumerate(jobs):
         engine.submit(prompts[row], model.fit(prompts[row], plan), key=key)
     answers: dict[int, Answer] = {}
     for _, outcome in engine.outcomes():
         plan, row = jobs[outcome.key]
-        answers[outcome.key] = _answer(model, outcome, plan, row, setup.rule)
+        answers[outcome.key] = _answer(model, outcome, plan, row, rule)
         tick()
     return [answers[key] for key in sorted(answers)]
 
 
 def _answer(model: Model, outcome: Outcome, plan: Plan, row: int, rule: Rule) -> Answer:
-    length = effective(outcome.ids, model.roles)
+    length = _effective_length(outcome.ids, model.roles)
     return Answer(
         **vars(model.result(outcome, plan)),
         block=plan.block,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -18,15 +18,14 @@ from matplotlib.patches import Patch
 
 from voidpad.diagnose.attention import Mass
 from voidpad.diagnose.eos_prior import LEAST, Curves
-from voidpad.diagnose.overflow import Rate, Trajectory
+from voidpad.diagnose.overflow import Trajectory
 from voidpad.files import beside
 
 LOOK = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10}
 # Colours that stay apart for readers with any colour vision (Okabe and Ito).
-BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#8A8A8A"
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#8A8A8A"
 BLANK = "#E4E4E4"  # passes after a stop; slots that a pass had not, or did not record
 HEAT = LinearSegmentedColormap.from_list("eos", ["#FFFFFF", "#FDD9B5", "#F9A14A", "#E8641B"])
-NAMES = {"eos": "EOS", "void": "VOID"}
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -49,7 +48,7 @@ def prior(curves: Sequence[Curves], *, title: str = "", least: int = LEAST) -> F
     figure, panels = _figure(4.4 * len(curves), 3.2, len(curves), share=True)
     for axes, one in zip(panels, curves, strict=True):
         slot = np.arange(1, len(one.cdf) + 1)
-        name, back = NAMES[one.token], "i-1" if one.token == "eos" else "i-2"
+        name, back = one.token.upper(), "i-1" if one.token == "eos" else "i-2"
         axes.plot(slot, one.cdf, color=GREY, linewidth=4, alpha=0.5, label=f"$F({back})$: answer lengths")
         axes.plot(slot, one.target, color=ORANGE, linewidth=1.4, label=f"$p_i$: {name} in padded data")
         axes.plot(slot, one.model, color=BLUE, linewidth=1.4, label=f"$q_i$: P({name}), empty canvas")
@@ -67,30 +66,30 @@ def prior(curves: Sequence[Curves], *, title: str = "", least: int = LEAST) -> F
 
 
 @matplotlib.rc_context(LOOK)  # type: ignore[arg-type]
-def heat(some: Sequence[Trajectory], *, titles: Sequence[str], token: str = "eos") -> Figure:
-    """P(EOS) or P(VOID) of every slot (across) at every pass (down), with what was written when."""
+def heat(some: Sequence[Trajectory], *, titles: Sequence[str]) -> Figure:
+    """P(EOS) of every slot (across) at every pass (down), with what was written when."""
     figure, panels = _figure(4.2 * len(some) + 0.6, 4.2, len(some), share=True)
     handles: dict[str, Artist] = {}
     for axes, one, title in zip(panels, some, titles, strict=True):
-        image = _heat(axes, one, f"p_{token}")
+        image = _heat(axes, one)
         axes.set_title(title)
         handles |= {label: mark for mark, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     deepest = max(len(one.moments) for one in some)
     panels[0].set(ylabel="pass", ylim=(deepest + 0.5, 0.5))
     stopped = any(len(one.moments) < deepest for one in some)
-    absent = any(np.isnan(one.probability(f"p_{token}")).any() for one in some)
+    absent = any(np.isnan(one.probability("p_eos")).any() for one in some)
     if stopped or absent:
         why = ["stopped"] * stopped + ["no value"] * absent
         handles[" or ".join(why)] = Patch(color=BLANK)
     bar = figure.colorbar(image, ax=panels, shrink=0.8, pad=0.02)
-    bar.set_label(f"P({NAMES[token]})")
+    bar.set_label("P(EOS)")
     columns = 3 if len(some) == 1 else 6
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False)
     return figure
 
 
-def _heat(axes: Axes, one: Trajectory, name: str) -> AxesImage:
-    grid = one.probability(name)
+def _heat(axes: Axes, one: Trajectory) -> AxesImage:
+    grid = one.probability("p_eos")
     passes, width = grid.shape
     extent = (0.5, width + 0.5, passes + 0.5, 0.5)
     image = axes.imshow(
@@ -109,19 +108,6 @@ def _heat(axes: Axes, one: Trajectory, name: str) -> AxesImage:
         )
     axes.set(xlabel="slot", xlim=(0.5, width + 0.5), facecolor=BLANK)
     return image
-
-
-@matplotlib.rc_context(LOOK)  # type: ignore[arg-type]
-def blocks(sets: Mapping[str, Sequence[Rate]]) -> Figure:
-    """Share of overflown answers by block size, a line for each model."""
-    figure, (axes,) = _figure(5.0, 3.0)
-    for (name, by_block), color in zip(sets.items(), (RED, BLUE, GREEN, ORANGE), strict=False):
-        x = range(len(by_block))
-        axes.plot(x, [100 * rate.share for rate in by_block], "o-", color=color, label=name)
-        axes.set_xticks(list(x), [str(rate.block) for rate in by_block])
-    axes.set(xlabel="block size", ylabel="answers that overflow (%)", ylim=(-3, 103))
-    axes.legend(frameon=False)
-    return figure
 
 
 @matplotlib.rc_context(LOOK)  # type: ignore[arg-type]

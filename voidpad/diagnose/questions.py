@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -26,20 +27,15 @@ def with_number(prompt: Any, answer: str) -> Question:
     return Question(prompt, lambda text: bare(flexible_extract(text)) == target)
 
 
-def of_tasks(names: Sequence[str], count: int, *, sandbox: Any = None) -> list[Question]:
-    """The first test problems of the built-in tasks, by turns. Programs need a sandbox to be judged."""
+def of_tasks(names: Sequence[str], count: int) -> list[Question]:
+    """The first test problems of the built-in tasks, by turns. Programs are not judged: that needs a sandbox."""
     from voidpad.builtin.tasks import TASKS, check, heldout
 
     tasks = task_names(names)
     each = [heldout(name, -(-count // len(tasks))) for name in tasks]
     problems = [problem for group in zip(*each, strict=True) for problem in group][:count]
-
-    def judge(problem: Any) -> Callable[[str], bool] | None:
-        if TASKS[problem.task].is_code and sandbox is None:
-            return None
-        return lambda text: check(problem, text, sandbox)
-
-    return [Question(problem.prompt, judge(problem)) for problem in problems]
+    judges = [None if TASKS[problem.task].is_code else partial(check, problem) for problem in problems]
+    return [Question(problem.prompt, judge) for problem, judge in zip(problems, judges, strict=True)]
 
 
 def task_names(names: Sequence[str]) -> list[str]:
@@ -61,12 +57,12 @@ def speaks_tiny(model: Model) -> bool:
     return model.tokenizer.get_vocab() == tokenizer().get_vocab()
 
 
-def task_pairs(names: Sequence[str], count: int, *, seed: int = 0) -> Pairs:
+def task_pairs(names: Sequence[str], count: int) -> Pairs:
     """Training examples of the built-in tasks, one answer a prompt; answers that fill the canvas are left out."""
     from voidpad.builtin.tasks import CANVAS, TASKS
     from voidpad.builtin.tokenizer import tokenizer, wrap
 
-    rng, tasks, words = Random(f"analyze {seed}"), task_names(names), tokenizer().backend_tokenizer
+    rng, tasks, words = Random("analyze 0"), task_names(names), tokenizer().backend_tokenizer
     rows: list[Example] = []
     while len(rows) < count:
         task = TASKS[tasks[len(rows) % len(tasks)]]

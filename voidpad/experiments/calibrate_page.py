@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from io import BytesIO
 
 import matplotlib
 import torch
@@ -15,8 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from voidpad.experiments.calibrate import Search, Setting, Survey, fields, frontier, measures
-from voidpad.experiments.report.figures import LOOK
-from voidpad.experiments.report.pages import CSS
+from voidpad.experiments.report.figures import LOOK, file_bytes
+from voidpad.experiments.report.render import html_figure, html_page
+
+HEADS = ("", "window", "tau_nonvoid", "tau_gap", "answers that fit", "token-passes", "mean canvas")
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,21 @@ class Calibration:
     chosen: Setting
 
     @property
-    def shown(self) -> list[Setting]:
-        """The settings worth a row: those no other beats, and the chosen one."""
+    def rows(self) -> list[tuple[str, ...]]:
+        """Cells under HEADS for the settings worth a row: those no other beats, and the chosen one, marked."""
         best = frontier(self.tried)
-        return best if self.chosen in best else [*best, self.chosen]
+        return [
+            (
+                "chosen" if one == self.chosen else "",
+                str(one.window),
+                f"{one.tau_nonvoid:.4f}",
+                f"{one.tau_gap:.4f}",
+                f"{one.fit:.1%}",
+                f"{one.cost:.1%}",
+                f"{one.canvas:.1f}",
+            )
+            for one in (best if self.chosen in best else [*best, self.chosen])
+        ]
 
 
 def calibration_html(done: Calibration) -> str:
@@ -85,11 +96,7 @@ def calibration_html(done: Calibration) -> str:
         "<p><code>voidpad calibrate --save FOLDER</code> writes this into the checkpoint's <code>voidpad.json</code>, "
         f"where the plan <code>void-expansion</code> finds it:</p><pre>{escape(values)}</pre>",
     ]
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n<style>{CSS}'
-        f"tr.chosen {{ font-weight: bold; }}</style></head><body>\n<h1>{escape(title)}</h1>\n{chr(10).join(parts)}\n"
-        "</body></html>\n"
-    )
+    return html_page(title, "\n".join(parts) + "\n", "tr.chosen { font-weight: bold; }")
 
 
 def trade_off(done: Calibration) -> Figure:
@@ -100,23 +107,11 @@ def trade_off(done: Calibration) -> Figure:
 
 
 def _table(done: Calibration) -> str:
-    heads = ("", "window", "tau_nonvoid", "tau_gap", "answers that fit", "token-passes", "mean canvas")
-    top = "".join(f"<th>{head}</th>" for head in heads)
-    rows = []
-    for setting in done.shown:
-        mark = "chosen" if setting == done.chosen else ""
-        cells = (
-            mark,
-            setting.window,
-            f"{setting.tau_nonvoid:.4f}",
-            f"{setting.tau_gap:.4f}",
-            f"{setting.fit:.1%}",
-            f"{setting.cost:.1%}",
-            f"{setting.canvas:.1f}",
-        )
-        rows.append(
-            f'<tr class="{mark}">' + "".join(f'<td class="number">{cell}</td>' for cell in cells) + "</tr>"
-        )
+    top = "".join(f"<th>{head}</th>" for head in HEADS)
+    rows = [
+        f'<tr class="{cells[0]}">' + "".join(f'<td class="number">{cell}</td>' for cell in cells) + "</tr>"
+        for cells in done.rows
+    ]
     return (
         f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
     )
@@ -126,13 +121,7 @@ def _figure(title: str, caption: str, draw: Callable[[Axes, Calibration], None],
     with matplotlib.rc_context(LOOK):
         figure = Figure(figsize=(6.4, 4), layout="constrained")
         draw(figure.subplots(), done)
-        out = BytesIO()
-        figure.savefig(out, format="svg", metadata={"Date": None})
-    image = b64encode(out.getvalue()).decode()
-    return (
-        f'<section><h3>{escape(title)}</h3><figure><img alt="{escape(title)}" src="data:image/svg+xml;base64,{image}">'
-        f"<figcaption>{escape(caption)}</figcaption></figure></section>"
-    )
+        return html_figure(title, file_bytes(figure, "svg"), caption)
 
 
 def _trade_off(axes: Axes, done: Calibration) -> None:

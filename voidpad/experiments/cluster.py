@@ -23,27 +23,21 @@ from voidpad.experiments.sweep_recipe import SweepCell
 LOADER = Loader()  # of this worker process
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What one Ray task does. The folder's files travel back, because nodes need not share a disk."""
-
-    settings: Settings
-    resources: Resources
-
-    def __call__(self) -> "_Parcel":
-        model = LOADER(self.settings, self.resources)
-        with tempfile.TemporaryDirectory(prefix="voidpad-") as folder:
-            evaluate(self.settings, Path(folder), model=model, resources=self.resources)
-            files = {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
-        return _Parcel(files, f"{platform.node()}:{os.getpid()}", LOADER.loads)
-
-
 class _Parcel(NamedTuple):
     """A finished run folder, and how many models the worker that sends it has loaded so far."""
 
     files: dict[str, bytes]
     worker: str
     loads: int
+
+
+def _evaluate_shard(settings: Settings, resources: Resources) -> _Parcel:
+    """What one Ray task does. The folder's files travel back, because nodes need not share a disk."""
+    model = LOADER(settings, resources)
+    with tempfile.TemporaryDirectory(prefix="voidpad-") as folder:
+        evaluate(settings, Path(folder), model=model, resources=resources)
+        files = {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
+    return _Parcel(files, f"{platform.node()}:{os.getpid()}", LOADER.loads)
 
 
 @dataclass(frozen=True)
@@ -109,9 +103,9 @@ def _drive(
     left = [[part for part in parts if not RunFolder(part.folder(out)).complete] for parts in cells]
     yield from (_finish(parts, out, resources) for parts, none in zip(cells, left, strict=True) if not none)
     gpus = gpus_per_task(resources.device, ray.cluster_resources())
-    remote = ray.remote(max_retries=-1, max_calls=0, num_cpus=1, num_gpus=gpus)(_call)
+    remote = ray.remote(max_retries=-1, max_calls=0, num_cpus=1, num_gpus=gpus)(_evaluate_shard)
     jobs = [(part, parts) for parts, some in zip(cells, left, strict=True) for part in some]
-    running = {remote.remote(_Work(part.settings, resources)): (part, parts) for part, parts in jobs}
+    running = {remote.remote(part.settings, resources): (part, parts) for part, parts in jobs}
     while running:
         (ready,), _ = ray.wait(list(running))
         part, parts = running.pop(ready)
@@ -129,10 +123,6 @@ def gpus_per_task(device: str, cluster: Mapping[str, float]) -> int:
     if device == "auto":
         return int(cluster.get("GPU", 0) >= 1)
     return int(device not in ("cpu", "mps"))
-
-
-def _call(work: _Work) -> _Parcel:
-    return work()
 
 
 def _receive(ray: Any, ready: Any) -> _Parcel | VoidpadError:

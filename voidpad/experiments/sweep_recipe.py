@@ -28,11 +28,11 @@ Fields = dict[str, Any]  # plan fields; the plan itself checks them
 Grid = dict[str, list[Any]]
 
 
-class Closed(BaseModel):
+class _Closed(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Group(Closed):
+class Group(_Closed):
     """Rows that share a name: every model with every plan at every point of the grid, on every task."""
 
     model: str | list[str]
@@ -49,7 +49,7 @@ class Group(Closed):
     tasks: list[str] | None = None
 
 
-class SweepRecipe(Closed):
+class SweepRecipe(_Closed):
     """A sweep. `fields`, `grid` and `tasks` hold for every group unless it says otherwise."""
 
     title: str

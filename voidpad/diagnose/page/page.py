@@ -46,7 +46,7 @@ def page(traces: Sequence[Named], extension: PageExtension | None = None) -> str
     parts = {
         "name": extension.name if extension else "replay",
         "aside": extension.aside if extension else "",
-        "csp": policy(style, script, connects=extension is not None),
+        "csp": _policy(style, script, connects=extension is not None),
         "style": style,
         "script": script,
         "data": embedded(traces, extension.data if extension else {}),
@@ -60,7 +60,7 @@ def embedded(traces: Sequence[Named], more: Mapping[str, Any] | None = None) -> 
     return json.dumps(payload, ensure_ascii=True, allow_nan=False, separators=(",", ":")).translate(_SPELT)
 
 
-def policy(style: str, script: str, *, connects: bool = False) -> str:
+def _policy(style: str, script: str, *, connects: bool = False) -> str:
     """Only this style sheet and this script, and no request to anywhere, or to the page's own server alone."""
     allowed = [
         "default-src 'none'",

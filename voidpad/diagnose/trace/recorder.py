@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -83,14 +82,14 @@ class Recorder:
         """What one row did in its pass number `n`."""
         before, after, roles = step.before, step.after, step.before.canvas.roles
         ids = np.array(after.canvas.answer(row), dtype=np.int64)
-        commits = committed(step, row)
+        commits = _committed(step, row)
         filled = np.array(before.canvas.answer(row), dtype=np.int64)
         filled[[slot for slot, _, _ in commits]] = [token for _, token, _ in commits]
         start, length = int(before.open[row] - before.canvas.prompt[row]), len(filled)
         ends = np.flatnonzero(ids == roles.eos)
         return Pass(
             n=n,
-            phase=phase(step, row),
+            phase=_phase(step, row),
             length=length,
             open=start,
             window=max(0, min(plan.block, length - start)),
@@ -98,7 +97,7 @@ class Recorder:
             edits=edits(filled, ids),
             masks=int((ids == roles.mask).sum()),
             first_eos=int(ends[0]) if len(ends) else None,
-            signal=signal(plan, step, row),
+            signal=_signal(plan, step, row),
             **self._arrays(step, row),
         )
 
@@ -131,7 +130,7 @@ class Recorder:
             family=self.model.family.name,
             roles=roles,
             prompt=Prompt(str(self.model.tokenizer.decode(list(prompt))), tuple(prompt)),
-            plan=plain(plan),
+            plan=plan.plain(),
             detail=self.detail,
             **self.about,
         )
@@ -161,20 +160,20 @@ class _Recorded:
     passes: list[Pass] = field(default_factory=list)
 
 
-def signal(plan: Plan, step: Step, row: int) -> dict[str, float | None]:
+def _signal(plan: Plan, step: Step, row: int) -> dict[str, float | None]:
     """What the length rule read in this pass; a rule that watched no slot of this row read nothing."""
     if not plan.length.watch(step.before)[row].any():
         return {}
     return {name: float(values[row]) for name, values in step.signal.items()}
 
 
-def phase(step: Step, row: int) -> Any:
+def _phase(step: Step, row: int) -> Any:
     if not step.before.probing[row]:
         return "decode"
     return "shared" if step.after.shared[row] > step.before.shared[row] else "probe"
 
 
-def committed(step: Step, row: int) -> tuple[tuple[int, int, float], ...]:
+def _committed(step: Step, row: int) -> tuple[tuple[int, int, float], ...]:
     start = int(step.before.canvas.prompt[row])
     columns = step.chosen[row].nonzero()[:, 0].tolist()
     return tuple((at - start, int(step.tokens[row, at]), float(step.score[row, at])) for at in columns)
@@ -186,37 +185,25 @@ def edits(before: np.ndarray, after: np.ndarray) -> tuple[Edit, ...]:
     differ = np.flatnonzero(before[:shared] != after[:shared])
     same = int(differ[0]) if len(differ) else shared
     if len(differ):
-        count = len(next(runs(after[same:]))[1])
+        count = len(next(_runs(after[same:]))[1])
         kept = len(after) - same - count
         if np.array_equal(before[same : same + kept], after[same + count :]):
             grown = Edit("insert", same, count, int(after[same]))
-            return (grown, *cut(len(after), len(before) + count))
-    return (*cut(same, len(before)), *appended(after, same))
+            return (grown, *_cut(len(after), len(before) + count))
+    return (*_cut(same, len(before)), *_appended(after, same))
 
 
-def cut(at: int, length: int) -> tuple[Edit, ...]:
+def _cut(at: int, length: int) -> tuple[Edit, ...]:
     return (Edit("cut", at, length - at),) if at < length else ()
 
 
-def runs(ids: np.ndarray) -> Iterator[tuple[int, list[int]]]:
+def _runs(ids: np.ndarray) -> Iterator[tuple[int, list[int]]]:
     return ((token, list(run)) for token, run in groupby(ids.tolist()))
 
 
-def appended(canvas: np.ndarray, start: int) -> tuple[Edit, ...]:
+def _appended(canvas: np.ndarray, start: int) -> tuple[Edit, ...]:
     made: list[Edit] = []
-    for token, run in runs(canvas[start:]):
+    for token, run in _runs(canvas[start:]):
         made.append(Edit("append", start, len(run), token))
         start += len(run)
     return tuple(made)
-
-
-def plain(value: Any) -> Any:
-    """A plan as JSON values: rules by name with their settings."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"rule": type(value).__name__, **fields}
-    if isinstance(value, tuple | list):
-        return [plain(one) for one in value]
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    return value.__name__ if callable(value) else str(value)

@@ -8,10 +8,10 @@ from typing import Any
 from voidpad.errors import ConfigError, DataError, printable
 from voidpad.evaluate.folder import RunFolder, read_run
 from voidpad.evaluate.scores import mean, paired
-from voidpad.experiments.report.pages import CSS
-from voidpad.experiments.report.render import escape, md
+from voidpad.experiments.report.render import escape, html_page, md
 
 Example = dict[str, Any]  # a line of examples.jsonl
+HEADS = ("task", "items", "first", "second", "difference, paired 95 %", "lost", "gained")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def compared_markdown(comparison: RunComparison) -> str:
     first, second = map(md, comparison.names)
     lines = [f"# {second} against {first}", ""]
     lines += [md(f"- {name}: {b} against {a}") for name, a, b in comparison.settings]
-    lines += ["", "| task | items | first | second | difference, paired 95 % | lost | gained |"]
+    lines += ["", f"| {' | '.join(HEADS)} |"]
     lines += ["|---|---:|---:|---:|---:|---:|---:|"]
     lines += ["| " + " | ".join(map(md, row)) + " |" for row in _rows(comparison)]
     for task in comparison.tasks:
@@ -101,9 +101,8 @@ def compared_markdown(comparison: RunComparison) -> str:
 
 def compared_html(comparison: RunComparison) -> str:
     """One file that needs nothing else."""
-    first, second = map(escape, comparison.names)
-    heads = ("task", "items", "first", "second", "difference, paired 95 %", "lost", "gained")
-    top = "".join(f"<th>{head}</th>" for head in heads)
+    first, second = comparison.names
+    top = "".join(f"<th>{head}</th>" for head in HEADS)
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in _rows(comparison)
     )
@@ -117,12 +116,11 @@ def compared_html(comparison: RunComparison) -> str:
             )
             head = f"{task.task} {a['index']}: {a['score']:g} to {b['score']:g}"
             items.append(f"<details><summary>{escape(head)}</summary>{texts}</details>")
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{second} against {first}</title>\n'
-        f"<style>{CSS}pre {{ white-space: pre-wrap; }}</style></head><body>\n<h1>{second} against {first}</h1>\n"
+    body = (
         f"<ul>{settings}</ul><table><thead><tr>{top}</tr></thead><tbody>{rows}</tbody></table>\n"
-        f"<h2>Items that changed</h2>{''.join(items)}</body></html>\n"
+        f"<h2>Items that changed</h2>{''.join(items)}"
     )
+    return html_page(f"{second} against {first}", body, "pre { white-space: pre-wrap; }")
 
 
 def _rows(comparison: RunComparison) -> Iterator[tuple[str, ...]]:

@@ -51,13 +51,14 @@ def plots(layout: Item, records: Sequence[CellRecord]) -> list[Plot]:
 def _plot(layout: Item, records: Sequence[CellRecord], several: bool) -> Plot:
     title = f"{layout.title}: {records[0].title}" if several else layout.title
     with matplotlib.rc_context(LOOK):
-        figure = draw(layout, records)
+        figure = _draw(layout, records)
         figure.suptitle(title)
-        svg, pdf = _saved(figure, "svg"), _saved(figure, "pdf")
+        svg, pdf = file_bytes(figure, "svg"), file_bytes(figure, "pdf")
     return Plot(_slug(title), title, layout.reference, svg, pdf, tuple(records))
 
 
-def _saved(figure: Figure, kind: str) -> bytes:
+def file_bytes(figure: Figure, kind: str) -> bytes:
+    """The figure as an svg or pdf file without a date."""
     out = BytesIO()
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     figure.savefig(out, format=kind, metadata=dates[kind])
@@ -70,11 +71,11 @@ def _slug(title: str) -> str:
 
 
 @singledispatch
-def draw(layout: Item, records: Sequence[CellRecord]) -> Figure:
+def _draw(layout: Item, records: Sequence[CellRecord]) -> Figure:
     raise TypeError(layout)
 
 
-@draw.register
+@_draw.register
 def _(layout: Bars, records: Sequence[CellRecord]) -> Figure:
     metric = METRICS[layout.metric]
     groups, names = (ordered(r.get(name) for r in records) for name in (layout.across, layout.by))
@@ -90,7 +91,7 @@ def _(layout: Bars, records: Sequence[CellRecord]) -> Figure:
     return _finish(figure, axes, metric, layout.across)
 
 
-@draw.register
+@_draw.register
 def _(layout: Lines, records: Sequence[CellRecord]) -> Figure:
     metric = METRICS[layout.metric]
     values, names = (ordered(r.get(name) for r in records) for name in (layout.across, layout.by))
@@ -103,7 +104,7 @@ def _(layout: Lines, records: Sequence[CellRecord]) -> Figure:
     return _finish(figure, axes, metric, layout.across)
 
 
-@draw.register
+@_draw.register
 def _(layout: Heat, records: Sequence[CellRecord]) -> Figure:
     metric = METRICS[layout.metric]
     tasks = ordered(record.task for record in records)

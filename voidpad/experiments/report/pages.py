@@ -1,6 +1,5 @@
 """A whole report: the tables and figures of some folders, as Markdown, LaTeX and one HTML file."""
 
-from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from voidpad.experiments.report.layout import Bars, Blocks, Details, FigureLayou
 from voidpad.experiments.report.origins import provenance
 from voidpad.experiments.report.published import PublishedNumbers
 from voidpad.experiments.report.records import CellRecord, Source, read
-from voidpad.experiments.report.render import escape, html, latex, markdown, md, tex
+from voidpad.experiments.report.render import escape, html, html_figure, html_page, latex, markdown, md, tex
 from voidpad.experiments.report.report_metrics import ordered
 from voidpad.experiments.report.tables import Table, build, comparison
 
@@ -57,7 +56,7 @@ def _section(group: Sequence[Source]) -> Section:
     sweep, name = group[0].sweep, group[0].name
     drawn = [plot for layout in figures if _shown(layout, records) for plot in plots(layout, records)]
     return Section(
-        sweep.title if sweep else "Evaluation",
+        sweep["title"] if sweep else "Evaluation",
         tuple(build(layout, records) for layout in tables if _shown(layout, records)),
         tuple(replace(plot, name=f"{name}-{plot.name}") for plot in drawn),
         tuple(note for source in group for note in _missing(source)),
@@ -80,7 +79,7 @@ def _layouts(
     sweep = group[0].sweep
     if sweep:
         try:
-            return TABLES.validate_python(list(sweep.tables)), FIGURES.validate_python(list(sweep.figures))
+            return TABLES.validate_python(sweep["tables"]), FIGURES.validate_python(sweep["figures"])
         except ValidationError as error:
             raise DataError(
                 f"{group[0].name}.sweep.json: {fault(error.errors()[0])[:300]}; run the sweep again."
@@ -116,48 +115,25 @@ def as_markdown(page: Report, *, intervals: bool = True, figures: str | None = "
     return "\n".join(parts)
 
 
-def as_latex(page: Report, *, intervals: bool = True, figures: str = "figures") -> str:
+def as_latex(page: Report, *, intervals: bool = True) -> str:
     """A document that compiles by itself; its tables can be copied out."""
     parts = [r"\documentclass{article}", r"\usepackage{booktabs,graphicx}", r"\begin{document}"]
     for part in page.sections:
         parts += [rf"\section*{{{tex(part.title)}}}", *map(tex, part.notes)]
         parts += [latex(table, intervals=intervals) for table in part.tables]
-        parts += [_latex_plot(plot, figures) for plot in part.plots] + [r"\clearpage"]
+        parts += [_latex_plot(plot) for plot in part.plots] + [r"\clearpage"]
     return "\n".join([*parts, r"\end{document}", ""])
 
 
-def _latex_plot(plot: Plot, figures: str) -> str:
-    image = rf"\includegraphics[width=\linewidth]{{{figures}/{plot.name}.pdf}}"
+def _latex_plot(plot: Plot) -> str:
+    image = rf"\includegraphics[width=\linewidth]{{figures/{plot.name}.pdf}}"
     caption = rf"\caption{{{tex(plot.title)}}}"
     return "\n".join([r"\begin{figure}[p]\centering", image, caption, r"\end{figure}"])
 
 
-CSS = """
-:root { color-scheme: light dark; --line: #8886; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
-h2 { margin-top: 3rem; } h3 { font-size: 1.05rem; margin-top: 2rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; }
-figcaption { font-size: .8rem; opacity: .85; }
-th, td { padding: .15rem .6rem; text-align: left; white-space: nowrap; }
-thead th { border-bottom: 2px solid var(--line); }
-tbody { border-bottom: 1px solid var(--line); }
-tbody th { font-weight: normal; }
-.number { text-align: right; font-variant-numeric: tabular-nums; }
-.interval { font-size: .75em; opacity: .7; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; font-size: .8rem; opacity: .85; }
-dt, dd { margin: 0; }
-figure { margin: 1rem 0; } img { max-width: 100%; background: white; }
-"""
-
-
 def as_html(page: Report, *, intervals: bool = True) -> str:
     """One file that needs nothing else: styles and figures are inside."""
-    body = "".join(_html_section(part, intervals) for part in page.sections)
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(page.title)}</title>\n'
-        f"<style>{CSS}</style></head><body>\n<h1>{escape(page.title)}</h1>\n{body}</body></html>\n"
-    )
+    return html_page(page.title, "".join(_html_section(part, intervals) for part in page.sections))
 
 
 def _html_section(part: Section, intervals: bool) -> str:
@@ -167,9 +143,5 @@ def _html_section(part: Section, intervals: bool) -> str:
 
 
 def _html_plot(plot: Plot) -> str:
-    image = b64encode(plot.svg).decode()
     facts = "; ".join(f"{name}: {text}" for name, text in provenance(plot.records))
-    return (
-        f'<section><h3>{escape(plot.title)}</h3><figure><img alt="{escape(plot.title)}" '
-        f'src="data:image/svg+xml;base64,{image}"><figcaption>{escape(facts)}</figcaption></figure></section>\n'
-    )
+    return html_figure(plot.title, plot.svg, facts) + "\n"

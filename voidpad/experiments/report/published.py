@@ -78,17 +78,6 @@ class Sheet(Frozen):
         """(names of the row, its printed values) for every row, the means over tasks included."""
         yield from _walk(self.cells, self.levels, {})
 
-    def row(self, *path: str) -> tuple[float, ...]:
-        """The measured values of one row, summaries left out."""
-        return self._values(path)[: len(self.columns)]
-
-    def at(self, *path: str, column: Setting) -> float:
-        """One printed value; `column` may be a summary."""
-        return self._values(path)[(*self.columns, *self.summary).index(column)]
-
-    def _values(self, path: tuple[str, ...]) -> tuple[float, ...]:
-        return next(values for names, values in self.rows() if tuple(names.values()) == path)
-
     def numbers(self) -> Iterator[Number]:
         """Every printed measurement; a summary over tasks counts as the task "mean"."""
         for names, values in self.rows():
@@ -119,9 +108,6 @@ class PublishedNumbers(BaseModel):
 
     models: dict[str, PublishedModel]
     sheets: tuple[Sheet, ...] = Field(alias="sheet")
-
-    def sheet(self, name: str) -> Sheet:
-        return next(sheet for sheet in self.sheets if sheet.id == name)
 
     @cached_property
     def numbers(self) -> list[Number]:

@@ -73,22 +73,12 @@ class CellRecord:
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """A NAME.sweep.json beside the cells: which folder is which row, and the tables that were asked for."""
-
-    title: str
-    cells: Sequence[Mapping[str, Any]]
-    tables: Sequence[Mapping[str, Any]]
-    figures: Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
 class Source:
     """One sweep, or run folders without one."""
 
     name: str
     records: tuple[CellRecord, ...]
-    sweep: Sweep | None = None
+    sweep: Mapping[str, Any] | None = None  # NAME.sweep.json: title, cells, tables and figures
 
 
 def read(path: Path, published: PublishedNumbers | None = None) -> list[Source]:
@@ -104,16 +94,15 @@ def read(path: Path, published: PublishedNumbers | None = None) -> list[Source]:
 
 
 def _read_sweep(path: Path, published: PublishedNumbers | None) -> Source:
-    raw = read_versioned(path, SweepFile)
-    sweep = Sweep(raw["title"], raw["cells"], raw["tables"], raw["figures"])
-    runs = [(path.parent / cell["folder"], cell) for cell in sweep.cells]
+    sweep = read_versioned(path, SweepFile)
+    runs = [(path.parent / cell["folder"], cell) for cell in sweep["cells"]]
     return _source(path.name.removesuffix(SUFFIX), runs, sweep, published)
 
 
 def _source(
     name: str,
     runs: Iterable[tuple[Path, Mapping[str, Any]]],
-    sweep: Sweep | None,
+    sweep: Mapping[str, Any] | None,
     published: PublishedNumbers | None,
 ) -> Source:
     records: list[CellRecord] = []

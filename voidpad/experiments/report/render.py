@@ -1,7 +1,8 @@
 """Tables -> Markdown, LaTeX and HTML."""
 
 import re
-from collections.abc import Callable, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape as _escape
 
@@ -68,27 +69,26 @@ def _caption(table: Table) -> str:
     return f"{table.title} ({table.reference})" if table.reference else table.title
 
 
-def _heads(row: TableRow, above: TableRow | None) -> list[str]:
-    """A row's names; the leading ones it shares with the row above are left out."""
-    shown = list(row.head)
-    for at, name in enumerate(row.head[:-1]):
-        if above is None or above.head[at] != name:
-            break
-        shown[at] = ""
-    return shown
-
-
-def _above(rows: Sequence[TableRow]) -> list[TableRow | None]:
-    return [None, *rows[:-1]] if rows else []
+def _with_heads(rows: Sequence[TableRow]) -> Iterator[tuple[TableRow, list[str]]]:
+    """Each row with its names; the leading ones it shares with the row above are left out."""
+    above: TableRow | None = None
+    for row in rows:
+        shown = list(row.head)
+        for at, name in enumerate(row.head[:-1]):
+            if above is None or above.head[at] != name:
+                break
+            shown[at] = ""
+        yield row, shown
+        above = row
 
 
 def markdown(table: Table, *, intervals: bool = True) -> str:
     top = [*table.heads, *table.columns]
     lines = [f"### {md(_caption(table))}", "", _line([md(name) for name in top])]
     lines.append(_line(["---"] * len(table.heads) + ["---:"] * len(table.columns)))
-    for row, before in zip(table.rows, _above(table.rows), strict=True):
+    for row, heads in _with_heads(table.rows):
         cells = [MARKDOWN.cell(value, intervals) for value in row.values]
-        lines.append(_line([*map(md, _heads(row, before)), *cells]))
+        lines.append(_line([*map(md, heads), *cells]))
     lines += ["", *map(md, table.notes), *([""] if table.notes else [])]
     lines += [f"- {name}: {md(text)}" for name, text in provenance(table.records)]
     return "\n".join(lines) + "\n"
@@ -104,8 +104,8 @@ def latex(table: Table, *, intervals: bool = True) -> str:
     body = [r"\toprule", " & ".join(map(tex, [*table.heads, *table.columns])) + r" \\"]
     for group in table.groups:
         body.append(r"\midrule")
-        for row, before in zip(group, _above(group), strict=True):
-            cells = [*map(tex, _heads(row, before)), *(LATEX.cell(value, intervals) for value in row.values)]
+        for row, heads in _with_heads(group):
+            cells = [*map(tex, heads), *(LATEX.cell(value, intervals) for value in row.values)]
             body.append(" & ".join(cells) + r" \\")
     inner = "\n".join([rf"\begin{{tabular}}{{{shape}}}", *body, r"\bottomrule", r"\end{tabular}"])
     facts = [*table.notes, *(f"{name}: {text}." for name, text in provenance(table.records))]
@@ -138,8 +138,44 @@ def html(table: Table, *, intervals: bool = True) -> str:
 
 def _html_rows(group: Sequence[TableRow], intervals: bool) -> str:
     rows = []
-    for row, before in zip(group, _above(group), strict=True):
-        names = "".join(f"<th>{escape(name)}</th>" for name in _heads(row, before))
+    for row, heads in _with_heads(group):
+        names = "".join(f"<th>{escape(name)}</th>" for name in heads)
         cells = "".join(f'<td class="number">{HTML.cell(value, intervals)}</td>' for value in row.values)
         rows.append(f"<tr>{names}{cells}</tr>")
     return "\n".join(rows)
+
+
+CSS = """
+:root { color-scheme: light dark; --line: #8886; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
+h2 { margin-top: 3rem; } h3 { font-size: 1.05rem; margin-top: 2rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; }
+figcaption { font-size: .8rem; opacity: .85; }
+th, td { padding: .15rem .6rem; text-align: left; white-space: nowrap; }
+thead th { border-bottom: 2px solid var(--line); }
+tbody { border-bottom: 1px solid var(--line); }
+tbody th { font-weight: normal; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
+.interval { font-size: .75em; opacity: .7; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; font-size: .8rem; opacity: .85; }
+dt, dd { margin: 0; }
+figure { margin: 1rem 0; } img { max-width: 100%; background: white; }
+"""
+
+
+def html_page(title: str, body: str, style: str = "") -> str:
+    """A whole page: one file that needs nothing else. `style` is added to the styles of every report."""
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
+        f"<style>{CSS}{style}</style></head><body>\n<h1>{escape(title)}</h1>\n{body}</body></html>\n"
+    )
+
+
+def html_figure(title: str, svg: bytes, caption: str) -> str:
+    """A picture inside a page, with its title above it and its caption below."""
+    image = b64encode(svg).decode()
+    return (
+        f'<section><h3>{escape(title)}</h3><figure><img alt="{escape(title)}" src="data:image/svg+xml;base64,{image}">'
+        f"<figcaption>{escape(caption)}</figcaption></figure></section>"
+    )

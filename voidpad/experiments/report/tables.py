@@ -1,7 +1,7 @@
 """Layouts and records -> tables: the paper's Tables 1 to 6 and the details behind them."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any
@@ -59,16 +59,16 @@ def build(layout: Item, records: Sequence[CellRecord]) -> Table:
     chosen = tuple(record.graded(layout.grader) for record in records if record.matches(layout.where))
     if not chosen:
         raise ConfigError(f"table {layout.title!r}: no finished run matches where={layout.where}.")
-    table = replace(table_of(layout, chosen), records=chosen, reference=layout.reference)
+    table = replace(_table_of(layout, chosen), records=chosen, reference=layout.reference)
     return replace(table, notes=(*table.notes, *_unknown_note(table)))
 
 
 @singledispatch
-def table_of(layout: Item, records: Sequence[CellRecord]) -> Table:
+def _table_of(layout: Item, records: Sequence[CellRecord]) -> Table:
     raise TypeError(layout)
 
 
-@table_of.register
+@_table_of.register
 def _(layout: Blocks, records: Sequence[CellRecord]) -> Table:
     metric = METRICS[layout.metric]
     columns = ordered(record.get(layout.across) for record in records)
@@ -119,7 +119,7 @@ def complete(records: Sequence[CellRecord], metric: Metric, tasks: int) -> Value
     )
 
 
-@table_of.register
+@_table_of.register
 def _(layout: Tasks, records: Sequence[CellRecord]) -> Table:
     tasks = ordered(record.task for record in records)
     groups = []
@@ -184,7 +184,7 @@ def _speed_note(layout: Tasks) -> tuple[str, ...]:
     )
 
 
-@table_of.register
+@_table_of.register
 def _(layout: Stopping, records: Sequence[CellRecord]) -> Table:
     score, saved = METRICS["score"], METRICS["nfe_reduction"]
     groups = []
@@ -206,7 +206,7 @@ def _difference(before: Value, after: Value) -> Value:
     return Value(after.number - before.number)
 
 
-@table_of.register
+@_table_of.register
 def _(layout: Spread, records: Sequence[CellRecord]) -> Table:
     groups = []
     for model in ordered(record.model for record in records):
@@ -244,7 +244,7 @@ def _spread_values(records: Sequence[CellRecord], axes: Sequence[str]) -> tuple[
     return tuple(values)
 
 
-@table_of.register
+@_table_of.register
 def _(layout: Methods, records: Sequence[CellRecord]) -> Table:
     tasks = ordered(record.task for record in records)
     metrics = [METRICS[name] for name in layout.metrics]
@@ -311,7 +311,7 @@ def _baseline(record: CellRecord) -> str:
     )
 
 
-@table_of.register
+@_table_of.register
 def _(layout: Details, records: Sequence[CellRecord]) -> Table:
     metrics = [METRICS[name] for name in DETAILS]
     moving = [name for name in ordered(key for r in records for key in r.at) if _varies(records, name)]
@@ -350,11 +350,8 @@ def _with_paper_column(table: Table) -> Table:
     """Keep the last value of every row, the paper's, if any row has one."""
     if any(row.values[-1].number is not None for row in table.rows):
         return replace(table, columns=(*table.columns, "paper"))
-    return _each(table, lambda row: TableRow(row.head, row.values[:-1]))
-
-
-def _each(table: Table, change: Callable[[TableRow], TableRow]) -> Table:
-    return replace(table, groups=tuple(tuple(map(change, group)) for group in table.groups))
+    groups = [tuple(TableRow(row.head, row.values[:-1]) for row in group) for group in table.groups]
+    return replace(table, groups=tuple(groups))
 
 
 def _unknown_note(table: Table) -> tuple[str, ...]:
