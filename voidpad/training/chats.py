@@ -42,7 +42,7 @@ REASONS = {
     "repeated": "repeats an earlier example",
     "empty": "empty response",
     "too_long": "longer than --drop-longer",
-    "no_room": "the prompt leaves no room for a response within --max-length",
+    "no_room": "the prompt leaves no room for a response within the maximum length",
     "not_sampled": "not drawn for the sample",
 }
 FAULTS = ("bad", "special_tokens")  # these stop `voidpad data prepare` unless --skip-bad is given
