@@ -116,7 +116,6 @@ class EngineThread:
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.rows: dict[int, _Row] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.wake = threading.Condition()
         self.registering = threading.Lock()  # no event of a row is read before the row is in `rows`
         self.closing = False
         self.alive = False
@@ -134,9 +133,8 @@ class EngineThread:
 
     def close(self) -> None:
         """Stop after the pass that is running; rows that are left are dropped."""
-        with self.wake:
-            self.closing = True
-            self.wake.notify()
+        self.closing = True
+        self.engine.wake()
         if self.thread.is_alive():
             self.thread.join(timeout=60)
 
@@ -184,24 +182,20 @@ class EngineThread:
                     recorder=self._recorder(request),
                     scores=SlotLogprobs(request.top_logprobs) if request.logprobs else None,
                 )
-        with self.wake:
-            self.wake.notify()
         return live
 
     def _cancel(self, handles: list[int]) -> None:
         for handle in handles:
             if handle in self.rows:
                 self.engine.cancel(handle)
-        with self.wake:
-            self.wake.notify()
 
     # The engine's thread
 
     def _run(self) -> None:
         try:
             while True:
-                with self.wake:
-                    self.wake.wait_for(lambda: self.closing or self.engine.busy)
+                self.engine.wait()
+                with self.registering:  # the rows of a request start in the same pass
                     if self.closing:
                         return
                 events = self.engine.step()
