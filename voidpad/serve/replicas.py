@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from voidpad import models
 from voidpad.errors import ConfigError, VoidpadError, fault
+from voidpad.models.place import gpus_per_task
 from voidpad.serve.access import Access, read_access
 from voidpad.serve.app import build_app
 from voidpad.serve.server import ServeOptions, address_of, listen, log_to_stderr, make_state
@@ -100,8 +101,7 @@ def _bound(copies: ReplicaOptions, options: ServeOptions, access: Access) -> Any
     def build() -> FastAPI:
         return copies.app(options, access)
 
-    has_gpus = ray.is_initialized() and ray.cluster_resources().get("GPU", 0) >= 1
-    on_gpu = has_gpus if copies.device == "auto" else copies.device not in ("cpu", "mps")
+    gpus = gpus_per_task(copies.device, ray.cluster_resources() if ray.is_initialized() else {})
     deployment = serve.deployment(
         serve.ingress(build)(),
         name=NAME,
@@ -111,7 +111,7 @@ def _bound(copies: ReplicaOptions, options: ServeOptions, access: Access) -> Any
         graceful_shutdown_timeout_s=options.drain,
         graceful_shutdown_wait_loop_s=1.0,
         health_check_period_s=2,
-        ray_actor_options={"num_cpus": 1, "num_gpus": int(on_gpu)},
+        ray_actor_options={"num_cpus": 1, "num_gpus": gpus},
         logging_config=_QUIET,
     )
     return deployment.bind()
