@@ -145,9 +145,9 @@ def vocabulary(name: str, *, family: str | None = None) -> tuple[PreTrainedToken
     return tokenizer, own.roles if own is not None else roles
 
 
-def family_of(name: str | Path) -> Family:
+def family_of(name: str | Path, *, download: bool = True) -> Family:
     """The family of a checkpoint, or of an adapter's base, without reading weights."""
-    return _read_checkpoint(base_folder(str(name)), name=str(name)).family
+    return _read_checkpoint(base_folder(str(name), download=download), name=str(name)).family
 
 
 def card_of(name: str | Path, adapter: str | Path | None = None) -> Card | None:
@@ -189,12 +189,6 @@ def merge(model: Model) -> Model:
     if model.quantized:
         raise ConfigError(f"{model.name}: cannot merge into quantized weights; load it without quantize.")
     return replace(model, net=model.net.merge_and_unload(safe_merge=True))
-
-
-def read_config(folder: Path) -> tuple[Family, PretrainedConfig]:
-    """Family and config of a checkpoint folder, released or saved by voidpad."""
-    checkpoint = _read_checkpoint(folder)
-    return checkpoint.family, checkpoint.config
 
 
 def _load_base(
