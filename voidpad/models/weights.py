@@ -1,7 +1,13 @@
-"""Weights on disk: what the safetensors headers promise, checked before anything is loaded."""
+"""Weights on disk: what the safetensors headers promise, checked before anything is loaded.
 
+Mixtures of experts: releases store the matrices of every expert apart, transformers keeps those of a layer fused.
+On disk a layer has `mlp.experts.<n>.{gate,up,down}_proj.weight`; in the network it has `mlp.experts.gate_up_proj`
+(experts, 2 * size, hidden) and `mlp.experts.down_proj` (experts, hidden, size). transformers fuses while it loads.
+"""
+
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +18,6 @@ from transformers import PretrainedConfig
 
 from voidpad.errors import WeightsError, reason
 from voidpad.models.card import read_json
-from voidpad.models.experts import is_fused, split
 from voidpad.models.families import Family
 from voidpad.models.families.family import shown
 
@@ -20,6 +25,7 @@ WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 Shape = tuple[int, ...]
 _FLOATS = ("F32", "BF16", "F16", "F64")
+_FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -127,7 +133,7 @@ def check(
                 f"{where}: config.json asks for {len(tensor)} experts in {config.num_hidden_layers} layers, but the "
                 f"files hold {len(tensors)} tensors. Use the complete checkpoint with its own config."
             )
-        expected |= {part: tuple(matrix.shape) for part, matrix in split(name, tensor)}
+        expected |= {part: tuple(matrix.shape) for part, matrix in split_experts(name, tensor)}
     if config.tie_word_embeddings:
         del expected["lm_head.weight"]
     compare(expected, given, where=where)
@@ -143,6 +149,27 @@ def compare(expected: Mapping[str, Shape], given: Mapping[str, Shape], *, where:
             break
     if faults:
         raise WeightsError(f"{where}: {'; '.join(faults)}. Use the complete checkpoint with its own config.")
+
+
+def is_fused(name: str) -> bool:
+    """Whether a tensor of the network holds the matrices of all experts of a layer."""
+    return _FUSED.fullmatch(name) is not None
+
+
+def split_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that a release stores for one of the network: one for each matrix of each expert.
+
+    The parts are views. A tensor that is not fused comes back alone, under its own name.
+    """
+    fused = _FUSED.fullmatch(name)
+    if fused is None:
+        yield name, tensor
+        return
+    module, projection = fused.groups()
+    for number, expert in enumerate(tensor):
+        parts = {"gate": expert[: len(expert) // 2], "up": expert[len(expert) // 2 :]}
+        for part, matrix in parts.items() if projection == "gate_up_proj" else [("down", expert)]:
+            yield f"{module}.{number}.{part}_proj.weight", matrix
 
 
 def stored_dtype(tensors: Mapping[str, TensorHeader]) -> str:
