@@ -1,4 +1,4 @@
-"""voidpad.json: what a checkpoint or an adapter must say about itself beside its weights."""
+"""voidpad.json and README.md: what a checkpoint or an adapter says about itself beside its weights."""
 
 import json
 import stat
@@ -14,9 +14,15 @@ from voidpad.models.families.family import shown
 from voidpad.roles import Roles
 
 CARD = "voidpad.json"
+README = "README.md"
 VERSION = 1
 # The plan that fits each padding policy; `original` decodes the canvas to its end and bans nothing.
 PLANS = {"void": "void", "rainbow": "original", "eos": "original"}
+_ADVICE = {
+    "void": "Decode with plan `void`, or `void-expansion` to let it choose its canvas.",
+    "rainbow": "Decode with plan `original`; its padding tokens never appear in an answer.",
+    "eos": "Decode with plan `original` and small blocks: with large ones [EOS] overflow eats the answer.",
+}
 LONGEST = 1_000_000  # the largest number a calibration may give, such as a canvas
 LARGEST_JSON = (
     100_000_000  # bytes of the largest JSON file that is read whole: the index of a large checkpoint
@@ -112,6 +118,41 @@ def default_plan(card: Card | None, family: Family | None = None) -> str:
     if family is not None and family.causal_block:
         return next(iter(family.decoding.presets))
     return PLANS[card.padding] if card is not None and card.padding is not None else "original"
+
+
+_WHOLE = {
+    False: "A whole model, in transformers' format.",
+    True: "A whole model in the layout of its release. Code that config.json names (`auto_map`) is not here: copy the "
+    "release's .py files beside it if your engine needs them.",
+}
+
+
+def write_readme(folder: Path, card: Card, *, base: str | None = None, released: bool = False) -> None:
+    """Write the README of an adapter, whose base model `base` names, or of a whole model, released layout or ours."""
+    base = None if base is None else " ".join(base.split())  # it stands in the front matter, line by line
+    padding = f", trained with {card.padding} padding" if card.padding else ""
+    given = f'"{base}", adapter="FOLDER"' if base else '"FOLDER"'
+    options = f"--model {base} --adapter FOLDER" if base else "--model FOLDER"
+    front = [f"base_model: {base}", "library_name: peft"] if base else ["library_name: transformers"]
+    lines = [
+        "---",
+        *front,
+        "tags:",
+        "- masked-diffusion",
+        "- voidpad",
+        "---",
+        "",
+        f"# Masked diffusion language model of the {card.family} family{padding}",
+        "",
+        f"A LoRA adapter of `{base}`." if base else _WHOLE[released],
+        "",
+        f'    voidpad generate "..." {options}',
+        f"    voidpad.load({given}).generate(prompts)",
+        "",
+        *([_ADVICE[card.padding], ""] if card.padding in _ADVICE else []),
+        f"`{CARD}` holds token roles, padding policy, training recipe and calibrated lengths.",
+    ]
+    store(folder / README, [line + "\n" for line in lines])
 
 
 def check_plain_files(folder: Path) -> None:

@@ -21,12 +21,11 @@ from torch import Tensor
 from voidpad.errors import ConfigError, WeightsError
 from voidpad.files import fresh_folder, store
 from voidpad.models.adapter import base_folder
-from voidpad.models.card import check_plain_files, read_card, read_json
+from voidpad.models.card import check_plain_files, read_card, read_json, write_readme
 from voidpad.models.families.family import shown
 from voidpad.models.locate import locate
 from voidpad.models.model import Model
 from voidpad.models.place import DTYPES, STORED
-from voidpad.models.readme import write_readme
 from voidpad.models.text import TOKENIZER_FILES, read_tokenizer
 from voidpad.models.weights import INDEX, WHOLE, headers, split_experts
 

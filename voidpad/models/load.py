@@ -16,12 +16,18 @@ from voidpad.errors import AssumedWarning, ConfigError, WeightsError, reason
 from voidpad.files import fresh_folder
 from voidpad.models.adapter import CONFIG as ADAPTER_CONFIG
 from voidpad.models.adapter import attach, base_folder, is_adapter, original_roles
-from voidpad.models.card import Card, check_causal_block, check_plain_files, read_card, read_json
+from voidpad.models.card import (
+    Card,
+    check_causal_block,
+    check_plain_files,
+    read_card,
+    read_json,
+    write_readme,
+)
 from voidpad.models.families import FAMILIES, Family, check_sizes, recognise
 from voidpad.models.locate import base_of, locate
 from voidpad.models.model import Model
 from voidpad.models.place import Place
-from voidpad.models.readme import write_readme
 from voidpad.models.text import read_tokenizer
 from voidpad.models.weights import check, headers, refuse_nan, stored_dtype
 from voidpad.roles import Roles, build, resolve

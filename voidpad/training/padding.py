@@ -1,8 +1,7 @@
 """Padding policies: which tokens follow the EOS of an answer. In nothing else do the three trainings differ.
 
 `POLICIES` is the table of them. A policy knows its tokens, how its EOS is noised and which plan decodes a model that
-was trained with it. A new policy also needs its plan in `models/card.py` (`PLANS`) and its advice in
-`models/readme.py`.
+was trained with it. A new policy also needs its plan and its advice in `models/card.py` (`PLANS`, `_ADVICE`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from voidpad import models
 from voidpad.errors import ConfigError
-from voidpad.models.readme import README
+from voidpad.models.card import README
 from voidpad.training import checkpoint
 from voidpad.training.losses import SlotLoss
 from voidpad.training.optim import Schedule, optimiser
