@@ -61,9 +61,7 @@ def read_card(folder: Path) -> Card | None:
             f"{path}: card version is not {VERSION}; update voidpad or save the checkpoint again."
         )
     try:
-        roles: dict[str, Any] = values.pop("roles")
-        lists = {name: tuple(ids) for name, ids in roles.items() if isinstance(ids, list)}
-        card = Card(roles=Roles(**{**roles, **lists}), **values)
+        card = Card(roles=Roles.parse(values.pop("roles")), **values)
     except (TypeError, KeyError, AttributeError, RoleError) as error:
         raise WeightsError(
             f"{path}: not a voidpad card ({reason(error)}); save the checkpoint again."

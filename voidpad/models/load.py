@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -245,8 +245,8 @@ def _load_base(
 
 def _given(model: Model, given: Mapping[str, Any] | None) -> Model:
     """The roles checked against the embedding, with the ids the caller gave."""
-    values = {field.name: getattr(model.roles, field.name) for field in fields(Roles)}
-    return replace(model, roles=build({**values, **(given or {})}, rows=model.net.config.vocab_size))
+    values = {**vars(model.roles), **(given or {})}
+    return replace(model, roles=build(values, rows=model.net.config.vocab_size))
 
 
 def _with_adapter(model: Model, folder: Path, name: str, given: Mapping[str, Any] | None) -> Model:
