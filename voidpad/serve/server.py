@@ -22,7 +22,7 @@ from fastapi import FastAPI
 
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.serve.access import Access, read_access
-from voidpad.serve.app import LogLines, ServerLimits, ServerState, build_app
+from voidpad.serve.app import LogLines, ServerState, build_app
 from voidpad.serve.engine_thread import EngineThread, text_rules
 from voidpad.serve.json_fields import RequestError
 from voidpad.serve.live_page import live_page
@@ -87,9 +87,10 @@ def make_state(model: Model, options: ServeOptions, access: Access) -> ServerSta
         served=served,
         engine=thread,
         access=access,
-        limits=ServerLimits(options.timeout, options.max_body),
         metrics=thread.metrics,
         fingerprint="vp_" + hashlib.sha256(content.encode()).hexdigest()[:16],
+        timeout=options.timeout,
+        max_body=options.max_body,
         page=live_page(served, keys=bool(access.keys)),
         log_prompts=options.log_prompts,
     )
