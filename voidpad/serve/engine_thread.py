@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import decoders
-from torch import Tensor
 
-from voidpad.decode.canvas import Canvas
 from voidpad.decode.outcome import Outcome
 from voidpad.diagnose.trace.format import End
 from voidpad.diagnose.trace.recorder import Recorder
@@ -150,7 +148,7 @@ class EngineThread:
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
-        limits = [canvas_limit(request, prompt, self.model) for prompt in request.prompts]
+        limits = [_canvas_limit(request, prompt, self.model) for prompt in request.prompts]
         count = request.rows
         choices = [Choice(self.rules, request.stops, request.max_tokens) for _ in range(count)]
         live = LiveRequest(
@@ -164,7 +162,7 @@ class EngineThread:
         now = time.monotonic()
         with self.registering:
             for index in range(count):
-                prompt = request.prompts[index // request.n]
+                prompt, recorder = request.prompts[index // request.n], self._recorder(request)
                 handle = self.engine.submit(
                     prompt,
                     request.plan,
@@ -172,14 +170,14 @@ class EngineThread:
                     key=index % request.n,
                     limit=limits[index // request.n],
                     deadline=deadline,
-                    observe=self._observe(request),
+                    observe=recorder.observe if recorder else None,
                 )
                 live.handles.append(handle)
                 self.rows[handle] = _Row(
                     live,
                     index,
                     now,
-                    recorder=self._recorder(request),
+                    recorder=recorder,
                     scores=SlotLogprobs(request.top_logprobs) if request.logprobs else None,
                 )
         return live
@@ -256,10 +254,6 @@ class EngineThread:
         if not request.canvas_events:
             return None
         return Recorder(self.model, plan_name=request.plan_name, seed=request.seed, cache=self.cache)
-
-    def _observe(self, request: GenerationRequest) -> Any:
-        """Canvas events show the probabilities of every slot; under a cache only the block's are computed."""
-        return all_slots if request.canvas_events and not self.cache else None
 
     def _records(self, row: _Row, event: Wrote, place: int) -> list[dict[str, Any]]:
         """The lines of a trace that this pass adds, each with the text of the tokens it names first."""
@@ -362,12 +356,7 @@ def _timed_out() -> RequestError:
     )
 
 
-def all_slots(canvas: Canvas) -> Tensor:
-    """Every canvas slot of every row, for a page that shows their probabilities."""
-    return canvas.slots
-
-
-def canvas_limit(request: GenerationRequest, prompt: Sequence[int], model: Model) -> int:
+def _canvas_limit(request: GenerationRequest, prompt: Sequence[int], model: Model) -> int:
     """The longest canvas of a row: what the client asked for, in whole blocks, and what the context leaves."""
     try:
         return model.row_limit(prompt, request.plan, max_tokens=request.max_tokens)
