@@ -49,8 +49,7 @@ class TrainingMemory:
     @cached_property
     def _element(self) -> int:
         """Bytes of a number in the computing dtype."""
-        bf16 = self.recipe.run.bf16
-        half = bf16 == "on" or (bf16 == "auto" and torch.cuda.is_available())
+        half = self.recipe.run.computes_in_bfloat16(cuda=torch.cuda.is_available())
         return 2 if half or any(p.dtype == torch.bfloat16 for p in self.net.parameters()) else 4
 
     def activations(self, tokens: int, checkpointed: int) -> int:

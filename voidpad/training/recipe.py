@@ -163,6 +163,10 @@ class RunPart(RecipeSection):
         None  # dtype of the final weights; None: as trained
     )
 
+    def computes_in_bfloat16(self, *, cuda: bool) -> bool:
+        """Whether passes compute in bfloat16 on a machine with or without a GPU."""
+        return self.bf16 == "on" or (self.bf16 == "auto" and cuda)
+
     @model_validator(mode="after")
     def _one_length(self) -> RunPart:
         if sum(value is not None for value in (self.steps, self.epochs, self.seconds)) != 1:

@@ -173,7 +173,7 @@ def _limit(recipe: TrainingRecipe, *, compiled: bool) -> PassLimit:
     """
     uniform = recipe.data.layout == "packed" or isinstance(recipe.padding.width, int)
     cuda = torch.cuda.is_available()
-    half = recipe.run.bf16 == "on" or (cuda and recipe.run.bf16 == "auto")
+    half = recipe.run.computes_in_bfloat16(cuda=cuda)
     kernel = cuda and half and isinstance(recipe.run.pass_tokens, int) and packed.kernel_exists()
     if uniform or recipe.model.attention:
         return PassLimit(multiple=64 if compiled and not uniform else 1)

@@ -318,7 +318,7 @@ def arguments(recipe: TrainingRecipe, *, updates: int, layer: str) -> TrainingAr
         learning_rate=recipe.optim.lr,
         max_grad_norm=recipe.optim.clip,
         seed=run.seed,
-        bf16=run.bf16 == "on" or (run.bf16 == "auto" and cuda),
+        bf16=run.computes_in_bfloat16(cuda=cuda),
         use_cpu=not cuda,
         logging_steps=run.log_every,
         logging_nan_inf_filter=False,  # the filter would wait for the device at every step
