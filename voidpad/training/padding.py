@@ -193,28 +193,6 @@ def batch_width(sizes: Tensor, *, eos: bool = True) -> Tensor:
     return (sizes.max() + int(eos)).expand(len(sizes))
 
 
-def virtual_width(sizes: Tensor, pool: Tensor, draw: Tensor, *, rows: int) -> Tensor:
-    """The width a row would have had in a random mini-batch of `rows` examples.
-
-    The row itself is one of them; the maximum of the other `rows - 1` has distribution F ** (rows - 1), sampled
-    by inversion. So the padding a row shows does not depend on which rows it is really computed with.
-    `pool` is the sorted prompt + response lengths of the data set, `draw` a uniform number per row.
-    """
-    if rows < 2:
-        return sizes + 1
-    rank = (draw ** (1 / (rows - 1)) * len(pool)).long().clamp(max=len(pool) - 1)
-    return torch.maximum(sizes, pool[rank]) + 1
-
-
-def window_width(prompt: Tensor, draw: Tensor, *, low: int, high: int) -> Tensor:
-    """Widths (B,) for a canvas of low..high slots after each prompt, drawn without regard to the answer's length.
-
-    If every row held its whole answer, each row would end in EOS and padding, and a model would learn that any canvas,
-    however short, is long enough. Here an answer longer than the canvas is cut, without an EOS.
-    """
-    return prompt + low + (draw * (high - low + 1)).long()
-
-
 def lay_out(pairs: Pairs, rows: Tensor, how: PaddingPolicy, roles: Roles, *, widths: Widths) -> Batch:
     """The examples `rows` (B,) of `pairs` as padded tensors. An answer that was cut gets no EOS and no padding."""
     prompt, size = pairs.prompt[rows, None], pairs.size[rows, None]
