@@ -13,7 +13,6 @@ from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate.tasks import FEWSHOT, FOLDER
 
 PARITIES = ("llada", "dream")
-STAGES = ("prepare", "answer", "judge")
 RESOLVED = "plan_resolved"  # the key of config.json's settings that holds every field of the plan
 # Left out of files while they have their default.
 _OPTIONAL: dict[str, Any] = {
