@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -50,7 +49,7 @@ def export(
     family writes the fields, and the tokenizer is saved as transformers saves it. `dtype` None keeps the dtype of every
     stored tensor. `progress` is called with the number of tensors written and the number of all.
     """
-    if isinstance(model.net, PeftModel):
+    if model.adapted:
         raise ConfigError(f"{model.name}: has an adapter that is not merged; merge it first.")
     if model.quantized:
         raise ConfigError(f"{model.name}: quantized weights cannot be exported; load it without quantize.")

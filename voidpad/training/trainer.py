@@ -270,7 +270,7 @@ class VoidTrainer(Trainer):
         if self.is_fsdp_enabled:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
-        if isinstance(self.subject.net, PeftModel):
+        if self.subject.adapted:
             set_peft_model_state_dict(self.subject.net, load_file(folder / "adapter_model.safetensors"))
             return
         tensors = {
