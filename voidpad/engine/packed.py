@@ -40,9 +40,8 @@ def _varlen_attention(
 
     No token is told from its neighbours by order, so query heads that share a key head are simply more queries of it.
     """
-    if torch.is_autocast_enabled(
-        query.device.type
-    ):  # as torch's own attention does; positions made them float32
+    # As torch's own attention does: the positions' rotation made queries and keys float32.
+    if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(dtype) for x in (query, key, value))
     groups = query.shape[1] // key.shape[1]
@@ -101,9 +100,8 @@ class Packing:
     queries: Tensor  # (S + 1,) where each segment of tokens begins
     keys: Tensor  # (S + 1,) where the keys that it sees begin
     outputs: Tensor  # (N,) indices of the tokens whose logits are needed
-    longest: tuple[
-        int, int
-    ]  # longest segment of tokens and of keys, rounded up so that CUDA graphs fit more often
+    # Longest segment of tokens and of keys, rounded up so that CUDA graphs fit more often.
+    longest: tuple[int, int]
     extra: tuple[Tensor, ...] = ()  # further inputs that a cache needs
     # (T,) how many keys of its segment, from the first one on, each token sees; empty if it sees all of them
     horizons: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))

@@ -12,9 +12,8 @@ from voidpad.errors import DataError, fault, printable, reason
 Pair = Annotated[list[float], Field(min_length=2, max_length=2)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
-Text = Annotated[
-    str, InstanceOf()
-]  # pydantic's own check of texts refuses half a surrogate pair, which JSON can carry
+# Pydantic's own check of texts refuses half a surrogate pair, which JSON can carry.
+Text = Annotated[str, InstanceOf()]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 

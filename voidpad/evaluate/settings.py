@@ -54,9 +54,8 @@ class Settings:
     merge: bool = False  # fold the adapter into the weights before decoding: faster, rounds differently
     weights: str | None = None  # fingerprint of model and adapter; None until the weights are there
     num_fewshot: int | None = None  # shots in the prompt; None: each task's own number
-    own_tasks: Mapping[str, str] = field(
-        default_factory=dict
-    )  # digest of each task that is not voidpad's, by name
+    # Digest of each task that is not voidpad's, by name.
+    own_tasks: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         faults = list(self._faults())

@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from voidpad.models import Model
 from voidpad.models.text import raw_ids, special_ids
 
-Reader = Callable[
-    [Model, Sequence[int], Sequence[str], bool], str
-]  # (model, slots, stop strings, cut) -> text
+# From model, slots, stop strings and cut to the text.
+Reader = Callable[[Model, Sequence[int], Sequence[str], bool], str]
 # The names `llada` and `dream` here and in `parity` mean the two evaluation harnesses of the paper, not model families.
 LLADA_MARKERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 

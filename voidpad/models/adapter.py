@@ -223,9 +223,8 @@ def _read_config(folder: Path, *, base: str) -> LoraConfig:
         raise WeightsError(f"{folder / CONFIG}: damaged adapter config ({reason(error)}).") from None
     config.base_model_name_or_path = base
     config.inference_mode = True
-    config.init_lora_weights = (
-        True  # others decompose the base's weights; the file's tensors replace these anyway
-    )
+    # Others decompose the base's weights; the file's tensors replace these anyway.
+    config.init_lora_weights = True
     return config
 
 

@@ -24,9 +24,8 @@ _ADVICE = {
     "eos": "Decode with plan `original` and small blocks: with large ones [EOS] overflow eats the answer.",
 }
 LONGEST = 1_000_000  # the largest number a calibration may give, such as a canvas
-LARGEST_JSON = (
-    100_000_000  # bytes of the largest JSON file that is read whole: the index of a large checkpoint
-)
+# Bytes of the largest JSON file that is read whole: the index of a large checkpoint.
+LARGEST_JSON = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -183,10 +182,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise WeightsError(f"{path}: no such file; the checkpoint is incomplete.") from None
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror}).") from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # not UTF-8, not JSON, a number of a million digits, deep nesting
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, too many digits, deep nesting
         raise WeightsError(f"{path}: damaged JSON ({reason(error)}); copy the file again.") from None
     if not isinstance(values, dict):
         raise WeightsError(f"{path}: expected a JSON object; copy the file again.")

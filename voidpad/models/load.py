@@ -117,9 +117,8 @@ def _read_checkpoint(folder: Path, *, name: str = "", family: str | None = None)
         raise ConfigError(
             f"{folder}: family {family!r} given, but the card says {known.name!r}; drop family."
         )
-    if (
-        str(values.get("model_type")).lower() in known.model_types
-    ):  # written by `export`: a release with a card
+    # Written by `export`: a release with a card.
+    if str(values.get("model_type")).lower() in known.model_types:
         return _Checkpoint(folder, values, card, known, known.read_config(values, where=str(folder)))
     if values.get("model_type") != known.model_type:
         raise WeightsError(

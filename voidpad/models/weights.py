@@ -108,9 +108,8 @@ def check(
     tensors: Mapping[str, TensorHeader], family: Family, config: PretrainedConfig, *, where: str
 ) -> None:
     """Every tensor of the network is in the files with its shape, and nothing else is."""
-    if config.num_hidden_layers > len(
-        tensors
-    ):  # building that many layers would take time, even without memory
+    # Building that many layers would take time, even without memory.
+    if config.num_hidden_layers > len(tensors):
         raise WeightsError(
             f"{where}: config.json asks for {config.num_hidden_layers} layers, but the files hold {len(tensors)} "
             "tensors. Use the complete checkpoint with its own config."

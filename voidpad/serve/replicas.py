@@ -23,10 +23,8 @@ from voidpad.serve.app import build_app
 from voidpad.serve.server import ServeOptions, address_of, listen, log_to_stderr, make_state
 
 NAME = "voidpad"  # of Ray's application and of its one deployment
-_QUIET = {
-    "log_level": "WARNING",
-    "enable_access_log": False,
-}  # replicas write the log lines of requests themselves
+# Replicas write the log lines of requests themselves.
+_QUIET = {"log_level": "WARNING", "enable_access_log": False}
 SECONDS_TO_TELL = 1.0  # how long a replica whose engine has failed may still send errors to its clients
 
 
@@ -53,9 +51,8 @@ class ReplicaOptions:
         async def lifespan(app: FastAPI) -> AsyncIterator[None]:
             loop = asyncio.get_running_loop()
 
-            def failed(
-                error: BaseException,
-            ) -> None:  # Ray starts another replica when this process has ended
+            def failed(error: BaseException) -> None:
+                # Ray starts another replica when this process has ended.
                 loop.call_soon_threadsafe(loop.call_later, SECONDS_TO_TELL, os._exit, 1)
 
             state.engine.on_failure = failed
@@ -94,9 +91,8 @@ def _bound(copies: ReplicaOptions, options: ServeOptions, access: Access) -> Any
     ray, serve = _ray_serve()
     if Path(copies.model).exists():  # replicas have another working directory
         copies = replace(copies, model=str(Path(copies.model).resolve()))
-    options = replace(
-        options, name=options.name or copies.model, api_keys=None
-    )  # `access` has the keys' digests
+    # `access` has the keys' digests.
+    options = replace(options, name=options.name or copies.model, api_keys=None)
 
     def build() -> FastAPI:
         return copies.app(options, access)

@@ -134,9 +134,8 @@ def read_request(
     include_usage = JsonFields(options or {}, prefix="stream_options.").only_flag("include_usage")
     special = extension.flag("special_tokens") or False
     canvas_events = extension.flag("canvas_events") or False
-    if isinstance(
-        extension.left.get("canvas"), bool
-    ):  # `canvas: true` means events, a number the plan's canvas
+    # `canvas: true` means events, a number the plan's canvas.
+    if isinstance(extension.left.get("canvas"), bool):
         canvas_events = extension.take("canvas") or canvas_events
     if canvas_events and not stream:
         raise RequestError("canvas events need stream=true.", param="voidpad.canvas")

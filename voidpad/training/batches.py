@@ -26,9 +26,8 @@ from voidpad.training.padding import (
     lay_out,
 )
 
-ON_DEVICE = (
-    4 << 30
-)  # bytes of tokens that may live on the GPU; larger data stays on the host, mapped from its file
+# Bytes of tokens that may live on the GPU; larger data stays on the host, mapped from its file.
+ON_DEVICE = 4 << 30
 
 
 @dataclass(frozen=True)

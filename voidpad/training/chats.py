@@ -93,9 +93,8 @@ def conversation(record: Any, names: Mapping[str, str] | None = None) -> list[Me
         record = {names.get("messages", "messages"): record}
     if not isinstance(record, Mapping):
         raise Dropped("bad", "not an object")
-    fields = {
-        key: value for key, value in record.items() if value is not None
-    }  # Parquet fills gaps with null
+    # Parquet fills gaps with null.
+    fields = {key: value for key, value in record.items() if value is not None}
     messages = _messages(fields, names)
     system = fields.get(names.get("system", "system"))
     if system is not None and not (messages and messages[0]["role"] == "system"):

@@ -12,12 +12,10 @@ from voidpad.training.losses import SlotLoss
 from voidpad.training.recipe import TrainingRecipe
 
 ON_CPU = 4096  # tokens of a pass; larger ones are no faster there
-FILLED = (
-    0.8  # share of the free memory that activations may take; the rest is for fragments and temporary tensors
-)
-EFFICIENT = (
-    2048  # tokens from which on a GPU's matrix products run at full speed; layers are recomputed to get there
-)
+# Share of the free memory that activations may take; the rest is for fragments and temporary tensors.
+FILLED = 0.8
+# Tokens from which on a GPU's matrix products run at full speed; layers are recomputed to get there.
+EFFICIENT = 2048
 ENOUGH = 5e13  # parameters of the layers times tokens of a pass: beyond it a larger pass is no faster
 
 

@@ -229,9 +229,8 @@ class VoidTrainer(Trainer):
             if self.args.should_save:
                 staged = staging / f"checkpoint-{step}"
                 self.clock.write(staged)
-                self.subject.card.write(
-                    staged
-                )  # last, because without its card a full checkpoint does not load
+                # Last, because without its card a full checkpoint does not load.
+                self.subject.card.write(staged)
                 checkpoint.publish(staged, output / staged.name)
                 checkpoint.rotate(output, self.recipe.run.keep, best=self.state.best_global_step)
             self.accelerator.wait_for_everyone()

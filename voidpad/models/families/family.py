@@ -100,9 +100,8 @@ class Family:
     unmarked_types: tuple[str, ...] = ()  # model types that count only when the user names the family
     hub_ids: tuple[str, ...] = ()  # hub checkpoints whose config.json does not name the family
     tensor_names: Mapping[str, str] = field(default_factory=dict)  # pattern -> replacement, as in key_mapping
-    tokenizer_class: type[PreTrainedTokenizerBase] = (
-        PreTrainedTokenizerFast  # where there is no tokenizer.json
-    )
+    # The class of the tokenizer where there is no tokenizer.json.
+    tokenizer_class: type[PreTrainedTokenizerBase] = PreTrainedTokenizerFast
     role_names: RoleNames = RoleNames()
     # Where the size of the blocks of block-causal attention may be found: a field of config.json, and a pattern for
     # the name of the checkpoint.
@@ -110,12 +109,10 @@ class Family:
     block_name: str | None = None
 
     # Adapters trained outside voidpad
-    adapter_names: Mapping[str, str] = field(
-        default_factory=dict
-    )  # pattern -> replacement, after peft's prefix
-    adapter_modules: Mapping[str, str] = field(
-        default_factory=dict
-    )  # last part of a module's name: old -> new
+    # Pattern -> replacement, after peft's prefix.
+    adapter_names: Mapping[str, str] = field(default_factory=dict)
+    # Last part of a module's name: old -> new.
+    adapter_modules: Mapping[str, str] = field(default_factory=dict)
     # Roles of an adapter that carries no card and has names of `adapter_names`. None: the base's own roles are
     # right. A function returns the ids by role, or an empty mapping where the tokenizer does not fit them.
     adapter_roles: Callable[[PreTrainedTokenizerBase], Mapping[str, Any]] | None = None
