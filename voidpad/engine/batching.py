@@ -204,7 +204,11 @@ class Engine:
         try:
             written = self._advance(chosen, where, canvas)
         except Exception as error:
-            return events + self._pass_failed(chosen, resting, error)
+            self._failures += 1
+            if self._failures > 1:
+                raise
+            self.live = resting
+            return [*events, self._rows_failed(chosen, error)]
         self._failures = 0
         self.live = resting
         for (plan, rows), step in zip(chosen, written, strict=True):
@@ -374,16 +378,6 @@ class Engine:
             self._deadlines.pop(handle, None)
             self._ending.pop(handle, None)
             return self._requests.pop(handle)
-
-    def _pass_failed(
-        self, chosen: Sequence[Group], resting: dict[Plan, Rows], error: Exception
-    ) -> list[Event]:
-        """The whole pass failed: its rows are over, unless the pass before it failed as well."""
-        self._failures += 1
-        if self._failures > 1:
-            raise error
-        self.live = resting
-        return [self._rows_failed(chosen, error)]
 
     def _rows_failed(self, groups: Sequence[Group], error: Exception) -> Failed:
         """End the rows of these groups with an error, and free the memory that the failed pass took."""
