@@ -112,6 +112,11 @@ class Settings:
         return cls(**{**given, "tasks": tuple(given["tasks"]), "shard": tuple(shard) if shard else None})
 
 
+def first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """The name of the first setting, by the alphabet, in which two runs differ; None if they are equal."""
+    return next((name for name in sorted({*one, *other}) if one.get(name) != other.get(name)), None)
+
+
 def settings_digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
