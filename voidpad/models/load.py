@@ -169,20 +169,15 @@ def card_of(name: str | Path, adapter: str | Path | None = None) -> Card | None:
 def save(model: Model, folder: str | Path) -> None:
     """Write a folder that `load` reads: the whole model, or the adapter alone where it is not merged."""
     with fresh_folder(Path(folder)) as beside, _quiet():
+        base = None
         if isinstance(model.net, PeftModel):
+            base = str(model.net.peft_config["default"].base_model_name_or_path)
             model.net.save_pretrained(str(beside), save_embedding_layers=False)
         else:
             model.net.save_pretrained(str(beside), save_original_format=False)
             model.tokenizer.save_pretrained(str(beside))
-        write_readme(beside, model.card, base=_base_name(model))
+        write_readme(beside, model.card, base=base)
         replace(model.card, roles=model.roles).write(beside)
-
-
-def _base_name(model: Model) -> str | None:
-    """What an adapter belongs to; None for a whole model."""
-    if not isinstance(model.net, PeftModel):
-        return None
-    return str(model.net.peft_config["default"].base_model_name_or_path)
 
 
 def merge(model: Model) -> Model:
