@@ -49,15 +49,12 @@ def optimiser(model: nn.Module, part: OptimPart) -> torch.optim.Optimizer:
         {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},  # norms and biases
     ]
     groups = [group for group in groups if group["params"]]
-    adamw = torch.optim.AdamW(groups, lr=part.lr, betas=part.betas, fused=_fusible(rest))
+    fused = all(p.is_cuda and p.is_floating_point() for p in rest)
+    adamw = torch.optim.AdamW(groups, lr=part.lr, betas=part.betas, fused=fused)
     if part.name == "adamw":
         return adamw
     muon = Muon(matrices, lr=part.muon_lr or part.lr, momentum=part.momentum, weight_decay=part.weight_decay)
     return Together(muon, adamw)
-
-
-def _fusible(parameters: Iterable[Tensor]) -> bool:
-    return all(p.is_cuda and p.is_floating_point() for p in parameters)
 
 
 class Muon(torch.optim.Optimizer):
@@ -101,16 +98,12 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
     """Approximately the nearest (semi-)orthogonal matrices of (N, r, c), by a quintic Newton-Schulz iteration."""
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[1] > matrices.shape[2]
-    x = (matrices.mT if tall else matrices).to(_product_dtype(matrices))
+    x = (matrices.mT if tall else matrices).to(torch.bfloat16 if matrices.is_cuda else matrices.dtype)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
-
-
-def _product_dtype(matrices: Tensor) -> torch.dtype:
-    return torch.bfloat16 if matrices.is_cuda else matrices.dtype
 
 
 class Together(torch.optim.Optimizer):

@@ -67,7 +67,7 @@ class VoidTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Finished passes on the device: accelerate has nothing to divide among processes or to move."""
-        return DataLoader(self.batches, batch_size=1, collate_fn=_only, num_workers=0)
+        return DataLoader(self.batches, batch_size=1, collate_fn=lambda items: items[0], num_workers=0)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """All passes of an update, forward and backward; Trainer then makes the optimiser's step.
@@ -281,10 +281,6 @@ class VoidTrainer(Trainer):
         tied = set(self.subject.net.all_tied_weights_keys)
         assert not surplus, surplus
         assert set(missing) <= tied, missing
-
-
-def _only(items: list[Any]) -> Any:
-    return items[0]
 
 
 def _average_gradients(gradients: list[Tensor], piece: int = 1 << 24) -> None:
