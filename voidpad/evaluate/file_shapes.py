@@ -23,7 +23,7 @@ class _Shape(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-class ResolvedPlan(_Shape):
+class _ResolvedPlan(_Shape):
     """Every field of a plan with its value; those that reports compute with."""
 
     block: Annotated[int, Field(ge=1)] | None = None
@@ -54,7 +54,7 @@ class StoredSettings(_Shape):
     hide_eos: bool = False
     merge: bool = False
     weights: str | None = None
-    plan_resolved: ResolvedPlan | None = None
+    plan_resolved: _ResolvedPlan | None = None
 
 
 class _Allowed(_Shape):
@@ -62,7 +62,7 @@ class _Allowed(_Shape):
     weak: bool
 
 
-class Provenance(_Shape):
+class _Provenance(_Shape):
     """Facts about the machines; each stage adds its own, so most may be missing."""
 
     commit: str | None = None
@@ -76,7 +76,7 @@ class Provenance(_Shape):
 
 class RunConfig(_Shape):
     settings: dict[str, Any]
-    provenance: Provenance
+    provenance: _Provenance
 
 
 class _Score(_Shape):
@@ -109,7 +109,7 @@ class _TaskResult(_Score):
 
 class RunResults(_Shape):
     tasks: Annotated[dict[str, _TaskResult], Field(min_length=1)]
-    provenance: Provenance
+    provenance: _Provenance
     wall_seconds: Amount
 
 
@@ -172,7 +172,7 @@ class _SweepRow(_Shape):
     method: str
     task: str
     grader: str = ""
-    at: ResolvedPlan
+    at: _ResolvedPlan
     settings: StoredSettings
 
 

@@ -20,7 +20,7 @@ def live_page(served: ServedModel, *, keys: bool) -> str:
         "model": served.name,
         "plan": served.plan_name,
         "key": keys,
-        "plans": {name: plan_fields(served, name) for name in served.model.decoding.presets},
+        "plans": {name: _plan_fields(served, name) for name in served.model.decoding.presets},
     }
     return page(
         [],
@@ -34,7 +34,7 @@ def live_page(served: ServedModel, *, keys: bool) -> str:
     )
 
 
-def plan_fields(served: ServedModel, name: str) -> list[dict[str, Any]]:
+def _plan_fields(served: ServedModel, name: str) -> list[dict[str, Any]]:
     """The fields of a preset for the form: name, type, default, bounds, choices and help."""
     shown = []
     for field in schema(name, served.model.decoding, calibration=served.model.card.calibration):
