@@ -13,7 +13,7 @@ from voidpad.errors import WeightsError
 from voidpad.models import LLADA
 from voidpad.models.families import check_sizes
 from voidpad.models.fresh import random_net
-from voidpad.models.weights import TensorHeader, check, is_fused, split_experts
+from voidpad.models.weights import TensorHeader, check, split_experts
 from voidpad.roles import Roles
 
 MIXTURE = replace(
@@ -52,7 +52,6 @@ def test_splitting_undoes_what_transformers_fuses():
         "model.layers.0.mlp.gate.weight",
         "model.layers.0.mlp.down_proj.weight",
     ):
-        assert not is_fused(name)
         assert list(split_experts(name, gate)) == [(name, gate)]
 
 

@@ -25,6 +25,7 @@ WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 Shape = tuple[int, ...]
 _FLOATS = ("F32", "BF16", "F16", "F64")
+# Tensors of the network that hold the matrices of all experts of a layer.
 _FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -124,7 +125,7 @@ def check(
     given = {family.tensor_name(name): header.shape for name, header in tensors.items()}
     expected: dict[str, Shape] = {}
     for name, tensor in net.state_dict().items():
-        if not is_fused(name) or name in given:  # folders saved by voidpad hold the fused tensors
+        if not _FUSED.fullmatch(name) or name in given:  # folders saved by voidpad hold the fused tensors
             expected[name] = tuple(tensor.shape)
             continue
         if len(tensor) * config.num_hidden_layers > len(tensors):
@@ -148,11 +149,6 @@ def compare(expected: Mapping[str, Shape], given: Mapping[str, Shape], *, where:
             break
     if faults:
         raise WeightsError(f"{where}: {'; '.join(faults)}. Use the complete checkpoint with its own config.")
-
-
-def is_fused(name: str) -> bool:
-    """Whether a tensor of the network holds the matrices of all experts of a layer."""
-    return _FUSED.fullmatch(name) is not None
 
 
 def split_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
