@@ -136,7 +136,7 @@ def _read_checkpoint(folder: Path, *, name: str = "", family: str | None = None)
     return _Checkpoint(folder, values, card, known, config)
 
 
-def vocabulary(name: str, *, family: str | None = None) -> tuple[PreTrainedTokenizerBase, Roles]:
+def vocabulary(name: str) -> tuple[PreTrainedTokenizerBase, Roles]:
     """Tokenizer and roles of a model folder, a hub id, or a folder that holds a tokenizer alone.
 
     Of an adapter, the roles are those of its own card if it has one.
@@ -145,7 +145,7 @@ def vocabulary(name: str, *, family: str | None = None) -> tuple[PreTrainedToken
     if not (folder / "config.json").is_file():
         tokenizer = read_tokenizer(folder)
         return tokenizer, resolve(tokenizer, {}, rows=len(tokenizer))
-    tokenizer, roles = _read_checkpoint(folder, name=name, family=family).vocabulary()
+    tokenizer, roles = _read_checkpoint(folder, name=name).vocabulary()
     own = read_card(locate(name))
     return tokenizer, own.roles if own is not None else roles
 
