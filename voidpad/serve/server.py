@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from voidpad.errors import ConfigError, VoidpadError
+from voidpad.evaluate.provenance import installed_version
 from voidpad.serve.access import Access, read_access
 from voidpad.serve.app import LogLines, ServerState, build_app
 from voidpad.serve.engine_thread import EngineThread, text_rules
@@ -82,7 +82,7 @@ def make_state(model: Model, options: ServeOptions, access: Access) -> ServerSta
         token_text=token_text,
         queue=options.queue,
     )
-    content = repr((model.fingerprint, default, options.cache, _version()))
+    content = repr((model.fingerprint, default, options.cache, installed_version("voidpad") or "unknown"))
     return ServerState(
         served=served,
         engine=thread,
@@ -183,14 +183,6 @@ class _Server(uvicorn.Server):
         self.failure = error
         self.state.draining = True
         self.should_exit = True
-
-
-def _version() -> str:
-    """The installed version; a source tree that was never installed has none."""
-    try:
-        return version("voidpad")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def listen(host: str, port: int) -> socket.socket:
