@@ -31,6 +31,8 @@ from voidpad.engine.narrow import narrowed
 
 NAME = "voidpad_varlen"
 HALF = (torch.float16, torch.bfloat16)
+# A packed pass changes the attention and the last layer of its network, so passes over one network run one at a time.
+LOCKS: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
 
 
 def _varlen_attention(
@@ -159,7 +161,7 @@ def logits(
         if cache is not None:
             cache.aim(*extra)  # type: ignore[attr-defined]
         with (
-            _lock_of(inner.body),
+            LOCKS.setdefault(inner.body, threading.Lock()),
             _attention(inner.body, NAME),
             last(inner.body, outputs, queries, groups) as needed,
         ):
@@ -186,14 +188,6 @@ def logits(
     spare = max(32, next_power(count)) - count  # few different shapes: few graphs
     inputs[4] = nn.functional.pad(packing.outputs, (0, spare))
     return graphs(forward, inputs, inner.device, key=(longest, version))[:count]
-
-
-LOCKS: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
-
-
-def _lock_of(body: nn.Module) -> threading.Lock:
-    """The network's lock: a packed pass changes its attention and its last layer, so passes run one at a time."""
-    return LOCKS.setdefault(body, threading.Lock())
 
 
 @contextmanager
