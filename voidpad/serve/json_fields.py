@@ -38,7 +38,8 @@ def parse_body(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise RequestError("the body is nested too deeply.") from None
     except ValueError as error:
-        raise RequestError(f"the body is not valid JSON: {_line(error)}.") from None
+        line = " ".join(str(error).split())[:160]
+        raise RequestError(f"the body is not valid JSON: {line}.") from None
     if not isinstance(given, dict):
         raise RequestError("the body must be a JSON object.")
     return given
@@ -119,7 +120,3 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is no JSON number")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]
