@@ -41,16 +41,6 @@ def plain(text: str) -> str:
     return re.sub(r"\s+", "", text).lower()
 
 
-def _equal(gold: str, candidate: str) -> tuple[bool, bool]:
-    """Whether math-verify says equal, and whether it could read both sides.
-
-    Its clock is a signal, which only the main thread may set; elsewhere it runs without one.
-    """
-    seconds = SECONDS if threading.current_thread() is threading.main_thread() else None
-    sides = [parse(side, parsing_timeout=seconds) for side in (gold, candidate)]
-    return verify(*sides, timeout_seconds=seconds), all(sides)
-
-
 def voidpad_judgement(text: str, doc: Doc) -> Judgement:
     """Gold and box go to math-verify between dollars: bare, only 449 of 500 golds are equal to themselves."""
     gold, box = doc["gold"], boxed(text)
@@ -63,8 +53,11 @@ def authors_judgement(text: str, doc: Doc) -> Judgement:
 
 
 def _judge(gold: str, candidate: str, *, strings: tuple[str, str]) -> Judgement:
+    # math-verify's clock is a signal, which only the main thread may set; elsewhere it runs without one.
+    seconds = SECONDS if threading.current_thread() is threading.main_thread() else None
     try:
-        same, parsed = _equal(gold, candidate)
+        sides = [parse(side, parsing_timeout=seconds) for side in (gold, candidate)]
+        same, parsed = verify(*sides, timeout_seconds=seconds), all(sides)
     except (Exception, TimeoutException):  # whatever sympy stumbles over in a model's formula is not equal
         same, parsed = False, False
     if same:
