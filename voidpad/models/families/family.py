@@ -5,7 +5,7 @@ the package asks the family and never compares its name.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -245,13 +245,14 @@ def check_sizes(values: Mapping[str, Any], *, where: str) -> None:
         )
 
 
-def shared_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that every stock class reads the same way."""
+def stock_values(config: Mapping[str, Any], same: Collection[str] = STOCK) -> dict[str, Any]:
+    """Fields of a stock class from released ones: those in `same` as they are, and what every class reads alike."""
+    copied = {name: config[name] for name in sorted(same)}
     theta = config["rope_theta"]
     if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < 1e12:
         raise TypeError(f"rope_theta={shown(theta)} must be a positive number")
     ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id")}
-    return ids | {"rope_parameters": {"rope_type": "default", "rope_theta": float(theta)}}
+    return copied | ids | {"rope_parameters": {"rope_type": "default", "rope_theta": float(theta)}}
 
 
 def shown(value: Any) -> str:
