@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,26 +15,18 @@ from voidpad.training.recipe import OptimPart
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """Warm-up, stable, decay, as a factor on the learning rate over progress in [0, 1]."""
-
-    warmup: float = 0.0
-    decay: float = 0.0
-    shape: str = "linear"
-    floor: float = 0.0
-
-    def __call__(self, progress: float) -> float:
-        rise = min(1.0, progress / self.warmup) if self.warmup else 1.0
-        left = min(1.0, max(0.0, 1 - progress) / self.decay) if self.decay else 1.0
-        return rise * (self.floor + (1 - self.floor) * SHAPES[self.shape](left))
-
-
 SHAPES: dict[str, Callable[[float], float]] = {  # of the part of the decay that is left
     "linear": lambda left: left,
     "cosine": lambda left: (1 - math.cos(math.pi * left)) / 2,
     "sqrt": lambda left: 1 - math.sqrt(1 - left),
 }
+
+
+def rate_factor(part: OptimPart, progress: float) -> float:
+    """The factor on the learning rate after the share `progress` of the run: warm-up, stable, decay."""
+    rise = min(1.0, progress / part.warmup) if part.warmup else 1.0
+    left = min(1.0, max(0.0, 1 - progress) / part.decay) if part.decay else 1.0
+    return rise * (part.floor + (1 - part.floor) * SHAPES[part.shape](left))
 
 
 def optimiser(model: nn.Module, part: OptimPart) -> torch.optim.Optimizer:

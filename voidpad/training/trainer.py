@@ -22,7 +22,7 @@ from voidpad.errors import ConfigError
 from voidpad.models.card import README
 from voidpad.training import checkpoint
 from voidpad.training.losses import SlotLoss
-from voidpad.training.optim import Schedule, optimiser
+from voidpad.training.optim import optimiser, rate_factor
 from voidpad.training.passes import UpdatePasses
 from voidpad.training.recipe import TrainingRecipe
 from voidpad.training.watch import LossMeter, TrainingClock
@@ -51,8 +51,6 @@ class VoidTrainer(Trainer):
         self.checkpointed = 0  # layers that are computed again in the backward pass
         self.compiled = False
         self._logged = (0, 0.0)
-        part = recipe.optim
-        self.schedule = Schedule(part.warmup, part.decay, part.shape, part.floor)
         super().__init__(
             model=SlotLoss(model.net, residual=getattr(torch, recipe.run.residual)),
             args=arguments,
@@ -189,11 +187,10 @@ class VoidTrainer(Trainer):
         return self.lr_scheduler
 
     def _factor(self, update: int) -> float:
-        if self.recipe.run.seconds:
-            return self.schedule(
-                max(self.clock.total / self.recipe.run.seconds, 1e-3 * self.recipe.optim.warmup)
-            )
-        return self.schedule((update + 0.5) / self.args.max_steps)
+        part, seconds = self.recipe.optim, self.recipe.run.seconds
+        if seconds:
+            return rate_factor(part, max(self.clock.total / seconds, 1e-3 * part.warmup))
+        return rate_factor(part, (update + 0.5) / self.args.max_steps)
 
     # Logs
 
