@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from voidpad.errors import ConfigError, RoleError
 from voidpad.roles import Roles
 from voidpad.training.batches import VirtualWidth, WindowWidth
-from voidpad.training.padding import Example, Pairs, Widths, lay_out, pad, policy
+from voidpad.training.padding import Example, Pairs, lay_out, pad, policy
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(20, 27)))
 ROWS = [Example([5, 6, 7], [8, 9]), Example([5], [8, 9, 10, 11, 12, 13])]
@@ -99,9 +99,7 @@ def test_policies_differ_in_the_padding_and_nothing_else(rows):
 
 def test_rows_of_a_store_equal_rows_padded_directly():
     pairs = Pairs.of(ROWS)
-    batch = lay_out(
-        pairs, torch.tensor([1, 0]), policy("void"), ROLES, widths=Widths(torch.tensor([9, 8]), 9)
-    )
+    batch = lay_out(pairs, torch.tensor([1, 0]), policy("void"), ROLES, width=torch.tensor([9, 8]))
     direct = pad(ROWS[::-1], "void", ROLES, width=torch.tensor([9, 8]))
     assert torch.equal(batch.ids[batch.inside], direct.ids[direct.inside])
 

@@ -21,7 +21,6 @@ from voidpad.training.padding import (
     Batch,
     PaddingPolicy,
     Pairs,
-    Widths,
     batch_width,
     lay_out,
 )
@@ -151,10 +150,8 @@ class PaddedRows:
     def __call__(self, epoch: int, position: Tensor, width: Tensor | None = None) -> tuple[Batch, At]:
         example = self.order(epoch)[position]
         width = self._width(epoch, example) if width is None else width
-        store = self.pairs.tokens.device
-        rows = example.to(store, non_blocking=True)
-        widths = Widths(width.to(store, non_blocking=True), int(width.max()))
-        batch = lay_out(self.pairs, rows, self.how, self.roles, widths=widths)
+        rows = example.to(self.pairs.tokens.device, non_blocking=True)
+        batch = lay_out(self.pairs, rows, self.how, self.roles, width=width)
         at = At(torch.full_like(rows, epoch), rows, position)
         return batch.to(self.device), at.to(self.device)
 

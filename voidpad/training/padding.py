@@ -173,16 +173,7 @@ def pad(
         raise ConfigError("pad: no rows given; a mini-batch needs at least one.")
     if width is None:
         width = batch_width(pairs.size, eos=longest_row_gets_eos or how.longest_row_gets_eos)
-    widths = Widths(width, int(width.max()))
-    return lay_out(pairs, torch.arange(len(pairs)), how, roles, widths=widths)
-
-
-@dataclass(frozen=True)
-class Widths:
-    """How far each row is padded, and how wide the tensors are. Both are known without asking the device."""
-
-    rows: Tensor  # (B,), where the pairs are
-    columns: int
+    return lay_out(pairs, torch.arange(len(pairs)), how, roles, width=width)
 
 
 def batch_width(sizes: Tensor, *, eos: bool = True) -> Tensor:
@@ -193,12 +184,16 @@ def batch_width(sizes: Tensor, *, eos: bool = True) -> Tensor:
     return (sizes.max() + int(eos)).expand(len(sizes))
 
 
-def lay_out(pairs: Pairs, rows: Tensor, how: PaddingPolicy, roles: Roles, *, widths: Widths) -> Batch:
-    """The examples `rows` (B,) of `pairs` as padded tensors. An answer that was cut gets no EOS and no padding."""
+def lay_out(pairs: Pairs, rows: Tensor, how: PaddingPolicy, roles: Roles, *, width: Tensor) -> Batch:
+    """The examples `rows` (B,) of `pairs` as padded tensors. An answer that was cut gets no EOS and no padding.
+
+    `width` (B,), on the host, says how far each row is padded: the device is not asked how wide the tensors are.
+    """
+    device = pairs.tokens.device
+    column = torch.arange(int(width.max()), device=device)[None]
+    width = width.to(device, non_blocking=True)[:, None]
     prompt, size = pairs.prompt[rows, None], pairs.size[rows, None]
-    whole, width = pairs.complete[rows, None], widths.rows[:, None]
-    column = torch.arange(widths.columns, device=pairs.tokens.device)[None]
-    end = torch.where(whole, width, torch.minimum(size, width))
+    end = torch.where(pairs.complete[rows, None], width, torch.minimum(size, width))
     inside = column < end
     source = (pairs.start[rows, None] + column).clamp_(max=len(pairs.tokens) - 1)
     padding = (column > size) & inside
