@@ -52,9 +52,9 @@ class _Request:
 class Engine:
     """Decodes many rows under a limit of rows and of tokens (prompts and canvases) in one pass.
 
-    One thread calls `wait`, `step`, `events`, `outcomes` or `run`. Meanwhile other threads may call `submit`, `cancel`,
-    `end_early` and `wake`. Passes run in inference mode; a denoiser that takes gradients leaves it and clones the
-    ids that it is given.
+    One thread calls `step`, `events`, `outcomes` or `run`. Meanwhile other threads may call `submit`, `cancel`,
+    `end_early`, `wait` and `wake`. Passes run in inference mode; a denoiser that takes gradients leaves it and clones
+    the ids that it is given.
 
     Admission is first come, first served, in two queues. Rows of up to half the token budget are admitted while all
     live rows fit one pass. A larger row does not count against that budget, but only one is live at a time. So short
@@ -142,7 +142,7 @@ class Engine:
             return self.busy
 
     def wake(self) -> None:
-        """End the `wait` of the decoding thread, or its next one, although there is no row."""
+        """End the `wait` that another thread is in, or else the next one, although there is no row."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
