@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from voidpad.decode.fields import Range
 from voidpad.decode.plan import schema
 from voidpad.diagnose.page import PageExtension, page
 
@@ -41,18 +42,14 @@ def _plan_fields(served: ServedModel, name: str) -> list[dict[str, Any]]:
         if field.name in HIDDEN:
             continue
         default = served.fields.get(field.name, field.default) if name == served.plan_name else field.default
-        bounds = field.bounds
+        bounds = field.bounds or Range()
         shown.append(
             {
                 "name": field.name,
                 "type": field.type,
                 "default": ",".join(map(str, default)) if isinstance(default, tuple) else default,
-                "at_least": None
-                if bounds is None
-                else bounds.above
-                if bounds.at_least is None
-                else bounds.at_least,
-                "at_most": None if bounds is None else bounds.at_most,
+                "at_least": bounds.above if bounds.at_least is None else bounds.at_least,
+                "at_most": bounds.at_most,
                 "choices": list(field.choices) or None,
                 "help": field.help,
             }
