@@ -212,18 +212,15 @@ def _rows(
         if raw and any(len(example.prompt) > 1 for example in examples):
             raise Dropped("needs_template", f"{len(examples[-1].prompt)} messages before the answer")
     except Dropped as dropped:
-        values = ("", "", dropped.reason, dropped.detail, place, True)
-        return [dict(zip(COLUMNS, values, strict=True))]
+        return [_row("", "", dropped.reason, dropped.detail, place, True)]
     return [
-        dict(
-            zip(
-                COLUMNS,
-                (json.dumps(example.prompt), example.response, "", "", place, number == 0),
-                strict=True,
-            )
-        )
+        _row(json.dumps(example.prompt), example.response, "", "", place, number == 0)
         for number, example in enumerate(examples)
     ]
+
+
+def _row(*values: Any) -> dict[str, Any]:
+    return dict(zip(COLUMNS, values, strict=True))
 
 
 def _drop(rows: Dataset, dropped: dict[str, int], *, skip_bad: bool) -> Dataset:
