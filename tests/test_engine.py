@@ -517,6 +517,20 @@ def test_waiting_for_work_ends_with_the_first_row_or_the_timeout():
     timer.join()
 
 
+def test_waiting_for_work_ends_when_another_thread_wakes_it():
+    engine = Engine(Toy(CALM), LOW)
+    timer = threading.Timer(0.02, engine.wake)
+    timer.start()
+    started = time.monotonic()
+    assert not engine.wait(30)
+    assert time.monotonic() - started < 20
+    timer.join()
+    engine.wake()  # before the wait: it must not be lost
+    assert not engine.wait(30)
+    assert time.monotonic() - started < 20
+    assert not engine.wait(0.01)  # and it counts once
+
+
 def test_observers_see_more_logits_and_change_nothing():
     some = jobs(30, first=900)
     plain = Engine(pool_of(some), LOW, rows=8)

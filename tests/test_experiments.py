@@ -390,7 +390,7 @@ def test_the_page_on_reproducing_tells_the_truth():
     ],
 )
 def test_a_task_reserves_a_gpu_where_the_cluster_has_one(device, cluster, gpus):
-    from voidpad.experiments.cluster import gpus_per_task
+    from voidpad.models.place import gpus_per_task
 
     assert gpus_per_task(device, cluster) == gpus
 

@@ -11,10 +11,9 @@ from voidpad.decode.denoise import HFDenoiser
 from voidpad.engine.packed import PackedDenoiser
 from voidpad.errors import WeightsError
 from voidpad.models import LLADA
-from voidpad.models.experts import is_fused, split
 from voidpad.models.families import check_sizes
 from voidpad.models.fresh import random_net
-from voidpad.models.weights import TensorHeader, check
+from voidpad.models.weights import TensorHeader, check, split_experts
 from voidpad.roles import Roles
 
 MIXTURE = replace(
@@ -43,7 +42,7 @@ def test_splitting_undoes_what_transformers_fuses():
         "model.layers.4.mlp.experts.gate_up_proj": torch.cat([gate, up], 1),
         "model.layers.4.mlp.experts.down_proj": down.transpose(1, 2),
     }
-    parts = {part: matrix for name, tensor in fused.items() for part, matrix in split(name, tensor)}
+    parts = {part: matrix for name, tensor in fused.items() for part, matrix in split_experts(name, tensor)}
     assert len(parts) == 9
     for number in range(3):
         for kind, matrix in (("gate", gate[number]), ("up", up[number]), ("down", down[number].T)):
@@ -53,8 +52,7 @@ def test_splitting_undoes_what_transformers_fuses():
         "model.layers.0.mlp.gate.weight",
         "model.layers.0.mlp.down_proj.weight",
     ):
-        assert not is_fused(name)
-        assert list(split(name, gate)) == [(name, gate)]
+        assert list(split_experts(name, gate)) == [(name, gate)]
 
 
 def test_headers_may_list_the_experts_apart_or_fused():
@@ -65,7 +63,7 @@ def test_headers_may_list_the_experts_apart_or_fused():
     apart = {
         part: TensorHeader(tuple(matrix.shape), "F32")
         for name, tensor in state.items()
-        for part, matrix in split(name, tensor)
+        for part, matrix in split_experts(name, tensor)
     }
     assert len(apart) == len(fused) + 2 * (3 * 3 - 2)
     for headers in (fused, apart):

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from voidpad.errors import ConfigError, RoleError
 from voidpad.roles import Roles
-from voidpad.training.padding import Example, Pairs, Widths, lay_out, pad, policy, virtual_width, window_width
+from voidpad.training.batches import VirtualWidth, WindowWidth
+from voidpad.training.padding import Example, Pairs, lay_out, pad, policy
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(20, 27)))
 ROWS = [Example([5, 6, 7], [8, 9]), Example([5], [8, 9, 10, 11, 12, 13])]
@@ -98,9 +99,7 @@ def test_policies_differ_in_the_padding_and_nothing_else(rows):
 
 def test_rows_of_a_store_equal_rows_padded_directly():
     pairs = Pairs.of(ROWS)
-    batch = lay_out(
-        pairs, torch.tensor([1, 0]), policy("void"), ROLES, widths=Widths(torch.tensor([9, 8]), 9)
-    )
+    batch = lay_out(pairs, torch.tensor([1, 0]), policy("void"), ROLES, width=torch.tensor([9, 8]))
     direct = pad(ROWS[::-1], "void", ROLES, width=torch.tensor([9, 8]))
     assert torch.equal(batch.ids[batch.inside], direct.ids[direct.inside])
 
@@ -111,25 +110,30 @@ def test_a_narrow_row_is_cut_without_an_eos():
     assert not batch.eos.any()
 
 
+def pairs_of(prompt: torch.Tensor) -> Pairs:
+    """Examples of these prompt lengths without a response; nobody reads their tokens."""
+    return Pairs(torch.empty(0), prompt, torch.zeros_like(prompt), torch.ones_like(prompt, dtype=torch.bool))
+
+
 def test_virtual_width_has_the_distribution_of_a_real_mini_batch():
     generator = torch.Generator().manual_seed(0)
     sizes = torch.randint(5, 200, (400,), generator=generator)
     rows = torch.randint(0, 400, (20_000, 6), generator=generator)
     real = sizes[rows].max(1).values + 1
     draw = torch.rand(20_000, generator=generator)
-    drawn = virtual_width(sizes[rows[:, 0]], sizes.sort().values, draw, rows=6)
+    drawn = VirtualWidth(6)(pairs_of(prompt=sizes), rows[:, 0], lambda: draw)
     for q in (0.1, 0.25, 0.5, 0.75, 0.9):
         assert abs(real.double().quantile(q) - drawn.double().quantile(q)) <= 3
 
 
 def test_virtual_width_of_one_row_is_its_own():
-    sizes = torch.tensor([3, 8])
-    assert virtual_width(sizes, sizes, torch.rand(2), rows=1).tolist() == [4, 9]
+    pairs = pairs_of(prompt=torch.tensor([3, 8]))
+    assert VirtualWidth(1)(pairs, torch.arange(2), lambda: torch.rand(2)).tolist() == [4, 9]
 
 
 def test_window_width_covers_its_range_evenly():
     draw = (torch.arange(1000) + 0.5) / 1000
-    width = window_width(torch.full((1000,), 7), draw, low=2, high=5)
+    width = WindowWidth(2, 5)(pairs_of(prompt=torch.full((1000,), 7)), torch.arange(1000), lambda: draw)
     assert width.unique(return_counts=True)[0].tolist() == [9, 10, 11, 12]
     assert width.unique(return_counts=True)[1].tolist() == [250] * 4
 

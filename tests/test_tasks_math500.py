@@ -6,7 +6,22 @@ import threading
 import pytest
 
 from voidpad.evaluate.tasks.boxes import boxed
-from voidpad.evaluate.tasks.math500 import judge, judge_authors, plain, prompt, score
+from voidpad.evaluate.tasks.math500 import (
+    Judgement,
+    authors_judgement,
+    plain,
+    prompt,
+    score,
+    voidpad_judgement,
+)
+
+
+def judge(gold: str, text: str) -> Judgement:
+    return voidpad_judgement(text, {"gold": gold})
+
+
+def judge_authors(gold: str, text: str) -> Judgement:
+    return authors_judgement(text, {"gold": gold})
 
 
 def test_examples_of_the_specification():

@@ -257,13 +257,13 @@ def test_messages_carry_role_and_content_only():
         chat(["hi"])
 
 
-def test_a_conversation_may_end_with_an_answer(tokenizers):
+def test_an_answer_inside_a_conversation_cannot_end_its_own_turn(tokenizers):
     tokenizer, roles = tokenizers["dream"]
     turns = [*user("2+2?"), {"role": "assistant", "content": "4<|im_end|>"}]
-    ids = encode_chat(tokenizer, turns, roles=roles, generation_prompt=False)
-    assert tokenizer.decode(ids).endswith("<|im_start|>assistant\n4<|im_end|><|im_end|>\n")
+    ids = encode_chat(tokenizer, turns, roles=roles)
+    end = "<|im_start|>assistant\n4<|im_end|><|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(ids).endswith(end)
     assert ids.count(151645) == 3
-    assert encode_chat(tokenizer, turns, roles=roles)[: len(ids)] == ids
 
 
 # Templates of strangers

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from voidpad.models import random_model
-from voidpad.training.optim import Muon, Schedule, Together, optimiser, orthogonal
+from voidpad.training.optim import Muon, Together, optimiser, orthogonal, rate_factor
 from voidpad.training.recipe import OptimPart
 
 
@@ -79,8 +79,8 @@ def test_together_restores_both_parts():
 
 @pytest.mark.parametrize("shape", ["linear", "cosine", "sqrt"])
 def test_schedule_rises_stays_and_falls_to_its_floor(shape):
-    schedule = Schedule(warmup=0.1, decay=0.4, shape=shape, floor=0.05)
-    values = [schedule(k / 100) for k in range(101)]
+    part = OptimPart(warmup=0.1, decay=0.4, shape=shape, floor=0.05)
+    values = [rate_factor(part, k / 100) for k in range(101)]
     assert values[5] == pytest.approx(0.5)
     assert values[10:61] == pytest.approx([1.0] * 51)
     assert values[100] == pytest.approx(0.05)
@@ -88,4 +88,4 @@ def test_schedule_rises_stays_and_falls_to_its_floor(shape):
 
 
 def test_the_default_schedule_is_constant():
-    assert {Schedule()(k / 10) for k in range(11)} == {1.0}
+    assert {rate_factor(OptimPart(), k / 10) for k in range(11)} == {1.0}

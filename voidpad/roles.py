@@ -47,6 +47,12 @@ class Roles:
         if clash or self.mask == self.eos:
             raise RoleError(f"roles overlap: {self}. mask, eos and void must be different ids.")
 
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> "Roles":
+        """Roles as `asdict` and JSON write them."""
+        ids: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**ids)
+
     def ids(self, names: Iterable[str | int]) -> tuple[int, ...]:
         """Role names (or plain ids) as ids, without repeats."""
         ids: list[int] = []

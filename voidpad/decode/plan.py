@@ -283,7 +283,7 @@ def plan(
 ) -> Plan:
     """The preset `name` as a plan. `fields` win over the checkpoint's calibration, which wins over the defaults.
 
-    `defaults` are those of the model's family (`model.family.decoding`); LLaDA's without it.
+    `defaults` are those of the model (`model.decoding`); LLaDA's without it.
     """
     return describe(name, defaults=defaults, calibration=calibration, **fields)[0]
 

@@ -38,7 +38,6 @@ class _Request:
     seed: int
     key: int
     limit: int | None  # longest canvas of this row; the plan's limit holds as well
-    deadline: float | None  # on the clock of time.monotonic()
     observe: Observe | None
     admitted: float = 0.0  # when it left the queue
     last_pass: int = 0  # the pass in which it took part last, or after which it was admitted
@@ -54,8 +53,8 @@ class Engine:
     """Decodes many rows under a limit of rows and of tokens (prompts and canvases) in one pass.
 
     One thread calls `step`, `events`, `outcomes` or `run`. Meanwhile other threads may call `submit`, `cancel`,
-    `end_early` and `wait`. Passes run in inference mode; a denoiser that takes gradients leaves it and clones the
-    ids that it is given.
+    `end_early`, `wait` and `wake`. Passes run in inference mode; a denoiser that takes gradients leaves it and clones
+    the ids that it is given.
 
     Admission is first come, first served, in two queues. Rows of up to half the token budget are admitted while all
     live rows fit one pass. A larger row does not count against that budget, but only one is live at a time. So short
@@ -91,6 +90,7 @@ class Engine:
         self._deadlines: dict[int, float] = {}
         self._ending: dict[int, str] = {}  # handle -> stop reason of rows to end before the next pass
         self._next_handle = 0
+        self._woken = False  # `wake` was called since the last `wait`
 
     # -------------------------------------------------------------------------------- from any thread
     def submit(
@@ -116,7 +116,7 @@ class Engine:
             raise ConfigError(f"limit={limit} leaves no room for an answer; use at least 1.")
         with self._changed:
             handle, self._next_handle = self._next_handle, self._next_handle + 1
-            request = _Request(handle, prompt, plan, seed, key, limit, deadline, observe)
+            request = _Request(handle, prompt, plan, seed, key, limit, observe)
             self._requests[handle] = request
             (self._long if self._is_long(request.size) else self._short).append(request)
             if deadline is not None:
@@ -135,9 +135,17 @@ class Engine:
                 self._ending.setdefault(handle, reason)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until there is a row to decode, at most `timeout` seconds; whether there is one."""
+        """Block until there is a row to decode or `wake` is called, at most `timeout` seconds; whether there is one."""
         with self._changed:
-            return self._changed.wait_for(lambda: self.busy, timeout)
+            self._changed.wait_for(lambda: self.busy or self._woken, timeout)
+            self._woken = False
+            return self.busy
+
+    def wake(self) -> None:
+        """End the `wait` that another thread is in, or else the next one, although there is no row."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
 
     @property
     def busy(self) -> bool:
@@ -196,7 +204,11 @@ class Engine:
         try:
             written = self._advance(chosen, where, canvas)
         except Exception as error:
-            return events + self._pass_failed(chosen, resting, error)
+            self._failures += 1
+            if self._failures > 1:
+                raise
+            self.live = resting
+            return [*events, self._rows_failed(chosen, error)]
         self._failures = 0
         self.live = resting
         for (plan, rows), step in zip(chosen, written, strict=True):
@@ -366,16 +378,6 @@ class Engine:
             self._deadlines.pop(handle, None)
             self._ending.pop(handle, None)
             return self._requests.pop(handle)
-
-    def _pass_failed(
-        self, chosen: Sequence[Group], resting: dict[Plan, Rows], error: Exception
-    ) -> list[Event]:
-        """The whole pass failed: its rows are over, unless the pass before it failed as well."""
-        self._failures += 1
-        if self._failures > 1:
-            raise error
-        self.live = resting
-        return [self._rows_failed(chosen, error)]
 
     def _rows_failed(self, groups: Sequence[Group], error: Exception) -> Failed:
         """End the rows of these groups with an error, and free the memory that the failed pass took."""

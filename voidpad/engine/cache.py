@@ -24,7 +24,7 @@ from voidpad.engine.packed import Packing, logits, next_power, rounded
 
 
 @dataclass(frozen=True)
-class CacheLayout:
+class _CacheLayout:
     """Which tokens of which rows make up a pass and where their keys are stored. Most hold for several passes."""
 
     taken: Tensor  # (B, L) the tokens of this pass
@@ -52,7 +52,7 @@ class CachedDenoiser:
     graphs: Graphs = field(default_factory=Graphs)
     store: Store = field(init=False)
     entries: dict[int, CachedRow] = field(default_factory=dict)  # by handle, rows as of their last good pass
-    layout: CacheLayout | None = None
+    layout: _CacheLayout | None = None
     widest: tuple[int, int] = (1, 1)  # most rows and most keys of a row so far; it only grows: graphs fit on
 
     def __post_init__(self) -> None:
@@ -166,7 +166,7 @@ class CachedDenoiser:
             horizons=layout.horizons,
         )
 
-    def _lay_out(self, taken: Tensor, visible: Tensor, begin: Tensor, signature: Any) -> CacheLayout:
+    def _lay_out(self, taken: Tensor, visible: Tensor, begin: Tensor, signature: Any) -> _CacheLayout:
         capacity, count, order = self.store.capacity, taken.sum(1), begin.argsort()
         row, column = taken[order].nonzero(as_tuple=True)
         row = order[row]
@@ -181,7 +181,7 @@ class CachedDenoiser:
         positions, horizons = torch.cat([column, filler]), filler[:0]
         if self.inner.causal_block and (horizon(column, self.inner.causal_block) < visible[row]).any():
             horizons = horizon(positions, self.inner.causal_block)
-        return CacheLayout(
+        return _CacheLayout(
             taken=taken,
             signature=signature,
             row=row,

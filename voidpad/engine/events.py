@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
-from torch import Tensor
-
 from voidpad.decode.loop import Step
 from voidpad.decode.outcome import Outcome
 from voidpad.decode.plan import Plan
@@ -37,8 +34,15 @@ class Wrote:
 
     @cached_property
     def final_prefix(self) -> list[int]:
-        """For each row, how many leading canvas slots of `step.after` can no longer change."""
-        return _final_prefix(self.plan, self.step).tolist()
+        """For each row, how many leading canvas slots of `step.after` can no longer change.
+
+        The length rule says it. A rule that declares nothing promises nothing: 0 until the row ends.
+        """
+        declared = getattr(self.plan.length, "final_prefix", None)
+        if declared is None:
+            return [0] * len(self.step.after)
+        final: list[int] = declared(self.step.after).tolist()
+        return final
 
 
 @dataclass(frozen=True)
@@ -58,15 +62,3 @@ class Failed:
 
 
 Event = Started | Wrote | Finished | Failed
-
-
-def _final_prefix(plan: Plan, step: Step) -> Tensor:
-    """How many leading canvas slots of each row of `step.after` can no longer change, (B,).
-
-    The length rule says it. A rule that declares nothing promises nothing: 0 until the row ends.
-    """
-    declared = getattr(plan.length, "final_prefix", None)
-    if declared is None:
-        return torch.zeros(len(step.after), dtype=torch.long)
-    final: Tensor = declared(step.after)
-    return final

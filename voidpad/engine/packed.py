@@ -31,6 +31,8 @@ from voidpad.engine.narrow import narrowed
 
 NAME = "voidpad_varlen"
 HALF = (torch.float16, torch.bfloat16)
+# A packed pass changes the attention and the last layer of its network, so passes over one network run one at a time.
+LOCKS: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
 
 
 def _varlen_attention(
@@ -40,9 +42,8 @@ def _varlen_attention(
 
     No token is told from its neighbours by order, so query heads that share a key head are simply more queries of it.
     """
-    if torch.is_autocast_enabled(
-        query.device.type
-    ):  # as torch's own attention does; positions made them float32
+    # As torch's own attention does: the positions' rotation made queries and keys float32.
+    if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(dtype) for x in (query, key, value))
     groups = query.shape[1] // key.shape[1]
@@ -101,9 +102,8 @@ class Packing:
     queries: Tensor  # (S + 1,) where each segment of tokens begins
     keys: Tensor  # (S + 1,) where the keys that it sees begin
     outputs: Tensor  # (N,) indices of the tokens whose logits are needed
-    longest: tuple[
-        int, int
-    ]  # longest segment of tokens and of keys, rounded up so that CUDA graphs fit more often
+    # Longest segment of tokens and of keys, rounded up so that CUDA graphs fit more often.
+    longest: tuple[int, int]
     extra: tuple[Tensor, ...] = ()  # further inputs that a cache needs
     # (T,) how many keys of its segment, from the first one on, each token sees; empty if it sees all of them
     horizons: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
@@ -161,7 +161,7 @@ def logits(
         if cache is not None:
             cache.aim(*extra)  # type: ignore[attr-defined]
         with (
-            _lock_of(inner.body),
+            LOCKS.setdefault(inner.body, threading.Lock()),
             _attention(inner.body, NAME),
             last(inner.body, outputs, queries, groups) as needed,
         ):
@@ -188,14 +188,6 @@ def logits(
     spare = max(32, next_power(count)) - count  # few different shapes: few graphs
     inputs[4] = nn.functional.pad(packing.outputs, (0, spare))
     return graphs(forward, inputs, inner.device, key=(longest, version))[:count]
-
-
-LOCKS: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
-
-
-def _lock_of(body: nn.Module) -> threading.Lock:
-    """The network's lock: a packed pass changes its attention and its last layer, so passes run one at a time."""
-    return LOCKS.setdefault(body, threading.Lock())
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from peft import PeftModel
 
 from voidpad.decode.outcome import Outcome
 from voidpad.decode.plan import Plan, describe
@@ -197,7 +196,7 @@ def load_model(settings: Settings, resources: Resources) -> Model:
         dtype=settings.dtype,
         quantize=settings.quantize,
     )
-    return merge(model) if settings.merge and isinstance(model.net, PeftModel) else model
+    return merge(model) if settings.merge and model.adapted else model
 
 
 def answer(

@@ -12,9 +12,8 @@ from voidpad.errors import DataError, fault, printable, reason
 Pair = Annotated[list[float], Field(min_length=2, max_length=2)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
-Text = Annotated[
-    str, InstanceOf()
-]  # pydantic's own check of texts refuses half a surrogate pair, which JSON can carry
+# Pydantic's own check of texts refuses half a surrogate pair, which JSON can carry.
+Text = Annotated[str, InstanceOf()]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -24,7 +23,7 @@ class _Shape(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-class ResolvedPlan(_Shape):
+class _ResolvedPlan(_Shape):
     """Every field of a plan with its value; those that reports compute with."""
 
     block: Annotated[int, Field(ge=1)] | None = None
@@ -55,7 +54,7 @@ class StoredSettings(_Shape):
     hide_eos: bool = False
     merge: bool = False
     weights: str | None = None
-    plan_resolved: ResolvedPlan | None = None
+    plan_resolved: _ResolvedPlan | None = None
 
 
 class _Allowed(_Shape):
@@ -63,7 +62,7 @@ class _Allowed(_Shape):
     weak: bool
 
 
-class Provenance(_Shape):
+class _Provenance(_Shape):
     """Facts about the machines; each stage adds its own, so most may be missing."""
 
     commit: str | None = None
@@ -77,7 +76,7 @@ class Provenance(_Shape):
 
 class RunConfig(_Shape):
     settings: dict[str, Any]
-    provenance: Provenance
+    provenance: _Provenance
 
 
 class _Score(_Shape):
@@ -110,7 +109,7 @@ class _TaskResult(_Score):
 
 class RunResults(_Shape):
     tasks: Annotated[dict[str, _TaskResult], Field(min_length=1)]
-    provenance: Provenance
+    provenance: _Provenance
     wall_seconds: Amount
 
 
@@ -173,7 +172,7 @@ class _SweepRow(_Shape):
     method: str
     task: str
     grader: str = ""
-    at: ResolvedPlan
+    at: _ResolvedPlan
     settings: StoredSettings
 
 

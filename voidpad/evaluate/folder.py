@@ -21,7 +21,7 @@ from voidpad.evaluate.file_shapes import (
     read_json_lines,
 )
 from voidpad.evaluate.journal import Journal
-from voidpad.evaluate.settings import RESOLVED, Settings, settings_digest
+from voidpad.evaluate.settings import RESOLVED, Settings, first_difference, settings_digest
 from voidpad.files import store
 
 VERSION = 2  # of every JSON file here and of NAME.sweep.json
@@ -133,7 +133,11 @@ class RunFolder:
             known = self.config
             fixed = {name: known["settings"].get(name) for name in ("weights", RESOLVED)}
             settings = {**settings, **{k: v for k, v in fixed.items() if v and not settings.get(k)}}
-            _refuse_others(path, known["settings"], settings)
+            there = known["settings"]
+            if name := first_difference(there, settings):
+                raise ConfigError(
+                    f"{path}: a run with {name}={there.get(name)!r}, now {settings.get(name)!r}; use another --out"
+                )
         facts = {**provenance, **known.get("provenance", {})}
         self._write_config(settings, facts)
 
@@ -175,15 +179,6 @@ def read_versioned(path: Path, shape: type[BaseModel]) -> dict[str, Any]:
         )
     check_shape(shape, content, f"{path}: damaged", _START_AGAIN)
     return content
-
-
-def _refuse_others(path: Path, there: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """Two runs in one folder are refused; the message names the first setting that differs."""
-    for name in sorted({*there, *mine}):
-        if there.get(name) != mine.get(name):
-            raise ConfigError(
-                f"{path}: a run with {name}={there.get(name)!r}, now {mine.get(name)!r}; use another --out"
-            )
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

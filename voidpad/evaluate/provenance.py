@@ -18,7 +18,7 @@ def answer_provenance(model: Model, resources: Resources) -> dict[str, Any]:
 
     cuda = model.device.type == "cuda"
     return {
-        **{name: _version(name) for name in ("voidpad", "torch", "transformers")},
+        **{name: installed_version(name) for name in ("voidpad", "torch", "transformers")},
         **_source(),
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name(model.device) if cuda else str(model.device),
@@ -40,8 +40,8 @@ def judge_provenance(tasks: Sequence[str], resources: Resources) -> dict[str, An
     allowed = resources.allow_code_execution
     made = all(name.startswith("tiny_") for name in tasks)  # the built-in model's items are generated
     return {
-        "lm_eval": _version("lm_eval"),
-        "math_verify": _version("math-verify"),
+        "lm_eval": installed_version("lm_eval"),
+        "math_verify": installed_version("math-verify"),
         "data": "built in" if made else "local" if resources.data else "hub",
         "sandbox": {
             "allowed": allowed,
@@ -55,7 +55,8 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """The version of an installed package; None for one that is not installed, or for a bare source tree."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,6 +1,6 @@
 """A whole evaluation: prepare, answer and judge one after the other, and the union of shards."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from voidpad.evaluate.answer import Progress, answer, opened_run
 from voidpad.evaluate.folder import RunFolder, read_run
 from voidpad.evaluate.judge import judge
 from voidpad.evaluate.prepare import build_requests, load_tasks, prepare, refuse_code
-from voidpad.evaluate.settings import Resources, Settings
+from voidpad.evaluate.settings import Resources, Settings, first_difference
 from voidpad.models import Model
 
 
@@ -49,7 +49,13 @@ def join(parts: Sequence[Path], out: Path, *, resources: Resources | None = None
     if not runs:
         raise ConfigError("join: no parts; name the run folders to join")
     whole = {**runs[0].config["settings"], "shard": None}
-    _refuse_other_runs(runs, whole)
+    for run in runs:
+        mine = {**run.config["settings"], "shard": None}
+        if other := first_difference(mine, whole):
+            raise ConfigError(
+                f"{run.path}: {other}={mine.get(other)!r}, but {runs[0].path} has {whole.get(other)!r}; parts of one "
+                "run differ in their shard alone"
+            )
     owners: dict[str, Path] = {}
     for run in runs:
         if run.path.resolve() == Path(out).resolve():
@@ -83,15 +89,3 @@ def join(parts: Sequence[Path], out: Path, *, resources: Resources | None = None
             records = run.journal.records
             journal.append(record for name, record in records.items() if name not in journal.records)
         return judge(folder, resources=resources, tasks=tasks)
-
-
-def _refuse_other_runs(runs: Sequence[RunFolder], whole: Mapping[str, Any]) -> None:
-    """Parts of different runs; the message names the first setting that differs."""
-    for run in runs:
-        mine = {**run.config["settings"], "shard": None}
-        for name in sorted({*mine, *whole}):
-            if mine.get(name) != whole.get(name):
-                raise ConfigError(
-                    f"{run.path}: {name}={mine.get(name)!r}, but {runs[0].path} has {whole.get(name)!r}; parts of one "
-                    "run differ in their shard alone"
-                )

@@ -19,9 +19,9 @@ def wilson(correct: float, count: int, z: float = Z95) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def paired(differences: Sequence[float], z: float = Z95) -> tuple[float, float]:
+def paired(differences: Sequence[float]) -> tuple[float, float]:
     """The mean of differences on the same items, and half its normal 95 % interval."""
-    return mean(differences), z * pstdev(differences) / math.sqrt(len(differences))
+    return mean(differences), Z95 * pstdev(differences) / math.sqrt(len(differences))
 
 
 def _scored(values: Sequence[float]) -> dict[str, Any]:

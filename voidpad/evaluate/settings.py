@@ -13,7 +13,6 @@ from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate.tasks import FEWSHOT, FOLDER
 
 PARITIES = ("llada", "dream")
-STAGES = ("prepare", "answer", "judge")
 RESOLVED = "plan_resolved"  # the key of config.json's settings that holds every field of the plan
 # Left out of files while they have their default.
 _OPTIONAL: dict[str, Any] = {
@@ -55,9 +54,8 @@ class Settings:
     merge: bool = False  # fold the adapter into the weights before decoding: faster, rounds differently
     weights: str | None = None  # fingerprint of model and adapter; None until the weights are there
     num_fewshot: int | None = None  # shots in the prompt; None: each task's own number
-    own_tasks: Mapping[str, str] = field(
-        default_factory=dict
-    )  # digest of each task that is not voidpad's, by name
+    # Digest of each task that is not voidpad's, by name.
+    own_tasks: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         faults = list(self._faults())
@@ -112,6 +110,11 @@ class Settings:
         if unknown:
             raise DataError(f"settings: {unknown[0]!r} is unknown; use the voidpad that wrote the run.")
         return cls(**{**given, "tasks": tuple(given["tasks"]), "shard": tuple(shard) if shard else None})
+
+
+def first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """The name of the first setting, by the alphabet, in which two runs differ; None if they are equal."""
+    return next((name for name in sorted({*one, *other}) if one.get(name) != other.get(name)), None)
 
 
 def settings_digest(settings: Mapping[str, Any]) -> str:

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from voidpad.models import Model
-from voidpad.models.text import raw_ids, special_ids
+from voidpad.models.text import raw_ids
 
-Reader = Callable[
-    [Model, Sequence[int], Sequence[str], bool], str
-]  # (model, slots, stop strings, cut) -> text
+# From model, slots, stop strings and cut to the text.
+Reader = Callable[[Model, Sequence[int], Sequence[str], bool], str]
 # The names `llada` and `dream` here and in `parity` mean the two evaluation harnesses of the paper, not model families.
 LLADA_MARKERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
@@ -29,23 +28,18 @@ def llada_harness(model: Model, slots: Sequence[int], stops: Sequence[str], cut:
     """Text after an EOS counts. Specials go by tokenising the text once more; HumanEval has no stop strings,
     and loses the chat markers, which this harness's tokenizer spells out."""
     if not stops:
-        text = _without_specials(model, slots)
+        text = model.text(slots, cut=False)
         for marker in LLADA_MARKERS:
             text = text.replace(marker, "")
         return text
     text = _until(str(model.tokenizer.decode(list(slots))), stops)
-    return _without_specials(model, raw_ids(model.tokenizer, text))
+    return model.text(raw_ids(model.tokenizer, text), cut=False)
 
 
 def dream_harness(model: Model, slots: Sequence[int], stops: Sequence[str], cut: bool = True) -> str:
     """Cut where EOS is spelled; every other special token stays as literal text."""
     text = str(model.tokenizer.decode(list(slots)))
     return _until(text.split(str(model.tokenizer.decode([model.roles.eos])), 1)[0], stops)
-
-
-def _without_specials(model: Model, ids: Sequence[int]) -> str:
-    dropped = special_ids(model.tokenizer) | model.roles.all()
-    return str(model.tokenizer.decode([token for token in ids if token not in dropped]))
 
 
 READERS: dict[str | None, Reader] = {None: cut_first, "llada": llada_harness, "dream": dream_harness}

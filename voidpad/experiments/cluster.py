@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from voidpad.evaluate.run import evaluate, join
 from voidpad.evaluate.settings import Resources, Settings
 from voidpad.experiments.sweep import Ended, Loader
 from voidpad.experiments.sweep_recipe import SweepCell
+from voidpad.models.place import gpus_per_task
 
 LOADER = Loader()  # of this worker process
 
@@ -116,13 +117,6 @@ def _drive(
         store(parcel.files, part.folder(out))
         if all(RunFolder(one.folder(out)).complete for one in parts):
             yield replace(_finish(parts, out, resources), worker=parcel.worker, loads=parcel.loads)
-
-
-def gpus_per_task(device: str, cluster: Mapping[str, float]) -> int:
-    """GPUs that a task reserves. With `auto` it is one if the cluster has any: Ray hides GPUs not reserved."""
-    if device == "auto":
-        return int(cluster.get("GPU", 0) >= 1)
-    return int(device not in ("cpu", "mps"))
 
 
 def _receive(ray: Any, ready: Any) -> _Parcel | VoidpadError:

@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from voidpad.decode.plan import Plan, describe
 from voidpad.engine.cache_policy import FORM
 from voidpad.errors import ConfigError, VoidpadError, fault, reason
-from voidpad.evaluate.run_weights import base_folder, with_weights
+from voidpad.evaluate.run_weights import with_weights
 from voidpad.evaluate.settings import Settings, settings_digest
 from voidpad.experiments.report.layout import FigureLayout, TableLayout
 from voidpad.models import FAMILIES
-from voidpad.models.load import read_config
+from voidpad.models.load import family_of
 from voidpad.models.quantizer import QuantizerName
 
 MOST_CELLS = 10_000  # of one recipe; more is a mistake in a grid
@@ -173,11 +173,8 @@ def _faults(recipe: SweepRecipe) -> Iterator[tuple[int, str]]:
 
 def families(model: str) -> tuple[str, ...]:
     """The family of a model that is on this machine, from its card or config; every family for any other."""
-    folder = base_folder(model)
-    if folder is None:
-        return tuple(FAMILIES)
     try:
-        return (read_config(folder)[0].name,)
+        return (family_of(model, download=False).name,)
     except VoidpadError:  # loading the model says what is wrong with it
         return tuple(FAMILIES)
 

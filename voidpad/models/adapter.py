@@ -37,10 +37,10 @@ def is_adapter(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
-def base_folder(name: str | Path) -> Path:
+def base_folder(name: str | Path, *, download: bool = True) -> Path:
     """The folder with the whole model: the base's, if the name leads to an adapter."""
-    folder = locate(name)
-    return locate(base_of(folder)) if is_adapter(folder) else folder
+    folder = locate(name, download=download)
+    return locate(base_of(folder), download=download) if is_adapter(folder) else folder
 
 
 def attach(model: "Model", folder: Path) -> tuple[PeftModel, bool]:
@@ -223,9 +223,8 @@ def _read_config(folder: Path, *, base: str) -> LoraConfig:
         raise WeightsError(f"{folder / CONFIG}: damaged adapter config ({reason(error)}).") from None
     config.base_model_name_or_path = base
     config.inference_mode = True
-    config.init_lora_weights = (
-        True  # others decompose the base's weights; the file's tensors replace these anyway
-    )
+    # Others decompose the base's weights; the file's tensors replace these anyway.
+    config.init_lora_weights = True
     return config
 
 

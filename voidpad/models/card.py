@@ -1,4 +1,4 @@
-"""voidpad.json: what a checkpoint or an adapter must say about itself beside its weights."""
+"""voidpad.json and README.md: what a checkpoint or an adapter says about itself beside its weights."""
 
 import json
 import stat
@@ -14,13 +14,18 @@ from voidpad.models.families.family import shown
 from voidpad.roles import Roles
 
 CARD = "voidpad.json"
+README = "README.md"
 VERSION = 1
 # The plan that fits each padding policy; `original` decodes the canvas to its end and bans nothing.
 PLANS = {"void": "void", "rainbow": "original", "eos": "original"}
+_ADVICE = {
+    "void": "Decode with plan `void`, or `void-expansion` to let it choose its canvas.",
+    "rainbow": "Decode with plan `original`; its padding tokens never appear in an answer.",
+    "eos": "Decode with plan `original` and small blocks: with large ones [EOS] overflow eats the answer.",
+}
 LONGEST = 1_000_000  # the largest number a calibration may give, such as a canvas
-LARGEST_JSON = (
-    100_000_000  # bytes of the largest JSON file that is read whole: the index of a large checkpoint
-)
+# Bytes of the largest JSON file that is read whole: the index of a large checkpoint.
+LARGEST_JSON = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -55,9 +60,7 @@ def read_card(folder: Path) -> Card | None:
             f"{path}: card version is not {VERSION}; update voidpad or save the checkpoint again."
         )
     try:
-        roles: dict[str, Any] = values.pop("roles")
-        lists = {name: tuple(ids) for name, ids in roles.items() if isinstance(ids, list)}
-        card = Card(roles=Roles(**{**roles, **lists}), **values)
+        card = Card(roles=Roles.parse(values.pop("roles")), **values)
     except (TypeError, KeyError, AttributeError, RoleError) as error:
         raise WeightsError(
             f"{path}: not a voidpad card ({reason(error)}); save the checkpoint again."
@@ -114,6 +117,41 @@ def default_plan(card: Card | None, family: Family | None = None) -> str:
     return PLANS[card.padding] if card is not None and card.padding is not None else "original"
 
 
+_WHOLE = {
+    False: "A whole model, in transformers' format.",
+    True: "A whole model in the layout of its release. Code that config.json names (`auto_map`) is not here: copy the "
+    "release's .py files beside it if your engine needs them.",
+}
+
+
+def write_readme(folder: Path, card: Card, *, base: str | None = None, released: bool = False) -> None:
+    """Write the README of an adapter, whose base model `base` names, or of a whole model, released layout or ours."""
+    base = None if base is None else " ".join(base.split())  # it stands in the front matter, line by line
+    padding = f", trained with {card.padding} padding" if card.padding else ""
+    given = f'"{base}", adapter="FOLDER"' if base else '"FOLDER"'
+    options = f"--model {base} --adapter FOLDER" if base else "--model FOLDER"
+    front = [f"base_model: {base}", "library_name: peft"] if base else ["library_name: transformers"]
+    lines = [
+        "---",
+        *front,
+        "tags:",
+        "- masked-diffusion",
+        "- voidpad",
+        "---",
+        "",
+        f"# Masked diffusion language model of the {card.family} family{padding}",
+        "",
+        f"A LoRA adapter of `{base}`." if base else _WHOLE[released],
+        "",
+        f'    voidpad generate "..." {options}',
+        f"    voidpad.load({given}).generate(prompts)",
+        "",
+        *([_ADVICE[card.padding], ""] if card.padding in _ADVICE else []),
+        f"`{CARD}` holds token roles, padding policy, training recipe and calibrated lengths.",
+    ]
+    store(folder / README, [line + "\n" for line in lines])
+
+
 def check_plain_files(folder: Path) -> None:
     """Refuse a folder in which a name is a pipe, a socket or a device: reading it would hang or never end."""
     try:
@@ -144,10 +182,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise WeightsError(f"{path}: no such file; the checkpoint is incomplete.") from None
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror}).") from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # not UTF-8, not JSON, a number of a million digits, deep nesting
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, too many digits, deep nesting
         raise WeightsError(f"{path}: damaged JSON ({reason(error)}); copy the file again.") from None
     if not isinstance(values, dict):
         raise WeightsError(f"{path}: expected a JSON object; copy the file again.")

@@ -14,22 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor
 
 from voidpad.errors import ConfigError, WeightsError
 from voidpad.files import fresh_folder, store
 from voidpad.models.adapter import base_folder
-from voidpad.models.card import check_plain_files, read_card, read_json
-from voidpad.models.experts import split
+from voidpad.models.card import check_plain_files, read_card, read_json, write_readme
 from voidpad.models.families.family import shown
 from voidpad.models.locate import locate
 from voidpad.models.model import Model
 from voidpad.models.place import DTYPES, STORED
-from voidpad.models.readme import write_readme
 from voidpad.models.text import TOKENIZER_FILES, read_tokenizer
-from voidpad.models.weights import INDEX, WHOLE, headers
+from voidpad.models.weights import INDEX, WHOLE, headers, split_experts
 
 SHARD = 5_000_000_000  # bytes of one file of weights, about
 GENERATION = "generation_config.json"
@@ -52,7 +49,7 @@ def export(
     family writes the fields, and the tokenizer is saved as transformers saves it. `dtype` None keeps the dtype of every
     stored tensor. `progress` is called with the number of tensors written and the number of all.
     """
-    if isinstance(model.net, PeftModel):
+    if model.adapted:
         raise ConfigError(f"{model.name}: has an adapter that is not merged; merge it first.")
     if model.quantized:
         raise ConfigError(f"{model.name}: quantized weights cannot be exported; load it without quantize.")
@@ -214,7 +211,7 @@ def _released_tensors(model: Model, dtype: str | None) -> Iterator[tuple[str, Te
     for fused, whole in model.net.state_dict().items():
         if fused == "lm_head.weight" and model.net.config.tie_word_embeddings:
             continue
-        for name, tensor in split(fused, whole):
+        for name, tensor in split_experts(fused, whole):
             released = family.released_name(name)
             if family.tensor_name(released) != name:
                 raise WeightsError(

@@ -126,9 +126,8 @@ def _remember(entry: Path, state: list[Any], digest: str) -> None:
     """
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(
-            dir=entry.parent, suffix=".part"
-        )  # several processes may write at once
+        # Several processes may write at once.
+        handle, draft = tempfile.mkstemp(dir=entry.parent, suffix=".part")
         try:
             with os.fdopen(handle, "w") as file:
                 json.dump({"state": state, "sha256": digest}, file)

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,18 @@ from voidpad.errors import AssumedWarning, ConfigError, WeightsError, reason
 from voidpad.files import fresh_folder
 from voidpad.models.adapter import CONFIG as ADAPTER_CONFIG
 from voidpad.models.adapter import attach, base_folder, is_adapter, original_roles
-from voidpad.models.card import Card, check_causal_block, check_plain_files, read_card, read_json
+from voidpad.models.card import (
+    Card,
+    check_causal_block,
+    check_plain_files,
+    read_card,
+    read_json,
+    write_readme,
+)
 from voidpad.models.families import FAMILIES, Family, check_sizes, recognise
 from voidpad.models.locate import base_of, locate
 from voidpad.models.model import Model
 from voidpad.models.place import Place
-from voidpad.models.readme import write_readme
 from voidpad.models.text import read_tokenizer
 from voidpad.models.weights import check, headers, refuse_nan, stored_dtype
 from voidpad.roles import Roles, build, resolve
@@ -111,9 +117,8 @@ def _read_checkpoint(folder: Path, *, name: str = "", family: str | None = None)
         raise ConfigError(
             f"{folder}: family {family!r} given, but the card says {known.name!r}; drop family."
         )
-    if (
-        str(values.get("model_type")).lower() in known.model_types
-    ):  # written by `export`: a release with a card
+    # Written by `export`: a release with a card.
+    if str(values.get("model_type")).lower() in known.model_types:
         return _Checkpoint(folder, values, card, known, known.read_config(values, where=str(folder)))
     if values.get("model_type") != known.model_type:
         raise WeightsError(
@@ -131,7 +136,7 @@ def _read_checkpoint(folder: Path, *, name: str = "", family: str | None = None)
     return _Checkpoint(folder, values, card, known, config)
 
 
-def vocabulary(name: str, *, family: str | None = None) -> tuple[PreTrainedTokenizerBase, Roles]:
+def vocabulary(name: str) -> tuple[PreTrainedTokenizerBase, Roles]:
     """Tokenizer and roles of a model folder, a hub id, or a folder that holds a tokenizer alone.
 
     Of an adapter, the roles are those of its own card if it has one.
@@ -140,14 +145,14 @@ def vocabulary(name: str, *, family: str | None = None) -> tuple[PreTrainedToken
     if not (folder / "config.json").is_file():
         tokenizer = read_tokenizer(folder)
         return tokenizer, resolve(tokenizer, {}, rows=len(tokenizer))
-    tokenizer, roles = _read_checkpoint(folder, name=name, family=family).vocabulary()
+    tokenizer, roles = _read_checkpoint(folder, name=name).vocabulary()
     own = read_card(locate(name))
     return tokenizer, own.roles if own is not None else roles
 
 
-def family_of(name: str | Path) -> Family:
+def family_of(name: str | Path, *, download: bool = True) -> Family:
     """The family of a checkpoint, or of an adapter's base, without reading weights."""
-    return _read_checkpoint(base_folder(str(name)), name=str(name)).family
+    return _read_checkpoint(base_folder(str(name), download=download), name=str(name)).family
 
 
 def card_of(name: str | Path, adapter: str | Path | None = None) -> Card | None:
@@ -164,20 +169,15 @@ def card_of(name: str | Path, adapter: str | Path | None = None) -> Card | None:
 def save(model: Model, folder: str | Path) -> None:
     """Write a folder that `load` reads: the whole model, or the adapter alone where it is not merged."""
     with fresh_folder(Path(folder)) as beside, _quiet():
+        base = None
         if isinstance(model.net, PeftModel):
+            base = str(model.net.peft_config["default"].base_model_name_or_path)
             model.net.save_pretrained(str(beside), save_embedding_layers=False)
         else:
             model.net.save_pretrained(str(beside), save_original_format=False)
             model.tokenizer.save_pretrained(str(beside))
-        write_readme(beside, model.card, base=_base_name(model))
+        write_readme(beside, model.card, base=base)
         replace(model.card, roles=model.roles).write(beside)
-
-
-def _base_name(model: Model) -> str | None:
-    """What an adapter belongs to; None for a whole model."""
-    if not isinstance(model.net, PeftModel):
-        return None
-    return str(model.net.peft_config["default"].base_model_name_or_path)
 
 
 def merge(model: Model) -> Model:
@@ -189,12 +189,6 @@ def merge(model: Model) -> Model:
     if model.quantized:
         raise ConfigError(f"{model.name}: cannot merge into quantized weights; load it without quantize.")
     return replace(model, net=model.net.merge_and_unload(safe_merge=True))
-
-
-def read_config(folder: Path) -> tuple[Family, PretrainedConfig]:
-    """Family and config of a checkpoint folder, released or saved by voidpad."""
-    checkpoint = _read_checkpoint(folder)
-    return checkpoint.family, checkpoint.config
 
 
 def _load_base(
@@ -245,8 +239,8 @@ def _load_base(
 
 def _given(model: Model, given: Mapping[str, Any] | None) -> Model:
     """The roles checked against the embedding, with the ids the caller gave."""
-    values = {field.name: getattr(model.roles, field.name) for field in fields(Roles)}
-    return replace(model, roles=build({**values, **(given or {})}, rows=model.net.config.vocab_size))
+    values = {**vars(model.roles), **(given or {})}
+    return replace(model, roles=build(values, rows=model.net.config.vocab_size))
 
 
 def _with_adapter(model: Model, folder: Path, name: str, given: Mapping[str, Any] | None) -> Model:

@@ -14,8 +14,12 @@ BUILT_IN = ("tiny-instruct", "tiny-eos", "tiny-rainbow", "tiny-void")
 PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.jinja"]  # never code, never pickles
 
 
-def locate(name: str | Path) -> Path:
-    """The folder of a model or adapter, downloaded if it is a hub id."""
+class NotHereError(WeightsError):
+    """A name that leads to no folder."""
+
+
+def locate(name: str | Path, *, download: bool = True) -> Path:
+    """The folder of a model or adapter. A hub id is downloaded; without `download` it must have been before."""
     if name in BUILT_IN:
         folder = ASSETS / str(name)
         if not folder.is_dir():
@@ -27,12 +31,12 @@ def locate(name: str | Path) -> Path:
         folder = Path(name).expanduser()
         there, is_folder = folder.exists(), folder.is_dir()
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL inside, a home that is unknown
-        raise WeightsError(f"{ascii(name)[:80]}: is no name of a folder ({reason(error)}).") from None
+        raise NotHereError(f"{ascii(name)[:80]}: is no name of a folder ({reason(error)}).") from None
     if is_folder:
         return folder
     if there:
-        raise WeightsError(f"{name}: is a file; give the folder that holds config.json and the weights.")
-    return _download(str(name))
+        raise NotHereError(f"{name}: is a file; give the folder that holds config.json and the weights.")
+    return _snapshot(str(name), download=download)
 
 
 def base_of(folder: Path) -> str:
@@ -45,13 +49,13 @@ def base_of(folder: Path) -> str:
     return base
 
 
-def _download(name: str) -> Path:
+def _snapshot(name: str, *, download: bool) -> Path:
     known = ", ".join(BUILT_IN)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise WeightsError(f"{name}: no such folder; use {known}, a folder, or a hub id (owner/name).")
+        raise NotHereError(f"{name}: no such folder; use {known}, a folder, or a hub id (owner/name).")
     try:
-        return Path(snapshot_download(name, allow_patterns=PATTERNS))
+        return Path(snapshot_download(name, allow_patterns=PATTERNS, local_files_only=not download))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise WeightsError(
+        raise NotHereError(
             f"{name}: no such folder, and the hub gave nothing ({reason(error)}); check the name."
         ) from error

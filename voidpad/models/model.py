@@ -278,7 +278,7 @@ class Model:
         from voidpad.engine.graphs import Graphs
 
         # Token adapters send ids from the host: merge to capture. Mixtures of experts have not been captured.
-        fits = not isinstance(self.net, PeftModel) and not self.family.experts
+        fits = not self.adapted and not self.family.experts
         return {"bucket": 64, "graphs": Graphs(up_to=1024 if fits else 0)} if self._varlen else {}
 
     def engine(

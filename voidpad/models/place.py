@@ -1,6 +1,7 @@
 """Where the weights go and in which number format: device, dtype, quantization (quantizer.py)."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -106,6 +107,13 @@ def _device(name: str) -> str:
     if kind not in ("cpu", "cuda", "mps"):
         raise ConfigError(f"device {name!r} is not covered; use auto, cpu, cuda, cuda:<n>, mps or spread.")
     return name
+
+
+def gpus_per_task(device: str, cluster: Mapping[str, float]) -> int:
+    """GPUs that a Ray task or replica reserves. With `auto` it is one if the cluster has any: Ray hides the others."""
+    if device == "auto":
+        return int(cluster.get("GPU", 0) >= 1)
+    return int(device not in ("cpu", "mps"))
 
 
 def _need(package: str, field: str) -> None:

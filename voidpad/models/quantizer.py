@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Storage:
-    config: Callable[
-        [torch.dtype], Any
-    ]  # the dtype of the matrix products -> the argument of from_pretrained
+    # The dtype of the matrix products -> the argument of from_pretrained.
+    config: Callable[[torch.dtype], Any]
     marker: str  # the field of a saved quantization_config that is true for this kind
     weight_bytes: float  # memory of one weight
     weights_per_byte: int = 1  # of a stored uint8 tensor

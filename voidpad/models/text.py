@@ -151,24 +151,19 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, *, roles: Roles |
 
 
 def encode_chat(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Messages,
-    *,
-    roles: Roles | None = None,
-    generation_prompt: bool = True,
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, *, roles: Roles | None = None
 ) -> list[int]:
     """A conversation through the tokenizer's chat template, the header of the next answer last.
 
     Special ids come from the template alone; the content of messages stays text. Without such spellings in the
-    content, the ids are those of the rendered template. With `generation_prompt=False` the conversation ends after
-    its last message, as far as the template allows that.
+    content, the ids are those of the rendered template.
     """
     if not tokenizer.chat_template:
         raise ConfigError("this tokenizer has no chat template; use raw=True (--raw).")
     turns = [{"role": turn["role"], "content": turn["content"]} for turn in messages]
-    text = _render(tokenizer, turns, generation_prompt)
+    text = _render(tokenizer, turns)
     reserved = reserved_ids(tokenizer, roles)
-    parts = _skeleton(tokenizer, turns, generation_prompt)
+    parts = _skeleton(tokenizer, turns)
     content = _content_spans(text, parts, [turn["content"] for turn in turns])
     if content is not None:
         return _encode(tokenizer, text, content, reserved)
@@ -262,9 +257,7 @@ def _encode(
 _skeletons: "WeakKeyDictionary[PreTrainedTokenizerBase, dict[Any, list[str]]]" = WeakKeyDictionary()
 
 
-def _skeleton(
-    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Mapping[str, str]], generation_prompt: bool
-) -> list[str]:
+def _skeleton(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Mapping[str, str]]) -> list[str]:
     """What the template itself writes for messages of these roles.
 
     The parts alternate template text and the number of the message whose content stands between. They come from the
@@ -278,15 +271,11 @@ def _skeleton(
         for index, turn in enumerate(turns)
     ]
     kept = _skeletons.setdefault(tokenizer, {})
-    key = (
-        tokenizer.get_chat_template(),
-        generation_prompt,
-        *((turn["role"], turn["content"]) for turn in marked),
-    )
+    key = (tokenizer.get_chat_template(), *((turn["role"], turn["content"]) for turn in marked))
     if key not in kept:
         if len(kept) >= 256:
             kept.clear()
-        kept[key] = re.split(rf"{marker}(\d+)zq", _render(tokenizer, marked, generation_prompt))
+        kept[key] = re.split(rf"{marker}(\d+)zq", _render(tokenizer, marked))
     return kept[key]
 
 
@@ -347,7 +336,7 @@ class _TemplateLimit(Exception):
     """Raised inside a template that runs too long or takes too much memory."""
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, str]], generation_prompt: bool) -> str:
+def _render(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, str]]) -> str:
     """The conversation through the chat template, in bounded time and memory."""
     template = tokenizer.get_chat_template()
     _check_template(template)
@@ -363,9 +352,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, str]], gen
     before = sys.gettrace()
     sys.settrace(watch)
     try:
-        text: Any = tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=generation_prompt
-        )
+        text: Any = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     except (_TemplateLimit, MemoryError):
         raise WeightsError(
             f"the chat template does not end within {_TEMPLATE_SECONDS:g} seconds; use the released template, "

@@ -1,7 +1,13 @@
-"""Weights on disk: what the safetensors headers promise, checked before anything is loaded."""
+"""Weights on disk: what the safetensors headers promise, checked before anything is loaded.
 
+Mixtures of experts: releases store the matrices of every expert apart, transformers keeps those of a layer fused.
+On disk a layer has `mlp.experts.<n>.{gate,up,down}_proj.weight`; in the network it has `mlp.experts.gate_up_proj`
+(experts, 2 * size, hidden) and `mlp.experts.down_proj` (experts, hidden, size). transformers fuses while it loads.
+"""
+
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +18,6 @@ from transformers import PretrainedConfig
 
 from voidpad.errors import WeightsError, reason
 from voidpad.models.card import read_json
-from voidpad.models.experts import is_fused, split
 from voidpad.models.families import Family
 from voidpad.models.families.family import shown
 
@@ -20,6 +25,8 @@ WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 Shape = tuple[int, ...]
 _FLOATS = ("F32", "BF16", "F16", "F64")
+# Tensors of the network that hold the matrices of all experts of a layer.
+_FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -102,9 +109,8 @@ def check(
     tensors: Mapping[str, TensorHeader], family: Family, config: PretrainedConfig, *, where: str
 ) -> None:
     """Every tensor of the network is in the files with its shape, and nothing else is."""
-    if config.num_hidden_layers > len(
-        tensors
-    ):  # building that many layers would take time, even without memory
+    # Building that many layers would take time, even without memory.
+    if config.num_hidden_layers > len(tensors):
         raise WeightsError(
             f"{where}: config.json asks for {config.num_hidden_layers} layers, but the files hold {len(tensors)} "
             "tensors. Use the complete checkpoint with its own config."
@@ -119,7 +125,7 @@ def check(
     given = {family.tensor_name(name): header.shape for name, header in tensors.items()}
     expected: dict[str, Shape] = {}
     for name, tensor in net.state_dict().items():
-        if not is_fused(name) or name in given:  # folders saved by voidpad hold the fused tensors
+        if not _FUSED.fullmatch(name) or name in given:  # folders saved by voidpad hold the fused tensors
             expected[name] = tuple(tensor.shape)
             continue
         if len(tensor) * config.num_hidden_layers > len(tensors):
@@ -127,7 +133,7 @@ def check(
                 f"{where}: config.json asks for {len(tensor)} experts in {config.num_hidden_layers} layers, but the "
                 f"files hold {len(tensors)} tensors. Use the complete checkpoint with its own config."
             )
-        expected |= {part: tuple(matrix.shape) for part, matrix in split(name, tensor)}
+        expected |= {part: tuple(matrix.shape) for part, matrix in split_experts(name, tensor)}
     if config.tie_word_embeddings:
         del expected["lm_head.weight"]
     compare(expected, given, where=where)
@@ -143,6 +149,22 @@ def compare(expected: Mapping[str, Shape], given: Mapping[str, Shape], *, where:
             break
     if faults:
         raise WeightsError(f"{where}: {'; '.join(faults)}. Use the complete checkpoint with its own config.")
+
+
+def split_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that a release stores for one of the network: one for each matrix of each expert.
+
+    The parts are views. A tensor that is not fused comes back alone, under its own name.
+    """
+    fused = _FUSED.fullmatch(name)
+    if fused is None:
+        yield name, tensor
+        return
+    module, projection = fused.groups()
+    for number, expert in enumerate(tensor):
+        parts = {"gate": expert[: len(expert) // 2], "up": expert[len(expert) // 2 :]}
+        for part, matrix in parts.items() if projection == "gate_up_proj" else [("down", expert)]:
+            yield f"{module}.{number}.{part}_proj.weight", matrix
 
 
 def stored_dtype(tensors: Mapping[str, TensorHeader]) -> str:

@@ -54,7 +54,7 @@ def read_access(
     commas. Anything but a loopback address needs keys, unless `no_auth` says that it does not.
     """
     keys = _read_keys(keys_file) if keys_file else _listed(os.environ.get(KEYS_VARIABLE, "").split(","))
-    loopback = is_loopback(address)
+    loopback = _is_loopback(address)
     if not keys and not loopback and not no_auth:
         raise ConfigError(
             f"host={address!r} can be reached from other machines and no API keys are set; "
@@ -68,7 +68,7 @@ def read_access(
     return Access(tuple(_digest(key) for key in keys), frozenset(hosts))
 
 
-def is_loopback(address: str) -> bool:
+def _is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -31,23 +31,16 @@ Route = Literal["chat", "completions"]
 
 
 @dataclass
-class ServerLimits:
-    """Bounds that keep one client from taking the machine."""
-
-    timeout: float = 120.0  # seconds from the request to its last token
-    max_body: int = 1 << 20  # bytes
-
-
-@dataclass
 class ServerState:
     """What the routes share."""
 
     served: ServedModel
     engine: EngineThread
     access: Access
-    limits: ServerLimits
     metrics: Metrics
     fingerprint: str
+    timeout: float  # seconds from a request to its last token
+    max_body: int  # bytes of a request
     page: str = ""  # the HTML of the page at /
     log_prompts: bool = False
     draining: bool = False
@@ -214,12 +207,12 @@ async def _generate(state: ServerState, http: Request, route: Route) -> Response
     if kind != "application/json":
         raise RequestError("the content type must be application/json.", status=415)
     try:
-        body = await asyncio.wait_for(_read_body(http, state.limits.max_body), state.limits.timeout)
+        body = await asyncio.wait_for(_read_body(http, state.max_body), state.timeout)
     except TimeoutError:
         raise RequestError("the body did not arrive within the server's timeout.", status=408) from None
     # Encoding a long prompt takes a while: the event loop goes on meanwhile.
     request = await asyncio.to_thread(lambda: read_request(parse_body(body), route, state.served))
-    live = state.engine.submit(request, deadline=begun + state.limits.timeout)
+    live = state.engine.submit(request, deadline=begun + state.timeout)
     notes = http.scope["state"]["notes"]
     notes["prompt_tokens"] = live.prompt_tokens
     state.metrics.prompt_tokens.inc(live.prompt_tokens)
@@ -317,7 +310,7 @@ class _EventStream(Response):
             async for piece in self.events:
                 if self.live.gone:
                     return
-                async with asyncio.timeout(self.state.limits.timeout):
+                async with asyncio.timeout(self.state.timeout):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:

@@ -47,9 +47,8 @@ class Choice:
     limit: int | None = None
     ids: list[int] = field(default_factory=list)  # tokens of the answer, before its end
     logprobs: list[TokenLogprob] = field(default_factory=list)  # those of `ids`, where they were requested
-    text: str = (
-        ""  # the answer as decoded last: after `take`, and once the answer is complete; cut at a stop string
-    )
+    # The answer as decoded last: after `take`, and once the answer is complete; cut at a stop string.
+    text: str = ""
     sent: int = 0  # characters of `text` that were taken
     finish_reason: str | None = None  # "stop" or "length" once the answer is complete
     seen: int = 0  # final slots read so far

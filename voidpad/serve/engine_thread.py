@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import decoders
-from torch import Tensor
 
-from voidpad.decode.canvas import Canvas
 from voidpad.decode.outcome import Outcome
 from voidpad.diagnose.trace.format import End
 from voidpad.diagnose.trace.recorder import Recorder
@@ -116,7 +114,6 @@ class EngineThread:
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.rows: dict[int, _Row] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.wake = threading.Condition()
         self.registering = threading.Lock()  # no event of a row is read before the row is in `rows`
         self.closing = False
         self.alive = False
@@ -134,9 +131,8 @@ class EngineThread:
 
     def close(self) -> None:
         """Stop after the pass that is running; rows that are left are dropped."""
-        with self.wake:
-            self.closing = True
-            self.wake.notify()
+        self.closing = True
+        self.engine.wake()
         if self.thread.is_alive():
             self.thread.join(timeout=60)
 
@@ -152,7 +148,7 @@ class EngineThread:
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
-        limits = [canvas_limit(request, prompt, self.model) for prompt in request.prompts]
+        limits = [_canvas_limit(request, prompt, self.model) for prompt in request.prompts]
         count = request.rows
         choices = [Choice(self.rules, request.stops, request.max_tokens) for _ in range(count)]
         live = LiveRequest(
@@ -166,7 +162,7 @@ class EngineThread:
         now = time.monotonic()
         with self.registering:
             for index in range(count):
-                prompt = request.prompts[index // request.n]
+                prompt, recorder = request.prompts[index // request.n], self._recorder(request)
                 handle = self.engine.submit(
                     prompt,
                     request.plan,
@@ -174,34 +170,30 @@ class EngineThread:
                     key=index % request.n,
                     limit=limits[index // request.n],
                     deadline=deadline,
-                    observe=self._observe(request),
+                    observe=recorder.observe if recorder else None,
                 )
                 live.handles.append(handle)
                 self.rows[handle] = _Row(
                     live,
                     index,
                     now,
-                    recorder=self._recorder(request),
+                    recorder=recorder,
                     scores=SlotLogprobs(request.top_logprobs) if request.logprobs else None,
                 )
-        with self.wake:
-            self.wake.notify()
         return live
 
     def _cancel(self, handles: list[int]) -> None:
         for handle in handles:
             if handle in self.rows:
                 self.engine.cancel(handle)
-        with self.wake:
-            self.wake.notify()
 
     # The engine's thread
 
     def _run(self) -> None:
         try:
             while True:
-                with self.wake:
-                    self.wake.wait_for(lambda: self.closing or self.engine.busy)
+                self.engine.wait()
+                with self.registering:  # the rows of a request start in the same pass
                     if self.closing:
                         return
                 events = self.engine.step()
@@ -262,10 +254,6 @@ class EngineThread:
         if not request.canvas_events:
             return None
         return Recorder(self.model, plan_name=request.plan_name, seed=request.seed, cache=self.cache)
-
-    def _observe(self, request: GenerationRequest) -> Any:
-        """Canvas events show the probabilities of every slot; under a cache only the block's are computed."""
-        return all_slots if request.canvas_events and not self.cache else None
 
     def _records(self, row: _Row, event: Wrote, place: int) -> list[dict[str, Any]]:
         """The lines of a trace that this pass adds, each with the text of the tokens it names first."""
@@ -368,12 +356,7 @@ def _timed_out() -> RequestError:
     )
 
 
-def all_slots(canvas: Canvas) -> Tensor:
-    """Every canvas slot of every row, for a page that shows their probabilities."""
-    return canvas.slots
-
-
-def canvas_limit(request: GenerationRequest, prompt: Sequence[int], model: Model) -> int:
+def _canvas_limit(request: GenerationRequest, prompt: Sequence[int], model: Model) -> int:
     """The longest canvas of a row: what the client asked for, in whole blocks, and what the context leaves."""
     try:
         return model.row_limit(prompt, request.plan, max_tokens=request.max_tokens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -39,7 +38,8 @@ def parse_body(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise RequestError("the body is nested too deeply.") from None
     except ValueError as error:
-        raise RequestError(f"the body is not valid JSON: {_line(error)}.") from None
+        line = " ".join(str(error).split())[:160]
+        raise RequestError(f"the body is not valid JSON: {line}.") from None
     if not isinstance(given, dict):
         raise RequestError("the body must be a JSON object.")
     return given
@@ -82,30 +82,25 @@ class JsonFields:
         return value
 
     def whole(self, name: str, least: int, most: int) -> int | None:
+        value: int | None = self._between(name, least, most, int, "a whole number")
+        return value
+
+    def number(self, name: str, least: float, most: float) -> float | None:
+        value = self._between(name, least, most, int | float, "a number")
+        return None if value is None else float(value)
+
+    def _between(self, name: str, least: float, most: float, kind: Any, called: str) -> Any:
         value = self.take(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise RequestError(f"{self.prefix}{name} must be a whole number.", param=self.prefix + name)
-        if not least <= value <= most:
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise RequestError(f"{self.prefix}{name} must be {called}.", param=self.prefix + name)
+        if not least <= value <= most:  # which no NaN does
             raise RequestError(
                 f"{self.prefix}{name}={str(value)[:40]} must lie between {least} and {most}.",
                 param=self.prefix + name,
             )
         return value
-
-    def number(self, name: str, least: float, most: float) -> float | None:
-        value = self.take(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise RequestError(f"{self.prefix}{name} must be a number.", param=self.prefix + name)
-        if not least <= value <= most or not math.isfinite(value):
-            raise RequestError(
-                f"{self.prefix}{name}={str(value)[:40]} must lie between {least} and {most}.",
-                param=self.prefix + name,
-            )
-        return float(value)
 
     def _typed(self, name: str, kind: type[_Kind], called: str) -> _Kind | None:
         value = self.take(name)
@@ -125,7 +120,3 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is no JSON number")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from voidpad.decode.fields import Range
 from voidpad.decode.plan import schema
 from voidpad.diagnose.page import PageExtension, page
 
@@ -20,7 +21,7 @@ def live_page(served: ServedModel, *, keys: bool) -> str:
         "model": served.name,
         "plan": served.plan_name,
         "key": keys,
-        "plans": {name: plan_fields(served, name) for name in served.model.decoding.presets},
+        "plans": {name: _plan_fields(served, name) for name in served.model.decoding.presets},
     }
     return page(
         [],
@@ -34,25 +35,21 @@ def live_page(served: ServedModel, *, keys: bool) -> str:
     )
 
 
-def plan_fields(served: ServedModel, name: str) -> list[dict[str, Any]]:
+def _plan_fields(served: ServedModel, name: str) -> list[dict[str, Any]]:
     """The fields of a preset for the form: name, type, default, bounds, choices and help."""
     shown = []
     for field in schema(name, served.model.decoding, calibration=served.model.card.calibration):
         if field.name in HIDDEN:
             continue
         default = served.fields.get(field.name, field.default) if name == served.plan_name else field.default
-        bounds = field.bounds
+        bounds = field.bounds or Range()
         shown.append(
             {
                 "name": field.name,
                 "type": field.type,
                 "default": ",".join(map(str, default)) if isinstance(default, tuple) else default,
-                "at_least": None
-                if bounds is None
-                else bounds.above
-                if bounds.at_least is None
-                else bounds.at_least,
-                "at_most": None if bounds is None else bounds.at_most,
+                "at_least": bounds.above if bounds.at_least is None else bounds.at_least,
+                "at_most": bounds.at_most,
                 "choices": list(field.choices) or None,
                 "help": field.help,
             }

@@ -17,15 +17,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from voidpad import models
 from voidpad.errors import ConfigError, VoidpadError, fault
+from voidpad.models.place import gpus_per_task
 from voidpad.serve.access import Access, read_access
 from voidpad.serve.app import build_app
 from voidpad.serve.server import ServeOptions, address_of, listen, log_to_stderr, make_state
 
 NAME = "voidpad"  # of Ray's application and of its one deployment
-_QUIET = {
-    "log_level": "WARNING",
-    "enable_access_log": False,
-}  # replicas write the log lines of requests themselves
+# Replicas write the log lines of requests themselves.
+_QUIET = {"log_level": "WARNING", "enable_access_log": False}
 SECONDS_TO_TELL = 1.0  # how long a replica whose engine has failed may still send errors to its clients
 
 
@@ -52,9 +51,8 @@ class ReplicaOptions:
         async def lifespan(app: FastAPI) -> AsyncIterator[None]:
             loop = asyncio.get_running_loop()
 
-            def failed(
-                error: BaseException,
-            ) -> None:  # Ray starts another replica when this process has ended
+            def failed(error: BaseException) -> None:
+                # Ray starts another replica when this process has ended.
                 loop.call_soon_threadsafe(loop.call_later, SECONDS_TO_TELL, os._exit, 1)
 
             state.engine.on_failure = failed
@@ -93,15 +91,13 @@ def _bound(copies: ReplicaOptions, options: ServeOptions, access: Access) -> Any
     ray, serve = _ray_serve()
     if Path(copies.model).exists():  # replicas have another working directory
         copies = replace(copies, model=str(Path(copies.model).resolve()))
-    options = replace(
-        options, name=options.name or copies.model, api_keys=None
-    )  # `access` has the keys' digests
+    # `access` has the keys' digests.
+    options = replace(options, name=options.name or copies.model, api_keys=None)
 
     def build() -> FastAPI:
         return copies.app(options, access)
 
-    has_gpus = ray.is_initialized() and ray.cluster_resources().get("GPU", 0) >= 1
-    on_gpu = has_gpus if copies.device == "auto" else copies.device not in ("cpu", "mps")
+    gpus = gpus_per_task(copies.device, ray.cluster_resources() if ray.is_initialized() else {})
     deployment = serve.deployment(
         serve.ingress(build)(),
         name=NAME,
@@ -111,7 +107,7 @@ def _bound(copies: ReplicaOptions, options: ServeOptions, access: Access) -> Any
         graceful_shutdown_timeout_s=options.drain,
         graceful_shutdown_wait_loop_s=1.0,
         health_check_period_s=2,
-        ray_actor_options={"num_cpus": 1, "num_gpus": int(on_gpu)},
+        ray_actor_options={"num_cpus": 1, "num_gpus": gpus},
         logging_config=_QUIET,
     )
     return deployment.bind()

@@ -47,7 +47,7 @@ class ReplyWriter:
     sent_logprobs: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        prefix = "chatcmpl-" if self.request.route == "chat" else "cmpl-"
+        prefix = "chatcmpl-" if self.chat else "cmpl-"
         self.id = self.id or prefix + uuid.uuid4().hex
 
     @property
@@ -59,7 +59,7 @@ class ReplyWriter:
     ) -> dict[str, Any]:
         """The answer of a request that is not streamed. `reports` holds what each choice cost."""
         listed = [self._whole_choice(index, choice, reports[index]) for index, choice in enumerate(choices)]
-        reply = self._envelope("chat.completion" if self.chat else "text_completion", listed)
+        reply = self._envelope(listed, chunk=False)
         reply["usage"] = self.usage(choices, prompt_tokens)
         reply["voidpad"] = {"seed": self.request.seed, "plan": self.request.plan_name}
         return reply
@@ -96,13 +96,13 @@ class ReplyWriter:
         """What follows the last choice: the usage, where it was asked for, and the end mark."""
         chunks = []
         if self.request.include_usage:
-            reply = self._envelope("chat.completion.chunk" if self.chat else "text_completion", [])
+            reply = self._envelope([])
             chunks.append(event({**reply, "usage": self.usage(choices, prompt_tokens)}))
         return [*chunks, DONE]
 
     def canvas(self, index: int, record: dict[str, Any]) -> bytes:
         """A chunk without choices that carries one line of the trace, for a page that draws the canvas."""
-        reply = self._envelope("chat.completion.chunk" if self.chat else "text_completion", [])
+        reply = self._envelope([])
         return event({**reply, **self._usage_slot(), "voidpad": {"choice": index, **record}})
 
     def usage(self, choices: Sequence[Choice], prompt_tokens: int) -> dict[str, int]:
@@ -114,10 +114,11 @@ class ReplyWriter:
             "total_tokens": prompt_tokens + answered,
         }
 
-    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _envelope(self, choices: list[dict[str, Any]], *, chunk: bool = True) -> dict[str, Any]:
+        chat = "chat.completion.chunk" if chunk else "chat.completion"
         return {
             "id": self.id,
-            "object": kind,
+            "object": chat if self.chat else "text_completion",
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
@@ -139,7 +140,7 @@ class ReplyWriter:
     ) -> bytes:
         choice: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": finish_reason}
         choice |= {"delta": delta} if self.chat else {"text": delta.get("content", "")}
-        reply = self._envelope("chat.completion.chunk" if self.chat else "text_completion", [choice])
+        reply = self._envelope([choice])
         if report is not None:
             reply["voidpad"] = {"seed": self.request.seed, "plan": self.request.plan_name, **report}
         return event({**reply, **self._usage_slot()})

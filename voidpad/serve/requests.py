@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from voidpad.decode.plan import Plan
 from voidpad.errors import VoidpadError
-from voidpad.models.text import encode_text, raw_ids
+from voidpad.models.text import CHAT_ROLES, encode_text, raw_ids
 from voidpad.serve.json_fields import JsonFields, RequestError
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ LONGEST_STOP = 256  # characters
 MOST_MESSAGES = 1024
 MOST_TOP_LOGPROBS = 20
 MOST_BIASES = 1024
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 # Fields whose listed values change nothing; any other value asks for something this server does not do.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
@@ -135,9 +134,8 @@ def read_request(
     include_usage = JsonFields(options or {}, prefix="stream_options.").only_flag("include_usage")
     special = extension.flag("special_tokens") or False
     canvas_events = extension.flag("canvas_events") or False
-    if isinstance(
-        extension.left.get("canvas"), bool
-    ):  # `canvas: true` means events, a number the plan's canvas
+    # `canvas: true` means events, a number the plan's canvas.
+    if isinstance(extension.left.get("canvas"), bool):
         canvas_events = extension.take("canvas") or canvas_events
     if canvas_events and not stream:
         raise RequestError("canvas events need stream=true.", param="voidpad.canvas")
@@ -241,8 +239,8 @@ def _turn(message: Any, place: int) -> dict[str, str]:
     if not isinstance(message, dict):
         raise RequestError(f"{where} must be an object with role and content.", param=where)
     role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}.", param=f"{where}.role")
+    if not isinstance(role, str) or role not in CHAT_ROLES:
+        raise RequestError(f"{where}.role must be one of {', '.join(CHAT_ROLES)}.", param=f"{where}.role")
     extra = sorted(
         set(message) - {"role", "content", "name", "refusal"} - {k for k, v in message.items() if v is None}
     )
@@ -250,7 +248,7 @@ def _turn(message: Any, place: int) -> dict[str, str]:
         raise RequestError(
             f"{where}.{extra[0]} is not supported; send role and content.", param=f"{where}.{extra[0]}"
         )
-    return {"role": ROLES[role], "content": _content(message.get("content"), f"{where}.content")}
+    return {"role": role, "content": _content(message.get("content"), f"{where}.content")}
 
 
 def _content(content: Any, where: str) -> str:

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -21,8 +20,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from voidpad.errors import ConfigError, VoidpadError
+from voidpad.evaluate.provenance import installed_version
 from voidpad.serve.access import Access, read_access
-from voidpad.serve.app import LogLines, ServerLimits, ServerState, build_app
+from voidpad.serve.app import LogLines, ServerState, build_app
 from voidpad.serve.engine_thread import EngineThread, text_rules
 from voidpad.serve.json_fields import RequestError
 from voidpad.serve.live_page import live_page
@@ -82,14 +82,15 @@ def make_state(model: Model, options: ServeOptions, access: Access) -> ServerSta
         token_text=token_text,
         queue=options.queue,
     )
-    content = repr((model.fingerprint, default, options.cache, _version()))
+    content = repr((model.fingerprint, default, options.cache, installed_version("voidpad") or "unknown"))
     return ServerState(
         served=served,
         engine=thread,
         access=access,
-        limits=ServerLimits(options.timeout, options.max_body),
         metrics=thread.metrics,
         fingerprint="vp_" + hashlib.sha256(content.encode()).hexdigest()[:16],
+        timeout=options.timeout,
+        max_body=options.max_body,
         page=live_page(served, keys=bool(access.keys)),
         log_prompts=options.log_prompts,
     )
@@ -182,14 +183,6 @@ class _Server(uvicorn.Server):
         self.failure = error
         self.state.draining = True
         self.should_exit = True
-
-
-def _version() -> str:
-    """The installed version; a source tree that was never installed has none."""
-    try:
-        return version("voidpad")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def listen(host: str, port: int) -> socket.socket:

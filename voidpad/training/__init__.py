@@ -1,1 +1,1 @@
-"""Training: padding, noising, losses, data, recipe, batches, Trainer, checkpoints. `run.py` puts them together."""
+"""Training: padding, noising, losses, data, recipe, batches, Trainer, checkpoints. `train.py` puts them together."""

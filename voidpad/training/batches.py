@@ -21,16 +21,12 @@ from voidpad.training.padding import (
     Batch,
     PaddingPolicy,
     Pairs,
-    Widths,
     batch_width,
     lay_out,
-    virtual_width,
-    window_width,
 )
 
-ON_DEVICE = (
-    4 << 30
-)  # bytes of tokens that may live on the GPU; larger data stays on the host, mapped from its file
+# Bytes of tokens that may live on the GPU; larger data stays on the host, mapped from its file.
+ON_DEVICE = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -78,23 +74,35 @@ class BatchWidth:
 
 @dataclass(frozen=True)
 class VirtualWidth:
-    """The maximum over an imagined mini-batch of so many rows."""
+    """The width that a row would have had in a random mini-batch of `rows` examples.
+
+    The row itself is one of them; the maximum of the other `rows - 1` has distribution F ** (rows - 1), sampled
+    by inversion. So the padding a row shows does not depend on which rows it is really computed with.
+    """
 
     rows: int = 6
 
     def __call__(self, pairs: Pairs, rows: Tensor, draw: Draw) -> Tensor:
-        return virtual_width(pairs.size[rows], pairs.sorted_size, draw(), rows=self.rows)
+        sizes, pool = pairs.size[rows], pairs.sorted_size
+        if self.rows < 2:
+            return sizes + 1
+        rank = (draw() ** (1 / (self.rows - 1)) * len(pool)).long().clamp(max=len(pool) - 1)
+        return torch.maximum(sizes, pool[rank]) + 1
 
 
 @dataclass(frozen=True)
 class WindowWidth:
-    """A canvas drawn evenly from low..high slots; answers that do not fit are cut."""
+    """A canvas of low..high slots after each prompt, drawn evenly and without regard to the answer's length.
+
+    If every row held its whole answer, each row would end in EOS and padding, and a model would learn that any canvas,
+    however short, is long enough. Here an answer longer than the canvas is cut, without an EOS.
+    """
 
     low: int
     high: int
 
     def __call__(self, pairs: Pairs, rows: Tensor, draw: Draw) -> Tensor:
-        return window_width(pairs.prompt[rows], draw(), low=self.low, high=self.high)
+        return pairs.prompt[rows] + self.low + (draw() * (self.high - self.low + 1)).long()
 
 
 @dataclass(frozen=True)
@@ -142,10 +150,8 @@ class PaddedRows:
     def __call__(self, epoch: int, position: Tensor, width: Tensor | None = None) -> tuple[Batch, At]:
         example = self.order(epoch)[position]
         width = self._width(epoch, example) if width is None else width
-        store = self.pairs.tokens.device
-        rows = example.to(store, non_blocking=True)
-        widths = Widths(width.to(store, non_blocking=True), int(width.max()))
-        batch = lay_out(self.pairs, rows, self.how, self.roles, widths=widths)
+        rows = example.to(self.pairs.tokens.device, non_blocking=True)
+        batch = lay_out(self.pairs, rows, self.how, self.roles, width=width)
         at = At(torch.full_like(rows, epoch), rows, position)
         return batch.to(self.device), at.to(self.device)
 

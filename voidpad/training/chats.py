@@ -42,7 +42,7 @@ REASONS = {
     "repeated": "repeats an earlier example",
     "empty": "empty response",
     "too_long": "longer than --drop-longer",
-    "no_room": "the prompt leaves no room for a response within --max-length",
+    "no_room": "the prompt leaves no room for a response within the maximum length",
     "not_sampled": "not drawn for the sample",
 }
 FAULTS = ("bad", "special_tokens")  # these stop `voidpad data prepare` unless --skip-bad is given
@@ -93,9 +93,8 @@ def conversation(record: Any, names: Mapping[str, str] | None = None) -> list[Me
         record = {names.get("messages", "messages"): record}
     if not isinstance(record, Mapping):
         raise Dropped("bad", "not an object")
-    fields = {
-        key: value for key, value in record.items() if value is not None
-    }  # Parquet fills gaps with null
+    # Parquet fills gaps with null.
+    fields = {key: value for key, value in record.items() if value is not None}
     messages = _messages(fields, names)
     system = fields.get(names.get("system", "system"))
     if system is not None and not (messages and messages[0]["role"] == "system"):

@@ -49,18 +49,18 @@ class CorpusRequest:
     names: Mapping[str, str] = field(default_factory=dict)  # chats.field_map
 
 
-@dataclass(frozen=True)
+@dataclass
 class Counts:
-    """Where the conversations and their examples went.
+    """Where the conversations and their examples went, as far as `prepare` has come.
 
     `conversations` is the sum of the conversations dropped and those used; `examples`, made from the latter, is the
     sum of the examples dropped and those kept. The reasons are those of chats.REASONS.
     """
 
     conversations: int
-    examples: int
-    dropped_conversations: Mapping[str, int]
-    dropped_examples: Mapping[str, int]
+    examples: int = 0
+    dropped_conversations: dict[str, int] = field(default_factory=dict)
+    dropped_examples: dict[str, int] = field(default_factory=dict)
     kept_whole: int = 0
     kept_cut: int = 0  # kept, with the response cut at max_length
 
@@ -92,11 +92,11 @@ def prepare(
     if not (request.raw or tokenizer.chat_template):
         raise ConfigError(f"{name}: this tokenizer has no chat template; pass --raw to train on plain text.")
     rows = concatenate_datasets([_read(source, request) for source in sources])
-    tally = _CountsSoFar(int(np.sum(rows["starts"])))
-    rows = _drop(rows, tally.conversations, skip_bad=request.skip_bad)
-    tally.examples_made = len(rows)
-    _check_left(rows, tally)
-    rows = _without_repeats(rows, tally, request.processes)
+    counts = Counts(int(np.sum(rows["starts"])))
+    rows = _drop(rows, counts.dropped_conversations, skip_bad=request.skip_bad)
+    counts.examples = len(rows)
+    _check_left(rows, counts)
+    rows = _without_repeats(rows, counts, request.processes)
     rows = rows.map(
         _encode,
         fn_kwargs={"tokenizer": tokenizer, "roles": roles, "raw": request.raw, "version": READER},
@@ -104,10 +104,11 @@ def prepare(
         num_proc=_workers(request.processes, rows),
         desc="tokenise",
     )
-    rows = _drop(rows, tally.examples, skip_bad=request.skip_bad)
-    _check_left(rows, tally)
-    pairs = _fit(rows, tally, request)
-    counts = tally.counts(pairs)
+    rows = _drop(rows, counts.dropped_examples, skip_bad=request.skip_bad)
+    _check_left(rows, counts)
+    pairs = _fit(rows, counts, request)
+    counts.kept_whole = int(pairs.complete.sum())
+    counts.kept_cut = len(pairs) - counts.kept_whole
     notes = {
         "sources": list(sources),
         "tokenizer": name,
@@ -129,24 +130,9 @@ def _check_source(source: str) -> None:
         )
 
 
-class _CountsSoFar:
-    """Counts while they grow."""
-
-    def __init__(self, read: int) -> None:
-        self.read = read
-        self.examples_made = 0
-        self.conversations: dict[str, int] = {}
-        self.examples: dict[str, int] = {}
-
-    def counts(self, pairs: Pairs | None = None) -> Counts:
-        whole = 0 if pairs is None else int(pairs.complete.sum())
-        cut = 0 if pairs is None else len(pairs) - whole
-        return Counts(self.read, self.examples_made, self.conversations, self.examples, whole, cut)
-
-
-def _check_left(rows: Any, tally: _CountsSoFar) -> None:
+def _check_left(rows: Any, counts: Counts) -> None:
     if not len(rows):
-        raise DataError(f"nothing to learn; {tally.counts()}.")
+        raise DataError(f"nothing to learn; {counts}.")
 
 
 def _read(source: str, request: CorpusRequest) -> Dataset:
@@ -226,18 +212,15 @@ def _rows(
         if raw and any(len(example.prompt) > 1 for example in examples):
             raise Dropped("needs_template", f"{len(examples[-1].prompt)} messages before the answer")
     except Dropped as dropped:
-        values = ("", "", dropped.reason, dropped.detail, place, True)
-        return [dict(zip(COLUMNS, values, strict=True))]
+        return [_row("", "", dropped.reason, dropped.detail, place, True)]
     return [
-        dict(
-            zip(
-                COLUMNS,
-                (json.dumps(example.prompt), example.response, "", "", place, number == 0),
-                strict=True,
-            )
-        )
+        _row(json.dumps(example.prompt), example.response, "", "", place, number == 0)
         for number, example in enumerate(examples)
     ]
+
+
+def _row(*values: Any) -> dict[str, Any]:
+    return dict(zip(COLUMNS, values, strict=True))
 
 
 def _drop(rows: Dataset, dropped: dict[str, int], *, skip_bad: bool) -> Dataset:
@@ -253,11 +236,11 @@ def _drop(rows: Dataset, dropped: dict[str, int], *, skip_bad: bool) -> Dataset:
     return rows.select(np.flatnonzero(reasons == ""))
 
 
-def _without_repeats(rows: Dataset, tally: _CountsSoFar, processes: int) -> Dataset:
+def _without_repeats(rows: Dataset, counts: Counts, processes: int) -> Dataset:
     workers = _workers(processes, rows)
     marked = rows.map(_digest, fn_kwargs={"version": READER}, num_proc=workers, desc="compare")
     first = np.sort(np.unique(np.asarray(marked["digest"]), return_index=True)[1])
-    tally.examples["repeated"] = len(rows) - len(first)
+    counts.dropped_examples["repeated"] = len(rows) - len(first)
     return rows.select(first)
 
 
@@ -306,7 +289,7 @@ def encode_example(
     return ids, answer
 
 
-def _fit(rows: Dataset, tally: _CountsSoFar, request: CorpusRequest) -> Pairs:
+def _fit(rows: Dataset, counts: Counts, request: CorpusRequest) -> Pairs:
     """Drop what cannot be used, sample, cut, and lay everything end to end.
 
     Tokens are copied in chunks from the cache on disk, so that memory holds the result and little else.
@@ -316,12 +299,12 @@ def _fit(rows: Dataset, tally: _CountsSoFar, request: CorpusRequest) -> Pairs:
     reasons = {"empty": r == 0, "too_long": p + r > request.drop_longer, "no_room": p >= request.max_length}
     usable = np.ones(len(p), dtype=bool)
     for name, hit in reasons.items():
-        tally.examples[name] = int((hit & usable).sum())
+        counts.dropped_examples[name] = int((hit & usable).sum())
         usable &= ~hit
     order = np.random.default_rng(request.seed).permutation(np.flatnonzero(usable))
     kept = np.sort(order[: request.sample])
-    tally.examples["not_sampled"] = len(order) - len(kept)
-    _check_left(kept, tally)
+    counts.dropped_examples["not_sampled"] = len(order) - len(kept)
+    _check_left(kept, counts)
     p, whole = p[kept], r[kept]
     room = np.minimum(whole, request.max_length - p)
     tokens = np.empty(int((p + room).sum()), dtype=np.int32)

@@ -12,12 +12,10 @@ from voidpad.training.losses import SlotLoss
 from voidpad.training.recipe import TrainingRecipe
 
 ON_CPU = 4096  # tokens of a pass; larger ones are no faster there
-FILLED = (
-    0.8  # share of the free memory that activations may take; the rest is for fragments and temporary tensors
-)
-EFFICIENT = (
-    2048  # tokens from which on a GPU's matrix products run at full speed; layers are recomputed to get there
-)
+# Share of the free memory that activations may take; the rest is for fragments and temporary tensors.
+FILLED = 0.8
+# Tokens from which on a GPU's matrix products run at full speed; layers are recomputed to get there.
+EFFICIENT = 2048
 ENOUGH = 5e13  # parameters of the layers times tokens of a pass: beyond it a larger pass is no faster
 
 
@@ -49,8 +47,7 @@ class TrainingMemory:
     @cached_property
     def _element(self) -> int:
         """Bytes of a number in the computing dtype."""
-        bf16 = self.recipe.run.bf16
-        half = bf16 == "on" or (bf16 == "auto" and torch.cuda.is_available())
+        half = self.recipe.run.computes_in_bfloat16(cuda=torch.cuda.is_available())
         return 2 if half or any(p.dtype == torch.bfloat16 for p in self.net.parameters()) else 4
 
     def activations(self, tokens: int, checkpointed: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,26 +15,18 @@ from voidpad.training.recipe import OptimPart
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """Warm-up, stable, decay, as a factor on the learning rate over progress in [0, 1]."""
-
-    warmup: float = 0.0
-    decay: float = 0.0
-    shape: str = "linear"
-    floor: float = 0.0
-
-    def __call__(self, progress: float) -> float:
-        rise = min(1.0, progress / self.warmup) if self.warmup else 1.0
-        left = min(1.0, max(0.0, 1 - progress) / self.decay) if self.decay else 1.0
-        return rise * (self.floor + (1 - self.floor) * SHAPES[self.shape](left))
-
-
 SHAPES: dict[str, Callable[[float], float]] = {  # of the part of the decay that is left
     "linear": lambda left: left,
     "cosine": lambda left: (1 - math.cos(math.pi * left)) / 2,
     "sqrt": lambda left: 1 - math.sqrt(1 - left),
 }
+
+
+def rate_factor(part: OptimPart, progress: float) -> float:
+    """The factor on the learning rate after the share `progress` of the run: warm-up, stable, decay."""
+    rise = min(1.0, progress / part.warmup) if part.warmup else 1.0
+    left = min(1.0, max(0.0, 1 - progress) / part.decay) if part.decay else 1.0
+    return rise * (part.floor + (1 - part.floor) * SHAPES[part.shape](left))
 
 
 def optimiser(model: nn.Module, part: OptimPart) -> torch.optim.Optimizer:
@@ -49,15 +40,12 @@ def optimiser(model: nn.Module, part: OptimPart) -> torch.optim.Optimizer:
         {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},  # norms and biases
     ]
     groups = [group for group in groups if group["params"]]
-    adamw = torch.optim.AdamW(groups, lr=part.lr, betas=part.betas, fused=_fusible(rest))
+    fused = all(p.is_cuda and p.is_floating_point() for p in rest)
+    adamw = torch.optim.AdamW(groups, lr=part.lr, betas=part.betas, fused=fused)
     if part.name == "adamw":
         return adamw
     muon = Muon(matrices, lr=part.muon_lr or part.lr, momentum=part.momentum, weight_decay=part.weight_decay)
     return Together(muon, adamw)
-
-
-def _fusible(parameters: Iterable[Tensor]) -> bool:
-    return all(p.is_cuda and p.is_floating_point() for p in parameters)
 
 
 class Muon(torch.optim.Optimizer):
@@ -101,16 +89,12 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
     """Approximately the nearest (semi-)orthogonal matrices of (N, r, c), by a quintic Newton-Schulz iteration."""
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[1] > matrices.shape[2]
-    x = (matrices.mT if tall else matrices).to(_product_dtype(matrices))
+    x = (matrices.mT if tall else matrices).to(torch.bfloat16 if matrices.is_cuda else matrices.dtype)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
-
-
-def _product_dtype(matrices: Tensor) -> torch.dtype:
-    return torch.bfloat16 if matrices.is_cuda else matrices.dtype
 
 
 class Together(torch.optim.Optimizer):

@@ -1,8 +1,7 @@
 """Padding policies: which tokens follow the EOS of an answer. In nothing else do the three trainings differ.
 
 `POLICIES` is the table of them. A policy knows its tokens, how its EOS is noised and which plan decodes a model that
-was trained with it. A new policy also needs its plan in `models/card.py` (`PLANS`) and its advice in
-`models/readme.py`.
+was trained with it. A new policy also needs its plan and its advice in `models/card.py` (`PLANS`, `_ADVICE`).
 """
 
 from __future__ import annotations
@@ -174,16 +173,7 @@ def pad(
         raise ConfigError("pad: no rows given; a mini-batch needs at least one.")
     if width is None:
         width = batch_width(pairs.size, eos=longest_row_gets_eos or how.longest_row_gets_eos)
-    widths = Widths(width, int(width.max()))
-    return lay_out(pairs, torch.arange(len(pairs)), how, roles, widths=widths)
-
-
-@dataclass(frozen=True)
-class Widths:
-    """How far each row is padded, and how wide the tensors are. Both are known without asking the device."""
-
-    rows: Tensor  # (B,), where the pairs are
-    columns: int
+    return lay_out(pairs, torch.arange(len(pairs)), how, roles, width=width)
 
 
 def batch_width(sizes: Tensor, *, eos: bool = True) -> Tensor:
@@ -194,34 +184,16 @@ def batch_width(sizes: Tensor, *, eos: bool = True) -> Tensor:
     return (sizes.max() + int(eos)).expand(len(sizes))
 
 
-def virtual_width(sizes: Tensor, pool: Tensor, draw: Tensor, *, rows: int) -> Tensor:
-    """The width a row would have had in a random mini-batch of `rows` examples.
+def lay_out(pairs: Pairs, rows: Tensor, how: PaddingPolicy, roles: Roles, *, width: Tensor) -> Batch:
+    """The examples `rows` (B,) of `pairs` as padded tensors. An answer that was cut gets no EOS and no padding.
 
-    The row itself is one of them; the maximum of the other `rows - 1` has distribution F ** (rows - 1), sampled
-    by inversion. So the padding a row shows does not depend on which rows it is really computed with.
-    `pool` is the sorted prompt + response lengths of the data set, `draw` a uniform number per row.
+    `width` (B,), on the host, says how far each row is padded: the device is not asked how wide the tensors are.
     """
-    if rows < 2:
-        return sizes + 1
-    rank = (draw ** (1 / (rows - 1)) * len(pool)).long().clamp(max=len(pool) - 1)
-    return torch.maximum(sizes, pool[rank]) + 1
-
-
-def window_width(prompt: Tensor, draw: Tensor, *, low: int, high: int) -> Tensor:
-    """Widths (B,) for a canvas of low..high slots after each prompt, drawn without regard to the answer's length.
-
-    If every row held its whole answer, each row would end in EOS and padding, and a model would learn that any canvas,
-    however short, is long enough. Here an answer longer than the canvas is cut, without an EOS.
-    """
-    return prompt + low + (draw * (high - low + 1)).long()
-
-
-def lay_out(pairs: Pairs, rows: Tensor, how: PaddingPolicy, roles: Roles, *, widths: Widths) -> Batch:
-    """The examples `rows` (B,) of `pairs` as padded tensors. An answer that was cut gets no EOS and no padding."""
+    device = pairs.tokens.device
+    column = torch.arange(int(width.max()), device=device)[None]
+    width = width.to(device, non_blocking=True)[:, None]
     prompt, size = pairs.prompt[rows, None], pairs.size[rows, None]
-    whole, width = pairs.complete[rows, None], widths.rows[:, None]
-    column = torch.arange(widths.columns, device=pairs.tokens.device)[None]
-    end = torch.where(whole, width, torch.minimum(size, width))
+    end = torch.where(pairs.complete[rows, None], width, torch.minimum(size, width))
     inside = column < end
     source = (pairs.start[rows, None] + column).clamp_(max=len(pairs.tokens) - 1)
     padding = (column > size) & inside

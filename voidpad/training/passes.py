@@ -120,9 +120,9 @@ class UpdatePasses(Dataset[Any]):
         epoch, position = self._place(update)
         return self.passes(epoch, position, least=self._least(update) if self.share.even else 1)
 
-    def planned(self, update: int) -> list[list[int]]:
-        """The lengths of the rows in each pass of an update."""
-        epoch, position = self._place(update)
+    def planned(self, update: int, rank: int | None = None) -> list[list[int]]:
+        """The lengths of the rows in each pass of an update, in this process or in the one of that rank."""
+        epoch, position = self._place(update, rank)
         lengths = self.rows.lengths(epoch, position, self.share.micro_batch).end.tolist()
         return [[lengths[row] for row in rows] for rows in plan(lengths, self.limit)]
 
@@ -133,12 +133,7 @@ class UpdatePasses(Dataset[Any]):
 
     def _least(self, update: int) -> int:
         """The passes of the process that makes the most; each process finds this number by itself."""
-        counts = []
-        for rank in range(self.share.processes):
-            epoch, position = self._place(update, rank)
-            lengths = self.rows.lengths(epoch, position, self.share.micro_batch).end.tolist()
-            counts.append(len(plan(lengths, self.limit)))
-        return max(counts)
+        return max(len(self.planned(update, rank)) for rank in range(self.share.processes))
 
     def passes(self, epoch: int, position: Tensor, *, least: int = 1) -> list[dict[str, Any]]:
         """The passes over the rows at `position` (B,) of an epoch: mini-batches one after the other.

@@ -79,9 +79,7 @@ def read(path: Path | str) -> Prepared:
     _check(path, pairs)
     pairs = Pairs(pairs.tokens, pairs.prompt.long(), pairs.response.long(), pairs.complete.bool())
     try:
-        stored: dict[str, Any] = json.loads(metadata["roles"])
-        ids: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
-        roles = Roles(**ids)
+        roles = Roles.parse(json.loads(metadata["roles"]))
         largest = int(metadata["largest"]) if "largest" in metadata else None
         notes = json.loads(metadata.get("notes", "{}"))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, RoleError) as error:

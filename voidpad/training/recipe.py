@@ -63,9 +63,8 @@ class DataPart(RecipeSection):
     length: Count | None = None  # packed: slots per row; pairs: longer examples are refused
     align: bool = True  # packed: every row starts with a whole document
     group_by_length: bool = False  # refused unless padding.width is not taken from the batch
-    held_out: Annotated[int, Field(ge=0)] = (
-        0  # examples kept apart; their loss is measured at every checkpoint
-    )
+    # Examples kept apart; their loss is measured at every checkpoint.
+    held_out: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
     def _packed_length(self) -> DataPart:
@@ -78,9 +77,8 @@ class DataPart(RecipeSection):
 
 class PaddingPart(RecipeSection):
     policy: str = "void"  # a name in training/padding.py
-    width: Literal["batch", "virtual", "window"] | Count = (
-        "batch"  # batch: the paper's S_B; others: docs/train.md
-    )
+    # batch: the paper's S_B; others: docs/train.md.
+    width: Literal["batch", "virtual", "window"] | Count = "batch"
     virtual_batch: Count = 6  # examples in the imagined mini-batch of width = "virtual"
     window: tuple[Count, Count] = (16, 208)  # canvas slots, drawn evenly between these, of width = "window"
     longest_row_gets_eos: bool = True  # False: the authors' collator
@@ -144,9 +142,8 @@ class RunPart(RecipeSection):
     epochs: Positive | None = None
     seconds: Positive | None = None  # training time over all restarts; the schedule follows the clock
     global_batch: Count = 48
-    micro_batch: Count = (
-        6  # examples of a mini-batch: what padding.width = "batch" and the loss's divisor see
-    )
+    # Examples of a mini-batch: what padding.width = "batch" and the loss's divisor see.
+    micro_batch: Count = 6
     pass_tokens: Count | Literal["auto"] = "auto"  # tokens computed at once; auto: by the free memory
     seed: int = 42
     bf16: Literal["auto", "on", "off"] = "auto"  # auto: on a GPU
@@ -159,9 +156,12 @@ class RunPart(RecipeSection):
     keep: Count = 2  # checkpoints, besides the one with the lowest held-out loss
     choose: Literal["last", "best"] = "last"  # which weights the final model has; best: lowest held-out loss
     report_to: tuple[str, ...] | None = None  # None: tensorboard where installed
-    export: Literal["float32", "bfloat16", "float16"] | None = (
-        None  # dtype of the final weights; None: as trained
-    )
+    # Dtype of the final weights; None: as trained.
+    export: Literal["float32", "bfloat16", "float16"] | None = None
+
+    def computes_in_bfloat16(self, *, cuda: bool) -> bool:
+        """Whether passes compute in bfloat16 on a machine with or without a GPU."""
+        return self.bf16 == "on" or (self.bf16 == "auto" and cuda)
 
     @model_validator(mode="after")
     def _one_length(self) -> RunPart:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 
 from voidpad import models
 from voidpad.errors import ConfigError, DataError
@@ -59,7 +59,7 @@ def _from_checkpoint(recipe: TrainingRecipe) -> models.Model:
         part.name or "", part.adapter, device=device, dtype=_dtype(recipe), quantize=part.quantize
     )
     model.require_full_attention("training with padding")
-    model = models.merge(model) if isinstance(model.net, PeftModel) else model
+    model = models.merge(model) if model.adapted else model
     if part.attention:
         model.net.set_attn_implementation(part.attention)
     return model

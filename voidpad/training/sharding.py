@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -65,9 +64,7 @@ class ShardedTrainer(VoidTrainer):
         self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULE, weights_only=True))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        pattern = (
-            "adapter_model.safetensors" if isinstance(self.subject.net, PeftModel) else "model*.safetensors"
-        )
+        pattern = "adapter_model.safetensors" if self.subject.adapted else "model*.safetensors"
         state: dict[str, Any] = {}
         if self.accelerator.is_main_process:
             # PEFT leaves the adapter's name out of its files.

@@ -21,7 +21,7 @@ from voidpad.training import checkpoint
 from voidpad.training import prepared as data
 from voidpad.training.batches import BatchShare
 from voidpad.training.memory_estimate import TrainingMemory
-from voidpad.training.passes import PassLimit, UpdatePasses
+from voidpad.training.passes import PassLimit
 from voidpad.training.recipe import TrainingRecipe, check
 from voidpad.training.setup import network, training_device, update_passes
 from voidpad.training.sharding import ShardedTrainer
@@ -94,7 +94,9 @@ def train(
     last = output / f"checkpoint-{trainer.state.global_step}"
     best_step = trainer.state.best_global_step if trainer.held_out else None
     best = output / f"checkpoint-{best_step}" if best_step else None
-    finished = _finished(recipe, trainer)
+    finished = trainer.state.global_step >= trainer.args.max_steps
+    if recipe.run.seconds:
+        finished = trainer.clock.total >= recipe.run.seconds
     if finished and trainer.args.should_save:
         chosen = best if best and recipe.run.choose == "best" else last
         # Sharded weights are gathered in checkpoints and nowhere else.
@@ -130,7 +132,10 @@ def prepare(
     batches, held_out = update_passes(recipe, model, prepared, share=share, limit=limit)
     reports = _reports(recipe)
     layer = type(model.net.get_decoder().layers[0]).__name__
-    updates = _updates(recipe, batches)
+    run = recipe.run
+    updates = run.steps or math.ceil((run.epochs or 0) * batches.updates_per_epoch)
+    if run.seconds:
+        updates = FOREVER
     # accelerate shards on GPUs only.
     trainer_class = VoidTrainer
     if recipe.run.fsdp and share.processes > 1 and not torch.cuda.is_available():
@@ -173,7 +178,7 @@ def _limit(recipe: TrainingRecipe, *, compiled: bool) -> PassLimit:
     """
     uniform = recipe.data.layout == "packed" or isinstance(recipe.padding.width, int)
     cuda = torch.cuda.is_available()
-    half = recipe.run.bf16 == "on" or (cuda and recipe.run.bf16 == "auto")
+    half = recipe.run.computes_in_bfloat16(cuda=cuda)
     kernel = cuda and half and isinstance(recipe.run.pass_tokens, int) and packed.kernel_exists()
     if uniform or recipe.model.attention:
         return PassLimit(multiple=64 if compiled and not uniform else 1)
@@ -239,19 +244,6 @@ def _share(recipe: TrainingRecipe) -> BatchShare:
             f"x {processes} processes."
         )
     return BatchShare(run.global_batch, run.micro_batch, rank, processes, even=run.fsdp)
-
-
-def _updates(recipe: TrainingRecipe, batches: UpdatePasses) -> int:
-    run = recipe.run
-    if run.seconds:
-        return FOREVER
-    return run.steps or math.ceil((run.epochs or 0) * batches.updates_per_epoch)
-
-
-def _finished(recipe: TrainingRecipe, trainer: VoidTrainer) -> bool:
-    if recipe.run.seconds:
-        return trainer.clock.total >= recipe.run.seconds
-    return trainer.state.global_step >= trainer.args.max_steps
 
 
 def _ended(recipe: TrainingRecipe, start: Path) -> Trained | None:

@@ -19,10 +19,10 @@ from transformers.trainer_utils import SaveStrategy
 
 from voidpad import models
 from voidpad.errors import ConfigError
-from voidpad.models.readme import README
+from voidpad.models.card import README
 from voidpad.training import checkpoint
 from voidpad.training.losses import SlotLoss
-from voidpad.training.optim import Schedule, optimiser
+from voidpad.training.optim import optimiser, rate_factor
 from voidpad.training.passes import UpdatePasses
 from voidpad.training.recipe import TrainingRecipe
 from voidpad.training.watch import LossMeter, TrainingClock
@@ -51,8 +51,6 @@ class VoidTrainer(Trainer):
         self.checkpointed = 0  # layers that are computed again in the backward pass
         self.compiled = False
         self._logged = (0, 0.0)
-        part = recipe.optim
-        self.schedule = Schedule(part.warmup, part.decay, part.shape, part.floor)
         super().__init__(
             model=SlotLoss(model.net, residual=getattr(torch, recipe.run.residual)),
             args=arguments,
@@ -67,7 +65,7 @@ class VoidTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Finished passes on the device: accelerate has nothing to divide among processes or to move."""
-        return DataLoader(self.batches, batch_size=1, collate_fn=_only, num_workers=0)
+        return DataLoader(self.batches, batch_size=1, collate_fn=lambda items: items[0], num_workers=0)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """All passes of an update, forward and backward; Trainer then makes the optimiser's step.
@@ -189,11 +187,10 @@ class VoidTrainer(Trainer):
         return self.lr_scheduler
 
     def _factor(self, update: int) -> float:
-        if self.recipe.run.seconds:
-            return self.schedule(
-                max(self.clock.total / self.recipe.run.seconds, 1e-3 * self.recipe.optim.warmup)
-            )
-        return self.schedule((update + 0.5) / self.args.max_steps)
+        part, seconds = self.recipe.optim, self.recipe.run.seconds
+        if seconds:
+            return rate_factor(part, max(self.clock.total / seconds, 1e-3 * part.warmup))
+        return rate_factor(part, (update + 0.5) / self.args.max_steps)
 
     # Logs
 
@@ -229,9 +226,8 @@ class VoidTrainer(Trainer):
             if self.args.should_save:
                 staged = staging / f"checkpoint-{step}"
                 self.clock.write(staged)
-                self.subject.card.write(
-                    staged
-                )  # last, because without its card a full checkpoint does not load
+                # Last, because without its card a full checkpoint does not load.
+                self.subject.card.write(staged)
                 checkpoint.publish(staged, output / staged.name)
                 checkpoint.rotate(output, self.recipe.run.keep, best=self.state.best_global_step)
             self.accelerator.wait_for_everyone()
@@ -270,7 +266,7 @@ class VoidTrainer(Trainer):
         if self.is_fsdp_enabled:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
-        if isinstance(self.subject.net, PeftModel):
+        if self.subject.adapted:
             set_peft_model_state_dict(self.subject.net, load_file(folder / "adapter_model.safetensors"))
             return
         tensors = {
@@ -282,10 +278,6 @@ class VoidTrainer(Trainer):
         tied = set(self.subject.net.all_tied_weights_keys)
         assert not surplus, surplus
         assert set(missing) <= tied, missing
-
-
-def _only(items: list[Any]) -> Any:
-    return items[0]
 
 
 def _average_gradients(gradients: list[Tensor], piece: int = 1 << 24) -> None:
@@ -318,7 +310,7 @@ def arguments(recipe: TrainingRecipe, *, updates: int, layer: str) -> TrainingAr
         learning_rate=recipe.optim.lr,
         max_grad_norm=recipe.optim.clip,
         seed=run.seed,
-        bf16=run.bf16 == "on" or (run.bf16 == "auto" and cuda),
+        bf16=run.computes_in_bfloat16(cuda=cuda),
         use_cpu=not cuda,
         logging_steps=run.log_every,
         logging_nan_inf_filter=False,  # the filter would wait for the device at every step

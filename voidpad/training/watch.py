@@ -22,8 +22,7 @@ FOREVER = 10**9  # updates of a run that ends by the clock
 class TrainingClock:
     """Training time and tokens over all restarts of a run. Start-up and compilation are not training time."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self.now = now
+    def __init__(self) -> None:
         self.before = 0.0  # seconds before this restart
         self.began: float | None = None  # this process
         self.warm: float | None = None  # its first step done
@@ -31,20 +30,20 @@ class TrainingClock:
         self.uncounted = 0  # of this process since then
 
     def start(self) -> None:
-        self.began = self.now()
+        self.began = time.monotonic()
 
     def step(self) -> None:
-        self.warm = self.warm or self.now()
+        self.warm = self.warm or time.monotonic()
 
     @property
     def here(self) -> float:
         """Seconds in this process."""
-        return 0.0 if self.began is None else self.now() - self.began
+        return 0.0 if self.began is None else time.monotonic() - self.began
 
     @property
     def total(self) -> float:
         """Seconds of training, over all restarts."""
-        return self.before + (0.0 if self.warm is None else self.now() - self.warm)
+        return self.before + (0.0 if self.warm is None else time.monotonic() - self.warm)
 
     def count(self, together: Callable[[int], int]) -> None:
         """Add the tokens of all processes since the last call; `together` sums over them, so all must call this."""

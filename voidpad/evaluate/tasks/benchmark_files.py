@@ -87,7 +87,8 @@ def indexed(items: Iterable[Item]) -> datasets.Dataset:
 
 def _read(folder: Path, name: str, *, needs: tuple[str, ...]) -> list[Item]:
     """A JSON-lines file, zipped or not; the first fault is named by its line."""
-    path = next((path for path in _spellings(folder / name) if path.is_file()), None)
+    plain = name.removesuffix(".gz")
+    path = next((folder / one for one in (plain, f"{plain}.gz") if (folder / one).is_file()), None)
     if path is None:
         raise DataError(f"data: no {name} in {folder}")
     opened = gzip.open if path.suffix == ".gz" else open
@@ -101,11 +102,6 @@ def _read(folder: Path, name: str, *, needs: tuple[str, ...]) -> list[Item]:
     if not items:
         raise DataError(f"data: {path} is empty")
     return items
-
-
-def _spellings(path: Path) -> list[Path]:
-    plain = path.with_suffix("") if path.suffix == ".gz" else path
-    return [plain, plain.with_name(plain.name + ".gz")]
 
 
 def _item(line: str, needs: tuple[str, ...], *, where: str) -> Item:

@@ -45,18 +45,12 @@ def score(doc: Doc, answers: list[str]) -> dict[str, float]:
     return {"exact_match": float(answers[0] == doc["target"])}
 
 
-def _invalid(reason: str) -> str:
-    return INVALID
-
-
-def _not_python(reason: str) -> str:
-    return NOT_PYTHON
-
-
 # "last" is what the paper's graders do; "first" judges decodes that cannot stop (EOS banned).
-last_number_filter = each(lambda text, doc: last_number(text) or INVALID, _invalid)
-first_number_filter = each(lambda text, doc: first_number(text) or INVALID, _invalid)
-last_program_filter = each(lambda text, doc: program(_problem_of(doc), text) or NOT_PYTHON, _not_python)
+last_number_filter = each(lambda text, doc: last_number(text) or INVALID, lambda reason: INVALID)
+first_number_filter = each(lambda text, doc: first_number(text) or INVALID, lambda reason: INVALID)
+last_program_filter = each(
+    lambda text, doc: program(_problem_of(doc), text) or NOT_PYTHON, lambda reason: NOT_PYTHON
+)
 first_program_filter = each(
-    lambda text, doc: program(_problem_of(doc), text, first=True) or NOT_PYTHON, _not_python
+    lambda text, doc: program(_problem_of(doc), text, first=True) or NOT_PYTHON, lambda reason: NOT_PYTHON
 )

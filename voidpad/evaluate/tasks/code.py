@@ -27,12 +27,18 @@ def tidy(text: str) -> str:
 
 def tree_of(source: str) -> ast.Module | None:
     """The syntax tree, or None for what Python cannot parse, whatever the reason."""
+    parsed = _parsed(source)
+    return parsed if isinstance(parsed, ast.Module) else None
+
+
+def _parsed(source: str) -> ast.Module | Exception:
+    """The syntax tree, or the reason why there is none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about escapes such as "\d" in the model's code
         try:
             return ast.parse(source)
-        except UNPARSABLE:
-            return None
+        except UNPARSABLE as error:
+            return error
 
 
 def fullest_span(text: str) -> str:
@@ -105,27 +111,17 @@ class _LineRuns:
         text = "\n".join(self.lines[start:end])
         source = (text.lstrip() if whole else text.strip()) if self._trimmed else text
         self._characters_left -= len(source)
-        error = _syntax_error(source)
-        if line := _line_of_final_error(error):
+        parsed = _parsed(source)
+        if line := _line_of_final_error(parsed):
             dropped = len(text) - len(text.lstrip()) if self._trimmed else 0
             line += start + text.count("\n", 0, dropped) - 1
             follows = (at + 1 for at in range(line + 1, end) if self.lines[at].strip())
             if (hopeless := next(follows, None)) is not None:
                 self._hopeless[start] = hopeless
-        return error is None
+        return isinstance(parsed, ast.Module)
 
 
-def _syntax_error(source: str) -> Exception | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            ast.parse(source)
-        except UNPARSABLE as error:
-            return error
-    return None
-
-
-def _line_of_final_error(error: Exception | None) -> int | None:
+def _line_of_final_error(error: ast.Module | Exception) -> int | None:
     """The line of an error at the last token that the parser read, or in a token that ended with its line."""
     if not isinstance(error, SyntaxError):
         return None

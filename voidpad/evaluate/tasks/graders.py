@@ -56,8 +56,8 @@ def isolated(grade: Grader, wrong: Wrong, *, seconds: float = SECONDS) -> Filter
         with shared_processes() as started:
             count = max(1, min(len(answers), len(os.sched_getaffinity(0)), PROCESSES))
             processes = started.setdefault(grade.__module__, [])
-            processes += [GraderProcess(grade.__module__) for _ in range(count - len(processes))]
-            idle: queue.SimpleQueue[GraderProcess] = queue.SimpleQueue()
+            processes += [_GraderProcess(grade.__module__) for _ in range(count - len(processes))]
+            idle: queue.SimpleQueue[_GraderProcess] = queue.SimpleQueue()
             for process in processes[:count]:
                 idle.put(process)
 
@@ -81,11 +81,11 @@ def isolated(grade: Grader, wrong: Wrong, *, seconds: float = SECONDS) -> Filter
     return apply
 
 
-_started: dict[str, list["GraderProcess"]] | None = None
+_started: dict[str, list["_GraderProcess"]] | None = None
 
 
 @contextmanager
-def shared_processes() -> Iterator[dict[str, list["GraderProcess"]]]:
+def shared_processes() -> Iterator[dict[str, list["_GraderProcess"]]]:
     """Within this context, filters of one module use the same processes, so that these import it once.
 
     Gives the processes by module. They end with the outermost context.
@@ -120,7 +120,7 @@ def reason_of(error: Exception) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text[:200])
 
 
-class GraderProcess:
+class _GraderProcess:
     """A child process for the graders of one module; started when first used, replaced when it dies."""
 
     def __init__(self, module: str) -> None:

@@ -41,30 +41,23 @@ def plain(text: str) -> str:
     return re.sub(r"\s+", "", text).lower()
 
 
-def _equal(gold: str, candidate: str) -> tuple[bool, bool]:
-    """Whether math-verify says equal, and whether it could read both sides.
-
-    Its clock is a signal, which only the main thread may set; elsewhere it runs without one.
-    """
-    seconds = SECONDS if threading.current_thread() is threading.main_thread() else None
-    sides = [parse(side, parsing_timeout=seconds) for side in (gold, candidate)]
-    return verify(*sides, timeout_seconds=seconds), all(sides)
-
-
-def judge(gold: str, text: str) -> Judgement:
+def voidpad_judgement(text: str, doc: Doc) -> Judgement:
     """Gold and box go to math-verify between dollars: bare, only 449 of 500 golds are equal to themselves."""
-    box = boxed(text)
+    gold, box = doc["gold"], boxed(text)
     return _judge(f"${gold}$", f"${box}$" if box else text, strings=(gold, text))
 
 
-def judge_authors(gold: str, text: str) -> Judgement:
+def authors_judgement(text: str, doc: Doc) -> Judgement:
     """The same without the dollars, as the paper's harness does."""
-    return _judge(gold, boxed(text) or text, strings=(gold, text))
+    return _judge(doc["gold"], boxed(text) or text, strings=(doc["gold"], text))
 
 
 def _judge(gold: str, candidate: str, *, strings: tuple[str, str]) -> Judgement:
+    # math-verify's clock is a signal, which only the main thread may set; elsewhere it runs without one.
+    seconds = SECONDS if threading.current_thread() is threading.main_thread() else None
     try:
-        same, parsed = _equal(gold, candidate)
+        sides = [parse(side, parsing_timeout=seconds) for side in (gold, candidate)]
+        same, parsed = verify(*sides, timeout_seconds=seconds), all(sides)
     except (Exception, TimeoutException):  # whatever sympy stumbles over in a model's formula is not equal
         same, parsed = False, False
     if same:
@@ -80,14 +73,6 @@ def score(doc: Doc, judgements: list[Judgement]) -> dict[str, float]:
         "fallback": float(found.by == "string"),
         "unparsed": float(not found.parsed),
     }
-
-
-def voidpad_judgement(text: str, doc: Doc) -> Judgement:
-    return judge(doc["gold"], text)
-
-
-def authors_judgement(text: str, doc: Doc) -> Judgement:
-    return judge_authors(doc["gold"], text)
 
 
 def wrong(reason: str) -> Judgement:

@@ -7,7 +7,7 @@ needs, so a local variable never keeps a top-level statement of the same name al
 
 import ast
 import symtable
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from voidpad.evaluate.tasks.code import UNPARSABLE, fullest_span, names, reachable, source_of, tidy, tree_of
@@ -28,7 +28,9 @@ def program(text: str, *, entry: str, tests: str) -> str:
         keep = reachable([entry, *names(tree_of(tests) or EMPTY)], _needs(bound))
     else:
         keep = set().union(*(mine for node, mine in bound if not isinstance(node, BLOCKS)))
-    return source_of(_future_first(node for node, mine in bound if mine & keep or imports(node)), text)
+    kept = [node for node, mine in bound if mine & keep or imports(node)]
+    # Python wants `from __future__` before all else, but a stub stands before the model's own imports.
+    return source_of(sorted(kept, key=lambda node: getattr(node, "module", None) != "__future__"), text)
 
 
 def _needs(bound: list[tuple[ast.stmt, set[str]]]) -> dict[str | int, set[Any]]:
@@ -75,8 +77,3 @@ def _scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
     for child in table.get_children():
         yield child
         yield from _scopes(child)
-
-
-def _future_first(nodes: Iterable[ast.stmt]) -> list[ast.stmt]:
-    """Python wants `from __future__` before all else, but a stub stands before the model's own imports."""
-    return sorted(nodes, key=lambda node: getattr(node, "module", None) != "__future__")

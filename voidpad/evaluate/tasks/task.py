@@ -75,10 +75,14 @@ class Benchmark(ConfigurableTask):  # type: ignore[misc]  # lm-eval has no types
         return given or self.has_training_docs() or (self.has_validation_docs() and self.has_test_docs())
 
     def fewshot_context(self, doc: Doc, num_fewshot: int, **kwargs: Any) -> str:
-        if self.options.get("fewshot", "keyed") == "keyed":
-            self.sampler.set_rnd(_item_seed(self.shots_seed, doc[ITEM]))
+        self._seed_shots(doc)
         text: str = super().fewshot_context(doc, num_fewshot=num_fewshot, **kwargs)
         return text
+
+    def _seed_shots(self, doc: Doc) -> None:
+        if self.options.get("fewshot", "keyed") == "keyed":
+            digest = hashlib.sha256(f"{self.shots_seed}:{doc[ITEM]}".encode()).digest()
+            self.sampler.set_rnd(int.from_bytes(digest[:8], "big"))
 
     def apply_filters(self) -> None:
         with shared_processes():
@@ -87,10 +91,6 @@ class Benchmark(ConfigurableTask):  # type: ignore[misc]  # lm-eval has no types
     def detail(self, doc: Doc, graded: Any) -> dict[str, Any]:
         """What an example's line records about the primary grader's work."""
         return {"extracted": graded} if isinstance(graded, str) else asdict(graded)
-
-
-def _item_seed(seed: int | None, index: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}:{index}".encode()).digest()[:8], "big")
 
 
 def by_sandbox(doc: Doc, results: list[str]) -> dict[str, float]:
@@ -122,8 +122,7 @@ class OwnBenchmark(Benchmark):
     def fewshot_context(self, doc: Doc, num_fewshot: int, **kwargs: Any) -> str:
         """lm-eval drops an item from its own shots by equality, so its place must not be in the way."""
         try:
-            if self.options.get("fewshot", "keyed") == "keyed":
-                self.sampler.set_rnd(_item_seed(self.shots_seed, doc[ITEM]))
+            self._seed_shots(doc)
             plain = _without_place(doc)
             text: str = ConfigurableTask.fewshot_context(self, plain, num_fewshot=num_fewshot, **kwargs)
             return text

@@ -3,7 +3,6 @@
 Open-dCoder belongs here too, but its config.json says plain `qwen2`: the user, or its hub id, must name the family.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from transformers import (
@@ -16,16 +15,12 @@ from transformers import (
 
 from voidpad.decode.plan import FamilyDefaults
 from voidpad.decode.propose import SampledProposal
-from voidpad.models.families.family import NEUTRAL, STOCK, Covered, Family, shared_values
+from voidpad.models.families.family import NEUTRAL, STOCK, Covered, Family, stock_values
 from voidpad.roles import RoleNames
 
 # The VOID and Rainbow ids of the paper's Dream runs: long runs of spaces, renamed <pad_0> .. <pad_6> in the authors'
 # vocab.json. The first one is 128 spaces.
 AUTHORS_RAINBOW = (56940, 86766, 79871, 65271, 51475, 95429, 97417)
-
-
-def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: config[name] for name in sorted(STOCK)} | shared_values(config)
 
 
 def _released(config: PretrainedConfig) -> dict[str, Any]:
@@ -72,7 +67,7 @@ DREAM = Family(
         read=STOCK | {"rope_theta"},
         ignored=NEUTRAL | {"max_window_layers", "sliding_window"},  # used with a sliding window only
     ),
-    translated=_translated,
+    translated=stock_values,
     released=_released,
     tokenizer_class=Qwen2Tokenizer,
     role_names=RoleNames(

@@ -5,7 +5,7 @@ the package asks the family and never compares its name.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -100,9 +100,8 @@ class Family:
     unmarked_types: tuple[str, ...] = ()  # model types that count only when the user names the family
     hub_ids: tuple[str, ...] = ()  # hub checkpoints whose config.json does not name the family
     tensor_names: Mapping[str, str] = field(default_factory=dict)  # pattern -> replacement, as in key_mapping
-    tokenizer_class: type[PreTrainedTokenizerBase] = (
-        PreTrainedTokenizerFast  # where there is no tokenizer.json
-    )
+    # The class of the tokenizer where there is no tokenizer.json.
+    tokenizer_class: type[PreTrainedTokenizerBase] = PreTrainedTokenizerFast
     role_names: RoleNames = RoleNames()
     # Where the size of the blocks of block-causal attention may be found: a field of config.json, and a pattern for
     # the name of the checkpoint.
@@ -110,12 +109,10 @@ class Family:
     block_name: str | None = None
 
     # Adapters trained outside voidpad
-    adapter_names: Mapping[str, str] = field(
-        default_factory=dict
-    )  # pattern -> replacement, after peft's prefix
-    adapter_modules: Mapping[str, str] = field(
-        default_factory=dict
-    )  # last part of a module's name: old -> new
+    # Pattern -> replacement, after peft's prefix.
+    adapter_names: Mapping[str, str] = field(default_factory=dict)
+    # Last part of a module's name: old -> new.
+    adapter_modules: Mapping[str, str] = field(default_factory=dict)
     # Roles of an adapter that carries no card and has names of `adapter_names`. None: the base's own roles are
     # right. A function returns the ids by role, or an empty mapping where the tokenizer does not fit them.
     adapter_roles: Callable[[PreTrainedTokenizerBase], Mapping[str, Any]] | None = None
@@ -248,13 +245,14 @@ def check_sizes(values: Mapping[str, Any], *, where: str) -> None:
         )
 
 
-def shared_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that every stock class reads the same way."""
+def stock_values(config: Mapping[str, Any], same: Collection[str] = STOCK) -> dict[str, Any]:
+    """Fields of a stock class from released ones: those in `same` as they are, and what every class reads alike."""
+    copied = {name: config[name] for name in sorted(same)}
     theta = config["rope_theta"]
     if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < 1e12:
         raise TypeError(f"rope_theta={shown(theta)} must be a positive number")
     ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id")}
-    return ids | {"rope_parameters": {"rope_type": "default", "rope_theta": float(theta)}}
+    return copied | ids | {"rope_parameters": {"rope_type": "default", "rope_theta": float(theta)}}
 
 
 def shown(value: Any) -> str:

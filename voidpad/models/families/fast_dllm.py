@@ -12,7 +12,7 @@ from voidpad.decode.causal_preset import CausalPreset
 from voidpad.decode.commit import HighConfidence
 from voidpad.decode.plan import FamilyDefaults
 from voidpad.decode.propose import SampledProposal
-from voidpad.models.families.family import NEUTRAL, STOCK, Covered, Family, shared_values, shown
+from voidpad.models.families.family import NEUTRAL, STOCK, Covered, Family, shown, stock_values
 from voidpad.roles import RoleNames
 
 
@@ -20,7 +20,7 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
     kinds = config.get("layer_types") or []
     if any(kind != "full_attention" for kind in kinds):
         raise ValueError(f"layer_types={shown(kinds)} (covered: full_attention in every layer)")
-    return {name: config[name] for name in sorted(STOCK)} | shared_values(config)
+    return stock_values(config)
 
 
 def _released(config: PretrainedConfig) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig
 
 from voidpad.decode.plan import FamilyDefaults
 from voidpad.decode.propose import GumbelProposal
-from voidpad.models.families.family import NEUTRAL, Covered, Family, shared_values, words
+from voidpad.models.families.family import NEUTRAL, Covered, Family, stock_values, words
 
 # Released module -> transformers' module. `ff_out` inside a block is its output; at the top level it is the head.
 _BLOCK = {
@@ -46,7 +46,7 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
         "vocab_size": config.get("embedding_size") or config["vocab_size"],
         "max_position_embeddings": config["max_sequence_length"],
         "tie_word_embeddings": config["weight_tying"],
-        **shared_values(config),
+        **stock_values(config, ()),
     }
 
 

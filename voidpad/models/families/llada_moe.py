@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PretrainedConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from voidpad.models.families.family import NEUTRAL, Covered, Family, shared_values, shown, words
+from voidpad.models.families.family import NEUTRAL, Covered, Family, shown, stock_values, words
 from voidpad.models.families.llada import LLADA
 
 _SAME = words(  # fields that Qwen3Moe has under the same name
@@ -22,12 +22,11 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(sparse, list) or any(type(every) is not int or every != 1 for every in sparse):
         raise ValueError(f"moe_layer_freq={shown(sparse)} (covered: 1 for every layer)")
     size = config["expert_intermediate_size"]
-    return {name: config[name] for name in sorted(_SAME)} | {
+    return stock_values(config, _SAME) | {
         "num_key_value_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
         "moe_intermediate_size": size,
         "intermediate_size": config.get("dense_intermediate_size") or size,  # no layer is dense
         "norm_topk_prob": False,  # the released code never normalises, whatever the config says
-        **shared_values(config),
     }
 
 

@@ -21,7 +21,7 @@ from voidpad.decode.causal_preset import CausalPreset
 from voidpad.decode.commit import Dynamic, Sequential, Static
 from voidpad.decode.plan import FamilyDefaults
 from voidpad.decode.propose import GumbelProposal
-from voidpad.models.families.family import NEUTRAL, STOCK, Covered, Family, shared_values, words
+from voidpad.models.families.family import NEUTRAL, STOCK, Covered, Family, stock_values, words
 from voidpad.roles import RoleNames
 
 _READ = STOCK | {"head_dim"}
@@ -41,7 +41,7 @@ _IGNORED = NEUTRAL | words(
 
 
 def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: config[name] for name in sorted(_READ)} | shared_values(config)
+    return stock_values(config, _READ)
 
 
 def _released(config: PretrainedConfig) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _released_mixture(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def _translated_mixture(config: Mapping[str, Any]) -> dict[str, Any]:
-    return _translated(config) | {name: config[name] for name in (*sorted(_EXPERTS), "norm_topk_prob")}
+    return stock_values(config, _READ | _EXPERTS | {"norm_topk_prob"})
 
 
 _DECODING = FamilyDefaults(
