@@ -23,6 +23,7 @@ from voidpad.errors import ConfigError, VoidpadError, printable
 
 if TYPE_CHECKING:
     from voidpad.evaluate.settings import Resources
+    from voidpad.experiments.report.published import PublishedNumbers
     from voidpad.experiments.sweep import Ended
     from voidpad.experiments.sweep_recipe import SweepCell
 
@@ -51,6 +52,10 @@ Use = Annotated[
     list[str] | None,
     typer.Option(help="NAME=FOLDER: where a model or adapter of the recipe lies; may be repeated."),
 ]
+Published = Annotated[
+    Path | None,
+    typer.Option(help="TOML file of published numbers; ends with those that differ from what was measured."),
+]
 Code = Annotated[bool, typer.Option("--allow-code-execution", help="Run generated code, in the sandbox.")]
 Weak = Annotated[bool, typer.Option("--weak-sandbox", help="Accept a sandbox with layers missing.")]
 Programs = Annotated[int, typer.Option(min=1, help="Generated programs tested side by side.")]
@@ -67,6 +72,7 @@ def sweep(
     dry_run: DryRun = False,
     limit: Limit = None,
     use: Use = None,
+    published: Published = None,
     device: Device = "auto",
     rows: RowLimit = 32,
     tokens: TokenLimit = 16384,
@@ -88,7 +94,8 @@ def sweep(
         from voidpad.models.place import Place
 
         Place(device)  # once, and not as the failure of every cell
-    _run(_SweepCommand(recipe, out, only or [], limit, dry_run, stage, _folders(use or [])), resources, where)
+    job = _SweepCommand(recipe, out, only or [], limit, dry_run, stage, _folders(use or []), published)
+    _run(job, resources, where)
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,7 @@ class _SweepCommand:
     dry_run: bool
     stage: Stage | None
     folders: dict[str, str]
+    published: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -111,10 +119,12 @@ class _Cluster:
 def _run(job: _SweepCommand, resources: Resources, where: _Cluster | None) -> None:
     from voidpad.experiments import sweep as sweeps
     from voidpad.experiments import sweep_recipe as recipes
+    from voidpad.experiments.report.published import read_published
     from voidpad.recipes import find_recipe
 
     path = find_recipe(job.recipe, "sweep")
     wanted = recipes.read(path)
+    numbers = read_published(job.published) if job.published else None  # a wrong file shows before the run
     if job.folders:
         wanted = recipes.with_folders(wanted, job.folders)
     if job.limit:
@@ -140,12 +150,29 @@ def _run(job: _SweepCommand, resources: Resources, where: _Cluster | None) -> No
         typer.echo(f"{job.out}: next is `voidpad sweep {job.recipe} --out {job.out} --stage {following}`.")
     else:
         typer.echo(f"{job.out}: complete; `voidpad report {job.out}` shows it.")
+        if numbers is not None:
+            _print_differing(job.out / f"{path.stem}.sweep.json", numbers)
         chosen = sweeps.only(every, job.only)
         if wanted.limit and not sweeps.missing(chosen, job.out):
             hours = sweeps.full_seconds(chosen, job.out) / 3600
             typer.echo(
                 f"Decoding all items of these {len(chosen)} cells on this device: about {hours:.1f} hours."
             )
+
+
+def _print_differing(sweep: Path, numbers: PublishedNumbers) -> None:
+    """How many published scores lie inside the intervals of this sweep, and a line for each that does not."""
+    from voidpad.experiments.report.records import read as read_records
+    from voidpad.experiments.report.reference import pairs
+
+    records = [record for source in read_records(sweep, numbers) for record in source.records]
+    judged = [pair for pair in pairs(records) if pair.inside is not None]
+    if not judged:
+        typer.echo("No published score belongs to these cells.")
+        return
+    outside = [pair for pair in judged if not pair.inside]
+    count = f"{len(judged) - len(outside)} of {len(judged)} published scores lie inside our 95 % intervals"
+    typer.echo("\n  ".join([f"{count}; outside:", *map(str, outside)]) if outside else f"{count}.")
 
 
 def _folders(given: Sequence[str]) -> dict[str, str]:
