@@ -335,6 +335,20 @@ def test_the_command_lists_runs_and_goes_on(bench, tmp_path):
     assert again.output.endswith(
         f"Decoding all items of these 2 cells on this device: about {hours:.1f} hours.\n"
     )
+    # With --published it also names the published scores that lie outside the intervals.
+    numbers = tmp_path / "published.toml"
+    numbers.write_text(
+        f'[models.mine]\nhub = "{root / "model"}"\nfamily = "llada"\ntitle = "Mine"\n'
+        '[[sheet]]\nid = "t"\nsource = "Table"\nmetric = "score"\nmodel = "mine"\nmethod = "void"\n'
+        'levels = ["task"]\nacross = "block"\ncolumns = [8, 16]\nsettings = {canvas = 16}\n'
+        "cells = {math500 = [99.0, 2.5]}\n"
+    )
+    compared = CliRunner().invoke(app, [*command, "--published", str(numbers)]).output
+    assert {task["score"] for _, task in parts} == {0.0}
+    assert compared.splitlines()[-3:-1] == [
+        "1 of 2 published scores lie inside our 95 % intervals; outside:",
+        "  mine void math500 block=8 canvas=16: 0.00 [0.0, 65.8] against 99 (-99.0)",
+    ]
 
 
 def test_a_recipe_runs_on_weights_that_lie_elsewhere(bench, tmp_path):

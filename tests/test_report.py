@@ -23,7 +23,7 @@ from voidpad.experiments.report.pages import Report, as_html, as_latex, as_markd
 from voidpad.experiments.report.published import read_published
 from voidpad.experiments.report.records import read as read_runs
 from voidpad.experiments.report.render import markdown, md, tex
-from voidpad.experiments.report.report_metrics import METRICS, Value, mean_interval, ranked
+from voidpad.experiments.report.report_metrics import METRICS, Value, mean_interval, ranked, task_value
 from voidpad.experiments.report.tables import build, comparison
 from voidpad.experiments.sweep_recipe import SweepCell, cells, read
 
@@ -179,6 +179,9 @@ def test_published_scores_outside_the_interval_are_named(paper_runs):
     assert count.startswith(f"0 of {len(printed)} ")
     assert named.startswith("Outside it: llada-8b-instruct void gsm8k ")
     assert re.findall(r"\((.*?)\)", named) == [f"{-number.value:+.1f}" for number in printed]
+    low, high = task_value(moved, METRICS["score"]).interval
+    for number in printed:
+        assert f": 0.00 [{low:.1f}, {high:.1f}] against {number.value:g} ({-number.value:+.1f})" in named
 
 
 def test_the_same_generations_have_the_scores_of_other_graders(paper_runs):

@@ -9,7 +9,9 @@ from pydantic import ConfigDict, Field
 
 from voidpad.experiments.report.published import Frozen, Number, PublishedNumbers, Setting, Sheet
 
-__all__ = ["Number", "Paper", "PaperSheet", "published"]
+__all__ = ["FILE", "Number", "Paper", "PaperSheet", "published"]
+
+FILE = Path(__file__).parent / "published.toml"
 
 
 class Method(Frozen):
@@ -113,5 +115,4 @@ class Paper(PublishedNumbers):
 @cache
 def published() -> Paper:
     """The data file beside this module."""
-    text = (Path(__file__).parent / "published.toml").read_text(encoding="utf-8")
-    return Paper.model_validate(tomllib.loads(text))
+    return Paper.model_validate(tomllib.loads(FILE.read_text(encoding="utf-8")))

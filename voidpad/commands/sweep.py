@@ -18,6 +18,7 @@ from voidpad.commands.outputs import folder_to_write
 from voidpad.errors import ConfigError, VoidpadError, printable
 
 if TYPE_CHECKING:
+    from voidpad.experiments.report.published import PublishedNumbers
     from voidpad.experiments.sweep import Ended
     from voidpad.experiments.sweep_recipe import SweepCell
 
@@ -46,6 +47,10 @@ Use = Annotated[
     list[str] | None,
     typer.Option(help="NAME=FOLDER: where a model or adapter of the recipe lies; may be repeated."),
 ]
+Published = Annotated[
+    Path | None,
+    typer.Option(help="TOML file of published numbers; ends with those that differ from what was measured."),
+]
 Code = Annotated[bool, typer.Option("--allow-code-execution", help="Run generated code, in the sandbox.")]
 Weak = Annotated[bool, typer.Option("--weak-sandbox", help="Accept a sandbox with layers missing.")]
 Programs = Annotated[int, typer.Option(min=1, help="Generated programs tested side by side.")]
@@ -62,6 +67,7 @@ def sweep(
     dry_run: DryRun = False,
     limit: Limit = None,
     use: Use = None,
+    published: Published = None,
     device: Device = "auto",
     rows: RowLimit = 32,
     tokens: TokenLimit = 16384,
@@ -74,6 +80,7 @@ def sweep(
     from voidpad.evaluate.settings import Resources
     from voidpad.experiments import sweep as sweeps
     from voidpad.experiments import sweep_recipe as recipes
+    from voidpad.experiments.report.published import read_published
     from voidpad.recipes import find_recipe
 
     resources = Resources(device, rows, tokens, data, allow_code_execution, weak_sandbox, workers)
@@ -89,6 +96,7 @@ def sweep(
     folders = _folders(use or [])
     path = find_recipe(recipe, "sweep")
     wanted = recipes.read(path)
+    numbers = read_published(published) if published else None  # a wrong file shows before the run
     if folders:
         wanted = recipes.with_folders(wanted, folders)
     if limit:
@@ -127,11 +135,28 @@ def sweep(
         typer.echo(f"{out}: next is `voidpad sweep {recipe} --out {out} --stage {following}`.")
     else:
         typer.echo(f"{out}: complete; `voidpad report {out}` shows it.")
+        if numbers is not None:
+            _print_differing(out / f"{path.stem}.sweep.json", numbers)
         if wanted.limit and not sweeps.missing(chosen, out):
             hours = sweeps.full_seconds(chosen, out) / 3600
             typer.echo(
                 f"Decoding all items of these {len(chosen)} cells on this device: about {hours:.1f} hours."
             )
+
+
+def _print_differing(sweep: Path, numbers: PublishedNumbers) -> None:
+    """How many published scores lie inside the intervals of this sweep, and a line for each that does not."""
+    from voidpad.experiments.report.records import read as read_records
+    from voidpad.experiments.report.reference import pairs
+
+    records = [record for source in read_records(sweep, numbers) for record in source.records]
+    judged = [pair for pair in pairs(records) if pair.inside is not None]
+    if not judged:
+        typer.echo("No published score belongs to these cells.")
+        return
+    outside = [pair for pair in judged if not pair.inside]
+    count = f"{len(judged) - len(outside)} of {len(judged)} published scores lie inside our 95 % intervals"
+    typer.echo("\n  ".join([f"{count}; outside:", *map(str, outside)]) if outside else f"{count}.")
 
 
 def _folders(given: Sequence[str]) -> dict[str, str]:

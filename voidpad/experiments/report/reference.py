@@ -56,6 +56,17 @@ class Pair(NamedTuple):
         low, high = self.measured.interval
         return low <= self.number.value <= high
 
+    def __str__(self) -> str:
+        """The published number by what it measures, ours with its interval, theirs and the difference."""
+        number = self.number
+        setting = "".join(f" {name}={value}" for name, value in sorted(number.settings))
+        ours = self.measured.text
+        if self.measured.interval is not None:
+            low, high = self.measured.interval
+            ours += f" [{low:.1f}, {high:.1f}]"
+        what = f"{number.model} {number.method} {number.task}{setting}"
+        return f"{what}: {ours} against {number.value:g} ({self.difference:+.1f})"
+
 
 def pairs(records: Sequence[CellRecord]) -> list[Pair]:
     """Every published score and NFE that these records measure again."""

@@ -379,19 +379,13 @@ def comparison(records: Sequence[CellRecord]) -> Table | None:
     judged = [pair.inside for pair in compared if pair.inside is not None]
     notes = [f"{sum(judged)} of {len(judged)} published scores lie inside our 95 % interval."]
     if differing := [pair for pair in compared if pair.inside is False]:
-        notes.append(f"Outside it: {'; '.join(map(_named, differing[:MOST_NAMED]))}{_more(differing)}.")
+        notes.append(f"Outside it: {'; '.join(map(str, differing[:MOST_NAMED]))}{_more(differing)}.")
     heads = ("Source", "Model", "Metric", "Task", "Method", "Setting")
     ours = tuple({id(pair.record): pair.record for pair in compared}.values())
     rows = tuple(map(tuple, groups.values()))
     return Table(
         "Paper versus measured", heads, ("measured", "paper", "difference"), rows, "", tuple(notes), ours
     )
-
-
-def _named(pair: Pair) -> str:
-    """A published number by what it measures, for a sentence."""
-    setting = "".join(f" {name}={value}" for name, value in sorted(pair.number.settings))
-    return f"{pair.number.model} {pair.number.method} {pair.number.task}{setting} ({pair.difference:+.1f})"
 
 
 def _more(differing: Sequence[Pair]) -> str:
