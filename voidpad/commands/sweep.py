@@ -132,7 +132,7 @@ def _run(job: _SweepCommand, resources: Resources, where: _Cluster | None) -> No
         return
     if left:
         with counting(Console(stderr=True)) as shown:
-            failed = _watch(_started(left, job, resources, where, shown), shown, len(left))
+            failed = watch(_started(left, job, resources, where, shown), shown, len(left))
         if failed:
             raise VoidpadError(f"{len(failed)} of {len(left)} cells failed; the first: {failed[0]}")
     if job.stage in (Stage.prepare, Stage.answer):
@@ -184,8 +184,8 @@ class Inside:
         self.shown.update(self.bar, completed=done, total=total, description=label)
 
 
-def _watch(ended: Iterator[Ended], shown: Progress, total: int) -> list[str]:
-    """A line per finished cell; what failed."""
+def watch(ended: Iterator[Ended], shown: Progress, total: int) -> list[str]:
+    """A line per finished cell, and a bar with the time left; returns what failed."""
     bar = shown.add_task("cells", total=total)
     failed = []
     for one in ended:
