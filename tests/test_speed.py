@@ -23,6 +23,11 @@ QUICK = [name for name, speed in SPEEDS.items() if speed.approximates]
 EACH = pytest.mark.parametrize("name", QUICK)
 PROMPTS = ["Leo has 26 shells.\n(1) Leo takes 4.\nWhat is left after (1)?", "12 * 3 - 6", "What is 3 + 4?"]
 RECIPE = read_recipe(find_recipe("tiny-frontier", "sweep"))
+FASTEST = next(
+    str(group.method)
+    for group in RECIPE.groups
+    if (group.fields, group.cache) == (SPEEDS["fastest"].fields, SPEEDS["fastest"].cache)
+)
 
 
 @pytest.fixture(scope="module")
@@ -178,8 +183,9 @@ def test_a_server_decodes_at_its_speed(voidpad, monkeypatch):
     monkeypatch.setattr(server, "serve", listen_to_nobody)
     assert voidpad("serve", "--speed", "fastest")[0] == 0
     [state] = states
-    assert state.served.plan(state.served.plan_name, {}).approximations == ("entropy_bound",)
-    assert state.served.cache == "ahead:4"
+    speed = SPEEDS["fastest"]
+    assert state.served.plan(state.served.plan_name, {}).approximations == tuple(speed.fields)
+    assert state.served.cache == speed.cache
 
 
 def test_the_help_names_every_speed_with_its_price(voidpad, monkeypatch):
@@ -199,19 +205,23 @@ def test_every_speed_is_a_setting_of_the_frontier():
 
 
 def test_rows_are_paired_with_exact_decoding(tmp_path):
-    recipe = narrowed(RECIPE, only=["bound 1, ahead:4", "trim"], tasks=["tiny_steps", "tiny_expr"])
-    assert [group.method for group in recipe.groups] == ["exact", "trim", "bound 1, ahead:4"]
+    recipe = narrowed(RECIPE, only=[FASTEST, "trim"], tasks=["tiny_steps", "tiny_expr"])
+    assert [group.method for group in recipe.groups] == ["exact", "trim", FASTEST]
     every = begin(recipe, "frontier", tmp_path)
-    # Luck below 0.6 is right. Of 10 problems a task: exact has 6 right, the bound loses two of them and wins one.
-    luck = {"exact": [0.1] * 6 + [0.8] * 4, "bound 1, ahead:4": [0.1] * 4 + [0.8] * 5 + [0.1]}
+    # Luck below 0.6 is right. Of 10 problems a task: exact has 6 right, the other loses two of them and wins one.
+    luck = {"exact": [0.1] * 6 + [0.8] * 4, FASTEST: [0.1] * 4 + [0.8] * 5 + [0.1]}
     for cell in every:
         if cell.method in luck:
             write_run(cell, tmp_path, size=10, draw=lambda cell, size: luck[cell.method])
-    timed = {"exact": Timing(12.0, 1000), "bound 1, ahead:4": Timing(2.0, 100), "trim": Timing(6.0, 900)}
+    timed = {"exact": Timing(12.0, 1000), FASTEST: Timing(2.0, 100), "trim": Timing(6.0, 900)}
     [source] = read_records(tmp_path / "frontier.sweep.json")
     exact, bound = frontier(source.records, timed)  # trim has no answers: it has no row
     assert (exact.setting, exact.speed, exact.points, exact.faster) == ("exact", "exact", None, 1.0)
-    assert (bound.speed, bound.cache, bound.fields) == ("fastest", "ahead:4", {"entropy_bound": 1.0})
+    assert (bound.speed, bound.cache, bound.fields) == (
+        "fastest",
+        SPEEDS["fastest"].cache,
+        SPEEDS["fastest"].fields,
+    )
     assert (bound.faster, bound.computed, bound.problems) == (6.0, 0.1, 20)
     assert (bound.lost, bound.won, exact.right, bound.right) == (4, 2, 60.0, 50.0)
     mean, half = paired([-100.0] * 4 + [100.0] * 2 + [0.0] * 14)
@@ -221,7 +231,7 @@ def test_rows_are_paired_with_exact_decoding(tmp_path):
     labels = [
         text.get_text() for text in frontier_plot([exact, bound], where="cpu").axes[0].get_yticklabels()
     ]
-    assert labels == ["exact", "bound 1, ahead:4  --speed fastest"]
+    assert labels == ["exact", f"{FASTEST}  --speed fastest"]
 
 
 def test_the_command_measures_writes_and_goes_on(voidpad, tmp_path):
@@ -255,7 +265,7 @@ def test_the_command_measures_writes_and_goes_on(voidpad, tmp_path):
     }
     again = voidpad(*command)
     assert again[0] == 0
-    assert "bound 1, ahead:4  fastest" in again[1]
+    assert f"{FASTEST}  fastest" in again[1]
     kept = {path for path, at in changed.items() if path.stat().st_mtime_ns == at}
     assert set(changed) - kept == {folder / "frontier.sweep.json"}  # nothing was timed or decoded anew
 
