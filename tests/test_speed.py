@@ -271,19 +271,20 @@ def test_the_command_measures_writes_and_goes_on(voidpad, tmp_path):
 
 
 def test_timings_are_taken_from_a_file_of_the_same_job_only(tmp_path):
-    path, of = tmp_path / "frontier.timings.json", {"prompts": 1}
-    assert stored_timings(path, of) is None
-    path.write_text(json.dumps({"of": of, "timings": {"exact": {"seconds": 2.0, "computed": 9}}}))
-    assert stored_timings(path, of) == {"exact": Timing(2.0, 9)}
-    assert stored_timings(path, {"prompts": 2}) is None
-    for damaged in (
-        b"\x89PNG",
-        b"[]",
-        b'{"of": {"prompts": 1}}',
-        b'{"of": {"prompts": 1}, "timings": {"a": {"b": 1}}}',
-    ):
+    path = tmp_path / "frontier.timings.json"
+
+    def job(prompts: int, *names: str, seed: int = 0) -> dict:
+        return {"prompts": prompts, "settings": {name: {"seed": seed} for name in names}}
+
+    assert stored_timings(path, job(1, "exact")) is None
+    timings = {name: {"seconds": 2.0, "computed": 9} for name in ("exact", "trim")}
+    path.write_text(json.dumps({"of": job(1, "exact", "trim"), "timings": timings}))
+    assert stored_timings(path, job(1, "exact")) == {"exact": Timing(2.0, 9)}
+    for other in (job(2, "exact"), job(1, "exact", "dual"), job(1, "exact", seed=1)):
+        assert stored_timings(path, other) is None
+    for damaged in (b"\x89PNG", b"[]", b'{"of": {"prompts": 1, "settings": {"exact": {"seed": 0}}}}'):
         path.write_bytes(damaged)
-        assert stored_timings(path, of) is None
+        assert stored_timings(path, job(1, "exact")) is None
 
 
 @pytest.mark.parametrize(
@@ -292,6 +293,8 @@ def test_timings_are_taken_from_a_file_of_the_same_job_only(tmp_path):
         (("--frontier", "--file", "prompts.txt"), "--file: --frontier takes problems and settings from"),
         (("--frontier", "--block", "16"), "--block: --frontier takes"),
         (("--frontier", "--only", "bound 9"), "only=bound 9: no such setting; use some of exact; trim;"),
+        (("--frontier", "--tasks", "gsm8k"), "tasks=gsm8k: no task of the frontier; use some of tiny_steps,"),
+        (("--frontier", "--tasks", "tiny_write"), "runs only with --allow-code-execution"),
         (("--frontier", "--problems", "0"), "--problems"),
         (("--problems", "8"), "--problems belongs to --frontier"),
         (("--out", "folder"), "--out belongs to --frontier"),

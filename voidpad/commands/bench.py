@@ -37,6 +37,7 @@ def bench(
         ),
     ] = False,
     problems: Annotated[int, typer.Option(help="test problems of each task, up to 500", min=1)] = 32,
+    tasks: Annotated[str, typer.Option(help="only these tasks of the frontier, separated by commas")] = "",
     only: Annotated[
         list[str] | None, typer.Option(help="only this setting of the frontier; may be repeated")
     ] = None,
@@ -65,7 +66,9 @@ def bench(
     if frontier:
         from voidpad.evaluate.settings import Resources
 
-        job = FrontierJob(model, adapter, only or [], problems, prompts, rounds, threads, out_dir, as_json)
+        job = FrontierJob(
+            model, adapter, tasks, only or [], problems, prompts, rounds, threads, out_dir, as_json
+        )
         run_frontier(job, Resources(device=device, allow_code_execution=allow_code_execution,
                                     weak_sandbox=weak_sandbox))  # fmt: skip
         return

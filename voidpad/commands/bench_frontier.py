@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RECIPE, NAME = "tiny-frontier", "frontier"  # the settings; the files in the folder of --out
 # Options of `voidpad bench` that only one of its two forms takes.
-_ITS_OWN = ("problems", "only", "out_dir", "allow_code_execution", "weak_sandbox")
+_ITS_OWN = ("problems", "tasks", "only", "out_dir", "allow_code_execution", "weak_sandbox")
 _NOT_ITS = ("file", "canvas", "block", "merged", "compile_layers")
 
 
@@ -35,6 +35,7 @@ class FrontierJob:
 
     model: str
     adapter: str | None
+    tasks: str  # separated by commas; all of the recipe's if empty
     only: list[str]
     problems: int  # of each task
     prompts: int  # to time
@@ -66,7 +67,7 @@ def run_frontier(job: FrontierJob, resources: Resources) -> None:
     from voidpad.recipes import find_recipe
 
     recipe = read_recipe(find_recipe(RECIPE, "sweep"))
-    tasks, left_out = _allowed(recipe.tasks, resources)
+    tasks, left_out = _allowed(_chosen(job.tasks, recipe.tasks), resources)
     recipe = narrowed(
         recipe,
         only=job.only,
@@ -89,11 +90,21 @@ def run_frontier(job: FrontierJob, resources: Resources) -> None:
         err.print(f"without {', '.join(left_out)}: add --allow-code-execution", style="dim")
 
 
+def _chosen(words: str, known: list[str]) -> list[str]:
+    """The tasks that a user names, or all of them."""
+    named = [word.strip() for word in words.split(",") if word.strip()]
+    if unknown := [word for word in named if word not in known]:
+        raise ConfigError(f"tasks={unknown[0]}: no task of the frontier; use some of {', '.join(known)}.")
+    return list(dict.fromkeys(named)) or known
+
+
 def _allowed(tasks: list[str], resources: Resources) -> tuple[list[str], list[str]]:
     """The tasks that may run, and those that run generated code and were not allowed to."""
     from voidpad.builtin.tasks import TASKS
 
     code = [] if resources.allow_code_execution else [name for name in tasks if TASKS[name].is_code]
+    if code == tasks:
+        raise ConfigError(f"tasks={','.join(tasks)}: generated code runs only with --allow-code-execution.")
     return [name for name in tasks if name not in code], code
 
 
@@ -135,13 +146,19 @@ def _timed(
 
 
 def stored_timings(path: Path, of: dict[str, Any]) -> dict[str, Timing] | None:
-    """The timings in a file, if they are of the same settings, prompts and machine; None if it is damaged, too."""
+    """The timings in a file, if they are of the same prompts and machine and have these settings at least.
+
+    None if there is no such file or it is damaged: then they are measured again.
+    """
     from voidpad.experiments.frontier import Timing
 
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         stored = json.loads(path.read_text(encoding="utf-8"))
-        if stored["of"] == of:
-            return {name: Timing(**one) for name, one in stored["timings"].items()}
+        if {**stored["of"], "settings": {**stored["of"]["settings"], **of["settings"]}} == {
+            **of,
+            "settings": stored["of"]["settings"],
+        }:
+            return {name: Timing(**stored["timings"][name]) for name in of["settings"]}
     return None
 
 
