@@ -49,6 +49,7 @@ COUNTS = {
     "tiny-early-rainbow": 32,
     "tiny-eos-ban": 3,
     "tiny-expansion-block": 12,
+    "tiny-frontier": 108,
     "tiny-rivals": 68,
     "tiny-robustness": 68,
     "tiny-score": 104,

@@ -1,4 +1,4 @@
-"""`voidpad bench`: decoding speed on this machine, as ratios against the plain research loop."""
+"""`voidpad bench`: decoding speed on this machine, against the plain research loop or with right answers beside it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from voidpad.commands.bench_frontier import FrontierJob, check_options, run_frontier
+from voidpad.commands.eval import AllowCode, WeakSandbox
 from voidpad.commands.generate import bar, err, out
 from voidpad.commands.loading import Device, load_model
+from voidpad.commands.outputs import folder_to_write
 from voidpad.commands.prompts import gather
 
 
 def bench(
+    context: typer.Context,
     model: Annotated[str, typer.Option(help="built-in name, hub id or folder")] = "tiny-void",
     adapter: Annotated[str | None, typer.Option(help="LoRA adapter")] = None,
     file: Annotated[Path | None, typer.Option(help="prompts: text or JSON lines")] = None,
@@ -26,9 +30,31 @@ def bench(
     threads: Annotated[int | None, typer.Option(help="CPU threads", min=1)] = None,
     device: Device = "auto",
     compile_layers: Annotated[bool, typer.Option("--compile", help="ours with compiled layers")] = False,
+    frontier: Annotated[
+        bool,
+        typer.Option(
+            "--frontier", help="every switch and combination: speed, and right answers on the built-in tasks"
+        ),
+    ] = False,
+    problems: Annotated[int, typer.Option(help="test problems of each task, up to 500", min=1)] = 32,
+    tasks: Annotated[str, typer.Option(help="only these tasks of the frontier, separated by commas")] = "",
+    only: Annotated[
+        list[str] | None, typer.Option(help="only this setting of the frontier; may be repeated")
+    ] = None,
+    out_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="folder of the answers, the rows and the picture; an interrupted run goes on from it",
+            callback=folder_to_write,
+        ),
+    ] = None,
+    allow_code_execution: AllowCode = False,
+    weak_sandbox: WeakSandbox = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the numbers as JSON")] = False,
 ) -> None:
     """Time exact and approximate decoding of the same prompts; everything in one run."""
+    check_options(context, frontier=frontier)
     import torch
 
     from voidpad.commands.calibrate import own_prompts
@@ -37,6 +63,15 @@ def bench(
 
     if threads is not None:
         torch.set_num_threads(threads)
+    if frontier:
+        from voidpad.evaluate.settings import Resources
+
+        job = FrontierJob(
+            model, adapter, tasks, only or [], problems, prompts, rounds, threads, out_dir, as_json
+        )
+        run_frontier(job, Resources(device=device, allow_code_execution=allow_code_execution,
+                                    weak_sandbox=weak_sandbox))  # fmt: skip
+        return
     texts: Any = (
         gather([], file=file, messages=None)
         if file or not model.startswith("tiny-")

@@ -21,12 +21,14 @@ from voidpad.commands.options import (
     PlanName,
     RowLimit,
     Seed,
+    SpeedName,
     TokenLimit,
     chosen_plan,
     say_plan,
     takes_plan_fields,
 )
 from voidpad.commands.outputs import folder_to_write
+from voidpad.engine.speed import check_speed
 from voidpad.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ def evaluate(
     system: Annotated[str | None, typer.Option(help="system prompt")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="no chat template")] = False,
     cache: CacheName = None,
+    speed: SpeedName = None,
     merge: Annotated[bool, typer.Option("--merge", help="fold the adapter into the weights first")] = False,
     allow_code_execution: AllowCode = False,
     weak_sandbox: WeakSandbox = False,
@@ -159,6 +162,7 @@ def evaluate(
             card = _readable_card(model, adapter, stage)
             usual = default_plan(card, family_of(model))
             settings = replace(settings, plan=usual, fields=fields or {})
+        check_speed(speed, settings.plan)
     else:
         _refuse_settings(context, stage, out_dir)
 

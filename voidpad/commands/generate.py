@@ -21,6 +21,7 @@ from voidpad.commands.options import (
     PlanName,
     RowLimit,
     Seed,
+    SpeedName,
     TokenLimit,
     chosen_plan,
     say_plan,
@@ -32,6 +33,7 @@ from voidpad.commands.prompts import gather
 from voidpad.decode.plan import Plan
 from voidpad.decode.switches import APPROXIMATE_FIELDS
 from voidpad.engine.events import Event
+from voidpad.engine.speed import check_speed
 from voidpad.errors import ConfigError
 from voidpad.roles import Roles
 
@@ -84,6 +86,7 @@ def generate(
     trace_detail: Annotated[Detail, typer.Option(help="what the trace holds")] = Detail.probs,
     live: Annotated[bool, typer.Option("--live", help="watch the canvas fill")] = False,
     cache: CacheName = None,
+    speed: SpeedName = None,
     report_delta: Annotated[
         bool,
         typer.Option("--report-delta", help="decode exactly too, and print what the approximations change"),
@@ -106,8 +109,8 @@ def generate(
     approximate = cache or any((fields or {}).get(name) for name in APPROXIMATE_FIELDS)
     if report_delta and not approximate:
         raise ConfigError(
-            "--report-delta compares an approximation with exact decoding: give --cache, --threshold or another "
-            "one (`voidpad plans` lists them)."
+            "--report-delta compares an approximation with exact decoding: give --speed fast, --cache, --threshold or "
+            "another one (`voidpad plans` lists them)."
         )
     loaded = load_model(
         model,
@@ -119,6 +122,7 @@ def generate(
         roles=roles,
         causal_block=causal_block,
     )
+    check_speed(speed, wanted or loaded.default_plan)
     fit_threads(loaded, rows=min(rows, len(prompts)))
     if compile_layers:
         with err.status("compiling"):  # before anything is timed

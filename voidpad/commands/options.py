@@ -18,6 +18,7 @@ import typer
 from voidpad.decode.fields import PlanField
 from voidpad.decode.plan import RENAMED, Plan, describe, every_field
 from voidpad.engine.cache_policy import cache_fault
+from voidpad.engine.speed import SPEEDS, check_speed, with_speed
 from voidpad.errors import ConfigError
 from voidpad.roles import check_role_name
 
@@ -62,6 +63,15 @@ CacheName = Annotated[
         callback=_known_cache,
     ),
 ]
+SpeedName = Annotated[
+    str | None,
+    typer.Option(
+        "--speed",
+        help="approximations by name, with their price on the built-in tasks (docs/fast.md): "
+        + "; ".join(f"{name} ({speed}: {speed.price})" for name, speed in SPEEDS.items())
+        + "; default: exact, and the switches that are given",
+    ),
+]
 RowLimit = Annotated[int, typer.Option("--rows", help="most rows in one pass", callback=_room)]
 TokenLimit = Annotated[int, typer.Option("--tokens", help="most tokens in one pass", callback=_room)]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="for temperature > 0")]
@@ -79,6 +89,7 @@ def takes_plan_fields(
     """Decorator: gives a command one option for each plan field; the command receives those typed as `fields`.
 
     `flags` replaces an option's name where the command has another option of that name: {"limit": "--canvas-limit"}.
+    A command with the option --speed receives its approximations as `fields` and `cache`.
     """
     if command is None:
         return functools.partial(takes_plan_fields, flags=flags)
@@ -98,6 +109,10 @@ def takes_plan_fields(
             for word in resolved if known[name].type == "names" else ():
                 if isinstance(word, str):
                     check_role_name(word)
+        if given.get("speed") is not None:
+            fields, given["cache"] = with_speed(given["speed"], fields, given["cache"])
+            if (plan := given["plan"]) is not None and ":" not in plan:
+                check_speed(given["speed"], plan)
         run(**given, fields=fields)
 
     own = [

@@ -10,8 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from voidpad.commands.loading import Quantize
-from voidpad.commands.options import CacheName, RowLimit, TokenLimit, known_plan, takes_plan_fields
+from voidpad.commands.options import (
+    CacheName,
+    RowLimit,
+    SpeedName,
+    TokenLimit,
+    known_plan,
+    takes_plan_fields,
+)
 from voidpad.commands.process import fit_threads
+from voidpad.engine.speed import check_speed
 from voidpad.errors import ConfigError
 
 UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
@@ -30,6 +38,7 @@ def serve(
     ] = None,
     name: Annotated[str | None, typer.Option(help="the model's name for clients")] = None,
     cache: CacheName = None,
+    speed: SpeedName = None,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port; 0 takes a free one", min=0, max=65535)] = 8000,
     allowed_host: Annotated[
@@ -105,6 +114,7 @@ def serve(
     from voidpad.serve.server import serve
 
     loaded = load_model(model, adapter, device=device, dtype=dtype, quantize=quantize)
+    check_speed(speed, plan or loaded.default_plan)
     fit_threads(loaded, rows=rows)
     raise typer.Exit(serve(loaded, options, ready=announce))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from voidpad.commands.bars import counting
 from voidpad.commands.eval import BenchmarkFolder, Stage
@@ -120,14 +120,9 @@ def sweep(
 
                 ended = run_ray(left, out, resources=resources, address=ray_address, shards=shards)
             else:
-                inside = shown.add_task("examples", total=None)  # of the cell that runs now
-
-                def tell(cell: SweepCell, done: int, total: int) -> None:
-                    label = f"{cell.model} {cell.method} {cell.task}"
-                    shown.update(inside, completed=done, total=total, description=label)
-
-                ended = sweeps.run_local(left, out, resources=resources, progress=tell, stage=stage)
-            failed = _watch(ended, shown, len(left))
+                inside = Inside(shown, shown.add_task("examples", total=None))
+                ended = sweeps.run_local(left, out, resources=resources, progress=inside, stage=stage)
+            failed = watch(ended, shown, len(left))
         if failed:
             raise VoidpadError(f"{len(failed)} of {len(left)} cells failed; the first: {failed[0]}")
     if stage in (Stage.prepare, Stage.answer):
@@ -167,8 +162,19 @@ def _folders(given: Sequence[str]) -> dict[str, str]:
     return {name: folder for name, _, folder in pairs}
 
 
-def _watch(ended: Iterator[Ended], shown: Progress, total: int) -> list[str]:
-    """A line per finished cell; what failed."""
+class Inside:
+    """The bar of the cell that runs now."""
+
+    def __init__(self, shown: Progress, bar: TaskID) -> None:
+        self.shown, self.bar = shown, bar
+
+    def __call__(self, cell: SweepCell, done: int, total: int) -> None:
+        label = f"{cell.model} {cell.method} {cell.task}"
+        self.shown.update(self.bar, completed=done, total=total, description=label)
+
+
+def watch(ended: Iterator[Ended], shown: Progress, total: int) -> list[str]:
+    """A line per finished cell, and a bar with the time left; returns what failed."""
     bar = shown.add_task("cells", total=total)
     failed = []
     for one in ended:

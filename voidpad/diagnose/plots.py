@@ -23,7 +23,7 @@ from voidpad.files import beside
 
 LOOK = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10}
 # Colours that stay apart for readers with any colour vision (Okabe and Ito).
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#8A8A8A"
+BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#8A8A8A"
 BLANK = "#E4E4E4"  # passes after a stop; slots that a pass had not, or did not record
 HEAT = LinearSegmentedColormap.from_list("eos", ["#FFFFFF", "#FDD9B5", "#F9A14A", "#E8641B"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from voidpad.decode.plan import Plan, plan
+from voidpad.engine.speed import SPEEDS
 from voidpad.models import Model
 from voidpad.roles import Roles
 
@@ -128,16 +129,13 @@ def compare(
     named = decoders(model, canvas, block)
     tallies = {name: _Tally() for name in named}
     reference: Answers = []
-    for turn in range(rounds):
-        share = prompts[turn::rounds]
-        for name, decode in named.items():
-            if compile_layers and turn == 0:
-                decode(share[:2])  # compiles
-            seconds, found = timed(partial(decode, share), model.device)
-            if name == RESEARCH:
-                reference = found
-            tallies[name].add(seconds, found, reference)
-            tick()
+    for name, seconds, answers in in_turns(
+        named, prompts, rounds=rounds, clock=partial(now, model.device), warm=2 if compile_layers else 0
+    ):
+        if name == RESEARCH:
+            reference = answers
+        tallies[name].add(seconds, answers, reference)
+        tick()
     base = tallies[RESEARCH].seconds
     return {
         name: {"seconds": tally.seconds, "ratio": base / tally.seconds, "passes": tally.passes,
@@ -146,18 +144,44 @@ def compare(
     }  # fmt: skip
 
 
+def in_turns(
+    named: Mapping[str, Decoder],
+    prompts: Sequence[Sequence[int]],
+    *,
+    rounds: int,
+    clock: Callable[[], float],
+    warm: int = 0,
+) -> Iterator[tuple[str, float, Answers]]:
+    """(name, seconds, answers): in each round every decoder answers the same share of the prompts.
+
+    `warm` prompts are answered first, untimed, where the first passes of a decoder compile something.
+    """
+    for turn in range(rounds):
+        share = prompts[turn::rounds]
+        for name, decode in named.items():
+            if warm and turn == 0:
+                decode(share[:warm])
+            begun = clock()
+            answers = decode(share)
+            yield name, clock() - begun, answers
+
+
 def decoders(model: Model, canvas: int, block: int) -> dict[str, Decoder]:
     """By name, the research loop first. LLaDA's rules on either family: the loop knows no others."""
     model.require_full_attention("the research loop")
     exact = plan("void", canvas=canvas, block=block)
     sure = plan("void", canvas=canvas, block=block, threshold=0.9)
     caches = {f"{cache} cache": cache for cache in ("prefix", "dual", "dual:4", "prompt:4")}
-    found = {RESEARCH: _plainly(model, canvas, block), "exact": _drained(model, exact),
-             "exact, threshold 0.9": _drained(model, sure)}  # fmt: skip
+    found = {RESEARCH: _plainly(model, canvas, block), "exact": drained(model, exact),
+             "exact, threshold 0.9": drained(model, sure)}  # fmt: skip
     for name, cache in caches.items():
-        found[name] = _drained(model, exact, cache=cache, block=block)
+        found[name] = drained(model, exact, cache=cache, block=block)
         if cache != "prefix":
-            found[f"{name}, threshold 0.9"] = _drained(model, sure, cache=cache, block=block)
+            found[f"{name}, threshold 0.9"] = drained(model, sure, cache=cache, block=block)
+    for name, speed in SPEEDS.items():
+        if speed.approximates:
+            quick = plan("void", canvas=canvas, block=block, **speed.fields)
+            found[f"--speed {name}"] = drained(model, quick, cache=speed.cache, block=block)
     return found
 
 
@@ -173,7 +197,9 @@ def _plainly(model: Model, canvas: int, block: int) -> Decoder:
     return decode
 
 
-def _drained(model: Model, chosen: Plan, **kept: Any) -> Decoder:
+def drained(model: Model, chosen: Plan, **kept: Any) -> Decoder:
+    """The plan through the engine; `kept` are options of `Model.engine`."""
+
     def decode(prompts: Sequence[Sequence[int]]) -> Answers:
         ended = sorted(model.engine(**kept).run(prompts, chosen), key=lambda row: row.key)
         return [(row.tokens, row.passes_decode) for row in ended]

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from voidpad.decode.outcome import Outcome, Result
 from voidpad.engine.cache_policy import CachePolicy, Caching, FinishedBlocks
 from voidpad.engine.events import Event, Failed, Finished, Wrote
+from voidpad.engine.speed import check_speed, with_speed
 from voidpad.errors import ConfigError
 from voidpad.models.card import Card, default_plan
 from voidpad.models.families import Family
@@ -214,6 +215,7 @@ class Model:
         raw: bool = False,
         system: str | None = None,
         cache: str | None = None,
+        speed: str | None = None,
         progress: Callable[[Result], None] | None = None,
         observe: "Observe | None" = None,
         listen: Callable[[Event], None] | None = None,
@@ -225,9 +227,11 @@ class Model:
 
         `rows` and `tokens` (prompts and canvases) bound one forward pass; they change no answer. `cache` does:
         "dual:4" keeps keys and values inside a block and computes them anew every 4 passes, "prompt:4" those of the
-        prompt (engine/cache_policy.py has all). `listen` is called with every event of the engine, and `observe` names
-        canvas slots whose logits its steps must hold.
+        prompt (engine/cache_policy.py has all). `speed` ("fast", "fastest") sets the cache and fields of the plan by a
+        name with a known price (engine/speed.py). `listen` is called with every event of the engine, and `observe`
+        names canvas slots whose logits its steps must hold.
         """
+        fields, cache = self._at(speed, plan, fields, cache)
         chosen = self.plan(plan, **fields)
         engine = self.engine(rows=rows, tokens=tokens, cache=cache, block=chosen.block)
         for index, prompt in enumerate(_listed(prompts)):
@@ -250,16 +254,25 @@ class Model:
         raw: bool = False,
         system: str | None = None,
         cache: str | None = None,
+        speed: str | None = None,
         observe: "Observe | None" = None,
         listen: Callable[[Event], None] | None = None,
         **fields: Any,
     ) -> "Iterator[Step]":
         """One answer, pass by pass: the one row of each `Step` is the row that `generate` would decode."""
+        fields, cache = self._at(speed, plan, fields, cache)
         ids = self.encode(prompt, raw=raw, system=system)
         chosen = self.fit(ids, self.plan(plan, **fields))
         engine = self.engine(cache=cache, block=chosen.block)
         engine.submit(ids, chosen, seed=seed, observe=observe)
         return (event.step for event in _heard(engine, listen) if isinstance(event, Wrote))
+
+    def _at(
+        self, speed: str | None, plan: "str | Plan | None", fields: Mapping[str, Any], cache: str | None
+    ) -> tuple[dict[str, Any], str | None]:
+        """The plan fields and the cache at a named speed."""
+        check_speed(speed, plan or self.default_plan)
+        return with_speed(speed, fields, cache)
 
     def exact(self) -> "Denoiser":
         """The fastest denoiser here that computes the same function: rows packed without padding if possible."""

@@ -276,25 +276,32 @@ def _tokens_per_pass(cells: Sequence[CellRecord]) -> Value:
 
 
 def _against_exact(cells: Sequence[CellRecord], records: Sequence[CellRecord]) -> Value:
-    """Mean score of approximate runs minus that of exact ones on the same examples, in points.
+    """Mean score of approximate runs minus that of exact ones on the same examples, in points."""
+    differences = against_exact(cells, records)
+    if not differences:
+        return Value(blank=differences is not None)
+    mean, half = paired(differences)
+    return Value(mean, 1, (mean - half, mean + half))
 
-    The exact run of a cell differs from it in the approximations alone. An exact cell has nothing to compare.
+
+def against_exact(cells: Sequence[CellRecord], records: Sequence[CellRecord]) -> list[float] | None:
+    """The score of every example minus that of the exact run, in points; None until both have finished.
+
+    The exact run of a cell differs from it in the approximations alone. An exact cell has nothing to compare, and its
+    list is empty.
     """
     exact = {_baseline(r): r for r in records if r.done and not r.provenance.get("approximations")}
     differences: list[float] = []
     for cell in cells:
         other = exact.get(_baseline(cell))
         if not cell.done or other is None:
-            return Value()
+            return None
         if other is cell:
-            return Value(blank=True)
+            return []
         theirs = {one["index"]: one["score"] for one in other.examples}
         mine = {one["index"]: one["score"] for one in cell.examples}
         differences += [100 * (mine[index] - theirs[index]) for index in mine.keys() & theirs.keys()]
-    if not differences:
-        return Value()
-    mean, half = paired(differences)
-    return Value(mean, 1, (mean - half, mean + half))
+    return differences or None
 
 
 def _baseline(record: CellRecord) -> str:

@@ -1,0 +1,89 @@
+"""Named speeds: which approximations a name stands for, and what they cost on the built-in tasks.
+
+A name is a shorthand for switches. Results, run folders and reports hold the fields of the plan and the cache as if
+they had been given one by one. The prices are those of docs/fast.md, which `voidpad bench --frontier` measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from voidpad.decode.fields import name_of
+from voidpad.decode.plan import ALIASES, PRESETS, FamilyDefaults, Plan
+from voidpad.decode.switches import APPROXIMATE_FIELDS
+from voidpad.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The approximations of a named speed, and its price against exact decoding in words."""
+
+    price: str
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of the plan
+    cache: str | None = None
+
+    @property
+    def approximates(self) -> bool:
+        return bool(self.fields or self.cache)
+
+    def __str__(self) -> str:
+        given = [f"{name}={value:g}" for name, value in self.fields.items()]
+        return " ".join([*given, *([f"cache={self.cache}"] if self.cache else [])]) or "no approximation"
+
+
+SPEEDS: dict[str, Speed] = {
+    "exact": Speed("loses nothing"),
+    "fast": Speed("no measurable loss", {"threshold": 0.9}, "ahead:4"),
+    "fastest": Speed("about 0.5 points lost", {"entropy_bound": 1.0}, "ahead:4"),
+}
+
+
+def with_speed(
+    name: str | None, fields: Mapping[str, Any], cache: str | None
+) -> tuple[dict[str, Any], str | None]:
+    """The plan fields and the cache, with those of the named speed. None leaves both as they are.
+
+    An approximation given beside a speed is refused: the name stands for what was measured, not for a mixture.
+    """
+    if name is None:
+        return dict(fields), cache
+    speed = _speed(name)
+    given = [
+        f"{key}={value}"
+        for key, value in fields.items()
+        if value is not None and (key in speed.fields or (value and key in APPROXIMATE_FIELDS))
+    ]
+    given += [f"cache={cache}"] if cache else []
+    if given:
+        raise ConfigError(f"speed={name} stands for {speed}; drop it or {' and '.join(given)}.")
+    return {**fields, **speed.fields}, speed.cache
+
+
+def check_speed(name: str | None, plan: str | Plan) -> None:
+    """Refuse a plan that a named speed cannot change: one of the user's own, DAEDAL's, a block-causal model's."""
+    if name is None or not (speed := _speed(name)).approximates:
+        return
+    if isinstance(plan, Plan):
+        raise ConfigError(
+            f"speed={name} replaces rules of a preset, and this plan is ready "
+            f"(commit={name_of(plan.commit)}); drop the speed."
+        )
+    bare = plan.partition("@")[0]
+    preset = PRESETS.get(ALIASES.get(bare, bare))
+    if preset is None:
+        raise ConfigError(
+            f"speed={name} is for full attention, and plan {plan!r} is not; block-causal models keep finished blocks "
+            "exactly and choose their pace by the plan: drop the speed."
+        )
+    if not speed.fields.keys() <= {one.name for one in preset.fields(FamilyDefaults())}:
+        raise ConfigError(
+            f"speed={name} replaces the commit rule, and plan {plan!r} has one of its own; drop the speed."
+        )
+
+
+def _speed(name: str) -> Speed:
+    if name not in SPEEDS:
+        raise ConfigError(f"speed={name!r} is unknown; use one of {', '.join(SPEEDS)}.")
+    return SPEEDS[name]
