@@ -11,7 +11,7 @@ import typer
 
 from voidpad.commands.loading import load_model
 from voidpad.commands.outputs import file_to_write, picture_to_write
-from voidpad.commands.prompts import conversation, from_lines, parsed, read
+from voidpad.commands.prompts import conversation, from_lines, lines_of, parsed, read
 from voidpad.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _in_file(path: Path) -> list[Question]:
     if not text.lstrip().startswith("{"):
         return [Question(prompt) for prompt in from_lines(text, name=str(path))]
     questions = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(lines_of(text), 1):
         place = f"{path}, line {number}"
         record = parsed(line, place)
         prompt = record.get("prompt") or record.get("question") if isinstance(record, dict) else None

@@ -103,9 +103,9 @@ def overflow(
         write(save_trace, traces)
     if plot is not None:
         _draw(trajectories, plot)
-    if csv is not None:
-        write_csv(csv, [answer_row(answer) for answer in answers])
     right = inputs.correct(questions, answers)
+    if csv is not None:
+        write_csv(csv, [answer_row(answer, judged) for answer, judged in zip(answers, right, strict=True)])
     said = verdict(by_block, void, rule)
     advised = advice(by_block, void, rule, model=model, adapter=adapter, plan=name)
     if as_json:

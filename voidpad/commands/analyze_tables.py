@@ -46,6 +46,6 @@ def any_known(right: Right) -> bool:
     return any(one is not None for one in right)
 
 
-def answer_row(answer: Answer, right: bool | None = None) -> dict[str, Any]:
+def answer_row(answer: Answer, right: bool | None) -> dict[str, Any]:
     """An answer as a line of a CSV file."""
     return {**answer.facts(), "right": "" if right is None else right}

@@ -52,7 +52,7 @@ def read(path: Path) -> str:
 
 def from_lines(text: str, *, name: str) -> list[Prompt]:
     """One prompt a line: plain text, or JSON objects with `prompt` or `messages`."""
-    lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")  # JSON may hold other line separators
+    lines = lines_of(text)
     if lines == [""]:
         raise DataError(f"{name}: the file is empty. Put one prompt on each line.")
     objects = lines[0].lstrip().startswith("{")
@@ -63,6 +63,11 @@ def from_lines(text: str, *, name: str) -> list[Prompt]:
             raise DataError(f"{place}: the line is empty. Remove it.")
         found.append(_from_object(parsed(line, place), place) if objects else line)
     return found
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a file. Other separators than line feeds, such as U+2028, may stand inside JSON strings."""
+    return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
 def parsed(text: str, place: str) -> Any:
