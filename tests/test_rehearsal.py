@@ -68,7 +68,7 @@ def test_tables_3_and_4_from_random_weights(data_dir, all_layers, weights, capsy
     third, fourth = re.split(r"(?m)^voidpad sweep ", said)[1:]
     # Of two answers none is right, so that published scores over 65.8 lie outside: GSM8K's.
     assert check_said(third, weights, "paper-table3", 20) >= 3
-    check_said(fourth, weights, "paper-table4", 12)
+    assert check_said(fourth, weights, "paper-table4", 12) >= 1
     assert took.keys() == {"paper-table3", "paper-table4"}
     for name, model in (("paper-table3", "LLaDA-8B-Instruct"), ("paper-table4", "Dream-7B-Instruct")):
         report = (weights / f"{name}-report" / "report.md").read_text()
