@@ -35,8 +35,8 @@ class Speed:
 
 SPEEDS: dict[str, Speed] = {
     "exact": Speed("loses nothing"),
-    "fast": Speed("no measurable loss", {"threshold": 0.9}, "ahead:4"),
-    "fastest": Speed("about 0.5 points lost", {"entropy_bound": 1.0}, "ahead:4"),
+    "fast": Speed("no measurable loss", {"threshold": 0.9}),
+    "fastest": Speed("about 1 point lost", {"threshold": 0.9}, "ahead:2"),
 }
 
 
