@@ -7,11 +7,12 @@ import pytest
 
 from runs import write_run
 from voidpad.commands import cli
-from voidpad.commands.bench_frontier import _limit, stored_timings
+from voidpad.commands.bench_frontier import _allowed, _limit, stored_timings
 from voidpad.decode.plan import PRESETS, Plan
 from voidpad.engine.speed import SPEEDS, check_speed, with_speed
 from voidpad.errors import ConfigError
 from voidpad.evaluate.scores import paired
+from voidpad.evaluate.settings import Resources
 from voidpad.experiments.frontier import EXACT, Timing, frontier, frontier_plot, narrowed
 from voidpad.experiments.report.records import read as read_records
 from voidpad.experiments.sweep import begin
@@ -236,28 +237,17 @@ def test_rows_are_paired_with_exact_decoding(tmp_path):
 
 def test_the_command_measures_writes_and_goes_on(voidpad, tmp_path):
     folder = tmp_path / "frontier"
-    command = (
-        "bench",
-        "--frontier",
-        "--problems",
-        1,
-        "--prompts",
-        1,
-        "--only",
-        "bound 1, ahead:4",
-        "--out",
-        folder,
-    )
+    size = ("--tasks", "tiny_steps", "--problems", 1, "--prompts", 1)
+    command = ("bench", "--frontier", *size, "--only", FASTEST, "--out", folder)
     status, out, err = voidpad(*command, "--json")
     assert status == 0, err
     exact, bound = json.loads(out)
-    assert (exact["setting"], exact["faster"], exact["computed"], exact["problems"]) == (EXACT, 1.0, 1.0, 2)
+    assert (exact["setting"], exact["faster"], exact["computed"], exact["problems"]) == (EXACT, 1.0, 1.0, 1)
     assert bound["speed"] == "fastest"
     assert bound["computed"] < 0.5
-    assert bound["passes"] < exact["passes"] / 3
+    assert bound["passes"] < exact["passes"] / 2
     assert bound["faster"] > 1
-    assert list(bound["tasks"]) == ["tiny_steps", "tiny_expr"]
-    assert "without tiny_complete, tiny_write: add --allow-code-execution" in err
+    assert list(bound["tasks"]) == ["tiny_steps"]
     assert json.loads((folder / "frontier.json").read_text()) == [exact, bound]
     assert (folder / "frontier.png").read_bytes().startswith(b"\x89PNG")
     changed = {
@@ -307,6 +297,12 @@ def test_wrong_combinations_are_refused_with_a_sentence(voidpad, options, said, 
     assert status == 2
     assert said in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tasks_that_run_code_are_left_out_unless_allowed():
+    number, code = ["tiny_steps", "tiny_expr"], ["tiny_complete", "tiny_write"]
+    assert _allowed(RECIPE.tasks, Resources()) == (number, code)
+    assert _allowed(RECIPE.tasks, Resources(allow_code_execution=True)) == (number + code, [])
 
 
 def test_all_problems_are_the_cells_of_the_whole_sweep():
