@@ -51,6 +51,7 @@ COUNTS = {
     "tiny-expansion-block": 12,
     "tiny-frontier": 108,
     "tiny-rivals": 68,
+    "tiny-seeds": 48,
     "tiny-robustness": 68,
     "tiny-score": 104,
     "tiny-start": 32,
