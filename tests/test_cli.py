@@ -681,7 +681,11 @@ def test_a_folder_that_the_system_refuses_is_named(voidpad):
 
 def test_the_difference_to_exact_decoding_needs_an_approximation(voidpad, folders):
     run = ("generate", "hi", "--model", folders["llada"], *SMALL, "--report-delta")
-    complains(voidpad(*run), 2, "give --speed fast, --cache, --threshold or another one (`voidpad plans` lists them).")
+    complains(
+        voidpad(*run),
+        2,
+        "give --speed fast, --cache, --threshold or another one (`voidpad plans` lists them).",
+    )
 
 
 def test_a_void_probability_that_nobody_trained_is_warned_of(voidpad, models, tmp_path):
