@@ -32,11 +32,13 @@ def test_seeds_are_trained_scored_and_compared(family, tmp_path):
     out = tmp_path / "seeds"
     small = ["run.global_batch=2", "run.micro_batch=2", "run.compile=false"]
     options = [part for change in small for part in ("--set", change)]
-    options += ["--data", tmp_path / "data.safetensors", "--updates", 1, "--prompts", 4]
+    options += ["--data", tmp_path / "data.safetensors", "--updates", 1, "--prompts", 4, "--from-base"]
+    options += ["--base-seeds", "3,4", "--trial", 30]
     trained = seeds("train", "--family", family, "--seeds", "1,2", "--out", out, *options)
     assert f"{family}-2/void" in trained
+    assert f"{family}-2/from_base_rainbow" in trained
     again = seeds("train", "--family", family, "--seeds", "1,2", "--out", out, *options)
-    assert f"{family}-1/" not in again  # nothing is left to train
+    assert f"{family}-" not in again  # nothing is left to train
     seeds("sweep", "--out", out, "--limit", 1, "--allow-code-execution", "--device", "cpu")
     table = seeds("table", out)
     assert f"| {family} | original / 192 | 2 | " in table

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
 import random
 import tempfile
@@ -388,13 +389,12 @@ def real_rows(count: int, ids: range) -> list[Example]:
 
 
 def rows(options: argparse.Namespace) -> None:
-    """Tokens a second, peak memory and recompilations of the shipped recipe; changes to it come by --set."""
+    """The shipped recipe and variants of it, one after the other, from one checkpoint."""
     cuda = options.device == "cuda"
-    shape, steps, settled = (DREAM, 80, 50) if cuda else (TINY, 3, 1)
     torch.set_num_threads(torch.get_num_threads() if cuda else 1)
     with tempfile.TemporaryDirectory() as folder:
         if cuda or options.rehearse:
-            dtype = torch.bfloat16 if cuda else torch.float32
+            shape, dtype = (DREAM, torch.bfloat16) if cuda else (TINY, torch.float32)
             model = models.random_model("dream", **shape, context=2048, dtype=dtype, device=options.device)
         else:
             model = models.load("tiny-instruct")
@@ -403,23 +403,36 @@ def rows(options: argparse.Namespace) -> None:
         store = [row for row in real_rows(7473, ids) if len(row.prompt) + len(row.response) < 500]
         data.write(f"{folder}/data.safetensors", Pairs.of(store), model.roles)
         del model
-        changes = [f"model.name={folder}/start", f"data.path={folder}/data.safetensors"]
-        changes += [f"run.output={folder}/out", "run.report_to=[]", *options.changes]
-        recipe = read(find_recipe("paper/dream-7b-instruct-void", "train"), changes)
-        trainer = prepare(recipe)
-        compiled = [0]
-        watch = watched(trainer, settled, steps)
-        trainer.add_callback(CountGraphs(compiled, settled))
-        facts = run_facts(trainer)
-        computed = sum(
-            trainer.batches.limit.size(lengths) for k in range(20) for lengths in trainer.batches.planned(k)
-        )
-        real = sum(sum(lengths) for k in range(20) for lengths in trainer.batches.planned(k))
-        began = time.perf_counter()
-        trainer.train()
+        for number, changes in enumerate([[], *(variant.split() for variant in options.variants)]):
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch._dynamo.reset()
+            here = [f"model.name={folder}/start", f"data.path={folder}/data.safetensors"]
+            here += [f"run.output={folder}/out-{number}", "run.report_to=[]"]
+            rows_run([*options.changes, *changes], here, cuda=cuda)
+
+
+def rows_run(changes: list[str], here: list[str], *, cuda: bool) -> None:
+    """Tokens a second, peak memory and recompilations of the recipe with these changes."""
+    steps, settled = (80, 50) if cuda else (3, 1)
+    recipe = read(find_recipe("paper/dream-7b-instruct-void", "train"), [*here, *changes])
+    trainer = prepare(recipe)
+    compiled = [0]
+    watch = watched(trainer, settled, steps)
+    trainer.add_callback(CountGraphs(compiled, settled))
+    facts = run_facts(trainer)
+    computed = sum(
+        trainer.batches.limit.size(lengths) for k in range(20) for lengths in trainer.batches.planned(k)
+    )
+    real = sum(sum(lengths) for k in range(20) for lengths in trainer.batches.planned(k))
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    trainer.train()
     spent, done = watch.at[steps] - watch.at[settled], steps - settled
     report(
         bench="rows",
+        changes=changes,
         tokens_per_s=(watch.tokens[steps] - watch.tokens[settled]) / spent,
         update_s=spent / done,
         processor_s=(watch.processor[steps] - watch.processor[settled]) / done,
@@ -464,6 +477,13 @@ def main() -> None:
     )
     parser.add_argument(
         "--set", dest="changes", action="append", default=[], help="rows: change the recipe, part.field=value"
+    )
+    parser.add_argument(
+        "--variant",
+        dest="variants",
+        action="append",
+        default=[],
+        help="rows: one more run, with further changes",
     )
     options = parser.parse_args()
     keep_freed_memory()  # as the command does

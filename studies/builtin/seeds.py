@@ -1,23 +1,26 @@
 """Several seeds of the built-in models, of both families: train them, score them, put them side by side.
 
     python -m studies.builtin.prepare --out runs/tiny/data.safetensors --examples 1200000 --workers 16
-    python -m studies.builtin.seeds train --family dream --seeds 1,2,3 --out runs/seeds --seconds 560
+    python -m studies.builtin.seeds train --family dream --base-seeds 1,2,3 --seeds 1,2,3 --out runs/seeds --seconds 560
     python -m studies.builtin.seeds sweep --out runs/seeds --device cuda --allow-code-execution
     python -m studies.builtin.seeds table runs/seeds
 
-The recipes are `tiny/*`: a family changes the shape of the base alone, and every arm has the same number of updates.
+The recipes are `tiny/*`: a family changes the shape of the base alone, and every arm has the same number of updates. A
+family has one base; a seed is that of `instruct` and of the arms made from it. Seeds train at the same time: one
+training alone leaves a large GPU waiting.
+
 All three commands go on where they stopped: what has been trained or scored is left as it is. `sweep` takes the options
 of `voidpad sweep`, `--stage` among them, so that answers can come from a machine with a GPU.
 """
 
 import argparse
 import json
-import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -43,44 +46,56 @@ CHANCE = 1 / 8  # eight function names
 
 
 def train(given: argparse.Namespace) -> None:
-    """Train every stage of every seed that is missing, until the time is over."""
+    """Train every stage that is missing, until the time is over: one base, then the seeds from it, all at once."""
     end = time.monotonic() + given.seconds if given.seconds else None
-    stages = ("base", "instruct", *ARMS, *(FROM_BASE if given.from_base else ()))
-    for seed in given.seeds:
-        folder = given.out / f"{given.family}-{seed}"
+    base = _base(given, end)
+    if base is None:
+        return
+    stages = ("instruct", *ARMS, *(FROM_BASE if given.from_base else ()))
+
+    def seed(number: int) -> None:
+        folder = given.out / f"{given.family}-{number}"
         for stage in stages:
-            if (folder / stage / "model").is_dir():
-                continue
-            if (folder / "stuck").exists():
-                print(f"{folder}: its base does not learn to copy names; left out", flush=True)
-                break
-            if stage == "base" and not _promising(folder, seed, given, end):
-                (folder / "stuck").touch()
-                shutil.rmtree(folder / "base", ignore_errors=True)
-                break
-            if not _train(stage, folder, seed, given, end):
+            if not _train(stage, folder, number, given, end, base=base):
                 print(f"{folder}/{stage}: the time is over; the same command goes on", flush=True)
                 return
-        if (folder / "void" / "model").is_dir():
-            _calibrate(folder, given.prompts)
+            if stage == ARMS[-1]:
+                _calibrate(folder, given.prompts)
+
+    with ThreadPoolExecutor(len(given.seeds)) as pool:
+        list(pool.map(seed, given.seeds))
 
 
-def _promising(folder: Path, seed: int, given: argparse.Namespace, end: float | None) -> bool:
-    """Train the base for the time of a trial and ask whether it copies the function's name from the prompt.
+def _base(given: argparse.Namespace, end: float | None) -> Path | None:
+    """The family's base. Of several seeds, trained for the time of a trial, the one that copies names best goes on.
 
-    Some seeds of the Dream shape never learn it (docs/log.md); the ones that do have it early.
+    Some seeds of the Dream shape never learn to copy the function's name (docs/log.md); the ones that do have it early.
     """
-    if not given.trial:
-        return True
-    _train("base", folder, seed, given, end, seconds=given.trial)
-    newest = max(
-        (folder / "base").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]), default=None
-    )
-    if newest is None:
-        return True
-    mean = name_probability(str(newest))
-    print(f"{newest}: probability of the function's name {mean:.3f}, chance {CHANCE}", flush=True)
-    return mean > 2 * CHANCE
+    folders = {seed: given.out / f"{given.family}-base-{seed}" for seed in given.base_seeds}
+    chosen = next((seed for seed, folder in folders.items() if (folder / "base" / "model").is_dir()), None)
+    if chosen is None and len(folders) == 1:
+        (chosen,) = folders
+    if chosen is None:
+        with ThreadPoolExecutor(len(folders)) as pool:
+            names = list(pool.map(lambda seed: _trial(folders[seed], seed, given, end), folders))
+        found = dict(zip(folders, names, strict=True))
+        chosen = max(found, key=lambda seed: found[seed])
+        said = ", ".join(f"seed {seed} {name:.3f}" for seed, name in found.items())
+        print(
+            f"probability of the function's name, chance {CHANCE}: {said}; seed {chosen} goes on", flush=True
+        )
+    if not _train("base", folders[chosen], chosen, given, end):
+        print(f"{folders[chosen]}: the time is over; the same command goes on", flush=True)
+        return None
+    return folders[chosen] / "base" / "model"
+
+
+def _trial(folder: Path, seed: int, given: argparse.Namespace, end: float | None) -> float:
+    """Train a base for the time of a trial; the probability it gives to the function's name in the prompt."""
+    if not list((folder / "base").glob("checkpoint-*")):
+        _train("base", folder, seed, given, end, seconds=given.trial)
+    kept = sorted((folder / "base").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    return name_probability(str(kept[-1])) if kept else 0.0
 
 
 def _train(
@@ -90,16 +105,19 @@ def _train(
     given: argparse.Namespace,
     end: float | None,
     *,
+    base: Path | None = None,
     seconds: float | None = None,
 ) -> bool:
-    """One stage by `voidpad train`; whether it is complete."""
-    left = None if end is None else end - time.monotonic()
-    limits = [limit for limit in (left, seconds) if limit is not None]
+    """One stage by `voidpad train`, its output in a file beside it; whether it is complete."""
+    made = folder / stage / "model"
+    if made.is_dir():
+        return True
+    limits = [limit for limit in (None if end is None else end - time.monotonic(), seconds) if limit]
     if limits and min(limits) < 1:
         return False
-    source = "base" if stage == "instruct" or stage in FROM_BASE else "instruct"
+    source = base if stage == "instruct" or stage in FROM_BASE else folder / "instruct" / "model"
     changes = [
-        *(SHAPES[given.family] if stage == "base" else [f"model.name={folder / source / 'model'}"]),
+        *(SHAPES[given.family] if stage == "base" else [f"model.name={source}"]),
         f"data.path={given.data}",
         f"run.output={folder / stage}",
         f"run.seed={seed}",
@@ -109,9 +127,11 @@ def _train(
     command = [sys.executable, "-m", "voidpad", "train", f"tiny/{stage}", "--resume"]
     command += [part for change in changes for part in ("--set", change)]
     command += ["--max-seconds", str(min(limits))] if limits else []
+    folder.mkdir(parents=True, exist_ok=True)
     print(f"{folder}/{stage}", flush=True)
-    subprocess.run(command, check=True)
-    return (folder / stage / "model").is_dir()
+    with (folder / f"{stage}.log").open("a") as log:
+        subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
+    return made.is_dir()
 
 
 def _calibrate(folder: Path, count: int) -> None:
@@ -176,18 +196,24 @@ def _complete(out: Path) -> list[Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.builtin.seeds", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+
+    def numbers(text: str) -> list[int]:
+        return [int(seed) for seed in text.split(",")]
+
     commands = parser.add_subparsers(dest="command", required=True)
     training = commands.add_parser("train", help=train.__doc__)
     training.add_argument("--family", choices=SHAPES, required=True)
-    training.add_argument(
-        "--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[1, 2, 3]
-    )
+    training.add_argument("--seeds", type=numbers, default=[1, 2, 3], help="of instruct and the arms")
     training.add_argument("--out", type=Path, default=Path("runs/seeds"))
     training.add_argument("--data", type=Path, default=Path("runs/tiny/data.safetensors"))
     training.add_argument("--seconds", type=float, help="stop after so many seconds")
     training.add_argument(
-        "--trial", type=float, default=0.0, help="seconds after which a base must copy names"
+        "--base-seeds",
+        type=numbers,
+        default=[1],
+        help="of the base; of several the best after the trial goes on",
     )
+    training.add_argument("--trial", type=float, default=60.0, help="seconds of each base of several")
     training.add_argument("--updates", type=int, help="of every stage; for a rehearsal")
     training.add_argument("--prompts", type=int, default=512, help="training prompts of a calibration")
     training.add_argument("--from-base", action="store_true", help="the fine-tunes of the base too")
