@@ -95,9 +95,9 @@ def test_compiled_layers_settle(folder):
         "compile": True,
         "bf16": "on",
         "pass_tokens": 512,
-        "global_batch": 40,
+        "global_batch": 20,
     }
-    trainer = prepare(recipe(folder, padding={"width": "virtual"}, run=run))
+    trainer = prepare(recipe(folder, padding={"width": "window", "window": [16, 96]}, run=run))
     assert trainer.batches.limit.packed
     torch._dynamo.utils.counters.clear()
     shapes, graphs = set(), []

@@ -60,6 +60,11 @@ class TrainingMemory:
         if hasattr(config, "num_experts_per_tok"):
             wide = int(config.num_experts_per_tok * config.moe_intermediate_size)
         layer = self._element * (12 * hidden + 5 * wide)
+        lora = self.recipe.lora
+        if lora and lora.dropout:
+            # Each adapted product keeps its own thinned input and the mask that thinned it, one byte a number.
+            inputs = sum(wide if name.endswith("down_proj") else hidden for name in lora.targets)
+            layer += inputs * (self._element + 1)
         stream = self._element * hidden
         whole = self.layers - checkpointed + bool(checkpointed)
         return tokens * (whole * layer + checkpointed * stream)

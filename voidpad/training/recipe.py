@@ -148,7 +148,7 @@ class RunPart(RecipeSection):
     seed: int = 42
     bf16: Literal["auto", "on", "off"] = "auto"  # auto: on a GPU
     residual: Literal["float32", "bfloat16"] = "float32"  # of the layers' sum under bf16; bfloat16 is faster
-    compile: bool | Literal["auto"] = False  # the layers, which share their code; auto: long runs on a GPU
+    compile: bool | Literal["auto"] = "auto"  # the layers, which share their code; auto: long runs on a GPU
     checkpointing: bool | Literal["auto"] = "auto"  # gradient checkpointing; auto: as many layers as needed
     fsdp: bool = False
     log_every: Count = 10

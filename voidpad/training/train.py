@@ -171,15 +171,14 @@ def _compiled(recipe: TrainingRecipe, *, examples: int) -> bool:
 def _limit(recipe: TrainingRecipe, *, compiled: bool) -> PassLimit:
     """How rows lie in a pass; how many fit is found once the network is on its device.
 
-    They lie end to end row by row on a CPU, and where the recipe sets `pass_tokens`, in half precision on a GPU, by a
-    variable-length kernel; that path has not been timed yet, so it is not the default there. Rows of
-    one length need no such thing, compiled code without the kernel has few shapes only if rows are padded, and a
+    They lie end to end row by row on a CPU, and in half precision on a GPU by a variable-length kernel. Rows of one
+    length need no such thing, compiled code without the kernel has few shapes only if rows are padded, and a
     `model.attention` that the recipe names is used as it is.
     """
     uniform = recipe.data.layout == "packed" or isinstance(recipe.padding.width, int)
     cuda = torch.cuda.is_available()
     half = recipe.run.computes_in_bfloat16(cuda=cuda)
-    kernel = cuda and half and isinstance(recipe.run.pass_tokens, int) and packed.kernel_exists()
+    kernel = cuda and half and packed.kernel_exists()
     if uniform or recipe.model.attention:
         return PassLimit(multiple=64 if compiled and not uniform else 1)
     if kernel or not (cuda or compiled):
