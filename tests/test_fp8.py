@@ -359,6 +359,7 @@ def test_graphs_change_no_token(family):
 @gpu
 @BOTH
 def test_compiled_layers_are_near_on_a_gpu(family):
+    torch._dynamo.reset()  # torch counts compilations of all networks of a process together
     model = random_model(family, **SHAPE, seed=3, dtype=torch.bfloat16, device="cuda")
     other, rng = in_float8(model), random.Random(1)
     canvas = half_filled(model, [[40 + n for n in range(size)] for size in (5, 31, 90)], 64, rng)
