@@ -593,7 +593,7 @@ def main() -> None:
         net = network(given.shape, given.device, given.layers)
         bench = Bench(net, given.device, int(given.shape == "dream-7b"), given.seconds)
         found = bench.found
-        compared = {"products": products, "quantized": partial(quantized, name=given.quantize)}
+        compared = {"quantized": partial(quantized, name=given.quantize), "products": products}
         parts = compared if given.quantize else {name: PARTS[name] for name in chosen_parts(given.parts)}
         for part in parts.values():
             try:

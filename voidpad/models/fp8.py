@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from voidpad.errors import ConfigError
 
 FORMAT = torch.float8_e4m3fn
-LARGEST = torch.finfo(FORMAT).max  # 448
 MULTIPLE = 16  # of both sizes of a weight, for torch._scaled_mm; the number of tokens is free
 # Sums stay in the tensor cores, which on Hopper keep about 14 bits of them; without this they move to float32 registers
 # every 128 products, which takes time. An e4m3 number has 3 bits behind the leading one: its rounding is far larger.
@@ -30,7 +29,7 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     stay zeros.
     """
     largest = rows.abs().amax(-1, keepdim=True).float()
-    scale = (largest / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
+    scale = (largest / torch.finfo(FORMAT).max).clamp(min=torch.finfo(torch.float32).tiny)
     return (rows.float() / scale).to(FORMAT), scale
 
 
