@@ -463,7 +463,11 @@ USAGE = [
     ((*SMALL, "--cache", "all"), "cache='all' is unknown; use prefix or dual"),
     ((*SMALL, "--dtype", "float8"), "dtype 'float8' is unknown; use auto, float32 or bfloat16."),
     ((*SMALL, "--device", "warp"), "device 'warp' is unknown; use auto, cpu, cuda, cuda:<n>, mps or spread."),
-    ((*SMALL, "--quantize", "3bit"), "quantize '3bit' is unknown; use 8bit or 4bit."),
+    ((*SMALL, "--quantize", "3bit"), "quantize '3bit' is unknown; use 8bit, 4bit or fp8."),
+    (
+        (*SMALL, "--quantize", "fp8", "--device", "cpu"),
+        "quantize='fp8' needs an NVIDIA GPU of compute capability 8.9 or later",
+    ),
     (
         (*SMALL, "--trace", "no/such/folder/t.jsonl"),
         "--trace no/such/folder/t.jsonl: there is no folder no/such/folder; create it first.",

@@ -100,10 +100,10 @@ def test_weights_beyond_the_memory_are_refused_before_it_is_taken():
 
 
 def test_a_quantizer_knows_its_names():
-    assert Quantizer("8bit").config(torch.float32).load_in_8bit
-    assert Quantizer("4bit").config(torch.bfloat16).bnb_4bit_compute_dtype == torch.bfloat16
+    assert Quantizer("8bit").storage.config(torch.float32).load_in_8bit
+    assert Quantizer("4bit").storage.config(torch.bfloat16).bnb_4bit_compute_dtype == torch.bfloat16
     assert Quantizer.of(random_model().net) == ""
-    with pytest.raises(ConfigError, match="quantize '3bit' is unknown; use 8bit or 4bit"):
+    with pytest.raises(ConfigError, match="quantize '3bit' is unknown; use 8bit, 4bit or fp8"):
         Quantizer("3bit")
 
 

@@ -435,7 +435,7 @@ def test_an_unreachable_hub_is_one_line(monkeypatch, tmp_path):
     [
         ({"dtype": "float16"}, "dtype 'float16' is unknown; use auto, float32 or bfloat16"),
         ({"device": "tpu9"}, "device 'tpu9' is unknown"),
-        ({"quantize": "2bit"}, "quantize '2bit' is unknown; use 8bit or 4bit"),
+        ({"quantize": "2bit"}, "quantize '2bit' is unknown; use 8bit, 4bit or fp8"),
     ],
 )
 def test_places_we_do_not_know(place, message):

@@ -3,6 +3,7 @@
     python -m studies.benchmarks.decode --shape llada-8b --device cuda --out llada.json   # one H200, about six minutes
     python -m studies.benchmarks.decode --shape dream-7b --device cuda --out dream.json
     python -m studies.benchmarks.decode exactness --device cuda                            # E2, on the built-in model
+    python -m studies.benchmarks.decode --quantize fp8 --shape llada-8b --device cuda --seconds 10   # fp8 beside bf16
     python -m studies.benchmarks.decode                                                    # rehearsal on a CPU
 
 Weights are random. A script steers the tokens after the real pass was paid for, so that answers have the paper's
@@ -40,7 +41,8 @@ from voidpad.engine.compiled import compile_layers
 from voidpad.engine.graphs import Graphs
 from voidpad.engine.packed import PackedDenoiser
 from voidpad.experiments.bench import Research, now, timed
-from voidpad.models import load, merge
+from voidpad.models import fp8, load, merge
+from voidpad.models.quantizer import Quantizer
 from voidpad.roles import Roles
 
 SHAPES = {
@@ -73,6 +75,11 @@ def network(shape: str, device: str, layers: int | None) -> Any:
     return net
 
 
+def same_weights(net: Any) -> Any:
+    """A copy of the network that reads the same parameters."""
+    return copy.deepcopy(net, {id(p): p for p in net.parameters()})
+
+
 @dataclass
 class Bench:
     """One model, the plain network and a compiled twin with the same parameters, and the numbers found."""
@@ -86,8 +93,7 @@ class Bench:
     peak: float = 0.0  # FLOP/s
 
     def __post_init__(self) -> None:
-        shared = {id(p): p for p in self.net.parameters()}
-        self.twin = copy.deepcopy(self.net, shared)
+        self.twin = same_weights(self.net)
         if self.cuda:
             compile_layers(self.plain().body, cached=True, dynamic=True)
 
@@ -454,6 +460,91 @@ def agreement(alone: dict[int, Commits], other: dict[int, Commits]) -> dict[str,
     }
 
 
+def quantized(bench: Bench, name: str, rounds: int = 2) -> None:
+    """The same weights, plain and quantized, in turns: one row, the mixed workload, and 64 rows with a cache.
+
+    A ratio is the speed of the quantized weights over that of the plain ones: slots a second in the workload, else
+    passes a second.
+    """
+    torch._dynamo.config.recompile_limit = 64  # torch counts the compilations of both networks together
+    plain = str(bench.net.dtype).removeprefix("torch.")
+    net = same_weights(bench.net)
+    Quantizer(name).convert(net)
+    both = {plain: bench, name: Bench(net, bench.device, bench.shift, bench.seconds)}
+    prompt, length = bench.size(256), bench.size(160)
+
+    def row(one: Bench, denoise: Any) -> float:
+        return 1 / engine_pass(one, denoise, prompt, one.plan())
+
+    def cached_row(one: Bench, denoise: Any) -> float:
+        took, passes = answer(one, denoise, one.plan(), prompt, length, 1.0)
+        return passes / took
+
+    def workload_with(tokens: int, one: Bench, denoise: Any) -> float:
+        run, work = mixed(one, denoise, one.plan(), pace=1.0, tokens=tokens)
+        getattr(denoise, "clear", lambda: None)()
+        return sum(work.values()) / run.seconds
+
+    ways: dict[str, tuple[Callable[[Bench], Any], Callable[[Bench, Any], float]]] = {
+        f"one row of {prompt}+{bench.size(512)}": (Bench.exact, row),
+        f"one row of {prompt}+{bench.size(512)}, dual cache": (Bench.cached, cached_row),
+        "mixed workload, exact": (Bench.exact, partial(workload_with, 16384)),
+        "mixed workload, dual cache, 64 rows at most": (Bench.cached, partial(workload_with, 1 << 20)),
+    }
+    for way, (make, speed) in ways.items():
+        denoisers = {kind: make(one) for kind, one in both.items()}
+        for kind, one in both.items():
+            (row if make is Bench.exact else cached_row)(one, denoisers[kind])  # compiles and captures
+        pairs = [[speed(one, denoisers[kind]) for kind, one in both.items()] for _ in range(rounds)]
+        speeds = dict(
+            zip(both, (statistics.median(column) for column in zip(*pairs, strict=True)), strict=True)
+        )
+        ratios = [other / first for first, other in pairs]
+        bench.note(f"{way}, {name}", **{f"{kind} a second": value for kind, value in speeds.items()},
+                   ratio=speeds[name] / speeds[plain], lowest=min(ratios), highest=max(ratios))  # fmt: skip
+
+
+def products(bench: Bench) -> None:
+    """One product of a layer, plain and in float8, with sums in the tensor cores and with sums in float32.
+
+    Also the relative error against the plain product. Quantizing the activations is counted.
+    """
+    config = bench.net.config
+    sizes = config.hidden_size, config.intermediate_size
+    for inputs, outputs in (sizes[:1] * 2, sizes, sizes[::-1]):
+        for tokens in (768, 2048, 16384) if bench.cuda else (32, 256):
+            x = torch.randn(tokens, inputs, device=bench.device, dtype=bench.net.dtype)
+            linear = nn.Linear(inputs, outputs, bias=False, device=bench.device, dtype=bench.net.dtype)
+            layer, found = fp8.Fp8Linear(linear), {}
+            chosen = fp8.FAST_ACCUMULATION
+            with torch.inference_mode():
+                wanted, took = linear(x).float(), each(linear, x, bench.device)
+                for name, fast in (("fp8", True), ("fp8, float32 sums", False)):
+                    fp8.FAST_ACCUMULATION = fast
+                    found[f"{name} ms"] = 1e3 * each(layer, x, bench.device)
+                    found[f"{name} error"] = float((layer(x) - wanted).norm() / wanted.norm())
+            fp8.FAST_ACCUMULATION = chosen
+            bench.note(f"product {inputs}x{outputs}, {tokens} tokens", plain_ms=1e3 * took,
+                       ratio=1e3 * took / found["fp8 ms"], **found)  # fmt: skip
+
+
+def each(layer: nn.Module, x: torch.Tensor, device: str, repeats: int = 30) -> float:
+    """Seconds of one call among many, which a GPU replays as a graph."""
+
+    def call() -> None:
+        for _ in range(repeats):
+            layer(x)
+
+    call()
+    if device == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        graph.replay()
+        return timed(graph.replay, device)[0] / repeats
+    return timed(call, device)[0] / repeats
+
+
 PARTS = {
     "peak": peak,
     "latency": latency,
@@ -485,10 +576,15 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--seconds", type=float, default=20.0, help="for each throughput measurement")
     parser.add_argument("--prompts", type=int, default=48, help="for exactness")
+    parser.add_argument(
+        "--quantize", choices=["fp8"], help="compare these weights with the plain ones, and nothing else"
+    )
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if unknown := set(given.parts) - {*PARTS, "exactness"}:
         parser.error(f"unknown part {min(unknown)}; choose from {', '.join(PARTS)}, exactness")
+    if given.quantize and given.parts:
+        parser.error("--quantize is a measurement of its own; drop the parts")
     if given.parts == ["exactness"]:
         found = exactness(given.device, given.prompts)
         for name, row in found.items():
@@ -497,9 +593,11 @@ def main() -> None:
         net = network(given.shape, given.device, given.layers)
         bench = Bench(net, given.device, int(given.shape == "dream-7b"), given.seconds)
         found = bench.found
-        for name in chosen_parts(given.parts):
+        compared = {"quantized": partial(quantized, name=given.quantize), "products": products}
+        parts = compared if given.quantize else {name: PARTS[name] for name in chosen_parts(given.parts)}
+        for part in parts.values():
             try:
-                PARTS[name](bench)
+                part(bench)
             finally:
                 if given.out:
                     given.out.write_text(json.dumps({"torch": torch.__version__, **found}, indent=1) + "\n")

@@ -28,6 +28,7 @@ from voidpad.models.families import FAMILIES, Family, check_sizes, recognise
 from voidpad.models.locate import base_of, locate
 from voidpad.models.model import Model
 from voidpad.models.place import Place
+from voidpad.models.quantizer import Quantizer
 from voidpad.models.text import read_tokenizer
 from voidpad.models.weights import check, headers, refuse_nan, stored_dtype
 from voidpad.roles import Roles, build, resolve
@@ -59,12 +60,20 @@ def load(
         model = _load_base(folder, str(name), place, family, roles, causal_block)
         if adapter is not None:
             model = _with_adapter(model, locate(adapter), str(adapter), roles)
-        return replace(model, source=source)
+        return _quantized(replace(model, source=source), place)
     if adapter is not None:
         raise ConfigError(f"{name}: is an adapter itself; give its base as the model and one adapter.")
     base = base_of(folder)
     model = _load_base(locate(base), base, place, family, roles, causal_block)
-    return replace(_with_adapter(model, folder, str(name), roles), name=str(name), source=source)
+    model = _with_adapter(model, folder, str(name), roles)
+    return _quantized(replace(model, name=str(name), source=source), place)
+
+
+def _quantized(model: Model, place: Place) -> Model:
+    """The model, its network quantized in place if from_pretrained has not done so."""
+    if place.quantizer is not None:
+        place.quantizer.convert(model.base)
+    return model
 
 
 @dataclass(frozen=True)
@@ -168,6 +177,11 @@ def card_of(name: str | Path, adapter: str | Path | None = None) -> Card | None:
 
 def save(model: Model, folder: str | Path) -> None:
     """Write a folder that `load` reads: the whole model, or the adapter alone where it is not merged."""
+    storage = Quantizer.storage_of(model.net)
+    if storage is not None and not storage.saves and not model.adapted:
+        raise ConfigError(
+            f"{model.name}: {model.quantized} weights cannot be saved; load it without quantize."
+        )
     with fresh_folder(Path(folder)) as beside, _quiet():
         base = None
         if isinstance(model.net, PeftModel):

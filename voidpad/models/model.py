@@ -284,7 +284,8 @@ class Model:
     @property
     def _varlen(self) -> bool:
         """Whether the variable-length kernel can run: it takes half precision only, on one GPU."""
-        whole = not self.quantized and len(_devices(self.net)) == 1
+        storage = Quantizer.storage_of(self.net)
+        whole = (storage is None or storage.packs) and len(_devices(self.net)) == 1
         return self.device.type == "cuda" and self.net.dtype in (torch.float16, torch.bfloat16) and whole
 
     def _graphed(self) -> dict[str, Any]:
@@ -338,7 +339,8 @@ class Model:
 
     def approximations(self, plan: "Plan", *, cache: str | None = None) -> tuple[str, ...]:
         """What makes answers differ from those of plain decoding with the weights as they were released."""
-        weights = [f"{self.quantized} weights"] if self.quantized else []
+        storage = Quantizer.storage_of(self.net)
+        weights = [f"{self.quantized} {storage.rounds}"] if storage else []
         caches = [CachePolicy.parse(cache).approximation] if cache else []
         return (*weights, *caches, *plan.approximations)
 

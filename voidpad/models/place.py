@@ -1,7 +1,7 @@
 """Where the weights go and in which number format: device, dtype, quantization (quantizer.py)."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -34,8 +34,7 @@ class Place:
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", *LOADABLE):
             raise ConfigError(f"dtype {self.dtype!r} is unknown; use auto, {' or '.join(LOADABLE)}.")
-        if self.quantize is not None:
-            Quantizer(self.quantize)
+        quantizer = self.quantizer
         if self.device_map is not None:
             _need("accelerate", f"device_map={self.device_map!r}")
         if self.device == "spread":
@@ -44,25 +43,39 @@ class Place:
                 raise ConfigError("device 'spread': this machine has no CUDA device; use auto or cpu.")
             object.__setattr__(self, "device_map", self.device_map or "auto")
         object.__setattr__(self, "device", _device(self.device))
+        if quantizer is not None:
+            quantizer.check_place(self.device, self.dtype, spread=self.device_map is not None)
+
+    @property
+    def quantizer(self) -> Quantizer | None:
+        return None if self.quantize is None else Quantizer(self.quantize)
 
     def options(self, stored: str) -> dict[str, Any]:
         """Arguments of from_pretrained for weights stored in this dtype."""
         dtype = self.torch_dtype(stored)
         options: dict[str, Any] = {"dtype": dtype}
-        if self.quantize is not None:
-            options["quantization_config"] = Quantizer(self.quantize).config(dtype)
-        if self.device_map is not None or self.quantize is not None:
+        config = self._quantizing()
+        if config is not None:
+            options["quantization_config"] = config(dtype)
+        if self.device_map is not None or config is not None:
             options["device_map"] = self.device_map or {"": self.device}
         return options
 
     def move(self, net: PreTrainedModel) -> PreTrainedModel:
         """Put a freshly read network on its device, unless from_pretrained has."""
-        if self.device_map is None and self.quantize is None:
+        if self.device_map is None and self._quantizing() is None:
             torch.nn.Module.to(net, self.device)
         return net
 
+    def _quantizing(self) -> Callable[[torch.dtype], Any] | None:
+        """What makes the argument with which from_pretrained quantizes; None if it does not."""
+        return self.quantizer.storage.config if self.quantizer else None
+
     def torch_dtype(self, stored: str) -> torch.dtype:
         """The dtype to load: the given one, or float32 on a CPU, or bfloat16 where the files hold it."""
+        quantizer = self.quantizer
+        if quantizer is not None and quantizer.storage.dtype:
+            return DTYPES[quantizer.storage.dtype]
         if self.dtype != "auto":
             return DTYPES[self.dtype]
         on_cpu = self.device_map is None and torch.device(self.device).type == "cpu"
@@ -70,7 +83,8 @@ class Place:
 
     def check_memory(self, parameters: int, stored: str, *, where: str) -> None:
         """Refuse weights that cannot fit into the memory of the device, before any of it is taken."""
-        weight = Quantizer(self.quantize).weight_bytes if self.quantize else self.torch_dtype(stored).itemsize
+        quantizer = self.quantizer
+        weight = quantizer.storage.weight_bytes if quantizer else self.torch_dtype(stored).itemsize
         size = weight * parameters
         kind = torch.device(self.device).type
         if kind == "cuda" and self.device_map is None:

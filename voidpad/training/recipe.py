@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from voidpad.errors import ConfigError, fault, reason
 from voidpad.files import store
-from voidpad.models.quantizer import QuantizerName
+from voidpad.models.quantizer import TrainingQuantizerName
 from voidpad.training.padding import POLICIES, PaddingPolicy
 
 UnitFloat = Annotated[float, Field(ge=0, le=1)]
@@ -44,7 +44,7 @@ class ModelPart(RecipeSection):
     scratch: Scratch | None = None
     tokenizer: str | None = None  # folder whose tokenizer is saved with a network from scratch
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    quantize: QuantizerName | None = None  # frozen weights in fewer bits under LoRA (4bit: QLoRA)
+    quantize: TrainingQuantizerName | None = None  # frozen weights in fewer bits under LoRA (4bit: QLoRA)
     attention: str | None = None  # a transformers attention back-end, such as flash_attention_2
     init_void: Literal["eos", "mean", "keep"] = "eos"  # what the VOID rows of embedding and head start from
 
