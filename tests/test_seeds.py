@@ -29,11 +29,12 @@ def test_the_stages_of_the_built_in_model_count_updates(recipe):
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_seeds_are_trained_scored_and_compared(family, tmp_path):
     prepare(tmp_path / "data.safetensors", 64)
+    prepare(tmp_path / "names.safetensors", 64, drill=True)
     out = tmp_path / "seeds"
     small = ["run.global_batch=2", "run.micro_batch=2", "run.compile=false"]
     options = [part for change in small for part in ("--set", change)]
     options += ["--data", tmp_path / "data.safetensors", "--updates", 1, "--prompts", 4, "--from-base"]
-    options += ["--base-seeds", "3,4", "--trial", 30]
+    options += ["--names", tmp_path / "names.safetensors"]
     trained = seeds("train", "--family", family, "--seeds", "1,2", "--out", out, *options)
     assert f"{family}-2/void" in trained
     assert f"{family}-2/from_base_rainbow" in trained

@@ -1,6 +1,10 @@
-"""Generate training examples into one prepared tensor file: `python -m studies.builtin.prepare --out FILE`."""
+"""Generate training examples into one prepared tensor file: `python -m studies.builtin.prepare --out FILE`.
+
+With `--names`, every example asks for a function and the answer is its first line: a drill in copying the name.
+"""
 
 import argparse
+import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import chain
@@ -29,10 +33,20 @@ def examples(count: int, rng: Random) -> Iterator[tuple[str, str]]:
         yield wrap(problem.prompt), task.answer(problem, rng)
 
 
-def chunk(job: tuple[int, int, int]) -> Chunk:
+def names(count: int, rng: Random) -> Iterator[tuple[str, str]]:
+    """Training prompts of `tiny_write`, each answered by the first line of the function."""
+    for _ in range(count):
+        prompt = TASKS["tiny_write"].sample(rng).prompt
+        head = re.search(r"function (\w+\(x\))", prompt)
+        assert head is not None
+        yield wrap(prompt), f"def {head[1]}:"
+
+
+def chunk(job: tuple[int, int, int, bool]) -> Chunk:
     """One piece of the file; its content depends on the seed and its index, not on the number of workers."""
-    seed, index, count = job
-    prompts, answers = zip(*examples(count, Random(f"tiny train {seed} {index}")), strict=True)
+    seed, index, count, drill = job
+    made = (names if drill else examples)(count, Random(f"tiny train {seed} {index}"))
+    prompts, answers = zip(*made, strict=True)
     encode = tokenizer().backend_tokenizer.encode_batch_fast
     pairs = zip(encode(prompts), encode(answers), strict=True)
     # An answer that fills the canvas leaves no room for EOS and padding; a few in ten thousand do.
@@ -42,9 +56,9 @@ def chunk(job: tuple[int, int, int]) -> Chunk:
     return tokens, lengths[:, 0], lengths[:, 1]
 
 
-def prepare(out: Path, examples: int, *, seed: int = 0, workers: int = 1) -> int:
+def prepare(out: Path, examples: int, *, seed: int = 0, workers: int = 1, drill: bool = False) -> int:
     """Write the file and return how many examples it holds."""
-    jobs = [(seed, i, min(CHUNK, examples - i * CHUNK)) for i in range(-(-examples // CHUNK))]
+    jobs = [(seed, i, min(CHUNK, examples - i * CHUNK), drill) for i in range(-(-examples // CHUNK))]
     if workers > 1:
         # Spawned, not forked: the tokenizer's threads do not survive a fork.
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
@@ -64,8 +78,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--examples", type=int, default=2_000_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--names", action="store_true", help="first lines of functions alone")
     given = parser.parse_args(arguments)
-    count = prepare(given.out, given.examples, seed=given.seed, workers=given.workers)
+    count = prepare(given.out, given.examples, seed=given.seed, workers=given.workers, drill=given.names)
     print(f"{given.out}: {count} examples")
 
 

@@ -1,13 +1,13 @@
 """Several seeds of the built-in models, of both families: train them, score them, put them side by side.
 
     python -m studies.builtin.prepare --out runs/tiny/data.safetensors --examples 1200000 --workers 16
-    python -m studies.builtin.seeds train --family dream --base-seeds 1,2,3 --seeds 1,2,3 --out runs/seeds --seconds 560
+    python -m studies.builtin.prepare --out runs/tiny/names.safetensors --examples 60000 --workers 16 --names
+    python -m studies.builtin.seeds train --family dream --seeds 1,2,3 --out runs/seeds --seconds 560
     python -m studies.builtin.seeds sweep --out runs/seeds --device cuda --allow-code-execution
     python -m studies.builtin.seeds table runs/seeds
 
-The recipes are `tiny/*`: a family changes the shape of the base alone, and every arm has the same number of updates. A
-family has one base; a seed is that of `instruct` and of the arms made from it. Seeds train at the same time: one
-training alone leaves a large GPU waiting.
+The recipes are `tiny/*`: the families differ in the recipes of the base alone, and every arm has the same number of
+updates. A family has one base; a seed is that of `instruct` and of the arms made from it. Seeds train at the same time.
 
 All three commands go on where they stopped: what has been trained or scored is left as it is. `sweep` takes the options
 of `voidpad sweep`, `--stage` among them, so that answers can come from a machine with a GPU.
@@ -25,77 +25,47 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from studies.builtin.names import name_probability
 from studies.builtin.results import summarise
 from voidpad.builtin.tasks import CANVAS, TASKS
 from voidpad.errors import DataError
 from voidpad.files import store
 from voidpad.models.card import read_card
 
-# What a family changes in the recipe of the base. The rest of a checkpoint's rules follow from its family.
-SHAPES = {
-    "llada": ("model.scratch.family=llada",),
-    "dream": ("model.scratch.family=dream", "model.scratch.kv_heads=2", "optim.muon_lr=4e-3"),
-}
+# The recipes that make a family's base, one after the other. The rest of a checkpoint's rules follow from its family.
+BASES = {"llada": ("base",), "dream": ("dream_base", "dream_names")}
 # Updates of each stage: counted, not timed, so that the arms are equal on any machine.
-UPDATES = {"base": 8700, "instruct": 4900, "eos": 1500, "rainbow": 1500, "void": 1500}
-ARMS = ("eos", "rainbow", "void")
+UPDATES = {"base": 8700, "dream_base": 8700, "dream_names": 200, "instruct": 4900, "void": 1500, "eos": 1500}
+UPDATES |= {"rainbow": 1500}
+ARMS = ("void", "eos", "rainbow")
 FROM_BASE = tuple(f"from_base_{arm}" for arm in ARMS)
 SWEEP = "tiny-seeds"
-CHANCE = 1 / 8  # eight function names
 
 
 def train(given: argparse.Namespace) -> None:
     """Train every stage that is missing, until the time is over: one base, then the seeds from it, all at once."""
     end = time.monotonic() + given.seconds if given.seconds else None
-    base = _base(given, end)
-    if base is None:
-        return
+    source = None
+    for stage in BASES[given.family]:
+        folder = given.out / f"{given.family}-base"
+        if not _train(stage, folder, given.base_seed, given, end, source=source):
+            print(f"{folder}/{stage}: the time is over; the same command goes on", flush=True)
+            return
+        source = folder / stage / "model"
+    base = source
     stages = ("instruct", *ARMS, *(FROM_BASE if given.from_base else ()))
 
     def seed(number: int) -> None:
         folder = given.out / f"{given.family}-{number}"
         for stage in stages:
-            if not _train(stage, folder, number, given, end, base=base):
+            source = base if stage == "instruct" or stage in FROM_BASE else folder / "instruct" / "model"
+            if not _train(stage, folder, number, given, end, source=source):
                 print(f"{folder}/{stage}: the time is over; the same command goes on", flush=True)
                 return
-            if stage == ARMS[-1]:
+            if stage == "void":
                 _calibrate(folder, given.prompts)
 
     with ThreadPoolExecutor(len(given.seeds)) as pool:
         list(pool.map(seed, given.seeds))
-
-
-def _base(given: argparse.Namespace, end: float | None) -> Path | None:
-    """The family's base. Of several seeds, trained for the time of a trial, the one that copies names best goes on.
-
-    Some seeds of the Dream shape never learn to copy the function's name (docs/log.md); the ones that do have it early.
-    """
-    folders = {seed: given.out / f"{given.family}-base-{seed}" for seed in given.base_seeds}
-    chosen = next((seed for seed, folder in folders.items() if (folder / "base" / "model").is_dir()), None)
-    if chosen is None and len(folders) == 1:
-        (chosen,) = folders
-    if chosen is None:
-        with ThreadPoolExecutor(len(folders)) as pool:
-            names = list(pool.map(lambda seed: _trial(folders[seed], seed, given, end), folders))
-        found = dict(zip(folders, names, strict=True))
-        chosen = max(found, key=lambda seed: found[seed])
-        said = ", ".join(f"seed {seed} {name:.3f}" for seed, name in found.items())
-        print(
-            f"probability of the function's name, chance {CHANCE}: {said}; seed {chosen} goes on", flush=True
-        )
-    if not _train("base", folders[chosen], chosen, given, end):
-        print(f"{folders[chosen]}: the time is over; the same command goes on", flush=True)
-        return None
-    return folders[chosen] / "base" / "model"
-
-
-def _trial(folder: Path, seed: int, given: argparse.Namespace, end: float | None) -> float:
-    """Train a base for the time of a trial; the probability it gives to the function's name in the prompt."""
-    if not list((folder / "base").glob("checkpoint-*")):
-        _train("base", folder, seed, given, end, seconds=given.trial)
-    kept = sorted((folder / "base").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
-    return name_probability(str(kept[-1])) if kept else 0.0
 
 
 def _train(
@@ -105,20 +75,18 @@ def _train(
     given: argparse.Namespace,
     end: float | None,
     *,
-    base: Path | None = None,
-    seconds: float | None = None,
+    source: Path | None,
 ) -> bool:
     """One stage by `voidpad train`, its output in a file beside it; whether it is complete."""
     made = folder / stage / "model"
     if made.is_dir():
         return True
-    limits = [limit for limit in (None if end is None else end - time.monotonic(), seconds) if limit]
-    if limits and min(limits) < 1:
+    left = None if end is None else end - time.monotonic()
+    if left is not None and left < 1:
         return False
-    source = base if stage == "instruct" or stage in FROM_BASE else folder / "instruct" / "model"
     changes = [
-        *(SHAPES[given.family] if stage == "base" else [f"model.name={source}"]),
-        f"data.path={given.data}",
+        *([f"model.name={source}"] if source else []),
+        f"data.path={given.names if stage == 'dream_names' else given.data}",
         f"run.output={folder / stage}",
         f"run.seed={seed}",
         f"run.steps={given.updates or UPDATES[stage.removeprefix('from_base_')]}",
@@ -126,7 +94,7 @@ def _train(
     ]
     command = [sys.executable, "-m", "voidpad", "train", f"tiny/{stage}", "--resume"]
     command += [part for change in changes for part in ("--set", change)]
-    command += ["--max-seconds", str(min(limits))] if limits else []
+    command += ["--max-seconds", str(left)] if left is not None else []
     folder.mkdir(parents=True, exist_ok=True)
     print(f"{folder}/{stage}", flush=True)
     with (folder / f"{stage}.log").open("a") as log:
@@ -202,18 +170,13 @@ def main() -> None:
 
     commands = parser.add_subparsers(dest="command", required=True)
     training = commands.add_parser("train", help=train.__doc__)
-    training.add_argument("--family", choices=SHAPES, required=True)
+    training.add_argument("--family", choices=BASES, required=True)
     training.add_argument("--seeds", type=numbers, default=[1, 2, 3], help="of instruct and the arms")
     training.add_argument("--out", type=Path, default=Path("runs/seeds"))
     training.add_argument("--data", type=Path, default=Path("runs/tiny/data.safetensors"))
+    training.add_argument("--names", type=Path, default=Path("runs/tiny/names.safetensors"))
     training.add_argument("--seconds", type=float, help="stop after so many seconds")
-    training.add_argument(
-        "--base-seeds",
-        type=numbers,
-        default=[1],
-        help="of the base; of several the best after the trial goes on",
-    )
-    training.add_argument("--trial", type=float, default=60.0, help="seconds of each base of several")
+    training.add_argument("--base-seed", type=int, default=1, help="of the base, which all seeds share")
     training.add_argument("--updates", type=int, help="of every stage; for a rehearsal")
     training.add_argument("--prompts", type=int, default=512, help="training prompts of a calibration")
     training.add_argument("--from-base", action="store_true", help="the fine-tunes of the base too")
