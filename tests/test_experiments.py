@@ -62,6 +62,7 @@ COUNTS = {
     "tiny-table5": 96,
     "tiny-table6": 96,
     "tiny-thresholds": 68,
+    "tiny-where": 24,
     "tiny-window": 16,
 }
 
