@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
 from training_runs import materials, recipe
 from voidpad.errors import ConfigError, DataError, RoleError, WeightsError
-from voidpad.models import load, merge, random_model, read_card
+from voidpad.models import FAMILIES, load, merge, random_model, read_card
 from voidpad.training import prepared as data
-from voidpad.training.recipe import check
+from voidpad.training.memory_estimate import FILLED, TrainingMemory
+from voidpad.training.recipe import LoraPart, check
 from voidpad.training.setup import network
 from voidpad.training.train import prepare, train
 
@@ -434,24 +436,35 @@ def test_the_held_out_loss_is_the_training_loss_of_the_same_rows(folder):
     assert first["eval_loss"] == pytest.approx(total / 6, rel=1e-6)
 
 
-def test_the_memory_estimate_follows_a_measured_run():
-    """LLaDA-8B's shape with LoRA r 32 and 6 rows of 1,024 tokens took 20.0 GiB on a GPU (docs/train.md)."""
-    from peft import LoraConfig, get_peft_model
-
-    from voidpad.models import FAMILIES
-    from voidpad.training.memory_estimate import TrainingMemory
-    from voidpad.training.recipe import LoraPart
-
-    shape = {"vocab_size": 126464, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32}
-    heads = {"num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 4096}
-    family = FAMILIES["llada"]
+def memory_of(family, vocab, hidden, wide, layers, heads, groups):
+    """The estimate for a shape with LoRA of the paper's rank and dropout."""
+    shape = {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": wide,
+        "num_hidden_layers": layers,
+    }
+    shape |= {"num_attention_heads": heads, "num_key_value_heads": groups, "max_position_embeddings": 4096}
     with torch.device("meta"):
-        net = family.net_class(family.config(shape | heads)).to(torch.bfloat16)
+        net = FAMILIES[family].net_class(FAMILIES[family].config(shape)).to(torch.bfloat16)
         net = get_peft_model(net, LoraConfig(r=32, target_modules=list(LoraPart().targets)))
     values = {"model": {"name": "m"}, "data": {"path": "d"}, "lora": {}}
-    memory = TrainingMemory(check({**values, "run": {"output": "o", "steps": 1}}), net)
+    return TrainingMemory(check({**values, "run": {"output": "o", "steps": 1}}), net)
+
+
+def test_the_memory_estimate_follows_a_measured_run():
+    """LLaDA-8B's shape with LoRA r 32 and 6 rows of 1,024 tokens took 20.0 GiB on a GPU (docs/train.md)."""
+    memory = memory_of("llada", 126464, 4096, 12288, 32, 32, 32)
     assert memory.estimate(6 * 1024, 32) / 2**30 == pytest.approx(20.0, rel=0.05)
     assert memory.estimate(6 * 1024, 0) > 2 * memory.estimate(6 * 1024, 32)
+
+
+@pytest.mark.parametrize("reserved", [98.7, 107.4], ids=["eager", "compiled"])
+def test_what_the_estimate_leaves_free_is_enough(reserved):
+    """GiB that Dream-7B's shape with passes of 7,168 tokens reserved on an H200 (docs/train.md)."""
+    memory = memory_of("dream", 152064, 3584, 18944, 28, 28, 4)
+    assert 0.8 * reserved < memory.estimate(7168, 0) / 2**30 < reserved
+    assert (reserved * 2**30 - memory.kept - memory.logits(7168)) * FILLED < memory.activations(7168, 0)
 
 
 def test_quantized_weights_stay_frozen_under_lora(folder):

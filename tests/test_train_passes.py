@@ -9,10 +9,11 @@ from safetensors.torch import load_file
 from training_runs import materials, recipe
 from voidpad.engine import packed
 from voidpad.errors import ConfigError
+from voidpad.training import train as training
 from voidpad.training.losses import SlotLoss, loss_slots
 from voidpad.training.memory_estimate import EFFICIENT, TrainingMemory
 from voidpad.training.passes import PassLimit, plan
-from voidpad.training.train import prepare, train
+from voidpad.training.train import compiles, prepare, train
 
 LORA = {"r": 4, "dropout": 0.0}
 
@@ -114,6 +115,29 @@ def test_a_run_in_other_passes_ends_with_the_same_weights(folder):
         assert done.finished
         ends[name] = load_file(done.folder / "model.safetensors")
     assert max((ends["wide"][key] - ends["narrow"][key]).abs().max() for key in ends["wide"]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("parts", "wanted"),
+    [
+        ({"run": {"steps": 7000}}, True),
+        ({"run": {"steps": 100}}, False),  # over before compilation has paid for itself
+        ({"run": {"steps": None, "seconds": 1200.0}}, True),
+        ({"run": {"steps": 7000, "compile": False}}, False),
+        ({"run": {"steps": 7000, "fsdp": True}}, False),
+        ({"run": {"steps": 7000}, "model": {"quantize": "4bit"}, "lora": {}}, False),
+    ],
+)
+def test_long_runs_on_a_gpu_are_compiled(folder, monkeypatch, parts, wanted):
+    asked = recipe(folder, **parts)
+    assert not compiles(asked, examples=40)  # this machine has no GPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(training, "find_spec", lambda name: name == "triton")
+    monkeypatch.setenv("CC", "cc")
+    assert compiles(asked, examples=40) == wanted
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr(training.shutil, "which", lambda name: None)
+    assert not compiles(asked, examples=40)  # triton could not build anything
 
 
 def lengths_of(rows=200):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -120,7 +121,7 @@ def prepare(
     """Everything up to the first step."""
     prepared = data.read(recipe.data.path)
     model = network(recipe, prepared)
-    compiled = _compiled(recipe, examples=len(prepared.pairs))
+    compiled = compiles(recipe, examples=len(prepared.pairs))
     if compiled:
         # A released model under LoRA is bfloat16: fused kernels then round where separate ones would, and the loss
         # is that of the run without compilation.
@@ -157,15 +158,20 @@ def prepare(
     return trainer
 
 
-def _compiled(recipe: TrainingRecipe, *, examples: int) -> bool:
+def compiles(recipe: TrainingRecipe, *, examples: int) -> bool:
     """Whether the layers are compiled. `auto`: on a GPU, in a run long enough to earn the time back."""
     run = recipe.run
     if run.compile != "auto":
         return run.compile
     updates = run.steps or (run.epochs or 0) * examples / run.global_batch
     long = updates >= LONG[0] or (run.seconds or 0) >= LONG[1]
-    usable = torch.cuda.is_available() and find_spec("triton") is not None
-    return usable and long and not run.fsdp and recipe.model.quantize is None
+    return long and not run.fsdp and recipe.model.quantize is None and _can_compile()
+
+
+def _can_compile() -> bool:
+    """Whether torch.compile works here: on a GPU it needs triton, which builds its launchers with a C compiler."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    return torch.cuda.is_available() and find_spec("triton") is not None and compiler is not None
 
 
 def _limit(recipe: TrainingRecipe, *, compiled: bool) -> PassLimit:
