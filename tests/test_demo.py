@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from voidpad.commands import demo as command
 from voidpad.errors import DataError
 from voidpad.evaluate import Resources
 from voidpad.experiments.sweep_recipe import read
-from voidpad.models import random_model, save
+from voidpad.models import random_model, read_card, save
+from voidpad.models.locate import ASSETS, base_of
 from voidpad.recipes import find_recipe
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -132,3 +134,15 @@ def test_the_whole_demo(tmp_path, capsys):
     assert means["original", 32] >= 0.75 >= 0.5 >= means["original", CANVAS]
     assert means["void", CANVAS] >= means["void", 32] - 0.1 >= 0.65
     assert command.telling(done) is not None
+
+
+def test_another_family_ships_under_its_own_name(tmp_path):
+    shutil.copytree(ASSETS / "tiny-void", tmp_path / "void" / "model")
+    target = ship(tmp_path, "void", name="tiny-dream", assets=tmp_path)
+    assert target.name == "tiny-dream-void"
+    assert base_of(target) == "tiny-dream-instruct"
+    trained, shipped = (read_card(folder).calibration for folder in (ASSETS / "tiny-void", target))
+    assert shipped["void-expansion"] == trained["void-expansion"]  # found by a calibration before shipping
+    assert (target / "adapter_model.safetensors").read_bytes() == (
+        ASSETS / "tiny-void" / "adapter_model.safetensors"
+    ).read_bytes()

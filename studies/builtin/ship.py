@@ -1,7 +1,7 @@
-"""Put trained weights into the package: `python -m studies.builtin.ship runs/tiny`.
+"""Put trained weights into the package: `python -m studies.builtin.ship runs/tiny [--name tiny-dream]`.
 
 Copies instruct and the three adapters to assets/tiny-*, names the base by its built-in name, and gives every card
-the canvas of the built-in tasks; `voidpad calibrate --save` adds VoidExpansion's thresholds.
+the canvas of the built-in tasks; `voidpad calibrate --save` adds VoidExpansion's thresholds, before or after.
 """
 
 import argparse
@@ -31,16 +31,21 @@ GROWING = {"canvas": 48, "limit": CANVAS, "block": 16}
 
 
 def ship(
-    source: Path, stage: str, *, expansion: Mapping[str, Any] | None = None, assets: Path = ASSETS
+    source: Path,
+    stage: str,
+    *,
+    name: str = "tiny",
+    expansion: Mapping[str, Any] | None = None,
+    assets: Path = ASSETS,
 ) -> Path:
     """One stage's model folder as a built-in model. The old one goes when the new one is complete, not before."""
-    made, target = source / stage / "model", assets / f"tiny-{stage}"
+    made, target = source / stage / "model", assets / f"{name}-{stage}"
     card = read_card(made) if made.is_dir() else None
     files = [file for pattern in KEPT for file in sorted(made.glob(pattern))]
     if card is None or not any(file.suffix == ".safetensors" for file in files):
         raise DataError(f"{made}: no trained model with weights and a card; train the stage {stage} first.")
-    expansion = expansion or shipped_expansion(target)
-    beside = assets / f".tiny-{stage}.new"
+    expansion = expansion or expansion_of(made) or expansion_of(target)
+    beside = assets / f".{target.name}.new"
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     for file in files:
@@ -48,13 +53,13 @@ def ship(
     adapter = beside / "adapter_config.json"
     if adapter.is_file():
         config = json.loads(adapter.read_text(encoding="utf-8"))
-        config["base_model_name_or_path"] = "tiny-instruct"
+        config["base_model_name_or_path"] = f"{name}-instruct"
         adapter.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     calibration = dict.fromkeys(("original", "void", "smart-crop"), FIXED)
     calibration |= {name: {**GROWING, "limit": 256} for name in ("daedal", "rho-eos")}
     calibration["void-expansion"] = {**GROWING, **expansion}
     replace(card, calibration=calibration).write(beside)
-    old = assets / f".tiny-{stage}.old"
+    old = assets / f".{target.name}.old"
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
         target.rename(old)
@@ -63,19 +68,20 @@ def ship(
     return target
 
 
-def shipped_expansion(target: Path) -> dict[str, Any]:
-    """Thresholds found by an earlier calibration, so that shipping again keeps them."""
-    card = read_card(target) if target.is_dir() else None
+def expansion_of(folder: Path) -> dict[str, Any]:
+    """Thresholds that a calibration has written into a folder's card; shipping again keeps those that ship already."""
+    card = read_card(folder) if folder.is_dir() else None
     return dict(card.calibration.get("void-expansion", {})) if card else {}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.builtin.ship", description=__doc__)
     parser.add_argument("runs", type=Path)
+    parser.add_argument("--name", default="tiny", help="what the built-in names begin with")
     given = parser.parse_args()
     total = 0
     for stage in STAGES:
-        target = ship(given.runs, stage)
+        target = ship(given.runs, stage, name=given.name)
         size = sum(file.stat().st_size for file in target.iterdir())
         total += size
         print(f"{target.name}: {size / 1e6:.2f} MB")
