@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from training_runs import materials, recipe
+from voidpad.training import train as training
 from voidpad.training.train import prepare, train
 
 pytestmark = pytest.mark.gpu
@@ -52,8 +53,9 @@ def _host(inputs):
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 4, "dropout": 0.0}], ids=["full", "lora"])
-def test_gradients_do_not_depend_on_passes(folder, lora):
+def test_gradients_do_not_depend_on_passes(folder, lora, monkeypatch):
     """In bfloat16 the variable-length kernel and the padded one round differently, and no more than that."""
+    monkeypatch.setattr(training, "LARGE", 0)
     found = {}
     for attention in (None, "sdpa"):  # rows end to end, and padded
         parts = {"padding": {"width": "virtual"}, "model": {"attention": attention}, "lora": lora or {}}
@@ -88,8 +90,9 @@ def test_bfloat16_follows_float32(folder, compile):
     assert losses["on"] == pytest.approx(losses["off"], rel=0.02)
 
 
-def test_compiled_layers_settle(folder):
+def test_compiled_layers_settle(folder, monkeypatch):
     """Passes of many lengths share a few graphs: none is compiled after the first updates."""
+    monkeypatch.setattr(training, "LARGE", 0)
     run = {
         "output": str(folder / "settle"),
         "compile": True,
@@ -116,6 +119,7 @@ import sys
 from pathlib import Path
 from torch.distributed.tensor import DTensor
 from training_runs import recipe
+from voidpad.training import train as training
 from voidpad.training.train import prepare, train
 folder = Path(sys.argv[1])
 run = {"output": str(folder / "fsdp"), "fsdp": True, "bf16": "off"}

@@ -13,7 +13,7 @@ from voidpad.training import train as training
 from voidpad.training.losses import SlotLoss, loss_slots
 from voidpad.training.memory_estimate import EFFICIENT, TrainingMemory
 from voidpad.training.passes import PassLimit, plan
-from voidpad.training.train import compiles, prepare, train
+from voidpad.training.train import compiles, pass_limit, prepare, train
 
 LORA = {"r": 4, "dropout": 0.0}
 
@@ -138,6 +138,29 @@ def test_long_runs_on_a_gpu_are_compiled(folder, monkeypatch, parts, wanted):
     monkeypatch.delenv("CC")
     monkeypatch.setattr(training.shutil, "which", lambda name: None)
     assert not compiles(asked, examples=40)  # triton could not build anything
+
+
+@pytest.mark.parametrize(
+    ("parts", "parameters", "wanted"),
+    [
+        ({}, 7_600_000_000, PassLimit(packed=True, multiple=128)),
+        ({}, 2_500_000, PassLimit(multiple=64)),
+        (
+            {"run": {"bf16": "off"}},
+            7_600_000_000,
+            PassLimit(multiple=64),
+        ),  # the kernel computes in half precision
+        ({"padding": {"width": 64}}, 7_600_000_000, PassLimit()),  # rows of one length
+        ({"model": {"attention": "eager"}}, 7_600_000_000, PassLimit(multiple=64)),
+    ],
+)
+def test_how_rows_lie_on_a_gpu(folder, monkeypatch, parts, parameters, wanted):
+    asked = recipe(folder, **parts)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(packed, "kernel_exists", lambda: True)
+    assert pass_limit(asked, compiled=True, parameters=parameters) == wanted
+    monkeypatch.setattr(packed, "kernel_exists", lambda: False)  # an older GPU
+    assert not pass_limit(asked, compiled=True, parameters=parameters).packed
 
 
 def lengths_of(rows=200):

@@ -34,6 +34,8 @@ FINAL, CURVE = "model", "metrics.jsonl"
 FREE = {"output", "steps", "epochs", "seconds", "log_every", "save_every", "keep", "choose"}
 FREE |= {"report_to", "export", "compile", "residual", "pass_tokens", "checkpointing"}
 LONG = (300, 600.0)  # updates or seconds of a run that compilation, a minute or two, pays for
+# Parameters from which on a GPU computes rows end to end: faster at 7.6 billion, slower than padding at 2.5 million.
+LARGE = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def prepare(
         # is that of the run without compilation.
         options = {"emulate_precision_casts": True} if recipe.lora else None
         compile_layers(model.net.get_decoder(), options=options)
-    share, limit = _share(recipe), _limit(recipe, compiled=compiled)
+    share, limit = _share(recipe), pass_limit(recipe, compiled=compiled, parameters=model.parameters)
     if limit.packed:
         model.net.set_attn_implementation(packed.NAME)
     batches, held_out = update_passes(recipe, model, prepared, share=share, limit=limit)
@@ -174,17 +176,17 @@ def _can_compile() -> bool:
     return torch.cuda.is_available() and find_spec("triton") is not None and compiler is not None
 
 
-def _limit(recipe: TrainingRecipe, *, compiled: bool) -> PassLimit:
+def pass_limit(recipe: TrainingRecipe, *, compiled: bool, parameters: int) -> PassLimit:
     """How rows lie in a pass; how many fit is found once the network is on its device.
 
-    They lie end to end row by row on a CPU, and in half precision on a GPU by a variable-length kernel. Rows of one
-    length need no such thing, compiled code without the kernel has few shapes only if rows are padded, and a
-    `model.attention` that the recipe names is used as it is.
+    They lie end to end on a CPU, where attention runs row by row, and for LARGE networks in half precision on a GPU,
+    by a variable-length kernel. Rows of one length need no such thing, compiled code without the kernel has few shapes
+    only if rows are padded, and a `model.attention` that the recipe names is used as it is.
     """
     uniform = recipe.data.layout == "packed" or isinstance(recipe.padding.width, int)
     cuda = torch.cuda.is_available()
     half = recipe.run.computes_in_bfloat16(cuda=cuda)
-    kernel = cuda and half and packed.kernel_exists()
+    kernel = cuda and half and parameters >= LARGE and packed.kernel_exists()
     if uniform or recipe.model.attention:
         return PassLimit(multiple=64 if compiled and not uniform else 1)
     if kernel or not (cuda or compiled):
