@@ -393,6 +393,9 @@ def test_advice_says_what_to_do_now_and_properly():
     now, properly = advice([few, many], 0.9, model="m", plan="original")
     assert now.endswith("voidpad generate --model m --plan original --block 32")
     assert properly.endswith("voidpad generate --model m --plan void")
+    now, told = advice([few, many], 0.9, model="m", plan="void")
+    assert "voidpad generate" not in told  # that is what was just done
+    assert "the model itself wants so short an answer" in told
     assert "voidpad analyze overflow --model m --blocks 256" in advice([many], None, model="m")[0]
     assert advice([few, some], 0.0, model="m") == []
 

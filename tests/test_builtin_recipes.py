@@ -63,8 +63,12 @@ def test_recipes_are_found_by_name_from_anywhere(tmp_path, monkeypatch):
         ConfigError, match=r"no sweep recipe of that name; did you mean tiny-table3\? `voidpad"
     ):
         find_recipe("tiny-tabel3.toml", "sweep")
-    with pytest.raises(ConfigError, match="no train recipe of that name"):
+    with pytest.raises(ConfigError, match="tiny-table3: is a sweep recipe; use `voidpad sweep tiny-table3`"):
         find_recipe("tiny-table3", "train")
+    with pytest.raises(ConfigError, match="tiny/void: is a train recipe; use `voidpad train tiny/void`"):
+        find_recipe("tiny/void", "sweep")
+    with pytest.raises(ConfigError, match="no train recipe of that name"):
+        find_recipe("nothing-like-it", "train")
 
 
 def test_the_command_lists_every_recipe_with_a_line():

@@ -770,6 +770,21 @@ def test_calibrate_writes_the_card_and_the_picture(voidpad, folders, tmp_path):
     assert 4 <= row["canvas"] <= 16
 
 
+def test_calibrate_refuses_what_has_no_thresholds_and_another_checkpoints_card(voidpad, folders, tmp_path):
+    search = ("--canvas", 4, "--block", 4, "--limit", 16)
+    ran = voidpad("calibrate", "--model", "tiny-instruct", *search)
+    assert ran.status == 2
+    assert "tiny-instruct: was trained with eos padding" in ran.err
+    (tmp_path / "prompts").write_text("hi\n")
+    shutil.copytree(folders["llada"], tmp_path / "other")
+    ran = voidpad(
+        *("calibrate", "--model", folders["dream"], "--file", tmp_path / "prompts", *search),
+        *("--save", tmp_path / "other"),
+    )
+    assert ran.status == 2
+    assert "is another checkpoint than the one that is calibrated" in ran.err
+
+
 def test_calibrate_reads_the_prompts_of_training_chats(voidpad, folders, tmp_path):
     chats = [
         {"conversations": [{"from": "human", "value": "one"}, {"from": "gpt", "value": "1"}]},

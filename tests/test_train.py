@@ -205,6 +205,23 @@ def test_an_adapter_decodes_the_same_merged_and_not(folder):
     assert answers(merge(model)) == apart
 
 
+def test_a_second_adapter_on_top_of_one_is_refused(folder):
+    """Its base would be merged weights that are saved nowhere."""
+    first = str(train(lora(folder, "below")).folder)
+    for model in ({"adapter": first}, {"name": first}):
+        with pytest.raises(ConfigError, match=r"below.* is an adapter.*`voidpad merge`"):
+            prepare(lora(folder, "above", model=model))
+    whole = recipe(folder, model={"adapter": first}, run={"output": str(folder / "all-of-it"), "steps": 1})
+    assert load(train(whole).folder).card.padding == "void"  # all weights train, so all are saved
+    second = Path(first).parents[1] / "third"
+    second.mkdir()
+    (second / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": first, "peft_type": "LORA"})
+    )
+    with pytest.raises(WeightsError, match="is an adapter and cannot be the base of another"):
+        load(second)
+
+
 def test_void_rows_train_in_embedding_and_head_and_nothing_else_of_them(folder):
     trainer = prepare(lora(folder, "rows"))
     void, eos = trainer.subject.roles.void, trainer.subject.roles.eos

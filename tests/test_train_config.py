@@ -124,6 +124,10 @@ def test_changes_from_the_command_line(tmp_path):
     )
     assert (recipe.run.steps, recipe.padding.policy, recipe.optim.betas) == (7, "rainbow", (0.8, 0.9))
     assert (recipe.lora.r, recipe.run.compile) == (4, True)
+    other = read(path, ["run.epochs=2.0"])  # a run has one length, and the one that is asked for counts
+    assert (other.run.steps, other.run.epochs, other.run.seconds) == (None, 2.0, None)
+    with pytest.raises(ConfigError, match=r"exactly one of run\.steps, run\.epochs, run\.seconds"):
+        check(changed(run={"steps": 5, "epochs": 2.0}))
     for change, message in (("run.steps", "part.field=value"), ("run.steps.x=1", "not a section")):
         with pytest.raises(ConfigError, match=message):
             read(path, [change])

@@ -81,12 +81,19 @@ def calibrate(
     longest = canvas + block if limit is None else limit
     Search(start=canvas, limit=longest, block=block, fit=fit)  # refused before anything is loaded
     card = None if save is None else read_card(save)
+    if save is not None and card is not None:
+        _check_same(save, [name for name in (model, adapter) if name])
     texts: list[Any] = []
     if not chats:
         own = file is None and model.startswith("tiny-")
         texts = own_prompts(prompts) if own else gather([], file=file, messages=None)
         source = "of the built-in model's tasks" if own else str(file or "standard input")
     loaded = load_model(model, adapter, device=device)
+    if loaded.card.padding not in (None, "void"):
+        raise ConfigError(
+            f"{adapter or model}: was trained with {loaded.card.padding} padding, so its VOID means nothing; "
+            "calibrate a VOID-trained checkpoint."
+        )
     ids = [loaded.encode(text) for text in texts]
     if chats:
         room = loaded.context - (limit or canvas)
@@ -115,6 +122,16 @@ def calibrate(
         values = {**card.calibration, "void-expansion": fields(done.chosen, search)}
         replace(card, calibration=values).write(save)
         err.print(f"wrote {save / 'voidpad.json'}", style="dim")
+
+
+def _check_same(save: Path, names: list[str]) -> None:
+    """Refuse to write one checkpoint's thresholds into the card of another."""
+    from voidpad.models.locate import locate
+
+    if save.resolve() not in [locate(name).resolve() for name in names]:
+        raise ConfigError(
+            f"--save {save}: is another checkpoint than the one that is calibrated, {names[-1]}."
+        )
 
 
 def _table(done: Calibration) -> Table:

@@ -129,7 +129,9 @@ def sweep(
         following = Stage.answer if stage is Stage.prepare else Stage.judge
         typer.echo(f"{out}: next is `voidpad sweep {recipe} --out {out} --stage {following}`.")
     else:
-        typer.echo(f"{out}: complete; `voidpad report {out}` shows it.")
+        others = len(sweeps.missing(every, out))
+        state = f"{others} of {len(every)} cells are left" if others else "complete"
+        typer.echo(f"{out}: {state}; `voidpad report {out}` shows it.")
         if numbers is not None:
             _print_differing(out / f"{path.stem}.sweep.json", numbers)
         if wanted.limit and not sweeps.missing(chosen, out):

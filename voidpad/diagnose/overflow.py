@@ -262,6 +262,11 @@ def advice(
         now = f"Now: look for a safe block size below {by_block[0].block}: voidpad analyze overflow {both}{chosen}"
         now += f" --blocks {smaller}"
     if void is not None and void >= USABLE:
+        if (plan or "").partition("@")[0] in ("void", "void-expansion"):
+            return [
+                now,
+                "This checkpoint knows VOID and was decoded with it: the model itself wants so short an answer.",
+            ]
         return [
             now,
             f"Properly: this checkpoint knows VOID, so decode with it: voidpad generate {both} --plan void",

@@ -214,6 +214,10 @@ def _load_base(
     causal_block: int | None,
 ) -> Model:
     if (folder / ADAPTER_CONFIG).is_file():  # transformers would attach it without a word
+        if not (folder / "config.json").is_file():
+            raise WeightsError(
+                f"{name}: is an adapter and cannot be the base of another; use `voidpad merge` first."
+            )
         raise WeightsError(f"{folder}: holds a whole model and an adapter; move {ADAPTER_CONFIG} elsewhere.")
     checkpoint = _read_checkpoint(folder, name=name, family=family)
     known, config = checkpoint.family, checkpoint.config

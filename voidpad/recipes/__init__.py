@@ -46,6 +46,9 @@ def find_recipe(name: str | Path, kind: Kind) -> Path:
     shipped = {recipe.name: recipe.path for recipe in shipped_recipes(kind)}
     if str(name) in shipped:
         return shipped[str(name)]
+    other: Kind = "sweep" if kind == "train" else "train"
+    if str(name).removesuffix(".toml") in {recipe.name for recipe in shipped_recipes(other)}:
+        raise ConfigError(f"recipe {name}: is a {other} recipe; use `voidpad {other} {name}`.")
     close = get_close_matches(str(name).removesuffix(".toml"), shipped, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}? " if close else ""
     raise ConfigError(

@@ -258,6 +258,9 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+LENGTHS = ("steps", "epochs", "seconds")
+
+
 def _apply(values: dict[str, Any], change: str) -> None:
     """Set `part.field=value`; the value is TOML, or plain text where it is not TOML."""
     key, equals, text = change.partition("=")
@@ -274,6 +277,9 @@ def _apply(values: dict[str, Any], change: str) -> None:
         values = values.setdefault(name, {})
         if not isinstance(values, dict):
             raise ConfigError(f"--set {change!r}: {name} is a value, not a section.")
+    if parents == ["run"] and last in LENGTHS:
+        for length in LENGTHS:  # a run has one length: the last one given
+            values.pop(length, None)
     values[last] = value
 
 

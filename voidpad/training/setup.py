@@ -59,7 +59,14 @@ def _from_checkpoint(recipe: TrainingRecipe) -> models.Model:
         part.name or "", part.adapter, device=device, dtype=_dtype(recipe), quantize=part.quantize
     )
     model.require_full_attention("training with padding")
-    model = models.merge(model) if model.adapted else model
+    if model.adapted and recipe.lora:
+        raise ConfigError(
+            f"{part.adapter or part.name}: is an adapter, and a second one on top of it would fit no saved checkpoint; "
+            "make one model of it with `voidpad merge` and give that folder as model.name."
+        )
+    if model.adapted:
+        model = models.merge(model)
+        model.net.requires_grad_(True)  # an adapter's base is frozen
     if part.attention:
         model.net.set_attn_implementation(part.attention)
     return model
