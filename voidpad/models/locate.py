@@ -57,5 +57,5 @@ def _snapshot(name: str, *, download: bool) -> Path:
         return Path(snapshot_download(name, allow_patterns=PATTERNS, local_files_only=not download))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise NotHereError(
-            f"{name}: no such folder, and the hub gave nothing ({reason(error)}); check the name."
+            f"{name}: no such folder, and the hub gave nothing ({reason(error)}); check the name and the network."
         ) from error

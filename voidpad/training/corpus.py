@@ -180,7 +180,7 @@ def _table(source: str, path: Path) -> Dataset:
         return datasets.load_dataset(name, config or None, split=split or "train")
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{source}: the hub gave nothing ({str(error).splitlines()[0]}); check the name."
+            f"{source}: the hub gave nothing ({str(error).splitlines()[0]}); check the name and the network."
         ) from None
 
 
