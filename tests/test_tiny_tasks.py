@@ -1,5 +1,6 @@
 """Laws of the generated tasks: answers are right, splits are disjoint, text survives the tokenizer."""
 
+import re
 import subprocess
 import sys
 from random import Random
@@ -147,7 +148,7 @@ def test_prepared_file_holds_the_examples(tmp_path, capsys):
     stored = data.read(tmp_path / "a.safetensors")
     assert stored.roles == ROLES
     assert int(stored.pairs.response.max()) < CANVAS
-    tokens, prompt, response = chunk((7, 0, 4000))
+    tokens, prompt, response = chunk((7, 0, 4000, False))
     assert torch.equal(stored.pairs.tokens[: len(tokens)].long(), torch.from_numpy(tokens).long())
     assert stored.pairs.prompt[: len(prompt)].tolist() == prompt.tolist()
     first = stored.pairs.tokens[: prompt[0] + response[0]].tolist()
@@ -162,3 +163,21 @@ def test_the_number_of_workers_does_not_change_the_data(tmp_path):
     one, two = data.read(tmp_path / "one").pairs, data.read(tmp_path / "two").pairs
     assert torch.equal(one.tokens, two.tokens)
     assert torch.equal(one.response, two.response)
+
+
+def test_the_drill_copies_the_name_of_the_function(tmp_path):
+    main(["--out", str(tmp_path / "names.safetensors"), "--examples", "50", "--names"])
+    pairs = data.read(tmp_path / "names.safetensors").pairs
+    assert len(pairs) == 50
+    names = set()
+    for start, prompt, response in zip(pairs.start, pairs.prompt, pairs.response, strict=True):
+        middle = int(start + prompt)
+        asked, answer = (
+            tokenizer().decode(pairs.tokens[a:b].tolist())
+            for a, b in ((int(start), middle), (middle, middle + int(response)))
+        )
+        head = re.fullmatch(r"def (\w+)\(x\):", answer)
+        assert head is not None
+        assert f"Write a function {head[1]}(x) for a list x." in asked
+        names.add(head[1])
+    assert len(names) > 4
