@@ -124,6 +124,14 @@ def test_changes_from_the_command_line(tmp_path):
     )
     assert (recipe.run.steps, recipe.padding.policy, recipe.optim.betas) == (7, "rainbow", (0.8, 0.9))
     assert (recipe.lora.r, recipe.run.compile) == (4, True)
+    with pytest.raises(ConfigError) as refused:
+        read(path, ["run.compile=maybe", "run.pass_tokens=0"])
+    assert str(refused.value) == (
+        f"{path}: run.pass_tokens: Input should be greater than 0 or 'auto' (got 0); "
+        "run.compile: Input should be a valid boolean, unable to interpret input or 'auto' (got 'maybe')."
+    )
+    with pytest.raises(ConfigError, match=r"model\.scratch\.hidden: .*; model\.scratch\.layers: "):
+        read(path, ["model.scratch.hidden=-1", "model.scratch.layers=x"])
     other = read(path, ["run.epochs=2.0"])  # a run has one length, and the one that is asked for counts
     assert (other.run.steps, other.run.epochs, other.run.seconds) == (None, 2.0, None)
     with pytest.raises(ConfigError, match=r"exactly one of run\.steps, run\.epochs, run\.seconds"):

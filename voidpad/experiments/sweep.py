@@ -95,7 +95,9 @@ def only(every: Sequence[SweepCell], wanted: Sequence[str]) -> list[SweepCell]:
     """The cells whose ids start with one of the given texts."""
     unknown = [text for text in wanted if not any(cell.id.startswith(text) for cell in every)]
     if unknown:
-        raise ConfigError(f"only={', '.join(unknown)}: no such cell; --dry-run lists the ids, which depend on --limit.")
+        raise ConfigError(
+            f"only={', '.join(unknown)}: no such cell; --dry-run lists the ids, which depend on --limit."
+        )
     return [cell for cell in every if not wanted or cell.id.startswith(tuple(wanted))]
 
 

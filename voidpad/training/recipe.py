@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -236,6 +237,20 @@ def read(path: Path | str, changes: Iterable[str] = ()) -> TrainingRecipe:
     return check(values, name=str(path))
 
 
+def _by_setting(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One error a setting, where pydantic has one for every type that the setting may have: a number or `auto`."""
+    found: dict[Any, dict[str, Any]] = {}
+    for error in errors:
+        *outer, last = error["loc"] or ("",)
+        is_type = re.fullmatch(r"bool|int|float|str|constrained-\w+|literal\[.*\]", str(last)) is not None
+        place = tuple(outer) if is_type else error["loc"]
+        if place in found and place != error["loc"]:
+            found[place]["msg"] += " or " + error["msg"].removeprefix("Input should be ")
+        else:
+            found[place] = {**error, "loc": place}
+    return list(found.values())
+
+
 def check(values: Mapping[str, Any], *, name: str = "recipe") -> TrainingRecipe:
     """The settings as a recipe. All faults are reported in one message."""
     values = dict(values)
@@ -246,7 +261,7 @@ def check(values: Mapping[str, Any], *, name: str = "recipe") -> TrainingRecipe:
     try:
         return TrainingRecipe.model_validate(values)
     except ValidationError as error:
-        faults = "; ".join(map(fault, error.errors()))
+        faults = "; ".join(map(fault, _by_setting(error.errors())))
         raise ConfigError(f"{name}: {faults}.") from None
 
 
