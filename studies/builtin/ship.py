@@ -56,7 +56,7 @@ def ship(
         config["base_model_name_or_path"] = f"{name}-instruct"
         adapter.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     calibration = dict.fromkeys(("original", "void", "smart-crop"), FIXED)
-    calibration |= {name: {**GROWING, "limit": 256} for name in ("daedal", "rho-eos")}
+    calibration |= {plan: {**GROWING, "limit": 256} for plan in ("daedal", "rho-eos")}
     calibration["void-expansion"] = {**GROWING, **expansion}
     replace(card, calibration=calibration).write(beside)
     old = assets / f".{target.name}.old"

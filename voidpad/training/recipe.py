@@ -243,11 +243,11 @@ def _by_setting(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for error in errors:
         *outer, last = error["loc"] or ("",)
         is_type = re.fullmatch(r"bool|int|float|str|constrained-\w+|literal\[.*\]", str(last)) is not None
-        place = tuple(outer) if is_type else error["loc"]
-        if place in found and place != error["loc"]:
-            found[place]["msg"] += " or " + error["msg"].removeprefix("Input should be ")
+        key = tuple(outer) if is_type else len(found)  # other errors stand for themselves
+        if key in found:
+            found[key]["msg"] += " or " + error["msg"].removeprefix("Input should be ")
         else:
-            found[place] = {**error, "loc": place}
+            found[key] = {**error, "loc": tuple(outer) if is_type else error["loc"]}
     return list(found.values())
 
 
