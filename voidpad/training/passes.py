@@ -22,7 +22,7 @@ from voidpad.training.losses import Normaliser, PackedPass, Slots, loss_slots
 from voidpad.training.noising import Noising
 from voidpad.training.padding import Batch
 
-# Rows padded to the longest of their pass are at least so much of its length, where passes may be smaller.
+# Where padding costs more than another pass, rows are at least so much of the longest row of theirs.
 EVEN = 0.75
 
 
@@ -33,6 +33,7 @@ class PassLimit:
     tokens: int = 4096  # a longer row is a pass of its own
     packed: bool = False  # rows end to end in one sequence; otherwise padded to the longest row of the pass
     multiple: int = 1  # the sequence, or each padded row, is brought to a multiple of this: few shapes
+    small: int = 0  # tokens of a padded pass up to which a further pass would cost more than uneven rows
 
     def size(self, lengths: Sequence[int]) -> int:
         """Tokens that a pass over rows of these lengths computes."""
@@ -72,7 +73,7 @@ def _filled(order: Sequence[int], lengths: Sequence[int], limit: PassLimit, toke
             first, rows = lengths[passes[-1][0]], len(passes[-1]) + 1
             padded = rows * limit.rounded(first)
             size = limit.rounded(total + lengths[row]) if limit.packed else padded
-            if size <= tokens and (limit.packed or lengths[row] >= EVEN * first):
+            if size <= tokens and (limit.packed or size <= limit.small or lengths[row] >= EVEN * first):
                 passes[-1].append(row)
                 total += lengths[row]
                 continue

@@ -36,6 +36,8 @@ FREE |= {"report_to", "export", "compile", "residual", "pass_tokens", "checkpoin
 LONG = (300, 600.0)  # updates or seconds of a run that compilation, a minute or two, pays for
 # Parameters from which on a GPU computes rows end to end: faster at 7.6 billion, slower than padding at 2.5 million.
 LARGE = 1_000_000_000
+# Parameters times tokens that a GPU computes in the time which the host needs to launch a pass, about 20 ms.
+LAUNCHED = 1e12
 
 
 @dataclass(frozen=True)
@@ -181,17 +183,19 @@ def pass_limit(recipe: TrainingRecipe, *, compiled: bool, parameters: int) -> Pa
 
     They lie end to end on a CPU, where attention runs row by row, and for LARGE networks in half precision on a GPU,
     by a variable-length kernel. Rows of one length need no such thing, compiled code without the kernel has few shapes
-    only if rows are padded, and a `model.attention` that the recipe names is used as it is.
+    only if rows are padded, and a `model.attention` that the recipe names is used as it is. A GPU computes padding of a
+    small network faster than the host launches another pass.
     """
     uniform = recipe.data.layout == "packed" or isinstance(recipe.padding.width, int)
     cuda = torch.cuda.is_available()
     half = recipe.run.computes_in_bfloat16(cuda=cuda)
     kernel = cuda and half and parameters >= LARGE and packed.kernel_exists()
+    small = int(LAUNCHED / parameters) if cuda else 0
     if uniform or recipe.model.attention:
-        return PassLimit(multiple=64 if compiled and not uniform else 1)
+        return PassLimit(multiple=64 if compiled and not uniform else 1, small=small)
     if kernel or not (cuda or compiled):
         return PassLimit(packed=True, multiple=128 if kernel else 1)
-    return PassLimit(multiple=64 if compiled else 1)
+    return PassLimit(multiple=64 if compiled else 1, small=small)
 
 
 def _available(processes: int) -> int | None:
