@@ -7,7 +7,8 @@
     python -m studies.builtin.seeds table runs/seeds
 
 The recipes are `tiny/*`: the families differ in the recipes of the base alone, and every arm has the same number of
-updates. A family has one base; a seed is that of `instruct` and of the arms made from it. Seeds train at the same time.
+updates. A family has one base; a seed is that of `instruct` and of the arms made from it. `--together` trainings run at
+the same time: a network this small leaves most of a GPU idle.
 
 All three commands go on where they stopped: what has been trained or scored is left as it is. `sweep` takes the options
 of `voidpad sweep`, `--stage` among them, so that answers can come from a machine with a GPU.
@@ -21,8 +22,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from threading import Condition
 from typing import Any
 
 from studies.builtin.results import summarise
@@ -41,65 +44,90 @@ FROM_BASE = tuple(f"from_base_{arm}" for arm in ARMS)
 SWEEP = "tiny-seeds"
 
 
+@dataclass(frozen=True)
+class Stage:
+    """One training: its recipe, where it goes, and the model that it starts from, which may yet have to be made."""
+
+    recipe: str
+    folder: Path
+    seed: int
+    source: Path | None
+
+    @property
+    def made(self) -> Path:
+        return self.folder / self.recipe / "model"
+
+
+def stages(given: argparse.Namespace) -> list[Stage]:
+    """Every training of a family in the order in which they should end: one base, then seed by seed."""
+    found: list[Stage] = []
+    for recipe in BASES[given.family]:
+        source = found[-1].made if found else None
+        found.append(Stage(recipe, given.out / f"{given.family}-base", given.base_seed, source))
+    base = found[-1].made
+    seeds = [(number, given.out / f"{given.family}-{number}") for number in given.seeds]
+    found += [Stage("instruct", folder, number, base) for number, folder in seeds]
+    for number, folder in seeds:
+        found += [Stage(arm, folder, number, folder / "instruct" / "model") for arm in ARMS]
+    if given.from_base:
+        found += [Stage(arm, folder, number, base) for number, folder in seeds for arm in FROM_BASE]
+    return found
+
+
 def train(given: argparse.Namespace) -> None:
-    """Train every stage that is missing, until the time is over: one base, then the seeds from it, all at once."""
+    """Train every stage that is missing, several at a time, each as soon as its source is there, until time is over."""
     end = time.monotonic() + given.seconds if given.seconds else None
-    source = None
-    for stage in BASES[given.family]:
-        folder = given.out / f"{given.family}-base"
-        if not _train(stage, folder, given.base_seed, given, end, source=source):
-            print(f"{folder}/{stage}: the time is over; the same command goes on", flush=True)
-            return
-        source = folder / stage / "model"
-    base = source
-    stages = ("instruct", *ARMS, *(FROM_BASE if given.from_base else ()))
+    waiting, running, changed = stages(given), 0, Condition()
 
-    def seed(number: int) -> None:
-        folder = given.out / f"{given.family}-{number}"
-        for stage in stages:
-            source = base if stage == "instruct" or stage in FROM_BASE else folder / "instruct" / "model"
-            if not _train(stage, folder, number, given, end, source=source):
-                print(f"{folder}/{stage}: the time is over; the same command goes on", flush=True)
-                return
-            if stage == "void":
-                _calibrate(folder, given.prompts)
+    def work() -> None:
+        nonlocal running
+        while True:
+            with changed:
+                while not (ready := [s for s in waiting if s.source is None or s.source.is_dir()]):
+                    if not running:
+                        return  # nothing will become ready any more
+                    changed.wait()
+                waiting.remove(ready[0])
+                running += 1
+            try:
+                if not _train(ready[0], given, end):
+                    print(f"{ready[0].made.parent}: the time is over; the same command goes on", flush=True)
+                elif ready[0].recipe == "void":
+                    _calibrate(ready[0].folder, given.prompts)
+            finally:
+                with changed:
+                    running -= 1
+                    changed.notify_all()
 
-    with ThreadPoolExecutor(len(given.seeds)) as pool:
-        list(pool.map(seed, given.seeds))
+    with ThreadPoolExecutor(given.together) as pool:
+        for done in [pool.submit(work) for _ in range(given.together)]:
+            done.result()
 
 
-def _train(
-    stage: str,
-    folder: Path,
-    seed: int,
-    given: argparse.Namespace,
-    end: float | None,
-    *,
-    source: Path | None,
-) -> bool:
+def _train(stage: Stage, given: argparse.Namespace, end: float | None) -> bool:
     """One stage by `voidpad train`, its output in a file beside it; whether it is complete."""
-    made = folder / stage / "model"
-    if made.is_dir():
+    if stage.made.is_dir():
         return True
     left = None if end is None else end - time.monotonic()
     if left is not None and left < 1:
         return False
+    output = stage.made.parent
     changes = [
-        *([f"model.name={source}"] if source else []),
-        f"data.path={given.names if stage == 'dream_names' else given.data}",
-        f"run.output={folder / stage}",
-        f"run.seed={seed}",
-        f"run.steps={given.updates or UPDATES[stage.removeprefix('from_base_')]}",
+        *([f"model.name={stage.source}"] if stage.source else []),
+        f"data.path={given.names if stage.recipe == 'dream_names' else given.data}",
+        f"run.output={output}",
+        f"run.seed={stage.seed}",
+        f"run.steps={given.updates or UPDATES[stage.recipe.removeprefix('from_base_')]}",
         *given.set,
     ]
-    command = [sys.executable, "-m", "voidpad", "train", f"tiny/{stage}", "--resume"]
+    command = [sys.executable, "-m", "voidpad", "train", f"tiny/{stage.recipe}", "--resume"]
     command += [part for change in changes for part in ("--set", change)]
     command += ["--max-seconds", str(left)] if left is not None else []
-    folder.mkdir(parents=True, exist_ok=True)
-    print(f"{folder}/{stage}", flush=True)
-    with (folder / f"{stage}.log").open("a") as log:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{time.strftime('%H:%M:%S')} {output}", flush=True)
+    with output.with_suffix(".log").open("a") as log:
         subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
-    return made.is_dir()
+    return stage.made.is_dir()
 
 
 def _calibrate(folder: Path, count: int) -> None:
@@ -177,6 +205,7 @@ def main() -> None:
     training.add_argument("--names", type=Path, default=Path("runs/tiny/names.safetensors"))
     training.add_argument("--seconds", type=float, help="stop after so many seconds")
     training.add_argument("--base-seed", type=int, default=1, help="of the base, which all seeds share")
+    training.add_argument("--together", type=int, default=3, help="trainings at the same time")
     training.add_argument("--updates", type=int, help="of every stage; for a rehearsal")
     training.add_argument("--prompts", type=int, default=512, help="training prompts of a calibration")
     training.add_argument("--from-base", action="store_true", help="the fine-tunes of the base too")
