@@ -287,7 +287,7 @@ def test_a_rule_that_writes_several_tokens_is_named():
     assert plan("void", factor=1.0).approximations == ("factor",)
     assert plan("void", entropy_bound=0.1).approximations == ("entropy_bound",)
     assert plan("void", threshold=0.9, leap=0.75).approximations == ("leap",)
-    assert plan("void", each_run=0.4).approximations == ("each_run",)
+    assert plan("void", threshold=0.9, each_run=0.4).approximations == ("each_run",)
     assert plan("void", threshold=0.9, credit=0.7).approximations == ("threshold", "credit")
     assert plan("eos-penalty", position_decay=0.25).approximations == ()
     assert Plan(commit=Everything()).approximations == (f"{__name__}:Everything",)
