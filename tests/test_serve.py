@@ -192,9 +192,14 @@ def test_max_tokens_bounds_the_answer(client, model):
         assert cut.usage.completion_tokens <= most
         assert cut.choices[0].finish_reason == "length"
         assert cut.choices[0].model_extra["voidpad"]["canvas"] == -(-most // 8) * 8
+        assert cut.choices[0].model_extra["voidpad"]["stop_reason"] == "max_tokens"
         newer = ask(client, PROMPTS[0], max_completion_tokens=most).choices[0]
         assert (newer.message, newer.finish_reason) == (cut.choices[0].message, "length")
+    full = ask(client, PROMPTS[0], max_tokens=8).choices[0]  # a whole block: the canvas ends, nothing is cut
+    assert (full.finish_reason, full.model_extra["voidpad"]["stop_reason"]) == ("length", "full")
     large = ask(client, PROMPTS[0], max_tokens=5000)
+    assert large.choices[0].finish_reason == "stop"
+    assert large.choices[0].model_extra["voidpad"]["stop_reason"] == "eos"
     assert large.choices[0].message.content == whole.choices[0].message.content
 
 
@@ -204,6 +209,7 @@ def test_stop_strings_cut_the_text(client):
     cut = ask(client, PROMPTS[0], stop=["never written", stop])
     assert cut.choices[0].message.content == whole[: whole.index(stop)]
     assert cut.choices[0].finish_reason == "stop"
+    assert cut.choices[0].model_extra["voidpad"]["stop_reason"] == "stop"
     texts, ends, _ = streamed(client, PROMPTS[0], stop=stop)
     assert (texts, ends) == ({0: whole[: whole.index(stop)]}, {0: "stop"})
 
