@@ -102,6 +102,12 @@ def serve(
         log_prompts=log_prompts,
     )
 
+    if speed is not None and plan is None:  # before weights are loaded, and before Ray starts
+        from voidpad.models.card import default_plan
+        from voidpad.models.load import card_of, family_of
+
+        check_speed(speed, default_plan(card_of(model, adapter), family_of(model)))
+
     def announce(address: str) -> None:
         typer.echo(f"voidpad serves {options.name} at {address}; Ctrl-C stops it.", err=True)
 
@@ -114,7 +120,6 @@ def serve(
     from voidpad.serve.server import serve
 
     loaded = load_model(model, adapter, device=device, dtype=dtype, quantize=quantize)
-    check_speed(speed, plan or loaded.default_plan)
     fit_threads(loaded, rows=rows)
     raise typer.Exit(serve(loaded, options, ready=announce))
 
