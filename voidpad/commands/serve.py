@@ -19,7 +19,7 @@ from voidpad.commands.options import (
     takes_plan_fields,
 )
 from voidpad.commands.process import fit_threads
-from voidpad.engine.speed import check_speed
+from voidpad.engine.speed import check_speed, switched_on
 from voidpad.errors import ConfigError
 
 UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
@@ -109,7 +109,9 @@ def serve(
         check_speed(speed, default_plan(card_of(model, adapter), family_of(model)))
 
     def announce(address: str) -> None:
-        typer.echo(f"voidpad serves {options.name} at {address}; Ctrl-C stops it.", err=True)
+        switches = ", ".join(switched_on(options.fields, options.cache))
+        approximate = f"; approximate: {switches}" if switches else ""
+        typer.echo(f"voidpad serves {options.name} at {address}{approximate}; Ctrl-C stops it.", err=True)
 
     if replicas is not None:
         from voidpad.serve.replicas import ReplicaOptions, serve_replicas
