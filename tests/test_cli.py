@@ -422,9 +422,20 @@ USAGE = [
     (("--trace-detail", "all", "--trace", "x"), "trace-detail"),
     (("--seed", -1), "--seed"),
     (("--seed", 2**63), "--seed"),
-    (("--window", 8), "plan 'original' has no field window; it has "),
-    (("--top-p", 0.5), "plan 'original' has no field top_p"),
-    (("--tau-nonvoid", 0.1, "--limit", 64), "plan 'original' has no field limit, tau_nonvoid"),
+    (
+        ("--window", 8),
+        "plan 'original' has no field window; plans that have it: void-expansion; "
+        "`voidpad plans original --model MODEL` lists its fields.",
+    ),
+    (
+        ("--top-p", 0.5),
+        "plan 'original' has no field top_p; this model samples by temperature alone; "
+        "`voidpad plans original --model MODEL` lists its fields.",
+    ),
+    (
+        ("--tau-nonvoid", 0.1, "--limit", 64),
+        "plan 'original' has no field limit, tau_nonvoid; plans that have them: void-expansion;",
+    ),
     (("--canvas", 10, "--block", 4), "canvas=10 is not a multiple of block=4; use 12."),
     (("--canvas", 0, "--block", 4), "canvas=0 must be at least 1."),
     (("--canvas", 8, "--block", 0), "block=0 must be at least 1."),

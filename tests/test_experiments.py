@@ -183,7 +183,7 @@ def test_a_cell_of_two_groups_is_run_once():
         ({"titel": "x", "limit": 0}, ["titel: no such setting", "limit: Input should be greater"]),
         ({"tasks": [], "group": []}, ["tasks: List should have at least 1", "group: List should have"]),
         ({"fields": {"canvas": 60}}, ["group 0: canvas=60 is not a multiple of block=16", "block=32"]),
-        ({"fields": {"canvs": 64}}, ["plan 'void' has no field canvs"]),
+        ({"fields": {"canvs": 64}}, ["plan 'void' has no field canvs (did you mean canvas?);"]),
         ({"tasks": ["gsm9k"]}, ["task 'gsm9k' is unknown"]),
         (
             {"group": [{"model": "m", "plan": "void", "cache": "all"}]},
