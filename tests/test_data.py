@@ -15,6 +15,7 @@ from voidpad.errors import ConfigError, DataError
 from voidpad.models import character_tokenizer
 from voidpad.roles import Roles
 from voidpad.training import prepared as data
+from voidpad.training.chats import REASONS
 from voidpad.training.padding import Example, Pairs
 
 ROLES = Roles(mask=0, eos=1, void=2)
@@ -170,6 +171,11 @@ def test_every_conversation_and_every_example_is_counted_once(tmp_path, tokenize
     assert counts.kept == 2 == len(prepared.pairs)
     assert counts.examples == counts.kept + sum(expected.values())
     assert prepared.notes["counts"] == asdict(counts)
+
+
+def test_reasons_name_no_option():
+    """`voidpad data prepare` and `voidpad calibrate` show them, and have different options."""
+    assert [text for text in REASONS.values() if "--" in text] == []
 
 
 def test_every_turn_of_a_conversation_can_be_an_example(tmp_path, tokenizer):
