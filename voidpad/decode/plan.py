@@ -333,11 +333,8 @@ def describe(
     }
     unknown = sorted(set(given) - set(known))
     if unknown:
-        instead = _instead(unknown, known, family)
-        raise ConfigError(
-            f"plan {name!r} has no field {', '.join(unknown)}{instead}; `voidpad plans {name} --model MODEL` lists "
-            "its fields."
-        )
+        hint = _instead(unknown, known, family) + f"; `voidpad plans {name} --model MODEL` lists its fields."
+        raise ConfigError(f"plan {name!r} has no field {', '.join(unknown)}{hint}")
     values: dict[str, Any] = {}  # as typed
     resolved: dict[str, Any] = {}  # as the rules take them
     for key, one in known.items():
