@@ -18,7 +18,9 @@ from voidpad.commands import cli
 from voidpad.commands.generate import show
 from voidpad.decode.plan import ALIASES, PRESETS, describe, every_field
 from voidpad.diagnose import trace
+from voidpad.evaluate.settings import known_tasks
 from voidpad.models import FAMILIES, Model, Result, load, random_model, read_card, save
+from voidpad.models.quantizer import _KINDS
 from voidpad.roles import Roles
 
 FIELDS = (
@@ -130,6 +132,13 @@ def test_every_field_of_every_plan_is_an_option(voidpad):
     for name in PRESETS:
         for family in ("llada", "dream"):
             assert set(described(name, family)) <= {one.name for one in every_field()}
+
+
+def test_help_names_every_task_and_every_quantization(voidpad):
+    for name, known in (("--tasks", known_tasks()), ("--quantize", _KINDS)):
+        shown = voidpad("eval", "--help").out.replace("│", " ").replace(",", " ")
+        words = shown.split(name)[1].split(" --")[0].split()
+        assert set(known) <= set(words), words
 
 
 def test_options_reach_the_plan(voidpad, folders, models):

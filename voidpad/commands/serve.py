@@ -32,7 +32,8 @@ def serve(
     plan: Annotated[
         str | None,
         typer.Option(
-            help="how to decode unless a request says otherwise; by the checkpoint if absent",
+            help="how to decode unless a request says otherwise: a name that `voidpad plans` lists; default: the one "
+            "that fits the checkpoint's padding",
             callback=known_plan,
         ),
     ] = None,

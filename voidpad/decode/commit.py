@@ -171,7 +171,11 @@ class Sequential(Static):
 class Factor(DecodingRule):
     """Write the n surest slots, n as large as possible with the n-th score at least 1 - factor / (n + 1)."""
 
-    factor: float = setting(1.0, at_least=0, help="factor commits, instead of a schedule")
+    factor: float = setting(
+        1.0,
+        at_least=0,
+        help="Fast-dLLM's factor rule, instead of a schedule: the larger, the more slots are written in a pass",
+    )
     factor_last: bool = setting(
         False,
         authors=True,
