@@ -371,9 +371,8 @@ def test_sources_that_are_not_there(tmp_path, tokenizer):
 
 def test_a_file_with_nothing_to_learn_says_why(tmp_path, tokenizer):
     source = lines(tmp_path / "x.jsonl", [pair("a", "b" * 50)])
-    with pytest.raises(
-        DataError, match=r"nothing to learn; conversations read: 1; dropped: 1 \(longer than --drop"
-    ):
+    dropped = r"dropped: 1 \(prompt and response are too long together\)"
+    with pytest.raises(DataError, match=f"nothing to learn; conversations read: 1; {dropped}"):
         prepare([source], tokenizer, drop_longer=10, max_length=10)
     for name in ("empty.jsonl", "empty.json"):
         (tmp_path / name).write_text("" if name == "empty.jsonl" else "[]")
