@@ -18,7 +18,9 @@ from voidpad.commands import cli
 from voidpad.commands.generate import show
 from voidpad.decode.plan import ALIASES, PRESETS, describe, every_field
 from voidpad.diagnose import trace
+from voidpad.evaluate.settings import known_tasks
 from voidpad.models import FAMILIES, Model, Result, load, random_model, read_card, save
+from voidpad.models.quantizer import _KINDS
 from voidpad.roles import Roles
 
 FIELDS = (
@@ -130,6 +132,13 @@ def test_every_field_of_every_plan_is_an_option(voidpad):
     for name in PRESETS:
         for family in ("llada", "dream"):
             assert set(described(name, family)) <= {one.name for one in every_field()}
+
+
+def test_help_names_every_task_and_every_quantization(voidpad):
+    for name, known in (("--tasks", known_tasks()), ("--quantize", _KINDS)):
+        shown = voidpad("eval", "--help").out.replace("│", " ").replace(",", " ")
+        words = shown.split(name)[1].split(" --")[0].split()
+        assert set(known) <= set(words), words
 
 
 def test_options_reach_the_plan(voidpad, folders, models):
@@ -422,9 +431,20 @@ USAGE = [
     (("--trace-detail", "all", "--trace", "x"), "trace-detail"),
     (("--seed", -1), "--seed"),
     (("--seed", 2**63), "--seed"),
-    (("--window", 8), "plan 'original' has no field window; it has "),
-    (("--top-p", 0.5), "plan 'original' has no field top_p"),
-    (("--tau-nonvoid", 0.1, "--limit", 64), "plan 'original' has no field limit, tau_nonvoid"),
+    (
+        ("--window", 8),
+        "plan 'original' has no field window; plans that have it: void-expansion; "
+        "`voidpad plans original --model MODEL` lists its fields.",
+    ),
+    (
+        ("--top-p", 0.5),
+        "plan 'original' has no field top_p; this model samples by temperature alone; "
+        "`voidpad plans original --model MODEL` lists its fields.",
+    ),
+    (
+        ("--tau-nonvoid", 0.1, "--limit", 64),
+        "plan 'original' has no field limit, tau_nonvoid; plans that have them: void-expansion;",
+    ),
     (("--canvas", 10, "--block", 4), "canvas=10 is not a multiple of block=4; use 12."),
     (("--canvas", 0, "--block", 4), "canvas=0 must be at least 1."),
     (("--canvas", 8, "--block", 0), "block=0 must be at least 1."),

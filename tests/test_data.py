@@ -15,6 +15,7 @@ from voidpad.errors import ConfigError, DataError
 from voidpad.models import character_tokenizer
 from voidpad.roles import Roles
 from voidpad.training import prepared as data
+from voidpad.training.chats import REASONS
 from voidpad.training.padding import Example, Pairs
 
 ROLES = Roles(mask=0, eos=1, void=2)
@@ -170,6 +171,11 @@ def test_every_conversation_and_every_example_is_counted_once(tmp_path, tokenize
     assert counts.kept == 2 == len(prepared.pairs)
     assert counts.examples == counts.kept + sum(expected.values())
     assert prepared.notes["counts"] == asdict(counts)
+
+
+def test_reasons_name_no_option():
+    """`voidpad data prepare` and `voidpad calibrate` show them, and have different options."""
+    assert [text for text in REASONS.values() if "--" in text] == []
 
 
 def test_every_turn_of_a_conversation_can_be_an_example(tmp_path, tokenizer):
@@ -365,9 +371,8 @@ def test_sources_that_are_not_there(tmp_path, tokenizer):
 
 def test_a_file_with_nothing_to_learn_says_why(tmp_path, tokenizer):
     source = lines(tmp_path / "x.jsonl", [pair("a", "b" * 50)])
-    with pytest.raises(
-        DataError, match=r"nothing to learn; conversations read: 1; dropped: 1 \(longer than --drop"
-    ):
+    dropped = r"dropped: 1 \(prompt and response are too long together\)"
+    with pytest.raises(DataError, match=f"nothing to learn; conversations read: 1; {dropped}"):
         prepare([source], tokenizer, drop_longer=10, max_length=10)
     for name in ("empty.jsonl", "empty.json"):
         (tmp_path / name).write_text("" if name == "empty.jsonl" else "[]")

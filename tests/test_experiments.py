@@ -183,7 +183,7 @@ def test_a_cell_of_two_groups_is_run_once():
         ({"titel": "x", "limit": 0}, ["titel: no such setting", "limit: Input should be greater"]),
         ({"tasks": [], "group": []}, ["tasks: List should have at least 1", "group: List should have"]),
         ({"fields": {"canvas": 60}}, ["group 0: canvas=60 is not a multiple of block=16", "block=32"]),
-        ({"fields": {"canvs": 64}}, ["plan 'void' has no field canvs"]),
+        ({"fields": {"canvs": 64}}, ["plan 'void' has no field canvs (did you mean canvas?);"]),
         ({"tasks": ["gsm9k"]}, ["task 'gsm9k' is unknown"]),
         (
             {"group": [{"model": "m", "plan": "void", "cache": "all"}]},
@@ -218,8 +218,13 @@ def test_only_takes_prefixes_and_refuses_unknown_ones():
     found = cells(parse(raw(), "r"))
     assert only(found, [found[2].id[:6]]) == [found[2]]
     assert only(found, []) == found
-    with pytest.raises(ConfigError, match="only=zzz: no such cell"):
+    with pytest.raises(
+        ConfigError, match="only=zzz: no such cell; ids belong to one --limit, and --dry-run with"
+    ):
         only(found, [found[0].id, "zzz"])
+    some = cells(parse(raw(limit=4), "r"))
+    with pytest.raises(ConfigError, match=f"only={found[0].id}: no such cell; ids belong to one --limit"):
+        only(some, [found[0].id])
 
 
 def test_cells_of_one_model_run_together(tmp_path):

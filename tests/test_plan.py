@@ -287,7 +287,7 @@ def test_a_rule_that_writes_several_tokens_is_named():
     assert plan("void", factor=1.0).approximations == ("factor",)
     assert plan("void", entropy_bound=0.1).approximations == ("entropy_bound",)
     assert plan("void", threshold=0.9, leap=0.75).approximations == ("leap",)
-    assert plan("void", each_run=0.4).approximations == ("each_run",)
+    assert plan("void", threshold=0.9, each_run=0.4).approximations == ("each_run",)
     assert plan("void", threshold=0.9, credit=0.7).approximations == ("threshold", "credit")
     assert plan("eos-penalty", position_decay=0.25).approximations == ()
     assert Plan(commit=Everything()).approximations == (f"{__name__}:Everything",)
@@ -332,3 +332,27 @@ def test_a_limit_between_blocks_bounds_a_plan_made_by_hand():
     made = replace(c.plan, length=rule, block=4)
     canvases = {len(ids) for _, ids in emitted(c, made)}
     assert canvases == {7}
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "fields", "hint"),
+    [
+        ("llada", "original", ["top_p"], "; this model samples by temperature alone; "),
+        ("llada", "daedal", ["top_p"], "; it does not sample; "),
+        (
+            "dream",
+            "daedal",
+            ["temperature"],
+            "; plans that have it: original, void, void-expansion and others; ",
+        ),
+        ("llada", "void", ["limit", "tau_gap"], "; plans that have them: void-expansion; "),
+        ("sdar", "static", ["threshold"], "; plans that have it: dynamic; "),
+        ("llada", "void", ["canvs"], " (did you mean canvas?); "),
+        ("llada", "void", ["colour"], "; "),
+    ],
+)
+def test_a_field_that_a_plan_does_not_have_comes_with_what_to_use(family, name, fields, hint):
+    with pytest.raises(ConfigError) as refused:
+        plan(name, defaults=FAMILIES[family].decoding, **dict.fromkeys(fields, 0.5))
+    start = f"plan {name!r} has no field {', '.join(fields)}"
+    assert str(refused.value) == f"{start}{hint}`voidpad plans {name} --model MODEL` lists its fields."

@@ -562,6 +562,12 @@ def test_rivals_combine_with_caches_growth_and_trimming(family, fields):
         ({"factor": 1.0, "leap": 0.7}, "factor=1.0 and leap=0.7 exclude each other; set one."),
         ({"leap": 0.7, "each_run": 0.4}, "leap=0.7 and each_run=0.4 exclude each other; set one."),
         ({"credit": 0.7}, "credit=0.7 is made for threshold decoding; set threshold, as 0.9."),
+        ({"leap": 0.7}, "leap=0.7 is made for threshold decoding; set threshold, as 0.9."),
+        ({"each_run": 0.4}, "each_run=0.4 is made for threshold decoding; set threshold, as 0.9."),
+        (
+            {"leap": 0.7, "threshold": 0.0},
+            "leap=0.7 is made for threshold decoding; set threshold, as 0.9.",
+        ),
         (
             {"credit": 0.7, "threshold": 0.9, "eos_penalty": 3.0},
             "eos_penalty=3.0 and credit=0.7 exclude each other",
@@ -602,7 +608,7 @@ def test_scores_follow_the_commit_rule_on_every_family():
     assert plan("void", defaults=dream, entropy_bound=0.1).propose.score is confidence
     assert plan("void", defaults=dream, position_decay=0.25).propose.score is confidence
     assert plan("void", defaults=dream, threshold=0.9, leap=0.7).commit.threshold == 0.9
-    assert plan("void", leap=0.7).commit.threshold == 0.9  # the rule's own default
+    assert plan("void", threshold=0.6, each_run=0.4).commit.threshold == 0.6
 
 
 def test_fields_of_approximations_are_known_in_one_place():

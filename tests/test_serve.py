@@ -192,9 +192,14 @@ def test_max_tokens_bounds_the_answer(client, model):
         assert cut.usage.completion_tokens <= most
         assert cut.choices[0].finish_reason == "length"
         assert cut.choices[0].model_extra["voidpad"]["canvas"] == -(-most // 8) * 8
+        assert cut.choices[0].model_extra["voidpad"]["stop_reason"] == "max_tokens"
         newer = ask(client, PROMPTS[0], max_completion_tokens=most).choices[0]
         assert (newer.message, newer.finish_reason) == (cut.choices[0].message, "length")
+    full = ask(client, PROMPTS[0], max_tokens=8).choices[0]  # a whole block: the canvas ends, nothing is cut
+    assert (full.finish_reason, full.model_extra["voidpad"]["stop_reason"]) == ("length", "full")
     large = ask(client, PROMPTS[0], max_tokens=5000)
+    assert large.choices[0].finish_reason == "stop"
+    assert large.choices[0].model_extra["voidpad"]["stop_reason"] == "eos"
     assert large.choices[0].message.content == whole.choices[0].message.content
 
 
@@ -204,6 +209,7 @@ def test_stop_strings_cut_the_text(client):
     cut = ask(client, PROMPTS[0], stop=["never written", stop])
     assert cut.choices[0].message.content == whole[: whole.index(stop)]
     assert cut.choices[0].finish_reason == "stop"
+    assert cut.choices[0].model_extra["voidpad"]["stop_reason"] == "stop"
     texts, ends, _ = streamed(client, PROMPTS[0], stop=stop)
     assert (texts, ends) == ({0: whole[: whole.index(stop)]}, {0: "stop"})
 
@@ -321,6 +327,7 @@ MALFORMED = [
     ("chat", {**CHAT, "temperature": 1e300}, "temperature"),
     ("chat", {**CHAT, "temperature": True}, "temperature"),
     ("chat", {**CHAT, "top_p": 0.5}, "top_p"),
+    ("chat", {**CHAT, "temperature": 0.5, "top_p": 0.5}, "top_p"),
     ("chat", {**CHAT, "top_p": 7}, "top_p"),
     ("chat", {**CHAT, "max_tokens": 0}, "max_tokens"),
     ("chat", {**CHAT, "max_tokens": -1}, "max_tokens"),
@@ -360,6 +367,7 @@ MALFORMED = [
     ("chat", {**CHAT, "voidpad": {"sparkle": 1}}, "voidpad.sparkle"),
     ("chat", {**CHAT, "voidpad": {"cut": False}}, "voidpad.cut"),
     ("chat", {**CHAT, "voidpad": {"canvas": True}}, "voidpad.canvas"),
+    ("chat", {**CHAT, "voidpad": {"canvas": 99968}}, "voidpad.canvas"),
     ("completions", {"model": "tiny-void"}, "prompt"),
     ("completions", {**COMPLETION, "prompt": []}, "prompt"),
     ("completions", {**COMPLETION, "prompt": {}}, "prompt"),

@@ -14,12 +14,13 @@ import httpx
 import pytest
 
 from voidpad.commands import cli
+from voidpad.engine.speed import switched_on
 
 ROOT = Path(__file__).parents[1]
 
 
 def start(*options):
-    """`voidpad serve` on a free port; (process, address)."""
+    """`voidpad serve` on a free port; (process, address). `process.first_line` is what it said at its start."""
     command = [sys.executable, "-m", "voidpad", "serve", "--port", "0", *map(str, options)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
@@ -28,6 +29,7 @@ def start(*options):
     )
     for line in process.stderr:
         if " at http://" in line:
+            process.first_line = line
             return process, line.split(" at ")[1].split()[0]
     process.wait(10)
     raise AssertionError(f"the server ended with status {process.returncode}")
@@ -92,6 +94,19 @@ def test_sigterm_lets_live_answers_finish_and_ends_with_status_0():
     assert "12 * 3" not in json.dumps(logged)
 
 
+def test_the_first_line_names_the_approximations_of_a_speed():
+    process, address = start("--speed", "fastest")
+    try:
+        assert process.first_line == (
+            f"voidpad serves tiny-void at {address} (plan void-expansion); "
+            "approximate: threshold=0.9, cache=ahead:2; Ctrl-C stops it.\n"
+        )
+    finally:
+        process.kill()
+    assert switched_on({"threshold": 0.0, "canvas": 64, "trim": True}, None) == ["trim=True"]
+    assert switched_on({"canvas": 64}, None) == []
+
+
 def test_a_port_in_use_is_one_line():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -116,6 +131,10 @@ def test_a_port_in_use_is_one_line():
         (("--max-body", "much"), "is no size"),
         (("--plan", "os:system"), "give the name of a preset"),
         (("--plan", "nothing"), "unknown"),
+        (  # one block less would leave a prompt some room
+            ("--plan", "void", "--canvas", "512", "--port", "0"),
+            "canvas=512 leaves no room for a prompt in the model's context of 512; lower canvas.",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_one_line(options, message, tmp_path, monkeypatch, capsys):

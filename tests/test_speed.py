@@ -132,6 +132,7 @@ def test_ready_plans_and_block_causal_models_take_no_speed(name, tmp_path, voidp
     assert model.generate("hi", canvas=4, speed="exact")[0].approximations == ()
     folder = save(model, tmp_path / "sdar") or tmp_path / "sdar"
     for command in (("generate", "hi", "--model", folder), ("serve", folder, "--port", 0),
+                    ("serve", folder, "--port", 0, "--replicas", 2),
                     ("eval", "--model", folder, "--tasks", "tiny_steps", "--out", tmp_path / "run")):  # fmt: skip
         status, _, err = voidpad(*command, "--speed", name)
         assert (status, said in err) == (2, True), command

@@ -173,6 +173,24 @@ def test_an_adapter_may_be_merged_first(tmp_path):
     assert plain.answering.model.name == "tiny-instruct"
 
 
+@pytest.mark.parametrize("kind", ["8bit", "fp8"])
+def test_merging_and_quantizing_go_by_way_of_a_merged_folder(tmp_path, kind):
+    """What the refusal advises works, up to fp8's own need of a GPU."""
+    both = Settings("tiny-void", ("tiny_expr",), limit=1)
+    with pytest.raises(
+        ConfigError, match="write the merged model with `voidpad merge` and evaluate that folder"
+    ):
+        replace(both, merge=True, quantize=kind)
+    merged = CliRunner().invoke(whole, ["merge", "tiny-void", "--out", str(tmp_path / "merged")])
+    assert merged.exit_code == 0, merged.output
+    advised = replace(both, model=str(tmp_path / "merged"), quantize=kind)
+    if kind == "fp8":
+        with pytest.raises(ConfigError, match="quantize='fp8' needs an NVIDIA GPU"):
+            load_run(advised, Resources(device="cpu"))
+    else:
+        assert load_run(advised, Resources()).provenance["approximations"] == ["8bit weights"]
+
+
 # Two runs compared
 
 

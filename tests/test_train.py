@@ -1,6 +1,7 @@
 """Training runs: the same weights however the run is divided, killed or sharded; checkpoints whole or absent."""
 
 import json
+import logging
 import os
 import re
 import signal
@@ -412,7 +413,7 @@ def test_the_command_trains_and_reports(folder, monkeypatch, capsys):
     assert "finished after 2 steps" in shown
 
 
-def test_held_out_examples_choose_the_best_checkpoint(folder):
+def test_held_out_examples_choose_the_best_checkpoint(folder, caplog):
     run = {"output": str(folder / "held"), "steps": 6, "save_every": 2, "keep": 1, "choose": "best"}
     parts = {"data": {"held_out": 7}, "optim": {"lr": 1.0}}  # the loss can only get worse
     trainer = prepare(recipe(folder, **parts, run=run))
@@ -420,7 +421,13 @@ def test_held_out_examples_choose_the_best_checkpoint(folder):
     shown = {tuple(row) for rows in (trainer.batches.rows, trainer.held_out.rows) for row in texts(rows.host)}
     assert len(shown) == len(set(map(tuple, texts(data.read(folder / "data.safetensors").pairs))))
     done = train(recipe(folder, **parts, run={**run, "steps": 2}))
-    done = train(recipe(folder, **parts, run=run), resume=True)
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        done = train(recipe(folder, **parts, run=run), resume=True)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("transformers")] == []
     logs = [json.loads(line) for line in (folder / "held" / "metrics.jsonl").read_text().splitlines()]
     losses = {log["step"]: log["eval_loss"] for log in logs if "eval_loss" in log}
     assert sorted(losses) == [2, 4, 6]

@@ -1,12 +1,14 @@
 """Recipes: refused with every fault named, and those in the repository parse and say what the paper says."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from pydantic import BaseModel
 
 from voidpad.errors import ConfigError
 from voidpad.models import FAMILIES
-from voidpad.training.recipe import check, read
+from voidpad.training.recipe import TrainingRecipe, check, read
 
 ROOT = Path(__file__).parents[1] / "voidpad" / "recipes"
 PAPER = sorted((ROOT / "paper").glob("*.toml"))
@@ -139,6 +141,30 @@ def test_changes_from_the_command_line(tmp_path):
     for change, message in (("run.steps", "part.field=value"), ("run.steps.x=1", "not a section")):
         with pytest.raises(ConfigError, match=message):
             read(path, [change])
+
+
+def leaves(section, where=()):
+    """The settings of a recipe, those of its sections one by one."""
+    for name, field in section.model_fields.items():
+        kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+        inner = [kind for kind in kinds if issubclass(kind, BaseModel)]
+        yield from leaves(inner[0], (*where, name)) if inner else [".".join((*where, name))]
+
+
+def test_a_wrong_value_of_any_setting_is_one_fault(tmp_path):
+    """Also of a setting that takes a word or a number: pydantic reports one error for each of them."""
+    path = tmp_path / "r.toml"
+    path.write_text('[model]\nname = "m"\n[data]\npath = "d"\n[run]\noutput = "o"\nsteps = 5\n')
+    names = [name for name in leaves(TrainingRecipe) if not name.startswith("model.scratch.")]
+    assert {"run.compile", "run.pass_tokens", "padding.width", "data.held_out"} <= set(names)
+    for name in names:
+        for value in ("[[1]]", "{a = 1}"):
+            with pytest.raises(ConfigError) as refused:
+                read(path, [f"{name}={value}"])
+            said = str(refused.value).removeprefix(f"{path}: ")
+            assert "\n" not in said
+            places = [fault.split(": ")[0] for fault in said.split("; ")]
+            assert places == [name] or places == [f"{name}.{place}" for place in range(len(places))], said
 
 
 def test_files_that_are_no_recipe(tmp_path):

@@ -25,6 +25,11 @@ class Shape:
         return self.layers * (attention + 3 * self.width * self.feed_forward)
 
     @property
+    def outputs(self) -> int:
+        """Rows of all these weights; in fp8 each has a scale."""
+        return self.layers * (3 * self.width + 2 * self.kv_width + 2 * self.feed_forward)
+
+    @property
     def parameters(self) -> int:
         return self.layer + 2 * self.vocabulary * self.width
 
@@ -59,11 +64,12 @@ def seconds(value: float) -> str:
 def memory() -> str:
     lines = [row("what", *(shape.name for shape in SHAPES)), "|---|---|---|"]
     lines.append(row("parameters", *(f"{s.parameters / 1e9:.2f} billion" for s in SHAPES)))
-    formats = {"float32": 4, "bfloat16": 2, "8bit": 1, "4bit": 0.5}
+    formats = {"float32": 4, "bfloat16": 2, "8bit": 1, "fp8": 1, "4bit": 0.5}
     for name, size in formats.items():
-        # Quantization leaves embedding and head in bfloat16.
+        # Quantization leaves embedding and head in bfloat16; the scales of fp8 are float32.
+        scale = 4 if name == "fp8" else 0
         sizes = [
-            (s.layer * size + (s.parameters - s.layer) * max(size, 2 if size < 2 else size)) / GIB
+            (s.layer * size + s.outputs * scale + (s.parameters - s.layer) * max(size, 2)) / GIB
             for s in SHAPES
         ]
         lines.append(row(f"weights in {name}", *(f"{size:.1f} GiB" for size in sizes)))

@@ -72,7 +72,13 @@ def evaluate(
             "--out", help="run folder; an interrupted run goes on from it", callback=folder_to_write
         ),
     ],
-    tasks: Annotated[str, typer.Option(help="task names or YAML files, separated by commas")] = "",
+    tasks: Annotated[
+        str,
+        typer.Option(
+            help="task names or YAML files, separated by commas: gsm8k, math500, humaneval, mbpp, mbpp_974, "
+            "tiny_steps, tiny_expr, tiny_complete, tiny_write, or your own"
+        ),
+    ] = "",
     stage: Annotated[
         Stage | None,
         typer.Option(help="one stage alone; answer and judge take their settings from the folder"),

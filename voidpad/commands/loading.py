@@ -22,7 +22,12 @@ Device = Annotated[
     str, typer.Option(help="auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps, or spread over all GPUs")
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or auto (float32 on a CPU)")]
-Quantize = Annotated[str | None, typer.Option(help="weights in fewer bits, such as 8bit: docs/fast.md")]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        help="weights in fewer bits: 8bit or 4bit to save memory, fp8 for speed on recent NVIDIA GPUs (docs/fast.md)"
+    ),
+]
 
 
 def _known_family(value: str | None) -> str | None:

@@ -72,9 +72,19 @@ SpeedName = Annotated[
         + "; default: exact, and the switches that are given",
     ),
 ]
-RowLimit = Annotated[int, typer.Option("--rows", help="most rows in one pass", callback=_room)]
-TokenLimit = Annotated[int, typer.Option("--tokens", help="most tokens in one pass", callback=_room)]
-Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="for temperature > 0")]
+RowLimit = Annotated[
+    int,
+    typer.Option(
+        "--rows", help="most rows (prompts with their canvases) in one forward pass", callback=_room
+    ),
+]
+TokenLimit = Annotated[
+    int, typer.Option("--tokens", help="most tokens of these rows in one forward pass", callback=_room)
+]
+Seed = Annotated[
+    int,
+    typer.Option("--seed", min=0, max=2**63 - 1, help="of random choices; no effect at temperature 0"),
+]
 
 
 def say_plan(name: str, padding: str | None) -> None:

@@ -19,7 +19,7 @@ from voidpad.commands.options import (
     takes_plan_fields,
 )
 from voidpad.commands.process import fit_threads
-from voidpad.engine.speed import check_speed
+from voidpad.engine.speed import check_speed, switched_on
 from voidpad.errors import ConfigError
 
 UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
@@ -32,7 +32,8 @@ def serve(
     plan: Annotated[
         str | None,
         typer.Option(
-            help="how to decode unless a request says otherwise; by the checkpoint if absent",
+            help="how to decode unless a request says otherwise: a name that `voidpad plans` lists; default: the one "
+            "that fits the checkpoint's padding",
             callback=known_plan,
         ),
     ] = None,
@@ -102,8 +103,16 @@ def serve(
         log_prompts=log_prompts,
     )
 
+    if speed is not None and plan is None:  # before weights are loaded, and before Ray starts
+        from voidpad.models.card import default_plan
+        from voidpad.models.load import card_of, family_of
+
+        check_speed(speed, default_plan(card_of(model, adapter), family_of(model)))
+
     def announce(address: str) -> None:
-        typer.echo(f"voidpad serves {options.name} at {address}; Ctrl-C stops it.", err=True)
+        switches = ", ".join(switched_on(options.fields, options.cache))
+        approximate = f"; approximate: {switches}" if switches else ""
+        typer.echo(f"voidpad serves {options.name} at {address}{approximate}; Ctrl-C stops it.", err=True)
 
     if replicas is not None:
         from voidpad.serve.replicas import ReplicaOptions, serve_replicas
@@ -114,7 +123,6 @@ def serve(
     from voidpad.serve.server import serve
 
     loaded = load_model(model, adapter, device=device, dtype=dtype, quantize=quantize)
-    check_speed(speed, plan or loaded.default_plan)
     fit_threads(loaded, rows=rows)
     raise typer.Exit(serve(loaded, options, ready=announce))
 

@@ -120,9 +120,11 @@ def prepare(
     ],
     model: Annotated[str, typer.Option(help="Model whose tokenizer and chat template are used.")],
     max_length: Annotated[int, typer.Option(min=2, help="Cut examples to so many tokens.")] = 1024,
-    drop_longer: Annotated[int, typer.Option(min=2, help="Drop examples with more tokens.")] = 4096,
+    drop_longer: Annotated[
+        int, typer.Option(min=2, help="Drop examples with more tokens, prompt and response together.")
+    ] = 4096,
     sample: Annotated[int, typer.Option(min=0, help="Keep so many examples; 0 keeps all.")] = 500_000,
-    seed: Annotated[int, typer.Option(help="Of the sample.")] = 42,
+    seed: Annotated[int, typer.Option(help="Seed by which --sample draws.")] = 42,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out lines that cannot be read.")

@@ -171,7 +171,11 @@ class Sequential(Static):
 class Factor(DecodingRule):
     """Write the n surest slots, n as large as possible with the n-th score at least 1 - factor / (n + 1)."""
 
-    factor: float = setting(1.0, at_least=0, help="factor commits, instead of a schedule")
+    factor: float = setting(
+        1.0,
+        at_least=0,
+        help="Fast-dLLM's factor rule, instead of a schedule: the larger, the more slots are written in a pass",
+    )
     factor_last: bool = setting(
         False,
         authors=True,
@@ -227,7 +231,10 @@ class LocalLeap(DecodingRule):
 
     threshold: float = setting(0.9, at_least=0, at_most=1, help="a slot at least this sure is an anchor")
     leap: float = setting(
-        0.75, at_least=0, at_most=1, help="LocalLeap: near a slot above the threshold, this sure is enough"
+        0.75,
+        at_least=0,
+        at_most=1,
+        help="LocalLeap: near a slot above the threshold, this sure is enough; needs threshold",
     )
     leap_radius: int = setting(4, at_least=1, help="how many positions away leap still holds")
 
@@ -253,7 +260,7 @@ class Hierarchical(DecodingRule):
         0.4,
         at_least=0,
         at_most=1,
-        help="hierarchical: the surest slot of a run of masks is written above this",
+        help="hierarchical: the surest slot of a run of masks is written above this; needs threshold",
     )
 
     switch = approximation = "each_run"

@@ -67,8 +67,8 @@ class Daedal(EosReader):
 
     canvas: int = canvas_setting(64)
     limit: int = limit_setting(2048)
-    grow: int = setting(8, at_least=1, help="masks added by one growth")
-    low: float = setting(0.1, at_least=0, at_most=1, help="a slot less sure than this grows")
+    grow: int = setting(8, at_least=1, help="masks that DAEDAL adds at a time")
+    low: float = setting(0.1, at_least=0, at_most=1, help="DAEDAL adds masks at a slot less sure than this")
     enough: float = setting(0.5, at_least=0, at_most=1, help="EOS confidence that ends DAEDAL's first stage")
     content: float = setting(
         0.9, at_least=0, at_most=1, help="EOS confidence above which DAEDAL grows nothing"
@@ -190,12 +190,20 @@ class RhoEos(EosReader):
         -1, at_least=-1, authors=0, help="shortest canvas a contraction leaves (-1: one block)"
     )
     signal: Callable[[Rows, Tensor, int], Tensor] = setting(
-        density, choices=SIGNALS, help="density or tail_confidence"
+        density, choices=SIGNALS, help="what rho-EOS reads of EOS: density or tail_confidence"
     )
     insert_at: Callable[[Rows], Tensor] = setting(
-        at_end, choices=INSERTIONS, authors="before_first_eos", help="end or before_first_eos"
+        at_end,
+        choices=INSERTIONS,
+        authors="before_first_eos",
+        help="where rho-EOS adds masks: end or before_first_eos",
     )
-    rounding: Rounding = setting(Rounding(), choices=ROUNDINGS, authors="float32", help="tolerant or float32")
+    rounding: Rounding = setting(
+        Rounding(),
+        choices=ROUNDINGS,
+        authors="float32",
+        help="how rho-EOS counts whole intervals of a gap: tolerant or float32",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

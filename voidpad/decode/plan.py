@@ -7,8 +7,9 @@ help come from the rules, then from the model's family, then from the checkpoint
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any
 
 from torch import Tensor, div
@@ -332,9 +333,8 @@ def describe(
     }
     unknown = sorted(set(given) - set(known))
     if unknown:
-        raise ConfigError(
-            f"plan {name!r} has no field {', '.join(unknown)}; it has {', '.join(sorted(known))}."
-        )
+        hint = _instead(unknown, known, family) + f"; `voidpad plans {name} --model MODEL` lists its fields."
+        raise ConfigError(f"plan {name!r} has no field {', '.join(unknown)}{hint}")
     values: dict[str, Any] = {}  # as typed
     resolved: dict[str, Any] = {}  # as the rules take them
     for key, one in known.items():
@@ -364,6 +364,25 @@ def _find(name: str, family: FamilyDefaults) -> tuple[str, Preset, bool]:
             )
         raise ConfigError(f"plan {name!r} is unknown; use one of {known}, or <plan>@authors.")
     return base, presets[base], bool(variant)
+
+
+def _instead(unknown: Sequence[str], known: Mapping[str, Any], family: FamilyDefaults) -> str:
+    """What to use in place of fields that a plan does not have, as the middle of a sentence; "" if nothing is near."""
+    having = [
+        key
+        for key, preset in family.presets.items()
+        if set(unknown) <= {one.name for one in preset.fields(family)}
+    ]
+    if having:
+        shown = ", ".join(having[:3]) + (" and others" if len(having) > 3 else "")
+        return f"; plans that have it: {shown}" if len(unknown) == 1 else f"; plans that have them: {shown}"
+    sampling = {one.name for proposal in PROPOSALS for one in settings_of(proposal)}
+    if sampling.issuperset(unknown):
+        return (
+            "; this model samples by temperature alone" if "temperature" in known else "; it does not sample"
+        )
+    near = get_close_matches(unknown[0], known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _current(given: dict[str, Any]) -> dict[str, Any]:

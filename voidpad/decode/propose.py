@@ -84,11 +84,13 @@ class _Proposed:
 
 
 def _score(default: Score) -> Any:
-    return setting(default, choices=SCORES, help="confidence, neg_entropy, margin or random")
+    return setting(
+        default, choices=SCORES, help="what ranks the slots: confidence, neg_entropy, margin or random"
+    )
 
 
 def _temperature() -> Any:
-    return setting(0.0, at_least=0, help="0 is greedy")
+    return setting(0.0, at_least=0, help="how random the choice of tokens is (0 takes the most probable)")
 
 
 def _mask_proposable() -> Any:

@@ -49,8 +49,9 @@ def commit_rule(values: Mapping[str, Any], *, steps: int | None) -> Any:
     if values["position_decay"]:
         given = f"{rule.switch}={values[rule.switch]}"
         raise ConfigError(f"position_decay ranks the slots of a schedule; drop it or {given}.")
-    without = set() if values[Threshold.switch] else {Threshold.switch}  # 0: the rule's own default holds
-    return made(rule, {name: value for name, value in values.items() if name not in without})
+    if _builds_on_threshold(rule):
+        _check_threshold(rule, values)
+    return made(rule, values)
 
 
 def adjust_rule(values: Mapping[str, Any]) -> Any:
@@ -58,8 +59,8 @@ def adjust_rule(values: Mapping[str, Any]) -> Any:
     chosen: list[Any] = [rule for rule in _ADJUSTS if values[rule.switch]]
     _one_of(chosen, values)
     _nothing_unused(_ADJUSTS, chosen, values)
-    if Credit in chosen and not values[Threshold.switch]:
-        raise ConfigError(f"credit={values['credit']} is made for threshold decoding; set threshold, as 0.9.")
+    if Credit in chosen:
+        _check_threshold(Credit, values)
     return made(chosen[0], values) if chosen else None
 
 
@@ -81,6 +82,13 @@ def _nothing_unused(rules: Sequence[Any], chosen: Sequence[Any], values: Mapping
             idle = rule not in chosen and one.name != rule.switch and one.name != Threshold.switch
             if idle and values[one.name] not in (one.resolve(one.default), one.authors):
                 raise ConfigError(f"{one.name} has no effect without {rule.switch}; set {rule.switch} too.")
+
+
+def _check_threshold(rule: Any, values: Mapping[str, Any]) -> None:
+    """Refuse a rule that adds to threshold decoding where no threshold is set: none is chosen silently."""
+    if not values[Threshold.switch]:
+        given = f"{rule.switch}={values[rule.switch]}"
+        raise ConfigError(f"{given} is made for threshold decoding; set threshold, as 0.9.")
 
 
 def _builds_on_threshold(rule: type[Any]) -> bool:

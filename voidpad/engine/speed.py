@@ -29,8 +29,13 @@ class Speed:
         return bool(self.fields or self.cache)
 
     def __str__(self) -> str:
-        given = [f"{name}={value:g}" for name, value in self.fields.items()]
-        return " ".join([*given, *([f"cache={self.cache}"] if self.cache else [])]) or "no approximation"
+        return " ".join(switched_on(self.fields, self.cache)) or "no approximation"
+
+
+def switched_on(fields: Mapping[str, Any], cache: str | None) -> list[str]:
+    """The approximations among given plan fields, and the cache, each as name=value."""
+    given = [f"{name}={value}" for name, value in fields.items() if value and name in APPROXIMATE_FIELDS]
+    return [*given, *([f"cache={cache}"] if cache else [])]
 
 
 SPEEDS: dict[str, Speed] = {

@@ -87,7 +87,10 @@ class Settings:
         if self.hide_eos and self.cache:
             yield f"hide_eos and cache={self.cache!r} exclude each other; drop one"
         if self.merge and self.quantize:
-            yield f"merge and quantize={self.quantize!r} exclude each other; drop one"
+            yield (
+                f"merge and quantize={self.quantize!r} exclude each other; write the merged model with `voidpad merge` "
+                "and evaluate that folder without merge and adapter"
+            )
         if self.shard is not None:
             part, parts = self.shard
             if not 0 <= part < parts:

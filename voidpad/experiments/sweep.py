@@ -96,7 +96,8 @@ def only(every: Sequence[SweepCell], wanted: Sequence[str]) -> list[SweepCell]:
     unknown = [text for text in wanted if not any(cell.id.startswith(text) for cell in every)]
     if unknown:
         raise ConfigError(
-            f"only={', '.join(unknown)}: no such cell; --dry-run lists the ids, which depend on --limit."
+            f"only={', '.join(unknown)}: no such cell; ids belong to one --limit, and --dry-run with the same --limit "
+            "lists them."
         )
     return [cell for cell in every if not wanted or cell.id.startswith(tuple(wanted))]
 

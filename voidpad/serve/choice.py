@@ -51,6 +51,8 @@ class Choice:
     text: str = ""
     sent: int = 0  # characters of `text` that were taken
     finish_reason: str | None = None  # "stop" or "length" once the answer is complete
+    # What ended the answer, if its row did not: "eos", "stop" (a stop string) or "max_tokens".
+    stop_reason: str | None = None
     seen: int = 0  # final slots read so far
     whole: int = 0  # leading ids whose text ends with a whole character; `whole_text` is their text
     whole_text: str = ""
@@ -68,9 +70,9 @@ class Choice:
                 break
             self.seen += 1
             if token in self.rules.ends:
-                self.finish_reason = "stop"
+                self.finish_reason, self.stop_reason = "stop", "eos"
             elif self.limit is not None and len(self.ids) >= self.limit:
-                self.finish_reason = "length"
+                self.finish_reason, self.stop_reason = "length", "max_tokens"
             else:
                 added = True
                 self.ids.append(token)
@@ -109,7 +111,8 @@ class Choice:
         places = [(text.find(stop), stop) for stop in self.stops]
         first = min(((place + len(stop), place) for place, stop in places if place >= 0), default=None)
         if first is not None:
-            text, self.finish_reason = text[: first[1]], "stop"
+            text = text[: first[1]]
+            self.finish_reason = self.stop_reason = "stop"
         self.text = text
 
     def _safe(self) -> int:

@@ -291,7 +291,6 @@ class EngineThread:
             "passes_probe": outcome.passes_probe,
             "passes_shared": outcome.passes_shared,
             "canvas": outcome.canvas,
-            "stop_reason": "eos" if row.ending else outcome.stop_reason,
             "approximations": list(self.model.approximations(row.live.request.plan, cache=self.cache)),
             "queue_seconds": round(queued, 4),
             "decode_seconds": round(outcome.seconds, 4),
@@ -332,7 +331,11 @@ class EngineThread:
                     live.fail(_timed_out())
                     live.cancel()
                 choice.end()
-                live.reports[index] = update.report
+                # The text says what ended the answer: its row may have gone on, or was told to end.
+                live.reports[index] = {
+                    **update.report,
+                    "stop_reason": choice.stop_reason or update.stop_reason,
+                }
                 if all(live.reports):
                     live.finished.set()
             elif choice.complete and not update.row.ending:

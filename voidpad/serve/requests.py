@@ -7,6 +7,7 @@ effect, or refused with its name. Nothing is ignored silently.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -92,12 +93,18 @@ class ServedModel:
             raise RequestError(
                 "a plan from a module is code; give the name of a preset.", param="voidpad.plan"
             )
-        own = self.fields if name == self.plan_name else {}
+        given = {**(self.fields if name == self.plan_name else {}), **fields}
         try:
-            plan = self.model.plan(name, **{**own, **fields})
+            plan = self.model.plan(name, **given)
             self.model.roles.ids([*plan.ban, *plan.mute])
         except VoidpadError as error:
             raise RequestError(str(error), param=_named_field(str(error), fields)) from None
+        if given.get("canvas") is not None and plan.length.canvas >= self.model.context:
+            raise RequestError(
+                f"canvas={plan.length.canvas} leaves no room for a prompt in the model's context of "
+                f"{self.model.context}; lower canvas.",
+                param="voidpad.canvas",
+            )
         if self.cache and plan.block != self.model.plan(self.plan_name, **self.fields).block:
             raise RequestError(
                 f"block={plan.block}: this server keeps a cache for one block size; leave block out.",
@@ -342,8 +349,9 @@ def _refuse_effects(fields: JsonFields) -> None:
 
 
 def _named_field(message: str, fields: Mapping[str, Any]) -> str:
-    """The extension field that a plan's refusal is about."""
-    named = [name for name in fields if f"{name}=" in message or f" {name}" in message]
-    if not named:
+    """The extension field that a plan's refusal is about: the first one that it names."""
+    words = re.findall(r"\w+", message)
+    name = next((word for word in words if word in fields), None)
+    if name is None:
         return "voidpad"
-    return named[0] if named[0] in ("temperature", "top_p") else f"voidpad.{named[0]}"
+    return name if name in ("temperature", "top_p") else f"voidpad.{name}"

@@ -41,7 +41,7 @@ REASONS = {
     "special_tokens": "a special token in the text that cannot stay text",
     "repeated": "repeats an earlier example",
     "empty": "empty response",
-    "too_long": "longer than --drop-longer",
+    "too_long": "prompt and response are too long together",
     "no_room": "the prompt leaves no room for a response within the maximum length",
     "not_sampled": "not drawn for the sample",
 }

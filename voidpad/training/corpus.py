@@ -90,7 +90,9 @@ def prepare(
         _check_source(source)
     tokenizer, roles = vocabulary(name)
     if not (request.raw or tokenizer.chat_template):
-        raise ConfigError(f"{name}: this tokenizer has no chat template; pass --raw to train on plain text.")
+        raise ConfigError(
+            f"{name}: this tokenizer has no chat template; `voidpad data prepare --raw` takes chats as plain text."
+        )
     rows = concatenate_datasets([_read(source, request) for source in sources])
     counts = Counts(int(np.sum(rows["starts"])))
     rows = _drop(rows, counts.dropped_conversations, skip_bad=request.skip_bad)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import SaveStrategy
 
 from voidpad import models
@@ -225,6 +226,10 @@ class VoidTrainer(Trainer):
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 staged = staging / f"checkpoint-{step}"
+                # Trainer notes the best checkpoint by its folder, here a staged one that is about to be renamed, and
+                # would miss it when the run is resumed. We go by `best_global_step`.
+                self.state.best_model_checkpoint = None
+                self.state.save_to_json(str(staged / TRAINER_STATE_NAME))
                 self.clock.write(staged)
                 # Last, because without its card a full checkpoint does not load.
                 self.subject.card.write(staged)
