@@ -50,7 +50,7 @@ COUNTS = {
     "tiny-eos-ban": 3,
     "tiny-expansion-block": 12,
     "tiny-frontier": 108,
-    "tiny-rivals": 84,
+    "tiny-rivals": 96,
     "tiny-seeds": 48,
     "tiny-robustness": 68,
     "tiny-score": 104,

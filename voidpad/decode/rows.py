@@ -24,6 +24,7 @@ class Rows:
     seed: Tensor  # (B,)
     limit: Tensor  # (B,) the longest canvas a length rule may give the row
     open: Tensor  # (B,) absolute position at which the active block starts
+    size: Tensor  # (B,) slots of the active block if a block rule has chosen them, else 0
     entry: Tensor  # (B,) masks of the active block when it was opened
     spent: Tensor  # (B,) passes used in the active block
     still: Tensor  # (B,) how many decoding passes, up to now, have changed nothing
@@ -41,7 +42,7 @@ class Rows:
         zero = torch.zeros(len(canvas), dtype=torch.long)
         no = torch.zeros(len(canvas), dtype=torch.bool)
         seed = torch.tensor(seeds, dtype=torch.long)
-        rows = cls(canvas, seed, limit, open, zero, zero, zero, no | probing, no, zero, zero, zero)
+        rows = cls(canvas, seed, limit, open, zero, zero, zero, zero, no | probing, no, zero, zero, zero)
         return replace(rows, entry=rows.window(block).sum(1))
 
     def __len__(self) -> int:
@@ -57,11 +58,21 @@ class Rows:
         """What `window` has computed, by block size."""
         return {}
 
+    @property
+    def enters(self) -> Tensor:
+        """Rows (B,) whose active block has no size of its own: with a block rule, those that enter a block."""
+        return self.size == 0
+
+    def span(self, block: int) -> Tensor:
+        """The number of slots of each row's active block (B,), which may reach past the end of the canvas."""
+        return torch.where(self.enters, block, self.size)
+
     def window(self, block: int) -> Tensor:
         """Masked slots of each row's active block (B, L)."""
         if block not in self._windows:
             offset, start = self.canvas.offset, self.open[:, None]
-            self._windows[block] = self.canvas.masked & (offset >= start) & (offset < start + block)
+            end = start + self.span(block)[:, None]
+            self._windows[block] = self.canvas.masked & (offset >= start) & (offset < end)
         return self._windows[block]
 
     def progress(self, frontier: Tensor, steps: int, block: int) -> BlockProgress:
@@ -72,18 +83,25 @@ class Rows:
         """The same rows with the active block moved past full blocks; to the canvas end where no mask is left."""
         canvas = self.canvas
         ahead = first(canvas.masked & (canvas.offset >= self.open[:, None]), otherwise=canvas.stop)
-        skipped = torch.div(ahead - self.open, block, rounding_mode="floor") * block
+        done = ahead - self.open
+        skipped = torch.div(done, block, rounding_mode="floor") * block
+        skipped = torch.where(self.enters, skipped, torch.where(done < self.size, 0, done))
         opened = torch.where(ahead < canvas.stop, self.open + skipped, canvas.stop)
         fresh = opened != self.open
-        moved = replace(self, open=opened, canvas=canvas.forget(fresh[:, None]))
+        size = torch.where(fresh, 0, self.size)
+        moved = replace(self, open=opened, size=size, canvas=canvas.forget(fresh[:, None]))
         entry = torch.where(fresh, moved.window(block).sum(1), self.entry)
         return replace(moved, entry=entry, spent=torch.where(fresh, 0, self.spent))
 
     def leave_spent(self, block: int, steps: int) -> Rows:
-        """The same rows, each past its active block if `steps` passes were spent there, whatever is still masked."""
-        spent = self.spent >= steps
-        opened = torch.where(spent, torch.minimum(self.open + block, self.canvas.stop), self.open)
-        moved = replace(self, open=opened, spent=torch.where(spent, 0, self.spent))
+        """The same rows, each past its active block if `steps` passes were spent there, whatever is still masked.
+
+        A block whose size a block rule chose has as many passes as slots.
+        """
+        spent = self.spent >= torch.where(self.enters, steps, self.size)
+        opened = torch.where(spent, torch.minimum(self.open + self.span(block), self.canvas.stop), self.open)
+        passes, size = (torch.where(spent, 0, one) for one in (self.spent, self.size))
+        moved = replace(self, open=opened, size=size, spent=passes)
         entry = torch.where(spent, moved.window(block).sum(1), self.entry)
         return replace(moved, entry=entry, still=torch.where(spent, 0, self.still))
 
