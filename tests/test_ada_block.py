@@ -95,6 +95,20 @@ def test_a_block_ends_with_the_canvas():
     assert sizes(lines(3, {0: 0.9}), canvas=3, block=3) == [3]  # a quarter of 3 slots is none
 
 
+def test_a_delimiter_exactly_as_sure_as_the_threshold_ends_the_block():
+    chosen = plan("ada-block", canvas=32, block=8, delimiters=(NEWLINE,))
+    rows = next(steps_of(Toy(lines(32, {})), [[5]], LOW, chosen)).before
+    rows = replace(rows, size=torch.zeros(1, dtype=torch.long))
+    tokens, score = torch.full((1, 33), NEWLINE), torch.full((1, 33), 0.1, dtype=torch.float64)
+    found = []
+    for chance in (0.3, 0.3 - 1e-16):
+        score[0, 4] = chance
+        found.append(chosen.blocks(rows, tokens, score, torch.tensor([True]), (NEWLINE,), 8))
+    assert [(int(one.size), int(one.entry)) for one in found] == [(4, 4), (8, 8)]
+    waits = chosen.blocks(rows, tokens, score, torch.tensor([False]), (NEWLINE,), 8)
+    assert int(waits.size) == 0  # a row that only probes enters no block
+
+
 def test_every_delimiter_counts_and_a_banned_one_does_not():
     both = Table(
         lambda canvas: [sure({4: NEWLINE, 9: OTHER}.get(j, A), 0.7 + j / 100) for j in range(64)], vocab=64
