@@ -395,3 +395,5 @@ def test_a_model_without_line_breaks_is_refused():
         Answering(model, model.plan("ada-block", canvas=32))
     [result] = model.generate("hi", "ada-block", canvas=32, delimiters="7,8", raw=True)
     assert result.canvas == 32
+    with pytest.raises(ConfigError, match="delimiters holds 99; the vocabulary ends at 63"):
+        model.generate("hi", "ada-block", canvas=32, delimiters="7,99", raw=True)

@@ -3,9 +3,8 @@
 In every pass the loop finds the frontier (the masked slots of each row's active block), computes the logits that the
 proposal and the length rule need, lets the adjust rule move some of the logits if the plan has one, proposes tokens,
 lets the block rule, if there is one, say where a block that is entered ends, chooses which tokens to commit and writes
-these. Then the length rule may edit the canvas, and the stop rule may end
-rows. Each row has its own position and counters, so prompts and canvases of different lengths and rows that end
-early need no special case.
+these. Then the length rule may edit the canvas, and the stop rule may end rows. Each row has its own position and
+counters, so prompts and canvases of different lengths and rows that end early need no special case.
 """
 
 from __future__ import annotations
@@ -167,9 +166,13 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
 def _resolved(plan: Plan, roles: Roles, *, vocab: int) -> Bans:
     """The plan's banned and muted roles as token ids; refuses ids outside the vocabulary."""
     bans = Bans(roles.ids([*plan.ban, *roles.never]), roles.ids(plan.mute), roles.mask)
-    outside = [token for token in (*bans.ban, *bans.mute) if not 0 <= token < vocab]
-    if outside:
-        raise ConfigError(f"ban or mute holds {outside[0]}; the vocabulary ends at {vocab - 1}.")
+    named = {"ban or mute": (*bans.ban, *bans.mute)}
+    if plan.blocks is not None:
+        named["delimiters"] = roles.ids(plan.blocks.delimiters)
+    for where, tokens in named.items():
+        outside = [token for token in tokens if not 0 <= token < vocab]
+        if outside:
+            raise ConfigError(f"{where} holds {outside[0]}; the vocabulary ends at {vocab - 1}.")
     return bans
 
 
