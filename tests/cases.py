@@ -74,6 +74,8 @@ def plan_of(s: Settings) -> Plan:
     fields |= COMMITS[s.commit](s) | {"position_decay": s.decay}
     if s.credit:
         fields |= dict(zip(("credit", "credit_power", "credit_decay"), s.credit, strict=True))
+    if s.delimiters:
+        fields |= {"delimiter_threshold": s.tau_delimiter, "delimiters": s.delimiters}
     if s.penalty:
         fields |= {"eos_penalty": s.penalty, "eos_annealing": s.annealing}
     if family == "dream":

@@ -92,6 +92,8 @@ class Settings:
     penalty: float = 0.0  # rivals 3.2, 3.3: lambda
     annealing: str = "dream-coder"  # or "constant", "linear"
     decay: float = 0.0  # rivals 3.3: lambda of the position factor
+    delimiters: tuple[int, ...] = ()  # rivals 3.4; none: every block has `block` slots
+    tau_delimiter: float = 0.3
     score: str = "confidence"  # or "neg_entropy", "margin", "random"
     ban: tuple[int, ...] = ()
     mute: tuple[int, ...] = ()  # not in the scored distribution: the ban set where scores are renormalised
@@ -384,11 +386,34 @@ def taken(
 def blocks(row: Row, length: int) -> str:
     """2.1: fill a canvas of `length` masks block by block. Returns the reason for stopping."""
     row.canvas = [row.mask] * length
-    for start in range(0, length, row.settings.block):
-        reason = fill(row, start)
+    start = 0
+    while start < length:
+        size = delimited(row, start) if row.settings.delimiters else row.settings.block
+        reason = fill(row, start, size)
         if reason:
             return reason
+        start += size
     return "limit" if row.mask in row.canvas else "full"
+
+
+def delimited(row: Row, start: int) -> int:
+    """Rivals 3.4, AdaBlock: the size of the block that starts here, from what the next slots propose."""
+    s, length = row.settings, len(row.canvas)
+    row.credits = {}
+    z = row.forward()
+    chances: dict[int, float] = {}
+    for j in range(start, start + min(length // 4, length - start)):
+        token, chance, _ = propose(row, adjusted(row, z[j], j), j)
+        if token in s.delimiters:
+            chances[j] = chance
+    usual = min(s.block, length - start)
+    size = usual
+    if chances and chances[best(chances)] >= s.tau_delimiter:
+        size = best(chances) + 1 - start
+    row.events["shorter block"] += size < usual
+    row.events["longer block"] += size > usual
+    row.events["unsure delimiter"] += bool(chances) and max(chances.values()) < s.tau_delimiter
+    return size
 
 
 def append_blocks(row: Row, rule: Appended) -> str:
@@ -400,24 +425,24 @@ def append_blocks(row: Row, rule: Appended) -> str:
         if start:
             row.states[-1] = list(row.canvas)  # the pass that filled the canvas appends the next block
             row.events["expanded"] += 1
-        reason = fill(row, start)
+        reason = fill(row, start, row.settings.block)
         if reason:
             return reason
     return "full"
 
 
-def fill(row: Row, start: int) -> str | None:
+def fill(row: Row, start: int, size: int) -> str | None:
     """Fill one block; the reason if the row stops there."""
     s = row.settings
     row.credits = {}
-    opened, step = len(row.masks(start, start + s.block)), 0
-    while row.masks(start, start + s.block):
-        if s.leave_blocks and step >= s.per_block:
+    opened, step = len(row.masks(start, start + size)), 0
+    while row.masks(start, start + size):
+        if s.leave_blocks and step >= (size if s.delimiters else s.per_block):
             row.events["left block"] += 1
             row.still = 0
             break
         before = list(row.canvas)
-        block_pass(row, range(start, start + s.block), opened=opened, step=step)
+        block_pass(row, range(start, start + size), opened=opened, step=step)
         step += 1
         if row.ended():
             return "eos"

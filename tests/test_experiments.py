@@ -50,7 +50,7 @@ COUNTS = {
     "tiny-eos-ban": 3,
     "tiny-expansion-block": 12,
     "tiny-frontier": 112,
-    "tiny-rivals": 92,
+    "tiny-rivals": 96,
     "tiny-seeds": 48,
     "tiny-robustness": 68,
     "tiny-score": 104,

@@ -11,6 +11,7 @@ import torch
 from cases import LENGTHS, case, steps_of
 from voidpad.decode import PRESETS, DecodingRule, LengthRule, Plan, describe, plan, schema
 from voidpad.decode.adjust import Credit, EosPenalty
+from voidpad.decode.block_ends import DelimitedBlocks
 from voidpad.decode.commit import (
     EntropyBound,
     Factor,
@@ -30,7 +31,7 @@ from voidpad.errors import ConfigError, VoidpadError
 from voidpad.models import FAMILIES
 
 RULES = [Fixed, VoidExpansion, SmartCrop, Daedal, RhoEos, TopK, Threshold, HighConfidence, Factor]
-RULES += [EntropyBound, LocalLeap, Hierarchical, EosPenalty, Credit, AppendedBlocks]
+RULES += [EntropyBound, LocalLeap, Hierarchical, EosPenalty, Credit, AppendedBlocks, DelimitedBlocks]
 RULES += [GumbelProposal, SampledProposal, Plan]
 
 
@@ -81,7 +82,7 @@ def test_every_setting_refuses_what_lies_just_outside_its_bounds(rule):
 
 def test_every_rule_of_a_preset_owns_its_fields():
     """A field of a length rule, or of a proposal, that a user could not set would have no default of its own."""
-    switched = (Threshold, Factor, EntropyBound, LocalLeap, Hierarchical, EosPenalty, Credit)
+    switched = (Threshold, Factor, EntropyBound, LocalLeap, Hierarchical, EosPenalty, Credit, DelimitedBlocks)
     lengths = (Fixed, VoidExpansion, SmartCrop, Daedal, RhoEos, AppendedBlocks)
     for rule in (*lengths, *switched, GumbelProposal, SampledProposal):
         assert [one.name for one in settings_of(rule)] == [one.name for one in fields(rule)]
@@ -111,6 +112,8 @@ def test_every_choice_of_every_field_makes_another_plan():
                 on = {"ban": "void"}  # `scores` says what happens to the banned tokens
                 on |= {"entropy_order": {"entropy_bound": 0.1}}.get(one.name, {})
                 on |= {"eos_annealing": {"eos_penalty": 3.0}}.get(one.name, {})
+                if name == "ada-block":  # its own rules leave no choice of a schedule, a score or an order
+                    on = {"threshold": 0.0, "delimiter_threshold": 0.0, **on}
                 made = [plan(name, defaults=family, **{**on, one.name: choice}) for choice in one.choices]
                 assert len(set(made)) == len(made), one.name
 
@@ -135,6 +138,7 @@ LIMITS = {
     "eos-never": 512,
     "eos-penalty": 512,
     "append-blocks": 512,
+    "ada-block": 512,
 }
 
 

@@ -26,6 +26,7 @@ LAYERS = [
     "rows",
     "adjust",
     "propose",
+    "block_ends",
     "stop",
     "denoise",
     "length",
@@ -143,6 +144,7 @@ def test_presets_users_type():
         "eos-never",
         "eos-penalty",
         "append-blocks",
+        "ada-block",
     ]
     assert ALIASES == {"eos": "original", "rainbow": "original"}
 

@@ -109,7 +109,7 @@ def role_ids(given: Sequence[str]) -> dict[str, Any]:
         if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
             raise ConfigError(f"--roles {text!r}: write a role and its token ids, for example void=56940.")
         ids = tuple(map(int, parts))
-        roles[name.strip()] = ids if name.strip() in ("ends", "rainbow", "never") else ids[0]
+        roles[name.strip()] = ids if name.strip() in ("ends", "rainbow", "never", "newline") else ids[0]
         if len(ids) > 1 and not isinstance(roles[name.strip()], tuple):
             raise ConfigError(f"--roles {text!r}: {name.strip()} is a single token id.")
     return roles

@@ -76,6 +76,7 @@ class LengthRule(DecodingRule):
     passes = math.inf  # a row stops after so many decoding passes, even with masks left
     trims = True  # False if the rule decides by the tail of the canvas while decoding: trimming cuts it away
     looks_ahead = True  # False if the rule never reads or edits slots beyond the active block
+    settles_first = False  # True if the canvas keeps its length once a token is written
     steps_are_total = False  # what a preset's `steps` counts: passes of one block, or of the whole canvas
 
     @property
@@ -154,6 +155,7 @@ class Fixed(LengthRule):
 
     canvas: int = canvas_setting(512, "canvas length")
     looks_ahead = False
+    settles_first = True
     steps_are_total = True
 
     def in_blocks(self, block: int) -> Self:
@@ -227,6 +229,7 @@ class VoidExpansion(LengthRule):
     )
     mask_in_max: bool = setting(False, authors=True, help="count MASK among the non-VOID tokens")
     probes = True
+    settles_first = True
 
     def in_blocks(self, block: int) -> Self:
         canvas = math.ceil(self.canvas / block) * block
@@ -288,6 +291,7 @@ class SmartCrop(LengthRule):
     canvas: int = canvas_setting(512, "canvas length of the probe, before it is cropped")
     tau: float = setting(0.95, above=0, at_most=1, help="cumulative EOS probability at which SmartCrop crops")
     probes = True
+    settles_first = True
 
     def in_blocks(self, block: int) -> Self:
         _whole_blocks(self.canvas, block)

@@ -2,9 +2,9 @@
 
 In every pass the loop finds the frontier (the masked slots of each row's active block), computes the logits that the
 proposal and the length rule need, lets the adjust rule move some of the logits if the plan has one, proposes tokens,
-chooses which of them to commit and writes these. Then the length rule may edit the canvas, and the stop rule may end
-rows. Each row has its own position and counters, so prompts and canvases of different lengths and rows that end
-early need no special case.
+lets the block rule, if there is one, say where a block that is entered ends, chooses which tokens to commit and writes
+these. Then the length rule may edit the canvas, and the stop rule may end rows. Each row has its own position and
+counters, so prompts and canvases of different lengths and rows that end early need no special case.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Observe = Callable[[Canvas], Tensor]  # -> (B, L) bool, further slots whose logi
 class Step:
     """One forward pass over the live rows. `logits` is large: use it during the step, do not keep it."""
 
-    before: Rows
+    before: Rows  # with the size of a block that was entered in this pass
     where: Tensor  # (B, L) the slots whose logits were computed
     logits: Tensor  # (N, V) at `where`
     frontier: Tensor  # (B, L) slots that could be written
@@ -104,7 +104,8 @@ def begin(
     slots = plan.whole(size, limit.clamp(max=plan.length.canvas))
     canvas = Canvas.blank(prompts, slots, roles, keys, handles)
     limit, start = plan.whole(size, limit), plan.first_block(size)
-    return Rows.begin(canvas, plan.block, open=start, seeds=seeds, limit=limit, probing=plan.length.probes)
+    facts = {"probing": plan.length.probes, "sized": plan.blocks is not None}
+    return Rows.begin(canvas, plan.block, open=start, seeds=seeds, limit=limit, **facts)
 
 
 def check(prompt: Sequence[int], roles: Roles, plan: Plan) -> None:
@@ -113,7 +114,7 @@ def check(prompt: Sequence[int], roles: Roles, plan: Plan) -> None:
         raise ConfigError("the prompt is empty; give it at least one token.")
     if roles.mask in prompt:
         raise ConfigError(f"the prompt holds the mask token {roles.mask}; remove it.")
-    roles.ids([*plan.ban, *plan.mute])
+    roles.ids(plan.names)
 
 
 def wanted(rows: Rows, plan: Plan) -> Tensor:
@@ -121,7 +122,7 @@ def wanted(rows: Rows, plan: Plan) -> Tensor:
 
     A probing row also requests its first block, because the final probe doubles as the first decoding pass.
     """
-    return plan.frontier(rows) | plan.length.watch(rows)
+    return plan.proposing(rows) | plan.length.watch(rows)
 
 
 def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
@@ -133,8 +134,16 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
     grid = scatter(watched, plan.length.measure(seen, roles, bans).cpu())
     signal = plan.length.read(rows, grid)
     ready = plan.length.ready(rows, signal)
-    frontier = plan.frontier(rows) & ready[:, None]
+    frontier = plan.proposing(rows) & ready[:, None]
     adjusted, tokens, score, *entropy = _propose(rows, plan, frontier, _at(logits, frontier[where]), bans)
+    if plan.blocks is not None:
+        delimiters = roles.ids(plan.blocks.delimiters)
+        rows = plan.blocks(rows, tokens, score, ready, delimiters, plan.block)
+        beyond = frontier & ~plan.frontier(rows)  # slots that were only looked at
+        adjusted = replace(rows, canvas=adjusted.canvas.forget(beyond))
+        frontier = frontier & ~beyond
+        tokens, score = tokens.masked_fill(beyond, NOTHING), score.masked_fill(beyond, -torch.inf)
+        entropy = [one.masked_fill(beyond, torch.inf) for one in entropy]
     chosen = plan.commit(score, frontier, rows.progress(frontier, plan.steps, plan.block), *entropy)
     if (chosen & (tokens == NOTHING)).any():
         if (chosen & ~frontier).any():
@@ -158,9 +167,13 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
 def _resolved(plan: Plan, roles: Roles, *, vocab: int) -> Bans:
     """The plan's banned and muted roles as token ids; refuses ids outside the vocabulary."""
     bans = Bans(roles.ids([*plan.ban, *roles.never]), roles.ids(plan.mute), roles.mask)
-    outside = [token for token in (*bans.ban, *bans.mute) if not 0 <= token < vocab]
-    if outside:
-        raise ConfigError(f"ban or mute holds {outside[0]}; the vocabulary ends at {vocab - 1}.")
+    named = {"ban or mute": (*bans.ban, *bans.mute)}
+    if plan.blocks is not None:
+        named["delimiters"] = roles.ids(plan.blocks.delimiters)
+    for where, tokens in named.items():
+        outside = [token for token in tokens if not 0 <= token < vocab]
+        if outside:
+            raise ConfigError(f"{where} holds {outside[0]}; the vocabulary ends at {vocab - 1}.")
     return bans
 
 

@@ -15,8 +15,9 @@ from typing import Any
 from torch import Tensor, div
 
 from voidpad.decode.adjust import Adjust, EosPenalty
+from voidpad.decode.block_ends import DelimitedBlocks
 from voidpad.decode.causal import CausalBlocks
-from voidpad.decode.commit import Commit, HighConfidence, TopK
+from voidpad.decode.commit import Commit, HighConfidence, Threshold, TopK
 from voidpad.decode.eos_length import Daedal, RhoEos
 from voidpad.decode.fields import (
     DecodingRule,
@@ -34,7 +35,7 @@ from voidpad.decode.length import AppendedBlocks, Fixed, Length, LengthRule, Sma
 from voidpad.decode.propose import PROPOSALS, GumbelProposal, MaskLast, Propose, neg_entropy
 from voidpad.decode.rows import Rows
 from voidpad.decode.stop import STOPS, Stop, vanilla
-from voidpad.decode.switches import adjust_rule, commit_rule, made, switched_fields
+from voidpad.decode.switches import adjust_rule, block_rule, commit_rule, made, switched_fields
 from voidpad.errors import ConfigError
 from voidpad.roles import Roles
 
@@ -64,6 +65,7 @@ class Plan(DecodingRule):
     )
     adjust: Adjust | None = None
     causal: CausalBlocks | None = None  # for networks with block-causal attention; None for full attention
+    blocks: DelimitedBlocks | None = None  # where blocks end; None: each has `block` slots
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,6 +96,8 @@ class Plan(DecodingRule):
             raise ConfigError(
                 f"trim=True cuts off the tail by which {name_of(self.length)} sets the length; drop one of them."
             )
+        if self.blocks is not None:
+            self.blocks.check(self.length, self.commit, self.propose, causal=self.causal is not None)
         if self.causal is not None:
             ahead = declared(self.length, "looks_ahead", True)
             rule = f"length={name_of(self.length)}" if ahead else "trim=True" if self.trim else None
@@ -103,6 +107,11 @@ class Plan(DecodingRule):
     def steps(self) -> int:
         """Passes per block."""
         return declared(self.commit, "steps", None) or self.block
+
+    @property
+    def names(self) -> Names:
+        """Every role and token id that the plan names: a model must have them."""
+        return (*self.ban, *self.mute, *(self.blocks.delimiters if self.blocks is not None else ()))
 
     @property
     def limit(self) -> int:
@@ -121,6 +130,11 @@ class Plan(DecodingRule):
         """The slots (B, L) that may be written in the next pass: the masked ones of the active block."""
         window = rows.window(self.block)
         return window if self.causal is None else self.causal.frontier(rows.canvas, window)
+
+    def proposing(self, rows: Rows) -> Tensor:
+        """The slots (B, L) that propose a token in the next pass: the frontier, and where the block rule looks."""
+        frontier = self.frontier(rows)
+        return frontier if self.blocks is None else frontier | self.blocks.look(rows)
 
     def greedy(self, position: Tensor) -> Tensor | None:
         """True at the positions (N,) whose token is never drawn at random; None if every token may be."""
@@ -193,7 +207,7 @@ class Preset:
     ban: Names = ()
     mute: Names = ()
     stop: str = "vanilla"
-    adjust: type[Any] | None = None  # the adjust rule that is on unless the user turns it off
+    on: tuple[type[Any], ...] = ()  # rules with a switch that are on unless the user turns them off
     commit: type[Any] | None = None
     propose: Propose | None = None
 
@@ -208,7 +222,7 @@ class Preset:
             return [block, *length, ban, stop, *settings_of(self.commit), cut]
         scores = replace(SCORED, default=family.scores)
         return [
-            *(block, *length, STEPS, ban, stop, *switched_fields(self.adjust), scores, own["mute"]),
+            *(block, *length, STEPS, ban, stop, *switched_fields(self.on), scores, own["mute"]),
             *(*settings_of(family.proposal), own["trim"], cut, own["leave_blocks"]),
         ]
 
@@ -226,8 +240,8 @@ class Preset:
                     f"steps={steps} does not spread over {blocks} blocks; use a multiple of {blocks}."
                 )
             steps //= blocks
-        commit, adjust = commit_rule(values, steps=steps), adjust_rule(values)
-        return Plan(length, made(family.proposal, values), commit, **own, adjust=adjust)
+        commit, adjust, blocks = commit_rule(values, steps=steps), adjust_rule(values), block_rule(values)
+        return Plan(length, made(family.proposal, values), commit, **own, adjust=adjust, blocks=blocks)
 
 
 STEPS = PlanField(
@@ -266,10 +280,16 @@ PRESETS: dict[str, Preset] = {
         mute=("eos",),
     ),
     "eos-penalty": Preset(
-        "Dream-Coder: EOS is penalised while much is masked", Fixed, stop="eos", adjust=EosPenalty
+        "Dream-Coder: EOS is penalised while much is masked", Fixed, stop="eos", on=(EosPenalty,)
     ),
     "append-blocks": Preset(
         "dLLM-Var's loop: a block is appended when the canvas is full without EOS", AppendedBlocks, stop="eos"
+    ),
+    "ada-block": Preset(
+        "AdaBlock: a block ends where the model is about to end a line",
+        Fixed,
+        stop="eos",
+        on=(DelimitedBlocks, Threshold),
     ),
 }
 ALIASES = {"eos": "original", "rainbow": "original"}

@@ -1,4 +1,4 @@
-"""Rules that a field of a preset switches on: a commit rule in place of the schedule, an adjust rule.
+"""Rules that a field of a preset switches on: a commit rule in place of the schedule, an adjust rule, a block rule.
 
 Such a rule names in `switch` one of its settings. In a preset this field is 0, which stands for "not this rule"; any
 other value selects the rule. Its further settings are fields of the preset, too.
@@ -11,12 +11,14 @@ from dataclasses import fields, replace
 from typing import Any
 
 from voidpad.decode.adjust import Credit, EosPenalty
+from voidpad.decode.block_ends import DelimitedBlocks
 from voidpad.decode.commit import EntropyBound, Factor, Hierarchical, LocalLeap, Threshold, TopK
 from voidpad.decode.fields import PlanField, settings_of
 from voidpad.errors import ConfigError
 
 _COMMITS = (Threshold, Factor, EntropyBound, LocalLeap, Hierarchical)
 _ADJUSTS = (EosPenalty, Credit)
+_BLOCKS = (DelimitedBlocks,)
 # Fields that only approximations have: without them, a plan decodes exactly.
 APPROXIMATE_FIELDS = (
     *dict.fromkeys(one.name for rule in (*_COMMITS, Credit) for one in settings_of(rule)),
@@ -24,13 +26,13 @@ APPROXIMATE_FIELDS = (
 )
 
 
-def switched_fields(on: type[Any] | None) -> list[PlanField]:
-    """The fields of all these rules and of the schedule, once each; only the rule `on` is selected by default."""
+def switched_fields(on: Sequence[type[Any]]) -> list[PlanField]:
+    """The fields of all these rules and of the schedule, once each; only the rules `on` are selected by default."""
     found: dict[str, PlanField] = {}
-    for rule in (*_COMMITS, TopK, *_ADJUSTS):
+    for rule in (*_COMMITS, TopK, *_ADJUSTS, *_BLOCKS):
         for one in settings_of(rule):
             if one.name == getattr(rule, "switch", None):
-                default = one.default if rule is on else 0.0
+                default = one.default if rule in on else 0.0
                 one = replace(one, default=default, help=f"{one.help} (0 is off)")
             found.setdefault(one.name, one)
     return list(found.values())
@@ -61,6 +63,13 @@ def adjust_rule(values: Mapping[str, Any]) -> Any:
     _nothing_unused(_ADJUSTS, chosen, values)
     if Credit in chosen:
         _check_threshold(Credit, values)
+    return made(chosen[0], values) if chosen else None
+
+
+def block_rule(values: Mapping[str, Any]) -> DelimitedBlocks | None:
+    """The block rule that the values of the fields select, or None."""
+    chosen = [rule for rule in _BLOCKS if values[rule.switch]]
+    _nothing_unused(_BLOCKS, chosen, values)
     return made(chosen[0], values) if chosen else None
 
 

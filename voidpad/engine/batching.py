@@ -70,12 +70,16 @@ class Engine:
         rows: int = 32,
         tokens: int = 16384,
         ended: Callable[[int], None] = lambda handle: None,
+        accepts: Callable[[Plan], None] = lambda plan: None,
     ) -> None:
-        """`ended` is called with the handle of each row that was in a pass and has ended: caches free its memory."""
+        """`ended` is called with the handle of each row that was in a pass and has ended: caches free its memory.
+
+        `accepts` raises an error for a plan that the denoiser cannot serve.
+        """
         for name, value in (("rows", rows), ("tokens", tokens)):
             if value < 1:
                 raise ConfigError(f"{name}={value} leaves no room for a row; use at least 1.")
-        self.denoise, self.roles, self.ended = denoise, roles, ended
+        self.denoise, self.roles, self.ended, self.accepts = denoise, roles, ended, accepts
         self.rows, self.tokens = rows, tokens
         self.live: dict[Plan, Rows] = {}
         self.passes = 0
@@ -112,6 +116,7 @@ class Engine:
         logits the row's steps must hold besides those that decoding needs.
         """
         check(prompt, self.roles, plan)
+        self.accepts(plan)
         if limit is not None and limit < 1:
             raise ConfigError(f"limit={limit} leaves no room for an answer; use at least 1.")
         with self._changed:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from voidpad.decode.canvas import Canvas
+from voidpad.decode.plan import Plan
 from voidpad.errors import ConfigError
 
 _N = r"[1-9]\d*"
@@ -158,6 +159,15 @@ class FinishedBlocks:
 
     def visible(self, now: CachePass) -> Tensor:
         return now.end
+
+
+def check_cacheable(plan: Plan) -> None:
+    """Refuse a plan whose blocks have no fixed places: a cache tells the open block by the plan's block size."""
+    if plan.blocks is not None:
+        raise ConfigError(
+            f"delimiter_threshold={plan.blocks.delimiter_threshold} makes blocks of unequal length, and a cache keeps "
+            "keys by blocks of one size; drop one of them."
+        )
 
 
 def cache_fault(text: str) -> str | None:

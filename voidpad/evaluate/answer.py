@@ -46,8 +46,8 @@ class Answering:
     hide_eos: bool = False
 
     def __post_init__(self) -> None:
-        self.model.roles.ids([*self.plan.ban, *self.plan.mute])  # a role the model lacks is refused here
-        self.engine()  # and so are a cache or limits that cannot be
+        self.model.roles.ids(self.plan.names)  # a role the model lacks is refused here
+        self.engine().accepts(self.plan)  # and so are a cache or limits that cannot be
 
     @property
     def approximations(self) -> tuple[str, ...]:

@@ -41,9 +41,7 @@ class Card:
 
     def write(self, folder: Path) -> None:
         """A reader never sees half a card."""
-        values = asdict(self)
-        if not values["roles"]["never"]:
-            del values["roles"]["never"]  # most checkpoints have none, and older releases do not know it
+        values = asdict(self) | {"roles": self.roles.stored()}
         if not self.causal_block:
             del values["causal_block"]
         store(folder / CARD, [json.dumps({"version": VERSION, **values}, indent=2) + "\n"])

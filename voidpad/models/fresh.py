@@ -1,5 +1,7 @@
 """Models with random weights and a small real tokenizer, for tests and benchmarks."""
 
+from dataclasses import replace
+
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -8,7 +10,7 @@ from voidpad.errors import ConfigError
 from voidpad.models.card import Card, check_causal_block
 from voidpad.models.families import FAMILIES
 from voidpad.models.model import Model
-from voidpad.roles import RAINBOW_NAMES, VOID_NAME, resolve
+from voidpad.roles import RAINBOW_NAMES, VOID_NAME, newline_ids, resolve
 
 SPECIAL = ("<|mask|>", "<|endoftext|>", "<|eot_id|>", "<|unk|>", VOID_NAME, *RAINBOW_NAMES)
 # Every printable character, the likeliest first: a small vocabulary keeps those that fit.
@@ -89,7 +91,9 @@ def random_model(
         }
     )
     net = random_net(config, seed=seed, dtype=dtype, device=device)
-    roles = resolve(tokenizer, {}, rows=vocab, names=FAMILIES[family].role_names)
+    names = FAMILIES[family].role_names
+    roles = resolve(tokenizer, {}, rows=vocab, names=names)
+    roles = replace(roles, newline=newline_ids(tokenizer, roles, rows=vocab, names=names))
     size = FAMILIES[family].causal_block if causal_block is None else causal_block
     check_causal_block(size, FAMILIES[family], where=f"random-{family}")
     card = Card(family, roles, causal_block=size)

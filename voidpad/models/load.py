@@ -31,7 +31,7 @@ from voidpad.models.place import Place
 from voidpad.models.quantizer import Quantizer
 from voidpad.models.text import read_tokenizer
 from voidpad.models.weights import check, headers, refuse_nan, stored_dtype
-from voidpad.roles import Roles, build, resolve
+from voidpad.roles import Roles, build, newline_ids, resolve
 
 
 def load(
@@ -256,9 +256,11 @@ def _load_base(
 
 
 def _given(model: Model, given: Mapping[str, Any] | None) -> Model:
-    """The roles checked against the embedding, with the ids the caller gave."""
-    values = {**vars(model.roles), **(given or {})}
-    return replace(model, roles=build(values, rows=model.net.config.vocab_size))
+    """The roles checked against the embedding, with the ids that the tokenizer and the caller give."""
+    rows, names = model.net.config.vocab_size, model.family.role_names
+    newline = newline_ids(model.tokenizer, model.roles, rows=rows, names=names)
+    values = {**vars(model.roles), "newline": newline, **(given or {})}
+    return replace(model, roles=build(values, rows=rows))
 
 
 def _with_adapter(model: Model, folder: Path, name: str, given: Mapping[str, Any] | None) -> Model:

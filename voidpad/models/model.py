@@ -9,7 +9,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from voidpad.decode.outcome import Outcome, Result
-from voidpad.engine.cache_policy import CachePolicy, Caching, FinishedBlocks
+from voidpad.engine.cache_policy import CachePolicy, Caching, FinishedBlocks, check_cacheable
 from voidpad.engine.events import Event, Failed, Finished, Wrote
 from voidpad.engine.speed import check_speed, with_speed
 from voidpad.errors import ConfigError
@@ -320,7 +320,8 @@ class Model:
                 f"cache={cache!r} needs the network on one device; drop the cache or device=spread."
             )
         denoise = CachedDenoiser(self.denoiser(), causal or block, policy, **self._graphed())
-        return Engine(denoise, self.roles, rows=rows, tokens=tokens, ended=denoise.forget)
+        room = {"rows": rows, "tokens": tokens}
+        return Engine(denoise, self.roles, **room, ended=denoise.forget, accepts=check_cacheable)
 
     def compiled(self) -> "Model":
         """This model, changed so that torch compiles its layers at their first passes.

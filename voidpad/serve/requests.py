@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from voidpad.decode.plan import Plan
+from voidpad.engine.cache_policy import check_cacheable
 from voidpad.errors import VoidpadError
 from voidpad.models.text import CHAT_ROLES, encode_text, raw_ids
 from voidpad.serve.json_fields import JsonFields, RequestError
@@ -96,7 +97,9 @@ class ServedModel:
         given = {**(self.fields if name == self.plan_name else {}), **fields}
         try:
             plan = self.model.plan(name, **given)
-            self.model.roles.ids([*plan.ban, *plan.mute])
+            self.model.roles.ids(plan.names)
+            if self.cache:
+                check_cacheable(plan)
         except VoidpadError as error:
             raise RequestError(str(error), param=_named_field(str(error), fields)) from None
         if given.get("canvas") is not None and plan.length.canvas >= self.model.context:

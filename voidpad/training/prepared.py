@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def write(path: Path | str, pairs: Pairs, roles: Roles, *, notes: Mapping[str, A
     metadata = {
         "format": FORMAT,
         "version": VERSION,
-        "roles": json.dumps(asdict(roles)),
+        "roles": json.dumps(roles.stored()),
         "notes": json.dumps(dict(notes or {})),
         "largest": str(int(pairs.tokens.max())) if len(pairs.tokens) else "0",
     }

@@ -92,7 +92,7 @@ class Recorder:
             phase=_phase(step, row),
             length=length,
             open=start,
-            window=max(0, min(plan.block, length - start)),
+            window=max(0, min(int(before.span(plan.block)[row]), length - start)),
             commits=commits,
             edits=edits(filled, ids),
             masks=int((ids == roles.mask).sum()),

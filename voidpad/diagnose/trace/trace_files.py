@@ -20,9 +20,7 @@ _HEADER, _PASS, _END = TypeAdapter(Header), TypeAdapter(Pass), TypeAdapter(End)
 
 
 def header_record(row: int, header: Header) -> dict[str, Any]:
-    fields = _HEADER.dump_python(header, mode="json")
-    if not fields["roles"]["never"]:
-        del fields["roles"]["never"]  # most checkpoints have none, and older releases do not know it
+    fields = _HEADER.dump_python(header, mode="json") | {"roles": header.roles.stored()}
     return {"type": "header", "version": VERSION, "row": row, **fields}
 
 

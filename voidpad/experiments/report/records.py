@@ -15,7 +15,16 @@ from voidpad.experiments.report.published import PublishedNumbers
 SUFFIX = ".sweep.json"
 _BESIDE_THE_PLAN = ("cache", "quantize", "hide_eos")
 # Settings that make another method of a preset: replaced rules, and what approximates or changes it.
-_REPLACED = ("stop", "ban", "mute", "eos_penalty", "eos_annealing", "position_decay")
+_REPLACED = (
+    "stop",
+    "ban",
+    "mute",
+    "eos_penalty",
+    "eos_annealing",
+    "position_decay",
+    "delimiter_threshold",
+    "delimiters",
+)
 _METHOD = (*_REPLACED, *APPROXIMATE_FIELDS, *_BESIDE_THE_PLAN)
 
 

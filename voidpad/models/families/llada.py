@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig
 from voidpad.decode.plan import FamilyDefaults
 from voidpad.decode.propose import GumbelProposal
 from voidpad.models.families.family import NEUTRAL, Covered, Family, stock_values, words
+from voidpad.roles import RoleNames
 
 # Released module -> transformers' module. `ff_out` inside a block is its output; at the top level it is the head.
 _BLOCK = {
@@ -117,13 +118,17 @@ LLADA = Family(
     tensor_names=_names(r"model\."),
     adapter_names=_names(r"(?:model\.)+"),  # a training wrapper puts one `model.` more before every name
     adapter_modules={"wte": "embed_tokens", "ff_out": "lm_head"},
+    role_names=RoleNames(newline=("Ċ",)),  # AdaBlock's delimiter for LLaDA: the line break alone
     decoding=FamilyDefaults(
         score="confidence",
         schedule="even",
         scores="unbanned",
         proposal=GumbelProposal,
         authors={"cut": False},
-        fields={"void-expansion": {"tau_nonvoid": 0.09, "tau_gap": -0.45}},
+        fields={
+            "void-expansion": {"tau_nonvoid": 0.09, "tau_gap": -0.45},
+            "ada-block": {"delimiter_threshold": 0.3},
+        },
     ),
     loss="per_row",
     lora_targets=("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
