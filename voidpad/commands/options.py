@@ -15,8 +15,8 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from voidpad.decode.fields import PlanField
-from voidpad.decode.plan import RENAMED, Plan, describe, every_field
+from voidpad.decode.fields import RENAMED, PlanField
+from voidpad.decode.plan import Plan, describe, every_field
 from voidpad.engine.cache_policy import cache_fault
 from voidpad.engine.speed import SPEEDS, check_speed, with_speed
 from voidpad.errors import ConfigError

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from voidpad.errors import ConfigError
@@ -204,3 +206,33 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, str | int | float | bool):
         return value
     return name_of(value) if callable(value) else str(value)
+
+
+def in_place_of(
+    unknown: Sequence[str], known: Iterable[str], *, plans: Mapping[str, set[str]], sampling: set[str]
+) -> str:
+    """What to use for fields that a plan does not have, as the middle of a sentence; "" if nothing is near.
+
+    `plans` has the fields of every plan of this model, and `sampling` those of every family's sampler.
+    """
+    having = [name for name, others in plans.items() if others.issuperset(unknown)]
+    if having:
+        shown = ", ".join(having[:3]) + (" and others" if len(having) > 3 else "")
+        return f"; plans that have it: {shown}" if len(unknown) == 1 else f"; plans that have them: {shown}"
+    if sampling.issuperset(unknown):
+        samples = "temperature" in known
+        return "; this model samples by temperature alone" if samples else "; it does not sample"
+    near = get_close_matches(unknown[0], list(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+RENAMED = {"scheduler": "edit_growth"}  # field names that still work, with a warning
+
+
+def today(given: dict[str, Any]) -> dict[str, Any]:
+    """The given fields with deprecated names replaced by the names of today."""
+    for old, new in RENAMED.items():
+        if old in given:
+            warnings.warn(f"the plan field {old} is now called {new}.", FutureWarning, stacklevel=4)
+            given[new] = given.pop(old)
+    return given

@@ -6,10 +6,8 @@ help come from the rules, then from the model's family, then from the checkpoint
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Any
 
 from torch import Tensor, div
@@ -26,10 +24,12 @@ from voidpad.decode.fields import (
     Range,
     check_rule,
     declared,
+    in_place_of,
     name_of,
     plain,
     setting,
     settings_of,
+    today,
 )
 from voidpad.decode.length import AppendedBlocks, Fixed, Length, LengthRule, SmartCrop, VoidExpansion
 from voidpad.decode.propose import PROPOSALS, GumbelProposal, MaskLast, Propose, neg_entropy
@@ -260,7 +260,6 @@ SCORED = PlanField(
     {"unbanned": False, "renormalised": True},
     "unbanned: banned tokens keep their mass in the scores; renormalised: they do not",
 )
-RENAMED = {"scheduler": "edit_growth"}  # field names that still work, with a warning
 _VOID: dict[str, Any] = {"ban": ("void",), "stop": "eos"}
 _CONFIDENT: dict[str, Any] = {"commit": HighConfidence, "propose": MaskLast()}
 PRESETS: dict[str, Preset] = {
@@ -347,14 +346,15 @@ def describe(
     parity |= {key: value for key, value in family.authors.items() if key in known}
     given = {
         **family.fields.get(base, {}),
-        **_current(dict((calibration or {}).get(base, {}))),
+        **today(dict((calibration or {}).get(base, {}))),
         **(parity if authors else {}),
-        **_current({key: value for key, value in fields.items() if value is not None}),
+        **today({key: value for key, value in fields.items() if value is not None}),
     }
     unknown = sorted(set(given) - set(known))
     if unknown:
-        hint = _instead(unknown, known, family) + f"; `voidpad plans {name} --model MODEL` lists its fields."
-        raise ConfigError(f"plan {name!r} has no field {', '.join(unknown)}{hint}")
+        raise ConfigError(
+            f"plan {name!r} has no field {', '.join(unknown)}{_hint(name, unknown, known, family)}"
+        )
     values: dict[str, Any] = {}  # as typed
     resolved: dict[str, Any] = {}  # as the rules take them
     for key, one in known.items():
@@ -386,32 +386,12 @@ def _find(name: str, family: FamilyDefaults) -> tuple[str, Preset, bool]:
     return base, presets[base], bool(variant)
 
 
-def _instead(unknown: Sequence[str], known: Mapping[str, Any], family: FamilyDefaults) -> str:
-    """What to use in place of fields that a plan does not have, as the middle of a sentence; "" if nothing is near."""
-    having = [
-        key
-        for key, preset in family.presets.items()
-        if set(unknown) <= {one.name for one in preset.fields(family)}
-    ]
-    if having:
-        shown = ", ".join(having[:3]) + (" and others" if len(having) > 3 else "")
-        return f"; plans that have it: {shown}" if len(unknown) == 1 else f"; plans that have them: {shown}"
+def _hint(name: str, unknown: list[str], known: Mapping[str, PlanField], family: FamilyDefaults) -> str:
+    """How a sentence ends that names fields which a plan does not have."""
+    plans = {other: {one.name for one in preset.fields(family)} for other, preset in family.presets.items()}
     sampling = {one.name for proposal in PROPOSALS for one in settings_of(proposal)}
-    if sampling.issuperset(unknown):
-        return (
-            "; this model samples by temperature alone" if "temperature" in known else "; it does not sample"
-        )
-    near = get_close_matches(unknown[0], known, n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
-
-
-def _current(given: dict[str, Any]) -> dict[str, Any]:
-    """The given fields with deprecated names replaced by the names of today."""
-    for old, new in RENAMED.items():
-        if old in given:
-            warnings.warn(f"the plan field {old} is now called {new}.", FutureWarning, stacklevel=4)
-            given[new] = given.pop(old)
-    return given
+    hint = in_place_of(unknown, known, plans=plans, sampling=sampling)
+    return f"{hint}; `voidpad plans {name} --model MODEL` lists its fields."
 
 
 def _score_default(preset: Preset, family: FamilyDefaults, values: Mapping[str, Any]) -> str:
