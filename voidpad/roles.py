@@ -125,9 +125,11 @@ def resolve(tokenizer: Any, config: Mapping[str, Any], *, rows: int, names: Role
 def newline_ids(tokenizer: Any, roles: Roles, *, rows: int, names: RoleNames) -> tuple[int, ...]:
     """The tokens that end a line: those of the family where the vocabulary has them, else all with a line break."""
     vocab = tokenizer.get_vocab()
-    named = [vocab[name] for name in names.newline if name in vocab]
-    spelled = [token for name, token in vocab.items() if any(mark in name for mark in LINE_BREAKS)]
-    usable = sorted(token for token in named or spelled if token < rows and token not in roles.all())
+    found = [vocab[name] for name in names.newline if name in vocab]
+    if not found:
+        found = [token for name, token in vocab.items() if any(mark in name for mark in LINE_BREAKS)]
+    known = set(roles.all())
+    usable = sorted(token for token in found if token < rows and token not in known)
     return tuple(token for token in usable if "\n" in tokenizer.decode([token]))
 
 

@@ -32,9 +32,8 @@ class Rows:
     decoded: Tensor  # (B,) decoding passes
     probed: Tensor  # (B,) probes
     shared: Tensor  # (B,) passes that were a probe and a decoding pass at once
-    size: Tensor | None = (
-        None  # (B,) slots of the active block, 0 until its first pass; None without a block rule
-    )
+    # (B,) slots of the active block, 0 until its first pass; None without a block rule
+    size: Tensor | None = None
 
     @classmethod
     def begin(

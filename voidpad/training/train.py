@@ -36,7 +36,7 @@ FREE |= {"report_to", "export", "compile", "residual", "pass_tokens", "checkpoin
 LONG = (300, 600.0)  # updates or seconds of a run that compilation, a minute or two, pays for
 # Parameters from which on a GPU computes rows end to end: faster at 7.6 billion, slower than padding at 2.5 million.
 LARGE = 1_000_000_000
-# Parameters times tokens that a GPU computes in the time which the host needs to launch a pass, about 20 ms.
+# Parameters times tokens that a GPU computes in the time which the host needs to launch a pass: an estimate for 20 ms.
 LAUNCHED = 1e12
 
 
