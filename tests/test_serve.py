@@ -368,6 +368,8 @@ MALFORMED = [
     ("chat", {**CHAT, "voidpad": {"cut": False}}, "voidpad.cut"),
     ("chat", {**CHAT, "voidpad": {"canvas": True}}, "voidpad.canvas"),
     ("chat", {**CHAT, "voidpad": {"canvas": 99968}}, "voidpad.canvas"),
+    ("chat", {**CHAT, "voidpad": {"ban": "99999999"}}, "voidpad.ban"),
+    ("chat", {**CHAT, "voidpad": {"plan": "ada-block", "delimiters": "99999999"}}, "voidpad.delimiters"),
     ("completions", {"model": "tiny-void"}, "prompt"),
     ("completions", {**COMPLETION, "prompt": []}, "prompt"),
     ("completions", {**COMPLETION, "prompt": {}}, "prompt"),

@@ -128,7 +128,7 @@ def wanted(rows: Rows, plan: Plan) -> Tensor:
 def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
     """One pass over the rows, given the logits (N, V) at the True slots of `where`."""
     roles = rows.canvas.roles
-    bans = _resolved(plan, roles, vocab=logits.shape[1])
+    bans = resolved_bans(plan, roles, vocab=logits.shape[1])
     watched = plan.length.watch(rows)
     seen = _at(logits, watched[where]) if watched.any() else torch.empty(0, logits.shape[1])
     grid = scatter(watched, plan.length.measure(seen, roles, bans).cpu())
@@ -164,7 +164,7 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
     return Step(rows, where, logits, frontier, chosen, tokens, score, signal, after, finished)
 
 
-def _resolved(plan: Plan, roles: Roles, *, vocab: int) -> Bans:
+def resolved_bans(plan: Plan, roles: Roles, *, vocab: int) -> Bans:
     """The plan's banned and muted roles as token ids; refuses ids outside the vocabulary."""
     bans = Bans(roles.ids([*plan.ban, *roles.never]), roles.ids(plan.mute), roles.mask)
     named = {"ban or mute": (*bans.ban, *bans.mute)}

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from voidpad.decode.loop import resolved_bans
 from voidpad.decode.plan import Plan
 from voidpad.engine.cache_policy import check_cacheable
 from voidpad.errors import VoidpadError
@@ -97,7 +98,7 @@ class ServedModel:
         given = {**(self.fields if name == self.plan_name else {}), **fields}
         try:
             plan = self.model.plan(name, **given)
-            self.model.roles.ids(plan.names)
+            resolved_bans(plan, self.model.roles, vocab=self.model.net.config.vocab_size)
             if self.cache:
                 check_cacheable(plan)
         except VoidpadError as error:
