@@ -20,7 +20,7 @@ from voidpad.errors import ConfigError
 from voidpad.files import store
 
 if TYPE_CHECKING:
-    from voidpad.experiments.calibrate_page import Calibration
+    from voidpad.experiments.calibrate import Calibration
 
 
 def calibrate(
@@ -71,7 +71,7 @@ def calibrate(
     ] = None,
 ) -> None:
     """Choose VoidExpansion's thresholds and window: fewest token-passes at which the answers still fit."""
-    from voidpad.experiments.calibrate import Search, choose, fields, settings, survey
+    from voidpad.experiments.calibrate import Calibration, Search, choose, fields, settings, survey
     from voidpad.models import read_card
     from voidpad.training.chats import field_map
 
@@ -105,16 +105,17 @@ def calibrate(
     with bar(2 + (limit - canvas) // block, shown=True, label="probing") as tick:
         seen = survey(loaded, ids, search, rows=rows, tick=tick)
     tried = settings(seen, search)
-
-    from voidpad.diagnose.plots import save as save_figure
-    from voidpad.experiments.calibrate_page import Calibration, calibration_html, trade_off
-
     done = Calibration(model, source, search, seen, tried, choose(tried, fit))
     out.print(_table(done))
     err.print(f"{len(ids)} prompts; token-passes relative to a fixed canvas of {limit}", style="dim")
     if plot is not None:
+        from voidpad.diagnose.plots import save as save_figure
+        from voidpad.experiments.calibrate_page import trade_off
+
         save_figure(trade_off(done), plot)
     if page is not None:
+        from voidpad.experiments.calibrate_page import calibration_html
+
         store(page, [calibration_html(done)])
         err.print(f"wrote {page}", style="dim")
     if save is not None:
@@ -135,7 +136,7 @@ def _check_same(save: Path, names: list[str]) -> None:
 
 
 def _table(done: Calibration) -> Table:
-    from voidpad.experiments.calibrate_page import HEADS
+    from voidpad.experiments.calibrate import HEADS
 
     table = Table(*HEADS, box=None)
     for cells in done.rows:

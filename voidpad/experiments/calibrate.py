@@ -182,3 +182,35 @@ def fields(setting: Setting, search: Search) -> dict[str, float | int]:
     """The chosen setting as plan fields of `void-expansion`."""
     chosen = {k: v for k, v in asdict(setting).items() if k in ("window", "tau_nonvoid", "tau_gap")}
     return {"canvas": search.start, "limit": search.limit, "block": search.block, **chosen}
+
+
+HEADS = ("", "window", "tau_nonvoid", "tau_gap", "answers that fit", "token-passes", "mean canvas")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A finished search over the settings of VoidExpansion."""
+
+    model: str  # as the user named it
+    prompts: str  # where they come from, in words
+    search: Search
+    seen: Survey
+    tried: Sequence[Setting]
+    chosen: Setting
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """Cells under HEADS for the settings worth a row: those no other beats, and the chosen one, marked."""
+        best = frontier(self.tried)
+        return [
+            (
+                "chosen" if one == self.chosen else "",
+                str(one.window),
+                f"{one.tau_nonvoid:.4f}",
+                f"{one.tau_gap:.4f}",
+                f"{one.fit:.1%}",
+                f"{one.cost:.1%}",
+                f"{one.canvas:.1f}",
+            )
+            for one in (best if self.chosen in best else [*best, self.chosen])
+        ]

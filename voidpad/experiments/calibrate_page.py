@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from html import escape
 
 import matplotlib
@@ -12,40 +11,9 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from voidpad.experiments.calibrate import Search, Setting, Survey, fields, frontier, measures
+from voidpad.experiments.calibrate import HEADS, Calibration, fields, frontier, measures
 from voidpad.experiments.report.figures import LOOK, file_bytes
 from voidpad.experiments.report.render import html_figure, html_page
-
-HEADS = ("", "window", "tau_nonvoid", "tau_gap", "answers that fit", "token-passes", "mean canvas")
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """A finished search over the settings of VoidExpansion."""
-
-    model: str  # as the user named it
-    prompts: str  # where they come from, in words
-    search: Search
-    seen: Survey
-    tried: Sequence[Setting]
-    chosen: Setting
-
-    @property
-    def rows(self) -> list[tuple[str, ...]]:
-        """Cells under HEADS for the settings worth a row: those no other beats, and the chosen one, marked."""
-        best = frontier(self.tried)
-        return [
-            (
-                "chosen" if one == self.chosen else "",
-                str(one.window),
-                f"{one.tau_nonvoid:.4f}",
-                f"{one.tau_gap:.4f}",
-                f"{one.fit:.1%}",
-                f"{one.cost:.1%}",
-                f"{one.canvas:.1f}",
-            )
-            for one in (best if self.chosen in best else [*best, self.chosen])
-        ]
 
 
 def calibration_html(done: Calibration) -> str:
