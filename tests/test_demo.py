@@ -12,11 +12,12 @@ from voidpad import load
 from voidpad.builtin.results import shipped_results
 from voidpad.builtin.tasks import CANVAS, TASKS
 from voidpad.commands import demo as command
-from voidpad.errors import DataError
+from voidpad.commands.options import BuiltInFamily
+from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate import Resources
-from voidpad.experiments.sweep_recipe import read
+from voidpad.experiments.sweep_recipe import cells, of_family, read
 from voidpad.models import random_model, read_card, save
-from voidpad.models.locate import ASSETS, base_of
+from voidpad.models.locate import ARMS, ASSETS, BUILT_IN, BUILT_IN_FAMILIES, base_of
 from voidpad.recipes import find_recipe
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -88,6 +89,19 @@ def test_shipped_results_meet_the_targets():
     assert shipped_results()["void / 32"]["passes_decode"] <= CANVAS / 2
 
 
+def test_the_families_of_the_commands_are_those_that_ship():
+    assert list(BuiltInFamily) == list(BUILT_IN_FAMILIES)
+    assert all((ASSETS / name).is_dir() for name in BUILT_IN)
+
+
+def test_a_recipe_of_another_family_names_its_models():
+    recipe = of_family(read(find_recipe("tiny-seeds", "sweep")), "dream")
+    assert {group.model for group in recipe.groups} == {f"tiny-dream-{arm}" for arm in ARMS}
+    assert {cell.model for cell in cells(recipe)} == {"tiny"}  # the rows of its tables keep their name
+    with pytest.raises(ConfigError, match="family=dream: the recipe names no built-in model"):
+        of_family(read(find_recipe("paper-table1", "sweep")), "dream")
+
+
 def test_the_recipe_of_the_shipped_results_has_exactly_their_rows():
     from voidpad.experiments.sweep_recipe import cells
 
@@ -99,7 +113,7 @@ def test_the_recipe_of_the_shipped_results_has_exactly_their_rows():
 
 
 def test_the_report_is_one_page_with_the_example_as_text(arms):
-    text = command.page(list(arms.values()), {"prompt": "<img src=x onerror=alert(1)>"}, 1)
+    text = command.page(list(arms.values()), {"prompt": "<img src=x onerror=alert(1)>"}, 1, shipped_results())
     tags = []
     parser = html.parser.HTMLParser()
     parser.handle_starttag = lambda tag, attrs: tags.append((tag, dict(attrs)))

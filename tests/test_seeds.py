@@ -12,9 +12,13 @@ CHECKOUT = Path(__file__).parents[1]
 RECIPES = (CHECKOUT / "voidpad" / "recipes" / "tiny").glob("*.toml")
 
 
-def seeds(*args):
-    command = [sys.executable, "-m", "studies.builtin.seeds", *map(str, args)]
+def study(name, *args):
+    command = [sys.executable, "-m", f"studies.{name}", *map(str, args)]
     return subprocess.run(command, cwd=CHECKOUT, check=True, capture_output=True, text=True).stdout
+
+
+def seeds(*args):
+    return study("builtin.seeds", *args)
 
 
 @pytest.mark.parametrize("recipe", [path.stem for path in sorted(RECIPES)])
@@ -28,6 +32,7 @@ def test_the_stages_of_the_built_in_model_count_updates(recipe):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_seeds_are_trained_scored_and_compared(family, tmp_path):
+    """As with a GPU machine that has no harness: prepared before there are models, answered where they are made."""
     prepare(tmp_path / "data.safetensors", 64)
     prepare(tmp_path / "names.safetensors", 64, drill=True)
     out = tmp_path / "seeds"
@@ -35,12 +40,16 @@ def test_seeds_are_trained_scored_and_compared(family, tmp_path):
     options = [part for change in small for part in ("--set", change)]
     options += ["--data", tmp_path / "data.safetensors", "--updates", 1, "--prompts", 4, "--from-base"]
     options += ["--names", tmp_path / "names.safetensors"]
-    trained = seeds("train", "--family", family, "--seeds", "1,2", "--out", out, *options)
+    named = ["--family", family, "--seeds", "1,2", "--out", out]
+    seeds("sweep", *named, "--limit", 1, "--stage", "prepare")
+    trained = seeds("train", *named, *options)
     assert f"{family}-2/void" in trained
     assert f"{family}-2/from_base_rainbow" in trained
-    again = seeds("train", "--family", family, "--seeds", "1,2", "--out", out, *options)
+    again = seeds("train", *named, *options)
     assert f"{family}-" not in again  # nothing is left to train
-    seeds("sweep", "--out", out, "--limit", 1, "--allow-code-execution", "--device", "cpu")
+    answered = study("gpu.answers", *out.glob("*/sweep"), "--together", 2, "--device", "cpu")
+    assert answered.count("4 cells") == answered.count("done") == 2 * 14  # seeds, methods at a block
+    seeds("sweep", *named, "--limit", 1, "--stage", "judge", "--allow-code-execution")
     table = seeds("table", out)
     assert f"| {family} | original / 192 | 2 | " in table
     assert f"| {family} | void, expanding / 16 | 2 | " in table

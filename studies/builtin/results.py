@@ -1,8 +1,9 @@
-"""The results that ship with the built-in model, from a finished sweep `tiny-score`.
+"""The results that ship with the built-in models, from a finished sweep.
 
     voidpad sweep tiny-score --out runs/tiny-score --device cuda --allow-code-execution
     python -m studies.builtin.results runs/tiny-score            # compare with the shipped file
     python -m studies.builtin.results runs/tiny-score --write    # replace it
+    python -m studies.builtin.results runs/seeds/dream-1/sweep --recipe tiny-seeds --family dream
 
 A sweep can be divided: `--stage prepare` and `--stage judge` here, `--stage answer` on a machine with a GPU.
 """
@@ -20,7 +21,7 @@ from voidpad.builtin.results import shipped_results
 from voidpad.evaluate.scores import Z95, wilson
 from voidpad.experiments.report.records import CellRecord, read
 from voidpad.files import store
-from voidpad.models.locate import ASSETS
+from voidpad.models.locate import ASSETS, BUILT_IN_FAMILIES
 
 MEANS = ("answer_tokens", "passes_decode", "passes_probe", "canvas")
 
@@ -69,13 +70,15 @@ def differences(mine: dict[str, Any], shipped: dict[str, Any]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.builtin.results", description=__doc__)
     parser.add_argument("sweep", type=Path)
+    parser.add_argument("--recipe", default="tiny-score", help="of the sweep")
+    parser.add_argument("--family", choices=BUILT_IN_FAMILIES, default="llada", help="whose results they are")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
-    mine = summarise(given.sweep, "tiny-score")
+    mine = summarise(given.sweep, given.recipe)
     if given.write:
-        store(ASSETS / "results.json", [json.dumps(mine) + "\n"])
+        store(ASSETS / f"results-{given.family}.json", [json.dumps(mine) + "\n"])
         return
-    lines = differences(mine, shipped_results())
+    lines = differences(mine, shipped_results(given.family))
     print("\n".join(lines) or f"{len(mine)} methods, equal to the shipped results")
     sys.exit(bool(lines))
 

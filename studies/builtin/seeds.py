@@ -11,7 +11,9 @@ updates. A family has one base; a seed is that of `instruct` and of the arms mad
 the same time: a network this small leaves most of a GPU idle.
 
 All three commands go on where they stopped: what has been trained or scored is left as it is. `sweep` takes the options
-of `voidpad sweep`, `--stage` among them, so that answers can come from a machine with a GPU.
+of `voidpad sweep`, `--stage` among them, so that answers can come from a machine with a GPU. Prepared before there are
+models (`sweep --family dream --stage prepare`), a sweep can be answered right after the training, where it took place:
+`python -m studies.gpu.answers`.
 """
 
 import argparse
@@ -37,7 +39,7 @@ from voidpad.models.card import read_card
 # The recipes that make a family's base, one after the other. The rest of a checkpoint's rules follow from its family.
 BASES = {"llada": ("base",), "dream": ("dream_base", "dream_names")}
 # Updates of each stage: counted, not timed, so that the arms are equal on any machine.
-UPDATES = {"base": 8700, "dream_base": 8700, "dream_names": 200, "instruct": 4900, "void": 1500, "eos": 1500}
+UPDATES = {"base": 8700, "dream_base": 8700, "dream_names": 800, "instruct": 4900, "void": 1500, "eos": 1500}
 UPDATES |= {"rainbow": 1500}
 ARMS = ("void", "eos", "rainbow")
 FROM_BASE = tuple(f"from_base_{arm}" for arm in ARMS)
@@ -146,8 +148,9 @@ def _calibrate(folder: Path, count: int) -> None:
 
 
 def sweep(given: argparse.Namespace, options: Sequence[str]) -> None:
-    """Score every seed whose arms are complete, by `voidpad sweep` with its models in the place of those that ship."""
-    for folder in _complete(given.out):
+    """Score every seed whose arms are complete, or those named: `voidpad sweep` with their models instead of ours."""
+    named = [given.out / f"{given.family}-{number}" for number in given.seeds] if given.family else None
+    for folder in named or _complete(given.out):
         use = {"tiny-instruct": folder / "instruct" / "model"}
         use |= {f"tiny-{arm}": folder / arm / "model" for arm in ARMS}
         command = [sys.executable, "-m", "voidpad", "sweep", SWEEP, "--out", str(folder / "sweep"), *options]
@@ -212,6 +215,8 @@ def main() -> None:
     training.add_argument("--set", action="append", default=[], help="a further setting of every recipe")
     scoring = commands.add_parser("sweep", help=sweep.__doc__)
     scoring.add_argument("--out", type=Path, default=Path("runs/seeds"))
+    scoring.add_argument("--family", choices=BASES, help="the seeds of this family, trained or not")
+    scoring.add_argument("--seeds", type=numbers, default=[1, 2, 3], help="with --family")
     showing = commands.add_parser("table", help=table.__doc__)
     showing.add_argument("out", type=Path)
     given, rest = parser.parse_known_args()

@@ -1,4 +1,4 @@
-"""Put trained weights into the package: `python -m studies.builtin.ship runs/tiny [--name tiny-dream]`.
+"""Put trained weights into the package: `python -m studies.builtin.ship runs/tiny [--family dream]`.
 
 Copies instruct and the three adapters to assets/tiny-*, names the base by its built-in name, and gives every card
 the canvas of the built-in tasks; `voidpad calibrate --save` adds VoidExpansion's thresholds, before or after.
@@ -15,9 +15,8 @@ from typing import Any
 from voidpad.builtin.tasks import CANVAS
 from voidpad.errors import DataError
 from voidpad.models.card import read_card
-from voidpad.models.locate import ASSETS
+from voidpad.models.locate import ARMS, ASSETS, BUILT_IN_FAMILIES
 
-STAGES = ("instruct", "eos", "rainbow", "void")
 KEPT = (
     "*.safetensors",
     "config.json",
@@ -77,11 +76,11 @@ def expansion_of(folder: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.builtin.ship", description=__doc__)
     parser.add_argument("runs", type=Path)
-    parser.add_argument("--name", default="tiny", help="what the built-in names begin with")
+    parser.add_argument("--family", choices=BUILT_IN_FAMILIES, default="llada")
     given = parser.parse_args()
     total = 0
-    for stage in STAGES:
-        target = ship(given.runs, stage, name=given.name)
+    for stage in ARMS:
+        target = ship(given.runs, stage, name=BUILT_IN_FAMILIES[given.family])
         size = sum(file.stat().st_size for file in target.iterdir())
         total += size
         print(f"{target.name}: {size / 1e6:.2f} MB")

@@ -21,6 +21,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from voidpad.commands.generate import err, out
+from voidpad.commands.options import BuiltInFamily
 from voidpad.commands.outputs import file_to_write
 from voidpad.errors import ConfigError
 
@@ -36,6 +37,7 @@ def demo(
     full: Annotated[
         bool, typer.Option("--full", help="128 problems per task, all blocks and ablations")
     ] = False,
+    family: Annotated[BuiltInFamily, typer.Option(help="of the built-in models")] = BuiltInFamily.llada,
     report: Annotated[Path, typer.Option(help="HTML report to write", callback=file_to_write)] = Path(
         "voidpad-demo.html"
     ),
@@ -53,13 +55,13 @@ def demo(
         ) from None
     from voidpad.builtin.results import shipped_results
     from voidpad.evaluate.settings import Resources
-    from voidpad.experiments.sweep_recipe import read
+    from voidpad.experiments.sweep_recipe import of_family, read
     from voidpad.files import store
     from voidpad.models.place import Place
     from voidpad.recipes import find_recipe
 
     Place(device)  # refused before anything runs
-    recipe = read(find_recipe("tiny-score" if full else "tiny-demo", "sweep"))
+    recipe = of_family(read(find_recipe("tiny-score" if full else "tiny-demo", "sweep")), family)
     recipe = recipe if full else recipe.model_copy(update={"limit": problems})
     resources = Resources(
         device=device,
@@ -68,7 +70,7 @@ def demo(
         weak_sandbox=weak_sandbox,
         workers=os.cpu_count() or 1,
     )
-    known, arms = shipped_results(), list[Arm]()
+    known, arms = shipped_results(family), list[Arm]()
     with tempfile.TemporaryDirectory(prefix="voidpad-demo-") as folder, Live(console=out) as live:
         live.update(_table(arms, known, waiting=True))
         for arm in run(recipe, Path(folder), resources):
@@ -80,9 +82,10 @@ def demo(
     if example is not None:
         _show(example)
     count = recipe.limit or 0
-    store(report, [page(arms, example, count)])
+    store(report, [page(arms, example, count, known)])
+    whole = max((cell["problems"] for cell in known.values()), default=0)
     err.print(
-        f"{4 * count} problems, four tasks; a small set has wide intervals, the last column is the run of 512 in "
+        f"{4 * count} problems, four tasks; a small set has wide intervals, the last column is the run of {whole} in "
         f"docs/tiny.md. Report: {report}",
         style="dim",
     )
@@ -188,11 +191,8 @@ def _show(example: dict[str, str]) -> None:
         )
 
 
-def page(arms: Sequence[Arm], example: dict[str, str] | None, count: int) -> str:
-    """One self-contained file: the table, the picture, the example."""
-    from voidpad.builtin.results import shipped_results
-
-    known = shipped_results()
+def page(arms: Sequence[Arm], example: dict[str, str] | None, count: int, known: dict[str, Any]) -> str:
+    """One self-contained file: the table, with the full run that is `known`, the picture, the example."""
     rows = "".join(
         "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in _cells_of(a, known)) + "</tr>" for a in arms
     )

@@ -11,6 +11,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import Annotated, Any, Optional
 
 import typer
@@ -24,6 +25,13 @@ from voidpad.roles import check_role_name
 
 PANEL = "Plan fields (see `voidpad plans`)"
 KINDS: dict[str, type] = {"boolean": bool, "integer": int, "number": float, "string": str, "names": str}
+
+
+class BuiltInFamily(StrEnum):
+    """Whose built-in models: those of `BUILT_IN_FAMILIES` in models/locate.py, which is slow to import."""
+
+    llada = "llada"
+    dream = "dream"
 
 
 def known_plan(value: str | None) -> str | None:

@@ -13,7 +13,7 @@ from rich.progress import Progress, TaskID
 from voidpad.commands.bars import counting
 from voidpad.commands.eval import BenchmarkFolder, Stage
 from voidpad.commands.loading import Device
-from voidpad.commands.options import RowLimit, TokenLimit
+from voidpad.commands.options import BuiltInFamily, RowLimit, TokenLimit
 from voidpad.commands.outputs import folder_to_write
 from voidpad.errors import ConfigError, VoidpadError, printable
 
@@ -45,7 +45,12 @@ Limit = Annotated[
 ]
 Use = Annotated[
     list[str] | None,
-    typer.Option(help="NAME=FOLDER: where a model or adapter of the recipe lies; may be repeated."),
+    typer.Option(
+        help="NAME=FOLDER: where a model or adapter of the recipe lies, or another name; may be repeated."
+    ),
+]
+Family = Annotated[
+    BuiltInFamily, typer.Option(help="Of the built-in models in the place of `tiny-*` in the recipe.")
 ]
 Published = Annotated[
     Path | None,
@@ -67,6 +72,7 @@ def sweep(
     dry_run: DryRun = False,
     limit: Limit = None,
     use: Use = None,
+    family: Family = BuiltInFamily.llada,
     published: Published = None,
     device: Device = "auto",
     rows: RowLimit = 32,
@@ -97,6 +103,7 @@ def sweep(
     path = find_recipe(recipe, "sweep")
     wanted = recipes.read(path)
     numbers = read_published(published) if published else None  # a wrong file shows before the run
+    wanted = recipes.of_family(wanted, family)
     if folders:
         wanted = recipes.with_folders(wanted, folders)
     if limit:

@@ -21,6 +21,7 @@ from voidpad.evaluate.settings import Settings, settings_digest
 from voidpad.experiments.report.layout import FigureLayout, TableLayout
 from voidpad.models import FAMILIES
 from voidpad.models.load import family_of
+from voidpad.models.locate import ARMS, BUILT_IN_FAMILIES
 from voidpad.models.quantizer import QuantizerName
 
 MOST_CELLS = 10_000  # of one recipe; more is a mistake in a grid
@@ -131,6 +132,17 @@ def with_folders(recipe: SweepRecipe, folders: Mapping[str, str]) -> SweepRecipe
         for model in _listed(group.model)
     ]
     return recipe.model_copy(update={"groups": groups})
+
+
+def of_family(recipe: SweepRecipe, family: str) -> SweepRecipe:
+    """The recipe with the built-in models of this family instead of LLaDA's."""
+    if family == "llada":
+        return recipe
+    places = {f"{BUILT_IN_FAMILIES['llada']}-{arm}": f"{BUILT_IN_FAMILIES[family]}-{arm}" for arm in ARMS}
+    named = {model for group in recipe.groups for model in _listed(group.model)} & places.keys()
+    if not named:
+        raise ConfigError(f"family={family}: the recipe names no built-in model; use --use NAME=FOLDER.")
+    return with_folders(recipe, {name: places[name] for name in named})
 
 
 def parse(raw: Mapping[str, Any], name: str) -> SweepRecipe:

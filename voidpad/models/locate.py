@@ -10,7 +10,12 @@ from voidpad.errors import WeightsError, reason
 from voidpad.models.card import read_json
 
 ASSETS = Path(str(files("voidpad"))) / "builtin" / "assets"
-BUILT_IN = ("tiny-instruct", "tiny-eos", "tiny-rainbow", "tiny-void")
+BUILT_IN_FAMILIES = {
+    "llada": "tiny",
+    "dream": "tiny-dream",
+}  # what the names of a family's built-in models begin with
+ARMS = ("instruct", "eos", "rainbow", "void")
+BUILT_IN = tuple(f"{name}-{arm}" for name in BUILT_IN_FAMILIES.values() for arm in ARMS)
 PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.jinja"]  # never code, never pickles
 
 
