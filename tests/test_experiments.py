@@ -51,7 +51,7 @@ COUNTS = {
     "tiny-expansion-block": 12,
     "tiny-frontier": 112,
     "tiny-rivals": 96,
-    "tiny-seeds": 48,
+    "tiny-seeds": 56,
     "tiny-robustness": 68,
     "tiny-score": 104,
     "tiny-start": 32,

@@ -135,10 +135,11 @@ def with_folders(recipe: SweepRecipe, folders: Mapping[str, str]) -> SweepRecipe
 
 
 def of_family(recipe: SweepRecipe, family: str) -> SweepRecipe:
-    """The recipe with the built-in models of this family instead of LLaDA's."""
-    if family == "llada":
+    """The recipe with the built-in models of this family in the place of `tiny-*`."""
+    own = BUILT_IN_FAMILIES[family]
+    if own == "tiny":
         return recipe
-    places = {f"{BUILT_IN_FAMILIES['llada']}-{arm}": f"{BUILT_IN_FAMILIES[family]}-{arm}" for arm in ARMS}
+    places = {f"tiny-{arm}": f"{own}-{arm}" for arm in ARMS}
     named = {model for group in recipe.groups for model in _listed(group.model)} & places.keys()
     if not named:
         raise ConfigError(f"family={family}: the recipe names no built-in model; use --use NAME=FOLDER.")
