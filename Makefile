@@ -29,8 +29,9 @@ lint: $(VENV)/dev.stamp
 	$(VENV)/bin/ruff format --check voidpad tests studies
 	$(VENV)/bin/mypy
 
+# Files in their order: sorted by number of tests, the few long ones come last and one process waits for the other.
 test: lint docs  ## everything CI runs
-	$(RUN) pytest -q -n 2 --dist loadfile
+	$(RUN) pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/dev.stamp  ## long checks
 	$(RUN) pytest -q -m slow

@@ -25,5 +25,8 @@ mkdir -p "$target"
 for wheel in "$beside"/*.whl; do
   python -m zipfile -e "$wheel" "$target"
 done
+# Runs note the version they were made with, which is read from the metadata of the installed package.
+metadata=$(python -c 'from importlib.metadata import distribution; print(distribution("voidpad")._path)')
+cp -r "$metadata" "$target" && rm -f "$target"/voidpad-*.dist-info/{RECORD,direct_url.json}
 find "$target" \( -name __pycache__ -o -name tests \) -type d -prune -exec rm -rf {} +
 du -sh "$target"
