@@ -1,5 +1,6 @@
 """Several seeds of the built-in models: the whole course of `studies.builtin.seeds`, with almost no training."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from studies.builtin.prepare import prepare
+from studies.gpu.answers import groups
+from voidpad.errors import DataError
 
 CHECKOUT = Path(__file__).parents[1]
 RECIPES = (CHECKOUT / "voidpad" / "recipes" / "tiny").glob("*.toml")
@@ -27,6 +30,22 @@ def test_the_stages_of_the_built_in_model_count_updates(recipe):
     text = (CHECKOUT / "voidpad" / "recipes" / "tiny" / f"{recipe}.toml").read_text()
     assert "\nsteps = " in text
     assert "\nseconds = " not in text
+
+
+def test_processes_never_share_a_cell(tmp_path):
+    """Recipes of one folder may have cells in common, and one process writes a run at a time."""
+
+    def cell(name, block):
+        return {"folder": f"cells/{name}", "model": "tiny", "method": "void", "at": {"block": block}}
+
+    for recipe, cells in {
+        "a": [cell("x", 32), cell("y", 32), cell("z", 8)],
+        "b": [cell("y", 32), cell("w", 32)],
+    }.items():
+        (tmp_path / f"{recipe}.sweep.json").write_text(json.dumps({"cells": cells}))
+    assert list(groups(tmp_path)) == [("a", ["x", "y"]), ("a", ["z"]), ("b", ["w"])]
+    with pytest.raises(DataError, match="holds no prepared sweep"):
+        list(groups(tmp_path / "cells"))
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
     voidpad sweep tiny-score --out runs/tiny-score --device cuda --allow-code-execution
     python -m studies.builtin.results runs/tiny-score            # compare with the shipped file
     python -m studies.builtin.results runs/tiny-score --write    # replace it
-    python -m studies.builtin.results runs/seeds/dream-1/sweep --recipe tiny-seeds --family dream
+    python -m studies.builtin.results runs/seeds/dream-2/sweep --recipe tiny-seeds --family dream
 
 A sweep can be divided: `--stage prepare` and `--stage judge` here, `--stage answer` on a machine with a GPU.
 """

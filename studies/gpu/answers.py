@@ -16,25 +16,34 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from voidpad.errors import DataError
 from voidpad.experiments.report.records import SUFFIX
 
 
 def groups(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """(recipe, ids of the cells) of every method and setting in a sweep folder, in the recipes' order."""
-    for file in sorted(folder.glob(f"*{SUFFIX}")):
+    """(recipe, ids of the cells) of every method and setting in a sweep folder, in the recipes' order.
+
+    A cell that two recipes share comes once: two processes may not write one run.
+    """
+    files, seen = sorted(folder.glob(f"*{SUFFIX}")), set[str]()
+    if not files:
+        raise DataError(f"{folder}: holds no prepared sweep; run `voidpad sweep --stage prepare` first.")
+    for file in files:
         together: dict[str, list[str]] = {}
         for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
-            same = json.dumps([cell["model"], cell["method"], cell["at"]])
-            together.setdefault(same, []).append(Path(cell["folder"]).name)
+            if cell["folder"] not in seen:
+                seen.add(cell["folder"])
+                same = json.dumps([cell["model"], cell["method"], cell["at"]])
+                together.setdefault(same, []).append(Path(cell["folder"]).name)
         for ids in together.values():
             yield file.name.removesuffix(SUFFIX), ids
 
 
-def run(folder: Path, recipe: str, ids: Sequence[str], options: Sequence[str], end: float | None) -> None:
-    """One process, its output in a file beside the cells. Killed when the time is over; what is left can go on."""
+def run(folder: Path, recipe: str, ids: Sequence[str], options: Sequence[str], end: float | None) -> bool:
+    """One process, killed when the time is over, its output in a file beside the cells; whether all was answered."""
     left = None if end is None else end - time.monotonic()
     if left is not None and left < 1:
-        return
+        return False
     command = [sys.executable, "-m", "voidpad", "sweep", recipe, "--out", str(folder), "--stage", "answer"]
     command += [part for cell in ids for part in ("--only", cell)] + list(options)
     begun = time.monotonic()
@@ -44,11 +53,14 @@ def run(folder: Path, recipe: str, ids: Sequence[str], options: Sequence[str], e
             outcome = "done" if code == 0 else f"failed, see {log.name}"
         except subprocess.TimeoutExpired:
             outcome = "the time is over"
-    took = time.monotonic() - begun
+    took = (
+        time.monotonic() - begun
+    )  # a process that was killed leaves cells that the same command goes on with
     print(
         f"{time.strftime('%H:%M:%S')} {folder} {recipe}: {len(ids)} cells, {took:.0f} s, {outcome}",
         flush=True,
     )
+    return outcome == "done"
 
 
 def main() -> None:
@@ -59,10 +71,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="stop after so many seconds")
     given, options = parser.parse_known_args()
     end = time.monotonic() + given.seconds if given.seconds else None
+    work = [(folder, recipe, ids) for folder in given.folders for recipe, ids in groups(folder)]
     with ThreadPoolExecutor(given.together) as pool:
-        for folder in given.folders:
-            for recipe, ids in groups(folder):
-                pool.submit(run, folder, recipe, ids, options, end)
+        complete = list(pool.map(lambda one: run(*one, options, end), work))
+    sys.exit(not all(complete))
 
 
 if __name__ == "__main__":
