@@ -145,14 +145,14 @@ def test_long_runs_on_a_gpu_are_compiled(folder, monkeypatch, parts, wanted):
     ("parts", "parameters", "wanted"),
     [
         ({}, 7_600_000_000, PassLimit(packed=True, multiple=128)),
-        ({}, 2_500_000, PassLimit(multiple=64, small=400_000)),
+        ({}, 2_500_000, PassLimit(multiple=32, small=400_000)),
         (
             {"run": {"bf16": "off"}},
             8_000_000_000,
-            PassLimit(multiple=64, small=125),
+            PassLimit(multiple=32, small=125),
         ),  # the kernel computes in half precision
         ({"padding": {"width": 64}}, 8_000_000_000, PassLimit(small=125)),  # rows of one length
-        ({"model": {"attention": "eager"}}, 8_000_000_000, PassLimit(multiple=64, small=125)),
+        ({"model": {"attention": "eager"}}, 8_000_000_000, PassLimit(multiple=32, small=125)),
     ],
 )
 def test_how_rows_lie_on_a_gpu(folder, monkeypatch, parts, parameters, wanted):

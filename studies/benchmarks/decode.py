@@ -248,14 +248,15 @@ def approximate_latency(bench: Bench) -> None:
     ways = {
         "exact": (bench.exact(), 1.0, bench.plan()),
         "exact, threshold": (bench.exact(), PACE, bench.plan(threshold=0.9)),
-        "prefix cache": (bench.cached("prefix"), 1.0, bench.plan()),
         "dual cache": (bench.cached(), 1.0, bench.plan()),
-        "dual:4 cache, threshold": (bench.cached("dual:4"), PACE, bench.plan(threshold=0.9)),
-        "prompt:4 cache, threshold": (bench.cached("prompt:4"), PACE, bench.plan(threshold=0.9)),
-        "ahead:3 cache, threshold": (bench.cached("ahead:3"), PACE, bench.plan(threshold=0.9)),
-        "ahead:4 cache, threshold": (bench.cached("ahead:4"), PACE, bench.plan(threshold=0.9)),
         "dual cache, threshold": (bench.cached(), PACE, bench.plan(threshold=0.9)),
-        "dual cache, threshold, expansion": (bench.cached(), PACE, bench.plan("expansion", threshold=0.9)),
+        "dual:4 cache, threshold": (bench.cached("dual:4"), PACE, bench.plan(threshold=0.9)),
+        "ahead:3 cache, threshold": (bench.cached("ahead:3"), PACE, bench.plan(threshold=0.9)),
+        "ahead:3 cache, threshold, expansion": (
+            bench.cached("ahead:3"),
+            PACE,
+            bench.plan("expansion", threshold=0.9),
+        ),
     }
     for name, (denoise, pace, chosen) in ways.items():
         measure = partial(answer, bench, denoise, chosen, prompt, length, pace)
@@ -310,14 +311,17 @@ def throughput(bench: Bench) -> None:
     ways: dict[str, tuple[Denoiser, float, Plan, int]] = {
         "exact, fixed": (bench.exact(), 1.0, bench.plan(), 16384),
         "exact, expansion": (bench.exact(), 1.0, bench.plan("expansion"), 16384),
-        "exact, expansion, threshold": (bench.exact(), PACE, bench.plan("expansion", **fast), 16384),
+        "exact, fixed, threshold": (bench.exact(), PACE, bench.plan(**fast), 16384),
         "dual cache, fixed": (bench.cached(), 1.0, bench.plan(), 1 << 20),
-        "dual:4 cache, fixed, threshold": (bench.cached("dual:4"), PACE, bench.plan(**fast), 1 << 20),
-        "prompt:4 cache, fixed, threshold": (bench.cached("prompt:4"), PACE, bench.plan(**fast), 1 << 20),
-        "ahead:3 cache, fixed, threshold": (bench.cached("ahead:3"), PACE, bench.plan(**fast), 1 << 20),
-        "ahead:4 cache, fixed, threshold": (bench.cached("ahead:4"), PACE, bench.plan(**fast), 1 << 20),
         "dual cache, fixed, threshold": (bench.cached(), PACE, bench.plan(**fast), 1 << 20),
-        "dual cache, expansion, threshold": (bench.cached(), PACE, bench.plan("expansion", **fast), 1 << 20),
+        "dual:4 cache, fixed, threshold": (bench.cached("dual:4"), PACE, bench.plan(**fast), 1 << 20),
+        "ahead:3 cache, fixed, threshold": (bench.cached("ahead:3"), PACE, bench.plan(**fast), 1 << 20),
+        "ahead:3 cache, expansion, threshold": (
+            bench.cached("ahead:3"),
+            PACE,
+            bench.plan("expansion", **fast),
+            1 << 20,
+        ),
     }
     for name, (denoise, pace, chosen, tokens) in ways.items():
         with memory() as used:

@@ -192,10 +192,10 @@ def pass_limit(recipe: TrainingRecipe, *, compiled: bool, parameters: int) -> Pa
     kernel = cuda and half and parameters >= LARGE and packed.kernel_exists()
     small = int(LAUNCHED / parameters) if cuda else 0
     if uniform or recipe.model.attention:
-        return PassLimit(multiple=64 if compiled and not uniform else 1, small=small)
+        return PassLimit(multiple=32 if compiled and not uniform else 1, small=small)
     if kernel or not (cuda or compiled):
         return PassLimit(packed=True, multiple=128 if kernel else 1)
-    return PassLimit(multiple=64 if compiled else 1, small=small)
+    return PassLimit(multiple=32 if compiled else 1, small=small)
 
 
 def _available(processes: int) -> int | None:
