@@ -97,7 +97,8 @@ def test_the_families_of_the_commands_are_those_that_ship():
 def test_a_recipe_of_another_family_names_its_models():
     recipe = of_family(read(find_recipe("tiny-seeds", "sweep")), "dream")
     assert {group.model for group in recipe.groups} == {f"tiny-dream-{arm}" for arm in ARMS}
-    assert {cell.model for cell in cells(recipe)} == {"tiny"}  # the rows of its tables keep their name
+    assert {cell.model for cell in cells(recipe)} == {"tiny-dream"}
+    assert recipe.title.endswith("(dream family)")
     with pytest.raises(ConfigError, match="family=dream: the recipe names no built-in model"):
         of_family(read(find_recipe("paper-table1", "sweep")), "dream")
 

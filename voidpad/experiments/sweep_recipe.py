@@ -135,7 +135,7 @@ def with_folders(recipe: SweepRecipe, folders: Mapping[str, str]) -> SweepRecipe
 
 
 def of_family(recipe: SweepRecipe, family: str) -> SweepRecipe:
-    """The recipe with the built-in models of this family in the place of `tiny-*`."""
+    """The recipe with the built-in models of this family in the place of `tiny-*`, also in its title and rows."""
     own = BUILT_IN_FAMILIES[family]
     if own == "tiny":
         return recipe
@@ -143,7 +143,9 @@ def of_family(recipe: SweepRecipe, family: str) -> SweepRecipe:
     named = {model for group in recipe.groups for model in _listed(group.model)} & places.keys()
     if not named:
         raise ConfigError(f"family={family}: the recipe names no built-in model; use --use NAME=FOLDER.")
-    return with_folders(recipe, {name: places[name] for name in named})
+    moved = with_folders(recipe, {name: places[name] for name in named})
+    groups = [group.model_copy(update={"of": own}) if group.of == "tiny" else group for group in moved.groups]
+    return moved.model_copy(update={"groups": groups, "title": f"{recipe.title} ({family} family)"})
 
 
 def parse(raw: Mapping[str, Any], name: str) -> SweepRecipe:
