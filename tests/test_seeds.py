@@ -60,15 +60,20 @@ def test_seeds_are_trained_scored_and_compared(family, tmp_path):
     options += ["--data", tmp_path / "data.safetensors", "--updates", 1, "--prompts", 4, "--from-base"]
     options += ["--names", tmp_path / "names.safetensors"]
     named = ["--family", family, "--seeds", "1,2", "--out", out]
+    based = ["--family", family, "--seeds", "2", "--out", out, "--from-base"]
     seeds("sweep", *named, "--limit", 1, "--stage", "prepare")
+    seeds("sweep", *based, "--limit", 1, "--stage", "prepare")
     trained = seeds("train", *named, *options)
     assert f"{family}-2/void" in trained
     assert f"{family}-2/from_base_rainbow" in trained
     again = seeds("train", *named, *options)
     assert f"{family}-" not in again  # nothing is left to train
-    answered = study("gpu.answers", *out.glob("*/sweep"), "--together", 2, "--device", "cpu")
-    assert answered.count("4 cells") == answered.count("done") == 2 * 14  # seeds, methods at a block
-    seeds("sweep", *named, "--limit", 1, "--stage", "judge", "--allow-code-execution")
+    answered = study("gpu.answers", *out.glob("*/sweep*"), "--together", 2, "--device", "cpu")
+    # Two seeds of 14 methods at a block; from the base the control is the original.
+    assert answered.count("4 cells") == answered.count("done") == 2 * 14 + 12
+    for which in (named, based):
+        seeds("sweep", *which, "--limit", 1, "--stage", "judge", "--allow-code-execution")
     table = seeds("table", out)
     assert f"| {family} | original / 192 | 2 | " in table
     assert f"| {family} | void, expanding / 16 | 2 | " in table
+    assert f"| {family}, from the base | void, expanding / 16 | 1 | " in table

@@ -44,6 +44,7 @@ UPDATES |= {"rainbow": 1500}
 ARMS = ("void", "eos", "rainbow")
 FROM_BASE = tuple(f"from_base_{arm}" for arm in ARMS)
 SWEEP = "tiny-seeds"
+FROM_BASE_SWEEP = "sweep-from-base"  # the folder beside `sweep` for the fine-tunes of the base
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ def train(given: argparse.Namespace) -> None:
             try:
                 if not _train(ready[0], given, end):
                     print(f"{ready[0].made.parent}: the time is over; the same command goes on", flush=True)
-                elif ready[0].recipe == "void":
-                    _calibrate(ready[0].folder, given.prompts)
+                elif ready[0].recipe in ("void", "from_base_void"):
+                    _calibrate(ready[0], given.prompts)
             finally:
                 with changed:
                     running -= 1
@@ -132,28 +133,31 @@ def _train(stage: Stage, given: argparse.Namespace, end: float | None) -> bool:
     return stage.made.is_dir()
 
 
-def _calibrate(folder: Path, count: int) -> None:
-    """VoidExpansion's thresholds for this seed, from training prompts, as those of the model that ships."""
-    made = folder / "void" / "model"
-    card = read_card(made)
+def _calibrate(stage: Stage, count: int) -> None:
+    """VoidExpansion's thresholds for this adapter, from training prompts, as those of the model that ships."""
+    card = read_card(stage.made)
     if card is not None and "void-expansion" in card.calibration:
         return
     rng, tasks = Random("tiny calibration"), tuple(TASKS.values())
     prompts = [tasks[index % len(tasks)].sample(rng).prompt for index in range(count)]
-    file = folder / "prompts.jsonl"
+    file = stage.folder / "prompts.jsonl"
     store(file, [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts])
-    command = [sys.executable, "-m", "voidpad", "calibrate", "--model", str(folder / "instruct" / "model")]
-    command += ["--adapter", str(made), "--file", str(file), "--save", str(made)]
+    command = [sys.executable, "-m", "voidpad", "calibrate", "--model", str(stage.source)]
+    command += ["--adapter", str(stage.made), "--file", str(file), "--save", str(stage.made)]
     subprocess.run([*command, "--canvas", "64", "--block", "16", "--limit", str(CANVAS)], check=True)
 
 
 def sweep(given: argparse.Namespace, options: Sequence[str]) -> None:
-    """Score every seed whose arms are complete, or those named: `voidpad sweep` with their models instead of ours."""
+    """Score every seed whose arms are complete, or those named: `voidpad sweep` with their models instead of ours.
+
+    From the base there is no `instruct`: the fine-tune with EOS padding is the original, and there is no control.
+    """
     named = [given.out / f"{given.family}-{number}" for number in given.seeds] if given.family else None
-    for folder in named or _complete(given.out):
-        use = {"tiny-instruct": folder / "instruct" / "model"}
-        use |= {f"tiny-{arm}": folder / arm / "model" for arm in ARMS}
-        command = [sys.executable, "-m", "voidpad", "sweep", SWEEP, "--out", str(folder / "sweep"), *options]
+    scored, prefix = (FROM_BASE_SWEEP, "from_base_") if given.from_base else ("sweep", "")
+    for folder in named or _complete(given.out, prefix):
+        use = {f"tiny-{arm}": folder / f"{prefix}{arm}" / "model" for arm in ARMS}
+        use["tiny-instruct"] = use["tiny-eos"] if given.from_base else folder / "instruct" / "model"
+        command = [sys.executable, "-m", "voidpad", "sweep", SWEEP, "--out", str(folder / scored), *options]
         command += [part for name, place in use.items() for part in ("--use", f"{name}={place}")]
         print(folder, flush=True)
         subprocess.run(command, check=True)
@@ -162,9 +166,10 @@ def sweep(given: argparse.Namespace, options: Sequence[str]) -> None:
 def table(given: argparse.Namespace) -> None:
     """Mean over seeds, their spread, and the interval over problems of the mean seed, for each family."""
     found: dict[str, list[Mapping[str, Any]]] = {}
-    for folder in _complete(given.out):
-        if (folder / "sweep").is_dir():
-            found.setdefault(folder.name.rpartition("-")[0], []).append(summarise(folder / "sweep", SWEEP))
+    for scored, start in (("sweep", ""), (FROM_BASE_SWEEP, ", from the base")):
+        for folder in sorted(given.out.glob(f"*/{scored}")):
+            if done := summarise(folder, SWEEP):
+                found.setdefault(folder.parent.name.rpartition("-")[0] + start, []).append(done)
     if not found:
         raise DataError(
             f"{given.out}: no seed has been scored; run `python -m studies.builtin.seeds sweep` first."
@@ -185,11 +190,11 @@ def table(given: argparse.Namespace) -> None:
             )
 
 
-def _complete(out: Path) -> list[Path]:
-    folders = [path.parent for path in sorted(out.glob("*/instruct"))]
-    return [
-        folder for folder in folders if all((folder / arm / "model").is_dir() for arm in ("instruct", *ARMS))
-    ]
+def _complete(out: Path, prefix: str = "") -> list[Path]:
+    """The folders of the seeds whose arms are all there."""
+    arms = [f"{prefix}{arm}" for arm in ARMS] if prefix else ["instruct", *ARMS]
+    folders = [path.parent for path in sorted(out.glob(f"*/{arms[0]}"))]
+    return [folder for folder in folders if all((folder / arm / "model").is_dir() for arm in arms)]
 
 
 def main() -> None:
@@ -217,6 +222,7 @@ def main() -> None:
     scoring.add_argument("--out", type=Path, default=Path("runs/seeds"))
     scoring.add_argument("--family", choices=BASES, help="the seeds of this family, trained or not")
     scoring.add_argument("--seeds", type=numbers, default=[1, 2, 3], help="with --family")
+    scoring.add_argument("--from-base", action="store_true", help="the fine-tunes of the base instead")
     showing = commands.add_parser("table", help=table.__doc__)
     showing.add_argument("out", type=Path)
     given, rest = parser.parse_known_args()
