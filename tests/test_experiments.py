@@ -50,7 +50,7 @@ COUNTS = {
     "tiny-eos-ban": 3,
     "tiny-expansion-block": 12,
     "tiny-frontier": 112,
-    "tiny-rivals": 96,
+    "tiny-rivals": 104,
     "tiny-seeds": 56,
     "tiny-robustness": 68,
     "tiny-score": 104,
