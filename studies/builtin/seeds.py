@@ -153,27 +153,19 @@ def sweep(given: argparse.Namespace, options: Sequence[str]) -> None:
     From the base there is no `instruct`: the fine-tune with EOS padding is the original, and there is no control.
     """
     named = [given.out / f"{given.family}-{number}" for number in given.seeds] if given.family else None
-    scored, prefix = (FROM_BASE_SWEEP, "from_base_") if given.from_base else ("sweep", "")
+    place, prefix = (FROM_BASE_SWEEP, "from_base_") if given.from_base else ("sweep", "")
     for folder in named or _complete(given.out, prefix):
         use = {f"tiny-{arm}": folder / f"{prefix}{arm}" / "model" for arm in ARMS}
         use["tiny-instruct"] = use["tiny-eos"] if given.from_base else folder / "instruct" / "model"
-        command = [sys.executable, "-m", "voidpad", "sweep", SWEEP, "--out", str(folder / scored), *options]
-        command += [part for name, place in use.items() for part in ("--use", f"{name}={place}")]
+        command = [sys.executable, "-m", "voidpad", "sweep", SWEEP, "--out", str(folder / place), *options]
+        command += [part for name, model in use.items() for part in ("--use", f"{name}={model}")]
         print(folder, flush=True)
         subprocess.run(command, check=True)
 
 
 def table(given: argparse.Namespace) -> None:
     """Mean over seeds, their spread, and the interval over problems of the mean seed, for each family."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for scored, start in (("sweep", ""), (FROM_BASE_SWEEP, ", from the base")):
-        for folder in sorted(given.out.glob(f"*/{scored}")):
-            if done := summarise(folder, SWEEP):
-                found.setdefault(folder.parent.name.rpartition("-")[0] + start, []).append(done)
-    if not found:
-        raise DataError(
-            f"{given.out}: no seed has been scored; run `python -m studies.builtin.seeds sweep` first."
-        )
+    found = scored(given.out)
     print(
         "| family | method / block | seeds | right, mean over seeds | lowest to highest | ± over problems | passes |"
     )
@@ -188,6 +180,18 @@ def table(given: argparse.Namespace) -> None:
                 f"| {family} | {method} | {len(seeds)} | {statistics.fmean(right):.1f} "
                 f"| {min(right):.1f} to {max(right):.1f} | {problems:.1f} | {passes:.1f} |"
             )
+
+
+def scored(out: Path) -> dict[str, list[Mapping[str, Any]]]:
+    """The summaries of every seed that has been scored, by family; fine-tunes of the base count as one of their own."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for sweep, start in (("sweep", ""), (FROM_BASE_SWEEP, ", from the base")):
+        for folder in sorted(out.glob(f"*/{sweep}")):
+            if done := summarise(folder, SWEEP):
+                found.setdefault(folder.parent.name.rpartition("-")[0] + start, []).append(done)
+    if not found:
+        raise DataError(f"{out}: no seed has been scored; run `python -m studies.builtin.seeds sweep` first.")
+    return found
 
 
 def _complete(out: Path, prefix: str = "") -> list[Path]:

@@ -10,7 +10,17 @@
 # everything is done, when the work has died, or after so many seconds; what there is by then lies in $OUT: models.tgz.*
 # (parts of one archive), sweeps.tgz and logs.tgz. Unpacked here, `--stage judge` of the same two commands goes on.
 set -euo pipefail
+shopt -s nullglob
+if [ $# -ne 3 ] || [[ ! $1 =~ ^(start|wait|pipeline)$ ]]; then
+  echo "usage: OUT=FOLDER studies/gpu/seeds.sh start|wait FAMILY SECONDS" >&2
+  exit 2
+fi
 command=$1 family=$2 seconds=$3
+sweeps=(runs/seeds/"$family"-*/sweep*)
+if [ ${#sweeps[@]} -eq 0 ]; then
+  echo "runs/seeds: no sweep of family $family is prepared; the head of this file has the commands" >&2
+  exit 2
+fi
 python=${PYTHON:-python3} device=${DEVICE:-cuda} together=${TOGETHER:-5} logs=$PWD/runs/logs
 work=${WORK:-/tmp/voidpad-seeds}
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
@@ -67,9 +77,8 @@ tail -n 12 "$logs/pipeline.log" | cut -c1-150
 kill -0 "$(cat "$logs/pid")" 2> /dev/null || tail -n 1 "$logs/pipeline.log" | grep -q complete || echo "the work has died: see logs.tgz"
 
 mkdir -p "$OUT"
-shopt -s nullglob
 models=(runs/seeds/"$family"-*/*/model runs/seeds/"$family"-*/prompts.jsonl)
 if [ ${#models[@]} -gt 0 ]; then tar cf - "${models[@]}" | gzip -1 | split -b 15000000 -d -a 1 - "$OUT/models.tgz."; fi
-find runs/seeds/"$family"-*/sweep* -type f | tar czf "$OUT/sweeps.tgz" -T -
+find "${sweeps[@]}" -type f | tar czf "$OUT/sweeps.tgz" -T -
 tar czf "$OUT/logs.tgz" runs/logs runs/seeds/"$family"-*/*.log runs/seeds/"$family"-*/*/metrics.jsonl
 ls -l "$OUT"
