@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from studies.builtin.prepare import prepare
+from studies.builtin.targets import Target, difference
 from studies.gpu.answers import groups
 from voidpad.errors import DataError
 
@@ -48,6 +50,34 @@ def test_processes_never_share_a_cell(tmp_path):
         list(groups(tmp_path / "cells"))
 
 
+@pytest.mark.parametrize(
+    ("bounds", "seen", "met"),
+    [
+        ({"least": 95}, 95.0, True),
+        ({"least": 95}, 94.99, False),
+        ({"most": 50}, 50.0, True),
+        ({"most": 50}, 50.01, False),
+    ],
+)
+def test_a_target_is_met_at_its_bound(bounds, seen, met):
+    assert Target("passes", seen, **bounds).row.endswith("| met |" if met else "| **missed** |")
+
+
+def test_seeds_are_compared_problem_by_problem():
+    """Answers are paired by task and index, whatever their order; what one side lacks does not count."""
+
+    def scored(task, scores):
+        return SimpleNamespace(
+            examples=[{"task": task, "index": i, "score": score} for i, score in scores.items()]
+        )
+
+    first = [scored("a", {0: 1, 1: 0, 2: 1, 9: 1}), scored("b", {0: 0})]
+    second = [scored("b", {0: 1}), scored("a", {2: 0, 1: 1, 0: 1})]
+    found = difference(first, second)
+    assert (found["won"], found["lost"]) == (2, 1)
+    assert found["points"] == 25  # two won and one lost of four
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_seeds_are_trained_scored_and_compared(family, tmp_path):
@@ -57,17 +87,18 @@ def test_seeds_are_trained_scored_and_compared(family, tmp_path):
     out = tmp_path / "seeds"
     small = ["run.global_batch=2", "run.micro_batch=2", "run.compile=false"]
     options = [part for change in small for part in ("--set", change)]
-    options += ["--data", tmp_path / "data.safetensors", "--updates", 1, "--prompts", 4, "--from-base"]
+    options += ["--data", tmp_path / "data.safetensors", "--updates", 1, "--prompts", 4]
     options += ["--names", tmp_path / "names.safetensors"]
     named = ["--family", family, "--seeds", "1,2", "--out", out]
     based = ["--family", family, "--seeds", "2", "--out", out, "--from-base"]
     seeds("sweep", *named, "--limit", 1, "--stage", "prepare")
     seeds("sweep", *based, "--limit", 1, "--stage", "prepare")
-    trained = seeds("train", *named, *options)
-    assert f"{family}-2/void" in trained
-    assert f"{family}-2/from_base_rainbow" in trained
-    again = seeds("train", *named, *options)
-    assert f"{family}-" not in again  # nothing is left to train
+    assert f"{family}-2/void" in seeds("train", *named, *options)
+    from_base = seeds("train", *based, *options)
+    assert f"{family}-2/from_base_rainbow" in from_base
+    assert "base/" not in from_base  # the base has been made
+    for which in (named, based):
+        assert f"{family}-" not in seeds("train", *which, *options)  # nothing is left to train
     answered = study("gpu.answers", *out.glob("*/sweep*"), "--together", 2, "--device", "cpu")
     # Two seeds of 14 methods at a block; from the base the control is the original.
     assert answered.count("4 cells") == answered.count("done") == 2 * 14 + 12
@@ -77,3 +108,9 @@ def test_seeds_are_trained_scored_and_compared(family, tmp_path):
     assert f"| {family} | original / 192 | 2 | " in table
     assert f"| {family} | void, expanding / 16 | 2 | " in table
     assert f"| {family}, from the base | void, expanding / 16 | 1 | " in table
+    met = study("builtin.targets", out)
+    assert f"{family}, scored seeds: 2" in met
+    assert f"{family}, from the base, scored seeds: 1" in met
+    pairs = study("builtin.targets", out, "--pair", "eos control / 32", "void / 32")
+    assert f"{family}-2/sweep: +" in pairs or f"{family}-2/sweep: -" in pairs
+    assert f"{family}-2/sweep-from-base: no cells of 'eos control / 32'" in pairs

@@ -45,15 +45,20 @@ def summary(records: Sequence[CellRecord]) -> dict[str, Any]:
     }
 
 
-def summarise(folder: Path, recipe: str) -> dict[str, dict[str, Any]]:
-    """The summaries of a recipe's cells in a sweep folder, by `method / block`."""
+def by_method(folder: Path, recipe: str) -> dict[str, list[CellRecord]]:
+    """The finished cells of a recipe in a sweep folder, by `method / block`."""
     (source,) = read(folder / f"{recipe}.sweep.json")
     done = [record for record in source.records if record.done]
 
     def name(record: CellRecord) -> str:
         return f"{record.method} / {record.at['block']}"
 
-    return {key: summary(list(some)) for key, some in groupby(sorted(done, key=name), key=name)}
+    return {key: list(some) for key, some in groupby(sorted(done, key=name), key=name)}
+
+
+def summarise(folder: Path, recipe: str) -> dict[str, dict[str, Any]]:
+    """The summaries of a recipe's cells in a sweep folder, by `method / block`."""
+    return {key: summary(records) for key, records in by_method(folder, recipe).items()}
 
 
 def differences(mine: dict[str, Any], shipped: dict[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@
     python -m studies.builtin.seeds train --family dream --seeds 1,2,3 --out runs/seeds --seconds 560
     python -m studies.builtin.seeds sweep --out runs/seeds --device cuda --allow-code-execution
     python -m studies.builtin.seeds table runs/seeds
+    python -m studies.builtin.targets runs/seeds
 
 The recipes are `tiny/*`: the families differ in the recipes of the base alone, and every arm has the same number of
 updates. A family has one base; a seed is that of `instruct` and of the arms made from it. `--together` trainings run at
@@ -30,7 +31,7 @@ from random import Random
 from threading import Condition
 from typing import Any
 
-from studies.builtin.results import summarise
+from studies.builtin.results import by_method, summarise
 from voidpad.builtin.tasks import CANVAS, TASKS
 from voidpad.errors import DataError
 from voidpad.files import store
@@ -68,12 +69,14 @@ def stages(given: argparse.Namespace) -> list[Stage]:
         source = found[-1].made if found else None
         found.append(Stage(recipe, given.out / f"{given.family}-base", given.base_seed, source))
     base = found[-1].made
+    if base.is_dir():  # what it was made from need not be there any more
+        found = []
     seeds = [(number, given.out / f"{given.family}-{number}") for number in given.seeds]
+    if given.from_base:
+        return found + [Stage(arm, folder, number, base) for number, folder in seeds for arm in FROM_BASE]
     found += [Stage("instruct", folder, number, base) for number, folder in seeds]
     for number, folder in seeds:
         found += [Stage(arm, folder, number, folder / "instruct" / "model") for arm in ARMS]
-    if given.from_base:
-        found += [Stage(arm, folder, number, base) for number, folder in seeds for arm in FROM_BASE]
     return found
 
 
@@ -184,11 +187,16 @@ def table(given: argparse.Namespace) -> None:
 
 def scored(out: Path) -> dict[str, list[Mapping[str, Any]]]:
     """The summaries of every seed that has been scored, by family; fine-tunes of the base count as one of their own."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    return {family: [summarise(one, SWEEP) for one in found] for family, found in folders(out).items()}
+
+
+def folders(out: Path) -> dict[str, list[Path]]:
+    """The sweeps in which something has been scored, by family, seed after seed."""
+    found: dict[str, list[Path]] = {}
     for sweep, start in (("sweep", ""), (FROM_BASE_SWEEP, ", from the base")):
         for folder in sorted(out.glob(f"*/{sweep}")):
-            if done := summarise(folder, SWEEP):
-                found.setdefault(folder.parent.name.rpartition("-")[0] + start, []).append(done)
+            if by_method(folder, SWEEP):
+                found.setdefault(folder.parent.name.rpartition("-")[0] + start, []).append(folder)
     if not found:
         raise DataError(f"{out}: no seed has been scored; run `python -m studies.builtin.seeds sweep` first.")
     return found
@@ -220,7 +228,7 @@ def main() -> None:
     training.add_argument("--together", type=int, default=3, help="trainings at the same time")
     training.add_argument("--updates", type=int, help="of every stage; for a rehearsal")
     training.add_argument("--prompts", type=int, default=512, help="training prompts of a calibration")
-    training.add_argument("--from-base", action="store_true", help="the fine-tunes of the base too")
+    training.add_argument("--from-base", action="store_true", help="the fine-tunes of the base instead")
     training.add_argument("--set", action="append", default=[], help="a further setting of every recipe")
     scoring = commands.add_parser("sweep", help=sweep.__doc__)
     scoring.add_argument("--out", type=Path, default=Path("runs/seeds"))

@@ -1,0 +1,118 @@
+"""The targets of the built-in models, mean over the seeds that have been scored: which are met, and by how much.
+
+    python -m studies.builtin.targets runs/seeds
+    python -m studies.builtin.targets runs/seeds --pair "rainbow / 192" "void / 192"
+
+`runs/seeds` is what `python -m studies.builtin.seeds` has trained and scored. With `--pair`, two methods problem by
+problem instead, seed by seed: second minus first.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from studies.builtin.results import by_method, summary
+from studies.builtin.seeds import SWEEP, folders
+from voidpad.builtin.tasks import CANVAS
+from voidpad.evaluate.scores import paired
+from voidpad.experiments.report.records import CellRecord
+from voidpad.experiments.report.report_metrics import slot_passes
+
+Seed = Mapping[str, list[CellRecord]]  # the cells of one seed, by `method / block`
+SMALL, LARGE = "32", str(CANVAS)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure that should not be below `least`, or not above `most`."""
+
+    text: str
+    seen: float
+    least: float | None = None
+    most: float | None = None
+    unit: str = " %"
+
+    @property
+    def row(self) -> str:
+        low, high = self.least, self.most
+        met = (low is None or self.seen >= low) and (high is None or self.seen <= high)
+        bound = f"at least {low:g}{self.unit}" if low is not None else f"at most {high:g}{self.unit}"
+        return f"| {self.text} | {bound} | {self.seen:.2f}{self.unit} | {'met' if met else '**missed**'} |"
+
+
+def right(seeds: Sequence[Seed], name: str) -> float:
+    """Right answers in percent, mean over seeds."""
+    return fmean(100 * summary(seed[name])["mean"] for seed in seeds)
+
+
+def passes(seeds: Sequence[Seed], name: str) -> float:
+    return fmean(summary(seed[name])["passes_decode"] for seed in seeds)
+
+
+def slots(seeds: Sequence[Seed], name: str) -> float:
+    """Canvas slots summed over all passes of an example, mean over tasks and seeds."""
+    found = [slot_passes(record) for seed in seeds for record in seed[name]]
+    return fmean(value for value in found if value is not None)
+
+
+def targets(seeds: Sequence[Seed]) -> Iterator[Target]:
+    """What VOID padding should reach, what EOS padding should lose, with the family's rules and with `unbanned`."""
+    original, void = (right(seeds, f"{method} / {SMALL}") for method in ("original", "void"))
+    yield Target("block 32: VOID padding", void, least=95)
+    yield Target("block 32: VOID padding less the original", void - original, least=-1, unit=" points")
+    kept = 100 * right(seeds, f"original / {LARGE}") / original
+    yield Target("block = canvas: the original keeps of its block-32 score", kept, most=60)
+    if f"eos control / {LARGE}" in seeds[0]:
+        kept = 100 * right(seeds, f"eos control / {LARGE}") / right(seeds, f"eos control / {SMALL}")
+        yield Target("block = canvas: the control keeps", kept, most=60)
+    for method, rules in (("void", ""), ("void, unbanned scores", ", `--scores unbanned`")):
+        kept = 100 * right(seeds, f"{method} / {LARGE}") / right(seeds, f"{method} / {SMALL}")
+        yield Target(f"block = canvas: VOID padding keeps{rules}", kept, least=95)
+        share = 100 * passes(seeds, f"{method} / {LARGE}") / CANVAS
+        yield Target(f"block = canvas: passes of VOID padding{rules}", share, most=50)
+    expanding = right(seeds, "void, expanding / 16")
+    yield Target("VoidExpansion less the full canvas", expanding - void, least=-1.5, unit=" points")
+    share = 100 * slots(seeds, "void, expanding / 16") / slots(seeds, f"void / {SMALL}")
+    yield Target("VoidExpansion: slot-passes of the full canvas's", share, most=65)
+
+
+def difference(first: Sequence[CellRecord], second: Sequence[CellRecord]) -> dict[str, Any]:
+    """Second less first in points, problem by problem, with half its 95 % interval; problems won and lost."""
+    before, after = (
+        {(one["task"], one["index"]): one["score"] for record in records for one in record.examples}
+        for records in (first, second)
+    )
+    changes = [100 * (after[key] - before[key]) for key in before.keys() & after.keys()]
+    points, half = paired(changes)
+    won, lost = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
+    return {"points": points, "half": half, "won": won, "lost": lost}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m studies.builtin.targets", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("out", type=Path, help="the folder of the seeds")
+    parser.add_argument(
+        "--pair", nargs=2, metavar="METHOD / BLOCK", help="two methods, as `seeds table` names them"
+    )
+    given = parser.parse_args()
+    for family, found in sorted(folders(given.out).items()):
+        seeds = [by_method(folder, SWEEP) for folder in found]
+        if given.pair is None:
+            print(f"\n{family}, scored seeds: {len(seeds)}\n\n| target | | seen | |\n|---|---|---|---|")
+            print("\n".join(target.row for target in targets(seeds)))
+            continue
+        for folder, seed in zip(found, seeds, strict=True):
+            if missing := [name for name in given.pair if name not in seed]:
+                print(f"{folder}: no cells of {missing[0]!r}; there are {'; '.join(sorted(seed))}")
+                continue
+            change = difference(*(seed[name] for name in given.pair))
+            shown = f"{change['points']:+.1f} ± {change['half']:.1f} points"
+            print(f"{folder}: {shown}, {change['won']} won, {change['lost']} lost")
+
+
+if __name__ == "__main__":
+    main()
