@@ -3,6 +3,7 @@
 import html.parser
 import json
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,20 @@ def test_built_in_models_differ_in_padding_alone():
     assert recipes[0] == recipes[1] == recipes[2]
     assert [model.card.padding for model in named.values()] == ["eos", "eos", "rainbow", "void"]
     assert len({model.roles for model in named.values()}) == 1
+
+
+@pytest.mark.parametrize("arm", ["instruct", "void", "eos", "rainbow"])
+@pytest.mark.parametrize("family", BUILT_IN_FAMILIES)
+def test_recipes_are_those_of_the_shipped_weights(family, arm):
+    """Everything but how long and with which seed, which docs/tiny.md tells, and where the files lay."""
+    recipe = tomllib.loads(find_recipe(f"tiny/{arm}", "train").read_text(encoding="utf-8"))
+    card = read_card(ASSETS / f"{BUILT_IN_FAMILIES[family]}-{arm}").recipe
+    for section in recipe.keys() - {"data", "run"}:
+        given = {
+            name: value for name, value in recipe[section].items() if name != "name" or section != "model"
+        }
+        assert {name: card[section][name] for name in given} == given, section
+    assert card["run"]["global_batch"] == recipe["run"]["global_batch"]
 
 
 def test_shipped_results_meet_the_targets():

@@ -1,6 +1,7 @@
 """Several seeds of the built-in models: the whole course of `studies.builtin.seeds`, with almost no training."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,7 @@ def test_processes_never_share_a_cell(tmp_path):
         ({"least": 95}, 94.99, False),
         ({"most": 50}, 50.0, True),
         ({"most": 50}, 50.01, False),
+        ({"most": 60}, math.nan, False),
     ],
 )
 def test_a_target_is_met_at_its_bound(bounds, seen, met):
