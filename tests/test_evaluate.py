@@ -162,6 +162,7 @@ def test_provenance_is_complete(whole):
     versions = ("voidpad", "torch", "transformers", "lm_eval", "math_verify", "python")
     assert all(known[name] for name in versions)
     assert known["device"] == "cpu"
+    assert known["tf32"] is False
     assert known["probes_counted"] is False
     assert known["sandbox"]["allowed"] is True
     assert known["family"] == "llada"

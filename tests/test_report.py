@@ -376,6 +376,13 @@ def test_provenance_names_what_made_the_numbers(paper_runs):
     assert 'parity="llada" / "dream"' in facts["Settings"]
 
 
+def test_the_device_says_how_float32_products_were_rounded(paper_runs):
+    (first, *_) = records(paper_runs, "paper-table1")
+    facts = {"device": "NVIDIA H200", "device_count": 2, "tf32": True}
+    rounded = replace(first, provenance={**first.provenance, **facts})
+    assert dict(provenance([rounded]))["Device"] == "NVIDIA H200 x 2, float32 products in TF32"
+
+
 def test_latex_text_is_escaped():
     assert (
         tex(r"a_b 5% {x} \ – ~^") == r"a\_b 5\% \{x\} \textbackslash{} -- \textasciitilde{}\textasciicircum{}"

@@ -9,9 +9,10 @@ config.json, written by *prepare*, completed by *answer*; after the first answer
         set), and plan_resolved (every field of the plan with its value). `weights` is the fingerprint of model and
         adapter, own_tasks the digest of each task that is not voidpad's.
     provenance: lm_eval, math_verify (versions), data (hub, local or built in) and sandbox (allowed, weak, layers) of
-        the harness; voidpad, torch, transformers, python (versions), commit, dirty, device, device_count, dtype, rows,
-        tokens, family, padding, probes_counted (false: passes_decode leaves probes out), started and approximations
-        (none by default) of the machine that answered; devices, where there were several
+        the harness; voidpad, torch, transformers, python (versions), commit, dirty, device, device_count, dtype, tf32
+        (float32 products rounded), rows, tokens, family, padding, probes_counted (false: passes_decode leaves probes
+        out), started and approximations (none by default) of the machine that answered; devices, where there were
+        several
 
 requests.jsonl, written by *prepare*: one line per request, the fields of `AnswerRequest`
     name (task:index), prompt, stop (strings), gold, rendered (the chat template is in the prompt already)

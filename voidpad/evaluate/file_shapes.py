@@ -69,6 +69,7 @@ class _Provenance(_Shape):
     dirty: bool | None = None
     device: str | None = None
     device_count: int | None = None
+    tf32: bool | None = None
     probes_counted: bool | None = None
     approximations: list[str] = []
     sandbox: _Allowed | None = None

@@ -17,6 +17,8 @@ def answer_provenance(model: Model, resources: Resources) -> dict[str, Any]:
     import torch
 
     cuda = model.device.type == "cuda"
+    float32 = model.net.dtype == torch.float32
+    rounded = cuda and float32 and torch.get_float32_matmul_precision() != "highest"
     return {
         **{name: installed_version(name) for name in ("voidpad", "torch", "transformers")},
         **_source(),
@@ -24,6 +26,7 @@ def answer_provenance(model: Model, resources: Resources) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(model.device) if cuda else str(model.device),
         "device_count": torch.cuda.device_count() if cuda else 1,
         "dtype": str(model.net.dtype).removeprefix("torch."),
+        "tf32": rounded,  # the inputs of float32 products rounded to TF32, which can flip near-ties
         "rows": resources.rows,
         "tokens": resources.tokens,
         "family": model.family.name,

@@ -98,7 +98,9 @@ def _commit(facts: Mapping[str, Any]) -> str:
 
 def _device(facts: Mapping[str, Any]) -> str:
     count = facts.get("device_count") or 1
-    return f"{facts.get('device') or 'unknown'}{f' x {count}' if count > 1 else ''}"
+    times = f" x {count}" if count > 1 else ""
+    rounded = ", float32 products in TF32" if facts.get("tf32") else ""
+    return f"{facts.get('device') or 'unknown'}{times}{rounded}"
 
 
 def _sandbox(facts: Mapping[str, Any]) -> str:
