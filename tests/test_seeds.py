@@ -36,7 +36,7 @@ def test_the_stages_of_the_built_in_model_count_updates(recipe):
 
 
 def test_processes_never_share_a_cell(tmp_path):
-    """Recipes of one folder may have cells in common, and one process writes a run at a time."""
+    """Recipes of one folder may have cells in common, one process writes a run at a time, and done is done."""
 
     def cell(name, block):
         return {"folder": f"cells/{name}", "model": "tiny", "method": "void", "at": {"block": block}}
@@ -46,9 +46,18 @@ def test_processes_never_share_a_cell(tmp_path):
         "b": [cell("y", 32), cell("w", 32)],
     }.items():
         (tmp_path / f"{recipe}.sweep.json").write_text(json.dumps({"cells": cells}))
-    assert list(groups(tmp_path)) == [("a", ["x", "y"]), ("a", ["z"]), ("b", ["w"])]
+    a, b = [("a", ["x", "y"]), ("a", ["z"])], [("b", ["w"])]
+    assert [found[1:] for found in groups([tmp_path])] == a + b
+    assert [found[1:] for found in groups([tmp_path / "b.sweep.json"])] == [("b", ["y", "w"])]
+    wanted = [tmp_path / "a.sweep.json", tmp_path]
+    assert list(groups(wanted)) == [(tmp_path, *found) for found in a + b]
     with pytest.raises(DataError, match="holds no prepared sweep"):
-        list(groups(tmp_path / "cells"))
+        list(groups([tmp_path / "cells"]))
+    for name, answers in {"x": "{}\n{}\n", "y": '{}\n{"torn'}.items():
+        (tmp_path / "cells" / name).mkdir(parents=True)
+        (tmp_path / "cells" / name / "requests.jsonl").write_text("{}\n{}\n")
+        (tmp_path / "cells" / name / "progress.jsonl").write_text(answers)
+    assert [found[1:] for found in groups([tmp_path])] == [("a", ["y"]), ("a", ["z"]), ("b", ["w"])]
 
 
 @pytest.mark.parametrize(

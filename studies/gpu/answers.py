@@ -3,8 +3,9 @@
     python -m studies.gpu.answers runs/seeds/*/sweep --together 12 --seconds 300 --device cuda --rows 128 --tokens 65536
 
 A sweep folder is one that `voidpad sweep RECIPE --out FOLDER --stage prepare` has written; the models may have been
-made since. A process takes the cells of one method at one setting. A network as small as the built-in ones leaves most
-of a GPU idle, and one process is bound by its host. Options that are not named below go to `voidpad sweep`.
+made since. Of a folder with several, `FOLDER/NAME.sweep.json` is one. A process takes the cells of one method at one
+setting that have no answers yet. A network as small as the built-in ones leaves most of a GPU idle, and one process is
+bound by its host. Options that are not named below go to `voidpad sweep`.
 """
 
 import argparse
@@ -20,23 +21,33 @@ from voidpad.errors import DataError
 from voidpad.experiments.report.records import SUFFIX
 
 
-def groups(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """(recipe, ids of the cells) of every method and setting in a sweep folder, in the recipes' order.
+def answered(cell: Path) -> bool:
+    """Whether every request of a cell has its answer, judged or not."""
+    asked, told = cell / "requests.jsonl", cell / "progress.jsonl"
+    return told.is_file() and told.read_bytes().count(b"\n") >= asked.read_bytes().count(b"\n")
 
-    A cell that two recipes share comes once: two processes may not write one run.
+
+def groups(paths: Sequence[Path]) -> Iterator[tuple[Path, str, list[str]]]:
+    """(folder, recipe, ids of the cells) of every method and setting, in the order of the paths and of their recipes.
+
+    A path is a sweep folder or one NAME.sweep.json in it. A cell that two recipes share comes once: two processes may
+    not write one run.
     """
-    files, seen = sorted(folder.glob(f"*{SUFFIX}")), set[str]()
-    if not files:
-        raise DataError(f"{folder}: holds no prepared sweep; run `voidpad sweep --stage prepare` first.")
-    for file in files:
-        together: dict[str, list[str]] = {}
-        for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
-            if cell["folder"] not in seen:
-                seen.add(cell["folder"])
-                same = json.dumps([cell["model"], cell["method"], cell["at"]])
-                together.setdefault(same, []).append(Path(cell["folder"]).name)
-        for ids in together.values():
-            yield file.name.removesuffix(SUFFIX), ids
+    seen = set[Path]()
+    for path in paths:
+        files = [path] if path.name.endswith(SUFFIX) else sorted(path.glob(f"*{SUFFIX}"))
+        if not files:
+            raise DataError(f"{path}: holds no prepared sweep; run `voidpad sweep --stage prepare` first.")
+        for file in files:
+            together: dict[str, list[str]] = {}
+            for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
+                place = file.parent / cell["folder"]
+                if place not in seen and not answered(place):
+                    seen.add(place)
+                    same = json.dumps([cell["model"], cell["method"], cell["at"]])
+                    together.setdefault(same, []).append(place.name)
+            for ids in together.values():
+                yield file.parent, file.name.removesuffix(SUFFIX), ids
 
 
 def run(folder: Path, recipe: str, ids: Sequence[str], options: Sequence[str], end: float | None) -> bool:
@@ -66,12 +77,17 @@ def run(folder: Path, recipe: str, ids: Sequence[str], options: Sequence[str], e
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.gpu.answers", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("folders", type=Path, nargs="+", help="of prepared sweeps, the most wanted first")
+    parser.add_argument(
+        "sweeps",
+        type=Path,
+        nargs="+",
+        help="folders of prepared sweeps, or files in them; the most wanted first",
+    )
     parser.add_argument("--together", type=int, default=12, help="processes at the same time")
     parser.add_argument("--seconds", type=float, help="stop after so many seconds")
     given, options = parser.parse_known_args()
     end = time.monotonic() + given.seconds if given.seconds else None
-    work = [(folder, recipe, ids) for folder in given.folders for recipe, ids in groups(folder)]
+    work = list(groups(given.sweeps))
     with ThreadPoolExecutor(given.together) as pool:
         complete = list(pool.map(lambda one: run(*one, options, end), work))
     sys.exit(not all(complete))
