@@ -9,10 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from runs import write_run
 from studies.builtin.prepare import prepare
 from studies.builtin.targets import Target, difference
 from studies.gpu.answers import groups
 from voidpad.errors import DataError
+from voidpad.experiments.sweep_recipe import cells, read
+from voidpad.recipes import find_recipe
 
 CHECKOUT = Path(__file__).parents[1]
 RECIPES = (CHECKOUT / "voidpad" / "recipes" / "tiny").glob("*.toml")
@@ -41,11 +44,11 @@ def test_processes_never_share_a_cell(tmp_path):
     def cell(name, block):
         return {"folder": f"cells/{name}", "model": "tiny", "method": "void", "at": {"block": block}}
 
-    for recipe, cells in {
+    for recipe, some in {
         "a": [cell("x", 32), cell("y", 32), cell("z", 8)],
         "b": [cell("y", 32), cell("w", 32)],
     }.items():
-        (tmp_path / f"{recipe}.sweep.json").write_text(json.dumps({"cells": cells}))
+        (tmp_path / f"{recipe}.sweep.json").write_text(json.dumps({"cells": some}))
     a, b = [("a", ["x", "y"]), ("a", ["z"])], [("b", ["w"])]
     assert [found[1:] for found in groups([tmp_path])] == a + b
     assert [found[1:] for found in groups([tmp_path / "b.sweep.json"])] == [("b", ["y", "w"])]
@@ -74,16 +77,17 @@ def test_a_target_is_met_at_its_bound(bounds, seen, met):
     assert Target("passes", seen, **bounds).row.endswith("| met |" if met else "| **missed** |")
 
 
-def test_seeds_are_compared_problem_by_problem():
+def test_seeds_are_compared_problem_by_problem(tmp_path):
     """Answers are paired by task and index, whatever their order; what one side lacks does not count."""
+    steps, expr, *_ = cells(read(find_recipe("tiny-seeds", "sweep")))
 
-    def scored(task, scores):
-        return SimpleNamespace(
-            examples=[{"task": task, "index": i, "score": score} for i, score in scores.items()]
-        )
+    def scored(side, cell, right):
+        lucks = [0.1 if one else 0.9 for one in right]
+        run = write_run(cell, tmp_path / side, size=len(right), draw=lambda *_: lucks)
+        return SimpleNamespace(task=cell.task, path=run)
 
-    first = [scored("a", {0: 1, 1: 0, 2: 1, 9: 1}), scored("b", {0: 0})]
-    second = [scored("b", {0: 1}), scored("a", {2: 0, 1: 1, 0: 1})]
+    first = [scored("first", steps, [1, 0, 1, 1]), scored("first", expr, [0])]
+    second = [scored("second", expr, [1]), scored("second", steps, [1, 1, 0])]
     found = difference(first, second)
     assert (found["won"], found["lost"]) == (2, 1)
     assert found["points"] == 25  # two won and one lost of four

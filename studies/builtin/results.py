@@ -12,7 +12,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,9 @@ def by_method(folder: Path, recipe: str) -> dict[str, list[CellRecord]]:
     return {key: list(some) for key, some in groupby(sorted(done, key=name), key=name)}
 
 
-def summarise(folder: Path, recipe: str) -> dict[str, dict[str, Any]]:
-    """The summaries of a recipe's cells in a sweep folder, by `method / block`."""
-    return {key: summary(records) for key, records in by_method(folder, recipe).items()}
+def summaries(cells: Mapping[str, Sequence[CellRecord]]) -> dict[str, dict[str, Any]]:
+    """A summary for every method and block."""
+    return {key: summary(records) for key, records in cells.items()}
 
 
 def differences(mine: dict[str, Any], shipped: dict[str, Any]) -> list[str]:
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--family", choices=BUILT_IN_FAMILIES, default="llada", help="whose results they are")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
-    mine = summarise(given.sweep, given.recipe)
+    mine = summaries(by_method(given.sweep, given.recipe))
     if given.write:
         store(ASSETS / f"results-{given.family}.json", [json.dumps(mine) + "\n"])
         return

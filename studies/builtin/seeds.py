@@ -29,11 +29,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from threading import Condition
-from typing import Any
 
-from studies.builtin.results import by_method, summarise
+from studies.builtin.results import by_method, summaries
 from voidpad.builtin.tasks import CANVAS, TASKS
 from voidpad.errors import DataError
+from voidpad.experiments.report.records import CellRecord
 from voidpad.files import store
 from voidpad.models.card import read_card
 
@@ -168,7 +168,9 @@ def sweep(given: argparse.Namespace, options: Sequence[str]) -> None:
 
 def table(given: argparse.Namespace) -> None:
     """Mean over seeds, their spread, and the interval over problems of the mean seed, for each family."""
-    found = scored(given.out)
+    found = {
+        family: [summaries(seed) for seed in seeds.values()] for family, seeds in scored(given.out).items()
+    }
     print(
         "| family | method / block | seeds | right, mean over seeds | lowest to highest | ± over problems | passes |"
     )
@@ -185,18 +187,16 @@ def table(given: argparse.Namespace) -> None:
             )
 
 
-def scored(out: Path) -> dict[str, list[Mapping[str, Any]]]:
-    """The summaries of every seed that has been scored, by family; fine-tunes of the base count as one of their own."""
-    return {family: [summarise(one, SWEEP) for one in found] for family, found in folders(out).items()}
+def scored(out: Path) -> dict[str, dict[Path, Mapping[str, list[CellRecord]]]]:
+    """The finished cells of every seed by method, under its sweep folder, by family.
 
-
-def folders(out: Path) -> dict[str, list[Path]]:
-    """The sweeps in which something has been scored, by family, seed after seed."""
-    found: dict[str, list[Path]] = {}
+    Fine-tunes of the base count as a family of their own.
+    """
+    found: dict[str, dict[Path, Mapping[str, list[CellRecord]]]] = {}
     for sweep, start in (("sweep", ""), (FROM_BASE_SWEEP, ", from the base")):
         for folder in sorted(out.glob(f"*/{sweep}")):
-            if by_method(folder, SWEEP):
-                found.setdefault(folder.parent.name.rpartition("-")[0] + start, []).append(folder)
+            if cells := by_method(folder, SWEEP):
+                found.setdefault(folder.parent.name.rpartition("-")[0] + start, {})[folder] = cells
     if not found:
         raise DataError(f"{out}: no seed has been scored; run `python -m studies.builtin.seeds sweep` first.")
     return found

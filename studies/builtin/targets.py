@@ -15,10 +15,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from studies.builtin.results import by_method, summary
-from studies.builtin.seeds import SWEEP, folders
+from studies.builtin.results import summary
+from studies.builtin.seeds import scored
 from voidpad.builtin.tasks import CANVAS
 from voidpad.evaluate.scores import paired
+from voidpad.experiments.report.compare import compare_runs
 from voidpad.experiments.report.records import CellRecord
 from voidpad.experiments.report.report_metrics import slot_passes
 
@@ -85,11 +86,10 @@ def targets(seeds: Sequence[Seed]) -> Iterator[Target]:
 
 def difference(first: Sequence[CellRecord], second: Sequence[CellRecord]) -> dict[str, Any]:
     """Second less first in points, problem by problem, with half its 95 % interval; problems won and lost."""
-    before, after = (
-        {(one["task"], one["index"]): one["score"] for record in records for one in record.examples}
-        for records in (first, second)
-    )
-    changes = [100 * (after[key] - before[key]) for key in before.keys() & after.keys()]
+    others = {record.task: record.path for record in second}
+    runs = [compare_runs(one.path, others[one.task]) for one in first if one.task in others]
+    pairs = [pair for run in runs for task in run.tasks for pair in task.pairs]
+    changes = [100 * (after["score"] - before["score"]) for before, after in pairs]
     points, half = paired(changes)
     won, lost = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
     return {"points": points, "half": half, "won": won, "lost": lost}
@@ -103,13 +103,12 @@ def main() -> None:
         "--pair", nargs=2, metavar="METHOD / BLOCK", help="two methods, as `seeds table` names them"
     )
     given = parser.parse_args()
-    for family, found in sorted(folders(given.out).items()):
-        seeds = [by_method(folder, SWEEP) for folder in found]
+    for family, seeds in sorted(scored(given.out).items()):
         if given.pair is None:
             print(f"\n{family}, scored seeds: {len(seeds)}\n\n| target | | seen | |\n|---|---|---|---|")
-            print("\n".join(target.row for target in targets(seeds)))
+            print("\n".join(target.row for target in targets(list(seeds.values()))))
             continue
-        for folder, seed in zip(found, seeds, strict=True):
+        for folder, seed in seeds.items():
             if missing := [name for name in given.pair if name not in seed]:
                 print(f"{folder}: no cells of {missing[0]!r}; there are {'; '.join(sorted(seed))}")
                 continue

@@ -14,6 +14,7 @@ import matplotlib
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
+from studies.builtin.results import summaries
 from studies.builtin.seeds import scored
 from voidpad.builtin.tasks import CANVAS
 from voidpad.diagnose.plots import LOOK
@@ -33,7 +34,7 @@ APART = 0.16  # of a row: the two blocks side by side
 
 @matplotlib.rc_context(LOOK)  # type: ignore[arg-type]
 def main(folder: str, family: str, path: str) -> None:
-    seeds = scored(Path(folder))[family]
+    seeds = [summaries(seed) for seed in scored(Path(folder))[family].values()]
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True, constrained_layout=True)
     for axes, value, scale in zip(panels, ("mean", "passes_decode"), (100, 1), strict=True):
         for block, colour in COLOURS.items():
