@@ -276,7 +276,7 @@ def test_a_run_with_a_cache_is_another_method(tmp_path):
 def test_every_approximation_is_another_method(tmp_path):
     exact = next(c for c in cells(read(SWEEPS / "tiny-table4.toml")) if c.settings.plan == "void-expansion")
     fields = {**exact.settings.fields, "threshold": 0.9, "trim": True}
-    both = replace(exact.settings, quantize="8bit", fields=fields)
+    both = replace(exact.settings, merge=False, quantize="8bit", fields=fields)
     (record,) = read_runs(write_run(replace(exact, settings=both), tmp_path))[0].records
     assert record.method == "void-expansion threshold=0.9 trim=True quantize=8bit"
 
