@@ -7,7 +7,19 @@ from typing import Any
 from voidpad.experiments.report.records import CellRecord, plan_label
 
 VERSIONS = ("voidpad", "python", "torch", "transformers", "lm_eval", "math_verify")
-COMMON = ("dtype", "quantize", "cache", "seed", "fewshot", "fewshot_seed", "parity", "system", "raw", "limit")
+COMMON = (
+    "dtype",
+    "quantize",
+    "cache",
+    "seed",
+    "fewshot",
+    "fewshot_seed",
+    "parity",
+    "system",
+    "raw",
+    "merge",
+    "limit",
+)
 
 
 def provenance(shown: Sequence[CellRecord]) -> list[tuple[str, str]]:

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Every sweep of the built-in models at the size of its recipe, for both families, on two machines.
+#
+#   bash studies/gpu/sweeps.sh prepare       # here, minutes on a CPU; also packs .carry/full.tgz
+#   bash studies/gpu/sweeps.sh answer        # with a GPU; studies/gpu/hold.sh where it is lent for minutes
+#   bash studies/gpu/sweeps.sh judge         # here, after what came back was unpacked: scores, pages and pictures for docs/
+#
+# On a machine that is lent, and over several calls:
+#
+#   tar xzf .carry/full.tgz && MPS=yes studies/gpu/hold.sh start 555 'bash studies/gpu/sweeps.sh answer'
+#   studies/gpu/hold.sh wait 570             # again, until it says `complete`
+#
+# Each stage goes on where it was stopped. Judge and commit after every call: what was judged needs no GPU again. The
+# recipes come in the order in which they are wanted, the paper's tables of both families first. RECIPES and LIMIT
+# choose fewer recipes and problems, for a rehearsal.
+set -euo pipefail
+shopt -s nullglob
+runs=${RUNS:-runs/full} python=${PYTHON:-python3}
+paper=(appendix-blocks table3 thresholds canvas stress start window expansion-block table1 table4 table5 table6 early-rainbow eos-ban)
+more=(score robustness where rivals seeds approximations commits frontier)
+read -ra recipes <<< "${RECIPES:-${paper[*]} ${more[*]}}"
+families=(llada dream)
+
+case "${1:-}" in
+  prepare)
+    for family in "${families[@]}"; do
+      for recipe in "${recipes[@]}"; do
+        "$python" -m voidpad sweep "tiny-$recipe" --family "$family" --out "$runs/$family" --stage prepare \
+          ${LIMIT:+--limit "$LIMIT"} | tail -n 1
+      done
+    done
+    mkdir -p .carry
+    tar czf .carry/full.tgz "$runs"
+    ls -l .carry/full.tgz
+    ;;
+  answer)
+    wanted=()
+    for recipe in "${recipes[@]}"; do
+      for family in "${families[@]}"; do wanted+=("$runs/$family/tiny-$recipe.sweep.json"); done
+    done
+    "$python" -m studies.gpu.answers "${wanted[@]}" --together "${TOGETHER:-15}" --device "${DEVICE:-cuda}" --rows 128 --tokens 65536
+    ;;
+  judge)
+    for family in "${families[@]}"; do
+      for recipe in "${recipes[@]}"; do
+        "$python" -m voidpad sweep "tiny-$recipe" --out "$runs/$family" --stage judge --allow-code-execution --workers 2 | tail -n 1 \
+          || echo "tiny-$recipe, $family: not complete yet"
+      done
+      for recipe in "${recipes[@]}"; do
+        "$python" -m voidpad report "$runs/$family/tiny-$recipe.sweep.json" --out "$runs/report/$family/tiny-$recipe" --format md
+      done
+    done
+    "$python" -m studies.pictures.paper_pictures "$runs" "$runs/report" || true # names what is not there yet
+    ;;
+  *)
+    echo "usage: bash studies/gpu/sweeps.sh prepare | answer | judge" >&2
+    exit 2
+    ;;
+esac
