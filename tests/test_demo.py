@@ -35,35 +35,54 @@ def arms_of(folder, *rows, limit, tasks=tuple(TASKS)):
 
 
 @pytest.fixture(scope="module")
-def arms(tmp_path_factory):
-    done = arms_of(tmp_path_factory.mktemp("demo"), ("original", CANVAS), ("void", CANVAS), limit=1)
-    return {arm.name: arm for arm in done}
+def demo_arms(tmp_path_factory):
+    """The first two problems that the demo shows, with the three rows that its example takes."""
+    rows = [("original", 32), ("original", CANVAS), ("void", CANVAS)]
+    return arms_of(tmp_path_factory.mktemp("demo"), *rows, limit=2, tasks=["tiny_steps"])
+
+
+@pytest.fixture(scope="module")
+def arms(demo_arms):
+    return {arm.name: arm for arm in demo_arms[1:]}
+
+
+def overflows(arm):
+    return (
+        arm.mean <= 0.5
+        and arm.average("answer_tokens") <= 30
+        and arm.average("passes_decode") >= 0.9 * CANVAS
+    )
+
+
+def answers_in_full(arm):
+    return (
+        arm.mean >= 0.75 and arm.average("answer_tokens") >= 40 and arm.average("passes_decode") <= CANVAS / 2
+    )
 
 
 def test_eos_padding_overflows_at_block_equal_to_the_canvas(arms):
-    arm = arms["original"]
-    assert arm.mean <= 0.5
-    assert arm.average("answer_tokens") <= 30
-    assert arm.average("passes_decode") >= 0.9 * CANVAS
+    assert overflows(arms["original"]), arms["original"]
 
 
 def test_void_padding_answers_in_full_and_stops(arms):
-    arm = arms["void"]
-    assert arm.mean >= 0.75
-    assert arm.average("answer_tokens") >= 40
-    assert arm.average("passes_decode") <= CANVAS / 2
+    assert answers_in_full(arms["void"]), arms["void"]
 
 
-def test_the_demo_shows_the_example_of_the_readme(tmp_path):
+@pytest.mark.slow
+def test_all_tasks_overflow_with_eos_padding_and_not_with_void(tmp_path):
+    original, void = arms_of(tmp_path, ("original", CANVAS), ("void", CANVAS), limit=1)
+    assert overflows(original), original
+    assert answers_in_full(void), void
+
+
+def test_the_demo_shows_the_example_of_the_readme(demo_arms):
     """The problem that the original loses and VOID keeps, word for word as the README prints it."""
-    rows = [("original", 32), ("original", CANVAS), ("void", CANVAS)]
-    done = arms_of(tmp_path, *rows, limit=2, tasks=["tiny_steps"])
-    example = command.telling(done)
+    example = command.telling(demo_arms)
     boxes = [line[2:-2].rstrip() for line in README.splitlines() if line.startswith("│ ")]
     shown = [line for text in example.values() for line in text.splitlines()]
     assert shown == boxes
     assert list(example) == ["prompt", "original, block 32", "original, block 192", "void, block 192"]
-    assert command.telling(done[1:]) is None
+    assert command.telling(demo_arms[1:]) is None
 
 
 def test_built_in_models_differ_in_padding_alone():
