@@ -3,7 +3,8 @@
 #
 #   bash studies/gpu/sweeps.sh prepare       # here, minutes on a CPU; also packs .carry/full.tgz
 #   bash studies/gpu/sweeps.sh answer        # with a GPU; studies/gpu/hold.sh where it is lent for minutes
-#   bash studies/gpu/sweeps.sh judge         # here, after what came back was unpacked: scores, pages and pictures for docs/
+#   bash studies/gpu/sweeps.sh judge         # here, after what came back was unpacked: scores, pages and pictures
+#   cp -r runs/full/report/paper-{llada,dream} docs/results/ && cp runs/full/report/*.png docs/img/
 #
 # On a machine that is lent, and over several calls:
 #
@@ -46,9 +47,9 @@ case "${1:-}" in
         "$python" -m voidpad sweep "tiny-$recipe" --out "$runs/$family" --stage judge --allow-code-execution --workers 2 | tail -n 1 \
           || echo "tiny-$recipe, $family: not complete yet"
       done
-      for recipe in "${recipes[@]}"; do
-        "$python" -m voidpad report "$runs/$family/tiny-$recipe.sweep.json" --out "$runs/report/$family/tiny-$recipe" --format md
-      done
+      sweeps=("${recipes[@]/#/$runs/$family/tiny-}")
+      "$python" -m voidpad report "${sweeps[@]/%/.sweep.json}" --out "$runs/report/paper-$family" --format md
+      rm -f "$runs/report/paper-$family"/figures/*.pdf
     done
     "$python" -m studies.pictures.paper_pictures "$runs" "$runs/report" || true # names what is not there yet
     ;;

@@ -128,7 +128,7 @@ def lines(axes: Axes, x: Sequence[Any], series: Mapping[str, Sequence[Point]]) -
 def bars(axes: Axes, series: Mapping[str, Point]) -> None:
     """A bar for each method, with its value on it."""
     for place, (method, point) in enumerate(series.items()):
-        reach = [[point.below], [point.above]]
+        reach = [[point.below], [point.above]] if point.below or point.above else None
         axes.bar(place, point.mean, 0.7, yerr=reach, color=COLOURS[method], capsize=2, alpha=0.9)
         axes.annotate(
             f"{point.mean:.0f}", (place, point.mean + point.above), ha="center", va="bottom", fontsize=8
@@ -229,7 +229,7 @@ def short(paper: Paper, families: Families) -> Figure:
     for axes, family in ((stress[1], "llada"), (stress[3], "dream")):
         sweeps = families[family]
         bars(axes, {method: sweeps.point("tiny-stress", method=method) for method in large})
-        title = f"{FAMILIES[family]}: start and block 96, {sweeps.problems('tiny-stress')} problems"
+        title = f"{FAMILIES[family]}: 96, {sweeps.problems('tiny-stress')} problems"
         axes.set_title(title, fontsize=9)
     stress[2].axis("off")
     for row in (start, stress):
@@ -307,7 +307,7 @@ def expansion(paper: Paper, families: Families) -> Figure:
                     **style,
                 )
                 axes.set_xticks(range(len(values)), [str(value) for value in values])
-            axes.set_ylim(bottom=0, top=104 if metric == "score" else None)
+            axes.set_ylim(0, 104 if metric == "score" else 1.15 * axes.dataLim.y1)
         printed = paper.table6["start" if factor == "canvas" else factor]
         spans = ((printed.score, "%"), (printed.nfe, "passes"))
         for row, (span, unit) in zip(grid, spans, strict=True):
