@@ -105,7 +105,9 @@ def test_an_adapter_folder_names_its_base(bases, tmp_path):
     loaded = load(tmp_path / "adapter")
     assert (logits(loaded) - logits(trained)).abs().max() == 0.0
     assert loaded.name == str(tmp_path / "adapter")
-    with pytest.raises(ConfigError, match="is an adapter itself; give its base as the model"):
+    with pytest.raises(
+        ConfigError, match=r"is an adapter itself, of .*; for another adapter give that base as the model"
+    ):
         load(tmp_path / "adapter", tmp_path / "adapter")
     save(loaded, tmp_path / "again")
     assert read_json(tmp_path / "again" / "adapter_config.json")["base_model_name_or_path"] == str(
@@ -309,6 +311,15 @@ def test_adapter_configs_that_do_not_fit(bases, tmp_path):
     path.unlink()
     with pytest.raises(WeightsError, match=r"adapter_config.json: no such file"):
         load(bases["llada"], tmp_path / "adapter")
+
+
+def test_a_folder_that_is_no_adapter_says_what_it_is(bases, tmp_path):
+    with pytest.raises(ConfigError, match="is a whole model, not an adapter; give it as the model"):
+        load(bases["llada"], bases["llada"])
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "model" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"run: holds no adapter itself; use .*run/model"):
+        load(bases["llada"], tmp_path / "run")
 
 
 def test_nothing_to_merge():

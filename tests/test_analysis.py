@@ -390,6 +390,10 @@ def test_advice_says_what_to_do_now_and_properly():
     assert now == "Now: decode with blocks of 64: voidpad generate --model 'my model' --adapter a --block 64"
     assert "fine-tune with VOID padding" in properly
     assert [line.split()[1] for line in commands] == ["data", "train", "train"]
+    *_, merge, prepare, init, _ = advice([many], 0.0, model="m", adapter="a b", adapted=True)
+    assert merge == "  voidpad merge m --adapter 'a b' --out merged"
+    assert prepare.endswith("--model merged")
+    assert "--model merged" in init
     now, properly = advice([few, many], 0.9, model="m", plan="original")
     assert now.endswith("voidpad generate --model m --plan original --block 32")
     assert properly.endswith("voidpad generate --model m --plan void")
@@ -397,6 +401,7 @@ def test_advice_says_what_to_do_now_and_properly():
     assert "voidpad generate" not in told  # that is what was just done
     assert "the model itself wants so short an answer" in told
     assert "voidpad analyze overflow --model m --blocks 256" in advice([many], None, model="m")[0]
+    assert "overflow --model m --canvas 96 --blocks 256" in advice([many], None, model="m", canvas=96)[0]
     assert advice([few, some], 0.0, model="m") == []
 
 

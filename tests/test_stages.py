@@ -103,7 +103,9 @@ def test_the_command_runs_single_stages(settings, tmp_path):
     assert first.exit_code == 0, first.output
     assert "--stage answer" in first.stderr
     early = run("--stage", "judge")
-    assert "2 examples are missing, the first is tiny_expr:0" in str(early.exception)
+    assert "2 examples have no answer, the first is tiny_expr:0; run --stage answer first" in str(
+        early.exception
+    )
     twice = run("--stage", "answer", "--plan", "original")
     assert "--plan: --stage answer takes it from" in str(twice.exception)
     assert run("--stage", "answer", "--rows", "1").exit_code == 0

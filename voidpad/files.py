@@ -19,6 +19,13 @@ def not_a_plain_file(path: Path) -> str:
     return "is a folder; name a file in it" if path.is_dir() else "is no plain file; name another file"
 
 
+def refuse_own_source(target: Path, *sources: str | Path | None) -> None:
+    """Refuse to write to a file that is read: what it holds would be lost."""
+    for source in sources:
+        if source is not None and target.exists() and Path(source).exists() and target.samefile(source):
+            raise ConfigError(f"{target}: is read too, and would be overwritten; name another file to write.")
+
+
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
     """A name to write to; when the block ends well it takes the place of `path`, otherwise nothing is left.

@@ -107,7 +107,17 @@ def overflow(
     if csv is not None:
         write_csv(csv, [answer_row(answer, judged) for answer, judged in zip(answers, right, strict=True)])
     said = verdict(by_block, void, rule)
-    advised = advice(by_block, void, rule, model=model, adapter=adapter, plan=name)
+    canvas = (fields or {}).get("canvas")
+    advised = advice(
+        by_block,
+        void,
+        rule,
+        model=model,
+        adapter=adapter,
+        plan=name,
+        canvas=canvas,
+        adapted=loaded.adapted,
+    )
     if as_json:
         told = {
             "model": loaded.name,

@@ -70,6 +70,11 @@ def eos_prior(
     else:
         out.print(_table(curves, least))
         err.print(f"{len(pairs)} examples; gaps over slots with at least {least} of them", style="dim")
+        if not any((one.count >= least).any() for one in curves):
+            err.print(
+                f"no slot has {least} examples; raise --count, or lower --least below {len(pairs)}",
+                style="yellow",
+            )
 
 
 def _repeat(tick: Any, times: int) -> None:

@@ -15,6 +15,7 @@ from voidpad.commands.generate import bar, err, out
 from voidpad.commands.loading import Device, load_model
 from voidpad.commands.outputs import folder_to_write
 from voidpad.commands.prompts import gather
+from voidpad.errors import ConfigError
 
 
 def bench(
@@ -60,6 +61,7 @@ def bench(
     from voidpad.commands.calibrate import own_prompts
     from voidpad.experiments.bench import compare, decoders
     from voidpad.models import merge
+    from voidpad.models.locate import BUILT_IN, locate
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -72,11 +74,10 @@ def bench(
         run_frontier(job, Resources(device=device, allow_code_execution=allow_code_execution,
                                     weak_sandbox=weak_sandbox))  # fmt: skip
         return
-    texts: Any = (
-        gather([], file=file, messages=None)
-        if file or not model.startswith("tiny-")
-        else own_prompts(prompts)
-    )
+    if file is None and model not in BUILT_IN:
+        locate(model)  # an unknown name is refused as such
+        raise ConfigError(f"{model}: has no problems of its own; give prompts with --file.")
+    texts: Any = gather([], file=file, messages=None) if file else own_prompts(prompts)
     loaded = load_model(model, adapter, device=device)
     if merged:
         loaded = merge(loaded)

@@ -35,6 +35,7 @@ from voidpad.decode.switches import APPROXIMATE_FIELDS
 from voidpad.engine.events import Event
 from voidpad.engine.speed import check_speed
 from voidpad.errors import ConfigError
+from voidpad.files import refuse_own_source
 from voidpad.roles import Roles
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ def generate(
     fields: dict[str, Any] | None = None,
 ) -> None:
     """Answer prompts with a masked diffusion language model."""
+    if trace is not None:
+        refuse_own_source(trace, file, messages)
     prompts = gather(prompt, file=file, messages=messages)
     wanted = None if plan is None else chosen_plan(plan)
     approximate = cache or any((fields or {}).get(name) for name in APPROXIMATE_FIELDS)

@@ -28,6 +28,9 @@ UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb
 @takes_plan_fields
 def serve(
     model: Annotated[str, typer.Argument(help="built-in name, hub id or folder")] = "tiny-void",
+    named: Annotated[
+        str | None, typer.Option("--model", help="the same as the argument, as other commands spell it")
+    ] = None,
     adapter: Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")] = None,
     plan: Annotated[
         str | None,
@@ -70,6 +73,7 @@ def serve(
     fields: dict[str, Any] | None = None,
 ) -> None:
     """Serve a model over HTTP with OpenAI's interface, and a page that shows the canvas."""
+    model = named or model
     missing = [
         package for package in ("fastapi", "uvicorn", "prometheus_client") if find_spec(package) is None
     ]

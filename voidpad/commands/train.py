@@ -15,7 +15,7 @@ from rich.table import Table
 
 from voidpad.commands.outputs import file_to_make, file_to_write, picture_to_write
 from voidpad.errors import ConfigError
-from voidpad.files import beside
+from voidpad.files import beside, refuse_own_source
 
 if TYPE_CHECKING:
     from voidpad.training.corpus import Stats
@@ -53,7 +53,7 @@ def train(
     ] = False,
     checkpoint: Annotated[Path | None, typer.Option("--from", help="Continue from this checkpoint.")] = None,
     max_seconds: Annotated[
-        float | None, typer.Option(help="Save and stop after so many seconds; --resume continues.")
+        float | None, typer.Option(help="Save and stop after so many seconds; --resume continues.", min=0.001)
     ] = None,
     init: Annotated[
         Path | None,
@@ -78,6 +78,7 @@ def train(
     from voidpad.commands.progress import banner, watcher
     from voidpad.recipes import find_recipe
     from voidpad.training import train as training
+    from voidpad.training.checkpoint import latest
 
     changes = [*(change or ())]
     changes += [f"lora.r={lora_rank}"] if lora_rank else []
@@ -86,6 +87,8 @@ def train(
     settings = recipes.read(find_recipe(recipe, "train"), changes)
     logging.disable_progress_bar()  # transformers shows one for every file it writes
     first = os.environ.get("RANK", "0") == "0"
+    if resume and checkpoint is None and latest(Path(settings.run.output)) is None and first:
+        out.print(f"{settings.run.output}: holds no checkpoint yet, so the run begins at step 1")
     done = training.train(
         settings,
         resume=checkpoint or resume,
@@ -145,6 +148,11 @@ def prepare(
     from voidpad.training.corpus import prepare as build
     from voidpad.training.prepared import write
 
+    refuse_own_source(output, *source)
+    if output.suffix != ".safetensors":
+        raise ConfigError(
+            f"{output}: a prepared file ends in .safetensors; name it {output.name}.safetensors."
+        )
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers are the parallelism
     request = CorpusRequest(
         max_length,

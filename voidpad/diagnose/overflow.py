@@ -247,14 +247,20 @@ def advice(
     model: str,
     adapter: str | None = None,
     plan: str | None = None,
+    canvas: int | None = None,
+    adapted: bool = False,
 ) -> list[str]:
-    """What to do about it: at once, and for good. `model`, `adapter` and `plan` are what the user typed."""
+    """What to do about it: at once, and for good. `model`, `adapter`, `plan` and `canvas` are what the user typed.
+
+    `adapted`: the model has an adapter, which must be merged before another one can be trained.
+    """
     safe, worst = _safe_blocks(by_block, rule), by_block[-1]
     if worst.block in safe:
         return []
     named = f"--model {shlex.quote(model)}"
     both = named + (f" --adapter {shlex.quote(adapter)}" if adapter else "")
     chosen = f" --plan {shlex.quote(plan)}" if plan else ""
+    chosen += f" --canvas {canvas}" if canvas else ""
     if safe:
         now = f"Now: decode with blocks of {safe[-1]}: voidpad generate {both}{chosen} --block {safe[-1]}"
     else:
@@ -271,9 +277,14 @@ def advice(
             now,
             f"Properly: this checkpoint knows VOID, so decode with it: voidpad generate {both} --plan void",
         ]
+    merged = []
+    if adapted:
+        merged = [f"  voidpad merge {both.removeprefix('--model ')} --out merged"]
+        named = "--model merged"
     return [
         now,
         "Properly: fine-tune with VOID padding on chats of your own, then decode with --plan void:",
+        *merged,
         f"  voidpad data prepare mine.safetensors --from chats.jsonl {named}",
         f"  voidpad train --init mine.toml {named} --data mine.safetensors",
         "  voidpad train mine.toml",

@@ -169,7 +169,9 @@ def read_versioned(path: Path, shape: type[BaseModel]) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = content["version"]
     except FileNotFoundError:
-        raise DataError(f"{path}: missing; run the evaluation again to write it.") from None
+        raise DataError(
+            f"{path}: missing; run the evaluation, or its first stage (--stage prepare), to write it."
+        ) from None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise DataError(f"{path}: damaged ({reason(error)}); {_START_AGAIN}.") from None
     if version not in READABLE:

@@ -35,7 +35,9 @@ class _RecordedAnswers(LM):  # type: ignore[misc]  # lm-eval has no types
         wanted = requests_of(requests)
         missing = [request.name for request in wanted if request.name not in self.journal.records]
         if missing:
-            raise DataError(f"{len(missing)} examples are missing, the first is {missing[0]}")
+            raise DataError(
+                f"{len(missing)} examples have no answer, the first is {missing[0]}; run --stage answer first."
+            )
         check_prompts(wanted, self.journal)
         return [self.journal.records[request.name].output for request in wanted]
 

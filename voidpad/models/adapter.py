@@ -37,6 +37,24 @@ def is_adapter(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
+def two_adapters(name: str | Path, folder: Path) -> str:
+    """Why no adapter can be added to a model that is an adapter itself, and what to give instead."""
+    base = base_of(folder)
+    return (
+        f"{name}: is an adapter itself, of {base}; for another adapter give that base as the model: {base}."
+    )
+
+
+def check_adapter_folder(folder: Path, name: str) -> None:
+    """Refuse a folder without an adapter, with a word on what it is."""
+    if (folder / CONFIG).is_file():
+        return
+    if (folder / "config.json").is_file():
+        raise ConfigError(f"{name}: is a whole model, not an adapter; give it as the model.")
+    if (folder / "model" / CONFIG).is_file():
+        raise ConfigError(f"{name}: holds no adapter itself; use {Path(name) / 'model'}.")
+
+
 def base_folder(name: str | Path, *, download: bool = True) -> Path:
     """The folder with the whole model: the base's, if the name leads to an adapter."""
     folder = locate(name, download=download)

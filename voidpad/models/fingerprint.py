@@ -17,7 +17,7 @@ from typing import Any
 from voidpad.errors import ConfigError, WeightsError
 from voidpad.models.adapter import CONFIG as ADAPTER_CONFIG
 from voidpad.models.adapter import TENSORS as ADAPTER_TENSORS
-from voidpad.models.adapter import is_adapter
+from voidpad.models.adapter import is_adapter, two_adapters
 from voidpad.models.card import read_json
 from voidpad.models.locate import base_of, locate
 from voidpad.models.weights import weight_files
@@ -46,7 +46,7 @@ def fingerprint(name: str | Path, adapter: str | Path | None = None) -> str:
     folder = locate(name)
     if is_adapter(folder):
         if adapter is not None:
-            raise ConfigError(f"{name}: is an adapter itself; give its base as the model and one adapter.")
+            raise ConfigError(two_adapters(name, folder))
         folder, adapter = locate(base_of(folder)), folder
     parts = [_settings(folder / "config.json"), *map(_file_digest, weight_files(folder))]
     if adapter is not None:

@@ -15,7 +15,14 @@ from transformers.utils import logging
 from voidpad.errors import AssumedWarning, ConfigError, WeightsError, reason
 from voidpad.files import fresh_folder
 from voidpad.models.adapter import CONFIG as ADAPTER_CONFIG
-from voidpad.models.adapter import attach, base_folder, is_adapter, original_roles
+from voidpad.models.adapter import (
+    attach,
+    base_folder,
+    check_adapter_folder,
+    is_adapter,
+    original_roles,
+    two_adapters,
+)
 from voidpad.models.card import (
     Card,
     check_causal_block,
@@ -57,12 +64,15 @@ def load(
     place = Place(device, dtype, quantize, device_map)
     folder, source = locate(name), (str(name), None if adapter is None else str(adapter))
     if not is_adapter(folder):
+        tuned = None if adapter is None else locate(adapter)
+        if tuned is not None:
+            check_adapter_folder(tuned, str(adapter))  # before the base is loaded
         model = _load_base(folder, str(name), place, family, roles, causal_block)
-        if adapter is not None:
-            model = _with_adapter(model, locate(adapter), str(adapter), roles)
+        if tuned is not None:
+            model = _with_adapter(model, tuned, str(adapter), roles)
         return _quantized(replace(model, source=source), place)
     if adapter is not None:
-        raise ConfigError(f"{name}: is an adapter itself; give its base as the model and one adapter.")
+        raise ConfigError(two_adapters(name, folder))
     base = base_of(folder)
     model = _load_base(locate(base), base, place, family, roles, causal_block)
     model = _with_adapter(model, folder, str(name), roles)

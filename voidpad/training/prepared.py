@@ -75,6 +75,10 @@ def read(path: Path | str) -> Prepared:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; make one with `voidpad data prepare`.") from None
     except (SafetensorError, OSError) as error:
+        if Path(path).suffix in (".json", ".jsonl", ".parquet", ".txt", ".csv"):
+            raise DataError(
+                f"{path}: not a prepared data file; make one of it with `voidpad data prepare`."
+            ) from None
         raise DataError(f"{path}: damaged data file ({reason(error)}); prepare it again.") from None
     _check(path, pairs)
     pairs = Pairs(pairs.tokens, pairs.prompt.long(), pairs.response.long(), pairs.complete.bool())
