@@ -424,7 +424,8 @@ def test_an_unreachable_hub_is_one_line(monkeypatch, tmp_path):
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(
-        WeightsError, match="nobody/nothing: no such folder, and the hub gave nothing"
+        WeightsError,
+        match="nobody/nothing: no such folder, and not in the hub's cache; HF_HUB_OFFLINE is set",
     ) as caught:
         load("nobody/nothing")
     assert "\n" not in str(caught.value)

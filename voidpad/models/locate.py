@@ -3,7 +3,7 @@
 from importlib.resources import files
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from voidpad.errors import WeightsError, reason
@@ -61,6 +61,10 @@ def _snapshot(name: str, *, download: bool) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=PATTERNS, local_files_only=not download))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        if download and constants.HF_HUB_OFFLINE:
+            raise NotHereError(
+                f"{name}: no such folder, and not in the hub's cache; HF_HUB_OFFLINE is set, so nothing is downloaded."
+            ) from error
         raise NotHereError(
             f"{name}: no such folder, and the hub gave nothing ({reason(error)}); check the name and the network."
         ) from error
