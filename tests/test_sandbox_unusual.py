@@ -5,8 +5,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import voidpad
 
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox is made of Linux namespaces", allow_module_level=True)
@@ -317,6 +320,9 @@ with Sandbox(limits=SandboxLimits(seconds=60)) as sandbox:
 def test_python_may_be_installed_anywhere(sandbox, place, mode):
     if place.startswith("/opt") and not os.path.isdir("/opt"):
         pytest.skip("no /opt")
+    covered = Path("/", Path(place).parts[1])
+    if Path(voidpad.__file__).is_relative_to(covered):
+        pytest.skip(f"voidpad itself lies in {covered}, which the test covers with an empty folder")
     code = IMPORTS.format(place=place)
     made = ELSEWHERE if place.startswith("/tmp") else ELSEWHERE.replace('"/tmp", "tmpfs"', '"/opt", "tmpfs"')
     done = subprocess.run(
