@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from voidpad.errors import ConfigError
 from voidpad.files import beside, store
@@ -54,3 +56,10 @@ def test_generate_refuses_a_device_as_its_trace(tmp_path):
     )
     assert (ran.returncode, "is no plain file" in ran.stderr) == (2, True)
     assert stat.S_ISCHR(node.stat().st_mode)
+
+
+def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path):
+    (tmp_path / "other").touch()
+    with beside(tmp_path / "a.safetensors") as draft:
+        save_file({"a": torch.ones(2)}, draft)
+    assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode

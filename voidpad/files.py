@@ -36,7 +36,11 @@ def beside(path: Path) -> Iterator[Path]:
         raise ConfigError(f"{path}: {special}.")
     draft = path.with_name(f".{path.stem}.part{path.suffix}")  # what it ends in may say what to write
     try:
+        draft.touch()
+        mode = draft.stat().st_mode  # of any new file here; safetensors writes files that only their owner may read
+        draft.unlink()
         yield draft
+        draft.chmod(mode)
         with draft.open("rb") as file:
             os.fsync(file.fileno())  # or a machine that stops may keep the name without the content
         draft.replace(path)
