@@ -37,7 +37,9 @@ def beside(path: Path) -> Iterator[Path]:
     draft = path.with_name(f".{path.stem}.part{path.suffix}")  # what it ends in may say what to write
     try:
         draft.touch()
-        mode = draft.stat().st_mode  # of any new file here; safetensors writes files that only their owner may read
+        mode = (
+            draft.stat().st_mode
+        )  # of any new file here; safetensors writes files that only their owner may read
         draft.unlink()
         yield draft
         draft.chmod(mode)
