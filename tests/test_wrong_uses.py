@@ -255,8 +255,11 @@ def test_every_wrong_option_is_one_line(voidpad, name):
         ("analyze theory --model {m} --padding confetti", "confetti"),
         ("analyze theory --lengths 3:x", "'3:x' is not LENGTH"),
         ("bench --model {m} --file empty", "empty: the file is empty"),
-        ("bench --model {m}", "/no/such/model: no such folder"),
-        ("bench --model folder", "folder: has no problems of its own; give prompts with --file"),
+        (
+            "bench --model {m}",
+            "/no/such/model: is no built-in model, so it brings no problems; give prompts with --file",
+        ),
+        ("serve {m} --model other", "/no/such/model and --model other name two models; give one"),
         ("serve {m} --host 0.0.0.0", "no API keys are set"),
         ("serve --model {m}", "/no/such/model: no such folder"),
         ("serve {m} --api-keys none", "api-keys none: cannot be read"),

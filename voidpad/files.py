@@ -19,11 +19,18 @@ def not_a_plain_file(path: Path) -> str:
     return "is a folder; name a file in it" if path.is_dir() else "is no plain file; name another file"
 
 
+def same_file(one: Path, other: str | Path) -> bool:
+    """Whether two names lead to one file; names of files that are not there, or cannot be, lead to none."""
+    try:
+        return one.samefile(other)
+    except (OSError, ValueError):
+        return False
+
+
 def refuse_own_source(target: Path, *sources: str | Path | None) -> None:
     """Refuse to write to a file that is read: what it holds would be lost."""
-    for source in sources:
-        if source is not None and target.exists() and Path(source).exists() and target.samefile(source):
-            raise ConfigError(f"{target}: is read too, and would be overwritten; name another file to write.")
+    if any(source is not None and same_file(target, source) for source in sources):
+        raise ConfigError(f"{target}: is read too, and would be overwritten; name another file to write.")
 
 
 @contextmanager
@@ -36,10 +43,9 @@ def beside(path: Path) -> Iterator[Path]:
         raise ConfigError(f"{path}: {special}.")
     draft = path.with_name(f".{path.stem}.part{path.suffix}")  # what it ends in may say what to write
     try:
+        draft.unlink(missing_ok=True)  # left by a process that was killed
         draft.touch()
-        mode = (
-            draft.stat().st_mode
-        )  # of any new file here; safetensors writes files that only their owner may read
+        mode = draft.stat().st_mode  # safetensors would let only the owner read its files
         draft.unlink()
         yield draft
         draft.chmod(mode)

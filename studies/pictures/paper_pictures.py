@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from studies.paper.numbers import Paper, published
-from voidpad.builtin.tasks import CANVAS
+from voidpad.builtin.tasks import CANVAS, TASKS
 from voidpad.diagnose.plots import BLUE, GREEN, GREY, LOOK, ORANGE, RED, save
 from voidpad.experiments.report.records import SUFFIX, CellRecord, read
 from voidpad.experiments.report.report_metrics import METRICS, Value, combined
@@ -28,11 +28,8 @@ from voidpad.experiments.report.report_metrics import METRICS, Value, combined
 FAMILIES = {"llada": "built-in, LLaDA family", "dream": "built-in, Dream family"}
 PAPER_CANVAS = 512
 BLOCKS = "tiny-appendix-blocks"
-STOPPED = {
-    "original": "original-term",
-    "rainbow": "rainbow-term",
-    "void": "void",
-}  # method: the same, stopped at EOS
+# Of each padding, the method that stops at EOS.
+STOPPED = {"original": "original-term", "rainbow": "rainbow-term", "void": "void"}
 COLOURS = {
     "original": RED,
     "rainbow": ORANGE,
@@ -81,13 +78,17 @@ class Sweeps:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._records: dict[str, Sequence[CellRecord]] = {}
 
     def records(self, recipe: str) -> Sequence[CellRecord]:
-        path = self.folder / f"{recipe}{SUFFIX}"
-        if not path.is_file():
-            raise Unfinished(f"{path} is missing")
-        (source,) = read(path)
-        return source.records
+        """The cells of a sweep, read once."""
+        if recipe not in self._records:
+            path = self.folder / f"{recipe}{SUFFIX}"
+            if not path.is_file():
+                raise Unfinished(f"{path} is missing")
+            (source,) = read(path)
+            self._records[recipe] = source.records
+        return self._records[recipe]
 
     def point(self, recipe: str, metric: str = "score", **at: Any) -> Point:
         """The mean over tasks of the cells at these settings."""
@@ -103,25 +104,29 @@ class Sweeps:
         return sorted({record.get(name) for record in self.records(recipe) if record.matches(at)})
 
     def problems(self, recipe: str) -> str:
-        """How many problems of each task a cell has, for a panel's title."""
+        """How many problems a setting has, all tasks together, for a panel's title."""
         sizes = sorted({record.result["n"] for record in self.records(recipe) if record.done})
         if not sizes:
             raise Unfinished(f"{self.folder / recipe}: no cell has results")
-        return " or ".join(str(4 * size) for size in sizes)
+        return " or ".join(str(len(TASKS) * size) for size in sizes)
 
 
 Families = Mapping[str, Sweeps]
 
 
-def lines(axes: Axes, x: Sequence[Any], series: Mapping[str, Sequence[Point]]) -> None:
-    """A line for each method over evenly spaced settings."""
+def lines(
+    axes: Axes,
+    x: Sequence[Any],
+    series: Mapping[str, Sequence[Point]],
+    looks: Mapping[str, tuple[str, str]] | None = None,
+) -> None:
+    """A line for each method over evenly spaced settings; `looks` has (colour, label) for keys that are no methods."""
     for place, (method, points) in enumerate(series.items()):
+        colour, label = looks[method] if looks else (COLOURS[method], LABELS[method])
         ticks = [tick + 0.06 * (place - (len(series) - 1) / 2) for tick in range(len(x))]
         bars = [[point.below for point in points], [point.above for point in points]]
-        style = {"color": COLOURS[method], "marker": "o", "markersize": 5, "linewidth": 1.8, "capsize": 2}
-        axes.errorbar(
-            ticks, [point.mean for point in points], bars, label=LABELS[method], elinewidth=1, **style
-        )
+        style = {"color": colour, "marker": "o", "markersize": 5, "linewidth": 1.8, "capsize": 2}
+        axes.errorbar(ticks, [point.mean for point in points], bars, label=label, elinewidth=1, **style)
     axes.set_xticks(range(len(x)), [str(value) for value in x])
 
 
@@ -187,25 +192,19 @@ def stopping(paper: Paper, families: Families) -> Figure:
     """Table 5: passes when decoding stops at EOS, mean over block sizes. Without that rule all slots are written."""
     figure, (row,) = panels(1, 3, 11, 3.2)
     row[0].set_title("LLaDA-8B, the paper")
-    for at, method in enumerate(STOPPED):
-        _bar(row[0], at, COLOURS[method], 100.0 - paper.table5.rows[method].printed[3])
+    bars(row[0], {method: Point(100.0 - paper.table5.rows[method].printed[3]) for method in STOPPED})
     for axes, (family, title) in zip(row[1:], FAMILIES.items(), strict=True):
         sweeps = families[family]
-        for at, (method, stopped) in enumerate(STOPPED.items()):
-            point = sweeps.point(BLOCKS, "nfe", method=stopped).times(100 / CANVAS)
-            _bar(axes, at, COLOURS[method], point.mean)
+        share = {
+            method: sweeps.point(BLOCKS, "nfe", method=stopped).times(100 / CANVAS)
+            for method, stopped in STOPPED.items()
+        }
+        bars(axes, share)
         axes.set_title(f"{title}, {sweeps.problems(BLOCKS)} problems")
     for axes in row:
         axes.axhline(100, color=GREY, linewidth=1, linestyle="--")
-        axes.set_xticks(range(len(STOPPED)), [SHORT[name] for name in STOPPED], fontsize=8)
-        axes.set_ylim(0, 112)
     row[0].set_ylabel("passes, % of the canvas")
     return figure
-
-
-def _bar(axes: Axes, at: int, colour: str, value: float) -> None:
-    axes.bar(at, value, 0.6, color=colour)
-    axes.annotate(f"{value:.0f}", (at, value), ha="center", va="bottom", fontsize=8)
 
 
 def short(paper: Paper, families: Families) -> Figure:
@@ -289,24 +288,13 @@ def expansion(paper: Paper, families: Families) -> Figure:
     for column, (factor, recipe) in enumerate(factors):
         for row, metric in zip(grid, ("score", "nfe"), strict=True):
             axes = row[column]
-            for place, (family, title) in enumerate(FAMILIES.items()):
+            series, looks = {}, {}
+            for family, title in FAMILIES.items():
                 sweeps, only = families[family], {"method": "void-expansion"}
                 values = sweeps.values(recipe, factor, **only)
-                points = [sweeps.point(recipe, metric, **{factor: value}, **only) for value in values]
-                reach = [[point.below for point in points], [point.above for point in points]]
-                ticks = [tick + 0.08 * (place - 0.5) for tick in range(len(values))]
-                label = f"{title}, {sweeps.problems(recipe)} problems"
-                style = {"marker": "o", "markersize": 5, "capsize": 2, "linewidth": 1.8}
-                axes.errorbar(
-                    ticks,
-                    [point.mean for point in points],
-                    reach,
-                    color=colours[family],
-                    label=label,
-                    elinewidth=1,
-                    **style,
-                )
-                axes.set_xticks(range(len(values)), [str(value) for value in values])
+                series[family] = [sweeps.point(recipe, metric, **{factor: value}, **only) for value in values]
+                looks[family] = (colours[family], f"{title}, {sweeps.problems(recipe)} problems")
+            lines(axes, values, series, looks)
             axes.set_ylim(0, 104 if metric == "score" else 1.15 * axes.dataLim.y1)
         printed = paper.table6["start" if factor == "canvas" else factor]
         spans = ((printed.score, "%"), (printed.nfe, "passes"))

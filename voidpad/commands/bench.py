@@ -61,7 +61,7 @@ def bench(
     from voidpad.commands.calibrate import own_prompts
     from voidpad.experiments.bench import compare, decoders
     from voidpad.models import merge
-    from voidpad.models.locate import BUILT_IN, locate
+    from voidpad.models.locate import BUILT_IN
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -75,8 +75,9 @@ def bench(
                                     weak_sandbox=weak_sandbox))  # fmt: skip
         return
     if file is None and model not in BUILT_IN:
-        locate(model)  # an unknown name is refused as such
-        raise ConfigError(f"{model}: has no problems of its own; give prompts with --file.")
+        raise ConfigError(
+            f"{model}: is no built-in model, so it brings no problems; give prompts with --file."
+        )
     texts: Any = gather([], file=file, messages=None) if file else own_prompts(prompts)
     loaded = load_model(model, adapter, device=device)
     if merged:

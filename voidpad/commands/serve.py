@@ -22,12 +22,13 @@ from voidpad.commands.process import fit_threads
 from voidpad.engine.speed import check_speed, switched_on
 from voidpad.errors import ConfigError
 
+DEFAULT = "tiny-void"
 UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
 @takes_plan_fields
 def serve(
-    model: Annotated[str, typer.Argument(help="built-in name, hub id or folder")] = "tiny-void",
+    model: Annotated[str, typer.Argument(help="built-in name, hub id or folder")] = DEFAULT,
     named: Annotated[
         str | None, typer.Option("--model", help="the same as the argument, as other commands spell it")
     ] = None,
@@ -73,6 +74,8 @@ def serve(
     fields: dict[str, Any] | None = None,
 ) -> None:
     """Serve a model over HTTP with OpenAI's interface, and a page that shows the canvas."""
+    if named is not None and model not in (DEFAULT, named):
+        raise ConfigError(f"{model} and --model {named} name two models; give one.")
     model = named or model
     missing = [
         package for package in ("fastapi", "uvicorn", "prometheus_client") if find_spec(package) is None

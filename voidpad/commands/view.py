@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from voidpad.errors import ConfigError, DataError
+from voidpad.files import same_file
 
 
 def view(
@@ -47,7 +48,7 @@ def _name(path: Path, row: int, *, of: int) -> str:
 def _save(text: str, target: Path, traces: list[Path]) -> None:
     from voidpad.files import store
 
-    if target.resolve() in [path.resolve() for path in traces]:
+    if any(same_file(target, path) for path in traces):
         raise ConfigError(f"out={target} is one of the traces; name another file.")
     try:
         store(target, [text])

@@ -39,10 +39,7 @@ def is_adapter(folder: Path) -> bool:
 
 def two_adapters(name: str | Path, folder: Path) -> str:
     """Why no adapter can be added to a model that is an adapter itself, and what to give instead."""
-    base = base_of(folder)
-    return (
-        f"{name}: is an adapter itself, of {base}; for another adapter give that base as the model: {base}."
-    )
+    return f"{name}: is an adapter itself, of {base_of(folder)}; for another adapter give that base as the model."
 
 
 def check_adapter_folder(folder: Path, name: str) -> None:

@@ -75,7 +75,7 @@ def read(path: Path | str) -> Prepared:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; make one with `voidpad data prepare`.") from None
     except (SafetensorError, OSError) as error:
-        if Path(path).suffix in (".json", ".jsonl", ".parquet", ".txt", ".csv"):
+        if Path(path).suffix != ".safetensors":
             raise DataError(
                 f"{path}: not a prepared data file; make one of it with `voidpad data prepare`."
             ) from None
