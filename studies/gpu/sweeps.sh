@@ -18,7 +18,7 @@ set -euo pipefail
 shopt -s nullglob
 runs=${RUNS:-runs/full} python=${PYTHON:-python3}
 paper=(appendix-blocks table3 thresholds canvas stress start window expansion-block table1 table4 table5 table6 early-rainbow eos-ban)
-more=(score robustness where rivals seeds approximations commits frontier)
+more=(score robustness where approximations seeds frontier commits rivals)
 read -ra recipes <<< "${RECIPES:-${paper[*]} ${more[*]}}"
 families=(llada dream)
 
