@@ -14,6 +14,7 @@ from voidpad.models import DREAM, FAMILIES, LLADA, Card, load, random_model, rea
 from voidpad.models.card import read_json
 from voidpad.models.families import recognise
 from voidpad.models.fresh import random_net
+from voidpad.models.load import default_plan_of, plan_of
 from voidpad.models.weights import TensorHeader, check
 from voidpad.roles import Roles
 
@@ -582,6 +583,15 @@ def test_the_default_plan_follows_the_padding(padding, plan):
     model = random_model()
     model.card = Card("llada", model.roles, padding=padding)
     assert model.default_plan == plan
+
+
+@pytest.mark.parametrize("name", ["tiny-instruct", "tiny-void", "tiny-dream-void"])
+def test_a_plan_needs_no_weights(name):
+    loaded = load(name)
+    assert default_plan_of(name) == loaded.default_plan
+    assert plan_of(name) == loaded.plan()
+    assert plan_of(name, plan="void-expansion", limit=96) == loaded.plan("void-expansion", limit=96)
+    assert plan_of(name, plan="original@authors") == loaded.plan("original@authors")
 
 
 def test_the_table_of_the_docs_is_the_table_of_families():

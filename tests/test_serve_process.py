@@ -15,6 +15,8 @@ import pytest
 
 from voidpad.commands import cli
 from voidpad.engine.speed import switched_on
+from voidpad.errors import VoidpadError
+from voidpad.serve.server import ServeOptions, serve
 
 ROOT = Path(__file__).parents[1]
 
@@ -105,6 +107,16 @@ def test_the_first_line_names_the_approximations_of_a_speed():
         process.kill()
     assert switched_on({"threshold": 0.0, "canvas": 64, "trim": True}, None) == ["trim=True"]
     assert switched_on({"canvas": 64}, None) == []
+
+
+def test_a_port_in_use_is_refused_before_weights_are_read():
+    def too_late():
+        raise AssertionError("weights were asked for")
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(VoidpadError, match=f"port {port} of 127.0.0.1 is in use"):
+            serve(too_late, ServeOptions(port=port))
 
 
 def test_a_port_in_use_is_one_line():

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from voidpad import models
 from voidpad.commands import cli
 
 MISSING = "/no/such/model"
@@ -273,6 +274,27 @@ def test_a_wrong_use_says_what_to_change(voidpad, line, message):
     assert message in ended.last
     assert ended.last.startswith("voidpad: ")
     assert "--debug shows where" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("generate hi --window 8", "plan 'void' has no field window; plans that have it: void-expansion"),
+        ("generate hi --block 7 --canvas 32", "canvas=32 is not a multiple of block=7"),
+        ("generate hi --plan daedal --speed fast", "speed=fast replaces the commit rule"),
+        ("serve --plan original --window 8", "plan 'original' has no field window"),
+        ("serve --threshold 3", "threshold=3.0 must lie in [0, 1]"),
+        ("serve --plan void --canvas 30 --block 16", "canvas=30 is not a multiple of block=16"),
+    ],
+)
+def test_a_wrong_plan_is_refused_before_weights_are_read(voidpad, monkeypatch, line, message):
+    def too_late(*given, **named):
+        raise AssertionError("weights were asked for")
+
+    monkeypatch.setattr(models, "load", too_late)
+    ended = voidpad(line.split())
+    assert message in ended.last
+    assert ended.last.startswith("voidpad: ")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")

@@ -4,7 +4,7 @@
 #   bash studies/gpu/sweeps.sh prepare       # here, minutes on a CPU; also packs .carry/full.tgz
 #   bash studies/gpu/sweeps.sh answer        # with a GPU; studies/gpu/hold.sh where it is lent for minutes
 #   bash studies/gpu/sweeps.sh judge         # here, after what came back was unpacked: scores, pages and pictures
-#   cp -r runs/full/report/paper-{llada,dream} docs/results/ && cp runs/full/report/*.png docs/img/
+#   cp -r runs/full/report/*/ docs/results/ && cp runs/full/report/*.png docs/img/
 #
 # On a machine that is lent, and over several calls:
 #
@@ -21,6 +21,16 @@ paper=(appendix-blocks table3 thresholds canvas stress start window expansion-bl
 more=(score robustness where approximations seeds frontier commits rivals)
 read -ra recipes <<< "${RECIPES:-${paper[*]} ${more[*]}}"
 families=(llada dream)
+
+report() { # family, name of the page, recipes: one page of those that were asked for
+  local family=$1 page=$2 recipe sweeps=()
+  for recipe in "${@:3}"; do
+    if [[ " ${recipes[*]} " == *" $recipe "* ]]; then sweeps+=("$runs/$family/tiny-$recipe.sweep.json"); fi
+  done
+  if [ ${#sweeps[@]} -eq 0 ]; then return; fi
+  "$python" -m voidpad report "${sweeps[@]}" --out "$runs/report/$page" --format md
+  rm -f "$runs/report/$page"/figures/*.pdf
+}
 
 case "${1:-}" in
   prepare)
@@ -47,9 +57,8 @@ case "${1:-}" in
         "$python" -m voidpad sweep "tiny-$recipe" --out "$runs/$family" --stage judge --allow-code-execution --workers 2 | tail -n 1 \
           || echo "tiny-$recipe, $family: not complete yet"
       done
-      sweeps=("${recipes[@]/#/$runs/$family/tiny-}")
-      "$python" -m voidpad report "${sweeps[@]/%/.sweep.json}" --out "$runs/report/paper-$family" --format md
-      rm -f "$runs/report/paper-$family"/figures/*.pdf
+      report "$family" "paper-$family" "${paper[@]}"
+      for recipe in "${more[@]}"; do report "$family" "tiny-$recipe-$family" "$recipe"; done
     done
     "$python" -m studies.pictures.paper_pictures "$runs" "$runs/report" || true # names what is not there yet
     ;;

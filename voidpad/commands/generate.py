@@ -115,6 +115,13 @@ def generate(
             "--report-delta compares an approximation with exact decoding: give --speed fast, --cache, --threshold or "
             "another one (`voidpad plans` lists them)."
         )
+
+    def check() -> None:
+        from voidpad.models.load import default_plan_of, plan_of
+
+        check_speed(speed, wanted or default_plan_of(model, adapter, family=family))
+        plan_of(model, adapter, wanted, family=family, causal_block=causal_block, **(fields or {}))
+
     loaded = load_model(
         model,
         adapter,
@@ -124,8 +131,8 @@ def generate(
         family=family,
         roles=roles,
         causal_block=causal_block,
+        check=check,
     )
-    check_speed(speed, wanted or loaded.default_plan)
     fit_threads(loaded, rows=min(rows, len(prompts)))
     if compile_layers:
         with err.status("compiling"):  # before anything is timed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,15 +64,19 @@ def load_model(
     family: str | None = None,
     roles: Sequence[str] | None = None,
     causal_block: int | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Model:
     """The model, and a line on standard error with its device, dtype, parameters and memory.
 
-    Without a terminal the line is left out for small models, which load at once and fit everywhere.
+    Without a terminal the line is left out for small models, which load at once and fit everywhere. `check` is called
+    when the options are known to be right and no weights have been read: minutes before the model, where it is large.
     """
     from voidpad import models
 
     options: dict[str, Any] = {"device": device, "dtype": dtype, "quantize": quantize}
+    models.Place(**options)
     options |= {"family": family, "roles": role_ids(roles or ()), "causal_block": causal_block}
+    check()
     with _told_in_a_line():
         loaded = models.load(model, adapter, **options)
     if err.is_terminal or loaded.parameters >= LARGE:

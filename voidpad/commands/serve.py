@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,9 @@ from voidpad.commands.options import (
 from voidpad.commands.process import fit_threads
 from voidpad.engine.speed import check_speed, switched_on
 from voidpad.errors import ConfigError
+
+if TYPE_CHECKING:
+    from voidpad.models import Model
 
 DEFAULT = "tiny-void"
 UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
@@ -110,11 +113,16 @@ def serve(
         log_prompts=log_prompts,
     )
 
-    if speed is not None and plan is None:  # before weights are loaded, and before Ray starts
-        from voidpad.models.card import default_plan
-        from voidpad.models.load import card_of, family_of
+    # What is wrong with the options is said before weights are loaded, and before Ray starts.
+    from voidpad.models import Place
+    from voidpad.models.load import default_plan_of, plan_of
+    from voidpad.serve.server import usual_plan
 
-        check_speed(speed, default_plan(card_of(model, adapter), family_of(model)))
+    Place(device, dtype, quantize)
+    default = default_plan_of(model, adapter)
+    if plan is None:
+        check_speed(speed, default)
+    plan_of(model, adapter, plan or usual_plan(default), **options.fields)
 
     def announce(address: str) -> None:
         switches = ", ".join(switched_on(options.fields, options.cache))
@@ -129,9 +137,12 @@ def serve(
     from voidpad.commands.loading import load_model
     from voidpad.serve.server import serve
 
-    loaded = load_model(model, adapter, device=device, dtype=dtype, quantize=quantize)
-    fit_threads(loaded, rows=rows)
-    raise typer.Exit(serve(loaded, options, ready=announce))
+    def load() -> Model:
+        loaded = load_model(model, adapter, device=device, dtype=dtype, quantize=quantize)
+        fit_threads(loaded, rows=rows)
+        return loaded
+
+    raise typer.Exit(serve(load, options, ready=announce))
 
 
 def _bytes_of(text: str) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import PeftModel
@@ -27,6 +27,7 @@ from voidpad.models.card import (
     Card,
     check_causal_block,
     check_plain_files,
+    default_plan,
     read_card,
     read_json,
     write_readme,
@@ -39,6 +40,9 @@ from voidpad.models.quantizer import Quantizer
 from voidpad.models.text import read_tokenizer
 from voidpad.models.weights import check, headers, refuse_nan, stored_dtype
 from voidpad.roles import Roles, build, newline_ids, resolve
+
+if TYPE_CHECKING:
+    from voidpad.decode.plan import Plan
 
 
 def load(
@@ -179,10 +183,43 @@ def card_of(name: str | Path, adapter: str | Path | None = None) -> Card | None:
 
     None if neither folder has one.
     """
+    if adapter is not None and is_adapter(locate(name)):
+        raise ConfigError(two_adapters(name, locate(name)))
     folders = [locate(name)] if adapter is None else [locate(adapter), locate(name)]
     if is_adapter(folders[-1]):
         folders.append(base_folder(name))
     return next((card for folder in folders if (card := read_card(folder)) is not None), None)
+
+
+def default_plan_of(name: str | Path, adapter: str | Path | None = None, *, family: str | None = None) -> str:
+    """`load(name, adapter).default_plan`, without reading weights."""
+    base = _read_checkpoint(base_folder(str(name)), name=str(name), family=family)
+    return default_plan(card_of(name, adapter), base.family)
+
+
+def plan_of(
+    name: str | Path,
+    adapter: str | Path | None = None,
+    plan: "str | Plan | None" = None,
+    *,
+    family: str | None = None,
+    causal_block: int | None = None,
+    **fields: Any,
+) -> "Plan":
+    """The plan that `load(name, adapter).plan(plan, **fields)` gives, without reading weights.
+
+    What is wrong with a plan is so said in a moment, not after minutes of loading.
+    """
+    from voidpad.decode.plan import describe
+
+    base = _read_checkpoint(base_folder(str(name)), name=str(name), family=family)
+    card = card_of(name, adapter)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AssumedWarning)  # said when the weights are loaded
+        block = base.causal_block(str(name), causal_block)
+    chosen = plan or default_plan(card, base.family)
+    defaults = replace(base.family.decoding, causal_block=block)
+    return describe(chosen, defaults=defaults, calibration=card.calibration if card else None, **fields)[0]
 
 
 def save(model: Model, folder: str | Path) -> None:

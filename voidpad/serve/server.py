@@ -57,11 +57,15 @@ class ServeOptions:
     log_prompts: bool = False
 
 
+def usual_plan(default: str) -> str:
+    """The plan to serve where none is named. Clients do not know the length of an answer, so VOID padding expands."""
+    return "void-expansion" if default == "void" else default
+
+
 def make_state(model: Model, options: ServeOptions, access: Access) -> ServerState:
     """The engine, its thread (not started) and everything the routes need."""
-    name = options.name or model.name
-    usual = "void-expansion" if model.default_plan == "void" else model.default_plan
-    served = ServedModel(model, name, options.plan or usual, dict(options.fields), options.cache)
+    name, plan = options.name or model.name, options.plan or usual_plan(model.default_plan)
+    served = ServedModel(model, name, plan, dict(options.fields), options.cache)
     try:
         default = served.plan(served.plan_name, {})
     except RequestError as error:
@@ -96,14 +100,19 @@ def make_state(model: Model, options: ServeOptions, access: Access) -> ServerSta
     )
 
 
-def serve(model: Model, options: ServeOptions, *, ready: Callable[[str], None] = lambda address: None) -> int:
+def serve(
+    load: Callable[[], Model], options: ServeOptions, *, ready: Callable[[str], None] = lambda address: None
+) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit status: 1 after a failure of the engine.
 
-    `ready` gets a line with the address and the plan as soon as requests are answered.
+    A port that is in use is refused before `load` reads weights. `ready` gets a line with the address and the plan as
+    soon as requests are answered.
     """
     access = read_access(options.host, options.api_keys, no_auth=options.no_auth, names=options.hosts)
-    listener = listen(options.host, options.port)
-    with contextlib.closing(listener):
+    with contextlib.closing(listen(options.host, options.port)) as free:
+        port = free.getsockname()[1]
+    model = load()
+    with contextlib.closing(listen(options.host, port)) as listener:
         state = make_state(model, options, access)
         log_to_stderr(as_json=options.log_json)
         server = _Server(state, build_app(state), options)
