@@ -47,6 +47,7 @@ TEXTS = {
     '[run]\noutput = "out"\nsteps = 2\n',
     "sweep.toml": 'title = "t"\ntasks = ["tiny_steps"]\n[[group]]\nmodel = "/no/such/model"\nplan = "void"\n',
     "chats.jsonl": '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n',
+    "roles.jsonl": '{"prompt": "a"}\n{"messages": [{"role": "martian", "content": "a"}]}\n',
     "prompts.txt": "one\n",
     "empty": "",
     "broken": '{"a": [1,',
@@ -204,6 +205,11 @@ def test_every_wrong_option_is_one_line(voidpad, name):
             "tiny-void: is an adapter itself, of tiny-instruct; for another adapter",
         ),
         ("generate hi --model tiny-instruct --adapter folder", "folder/adapter_config.json: no such file"),
+        ("generate --file chats.jsonl --model {m}", "chats.jsonl, line 1: messages[1] is an assistant turn"),
+        (
+            "generate --file roles.jsonl --model {m}",
+            "roles.jsonl, line 2: messages[0]: role 'martian' is unknown",
+        ),
         ("train", "RECIPE is missing"),
         ("train recipe.toml --max-seconds 0", "--max-seconds"),
         (

@@ -92,4 +92,10 @@ def conversation(value: Any, place: str) -> Prompt:
     fine = isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns)
     if not fine or any(not isinstance(turn.get(part), str) for turn in turns for part in ("role", "content")):
         raise DataError(f'{place}: messages must be a list of {{"role": ..., "content": ...}}.')
+    from voidpad.models.text import chat
+
+    try:
+        chat(turns)
+    except ConfigError as error:
+        raise DataError(f"{place}: {error}") from None
     return [{**turn, "content": _utf8(turn["content"], place)} for turn in turns]

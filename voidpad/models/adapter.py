@@ -42,6 +42,18 @@ def two_adapters(name: str | Path, folder: Path) -> str:
     return f"{name}: is an adapter itself, of {base_of(folder)}; for another adapter give that base as the model."
 
 
+def refuse_adapter(name: str) -> None:
+    """Refuse an adapter as the model of a new one, which would belong to weights that were saved nowhere."""
+    folder = locate(name)
+    if not is_adapter(folder):
+        return
+    base = base_of(folder)
+    raise ConfigError(
+        f"{name}: is an adapter of {base}; fine-tune that (model.name, --model {base}), or make one model of both with "
+        f"`voidpad merge {name} --out merged` and fine-tune the merged one."
+    )
+
+
 def check_adapter_folder(folder: Path, name: str) -> None:
     """Refuse a folder without an adapter, with a word on what it is."""
     if (folder / CONFIG).is_file():

@@ -334,9 +334,13 @@ save_every = 200
 
 def write_starter(path: Path, *, model: str, data: str | None = None) -> None:
     """A recipe for LoRA fine-tuning with VOID padding. Its first lines name the commands to run with it."""
+    from voidpad.models.adapter import refuse_adapter
+    from voidpad.models.locate import BUILT_IN
+
     if path.exists():
         raise ConfigError(f"--init {path}: already exists; choose another name.")
-    _refuse_adapter(model)
+    if model in BUILT_IN or Path(model).is_dir():  # of a hub name nothing is downloaded to write a recipe
+        refuse_adapter(model)
     data = data or str(path.with_suffix(".safetensors"))
     output = str(path.with_suffix(""))
     values = {
@@ -351,19 +355,3 @@ def write_starter(path: Path, *, model: str, data: str | None = None) -> None:
         "targets": json.dumps(LoraPart().targets),
     }
     store(path, [STARTER.format(**values)])
-
-
-def _refuse_adapter(model: str) -> None:
-    """A new adapter on top of another would belong to weights that were saved nowhere."""
-    from voidpad.models.adapter import is_adapter
-    from voidpad.models.locate import BUILT_IN, base_of, locate
-
-    if model not in BUILT_IN and not Path(model).is_dir():
-        return  # a hub name: nothing is downloaded to write a recipe
-    folder = locate(model)
-    if is_adapter(folder):
-        base = base_of(folder)
-        raise ConfigError(
-            f"{model}: is an adapter of {base}; fine-tune that (--model {base}), or make one model of both with "
-            f"`voidpad merge {model} --out merged`."
-        )

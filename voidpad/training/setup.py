@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 
 from voidpad import models
 from voidpad.errors import ConfigError, DataError
-from voidpad.models.adapter import base_folder
+from voidpad.models.adapter import base_folder, refuse_adapter
 from voidpad.models.text import read_tokenizer
 from voidpad.models.weights import headers, stored_dtype
 from voidpad.training import prepared as data
@@ -53,17 +53,14 @@ def network(recipe: TrainingRecipe, prepared: data.Prepared) -> models.Model:
 
 def _from_checkpoint(recipe: TrainingRecipe) -> models.Model:
     part = recipe.model
+    if recipe.lora:
+        refuse_adapter(part.adapter or part.name or "")
     # Quantized weights are made on their device; all others are moved there by Trainer.
     device = training_device() if part.quantize else "cpu"
     model = models.load(
         part.name or "", part.adapter, device=device, dtype=_dtype(recipe), quantize=part.quantize
     )
     model.require_full_attention("training with padding")
-    if model.adapted and recipe.lora:
-        raise ConfigError(
-            f"{part.adapter or part.name}: is an adapter, and a second one on top of it would fit no saved checkpoint; "
-            "make one model of it with `voidpad merge` and give that folder as model.name."
-        )
     if model.adapted:
         model = models.merge(model)
         model.net.requires_grad_(True)  # an adapter's base is frozen
@@ -169,6 +166,13 @@ def _with_lora(model: models.Model, recipe: TrainingRecipe) -> models.Model:
             f"lora.targets: {inside[0]} is part of the experts, which LoRA does not cover; use "
             f"{', '.join(model.family.lora_targets)}."
         )
+    modules = {name for name, _ in model.net.named_modules()}
+    for wanted in targets:
+        if not any(name == wanted or name.endswith(f".{wanted}") for name in modules):
+            raise ConfigError(
+                f"lora.targets: this network has no module {wanted!r}; the paper's are "
+                f"{', '.join(model.family.lora_targets)}."
+            )
     rows = {"embed_tokens": ids, "lm_head": ids} if part.void_rows and ids else None
     if rows and model.net.config.tie_word_embeddings:
         rows = {"embed_tokens": ids}
