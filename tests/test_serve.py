@@ -713,6 +713,26 @@ def test_a_body_that_never_comes_is_not_waited_for(model):
         assert b" 408 " in connection.recv(4096).split(b"\r\n")[0]
 
 
+@pytest.mark.parametrize("prompts", [False, True])
+def test_the_log_says_why_a_request_was_refused(model, caplog, prompts):
+    """The field or the code, without what the user wrote unless prompts may be logged."""
+    with (
+        caplog.at_level(logging.INFO, "voidpad.serve"),
+        serving(model, **PLAN, log_prompts=prompts) as running,
+    ):
+        url = running.url + "/v1/chat/completions"
+        for body in ({"temperature": -1}, {"voidpad": {"plan": "my secret"}}):
+            given = {"model": "tiny-void", "messages": [{"role": "user", "content": "hi"}], **body}
+            assert httpx.post(url, json=given, timeout=600).status_code == 400
+        assert httpx.get(running.url + "/v1/models/none", timeout=600).status_code == 404
+        until(lambda: len([one for one in caplog.records if hasattr(one, "request")]) == 3)
+    logged = [one.request["refused"] for one in caplog.records if hasattr(one, "request")]
+    if prompts:
+        assert "my secret" in logged[1]
+    else:
+        assert logged == ["temperature", "voidpad", "model_not_found"]
+
+
 def test_a_path_cannot_write_to_the_terminal_of_the_log():
     record = logging.LogRecord("voidpad.serve", logging.INFO, "", 0, "request", (), None)
     record.request = {"path": "/\x1b[2J\nstatus=200 %s"}

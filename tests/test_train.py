@@ -207,7 +207,9 @@ def test_an_adapter_decodes_the_same_merged_and_not(folder):
 
 
 def test_a_module_that_is_not_there_is_no_target(folder):
-    with pytest.raises(ConfigError, match=r"lora.targets: this network has no module 'foo'; .* q_proj, k_proj"):
+    with pytest.raises(
+        ConfigError, match=r"lora.targets: this network has no module 'foo'; .* q_proj, k_proj"
+    ):
         train(lora(folder, "no-target", lora={"targets": ["q_proj", "foo"]}))
 
 
@@ -215,7 +217,9 @@ def test_a_second_adapter_on_top_of_one_is_refused(folder):
     """Its base would be merged weights that are saved nowhere."""
     first = str(train(lora(folder, "below")).folder)
     for model in ({"adapter": first}, {"name": first}):
-        with pytest.raises(ConfigError, match=r"below.* is an adapter of .*`voidpad merge .*below.* --out merged`"):
+        with pytest.raises(
+            ConfigError, match=r"below.* is an adapter of .*`voidpad merge .*below.* --out merged`"
+        ):
             prepare(lora(folder, "above", model=model))
     whole = recipe(folder, model={"adapter": first}, run={"output": str(folder / "all-of-it"), "steps": 1})
     assert load(train(whole).folder).card.padding == "void"  # all weights train, so all are saved

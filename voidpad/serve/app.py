@@ -94,6 +94,7 @@ def build_app(
 
     @app.exception_handler(RequestError)
     async def refused(request: Request, error: RequestError) -> Response:
+        _note_refusal(error, state, request.scope["state"]["notes"])
         return _error_response(error)
 
     @app.exception_handler(HTTPException)
@@ -160,6 +161,7 @@ class _Gate:
             self._check(scope)
             await self.app(scope, receive, noting)
         except RequestError as error:
+            _note_refusal(error, self.state, notes)
             await _error_response(error)(scope, receive, noting)
         except Exception as error:
             log.exception("request failed")
@@ -325,6 +327,14 @@ class _EventStream(Response):
         self.live.gone = True
         self.live.cancel()
         self.live.changed.set()
+
+
+def _note_refusal(error: RequestError, state: ServerState, notes: dict[str, Any]) -> None:
+    """Put into the log line why a request was refused: the field, or the code of the error.
+
+    The message itself may quote what the user wrote, so it is there only where prompts may be.
+    """
+    notes["refused"] = str(error) if state.log_prompts else (error.code or error.param or error.kind)[:80]
 
 
 def _note(live: LiveRequest, state: ServerState, notes: dict[str, Any]) -> None:
