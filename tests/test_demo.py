@@ -133,6 +133,9 @@ def test_a_recipe_of_another_family_names_its_models():
     assert {group.model for group in recipe.groups} == {f"tiny-dream-{arm}" for arm in ARMS}
     assert {cell.model for cell in cells(recipe)} == {"tiny-dream"}
     assert recipe.title.endswith("(dream family)")
+    where = read(find_recipe("tiny-where", "sweep"))
+    both, one = (len(cells(of_family(where, family))) for family in ("dream", "llada"))
+    assert (both, one) == (36, 24)  # some of its rows make sense for Dream's rules alone
     with pytest.raises(ConfigError, match="family=dream: the recipe names no built-in model"):
         of_family(read(find_recipe("paper-table1", "sweep")), "dream")
 

@@ -48,6 +48,7 @@ class Group(_Closed):
     fields: Fields = {}
     grid: Grid = {}
     tasks: list[str] | None = None
+    family: Literal["llada", "dream"] | None = None  # rows for this built-in family alone
 
 
 class SweepRecipe(_Closed):
@@ -135,8 +136,12 @@ def with_folders(recipe: SweepRecipe, folders: Mapping[str, str]) -> SweepRecipe
 
 
 def of_family(recipe: SweepRecipe, family: str) -> SweepRecipe:
-    """The recipe with the built-in models of this family in the place of `tiny-*`, also in its title and rows."""
+    """The recipe with the built-in models of this family in the place of `tiny-*`, also in its title and rows.
+
+    Groups of the other family are left out.
+    """
     own = BUILT_IN_FAMILIES[family]
+    recipe = recipe.model_copy(update={"groups": [g for g in recipe.groups if g.family in (None, family)]})
     if own == "tiny":
         return recipe
     places = {f"tiny-{arm}": f"{own}-{arm}" for arm in ARMS}
