@@ -379,8 +379,10 @@ def test_a_cache_is_refused_before_anything_is_decoded():
     )
     with pytest.raises(ConfigError, match=said):
         model.generate("hi", "ada-block", canvas=32, cache="dual", raw=True)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match="plan 'ada-block' has one of its own"):
         list(model.stream("hi", "ada-block", canvas=32, speed="fastest", raw=True))
+    with pytest.raises(ConfigError, match=said):
+        list(model.stream("hi", "ada-block", canvas=32, cache="ahead:3", raw=True))
     with pytest.raises(ConfigError, match=said):
         Answering(model, model.plan("ada-block", canvas=32), cache="prompt:4")
     Answering(model, model.plan("original", canvas=32), cache="prompt:4")

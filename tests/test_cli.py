@@ -583,8 +583,8 @@ def test_missing_prompt_files_and_wrong_conversations(voidpad, folders, tmp_path
         ('[{"role": "user"}]', 1, "messages must be a list of"),
         (
             '[{"role": "assistant", "content": "a"}]',
-            2,
-            "messages[0] is an assistant turn; end with the turn to answer.",
+            1,
+            "turns.json: messages[0] is an assistant turn; end with the turn to answer.",
         ),
     ]:
         turns.write_text(content)

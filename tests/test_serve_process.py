@@ -101,7 +101,7 @@ def test_the_first_line_names_the_approximations_of_a_speed():
     try:
         assert process.first_line == (
             f"voidpad serves tiny-void at {address} (plan void-expansion); "
-            "approximate: threshold=0.9, cache=ahead:3; Ctrl-C stops it.\n"
+            "approximate: entropy_bound=0.1, entropy_order=entropy, cache=ahead:3; Ctrl-C stops it.\n"
         )
     finally:
         process.kill()

@@ -112,7 +112,7 @@ def test_a_switch_that_is_off_is_no_conflict_unless_the_speed_sets_it():
 @pytest.mark.parametrize("plan", PRESETS)
 def test_presets_either_take_a_speed_or_refuse_it(name, plan):
     model = random_model("llada", vocab=300, hidden=16, layers=1)
-    if plan in ("daedal", "rho-eos"):
+    if plan in ("daedal", "rho-eos", "ada-block"):
         with pytest.raises(ConfigError, match=f"plan '{plan}' has one of its own"):
             model.generate("hi", plan, speed=name)
     else:
@@ -179,15 +179,15 @@ def test_a_server_decodes_at_its_speed(voidpad, monkeypatch):
 
     states = []
 
-    def listen_to_nobody(model, options, *, ready):
-        states.append(server.make_state(model, options, read_access("127.0.0.1", None, no_auth=False)))
+    def listen_to_nobody(load, options, *, ready):
+        states.append(server.make_state(load(), options, read_access("127.0.0.1", None, no_auth=False)))
         return 0
 
     monkeypatch.setattr(server, "serve", listen_to_nobody)
     assert voidpad("serve", "--speed", "fastest")[0] == 0
     [state] = states
     speed = SPEEDS["fastest"]
-    assert state.served.plan(state.served.plan_name, {}).approximations == tuple(speed.fields)
+    assert state.served.plan(state.served.plan_name, {}).approximations == ("entropy_bound",)
     assert state.served.cache == speed.cache
 
 
@@ -284,7 +284,7 @@ def test_timings_are_taken_from_a_file_of_the_same_job_only(tmp_path):
     [
         (("--frontier", "--file", "prompts.txt"), "--file: --frontier takes problems and settings from"),
         (("--frontier", "--block", "16"), "--block: --frontier takes"),
-        (("--frontier", "--only", "bound 9"), "only=bound 9: no such setting; use some of exact; trim;"),
+        (("--frontier", "--only", "bound 9"), "only=bound 9: no such setting; use some of exact; exact by entropy; trim;"),
         (("--frontier", "--tasks", "gsm8k"), "tasks=gsm8k: no task of the frontier; use some of tiny_steps,"),
         (("--frontier", "--tasks", "tiny_write"), "runs only with --allow-code-execution"),
         (("--frontier", "--problems", "0"), "--problems"),

@@ -187,7 +187,7 @@ def _show(rows: list[FrontierRow], job: FrontierJob) -> None:
         table.add_column(head, justify="left" if head in heads[:2] else "right", no_wrap=True)
     for row in rows:
         table.add_row(*_texts(row))
-    wide = Console(width=max(out.width, 110), highlight=False)  # a narrower terminal wraps the lines
+    wide = Console(width=max(out.width, 130), highlight=False)  # a narrower terminal wraps the lines
     wide.print(table)
     err.print(
         f"{rows[0].problems} problems, right in %; faster and computed (share of the tokens): against exact decoding, "

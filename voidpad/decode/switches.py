@@ -26,6 +26,12 @@ APPROXIMATE_FIELDS = (
 )
 
 
+def has_commit_rule(known: Sequence[PlanField]) -> bool:
+    """Whether the defaults of these fields select a commit rule in place of the schedule."""
+    switches = {rule.switch for rule in _COMMITS}
+    return any(one.name in switches and one.default for one in known)
+
+
 def switched_fields(on: Sequence[type[Any]]) -> list[PlanField]:
     """The fields of all these rules and of the schedule, once each; only the rules `on` are selected by default."""
     found: dict[str, PlanField] = {}
