@@ -156,7 +156,8 @@ def test_every_approximate_row_is_set_against_its_exact_one(tmp_path):
     assert all(value.number is not None for head, value in apart.items() if head not in exact)
     names = {name for record in source.records for name in record.provenance["approximations"]}
     assert names == {
-        "threshold", "factor", "entropy_bound", "trim", "prefix cache", "dual cache", "dual:2 cache", "dual:4 cache", "prompt:4 cache",
+        "threshold", "factor", "entropy_bound", "trim", "prefix cache", "dual cache", "dual:2 cache", "dual:4 cache",
+        "prompt:4 cache",
         "ahead:4 cache",
     }  # fmt: skip
 

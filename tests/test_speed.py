@@ -284,7 +284,7 @@ def test_timings_are_taken_from_a_file_of_the_same_job_only(tmp_path):
     [
         (("--frontier", "--file", "prompts.txt"), "--file: --frontier takes problems and settings from"),
         (("--frontier", "--block", "16"), "--block: --frontier takes"),
-        (("--frontier", "--only", "bound 9"), "only=bound 9: no such setting; use some of exact; exact by entropy; trim;"),
+        (("--frontier", "--only", "bound 9"), "only=bound 9: no such setting; use some of exact; exact by"),
         (("--frontier", "--tasks", "gsm8k"), "tasks=gsm8k: no task of the frontier; use some of tiny_steps,"),
         (("--frontier", "--tasks", "tiny_write"), "runs only with --allow-code-execution"),
         (("--frontier", "--problems", "0"), "--problems"),
