@@ -38,7 +38,7 @@ def switched_on(fields: Mapping[str, Any], cache: str | None) -> list[str]:
     return [*given, *([f"cache={cache}"] if cache else [])]
 
 
-# Several slots a pass, the surest first, as long as their summed entropies stay below a tenth of a nat (EB-Sampler).
+# EB-Sampler: several slots a pass, those of least entropy first, while all but the last add up to at most 0.1 nats.
 _BOUND = {"entropy_bound": 0.1, "entropy_order": "entropy"}
 SPEEDS: dict[str, Speed] = {
     "exact": Speed("loses nothing"),
