@@ -62,7 +62,7 @@ COUNTS = {
     "tiny-table5": 96,
     "tiny-table6": 96,
     "tiny-thresholds": 68,
-    "tiny-where": 36,
+    "tiny-where": 32,
     "tiny-window": 16,
 }
 
