@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -235,6 +236,13 @@ def test_rows_are_paired_with_exact_decoding(tmp_path):
         text.get_text() for text in frontier_plot([exact, bound], where="cpu").axes[0].get_yticklabels()
     ]
     assert labels == ["exact", f"{FASTEST}  --speed fastest"]
+    other = replace(exact, setting="another order")
+    assert other.points is None
+    drawn = frontier_plot([exact, bound, other], where="cpu").axes[1].containers
+    assert sorted(round(float(dot[0].get_ydata()[0])) for dot in drawn) == [
+        0,
+        2,
+    ]  # of three rows the first and the last
 
 
 def test_the_command_measures_writes_and_goes_on(voidpad, tmp_path):

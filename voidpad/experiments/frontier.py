@@ -175,6 +175,8 @@ def frontier_plot(rows: Sequence[FrontierRow], *, where: str) -> Figure:
     speed.barh(at, [row.faster for row in order], color=colors, height=0.6)
     for y, row in enumerate(order):
         speed.annotate(f"{row.faster:.1f}x", (row.faster, y), (3, 0), textcoords="offset points", va="center")
+        if row.points is None and row.setting != EXACT:
+            continue  # decodes exactly by another rule: it has no exact run to be paired with
         points = row.points or 0.0
         low, high = row.points_interval or (0.0, 0.0)
         loss.errorbar(points, y, xerr=[[points - low], [high - points]], fmt="o", color=colors[y], capsize=2)
