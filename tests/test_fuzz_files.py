@@ -70,6 +70,7 @@ def lines(*records: object) -> bytes:
 
 
 TURNS = [{"role": "user", "content": "Two?"}, {"role": "assistant", "content": "Yes, two."}]
+ASKED = TURNS[:1]  # what a model may be asked ends before its answer
 SHAREGPT = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
 ALPACA = {"instruction": "Add", "input": "1 2", "output": "3", "history": [["a", "b"]]}
 PARTS = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, TURNS[1]]}
@@ -148,10 +149,10 @@ def kinds(folder: Path) -> dict[str, Kind]:
         "Alpaca": Kind("c.jsonl", lines(ALPACA, {"prompt": "a", "response": "b"}), mutated_lines, spoken),
         "array": Kind("c.json", json.dumps([SHAREGPT, ALPACA]).encode(), of_json, spoken),
         "prepared": Kind("d.safetensors", made, mutated_tensors, measured),
-        "prompts": Kind("q.jsonl", lines({"prompt": "a"}, {"messages": TURNS}), mutated_lines, asked),
+        "prompts": Kind("q.jsonl", lines({"prompt": "a"}, {"messages": ASKED}), mutated_lines, asked),
         "plain prompts": Kind("q.txt", b"one prompt\nanother\n", mutated_bytes, asked),
         "conversation": Kind(
-            "m.json", json.dumps(TURNS).encode(), of_json, lambda path: prompts.gather([], file=None, messages=path)
+            "m.json", json.dumps(ASKED).encode(), of_json, lambda path: prompts.gather([], file=None, messages=path)
         ),
         "gsm8k": Kind(
             "gsm8k_train.jsonl", lines({"question": "q", "answer": "#### 1"}), mutated_lines,
