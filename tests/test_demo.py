@@ -136,6 +136,9 @@ def test_a_recipe_of_another_family_names_its_models():
     where = read(find_recipe("tiny-where", "sweep"))
     both, one = (len(cells(of_family(where, family))) for family in ("dream", "llada"))
     assert (both, one) == (32, 24)  # some of its rows make sense for Dream's rules alone
+    alone = where.model_copy(update={"groups": [group for group in where.groups if group.family]})
+    with pytest.raises(ConfigError, match="family=llada: all rows of the recipe are for the other family"):
+        of_family(alone, "llada")
     with pytest.raises(ConfigError, match="family=dream: the recipe names no built-in model"):
         of_family(read(find_recipe("paper-table1", "sweep")), "dream")
 

@@ -141,7 +141,10 @@ def of_family(recipe: SweepRecipe, family: str) -> SweepRecipe:
     Groups of the other family are left out.
     """
     own = BUILT_IN_FAMILIES[family]
-    recipe = recipe.model_copy(update={"groups": [g for g in recipe.groups if g.family in (None, family)]})
+    groups = [group for group in recipe.groups if group.family in (None, family)]
+    if not groups:
+        raise ConfigError(f"family={family}: all rows of the recipe are for the other family.")
+    recipe = recipe.model_copy(update={"groups": groups})
     if own == "tiny":
         return recipe
     places = {f"tiny-{arm}": f"{own}-{arm}" for arm in ARMS}
