@@ -7,6 +7,11 @@ from dataclasses import dataclass, field, replace
 from reference import Appended, Crop, Daedal, Expansion, Fixed, Logits, Rho, Settings
 from toys import HIGH, LOW, SEPARATOR, Chaos, MaskLover, Toy, Twins, World, words
 from voidpad.decode import Outcome, Plan, Step, advance, begin, plan, wanted
+from voidpad.decode.authors import AUTHORS_RULES, AuthorsRhoEos, AuthorsVoidExpansion, DreamLoop
+from voidpad.decode.commit import Factor
+from voidpad.decode.eos_length import RhoEos
+from voidpad.decode.length import VoidExpansion
+from voidpad.decode.propose import GumbelProposal, SampledProposal
 from voidpad.models import FAMILIES
 from voidpad.roles import Roles
 
@@ -65,24 +70,95 @@ def plan_of(s: Settings) -> Plan:
     """The plan that says what the reference's settings say, through the presets people use."""
     name, fields = PLANS[type(s.length)](s)
     fields |= {"block": s.block, "ban": s.ban, "cut": s.cut, "stop": "eos" if s.eos_stop else "vanilla"}
-    if isinstance(s.length, Daedal | Rho):
+    if isinstance(s.length, Rho):
+        made = plan(name, **fields)
+        return made.replace(length=RHO[s.length.rounding, s.length.shortest](**vars(made.length)))
+    if isinstance(s.length, Daedal):
         return plan(name, **fields)
     family = "dream" if s.sampling == "tempered" else "llada"
-    fields |= {"mute": s.mute, "score": s.score, "temperature": s.temperature, "schedule": s.schedule}
-    fields |= {"mask_proposable": s.mask_proposable, "leave_blocks": s.leave_blocks}
-    fields |= {"factor_last": s.factor_last}
-    fields |= COMMITS[s.commit](s) | {"position_decay": s.decay}
-    if s.credit:
-        fields |= dict(zip(("credit", "credit_power", "credit_decay"), s.credit, strict=True))
-    if s.delimiters:
-        fields |= {"delimiter_threshold": s.tau_delimiter, "delimiters": s.delimiters}
+    fields |= {"mute": s.mute, "score": s.score, "temperature": s.temperature}
+    if s.commit == "quota":
+        fields |= {"schedule": s.schedule, "position_decay": s.decay}
+    else:
+        fields.pop("steps")
+    fields |= COMMITS[s.commit](s)
     if s.penalty:
         fields |= {"eos_penalty": s.penalty, "eos_annealing": s.annealing}
     if family == "dream":
         fields |= {"top_p": s.top_p, "top_k": s.top_k}
-    return plan(name, defaults=FAMILIES[family].decoding, **fields)
+    return with_quirks(plan(name, defaults=FAMILIES[family].decoding, **fields), s)
 
 
+def with_quirks(made: Plan, s: Settings) -> Plan:
+    """The plan with the rules of `authors.py` that the settings ask for, each by itself."""
+    wanted = {GumbelProposal: s.mask_proposable, SampledProposal: s.mask_proposable, Factor: s.factor_last}
+    swapped = {}
+    for name in ("propose", "commit"):
+        rule = getattr(made, name)
+        if wanted.get(type(rule)):
+            swapped[name] = AUTHORS_RULES[type(rule)](**vars(rule))
+    if isinstance(s.length, Expansion):
+        swapped["length"] = published_expansion(s)
+    made = made.replace(**swapped)
+    return DreamLoop(**{**vars(made), "block_steps": s.per_block}) if s.leave_blocks else made
+
+
+def published_expansion(s: Settings) -> VoidExpansion:
+    """VoidExpansion with either of the two deviations of the released code, which has both."""
+    kinds = {
+        ("ceil", False): VoidExpansion,
+        ("floor", False): FloorCap,
+        ("ceil", True): MaskCounts,
+        ("floor", True): AuthorsVoidExpansion,
+    }
+    _, fields = expansion_fields(s)
+    fields = {name: value for name, value in fields.items() if name in VoidExpansion.model_fields}
+    return kinds[s.length.cap, s.length.mask_in_max](**fields).in_blocks(s.block)
+
+
+class FloorCap(AuthorsVoidExpansion):
+    ignored = VoidExpansion.ignored
+
+
+class MaskCounts(VoidExpansion):
+    ignored = AuthorsVoidExpansion.ignored
+
+
+class EmptyCanvas(RhoEos):
+    """A contraction may leave nothing, as in the released code, but segments are counted as everywhere else."""
+
+    def shortest(self, block):
+        return 0
+
+    def final_prefix(self, rows):
+        return AuthorsRhoEos(**{**vars(self), "minimum": 0}).final_prefix(rows)
+
+
+class Float32Segments(RhoEos):
+    """Segments are counted in float32, as in the released code, but a block is left."""
+
+    slack = 0.0
+
+    def change(self, rho):
+        return super().change(rho.float())
+
+
+class Released(AuthorsRhoEos):
+    """Both. The preset has rounded `minimum` up to a block, which the released code does not know."""
+
+    def shortest(self, block):
+        return 0
+
+    def final_prefix(self, rows):
+        return AuthorsRhoEos(**{**vars(self), "minimum": 0}).final_prefix(rows)
+
+
+RHO = {
+    ("tolerant", None): RhoEos,
+    ("tolerant", 0): EmptyCanvas,
+    ("float32", None): Float32Segments,
+    ("float32", 0): Released,
+}
 COMMITS: dict[str, Callable[[Settings], dict]] = {
     "quota": lambda s: {},
     "threshold": lambda s: {"threshold": s.tau},
@@ -91,8 +167,6 @@ COMMITS: dict[str, Callable[[Settings], dict]] = {
         "entropy_bound": s.tau,
         "entropy_order": "entropy" if s.by_entropy else "score",
     },
-    "runs": lambda s: {"threshold": s.tau, "each_run": s.low},
-    "leap": lambda s: {"threshold": s.tau, "leap": s.relaxed, "leap_radius": s.radius},
 }
 
 
@@ -103,8 +177,7 @@ def fixed_fields(s: Settings):
 def expansion_fields(s: Settings):
     rule = s.length
     fields = {"canvas": rule.start, "limit": rule.limit, "window": rule.window, "steps": s.per_block}
-    fields |= {"tau_nonvoid": rule.tau_nonvoid, "tau_gap": rule.tau_gap}
-    return "void-expansion", fields | {"cap_rounding": rule.cap, "mask_in_max": rule.mask_in_max}
+    return "void-expansion", fields | {"tau_nonvoid": rule.tau_nonvoid, "tau_gap": rule.tau_gap}
 
 
 def appended_fields(s: Settings):
@@ -135,9 +208,9 @@ def rho_fields(s: Settings):
         "edit_growth": rule.scheduler,
         "adjust": rule.edits,
         "signal": rule.signal,
-        "rounding": rule.rounding,
+        "insert_at": rule.insert,
     }
-    return "rho-eos", fields | {"insert_at": rule.insert, "minimum": rule.shortest}
+    return "rho-eos", fields
 
 
 PLANS: dict[type, Callable[[Settings], tuple[str, dict]]] = {

@@ -68,3 +68,69 @@ def _mixture(tensors: dict[str, Tensor], config: dict, x: Tensor, at: str) -> Te
         parts = [_dense(tensors, config, token[None], f"{at}.experts.{int(n)}") for n in best.indices]
         out.append(sum(weight * part[0] for weight, part in zip(share, parts, strict=True)))
     return torch.stack(out)
+
+
+def plain_llada2(tensors: dict[str, Tensor], config: dict, ids: list[int], block: int) -> Tensor:
+    """Raw logits of one row of LLaDA2 over its released tensors, head by head and token by token.
+
+    Queries, keys and values lie below each other in one matrix; only the first half of each head is rotated; the first
+    layers are dense; the others add a shared expert to experts that a sigmoid router chooses group by group.
+    """
+    heads, key_heads, size = (
+        config[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
+    )
+    half = int(size * config["partial_rotary_factor"])
+    step = config["rope_theta"] ** -(torch.arange(0, half, 2) / half)
+    angle = torch.outer(torch.arange(len(ids)).float(), step)
+    number = torch.arange(len(ids)) // block
+    hidden_from = number[None, :] > number[:, None]
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return (
+            x / (x.pow(2).mean(-1, keepdim=True) + config["rms_norm_eps"]).sqrt() * tensors[f"{name}.weight"]
+        )
+
+    def turned(x: Tensor) -> Tensor:
+        first, second, rest = x[:, : half // 2], x[:, half // 2 : half], x[:, half:]
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], 1)
+
+    x = tensors["model.word_embeddings.weight"][ids]
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}"
+        joined = norm(x, f"{at}.input_layernorm") @ tensors[f"{at}.attention.query_key_value.weight"].T
+        parts = joined.split(
+            size, 1
+        )  # the heads of the queries, then those of the keys, then those of the values
+        mixed = []
+        for head in range(heads):
+            shared = head // (heads // key_heads)
+            query = turned(norm(parts[head], f"{at}.attention.query_layernorm"))
+            key = turned(norm(parts[heads + shared], f"{at}.attention.key_layernorm"))
+            weight = (query @ key.T / size**0.5).masked_fill(hidden_from, -torch.inf).softmax(1)
+            mixed.append(weight @ parts[heads + key_heads + shared])
+        x = x + torch.cat(mixed, 1) @ tensors[f"{at}.attention.dense.weight"].T
+        y = norm(x, f"{at}.post_attention_layernorm")
+        if layer < config["first_k_dense_replace"]:
+            x = x + _dense(tensors, config, y, f"{at}.mlp")
+        else:
+            routed = torch.stack([_llada2_experts(tensors, config, token, f"{at}.mlp") for token in y])
+            x = x + routed + _dense(tensors, config, y, f"{at}.mlp.shared_experts")
+    return norm(x, "model.norm") @ tensors["lm_head.weight"].T
+
+
+def _llada2_experts(tensors: dict[str, Tensor], config: dict, token: Tensor, at: str) -> Tensor:
+    """The experts of one token: best groups by their two best biased scores, best experts in them, unbiased weights."""
+    score = torch.sigmoid(tensors[f"{at}.gate.weight"].float() @ token.float())
+    biased = (score + tensors[f"{at}.gate.expert_bias"]).tolist()
+    each = len(biased) // config["n_group"]
+    groups = [range(start, start + each) for start in range(0, len(biased), each)]
+    best = sorted(groups, key=lambda group: -sum(sorted((biased[n] for n in group), reverse=True)[:2]))
+    open_to = [n for group in best[: config["topk_group"]] for n in group]
+    chosen = sorted(open_to, key=lambda n: -biased[n])[: config["num_experts_per_tok"]]
+    total = sum(float(score[n]) for n in chosen) + 1e-20
+    out = torch.zeros_like(token)
+    for n in chosen:
+        share = float(score[n]) / total * config["routed_scaling_factor"]
+        out = out + share * _dense(tensors, config, token[None], f"{at}.experts.{n}")[0]
+    return out

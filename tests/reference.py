@@ -82,18 +82,12 @@ class Settings:
     block: int
     steps: int | None = None  # per block; None: the block size
     schedule: str = "even"  # or "dream"
-    commit: str = "quota"  # or "threshold", "factor"; rivals 1.1, 1.4, 1.5: "entropy", "runs", "leap"
-    tau: float = 0.9  # of threshold, runs and leap; f of factor; gamma of entropy
+    commit: str = "quota"  # or "threshold", "factor"; rivals 1.1: "entropy"
+    tau: float = 0.9  # of threshold; f of factor; gamma of entropy
     by_entropy: bool = False  # rivals 1.1: the order; by score otherwise
-    low: float = 0.4  # rivals 1.4
-    relaxed: float = 0.75  # rivals 1.5
-    radius: int = 4
-    credit: tuple[float, float, float] | None = None  # rivals 1.3: alpha, gamma, beta
     penalty: float = 0.0  # rivals 3.2, 3.3: lambda
     annealing: str = "dream-coder"  # or "constant", "linear"
     decay: float = 0.0  # rivals 3.3: lambda of the position factor
-    delimiters: tuple[int, ...] = ()  # rivals 3.4; none: every block has `block` slots
-    tau_delimiter: float = 0.3
     score: str = "confidence"  # or "neg_entropy", "margin", "random"
     ban: tuple[int, ...] = ()
     mute: tuple[int, ...] = ()  # not in the scored distribution: the ban set where scores are renormalised
@@ -109,8 +103,9 @@ class Settings:
 
     @property
     def per_block(self) -> int:
-        """S; thresholds and factors know no steps."""
-        return self.block if self.steps is None or self.commit != "quota" else self.steps
+        """S; thresholds and factors know no steps, except in the authors' Dream loop, which leaves a block after S."""
+        scheduled = self.commit == "quota" or self.leave_blocks
+        return self.block if self.steps is None or not scheduled else self.steps
 
 
 @dataclass
@@ -143,7 +138,6 @@ class Row:
     seed: int
     key: int
     canvas: list[int] = field(default_factory=list)
-    credits: dict[int, dict[int, float]] = field(default_factory=dict)  # slot -> token -> C
     passes: int = 0
     probes: int = 0
     still: int = 0  # passes in a row that changed nothing
@@ -224,36 +218,27 @@ def softmax(z: Tensor, without: Iterable[int] = ()) -> Tensor:
 
 
 def kept(z: Tensor, top_k: int | None, top_p: float | None) -> list[int]:
-    """Top-k, then the smallest set of likeliest tokens whose mass reaches top-p; at least one token."""
+    """The smallest set of likeliest tokens whose mass reaches top-p, then the top-k of these; at least one token."""
     order = sorted((v for v in range(len(z)) if z[v] > -math.inf), key=lambda v: (-float(z[v]), v))
-    order = order[:top_k] if top_k else order
-    if top_p is None or not order:
-        return order
-    p = softmax(z, set(range(len(z))) - set(order))
-    mass, few = 0.0, []
-    for v in order:
-        if few and mass >= top_p:
-            break
-        few.append(v)
-        mass += float(p[v])
-    return few
+    if top_p is not None:
+        p = softmax(z, set(range(len(z))) - set(order))
+        mass, few = 0.0, []
+        for v in order:
+            if few and mass >= top_p:
+                break
+            few.append(v)
+            mass += float(p[v])
+        order = few
+    return order[:top_k] if top_k else order
 
 
-def adjusted(row: Row, z: Tensor, slot: int) -> Tensor:
-    """Rivals 1.3, 3.2, 3.3: the logits of one masked slot after credits and the penalty on EOS."""
+def adjusted(row: Row, z: Tensor) -> Tensor:
+    """Rivals 3.2, 3.3: the logits of one masked slot after the penalty on EOS."""
     s, z = row.settings, z.clone()
     if s.penalty:
         t = row.canvas.count(row.mask) / len(row.canvas)
         weight = {"constant": 1.0, "linear": t, "dream-coder": -math.log(1 - t + 1e-3)}[s.annealing]
         z[row.eos] -= s.penalty * weight
-    if s.credit:
-        alpha, gamma, beta = s.credit
-        credits = {v: beta * c for v, c in row.credits.get(slot, {}).items()}
-        v = best(dict(enumerate(z.tolist())))
-        credits[v] = credits.get(v, 0.0) + float(softmax(z)[v]) ** gamma
-        row.credits[slot] = credits
-        for v, c in credits.items():
-            z[v] += alpha * math.log(1 + c)
     return z
 
 
@@ -266,7 +251,7 @@ def propose(row: Row, z: Tensor, slot: int) -> tuple[int | None, float, float]:
     allowed = {v for v in range(len(z)) if v not in refused and z[v] > -math.inf}
     if not allowed:
         return None, -1000.0 if s.score in GUARDED else 0.0, math.inf
-    if s.sampling == "tempered" and s.temperature > 0:
+    if s.sampling == "tempered":  # the filters hold at every temperature
         choice = z.clone()
         choice[list(refused)] = -math.inf
         few = set(kept(choice, s.top_k, s.top_p))
@@ -335,24 +320,6 @@ def bounded(scores: dict[int, float], h: dict[int, float], gamma: float, by_entr
     return order[:count]
 
 
-def runs(slots: Iterable[int]) -> list[list[int]]:
-    """Rivals 1.4: neighbouring slots together."""
-    found: list[list[int]] = []
-    for j in sorted(slots):
-        if found and found[-1][-1] == j - 1:
-            found[-1].append(j)
-        else:
-            found.append([j])
-    return found
-
-
-def leaps(scores: dict[int, float], s: Settings) -> list[int]:
-    """Rivals 1.5: anchors, and what is near one and sure enough."""
-    anchors = [j for j in scores if scores[j] >= s.tau]
-    near = {j for j in scores if any(abs(j - a) <= s.radius for a in anchors)}
-    return sorted({*anchors, *(j for j in near if scores[j] >= s.relaxed)})
-
-
 def taken(
     row: Row, scores: dict[int, float], h: dict[int, float], *, start: int, opened: int, step: int
 ) -> list[int]:
@@ -363,12 +330,6 @@ def taken(
     order = sorted(scores, key=lambda j: (-scores[j], j))
     if s.commit == "entropy":
         return bounded(scores, h, s.tau, s.by_entropy)
-    if s.commit == "leap":
-        return leaps(scores, s) or order[:1]
-    if s.commit == "runs":
-        tops = [min(run, key=lambda j: (-scores[j], j)) for run in runs(scores)]
-        sure = [j for j in tops if scores[j] > s.low] + [j for j in order if scores[j] > s.tau]
-        return sorted({*sure, *order[:1]})
     if s.commit == "threshold":
         return [j for j in order if scores[j] >= s.tau] or order[:1]
     if s.commit == "factor":
@@ -388,32 +349,11 @@ def blocks(row: Row, length: int) -> str:
     row.canvas = [row.mask] * length
     start = 0
     while start < length:
-        size = delimited(row, start) if row.settings.delimiters else row.settings.block
-        reason = fill(row, start, size)
+        reason = fill(row, start, row.settings.block)
         if reason:
             return reason
-        start += size
+        start += row.settings.block
     return "limit" if row.mask in row.canvas else "full"
-
-
-def delimited(row: Row, start: int) -> int:
-    """Rivals 3.4, AdaBlock: the size of the block that starts here, from what the next slots propose."""
-    s, length = row.settings, len(row.canvas)
-    row.credits = {}
-    z = row.forward()
-    chances: dict[int, float] = {}
-    for j in range(start, start + min(length // 4, length - start)):
-        token, chance, _ = propose(row, adjusted(row, z[j], j), j)
-        if token in s.delimiters:
-            chances[j] = chance
-    usual = min(s.block, length - start)
-    size = usual
-    if chances and chances[best(chances)] >= s.tau_delimiter:
-        size = best(chances) + 1 - start
-    row.events["shorter block"] += size < usual
-    row.events["longer block"] += size > usual
-    row.events["unsure delimiter"] += bool(chances) and max(chances.values()) < s.tau_delimiter
-    return size
 
 
 def append_blocks(row: Row, rule: Appended) -> str:
@@ -434,10 +374,9 @@ def append_blocks(row: Row, rule: Appended) -> str:
 def fill(row: Row, start: int, size: int) -> str | None:
     """Fill one block; the reason if the row stops there."""
     s = row.settings
-    row.credits = {}
     opened, step = len(row.masks(start, start + size)), 0
     while row.masks(start, start + size):
-        if s.leave_blocks and step >= (size if s.delimiters else s.per_block):
+        if s.leave_blocks and step >= s.per_block:
             row.events["left block"] += 1
             row.still = 0
             break
@@ -455,7 +394,7 @@ def fill(row: Row, start: int, size: int) -> str | None:
 def block_pass(row: Row, block: range, *, opened: int, step: int) -> None:
     z = row.forward()
     masks = row.masks(block.start, block.stop)
-    proposals = {j: propose(row, adjusted(row, z[j], j), j) for j in masks}
+    proposals = {j: propose(row, adjusted(row, z[j]), j) for j in masks}
     scores, h = ({j: one[part] for j, one in proposals.items()} for part in (1, 2))
     chosen = taken(row, scores, h, start=block.start, opened=opened, step=step)
     commits = []
@@ -464,7 +403,6 @@ def block_pass(row: Row, block: range, *, opened: int, step: int) -> None:
         if token is None:
             raise ValueError(f"slot {j}: every token is banned")
         commits.append((j, token, score))
-        row.credits.pop(j, None)
     row.write(commits)
 
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from voidpad.decode.plan import describe
+from voidpad.decode.presets import describe
 from voidpad.engine.cache_policy import CachePolicy
-from voidpad.evaluate.folder import VERSION, RunFolder, write_lines
-from voidpad.evaluate.scores import mean, summary
+from voidpad.evaluate.folder import RunFolder
+from voidpad.evaluate.intervals import mean
+from voidpad.evaluate.judge import slot_passes, summary
 from voidpad.experiments.sweep import begin
 from voidpad.experiments.sweep_recipe import SweepCell, read
 from voidpad.models import FAMILIES
@@ -43,7 +44,7 @@ Draw = Callable[
 
 def drawn(cell: SweepCell, size: int) -> list[float]:
     # Not from the id, which a new setting would change.
-    name = f"{cell.model} {cell.method} {cell.task} {sorted(cell.settings.fields.items())}"
+    name = f"{cell.model} {cell.method} {cell.task} {sorted(cell.config.fields.items())}"
     digests = [hashlib.sha256(f"{name}:{index}".encode()).digest() for index in range(size)]
     return [int.from_bytes(digest[:6], "big") / 2**48 for digest in digests]
 
@@ -57,6 +58,8 @@ def example(cell: SweepCell, index: int, luck: float, at: Mapping[str, Any]) -> 
     return {
         "task": cell.task,
         "index": index,
+        "prompt": "question",
+        "gold": "answer",
         "prompt_sha256": "0" * 64,
         "output": "text",
         "score": right,
@@ -77,32 +80,31 @@ def example(cell: SweepCell, index: int, luck: float, at: Mapping[str, Any]) -> 
 
 def write_run(cell: SweepCell, out: Path, *, size: int = 40, draw: Draw = drawn) -> Path:
     """The run folder of a cell."""
-    settings = cell.settings
+    config = cell.config
     family = "dream" if "dream" in cell.model else "llada"
-    plan, at = describe(settings.plan, defaults=FAMILIES[family].decoding, **settings.fields)
+    plan, at = describe(config.plan, defaults=FAMILIES[family].decoding, **config.fields)
     approximations = [
-        *([CachePolicy.parse(settings.cache).approximation] if settings.cache else []),
+        *([CachePolicy.parse(config.cache).approximation] if config.cache else []),
         *plan.approximations,
     ]
-    provenance = {**PROVENANCE, "approximations": approximations}
-    resolved = {**settings.plain(), "plan_resolved": json.loads(json.dumps(at))}
-    run = out / cell.folder
-    run.mkdir(parents=True, exist_ok=True)
-    RunFolder(run).begin(resolved, provenance)
+    length = {"length_rule": type(plan.length).__name__, "fixed_canvas": plan.length.steps_are_total}
+    provenance = {**PROVENANCE, "approximations": approximations, **length}
+    run = RunFolder(out / cell.folder)
+    run.path.mkdir(parents=True, exist_ok=True)
+    head = run.begin(config, provenance, json.loads(json.dumps(at)))
     lines = [example(cell, index, luck, at) for index, luck in enumerate(draw(cell, size))]
-    write_lines(run / "examples.jsonl", map(json.dumps, lines))
     graders = GRADERS.get(cell.task, ("voidpad", "authors"))
     entry = {"test_size": 200, "metric": "score", "filter": graders[0], **summary(lines), "extra": {}}
+    entry["slot_passes"] = slot_passes(lines, head)
     results = {
-        "version": VERSION,
         "tasks": {cell.task: entry},
         "mean": {"score": entry["score"], "passes_decode": mean([one["passes_decode"] for one in lines])},
         "wall_seconds": entry["seconds"],
         "provenance": provenance,
         "finished": "2026-01-01T00:10:00+00:00",
     }
-    write_lines(run / "results.json", [json.dumps(results, indent=1)])
-    return run
+    run.write_results(lines, results)
+    return run.path
 
 
 def write_sweep(recipe: Path, out: Path, **options: Any) -> list[SweepCell]:

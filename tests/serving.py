@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from voidpad.serve.access import read_access
 from voidpad.serve.app import ServerState, build_app
 from voidpad.serve.server import ServeOptions, _Server, listen, make_state
 
@@ -29,7 +28,7 @@ def serving(model, **fields) -> Iterator[Running]:
     """Serve `model` with these options until the block ends; then everything has stopped."""
     options = ServeOptions(**{"port": 0, "drain": 0.0, "timeout": 600.0, **fields})
     listener = listen(options.host, options.port)
-    access = read_access(options.host, options.api_keys, no_auth=options.no_auth, names=options.hosts)
+    access = options.access()
     state = make_state(model, options, access)
     server = _Server(state, build_app(state), options)
     answers = threading.Event()

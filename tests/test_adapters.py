@@ -11,9 +11,9 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from originals import original_name, write_original
-from voidpad.errors import ConfigError, WeightsError
+from voidpad.errors import AssumedWarning, ConfigError, WeightsError
+from voidpad.files import read_json
 from voidpad.models import Card, Model, load, merge, random_model, save
-from voidpad.models.card import read_json
 from voidpad.models.families.dream import AUTHORS_RAINBOW
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
@@ -45,7 +45,7 @@ def adapted(family: str, **config) -> Model:
     settings = {"r": 4, "lora_alpha": 8, "target_modules": BLOCKS, "task_type": "CAUSAL_LM", **config}
     net = get_peft_model(model.net, LoraConfig(**settings))
     shake(net)
-    return Model(net.eval(), model.tokenizer, model.roles, model.family, model.card, model.name)
+    return replace(model, net=net.eval(), source=None)
 
 
 @pytest.fixture
@@ -295,24 +295,6 @@ def test_adapters_that_do_not_fit(bases, tmp_path):
         load(bases["llada"], folder)
 
 
-def test_adapter_configs_that_do_not_fit(bases, tmp_path):
-    save(adapted("llada"), tmp_path / "adapter")
-    path = tmp_path / "adapter" / "adapter_config.json"
-    config = read_json(path)
-    path.write_text(json.dumps(config | {"peft_type": "IA3"}))
-    with pytest.raises(WeightsError, match="peft_type 'IA3' is not covered; use a LORA adapter"):
-        load(bases["llada"], tmp_path / "adapter")
-    path.write_text(json.dumps(config | {"target_modules": ["nothing"]}))
-    with pytest.raises(WeightsError, match=r"does not fit .* use the adapter's own base"):
-        load(bases["llada"], tmp_path / "adapter")
-    path.write_text("{")
-    with pytest.raises(WeightsError, match=r"adapter_config.json: damaged JSON"):
-        load(bases["llada"], tmp_path / "adapter")
-    path.unlink()
-    with pytest.raises(WeightsError, match=r"adapter_config.json: no such file"):
-        load(bases["llada"], tmp_path / "adapter")
-
-
 def test_a_folder_that_is_no_adapter_says_what_it_is(bases, tmp_path):
     with pytest.raises(ConfigError, match="is a whole model, not an adapter; give it as the model"):
         load(bases["llada"], bases["llada"])
@@ -392,6 +374,26 @@ def test_a_wrapped_dream_adapter_asks_for_its_void_id(tmp_path):
     ):
         load(base, tmp_path / "adapter")
     assert load(base, tmp_path / "adapter", roles={"void": 30}).roles.void == 30
+
+
+def test_an_adapter_without_a_card_gets_the_plan_void_or_a_hint(tmp_path):
+    base = write_original(plain("llada"), tmp_path / "base")
+    for kind, settings in (
+        ("attention", {}),
+        ("void", {"trainable_token_indices": {"embed_tokens": [VOID]}}),
+    ):
+        trained = adapted("llada", **settings)
+        save(trained, tmp_path / kind)
+        (tmp_path / kind / "voidpad.json").unlink()
+    with pytest.warns(AssumedWarning, match="use --plan void"):
+        loaded = load(base, tmp_path / "attention")
+    assert (loaded.card.padding, loaded.default_plan) == (None, "original")
+    with pytest.warns(AssumedWarning, match="chooses the plan void"):
+        loaded = load(base, tmp_path / "void")
+    assert (loaded.card.padding, loaded.default_plan) == ("void", "void")
+    with pytest.warns(AssumedWarning, match="chooses the plan void"):
+        loaded = load(base, tmp_path / "attention", roles={"void": VOID})
+    assert (loaded.default_plan, loaded.roles.void) == ("void", VOID)
 
 
 def dream_folder(data_dir, folder):

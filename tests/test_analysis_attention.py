@@ -8,11 +8,11 @@ import torch
 from voidpad.decode.canvas import Canvas
 from voidpad.diagnose.attention import (
     QUERIES,
-    Watched,
+    AttentionProbe,
     by_layer,
     hidden_eos,
     hidden_eos_from_all,
-    watch,
+    probe_attention,
 )
 from voidpad.diagnose.overflow import survey
 from voidpad.models import random_model
@@ -85,7 +85,7 @@ def test_watching_changes_no_logits(family, forbid):
     model = random_model(family, kv_heads=2)
     canvas = Canvas(CANVAS.ids, CANVAS.prompt, CANVAS.stop, CANVAS.key, model.roles)
     plain = model.denoiser(forbid=forbid)
-    watched = Watched(plain)
+    watched = AttentionProbe(plain)
     assert torch.allclose(watched(canvas, canvas.masked), plain(canvas, canvas.masked), atol=1e-5)
     assert plain.body.config._attn_implementation == "sdpa"
     assert not any(layer.self_attn._forward_hooks for layer in plain.body.layers)
@@ -97,7 +97,7 @@ def test_mass_is_the_networks_attention(family):
     """Against transformers' own output_attentions, row by row without padding."""
     model = random_model(family, kv_heads=2)
     canvas = Canvas(CANVAS.ids, CANVAS.prompt, CANVAS.stop, CANVAS.key, model.roles)
-    watched = Watched(model.denoiser())
+    watched = AttentionProbe(model.denoiser())
     watched(canvas, canvas.masked)
     model.net.set_attn_implementation("eager")
     for row, mass in enumerate(watched.seen):
@@ -117,7 +117,7 @@ def test_mass_is_the_networks_attention(family):
 def test_hidden_eos_gets_no_attention(family, queries):
     model = random_model(family)
     canvas = Canvas(CANVAS.ids, CANVAS.prompt, CANVAS.stop, CANVAS.key, model.roles)
-    watched = Watched(model.denoiser(forbid=QUERIES[queries]))
+    watched = AttentionProbe(model.denoiser(forbid=QUERIES[queries]))
     watched(canvas, canvas.masked)
     for mass in watched.seen:
         assert (mass.eos.max() == 0) == (mass.committed > 0)
@@ -126,7 +126,7 @@ def test_hidden_eos_gets_no_attention(family, queries):
 def test_watching_a_decode_counts_its_passes():
     model = random_model("llada")
     prompts = [model.encode(text, raw=True) for text in ("a b", "c")]
-    seen = watch(model, prompts, model.plan("original", canvas=8, block=8))
+    seen = probe_attention(model, prompts, model.plan("original", canvas=8, block=8))
     assert sorted((one.key, one.number) for one in seen) == [(key, n) for key in (0, 1) for n in range(8)]
     layers, even = by_layer(seen)
     assert len(layers) == (2 if any(one.committed for one in seen) else 0)

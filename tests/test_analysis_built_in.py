@@ -2,12 +2,11 @@
 
 import pytest
 
+from voidpad.builtin.tasks import CANVAS
 from voidpad.diagnose.attention import hidden_eos
-from voidpad.diagnose.empty import void_tail
-from voidpad.diagnose.eos_prior import measure, same_canvas
+from voidpad.diagnose.eos_prior import measure, same_canvas, void_tail
 from voidpad.diagnose.overflow import USABLE, rates, survey
-from voidpad.diagnose.questions import of_tasks, speaks_tiny, task_lengths, task_pairs
-from voidpad.diagnose.theory import Case, LengthModel, agree
+from voidpad.diagnose.questions import has_builtin_vocab, of_tasks, task_pairs
 from voidpad.models import load, random_model
 
 TASKS = ["steps", "expr"]
@@ -19,32 +18,23 @@ def models():
 
 
 def test_who_speaks_the_built_in_words(models):
-    assert all(speaks_tiny(model) for model in models.values())
-    assert not speaks_tiny(random_model("llada"))
+    assert all(has_builtin_vocab(model) for model in models.values())
+    assert not has_builtin_vocab(random_model("llada"))
 
 
 @pytest.mark.parametrize(("name", "taught"), [("tiny-eos", "eos"), ("tiny-void", "void")])
 def test_curves_align(models, name, taught):
     """On equal canvases p_i is F; q_i follows it for the token that pads, and the other token stays rare."""
     model = models[name]
-    found = measure(model.denoiser(), model.roles, same_canvas(task_pairs(TASKS, 48), 192), tokens=16384)
+    found = measure(model.denoiser(), model.roles, same_canvas(task_pairs(TASKS, 24), CANVAS), tokens=16384)
     for one in found:
         mean, _ = one.gap("model", "target", least=1)
         assert mean < 0.06 if one.token == taught else mean > 0.3
 
 
-def test_theorems_hold_on_the_built_in_model(models):
-    model = models["tiny-eos"]
-    drawn = [task_lengths("tiny_steps", index, 200) for index in range(6)]
-    cases = [Case(model.encode(prompt), LengthModel.of(lengths)) for prompt, lengths in drawn]
-    found = agree(model.denoiser(), model.roles, cases, canvas=192, block=192)
-    assert found.opening.value > 0.95
-    assert found.spread.value > 0.95
-
-
 def test_only_void_has_a_signal(models):
     prompts = {name: [model.encode(q.prompt) for q in of_tasks(TASKS, 4)] for name, model in models.items()}
-    tails = {n: void_tail(m.denoiser(), m.roles, prompts[n], canvas=192) for n, m in models.items()}
+    tails = {n: void_tail(m.denoiser(), m.roles, prompts[n], canvas=CANVAS) for n, m in models.items()}
     assert tails["tiny-eos"] < 0.05 < USABLE < tails["tiny-void"]
 
 
@@ -54,7 +44,7 @@ def test_eos_overflows_and_void_does_not(models):
     shares = {}
     for name, preset in (("tiny-eos", "original"), ("tiny-void", "void")):
         model = models[name]
-        plans = [model.plan(preset, canvas=192, block=block, stop="eos") for block in (32, 192)]
+        plans = [model.plan(preset, canvas=CANVAS, block=block, stop="eos") for block in (32, CANVAS)]
         found = rates(survey(model, [model.encode(q.prompt) for q in asked], plans))
         shares[name] = [rate.share for rate in found]
     assert shares["tiny-eos"][1] >= 0.7
@@ -65,7 +55,7 @@ def test_eos_overflows_and_void_does_not(models):
 def test_hiding_eos_recovers_answers(models):
     model, asked = models["tiny-eos"], of_tasks(TASKS, 8)
     ids = [model.encode(q.prompt) for q in asked]
-    whole = model.plan("original", canvas=192, block=192, stop="eos")
+    whole = model.plan("original", canvas=CANVAS, block=CANVAS, stop="eos")
     right = []
     for forbid in (None, hidden_eos):
         answers = survey(model, ids, [whole], forbid=forbid)

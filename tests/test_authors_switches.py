@@ -8,8 +8,10 @@ import torch
 from reference import Fixed, Settings
 from reference import decode as reference_decode
 from voidpad.decode import plan
-from voidpad.decode.commit import BlockProgress, Factor
+from voidpad.decode.authors import AuthorsFactor, AuthorsSampled, DreamLoop
+from voidpad.decode.commit import BlockProgress, Factor, Proposed
 from voidpad.decode.loop import decode
+from voidpad.errors import PlanError
 from voidpad.models import DREAM, FAMILIES, LLADA
 from voidpad.roles import Roles
 
@@ -52,17 +54,18 @@ def test_dream_leaves_a_block_although_mask_was_proposed():
     the switch the block is left for good, and the canvas keeps the mask. Without it decoding stays in the block: the
     slot proposes MASK again and again, until the row counts as stalled.
     """
-    fields = {"canvas": 4, "block": 2, "mask_proposable": True}
-    left = ended(stubborn, plan("original", defaults=DREAM.decoding, leave_blocks=True, **fields))
+    released = plan("original@authors", defaults=DREAM.decoding, canvas=4, block=2)
+    left = ended(stubborn, released)
     assert (left.ids, left.passes_decode, left.stop_reason) == ([2, 0, 4, 2], 4, "limit")
-    stays = ended(stubborn, plan("original", defaults=DREAM.decoding, **fields))
+    ours = plan("original", defaults=DREAM.decoding, canvas=4, block=2)
+    stays = ended(stubborn, ours.replace(propose=AuthorsSampled(**vars(ours.propose))))
     assert (stays.ids, stays.passes_decode, stays.stop_reason) == ([2, 0, 0, 0], 5, "stalled")
 
 
 def test_a_block_that_is_full_is_left_as_before():
     """Where MASK is not proposed, the passes suffice, and the switch changes nothing."""
-    fields = {"defaults": DREAM.decoding, "canvas": 4, "block": 2}
-    one, other = (ended(stubborn, plan("original", leave_blocks=leave, **fields)) for leave in (True, False))
+    ours = plan("original", defaults=DREAM.decoding, canvas=4, block=2)
+    one, other = ended(stubborn, DreamLoop(**vars(ours))), ended(stubborn, ours)
     assert (one.ids, one.passes_decode, one.stop_reason) == ([2, 3, 4, 2], 4, "full")
     assert (other.ids, other.passes_decode, other.stop_reason) == (one.ids, 4, "full")
 
@@ -77,8 +80,7 @@ def silent(ids):
 
 def test_a_silent_block_does_not_stall_the_next_one():
     """A row is not given up for passes that changed nothing in a block that it has left."""
-    fields = {"canvas": 6, "block": 2, "mask_proposable": True, "defaults": DREAM.decoding}
-    left = ended(silent, plan("original", leave_blocks=True, **fields))
+    left = ended(silent, plan("original@authors", defaults=DREAM.decoding, canvas=6, block=2))
     assert (left.ids, left.passes_decode, left.stop_reason) == ([0, 0, 4, 4, 4, 4], 6, "limit")
     settings = Settings(
         Fixed(6),
@@ -95,12 +97,11 @@ def test_a_silent_block_does_not_stall_the_next_one():
 # The last candidate of the factor rule
 
 
-def written(scores, **fields):
+def written(scores, rule):
     score = torch.tensor([[-math.inf, *scores]], dtype=torch.float64)
     frontier = torch.tensor([[False, *[True] * len(scores)]])
-    one = torch.tensor([len(scores)])
-    chosen = Factor(**fields)(score, frontier, progress(one))
-    return chosen[0, 1:].long().tolist()
+    proposed = Proposed(torch.zeros_like(frontier).long(), score, None, frontier)
+    return rule(proposed, progress(torch.tensor([len(scores)])))[0, 1:].long().tolist()
 
 
 def progress(count):
@@ -122,8 +123,8 @@ def progress(count):
     ],
 )
 def test_the_last_candidate_slips_through(scores, plain, slip):
-    assert written(scores) == plain
-    assert written(scores, factor_last=True) == slip
+    assert written(scores, Factor()) == plain
+    assert written(scores, AuthorsFactor()) == slip
 
 
 # Where the switches are set
@@ -135,10 +136,40 @@ def test_only_authors_sets_them(name):
         ours, theirs = (
             plan(f"{name}{suffix}", defaults=family.decoding, factor=1.0) for suffix in ("", "@authors")
         )
-        assert (ours.leave_blocks, ours.commit.factor_last) == (False, False)
-        assert (theirs.leave_blocks, theirs.commit.factor_last) == (family is DREAM, True)
+        assert (ours.leaves_blocks, type(ours.commit)) == (False, Factor)
+        assert (theirs.leaves_blocks, type(theirs.commit)) == (family is DREAM, AuthorsFactor)
+
+
+def unsure(ids):
+    """Every slot knows its word, none of them well."""
+    z = torch.zeros(len(ids), WORDS)
+    for slot, word in enumerate([2, 3, 4, 2, 3, 4, 2, 3]):
+        z[1 + slot, word] = 2.0 - slot / 10
+    return z
+
+
+def test_a_threshold_leaves_a_block_after_its_steps_in_dream_s_released_loop():
+    """Two blocks of four slots and two passes each: a slot a pass is written, the rest stays masked."""
+    fields = {"canvas": 8, "block": 4, "threshold": 0.99}
+    left = ended(unsure, plan("original@authors", defaults=DREAM.decoding, steps=4, **fields))
+    assert (left.passes_decode, left.stop_reason, left.ids.count(ROLES.mask)) == (4, "limit", 4)
+    settings = Settings(
+        Fixed(8),
+        4,
+        steps=2,
+        commit="threshold",
+        tau=0.99,
+        mask_proposable=True,
+        leave_blocks=True,
+        sampling="tempered",
+    )
+    assert reference_decode(unsure, [5], ROLES, settings).ids == left.ids
+    for name, family in (("original", DREAM), ("original", LLADA), ("original@authors", LLADA)):
+        with pytest.raises(PlanError) as refused:  # LLaDA's released loop ignores the steps
+            plan(name, defaults=family.decoding, steps=4, **fields)
+        assert refused.value.field == "steps"
 
 
 def test_methods_with_a_loop_of_their_own_have_neither():
     for name in ("daedal@authors", "rho-eos@authors"):
-        assert not plan(name, defaults=DREAM.decoding).leave_blocks
+        assert not plan(name, defaults=DREAM.decoding).leaves_blocks

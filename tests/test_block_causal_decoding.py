@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from block_causal import fast_dllm, sdar
+from block_causal import fast_dllm, llada2, sdar
 from cases import watch
 from toys import VOCAB, Toy, field_of
 from voidpad.decode import Plan, decode, describe
@@ -48,10 +48,11 @@ class Case:
     preset: str
     fields: dict
     block: int
+    family: str
 
     @property
     def plan(self) -> Plan:
-        family = FAMILIES["fast_dllm" if self.preset == "small-blocks" else "sdar"].decoding
+        family = FAMILIES[self.family].decoding
         return describe(self.preset, defaults=replace(family, causal_block=self.block), **self.fields)[0]
 
     def expected(self, prompt: list[int]) -> tuple[list[int], list[int], int]:
@@ -60,11 +61,16 @@ class Case:
         if self.preset == "small-blocks":
             more = {"small": fields["block"], "threshold": fields["high"]}
             return fast_dllm(self.logits, prompt, **common, **more)
+        if self.family == "llada2":
+            more = {"steps": fields["steps"], "threshold": fields["threshold"]}
+            return llada2(self.logits, prompt, **common, **more)
         more = {"steps": fields["steps"], "rule": self.preset, "threshold": fields.get("threshold", 1.0)}
         return sdar(self.logits, prompt, **common, **more)
 
 
 def case(number: int, presets: tuple[str, ...]) -> Case:
+    """A random model, prompts and plan of the family of these presets."""
+    family = {SDAR: "sdar", FAST: "fast_dllm", LLADA2: "llada2"}[presets]
     rng = random.Random(number)
     roles, preset = rng.choice(ROLES), presets[number % len(presets)]
     block = rng.choice([1, 2, 3, 4, 4, 6, 8])
@@ -77,6 +83,8 @@ def case(number: int, presets: tuple[str, ...]) -> Case:
     if preset == "small-blocks":
         divisors = [size for size in range(1, block + 1) if block % size == 0]
         fields |= {"block": rng.choice(divisors), "high": rng.choice([0.2, 0.4, 0.8, 1.0])}
+    elif family == "llada2":
+        fields |= {"steps": rng.choice([size for size in range(1, block + 1) if block % size == 0])}
     else:
         fields |= {"steps": rng.randint(1, block + 2)}
     if preset == "dynamic":
@@ -85,11 +93,12 @@ def case(number: int, presets: tuple[str, ...]) -> Case:
     lean = (*pulled, (roles.mask, rng.choice([-3.0, 1.0])))
     shift = 1 if preset == "small-blocks" else 0
     logits = BlockChaos(rng.randrange(10**6), block, shift, rng.choice([2.0, 8.0, 20.0]), lean)
-    return Case(logits, roles, prompts, preset, fields, block)
+    return Case(logits, roles, prompts, preset, fields, block, family)
 
 
 SDAR = ("static", "dynamic", "sequential")
 FAST = ("small-blocks",)
+LLADA2 = ("dynamic",)
 
 
 def hold(presets: tuple[str, ...], numbers: range) -> None:
@@ -112,16 +121,16 @@ def hold(presets: tuple[str, ...], numbers: range) -> None:
     assert min(shared, multiple) > len(numbers) // 4
 
 
-BOTH = pytest.mark.parametrize("presets", [SDAR, FAST], ids=["sdar", "fast_dllm"])
+EACH = pytest.mark.parametrize("presets", [SDAR, FAST, LLADA2], ids=["sdar", "fast_dllm", "llada2"])
 
 
-@BOTH
+@EACH
 def test_plans_are_the_releases_loops(presets):
-    hold(presets, range(45))
+    hold(presets, range(300 if presets == LLADA2 else 45))
 
 
 @pytest.mark.slow
-@BOTH
+@EACH
 def test_plans_are_the_releases_loops_in_300_cases(presets):
     hold(presets, range(1000, 1300))
 
@@ -154,7 +163,7 @@ def test_the_quota_is_that_of_a_whole_block():
     """A block of 4 in 3 passes writes 2, 1, 1; three prompt tokens in the block do not change its first pass."""
     roles = ROLES[0]
     toy = Toy(BlockChaos(1, 4, 0, 2.0, ((1, -9.0), (3, -9.0))))
-    plan = Case(toy.logits, roles, [], "static", {"canvas": 8, "steps": 3}, 4).plan
+    plan = Case(toy.logits, roles, [], "static", {"canvas": 8, "steps": 3}, 4, "sdar").plan
     seen = watch(toy, [[5, 6, 7, 8], [5, 6]], roles, plan)
     assert [[len(commits) for commits in row.commits] for row in seen] == [
         [2, 1, 1, 2, 1, 1],

@@ -5,47 +5,50 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from runs import drawn, write_run, write_sweep
 from voidpad.builtin.tasks import CANVAS, heldout
 from voidpad.builtin.tokenizer import ROLES, tokenizer
 from voidpad.commands.cli import app
-from voidpad.decode.plan import plan
+from voidpad.decode.denoise import hidden_eos
+from voidpad.decode.presets import plan
 from voidpad.engine.batching import Engine
-from voidpad.engine.hide_eos import hidden_eos
 from voidpad.errors import ConfigError
-from voidpad.evaluate import AnswerRequest, RunFolder
+from voidpad.evaluate import AnswerRequest, EvalConfig, RunFolder
 from voidpad.evaluate.answer import Answering
-from voidpad.experiments.report.layout import Methods
-from voidpad.experiments.report.records import read as read_runs
-from voidpad.experiments.report.report_metrics import METRICS, slot_passes
+from voidpad.evaluate.judge import slot_passes
+from voidpad.experiments.report.frame import frame, graded
+from voidpad.experiments.report.layout import TableLayout
 from voidpad.experiments.report.tables import build
 from voidpad.experiments.sweep_recipe import cells, parse, read
 from voidpad.models import load, random_model, save
 from voidpad.recipes import find_recipe, shipped_recipes
 from voidpad.training import recipe as recipes
 
-SETS = [("eos", "rainbow", "void"), ("from_base_eos", "from_base_rainbow", "from_base_void")]
+ARMS = ("eos", "rainbow", "void")
 
 
 def training(name):
     return recipes.read(find_recipe(f"tiny/{name}", "train"))
 
 
-@pytest.mark.parametrize("name", ["base", "instruct", *SETS[0], *SETS[1]])
+@pytest.mark.parametrize("name", ["base", "dream_base", "instruct", *ARMS, "void-gap"])
 def test_recipes_are_valid_and_fit_the_model(name):
     recipe = training(name)
-    assert training("base").model.scratch.context >= 80 + CANVAS
-    assert recipe.data.path == "runs/tiny/data.safetensors"
+    assert training("base").model.scratch.context >= 300 + recipe.padding.window[1]
+    assert recipe.padding.window[1] >= CANVAS or recipe.data.layout == "packed"
+    assert recipe.data.path == f"runs/tiny/{'gaps' if name == 'void-gap' else 'data'}.safetensors"
 
 
-@pytest.mark.parametrize("names", SETS)
-def test_fine_tunes_of_a_set_differ_in_padding_alone(names):
-    found = [training(name).model_dump() for name in names]
-    for recipe, name in zip(found, names, strict=True):
-        assert recipe["padding"].pop("policy") == name.removeprefix("from_base_")
+def test_adapters_differ_in_padding_alone_and_count_their_updates():
+    """Arms that stop by the clock would have unequal numbers of updates."""
+    found = [training(name).model_dump() for name in ARMS]
+    for recipe, name in zip(found, ARMS, strict=True):
+        assert recipe["padding"].pop("policy") == name
         assert recipe["run"].pop("output") == f"runs/tiny/{name}"
+        assert recipe["run"]["steps"]
     assert found[0] == found[1] == found[2]
 
 
@@ -71,7 +74,8 @@ def test_recipes_are_found_by_name_from_anywhere(tmp_path, monkeypatch):
         find_recipe("nothing-like-it", "train")
 
 
-def test_the_command_lists_every_recipe_with_a_line():
+def test_the_command_lists_every_recipe_with_a_line(monkeypatch):
+    monkeypatch.setattr("voidpad.commands.plans.out", Console(width=200, soft_wrap=True, highlight=False))
     shown = CliRunner().invoke(app, ["recipes"], env={"COLUMNS": "200"}).output
     names = [recipe.name for kind in ("train", "sweep") for recipe in shipped_recipes(kind)]
     assert len(names) > 50
@@ -103,8 +107,8 @@ def test_hidden_eos_is_the_interventions_own_attention_mask():
     decoding = tuned.plan("original", canvas=64, block=64)
     request = AnswerRequest(name="a", prompt=heldout("tiny_expr", 1)[0].prompt)
     hidden, plain = (
-        [record for done in Answering(tuned, decoding, hide_eos=hide).run([request]) for record in done]
-        for hide in (True, False)
+        [record for done in Answering(tuned, decoding, config).run([request]) for record in done]
+        for config in (EvalConfig(model="tiny-instruct", hide_eos=hide) for hide in (True, False))
     )
     engine = Engine(tuned.denoiser(forbid=hidden_eos), tuned.roles)
     (outcome,) = engine.run([tuned.encode(request.prompt)], decoding)
@@ -133,43 +137,42 @@ def test_interventions_and_caches_exclude_each_other():
         parse(raw, "r")
 
 
+EXACT = TableLayout(title="t", index=("method", "block"), exact=True)
+
+
+def against_exact(table):
+    """The cells of the column, by the names of the rows."""
+    return {row.head: row.values[table.columns.index("against exact")] for row in table.rows}
+
+
 def test_rows_may_be_scored_by_another_grader(tmp_path):
     every = write_sweep(find_recipe("tiny-score", "sweep"), tmp_path, size=20)
-    (source,) = read_runs(tmp_path / "tiny-score.sweep.json")
-    firsts = {record.method for record in source.records if record.grader}
-    assert firsts == set()  # these made-up runs have other graders
     banned = next(cell for cell in every if cell.method == "original, EOS banned")
     assert banned.grader == "first"
-    (record,) = read_runs(write_run(banned, tmp_path))[0].records
-    graded = record.graded("authors")
-    assert graded.result["correct"] == sum(one["score"] for one in graded.examples)
-    assert graded.result["correct"] < record.result["correct"] == sum(one["score"] for one in record.examples)
+    run = write_run(banned, tmp_path)
+    rows, examples = frame([run]), RunFolder(run).examples
+    other = graded(rows, "authors")
+    assert other["correct"][0] == sum(one["scores"]["authors"] for one in examples)
+    assert other["correct"][0] < rows["correct"][0] == sum(one["score"] for one in examples)
 
 
 def test_every_approximate_row_is_set_against_its_exact_one(tmp_path):
     write_sweep(find_recipe("tiny-approximations", "sweep"), tmp_path, size=12)
-    (source,) = read_runs(tmp_path / "tiny-approximations.sweep.json")
-    table = build(Methods(title="t", exact=True), source.records)
-    apart = {row.head: row.values[table.columns.index("against exact")] for row in table.rows}
+    rows = frame([tmp_path / "tiny-approximations.sweep.json"])
+    apart = against_exact(build(EXACT, rows))
     exact = {head for head, value in apart.items() if value.blank}
-    assert exact == {("void", "16"), ("void", "32"), ("void", "192"), ("void-expansion", "32")}
+    assert exact == {("void", "16"), ("void", "32"), ("void", "256"), ("void-expansion", "32")}
     assert all(value.number is not None for head, value in apart.items() if head not in exact)
-    names = {name for record in source.records for name in record.provenance["approximations"]}
-    assert names == {
-        "threshold", "factor", "entropy_bound", "trim", "prefix cache", "dual cache", "dual:2 cache", "dual:4 cache",
-        "prompt:4 cache",
-        "ahead:4 cache",
-    }  # fmt: skip
+    names = {name for facts in rows["provenance"] for name in facts["approximations"]}
+    assert {"threshold", "factor", "entropy_bound", "trim", "dual:4 cache", "ahead:4 cache"} <= names
 
 
 def test_every_commit_rule_is_set_against_exact_decoding(tmp_path):
-    """Also where a rule has several fields, such as the order of EB-Sampler or the threshold of LocalLeap."""
+    """Also where a rule has several fields, such as the order of EB-Sampler."""
     write_sweep(find_recipe("tiny-commits", "sweep"), tmp_path, size=12)
-    (source,) = read_runs(tmp_path / "tiny-commits.sweep.json")
-    split = ("threshold", "entropy_bound", "entropy_order", "each_run")
-    table = build(Methods(title="t", exact=True, split=split), source.records)
-    apart = {row.head: row.values[table.columns.index("against exact")] for row in table.rows}
-    assert len(apart) == 13
+    index = ("method", "threshold", "entropy_bound", "entropy_order")
+    layout = TableLayout(title="t", index=index, exact=True)
+    apart = against_exact(build(layout, frame([tmp_path / "tiny-commits.sweep.json"])))
     assert [head[0] for head, value in apart.items() if value.blank] == ["exact"]
     assert all(value.number is not None for head, value in apart.items() if head[0] != "exact")
 
@@ -177,46 +180,47 @@ def test_every_commit_rule_is_set_against_exact_decoding(tmp_path):
 def test_the_difference_is_taken_problem_by_problem(tmp_path):
     def lost_one(cell, size):
         lucky = [0.0] * size
-        return [0.99, *lucky[1:]] if "threshold" in cell.settings.fields else lucky
+        return [0.99, *lucky[1:]] if "threshold" in cell.config.fields else lucky
 
     group = {"model": "tiny-void", "plan": "void"}
-    raw = {"title": "t", "tasks": ["tiny_steps"], "fields": {"canvas": 192, "block": 192}, "group": [
+    raw = {"title": "t", "tasks": ["tiny_steps"], "fields": {"canvas": 256, "block": 256}, "group": [
         {**group, "method": "exact"}, {**group, "method": "fast", "fields": {"threshold": 0.9}},
     ]}  # fmt: skip
-    records = []
-    for cell in cells(parse(raw, "r")):
-        records += read_runs(write_run(cell, tmp_path, size=4, draw=lost_one))[0].records
-    records = [replace(r, method="fast" if r.at["threshold"] else "exact") for r in records]
-    table = build(Methods(title="t", exact=True), records)
-    rows = {row.head[0]: dict(zip(table.columns, row.values, strict=True)) for row in table.rows}
-    assert rows["exact"]["against exact"].blank
-    value = rows["fast"]["against exact"]
+    runs = [write_run(cell, tmp_path, size=4, draw=lost_one) for cell in cells(parse(raw, "r"))]
+    rows = frame(runs).assign(method=["exact", "fast"])
+    table = build(EXACT, rows)
+    apart = against_exact(table)
+    assert apart["exact", "256"].blank
+    value = apart["fast", "256"]
     assert value.number == -25.0
-    assert value.interval == pytest.approx((-25 - 42.4, -25 + 42.4), abs=0.05)
-    assert rows["fast"]["mean"].number == 75.0
-    alone = build(Methods(title="t", exact=True), [r for r in records if r.method == "fast"])
-    assert alone.rows[0].values[1].number is None  # nothing to set it against
-    assert not alone.rows[0].values[1].blank
+    assert value.interval == (-75.0, 0.0)
+    (fast,) = [row for row in table.rows if row.head[0] == "fast"]
+    assert fast.values[table.columns.index("mean")].number == 75.0
+    alone = against_exact(build(EXACT, rows[rows["method"] == "fast"]))["fast", "256"]
+    assert alone.number is None  # nothing to set it against
+    assert not alone.blank
 
 
 def test_slot_passes_count_every_slot_of_every_pass(tmp_path):
     by_method = {cell.method: cell for cell in cells(read(find_recipe("tiny-score", "sweep")))}
-    (fixed,) = read_runs(write_run(by_method["void"], tmp_path, draw=drawn))[0].records
-    assert slot_passes(fixed) == fmean(one["canvas"] * one["passes_decode"] for one in fixed.examples)
-    (grown,) = read_runs(write_run(by_method["void, expanding"], tmp_path, draw=drawn))[0].records
-    example = grown.examples[0]
-    assert (example["passes_probe"], example["passes_shared"]) == (3, 1)
-    block = grown.at["block"]
+
+    def run(method):
+        folder = RunFolder(write_run(by_method[method], tmp_path, draw=drawn))
+        return folder.examples, folder.head
+
+    fixed, head = run("void")
+    assert slot_passes(fixed, head) == fmean(one["canvas"] * one["passes_decode"] for one in fixed)
+    assert slot_passes(fixed, {**head, "config": {**head["config"], "cache": "dual"}}) is None
+    grown, head = run("void, expanding")
+    assert (grown[0]["passes_probe"], grown[0]["passes_shared"]) == (3, 1)
+    block = head["plan"]["block"]
 
     def by_hand(one):
         probes = [one["canvas"] - 2 * block, one["canvas"] - block, one["canvas"]]
         return sum(probes) + one["canvas"] * (one["passes_decode"] - 1)
 
-    assert slot_passes(grown) == fmean(map(by_hand, grown.examples))
-    (other,) = read_runs(write_run(by_method["daedal"], tmp_path))[0].records
-    assert slot_passes(other) is None
-    cached = replace(fixed, settings={**fixed.settings, "cache": "dual"})
-    assert METRICS["slot_passes"].of(cached) is None
+    assert slot_passes(grown, head) == fmean(map(by_hand, grown))
+    assert slot_passes(*run("daedal")) is None
 
 
 def test_a_sweep_runs_stage_by_stage(model, tmp_path):
@@ -245,6 +249,6 @@ def test_a_sweep_runs_stage_by_stage(model, tmp_path):
 
 def test_calibrated_rows_leave_their_fields_to_the_model():
     every = cells(read(find_recipe("tiny-score", "sweep")))
-    assert any("block" not in cell.settings.fields for cell in every)
+    assert any("block" not in cell.config.fields for cell in every)
     for cell in every:
-        assert plan(cell.settings.plan, **cell.settings.fields).block == cell.settings.fields.get("block", 32)
+        assert plan(cell.config.plan, **cell.config.fields).block == cell.config.fields.get("block", 32)

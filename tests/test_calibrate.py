@@ -159,7 +159,7 @@ class WorldModel:
     def plan(self, name: str, **fields):
         return plan(name, **fields)
 
-    def admit(self, ids, *, canvas: int) -> None:
+    def check_prompt(self, ids, *, canvas: int) -> None:
         pass
 
     def require_full_attention(self, what: str) -> None:

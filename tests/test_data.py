@@ -4,33 +4,24 @@ import json
 import re
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from voidpad.errors import ConfigError, DataError
 from voidpad.models import character_tokenizer
+from voidpad.models.load import vocabulary
 from voidpad.roles import Roles
 from voidpad.training import prepared as data
-from voidpad.training.chats import REASONS
 from voidpad.training.padding import Example, Pairs
 
 ROLES = Roles(mask=0, eos=1, void=2)
 ROWS = [Example([5, 6, 7], [8, 9]), Example([5], [300, 9, 10], complete=False), Example([4], [], True)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory):
-    import datasets
-
-    before = datasets.config.HF_DATASETS_CACHE
-    datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("cache")
-    datasets.disable_progress_bars()
-    yield
-    datasets.config.HF_DATASETS_CACHE = before
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +67,9 @@ def test_tokens_take_the_narrowest_type(tmp_path, top, bytes_each):
 MAPPED = """
 import sys, threading, torch
 from voidpad.training import prepared
-from voidpad.training.batches import BatchLayout, BatchWidth, PaddedRows
-from voidpad.training.noising import Noising
-from voidpad.training.padding import policy
+from voidpad.training.batches import PaddedRows
+from voidpad.training.losses import Noising
+from voidpad.training.recipe import PaddingPart
 
 # Memory of the process's own; pages of a mapped file are not among it, because the system may drop them at any time.
 def own():
@@ -94,7 +85,7 @@ thread = threading.Thread(target=sample)
 thread.start()
 data = prepared.read(sys.argv[1])
 assert data.largest_id == 60_000
-rows = PaddedRows(data.pairs, data.roles, policy("void"), noising=Noising(), layout=BatchLayout(BatchWidth()))
+rows = PaddedRows(data.pairs, data.roles, PaddingPart(), noising=Noising())
 for step in range(20):
     batch, at = rows(0, torch.arange(step * 6, step * 6 + 6))
 mapped = max(peak[0], own()) - before
@@ -120,31 +111,58 @@ def test_training_does_not_hold_the_whole_file_in_memory(tmp_path):
     assert copied > whole - 1  # a copy would have been noticed
 
 
-def test_damaged_files_are_refused_with_a_reason(tmp_path):
+def test_damaged_files_are_refused(tmp_path):
     path = tmp_path / "x.safetensors"
     with pytest.raises(DataError, match="no such file"):
         data.read(path)
     data.write(path, Pairs.of(ROWS), ROLES)
     whole = path.read_bytes()
-    path.write_bytes(whole[:-3])
-    with pytest.raises(DataError, match="damaged"):
-        data.read(path)
-    save_file({"tokens": torch.zeros(2)}, path)
-    with pytest.raises(DataError, match="not a prepared data file"):
-        data.read(path)
-    path.write_bytes(whole.replace(b'"version":"1"', b'"version":"7"'))
-    with pytest.raises(DataError, match="version '7'"):
-        data.read(path)
-
-
-def test_lengths_that_do_not_add_up_are_refused(tmp_path):
+    for damaged in (whole[:-3], whole.replace(b'"version":"1"', b'"version":"7"'), b"text"):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"x\.safetensors"):
+            data.read(path)
     pairs = Pairs.of(ROWS)
-    data.write(tmp_path / "x", Pairs(pairs.tokens[1:], pairs.prompt, pairs.response, pairs.complete), ROLES)
-    with pytest.raises(DataError, match="do not add up"):
-        data.read(tmp_path / "x")
-    data.write(tmp_path / "x", Pairs.of([Example([5], [], complete=False)]), ROLES)
-    with pytest.raises(DataError, match="nothing to learn"):
-        data.read(tmp_path / "x")
+    for wrong in (
+        Pairs(pairs.tokens[1:], pairs.prompt, pairs.response, pairs.complete),  # lengths that do not add up
+        Pairs.of([Example([5], [], complete=False)]),  # nothing to learn
+    ):
+        data.write(path, wrong, ROLES)
+        with pytest.raises(DataError, match="prepare it again"):
+            data.read(path)
+
+
+TAMPERED = {
+    "negative ids": {"tokens": torch.tensor([5, 6, 7, 8, -9, 5, 300, 9, 10, 4])},
+    "float tokens": {"tokens": torch.tensor([5.0, 6, 7, 8, 9, 5, 300, 9, 10, 4])},
+    "tokens in rows": {"tokens": torch.tensor([[5, 6, 7, 8, 9], [5, 300, 9, 10, 4]])},
+    "negative lengths": {"prompt": torch.tensor([3, 2, -1]), "response": torch.tensor([2, 4, 0])},
+    "float lengths": {"prompt": torch.tensor([3.0, 1.0, 1.0])},
+    "lengths beyond the tokens": {"response": torch.tensor([2, 30, 0])},
+    "a length too few": {"prompt": torch.tensor([3, 1])},
+    "complete that is no yes or no": {"complete": torch.tensor([1, 0, 7])},
+    "no examples": {
+        name: torch.empty(0, dtype=torch.long) for name in ("tokens", "prompt", "response", "complete")
+    },
+    "fixed text beyond the tokens": {"fixed": torch.tensor([0, 0, 1])},
+    "fixed prompts": {"fixed": torch.tensor([0, 1] + [0] * 8)},
+    "an answer that is fixed as a whole": {"fixed": torch.tensor([0] * 6 + [1] * 3 + [0])},
+    "an EOS after fixed text": {"fixed": torch.tensor([0, 0, 0, 1] + [0] * 6)},
+}
+
+
+@pytest.mark.parametrize("name", TAMPERED)
+def test_tampered_files_are_refused_in_one_line(tmp_path, name):
+    pairs, path = Pairs.of(ROWS), tmp_path / "x.safetensors"
+    data.write(path, pairs, ROLES)
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    tensors = {part: getattr(pairs, part).clone() for part in ("tokens", "prompt", "response", "complete")}
+    save_file(tensors, path, metadata=metadata)
+    assert len(data.read(path).pairs) == 3
+    save_file({**tensors, **TAMPERED[name]}, path, metadata=metadata)
+    with pytest.raises(DataError, match="prepare it again") as refused:
+        data.read(path)
+    assert "\n" not in str(refused.value)
 
 
 def test_every_conversation_and_every_example_is_counted_once(tmp_path, tokenizer):
@@ -159,7 +177,8 @@ def test_every_conversation_and_every_example_is_counted_once(tmp_path, tokenize
             pair("three", "r" * 40),
             pair("four", "r" * 17),
             {"prompt": "five", "response": "plain fields"},
-            b"\n",
+            b"\n",  # nothing
+            b"{oops\n",
         ],
     )
     prepared, counts = prepare([source], tokenizer, max_length=20, drop_longer=40, sample=2, skip_bad=True)
@@ -171,11 +190,10 @@ def test_every_conversation_and_every_example_is_counted_once(tmp_path, tokenize
     assert counts.kept == 2 == len(prepared.pairs)
     assert counts.examples == counts.kept + sum(expected.values())
     assert prepared.notes["counts"] == asdict(counts)
-
-
-def test_reasons_name_no_option():
-    """`voidpad data prepare` and `voidpad calibrate` show them, and have different options."""
-    assert [text for text in REASONS.values() if "--" in text] == []
+    odd = {reason: [place.split(":")[-1] for place in places] for reason, places in counts.places.items()}
+    assert odd == {
+        "bad": ["10"], "no_answer": ["3"], "repeated": ["2"], "empty": ["4"], "too_long": ["6"], "no_room": ["5"],
+    }  # fmt: skip
 
 
 def test_every_turn_of_a_conversation_can_be_an_example(tmp_path, tokenizer):
@@ -199,14 +217,6 @@ def test_every_turn_of_a_conversation_can_be_an_example(tmp_path, tokenizer):
         prepare([source], tokenizer, raw=False, turns="single")
     with pytest.raises(DataError, match=r"dropped: 1 \(system prompt or earlier messages"):
         prepare([source], tokenizer, raw=True)
-
-
-def test_a_chat_without_an_answer_teaches_nothing(tmp_path, tokenizer):
-    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why is the sky blue?"}]
-    source = lines(tmp_path / "x.jsonl", [{"messages": asked}])
-    reason = r"nothing to learn; conversations read: 1; dropped: 1 \(no assistant message to learn\)"
-    with pytest.raises(DataError, match=reason):
-        prepare([source], tokenizer, raw=False)
 
 
 def test_a_special_token_written_in_a_message_stays_text(tmp_path, tokenizer):
@@ -319,15 +329,9 @@ def test_an_adapter_stands_for_its_base(tmp_path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b"\xff\xfe\n", "not UTF-8"),
-        (b"  \n", "empty line"),
+        (b"\xff\xfe\n", "not JSON in UTF-8"),
         (b"{oops\n", "not JSON"),
         (b"[1]\n", "not an object"),
-        (b'{"messages": [{"content": "x"}]}\n', r"messages\[0\]: role None is unknown"),
-        (b'{"prompt": "\\ud800", "response": "x"}\n', "prompt holds half a character"),
-        (b'{"text": "x"}\n', "neither 'messages'"),
-        (b'{"messages": [1, 2]}\n', "messages is not a list"),
-        (json.dumps(pair(" ", "x")).encode() + b"\n", "empty prompt"),
     ],
 )
 def test_bad_lines_are_named_by_file_and_line(tmp_path, tokenizer, line, reason):
@@ -336,17 +340,6 @@ def test_bad_lines_are_named_by_file_and_line(tmp_path, tokenizer, line, reason)
         prepare([source], tokenizer)
     _, counts = prepare([source], tokenizer, skip_bad=True)
     assert (counts.dropped_conversations, counts.kept) == ({"bad": 1}, 2)
-
-
-def test_parquet_and_json_lines_give_the_same(tmp_path, tokenizer):
-    from datasets import Dataset
-
-    rows = [pair(f"question {k}", f"answer {k}" * (k % 3 + 1)) for k in range(20)]
-    Dataset.from_list(rows).to_parquet(tmp_path / "x.parquet")
-    one, _ = prepare([lines(tmp_path / "x.jsonl", rows)], tokenizer, sample=7)
-    two, _ = prepare([str(tmp_path / "x.parquet")], tokenizer, sample=7)
-    assert torch.equal(one.pairs.tokens, two.pairs.tokens)
-    assert len(one.pairs) == 7
 
 
 def test_the_sample_follows_its_seed_and_not_the_number_of_processes(tmp_path, tokenizer):
@@ -359,13 +352,59 @@ def test_the_sample_follows_its_seed_and_not_the_number_of_processes(tmp_path, t
     assert first != other
 
 
+MEASURED = """
+import resource, sys
+from voidpad.training.corpus import CorpusRequest, prepare
+from voidpad.models.load import vocabulary
+vocabulary(sys.argv[2])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+_, counts = prepare([sys.argv[1]], sys.argv[2], CorpusRequest())
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(grown >> 10, counts.kept, counts.dropped_examples["too_long"])
+"""
+
+
+def test_a_line_of_four_megabytes_takes_little_memory(tmp_path, tokenizer):
+    source = lines(
+        tmp_path / "x.jsonl", [pair("a " * 2_000_000, "b"), pair("c", "d " * 2_000_000), pair("e", "f")]
+    )
+    command = [sys.executable, "-c", MEASURED, source, tokenizer]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    megabytes, kept, too_long = map(int, run.stdout.split())
+    assert (kept, too_long) == (1, 2)
+    assert megabytes < 150
+
+
+def test_every_turn_of_a_very_long_conversation_takes_linear_time(tmp_path, tokenizer):
+    """After the first prompt that is too long, what follows is counted and not tokenised."""
+    turns = [{"role": role, "content": "word"} for _ in range(4000) for role in ("user", "assistant")]
+    source = lines(tmp_path / "x.jsonl", [{"messages": turns}])
+    began = time.process_time()
+    _, counts = prepare([source], tokenizer, raw=False, turns="every", drop_longer=300, max_length=200)
+    assert time.process_time() - began < 10
+    assert (
+        counts.examples
+        == 4000
+        == counts.kept + counts.dropped_examples["too_long"] + counts.dropped_examples["no_room"]
+    )
+    assert counts.kept > 3
+
+
+def test_unknown_characters_are_counted_and_named_by_line(tmp_path, tokenizer):
+    source = lines(tmp_path / "x.jsonl", [pair("a", "b"), pair("日本", "c"), pair("d", "é")])
+    _, counts = prepare([source], tokenizer, raw=False)
+    assert (counts.kept, counts.unknown) == (3, 2)
+    assert [place.split(":")[-1] for place in counts.places["unknown"]] == ["2", "3"]
+
+
 def test_sources_that_are_not_there(tmp_path, tokenizer):
     with pytest.raises(DataError, match="no such file"):
         prepare([str(tmp_path / "x.jsonl")], tokenizer)
     with pytest.raises(ConfigError, match=r"give a \.jsonl or \.parquet"):
         prepare(["nowhere"], tokenizer)
     (tmp_path / "x.parquet").write_bytes(b"no")
-    with pytest.raises(DataError, match="damaged Parquet"):
+    with pytest.raises(DataError, match=r"x\.parquet"):
         prepare([str(tmp_path / "x.parquet")], tokenizer)
 
 
@@ -394,7 +433,7 @@ def test_statistics_of_the_spec_example():
 def test_data_commands(tmp_path, tokenizer):
     from typer.testing import CliRunner
 
-    from voidpad.commands.train import data as app
+    from voidpad.commands.data import data as app
 
     source = lines(tmp_path / "x.jsonl", [pair(f"question {k}", "yes" * (k + 1)) for k in range(12)])
     target = tmp_path / "x.safetensors"
@@ -407,3 +446,24 @@ def test_data_commands(tmp_path, tokenizer):
     assert found["cdf"]["16"] == pytest.approx(5 / 12)
     assert (tmp_path / "x.png").stat().st_size > 1000
     assert "F(m)" in CliRunner().invoke(app, ["stats", str(target)]).output
+    run = CliRunner().invoke(app, ["show", str(target), "--count", "1", "--first", "2"])
+    assert [line.strip() for line in run.output.splitlines()] == [
+        "example 2: 10 tokens of prompt, 6 of answer",
+        "given  | question 1",
+        "learnt | yesyes",
+        "learnt | EOS, then padding",
+    ]
+
+
+def test_examples_with_gaps_are_shown_with_what_is_given(tmp_path, tokenizer):
+    from typer.testing import CliRunner
+
+    from voidpad.commands.data import data as app
+
+    words = character_tokenizer(100)
+    ids, roles = words("abcdef")["input_ids"], vocabulary(tokenizer)[1]
+    data.write(tmp_path / "x", Pairs.of([Example(ids[:2], ids[2:], fixed=[(0, 1), (3, 4)])]), roles)
+    run = CliRunner().invoke(app, ["show", str(tmp_path / "x"), "--model", tokenizer])
+    assert [line.strip() for line in run.output.splitlines()][1:] == [
+        "given  | ab", "given  | c", "learnt | de", "given  | f",
+    ]  # fmt: skip

@@ -170,7 +170,7 @@ def test_the_slow_blocks_of_a_page_run(page, tmp_path, capsys):
     run(page, tmp_path, slow=True)
     if page.name == "tutorial.md":
         shown = capsys.readouterr().out
-        before, after = shown.index("#### 74"), shown.rindex("(1) ")
+        before, after = shown.index("#### 72"), shown.rindex("(1) ")
         assert before < after, "the tuned model writes its steps, the original does not"
 
 

@@ -3,18 +3,16 @@
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 import typer
 from typer.testing import CliRunner
 
-from voidpad.commands.eval import evaluate, shard_of
+from voidpad.commands.eval import evaluate
 from voidpad.errors import ConfigError
 from voidpad.evaluate import read_run
 from voidpad.models import random_model, read_card, save
-from voidpad.models.load import card_of
 
 app = typer.Typer()
 app.command("eval")(evaluate)
@@ -33,37 +31,15 @@ def run(*words: str):
 
 
 def test_a_run_and_its_json(weights, tmp_path):
-    words = [
-        "--model",
-        weights,
-        "--plan",
-        "void-expansion",
-        "--canvas",
-        "16",
-        "--block",
-        "8",
-        "--window",
-        "8",
-    ]
-    done = run(
-        *words,
-        "--canvas-limit",
-        "32",
-        "--tasks",
-        "tiny_steps",
-        "--limit",
-        "3",
-        "--out",
-        str(tmp_path),
-        "--json",
-    )
+    words = "--plan void-expansion --canvas 16 --block 8 --set window=8 --set limit=32 --tasks tiny_steps --limit 3"
+    done = run("--model", weights, *words.split(), "--out", str(tmp_path), "--json")
     assert done.exit_code == 0, done.output
     results = json.loads(done.stdout)
     assert results == read_run(tmp_path).results
-    settings = read_run(tmp_path).config["settings"]
-    assert settings["limit"] == 3
-    assert settings["fields"] == {"canvas": 16, "block": 8, "window": 8, "limit": 32}
-    assert settings["plan_resolved"]["limit"] == 32
+    stored = read_run(tmp_path)
+    assert stored.config.limit == 3
+    assert stored.config.fields == {"canvas": 16, "block": 8, "window": 8, "limit": 32}
+    assert stored.head["plan"]["limit"] == 32
     task = results["tasks"]["tiny_steps"]
     assert task["passes_probe"] >= 1
     assert task["passes_shared"] == 1
@@ -86,48 +62,27 @@ def test_the_plan_follows_the_padding_of_the_checkpoint(weights, tmp_path, paddi
     done = run(*words, "--out", str(tmp_path / "run"))
     assert done.exit_code == 0, done.output
     assert f"plan: {plan} (this checkpoint " in done.stderr
-    assert read_run(tmp_path / "run").config["settings"]["plan"] == plan
-
-
-def test_an_adapter_has_the_padding_of_its_own_card(weights, tmp_path):
-    card = read_card(Path(weights))
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text(
-        json.dumps({"base_model_name_or_path": weights})
-    )
-    assert card_of(weights) == card_of(tmp_path / "adapter") == card
-    replace(card, padding="void").write(tmp_path / "adapter")
-    assert card_of(weights, tmp_path / "adapter").padding == card_of(tmp_path / "adapter").padding == "void"
+    assert read_run(tmp_path / "run").config.plan == plan
 
 
 def test_a_plan_must_be_named_where_the_model_is_not(tmp_path):
-    done = run(
-        "--model",
-        "owner/absent",
-        "--stage",
-        "prepare",
-        "--tasks",
-        "tiny_expr",
-        "--out",
-        str(tmp_path / "run"),
-    )
-    assert "owner/absent is not on this machine, so its padding is unknown; name --plan" in str(
-        done.exception
-    )
+    words = "--model owner/absent --stage prepare --tasks tiny_expr"
+    done = run(*words.split(), "--out", str(tmp_path / "run"))
+    assert isinstance(done.exception, ConfigError)
+    assert "--plan" in str(done.exception)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--tasks", "nothing"], "task 'nothing' is unknown"),
-        (["--tasks", "tiny_write"], "pass --allow-code-execution"),
-        (["--tasks", "tiny_steps", "--shard", "1-2"], "shard='1-2' is not of the form r/W"),
-        (
-            ["--tasks", "tiny_steps", "--block", "7", "--canvas", "16"],
-            "canvas=16 is not a multiple of block=7",
-        ),
-        (["--tasks", "tiny_steps", "--cache", "all"], "cache='all' is unknown; use prefix or dual"),
+        (["--tasks", "nothing"], "task 'nothing'"),
+        (["--tasks", "tiny_write"], "--allow-code-execution"),
+        (["--tasks", "tiny_steps", "--set", "threshold"], "--set 'threshold'"),
+        (["--tasks", "tiny_steps", "--set", "block=8", "--block", "8"], "block is given twice"),
+        (["--tasks", "tiny_steps", "--set", "colour=red"], "colour"),
+        (["--tasks", "tiny_steps", "--set", "parity=gpt"], "parity"),
+        (["--tasks", "tiny_steps", "--shard", "1-2"], "shard='1-2'"),
         (["--tasks", "gsm8k", "--data", "/nowhere"], "no gsm8k_train.jsonl in /nowhere"),
     ],
 )
@@ -140,14 +95,7 @@ def test_wrong_usage_is_one_line(weights, tmp_path, words, message):
 
 def test_approximations_are_named(weights, tmp_path):
     words = ["--model", weights, "--canvas", "16", "--block", "8", "--tasks", "tiny_expr", "--limit", "1"]
-    done = run(*words, "--plan", "void", "--cache", "prefix", "--trim", "--out", str(tmp_path))
+    done = run(*words, "--plan", "void", "--cache", "prefix", "--set", "trim=true", "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
     assert "approximate: prefix cache, trim" in done.stderr
-    assert read_run(tmp_path).config["settings"]["cache"] == "prefix"
-
-
-def test_shards():
-    assert shard_of(None) is None
-    assert shard_of("0/4") == (0, 4)
-    with pytest.raises(ConfigError):
-        shard_of("4")
+    assert read_run(tmp_path).config.cache == "prefix"

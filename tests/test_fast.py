@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from cases import case, watch
+from studies.benchmarks.research import Research, research_decoder
 from studies.benchmarks.workload import PassMeter, Script, Scripted, drive, settle, workload
 from toys import LOW, Table, Toy
 from voidpad.decode import Canvas, decode, plan
+from voidpad.engine import packed
 from voidpad.engine.batching import Engine
 from voidpad.engine.cache import CachedDenoiser
 from voidpad.engine.cache_policy import CachePolicy
@@ -21,7 +23,7 @@ from voidpad.engine.events import Failed, Finished
 from voidpad.engine.graphs import Graphs
 from voidpad.engine.packed import PackedDenoiser
 from voidpad.errors import ConfigError
-from voidpad.experiments.bench import Research, compare
+from voidpad.experiments.bench import compare, decoders
 from voidpad.models import FAMILIES, Model, random_model
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
@@ -368,33 +370,26 @@ def test_a_row_that_starts_over_is_computed_anew(every):
 def test_a_pass_that_failed_leaves_nothing_to_reuse():
     model, prompts = tiny("llada", 3), [[12, 13, 14], [15, 11]]
     chosen = plan("original", canvas=12, block=4)
-    [wanted] = [results(CachedDenoiser(model.denoiser(), 4), model, prompts, chosen)]
-    cached, failures = (
-        CachedDenoiser(model.denoiser(), 4),
-        [0, 1, 6, 7],
-    )  # every second one in a row is raised
+    wanted = results(CachedDenoiser(model.denoiser(), 4), model, prompts, chosen)
+    cached = CachedDenoiser(model.denoiser(), 4)
     engine, calls, done = Engine(cached, model.roles, ended=cached.forget), iter(range(1000)), []
-    raised = failed = 0
+    failed = 0
 
     def fail(*_):
-        if next(calls) in failures:
+        if next(calls) in {0, 1, 6, 7, 9}:  # both rows, then one of them alone; later both once
             raise MemoryError
 
-    hook = model.net.model.layers[1].register_forward_pre_hook(fail)
+    hook = model.net.model.layers[1].mlp.register_forward_pre_hook(fail)
     keys = {engine.submit(prompt, chosen, key=key): key for key, prompt in enumerate(prompts)}
     while engine.busy:
-        try:
-            events = engine.step()
-        except MemoryError:
-            raised += 1  # the rows are still there
-            continue
+        events = engine.step()
         done += [event.outcome for event in events if isinstance(event, Finished)]
         for handle in [handle for event in events if isinstance(event, Failed) for handle in event.handles]:
             failed += 1
             assert handle not in cached.entries
             keys[engine.submit(prompts[keys[handle]], chosen, key=keys[handle])] = keys[handle]
     hook.remove()
-    assert (raised, failed) == (2, 4)
+    assert failed == 2
     assert [replace(row, seconds=0.0) for row in sorted(done, key=lambda row: row.key)] == wanted
 
 
@@ -450,7 +445,7 @@ def test_a_trimmed_canvas_ends_at_its_first_eos():
     cut_short = 0
     for number in range(120):
         c = case(number, ("fixed", "expansion"))
-        trimmed = replace(c.plan, trim=True, stop=plan("void").stop, cut=True)
+        trimmed = c.plan.replace(trim=True, stop=plan("void").stop, cut=True)
         for row in watch(c.denoise, c.prompts, c.roles, trimmed, seed=c.seed):
             eos = row.ids.index(c.roles.eos) if c.roles.eos in row.ids else None
             assert eos is None or eos == len(row.ids) - 1, number
@@ -492,11 +487,12 @@ def test_a_script_decides_the_tokens_and_the_network_is_paid_for(family):
 @BOTH
 def test_the_comparison_is_like_for_like(family):
     model, prompts = tiny(family, 2), ragged(random.Random(2), 4)
-    found = compare(model, prompts, canvas=12, block=4)
+    named = {"research": research_decoder(model, 12, 4), **decoders(model, 12, 4)}
+    found = compare(named, prompts, device="cpu")
     assert found["exact"]["equal"] == found["research"]["equal"] == 4
     assert found["exact"]["passes"] == found["research"]["passes"]
     assert set(found) >= {"prefix cache", "dual cache", "dual cache, threshold 0.9"}
-    turns = compare(model, prompts, canvas=12, block=4, rounds=3)
+    turns = compare(named, prompts, device="cpu", rounds=3)
     for name, row in found.items():
         assert {key: turns[name][key] for key in ("passes", "equal")} == {
             key: row[key] for key in ("passes", "equal")
@@ -635,3 +631,55 @@ def test_a_block_pass_on_an_unchanged_canvas_is_the_full_pass_on_a_gpu(family, k
             apart = (cached(canvas, where).float() - wanted).abs().max()
             assert apart < (0.05 * wanted.abs().max() if half else 1e-3)
         assert bool(cached.graphs.captured) == (half and graphs > 0)
+
+
+# ------------------------------------------------------------------------------------------ compiled passes
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_joined_products_compute_the_same_and_take_no_memory(family):
+    model = tiny(family, 1, dtype=torch.float64)
+    canvas = half_filled(model, ragged(random.Random(1), 3), 12, random.Random(1))
+    where = canvas.masked & (canvas.offset < canvas.prompt[:, None] + 4)
+    wanted = PackedDenoiser(model.denoiser())(canvas, where)
+    before = {name: weight.clone() for name, weight in model.net.state_dict().items()}
+    layer = model.net.model.layers[0]
+    joined = packed.JoinedLayer(layer)
+    assert joined.attention.inner.weight.data_ptr() == layer.self_attn.q_proj.weight.data_ptr()
+    assert joined.mlp.inner.weight.data_ptr() == layer.mlp.gate_proj.weight.data_ptr()
+    after = model.net.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    seen = torch.randn(1, 5, 16, dtype=torch.float64)
+    parts = [getattr(layer.self_attn, f"{name}_proj")(seen) for name in "qkv"]
+    for one, other in zip(joined.attention(seen), parts, strict=True):
+        torch.testing.assert_close(one, other)
+    for one, other in zip(
+        joined.mlp(seen), [layer.mlp.gate_proj(seen), layer.mlp.up_proj(seen)], strict=True
+    ):
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(PackedDenoiser(model.denoiser())(canvas, where), wanted)
+
+
+def test_one_graph_without_a_break_serves_all_layers(monkeypatch):
+    """As on a GPU: attention is one operation that torch.compile does not look into, and keys are written in place."""
+    from torch._dynamo.testing import CompileCounter
+    from torch.nn.attention import varlen
+
+    model = tiny("llada", 0, layers=3, dtype=torch.float32)
+    body, tokens = model.net.model, 24
+    monkeypatch.setattr(varlen, "varlen_attn", lambda q, k, *_: q + k[:tokens].sum())
+    bounds = torch.tensor([0, 10, tokens], dtype=torch.int32)
+    spans = packed.Spans(bounds, bounds, 16, 32, None)
+    counter, places = CompileCounter(), torch.arange(tokens)
+    compiled = torch.compile(packed.decoder_layer, dynamic=True, fullgraph=True, backend=counter)
+    with torch.inference_mode():
+        hidden = body.embed_tokens(torch.randint(11, 16, (1, tokens)))
+        rotary = body.rotary_emb(hidden, places[None])
+        for layer in body.layers:
+            kept = [torch.zeros(64, layer.self_attn.k_proj.out_features // 4, 4) for _ in range(4)]
+            given = (layer, packed.JoinedLayer(layer), hidden, rotary, spans, places[:0])
+            found = compiled(*given, tuple(kept[:2]), places, None)
+            wanted = packed.decoder_layer(*given, tuple(kept[2:]), places, None)
+            torch.testing.assert_close(found, wanted)
+            assert kept[0].any()
+            assert torch.equal(kept[0], kept[2])
+    assert counter.frame_count == 1

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,11 +15,11 @@ from voidpad.decode import plan
 from voidpad.engine.cache import CachedDenoiser
 from voidpad.engine.cache_policy import CachePolicy
 from voidpad.engine.graphs import Graphs
-from voidpad.engine.packed import PackedDenoiser
+from voidpad.engine.packed import Joined, PackedDenoiser
 from voidpad.errors import ConfigError
-from voidpad.models import Model, Place, fp8, load, merge, random_model, save
+from voidpad.models import DeviceConfig, Model, fp8, load, merge, random_model, save
+from voidpad.models.device import SCHEMES
 from voidpad.models.fp8 import Fp8Linear, quantize_rows
-from voidpad.models.quantizer import Quantizer
 from voidpad.training.recipe import TrainingRecipe
 
 gpu = pytest.mark.gpu
@@ -49,7 +50,7 @@ def restored(numbers: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def in_float8(model: Model) -> Model:
     """A copy of the model, quantized where it is: `load` would refuse a CPU."""
     other = copy.deepcopy(model)
-    Quantizer("fp8").convert(other.base)
+    SCHEMES["fp8"].apply(other.base)
     return other
 
 
@@ -219,7 +220,7 @@ def adapted(family: str, **config) -> Model:
     for parameter in net.parameters():
         if parameter.requires_grad:
             parameter.data += 0.1 * torch.randn(parameter.shape, generator=draw)
-    return Model(net.eval(), model.tokenizer, model.roles, model.family, model.card, model.name)
+    return replace(model, net=net.eval(), source=None)
 
 
 @BOTH
@@ -275,30 +276,30 @@ def test_devices_without_float8_are_refused(monkeypatch):
         load("nowhere", quantize="fp8")
     a_gpu(monkeypatch, (8, 0))
     with pytest.raises(ConfigError, match=NEEDED + r"'cuda:1' has 8\.0\.$"):
-        Place("cuda:1", quantize="fp8")
+        DeviceConfig("cuda:1", quantize="fp8")
     a_gpu(monkeypatch, (8, 9))
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu128")
     with pytest.raises(
         ConfigError, match=r"needs torch 2\.12 on a GPU of compute capability 8\.9; this is 2\.11\.0"
     ):
-        Place("cuda", quantize="fp8")
+        DeviceConfig("cuda", quantize="fp8")
     a_gpu(monkeypatch, (9, 0))
-    Place("cuda", quantize="fp8")
+    DeviceConfig("cuda", quantize="fp8")
     monkeypatch.setattr(torch.version, "hip", "7.0")
     with pytest.raises(ConfigError, match=NEEDED + r"this is 'cuda'\.$"):
-        Place("cuda", quantize="fp8")
+        DeviceConfig("cuda", quantize="fp8")
 
 
 def test_a_place_for_float8_is_one_gpu_in_bfloat16(monkeypatch):
     a_gpu(monkeypatch, (9, 0))
     for dtype in ("auto", "bfloat16"):
-        assert Place("cuda", dtype, "fp8").options("F32") == {"dtype": torch.bfloat16}
+        assert DeviceConfig("cuda", dtype, "fp8").options("F32") == {"dtype": torch.bfloat16}
     with pytest.raises(ConfigError, match="quantize='fp8' computes in bfloat16; drop dtype='float32'"):
-        Place("cuda", "float32", "fp8")
+        DeviceConfig("cuda", "float32", "fp8")
     with pytest.raises(
         ConfigError, match="quantize='fp8' needs the network on one device; drop device=spread"
     ):
-        Place("spread", quantize="fp8")
+        DeviceConfig("spread", quantize="fp8")
 
 
 def test_float8_is_not_for_training():
@@ -381,9 +382,22 @@ def test_a_folder_is_loaded_in_float8(family, tmp_path):
     for adapter in (None, tmp_path / "adapter"):
         loaded = load(tmp_path / "base", adapter, device="cuda", quantize="fp8")
         assert (loaded.quantized, loaded.net.dtype) == ("fp8", torch.bfloat16)
-        assert isinstance(loaded.exact(), PackedDenoiser)
-        assert bool(loaded.exact().graphs.up_to) == (adapter is None)
+        assert isinstance(loaded.default_denoiser(), PackedDenoiser)
+        assert bool(loaded.default_denoiser().graphs.up_to) == (adapter is None)
         for cache in (None, "dual"):
             [answer] = loaded.generate("hi", "void", canvas=32, block=32, cache=cache)
             assert answer.approximations[0] == "fp8 weights and activations"
             assert len(answer.ids) == 32
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_float8_layers_join_to_one_product(bias):
+    layers = [Fp8Linear(linear(32, size, bias=bias, seed=size)) for size in (32, 16)]
+    x = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(1))
+    wanted = [layer(x) for layer in layers]
+    joined = Joined(layers)
+    for one, other in zip(joined(x), wanted, strict=True):
+        assert torch.equal(one, other)
+    for layer, other in zip(layers, wanted, strict=True):  # the layers read the joined memory
+        assert torch.equal(layer(x), other)
+    assert layers[0].weight.data_ptr() == joined.inner.weight.data_ptr()

@@ -135,9 +135,9 @@ def test_from_chats_to_a_wheel(tmp_path):
     voidpad("join", "runs/part-0", "runs/part-1", "--out", "runs/after")
     before, after = (read_run(tmp_path / "runs" / name) for name in ("before", "after"))
     assert [one["index"] for one in after.examples] == [0, 1, 2, 3]
-    assert before.config["settings"]["plan"] == "original"
-    assert after.config["settings"]["plan"] == "void"
-    assert before.config["settings"]["weights"] != after.config["settings"]["weights"]
+    assert before.config.plan == "original"
+    assert after.config.plan == "void"
+    assert before.config.weights != after.config.weights
 
     # Comparison and diagnosis.
     voidpad("report", "--compare", "runs/before", "runs/after", "--out", "compared")

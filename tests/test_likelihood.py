@@ -9,8 +9,8 @@ from lm_eval.api.instance import Instance
 
 from voidpad.errors import ConfigError
 from voidpad.evaluate.answer import Answering
-from voidpad.evaluate.harness import VoidpadLM
 from voidpad.evaluate.likelihood import Bound, estimate, hidden_canvas, hide
+from voidpad.evaluate.lm_eval import VoidpadLM
 from voidpad.models import random_model
 
 

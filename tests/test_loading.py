@@ -1,7 +1,6 @@
 """How commands load models: device, precision, the line that says so, and `voidpad merge`."""
 
 import json
-import sys
 
 import pytest
 import torch
@@ -15,9 +14,7 @@ from voidpad.commands.cli import app
 from voidpad.commands.loading import load_model, role_ids, slow
 from voidpad.errors import ConfigError
 from voidpad.models import load, random_model, save
-from voidpad.models.card import read_json
-from voidpad.models.place import Place
-from voidpad.models.quantizer import Quantizer
+from voidpad.models.device import SCHEMES, DeviceConfig, quant_scheme
 
 
 def run(*arguments):
@@ -60,20 +57,22 @@ def halved(folder, dtype):
 def test_auto_is_cuda_then_mps_then_cpu(monkeypatch, cuda, mps, best):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-    assert Place("auto").device == best
-    assert Place("auto").options("BF16")["dtype"] == (torch.float32 if best == "cpu" else torch.bfloat16)
-    assert "device_map" not in Place("auto").options("BF16")
+    assert DeviceConfig("auto").device == best
+    assert DeviceConfig("auto").options("BF16")["dtype"] == (
+        torch.float32 if best == "cpu" else torch.bfloat16
+    )
+    assert "device_map" not in DeviceConfig("auto").options("BF16")
 
 
 def test_spread_is_its_own_name(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    place = Place("spread")
+    place = DeviceConfig("spread")
     assert place.options("BF16") == {"dtype": torch.bfloat16, "device_map": "auto"}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(
         ConfigError, match="device 'spread': this machine has no CUDA device; use auto or cpu"
     ):
-        Place("spread")
+        DeviceConfig("spread")
 
 
 @pytest.mark.parametrize(
@@ -87,11 +86,11 @@ def test_spread_is_its_own_name(monkeypatch):
 )
 def test_devices_that_are_not_here(device, message):
     with pytest.raises(ConfigError, match=message):
-        Place(device)
+        DeviceConfig(device)
 
 
 def test_weights_beyond_the_memory_are_refused_before_it_is_taken():
-    place = Place("cpu")
+    place = DeviceConfig("cpu")
     place.check_memory(10**6, "F32", where="model")
     with pytest.raises(
         ConfigError, match=r"model: 10000.0 billion parameters need 40000 GB, but cpu has \d+ GB; use"
@@ -100,11 +99,11 @@ def test_weights_beyond_the_memory_are_refused_before_it_is_taken():
 
 
 def test_a_quantizer_knows_its_names():
-    assert Quantizer("8bit").storage.config(torch.float32).load_in_8bit
-    assert Quantizer("4bit").storage.config(torch.bfloat16).bnb_4bit_compute_dtype == torch.bfloat16
-    assert Quantizer.of(random_model().net) == ""
-    with pytest.raises(ConfigError, match="quantize '3bit' is unknown; use 8bit, 4bit or fp8"):
-        Quantizer("3bit")
+    assert SCHEMES["8bit"].config(torch.float32).load_in_8bit
+    assert SCHEMES["4bit"].config(torch.bfloat16).bnb_4bit_compute_dtype == torch.bfloat16
+    assert quant_scheme(random_model().net) is None
+    with pytest.raises(ConfigError, match="quantize '3bit'"):
+        DeviceConfig(quantize="3bit")
 
 
 # What was loaded
@@ -119,7 +118,7 @@ def test_the_line_says_device_dtype_parameters_and_memory(base, monkeypatch, cap
 
 
 def test_billions_of_parameters_in_float32_on_a_cpu_warn(base, monkeypatch, capsys):
-    monkeypatch.setattr("voidpad.models.place.MANY", 1000)
+    monkeypatch.setattr("voidpad.models.device.MANY", 1000)
     warning = slow(load_model(str(base)))
     assert "parameters in float32 on a CPU" in warning
     assert "--dtype bfloat16" in capsys.readouterr().err
@@ -142,16 +141,6 @@ def test_roles_on_the_command_line():
     for text in ("void", "void=x", "void=-1", "void=1,2", "mask=", "mask=²"):
         with pytest.raises(ConfigError, match="--roles"):
             role_ids([text])
-
-
-def test_config_and_card_are_read_once(base, monkeypatch):
-    read = []
-    real = read_json
-    for module in ("card", "load", "weights", "adapter", "locate", "text"):
-        spy = lambda path: read.append(path.name) or real(path)  # noqa: E731
-        monkeypatch.setattr(sys.modules[f"voidpad.models.{module}"], "read_json", spy)
-    load(base)
-    assert sorted(read) == ["config.json", "voidpad.json"]
 
 
 # merge

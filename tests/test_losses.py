@@ -1,4 +1,5 @@
-"""Losses: the numbers of spec 1.4 to five decimals, and the head at loss slots only."""
+"""Noise and loss: the numbers of spec 1.3 and spec 1.4; noise depends on (seed, epoch, example) alone; the head at loss
+slots only."""
 
 import pytest
 import torch
@@ -6,20 +7,133 @@ import torch.nn.functional as F
 
 from voidpad.models import FAMILIES, random_model
 from voidpad.roles import Roles
-from voidpad.training.losses import NORMALISERS, SlotLoss, loss_slots
-from voidpad.training.noising import NoisedBatch, corrupt, rates
+from voidpad.training.losses import (
+    NORMALISERS,
+    At,
+    NoisedBatch,
+    Noising,
+    SlotLoss,
+    corrupt,
+    from_the_right,
+    loss_slots,
+    rates,
+)
 from voidpad.training.padding import Example, pad
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(20, 27)))
 ROWS = [Example([5, 6, 7], [8, 9]), Example([5], [8, 9, 10, 11, 12, 13])]
+DRAWS = torch.tensor([[0, 0, 0, 0.2, 0.7, 0.9, 0.4, 0.6]])
+
+
+def at(count, epoch=0):
+    index = torch.arange(count)
+    return At(torch.full((count,), epoch), index, index)
+
+
+def many(policy, rows=4000):
+    return pad([Example([5], [8] * 6)] * (rows - 1) + [Example([5], [8] * 11)], policy, ROLES)
+
+
+def test_worked_noise():
+    batch = pad(ROWS, "void", ROLES)
+    rate = rates(torch.tensor([0.5, 0.25]))
+    assert rate.tolist() == pytest.approx([0.5005, 0.25075])
+    noised = corrupt(batch, 0, rate=rate, draws=DRAWS.expand(2, -1), forced=True)
+    assert noised.ids[0].tolist() == [5, 6, 7, 0, 9, 0, 0, 2]
+    assert noised.rate.tolist() == pytest.approx([0.5005, 0.25075])
+    assert noised.forced
+
+
+def test_without_force_the_eos_is_a_slot_like_any_other():
+    batch = pad(ROWS, "eos", ROLES)
+    noised = corrupt(batch, 0, rate=rates(torch.tensor([0.5, 0.5])), draws=DRAWS.expand(2, -1), forced=False)
+    assert noised.ids[0].tolist() == [5, 6, 7, 0, 9, 1, 0, 1]
+
+
+@pytest.mark.parametrize("stratified", [False, True])
+@pytest.mark.parametrize(("policy", "forced"), [("eos", False), ("rainbow", False), ("void", True)])
+def test_masking_rate_follows_the_level(policy, forced, stratified):
+    batch = many(policy)
+    noising = Noising(stratified=stratified)
+    where = at(len(batch.ids))
+    noised = noising(batch, 0, forced=forced, at=where)
+    level = noising.level(where)
+    free = batch.target & ~(batch.eos if forced else torch.zeros_like(batch.eos))
+    for low in (0.0, 0.25, 0.5, 0.75):
+        rows = (level >= low) & (level < low + 0.25)
+        rate = noised.hidden[rows][free[rows]].double().mean()
+        assert rate == pytest.approx(low + 0.125, abs=0.02)
+    assert not noised.hidden[~batch.target].any()
+    assert torch.equal(noised.ids == 0, noised.hidden)
+
+
+def test_forced_eos_is_always_hidden_and_elsewhere_never_forced():
+    void, eos = many("void"), many("eos")
+    assert Noising()(void, 0, forced=True, at=at(4000)).hidden[void.eos].all()
+    share = Noising()(eos, 0, forced=False, at=at(4000)).hidden[eos.eos].double().mean()
+    assert share == pytest.approx(0.5, abs=0.03)
+
+
+def test_expected_weight_is_one_per_slot():
+    batch = many("void", rows=20_000)
+    noised = Noising(stratified=True)(batch, 0, forced=True, at=at(20_000))
+    weight = torch.where(noised.hidden, 1 / noised.rate[:, None], 0.0)
+    weight[batch.eos & noised.hidden] = 1
+    # The variance of hidden / p is E[1/p] - 1, about 5.9: the mean of 120,000 slots is good to a few per cent.
+    response = batch.target & ~batch.eos & ~batch.padding
+    assert weight[response].mean() == pytest.approx(1, abs=0.03)
+    assert weight[batch.padding].mean() == pytest.approx(1, abs=0.03)
+    assert weight[batch.eos].mean() == 1
+
+
+def test_noise_is_keyed_by_seed_epoch_and_example_not_by_batch():
+    batch = many("eos", rows=8)
+    whole = Noising(seed=3)(batch, 0, forced=False, at=at(8))
+    part = pad([Example([5], [8] * 6)] * 3, "eos", ROLES, width=torch.full((3,), 13))
+    index = torch.tensor([5, 2, 4])
+    alone = Noising(seed=3)(part, 0, forced=False, at=At(torch.zeros(3, dtype=torch.long), index, index))
+    assert torch.equal(whole.hidden[index], alone.hidden)
+    assert not torch.equal(whole.hidden, Noising(seed=4)(batch, 0, forced=False, at=at(8)).hidden)
+    assert not torch.equal(whole.hidden, Noising(seed=3)(batch, 0, forced=False, at=at(8, epoch=1)).hidden)
+
+
+def test_stratified_levels_cover_every_run_of_rows():
+    where = at(640)
+    level = Noising(stratified=True).level(where)
+    for first in range(0, 640, 32):
+        gaps = level[first : first + 32].sort().values.diff()
+        assert gaps.max() < 0.11  # 32 independent draws leave a gap of about 0.13
+
+
+def test_suffix_rows_hide_the_right_end_in_one_piece():
+    batch = many("eos", rows=500)
+    hidden = Noising(suffix=1.0)(batch, 0, forced=False, at=at(500)).hidden
+    rises = (hidden[:, 1:] & ~hidden[:, :-1]).sum(1)
+    assert (rises <= 1).all()
+    assert hidden[:, -1].double().mean() > 0.9
+    lengths = hidden.sum(1)
+    assert lengths.min() <= 1
+    assert lengths.max() == 12
+    mixed = Noising(suffix=0.3)(batch, 0, forced=False, at=at(500)).hidden
+    share = ((mixed == hidden).all(1)).double().mean()
+    assert share == pytest.approx(0.3, abs=0.08)
+
+
+def test_draws_from_the_right_rank_target_slots():
+    target = torch.tensor([[False, True, True, True, True]])
+    assert from_the_right(target)[0, 1:].tolist() == [0.875, 0.625, 0.375, 0.125]
+
+
+# The loss
+
 # Row 1 of the worked example, and a row 2 whose loss slots are one content slot and the EOS.
-DRAWS = torch.tensor([[9, 9, 9, 0.2, 0.7, 0.9, 0.4, 0.6], [9, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9]])
+LOSS_DRAWS = torch.tensor([[9, 9, 9, 0.2, 0.7, 0.9, 0.4, 0.6], [9, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9]])
 ENTROPY = torch.tensor([1.0, 2.0, 0.3, 0.8, 1.5])
 
 
 def worked(rows=slice(None), family="llada", shift=0):
     batch = pad(ROWS, "void", ROLES)
-    noised = corrupt(batch, 0, rate=rates(torch.tensor([0.5, 0.25])), draws=DRAWS, forced=True)
+    noised = corrupt(batch, 0, rate=rates(torch.tensor([0.5, 0.25])), draws=LOSS_DRAWS, forced=True)
     batch = type(batch)(*(value[rows] for value in vars(batch).values()))
     noised = NoisedBatch(noised.ids[rows], noised.hidden[rows], noised.rate[rows], forced=True)
     return loss_slots(batch, noised, NORMALISERS[FAMILIES[family].loss], shift=shift)

@@ -12,8 +12,8 @@ import voidpad
 from originals import write_original
 from voidpad.engine.events import Finished, Wrote
 from voidpad.errors import ConfigError, RoleError, WeightsError
+from voidpad.files import read_json
 from voidpad.models import FAMILIES, load, merge, random_model, save
-from voidpad.models.card import read_json
 from voidpad.roles import Roles
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
@@ -250,7 +250,8 @@ def test_a_ready_plan_takes_no_fields(models):
 
 
 def test_public_names():
-    assert voidpad.__all__ == ["Model", "Result", "Roles", "load", "merge", "plan", "random_model", "save"]
+    made = ["Model", "Result", "Roles", "load", "merge", "open_checkpoint", "plan", "random_model", "save"]
+    assert sorted(voidpad.__all__) == sorted([*made, "choice", "json_object", "json_schema", "regex"])
     assert dir(voidpad) == voidpad.__all__
     assert (voidpad.load, voidpad.merge, voidpad.Roles) == (load, merge, Roles)
     with pytest.raises(AttributeError, match="no attribute 'get_model'"):

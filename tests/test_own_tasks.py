@@ -1,7 +1,6 @@
 """Tasks from a user's YAML files, and the number of shots."""
 
 import json
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +9,11 @@ import pytest
 import torch
 
 from voidpad.errors import ConfigError, DataError
-from voidpad.evaluate import Resources, RunFolder, Settings, evaluate, read_run
-from voidpad.evaluate.answer import answer, load_run
-from voidpad.evaluate.judge import judge
+from voidpad.evaluate import EvalConfig, Resources, RunFolder, evaluate, read_run
+from voidpad.evaluate.answer import load_run
 from voidpad.evaluate.own_tasks import choose_tasks, find_tasks
-from voidpad.evaluate.prepare import load_tasks, prepare
+from voidpad.evaluate.prepare import load_tasks
+from voidpad.evaluate.run import answer, judge, prepare
 from voidpad.models import random_model
 
 TASK = """
@@ -71,10 +70,10 @@ def folder(tmp_path) -> Path:
     return made
 
 
-def settings(folder: Path, **changes) -> Settings:
+def settings(folder: Path, **changes) -> EvalConfig:
     names, own, _ = choose_tasks([str(folder / "sums.yaml")], [])
     fields = {"canvas": 16, "block": 8}
-    return Settings("random", names, fields=fields, own_tasks=own, **changes)
+    return EvalConfig(model="random", tasks=names, fields=fields, own_tasks=own, **changes)
 
 
 def trusted(folder: Path) -> Resources:
@@ -132,7 +131,7 @@ def test_the_place_of_a_folder_is_not_part_of_a_task(folder, tmp_path):
 def test_stages_apart_ask_for_the_file_again(model, folder, tmp_path):
     run, whole = RunFolder(tmp_path / "run"), settings(folder, limit=2)
     prepare(whole, run, resources=trusted(folder))
-    answer(run, loaded=load_run(run.settings, Resources(), model=model))
+    answer(run, run=load_run(run.config, Resources(), model=model))
     with pytest.raises(ConfigError, match="task sums is not voidpad's: pass --include-path"):
         judge(run)
     assert judge(run, resources=trusted(folder))["tasks"]["sums"]["n"] == 2
@@ -146,7 +145,7 @@ def test_stages_apart_ask_for_the_file_again(model, folder, tmp_path):
         (("task: sums", "task: sums\nrepeats: 4"), "has repeats=4, here is one answer an item"),
         (("task: sums", "task: sums\nunsafe_code: true"), "CodeBenchmark`, which runs it in the sandbox"),
         (("metric_list", "metrics"), "has no metric_list"),
-        (("task: sums", "task: sums: x"), "cannot be read as YAML"),
+        (("task: sums", "task: sums: x"), "damaged YAML file"),
         (("shared.yaml", "sums.yaml"), "includes itself"),
         (("task: sums", "task: tiny_steps"), "has the name of a task of voidpad"),
         (("scoring.score", "scoring.nothing"), "task sums: AttributeError: .* has no function 'nothing'"),
@@ -197,9 +196,7 @@ def test_the_number_of_shots(folder, tmp_path, number):
     )
     shots = 1 if number is None else number
     assert {request.prompt.count("Q:") for request in requests} == {shots + 1}
-    written = read_run(tmp_path / "run").config["settings"]
-    assert written.get("num_fewshot", "absent") == ("absent" if number is None else number)
-    assert Settings.parse(written).num_fewshot == number
+    assert read_run(tmp_path / "run").config.num_fewshot == number
 
 
 def test_an_item_is_no_shot_of_its_own(folder, tmp_path):
@@ -215,22 +212,9 @@ def test_an_item_is_no_shot_of_its_own(folder, tmp_path):
 
 
 def test_a_task_that_fixes_its_prompt_refuses_shots():
-    fixed = Settings("random", ("tiny_steps",), num_fewshot=2)
+    fixed = EvalConfig(model="random", tasks=("tiny_steps",), num_fewshot=2)
     with pytest.raises(ConfigError, match="num_fewshot=2: task tiny_steps has no items to draw shots from"):
         load_tasks(fixed, Resources())
-    assert load_tasks(replace(fixed, num_fewshot=0), Resources())["tiny_steps"].config.num_fewshot == 0
-    with pytest.raises(ConfigError, match="num_fewshot=-1 must be at least 0"):
-        replace(fixed, num_fewshot=-1)
-
-
-def test_a_hostile_yaml_is_read_at_once_or_refused(tmp_path):
-    """Aliases that stand for billions of parts or for themselves, nesting without end, a pipe that nobody writes to."""
-    metrics = "metric_list: [{metric: m}]"
-    doubled = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 40))
-    (tmp_path / "bomb.yaml").write_text(f"task: t\n{metrics}\na0: &a0 [x]\n{doubled}\n")
-    (tmp_path / "loop.yaml").write_text(f"task: u\n{metrics}\nagain: &again [*again]\n")
-    os.mkfifo(tmp_path / "pipe.yaml")
-    assert set(find_tasks([tmp_path])) == {"t", "u"}
-    (tmp_path / "deep.yaml").write_text("task: " + "[" * 100_000)
-    with pytest.raises(ConfigError, match=r"deep\.yaml: cannot be read as YAML"):
-        find_tasks([tmp_path / "deep.yaml"])
+    assert load_tasks(fixed.updated(num_fewshot=0), Resources())["tiny_steps"].config.num_fewshot == 0
+    with pytest.raises(ConfigError, match="num_fewshot"):
+        fixed.updated(num_fewshot=-1)

@@ -5,10 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from voidpad.errors import ConfigError, RoleError
+from voidpad.errors import DataError, RoleError
 from voidpad.roles import Roles
-from voidpad.training.batches import VirtualWidth, WindowWidth
-from voidpad.training.padding import Example, Pairs, lay_out, pad, policy
+from voidpad.training import prepared
+from voidpad.training.batches import PaddedRows, row_widths
+from voidpad.training.losses import Noising
+from voidpad.training.padding import Example, Pairs, pad
+from voidpad.training.recipe import PaddingPart
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(20, 27)))
 ROWS = [Example([5, 6, 7], [8, 9]), Example([5], [8, 9, 10, 11, 12, 13])]
@@ -97,13 +100,6 @@ def test_policies_differ_in_the_padding_and_nothing_else(rows):
         assert torch.equal(batch.ids[~batch.padding], first.ids[~first.padding])
 
 
-def test_rows_of_a_store_equal_rows_padded_directly():
-    pairs = Pairs.of(ROWS)
-    batch = lay_out(pairs, torch.tensor([1, 0]), policy("void"), ROLES, width=torch.tensor([9, 8]))
-    direct = pad(ROWS[::-1], "void", ROLES, width=torch.tensor([9, 8]))
-    assert torch.equal(batch.ids[batch.inside], direct.ids[direct.inside])
-
-
 def test_a_narrow_row_is_cut_without_an_eos():
     batch = pad(ROWS, "void", ROLES, width=torch.tensor([5, 4]))
     assert batch.ids[:, :4].tolist() == [[5, 6, 7, 8], [5, 8, 9, 10]]
@@ -121,19 +117,22 @@ def test_virtual_width_has_the_distribution_of_a_real_mini_batch():
     rows = torch.randint(0, 400, (20_000, 6), generator=generator)
     real = sizes[rows].max(1).values + 1
     draw = torch.rand(20_000, generator=generator)
-    drawn = VirtualWidth(6)(pairs_of(prompt=sizes), rows[:, 0], lambda: draw)
+    part = PaddingPart(width="virtual", virtual_batch=6)
+    drawn = row_widths(part, pairs_of(prompt=sizes), rows[:, 0], lambda: draw)
     for q in (0.1, 0.25, 0.5, 0.75, 0.9):
         assert abs(real.double().quantile(q) - drawn.double().quantile(q)) <= 3
 
 
 def test_virtual_width_of_one_row_is_its_own():
     pairs = pairs_of(prompt=torch.tensor([3, 8]))
-    assert VirtualWidth(1)(pairs, torch.arange(2), lambda: torch.rand(2)).tolist() == [4, 9]
+    part = PaddingPart(width="virtual", virtual_batch=1)
+    assert row_widths(part, pairs, torch.arange(2), lambda: torch.rand(2)).tolist() == [4, 9]
 
 
 def test_window_width_covers_its_range_evenly():
     draw = (torch.arange(1000) + 0.5) / 1000
-    width = WindowWidth(2, 5)(pairs_of(prompt=torch.full((1000,), 7)), torch.arange(1000), lambda: draw)
+    part, pairs = PaddingPart(width="window", window=(2, 5)), pairs_of(prompt=torch.full((1000,), 7))
+    width = row_widths(part, pairs, torch.arange(1000), lambda: draw)
     assert width.unique(return_counts=True)[0].tolist() == [9, 10, 11, 12]
     assert width.unique(return_counts=True)[1].tolist() == [250] * 4
 
@@ -145,8 +144,33 @@ def test_a_missing_role_is_named():
         pad(ROWS, "rainbow", Roles(mask=0, eos=1))
 
 
-def test_unknown_policy_and_no_rows_are_refused():
-    with pytest.raises(ConfigError, match=r"padding\.policy: 'blank'"):
-        pad(ROWS, "blank", ROLES)
-    with pytest.raises(ConfigError, match="no rows"):
-        pad([], "eos", ROLES)
+GAPS = [Example([5, 6], [7, 8, 9, 10, 11], fixed=[(0, 1), (3, 5)]), Example([5], [8, 9])]
+
+
+def test_fixed_parts_of_an_answer_are_given_and_nothing_follows_them():
+    """Infilling: `prefix span suffix`; the span alone is learnt, and the row ends with its text."""
+    batch = pad(GAPS, "void", ROLES, width=torch.tensor([7, 9]))
+    assert batch.ids[0, :7].tolist() == [5, 6, 7, 8, 9, 10, 11]
+    assert batch.target[0].nonzero().flatten().tolist() == [3, 4]
+    assert batch.inside[0].tolist() == [True] * 7 + [False] * 2
+    assert not batch.eos[0].any()
+    assert batch.slots.tolist() == [2, 8]
+    assert batch.target[1].nonzero().flatten().tolist() == list(range(1, 9))
+    with pytest.raises(DataError, match="fixed"):
+        Pairs.of([Example([5], [8, 9], fixed=[(1, 3)])])
+
+
+@pytest.mark.parametrize("width", [{}, {"width": "window", "window": (1, 3)}, {"width": 9}])
+def test_a_row_with_gaps_is_as_wide_as_its_text(tmp_path, width):
+    """Whatever the others are padded to; and only its gaps are ever hidden."""
+    prepared.write(tmp_path / "x.safetensors", Pairs.of(GAPS * 4), ROLES)
+    pairs = prepared.read(tmp_path / "x.safetensors").pairs
+    rows = PaddedRows(pairs, ROLES, PaddingPart(**width), noising=Noising())
+    for epoch in range(5):
+        lengths = rows.lengths(epoch, torch.arange(8), 4)
+        batch, at = rows(epoch, torch.arange(8), lengths.width)
+        gaps = at.example % 2 == 0
+        assert (lengths.end[gaps] == 7).all()
+        noised = rows.noising(batch, ROLES.mask, forced=True, at=at)
+        assert noised.hidden[gaps].any(0).nonzero().flatten().tolist() in ([3, 4], [3], [4], [])
+        assert torch.equal(noised.ids[gaps][:, [0, 1, 2, 5, 6]], batch.ids[gaps][:, [0, 1, 2, 5, 6]])

@@ -9,7 +9,6 @@ import pytest
 from studies.paper import findings, published, recomputed
 from studies.paper.findings import attainable, fitting_size
 from studies.paper.numbers import Paper
-from voidpad.experiments.report.report_metrics import geomean, reduction
 
 RAW = tomllib.loads((Path(__file__).parents[1] / "studies" / "paper" / "published.toml").read_text())
 
@@ -34,26 +33,23 @@ def test_every_derived_number_recomputes():
     assert [check for check in checks if not check.agrees] == []
 
 
-@pytest.mark.parametrize(
-    ("what", "printed"),
-    [
-        ("table1-llada: mean void over tasks, block 64", 51.13),
-        ("table1-dream: mean void mean", 60.21),
-        ("appendix-blocks-base: gsm8k eos worst", 7.88),
-        ("table2-reduction: mbpp", 84.6),
-        ("abstract: Dream NFE reduction", 55.7),
-        ("readme-reduction: humaneval", 80.4),
-        ("table3b-speedup: void-expansion mean from seconds", 2.12),
-        ("table3b-speedup: rho-eos geomean", 1.81),
-        ("table5: void difference", 9.64),
-        ("table5: void NFE reduction", 63.8),
-        ("table6: thresholds largest nfe", 175.5),
-        ("table6: window smallest score", 51.4),
-        ("claim: Dream: VOID over original", 17.84),
-    ],
-)
-def test_the_checks_cover_every_kind_of_derived_number(what, printed):
-    assert [check.printed for check in recomputed(published()) if check.what == what] == [printed]
+def test_the_checks_cover_every_kind_of_derived_number():
+    printed = {
+        "table1-llada: mean void over tasks, block 64": 51.13,
+        "table1-dream: mean void mean": 60.21,
+        "appendix-blocks-base: gsm8k eos worst": 7.88,
+        "table2-reduction: mbpp": 84.6,
+        "abstract: Dream NFE reduction": 55.7,
+        "readme-reduction: humaneval": 80.4,
+        "table3b-speedup: void-expansion mean from seconds": 2.12,
+        "table3b-speedup: rho-eos geomean": 1.81,
+        "table5: void difference": 9.64,
+        "table5: void NFE reduction": 63.8,
+        "table6: thresholds largest nfe": 175.5,
+        "table6: window smallest score": 51.4,
+        "claim: Dream: VOID over original": 17.84,
+    }
+    assert printed.items() <= {check.what: check.printed for check in recomputed(published())}.items()
 
 
 @pytest.mark.parametrize("column", range(4))
@@ -146,8 +142,3 @@ def test_models_are_known_by_hub_id_and_short_name():
         == published().model_of("llada-8b-base")
     )
     assert published().model_of("tiny-void") is None
-
-
-def test_means_and_reductions():
-    assert geomean([0.5, 2.0, 4.0, 0.25]) == pytest.approx(1.0)
-    assert reduction(128, 512) == 75.0

@@ -31,9 +31,10 @@ def test_a_figure_is_drawn_from_finished_sweeps(tmp_path):
 def test_a_point_is_the_mean_over_tasks(tmp_path):
     finished(tmp_path, ["tiny-stress"], size=8)
     sweeps = Sweeps(tmp_path / "dream")
-    cells = [record for record in sweeps.records("tiny-stress") if record.method == "daedal"]
+    rows = sweeps.rows("tiny-stress")
+    cells = rows[rows["method"] == "daedal"]
     assert len(cells) == 4
-    mean = sum(100 * cell.result["correct"] / 8 for cell in cells) / 4
+    mean = sum(100 * cells["correct"] / 8) / 4
     point = sweeps.point("tiny-stress", method="daedal")
     assert point.mean == pytest.approx(mean)
     assert 0 < point.below <= mean

@@ -3,13 +3,12 @@
 import pytest
 from transformers import Qwen2Tokenizer
 
-from voidpad.builtin import tokenizer as builtin
 from voidpad.errors import RoleError
-from voidpad.models import LLADA, character_tokenizer, load, random_model, save
-from voidpad.models.card import read_json
+from voidpad.files import read_json
+from voidpad.models import character_tokenizer
 from voidpad.models.families import DREAM
 from voidpad.models.families.dream import AUTHORS_RAINBOW
-from voidpad.roles import RoleNames, Roles, build, newline_ids, resolve
+from voidpad.roles import Roles, build, resolve
 
 DREAM_ROWS = 152064
 
@@ -160,15 +159,6 @@ def test_the_authors_names_for_dream_are_read():
     assert (roles.void, roles.rainbow) == (56940, AUTHORS_RAINBOW)
 
 
-@pytest.mark.parametrize("wrong", [-1, "4", 1.0, True, None, [3]])
-def test_ids_are_whole_numbers(wrong):
-    with pytest.raises(RoleError, match=r"is not a token id|neither the config nor the tokenizer"):
-        build({"mask": wrong, "eos": 1}, rows=64)
-    if wrong is not None:
-        with pytest.raises(RoleError):
-            build({"mask": 0, "eos": 1, "rainbow": [wrong]}, rows=64)
-
-
 # AdaBlock's delimiters in its code for Dream.
 DREAM_NEWLINES = [
     198,
@@ -192,43 +182,3 @@ DREAM_NEWLINES = [
     3276,
 ]
 DREAM_NEWLINES += [3876, 4894, 5267, 14750, 68327]
-
-
-def test_tokens_that_end_a_line(dream):
-    tokenizer, roles = dream
-    found = newline_ids(tokenizer, roles, rows=DREAM_ROWS, names=DREAM.role_names)
-    assert list(found) == DREAM_NEWLINES
-    assert newline_ids(tokenizer, roles, rows=DREAM_ROWS, names=LLADA.role_names) == (198,)
-    every = newline_ids(tokenizer, roles, rows=DREAM_ROWS, names=RoleNames())
-    assert len(every) == 2178
-    assert set(found) < set(every)
-    assert newline_ids(tokenizer, roles, rows=300, names=RoleNames()) == (198, 271, 280)
-
-
-def test_a_vocabulary_without_the_family_s_names_has_all_its_line_breaks():
-    for names in (LLADA.role_names, DREAM.role_names):
-        tokenizer = character_tokenizer(64)
-        found = newline_ids(tokenizer, resolve(tokenizer, {}, rows=64), rows=64, names=names)
-        assert tokenizer.convert_ids_to_tokens(list(found)) == ["\n"]
-        found = newline_ids(builtin.tokenizer(), builtin.ROLES, rows=512, names=names)
-        assert sorted(builtin.tokenizer().convert_ids_to_tokens(list(found))) == [
-            "\n" + " " * depth for depth in (0, 4, 8, 12)
-        ]
-    letters = Named(
-        {"Ċetta": 5, "a\nb": 6, "\n": 7}, eos=7
-    )  # a letter of Maltese; a line break; the end itself
-    letters.decode = lambda ids: {5: "Ċetta", 6: "a\nb", 7: "\n"}[ids[0]]
-    assert newline_ids(letters, Roles(mask=0, eos=7), rows=9, names=RoleNames()) == (6,)
-
-
-def test_newlines_are_text_and_come_from_the_tokenizer(tmp_path):
-    model = random_model(seed=1)
-    assert model.roles.newline
-    assert not set(model.roles.newline) & model.roles.all()
-    assert model.roles.ids(["newline", "eos"]) == (*model.roles.newline, model.roles.eos)
-    save(model, tmp_path / "model")
-    assert "newline" not in read_json(tmp_path / "model" / "voidpad.json")["roles"]
-    assert load(tmp_path / "model").roles.newline == model.roles.newline
-    assert load(tmp_path / "model", roles={"newline": (20, 21)}).roles.newline == (20, 21)
-    with pytest.raises(RoleError, match=r"role id 64 is outside the embedding \(0 to 63\)"):
-        load(tmp_path / "model", roles={"newline": (64,)})

@@ -1,6 +1,5 @@
 """The sandbox: right programs pass, wrong ones fail, hostile ones gain nothing and leave nothing."""
 
-import fcntl
 import gzip
 import json
 import os
@@ -21,7 +20,7 @@ import pytest
 
 from voidpad.errors import ConfigError
 from voidpad.evaluate.tasks.mbpp import function_under_test
-from voidpad.sandbox import Sandbox, SandboxLimits, cgroup, kernel
+from voidpad.sandbox import Sandbox, SandboxLimits, cgroup, layers
 from voidpad.sandbox.api import _SupervisorHandle
 from voidpad.sandbox.checker import CheckerTask, judge
 from voidpad.sandbox.wire import Channel, ChannelClosed
@@ -45,17 +44,21 @@ PLACES = (
     Path.cwd(),
     Path(os.__file__).parent,
 )
+MODES = ("full", "full without a control group", "weak")
 
 
 @pytest.fixture(scope="module")
 def cells(all_layers):
-    """By seconds: a short limit for programs that have to be stopped, a long one for a slow machine."""
-    limits = {
-        seconds: SandboxLimits(seconds=seconds, memory_mb=512, disk_mb=8, processes=16) for seconds in (1, 60)
-    }
-    made = {seconds: Sandbox(limits=limit) for seconds, limit in limits.items()}
-    for sandbox in made.values():
-        sandbox.run("", "")  # its supervisor is there before processes are counted
+    """By mode and seconds: a short limit for programs that have to be stopped, a long one for a slow machine."""
+    made = {}
+    for mode in MODES:
+        for seconds in (1, 60):
+            limits = SandboxLimits(seconds=seconds, memory_mb=512, disk_mb=8, processes=16)
+            made[mode, seconds] = Sandbox(limits=limits, weak=mode == "weak")
+            with pytest.MonkeyPatch.context() as patch:
+                if mode == MODES[1]:
+                    patch.setattr(cgroup, "create", lambda: None)
+                made[mode, seconds].run("", "")  # its supervisor is there before processes are counted
     yield made
     for sandbox in made.values():
         sandbox.close()
@@ -68,7 +71,7 @@ def passes(sandbox, program, checks):
 
 
 def processes():
-    """Everything below this process; each sandbox has two idle ones."""
+    """Everything below this process."""
     return {p for p in psutil.Process().children(recursive=True) if runs(p)}
 
 
@@ -84,17 +87,6 @@ def until(condition):
     while not condition():
         assert time.monotonic() < end, "did not happen"
         time.sleep(0.01)
-
-
-def lost(sandbox):
-    """Start the two supervisor processes of a fresh sandbox and kill the first of them; both have ended then."""
-    before = set(psutil.Process().children())
-    sandbox.run("", "")
-    (supervisor,) = set(psutil.Process().children()) - before
-    both = [supervisor, *supervisor.children()]
-    supervisor.kill()
-    until(lambda: not any(map(runs, both)))
-    return supervisor.pid
 
 
 # Hostile programs
@@ -130,28 +122,42 @@ def owner_of(path):
         return path.stat(follow_symlinks=False).st_uid
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if hostile(p)[1] else []) for p in HOSTILE],
-)
-def test_hostile_program_gains_nothing(path, cells):
-    program = path.read_text()
-    expected, _ = hostile(path)
-    seconds = 1 if "timeout" in expected else 60
+def gains_nothing(sandbox, path, seconds):
     before, host, start = processes(), machine(), time.monotonic()
-    verdict = cells[seconds].run(program, CHECKS)
+    verdict = sandbox.run(path.read_text(), CHECKS)
     assert not verdict.passed
-    assert verdict.reason in expected, verdict
     assert time.monotonic() - start < seconds + SLACK
     assert processes() == before
     assert machine() == host
     assert left_in_shared_memory() == []
     assert not [place for place in PLACES if (Path(place) / MARK).exists()]
     assert verdict.detail.isprintable()
+    return verdict
+
+
+PROGRAMS = [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if hostile(p)[1] else []) for p in HOSTILE]
+
+
+@pytest.mark.parametrize("path", PROGRAMS)
+def test_hostile_program_gains_nothing(path, cells):
+    expected, _ = hostile(path)
+    seconds = 1 if "timeout" in expected else 60
+    verdict = gains_nothing(cells["full", seconds], path, seconds)
+    if layers()["control group"]:
+        assert verdict.reason in expected, verdict
+
+
+@pytest.mark.parametrize("mode", [pytest.param(MODES[1], marks=pytest.mark.slow), MODES[2]])
+@pytest.mark.parametrize("path", PROGRAMS)
+def test_hostile_program_gains_nothing_in_the_other_modes(path, mode, cells):
+    """A refused call may end a program earlier than in the full mode, and says so."""
+    verdict = gains_nothing(cells[mode, 1], path, 1)
+    assert verdict.reason in (*hostile(path)[0], "timeout") or "refused" in verdict.detail or verdict.reason in (
+        "error", "exited"), verdict  # fmt: skip
 
 
 def test_there_are_enough_hostile_programs():
-    assert len(HOSTILE) >= 150
+    assert len(HOSTILE) >= 165
 
 
 @pytest.mark.parametrize("program", ["def square(x) return 9", "square = abs\n\0", "\ud800"])
@@ -191,25 +197,48 @@ def test_an_object_never_meets_the_expected_value(checks, sandbox):
     assert verdict.reason in ("opaque", "failed", "error"), verdict
 
 
-def test_objects_answer_for_themselves_only_when_told(sandbox):
-    program, checks = LYING + "def f(x): return Lie()", "assert f(3) == 9\nassert abs(f(3) - 9) < 1e-6"
-    with Sandbox(trust_objects=True, limits=SandboxLimits(seconds=60)) as trusting:
-        assert trusting.run(program, checks).passed
-    assert "trust_objects" in sandbox.run(program, checks).detail
+FORGERIES = {  # by what they abuse: a program and checks that it must not pass
+    "a block that suppresses failures": (
+        "class C:\n def __enter__(s): return 1\n def __exit__(s, *a): return True\ndef f(x): return 0",
+        "with C():\n    assert f(3) == 9",
+    ),
+    "a block that suppresses its own exception": (
+        "class C:\n def __enter__(s): return 1\n def __exit__(s, *a): return True\ndef f(x): raise ValueError",
+        "with C():\n    assert f(3) == 9",
+    ),
+    "an exception class that is the checks' own": (
+        "Own = AssertionError\ndef f(x): return 0",
+        "try:\n    assert f(3) == 9\nexcept Own:\n    pass",
+    ),
+    "an exception class above all others": (
+        "Own = Exception\ndef f(x): return 0",
+        "try:\n    assert f(3) == 9\nexcept Own:\n    pass",
+    ),
+    "a late change of a value that is expected later": (
+        "kept = []\ndef f(x): kept.append(x)\ndef g():\n kept[0][:] = [0]\n return [0]",
+        "want = [9]\nf(want)\nassert g() == want",
+    ),
+    "a named tuple that equals everything": (
+        "from collections import namedtuple\nclass N(namedtuple('N', 'x')):\n def __eq__(s, o): return True\n"
+        "def f(x): return N(0)",
+        "assert f(3) == (9,)",
+    ),
+    "a dictionary that has every key": (
+        "from collections import defaultdict\nclass D(defaultdict):\n def __missing__(s, k): return 9\n"
+        " def __eq__(s, o): return True\ndef f(x): return D()",
+        "assert f(3) == {3: 9}",
+    ),
+    "an iterator of the checks as a function": (
+        "def f(it): return it(9)",
+        "assert f(iter([1])) == 9",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", ["abs", "round", "len", "all", "sorted", "isinstance", "AssertionError", "True_"]
-)
-def test_a_program_does_not_judge_itself_with_its_own_builtins(name, sandbox):
-    program = f"def {name}(*a): return 0\ndef f(x): return 5"
-    checks = "assert all([round(abs(f(3) - 9)) == 0, len(sorted([f(3)])) == 1, isinstance(f(3), int)])"
-    assert sandbox.run(program, checks).reason == "failed"
-
-
-def test_a_function_named_like_a_builtin_can_be_the_one_under_test(sandbox):
-    checks = "assert sum(10, 15) == 150\nassert sum(1, 1) == 1"
-    assert sandbox.run("def sum(a, b): return a * b", checks, entry="sum").passed
+@pytest.mark.parametrize("weak", [False, True])
+@pytest.mark.parametrize("name", FORGERIES)
+def test_no_convenience_makes_a_check_true(name, weak, cells):
+    assert not cells["weak" if weak else "full", 60].run(*FORGERIES[name]).passed
 
 
 def test_what_the_checks_define_is_theirs(sandbox):
@@ -219,16 +248,6 @@ def test_what_the_checks_define_is_theirs(sandbox):
     trusted = "def encode(s): return s[::-1]\n" + checks
     assert sandbox.run(program, trusted).reason == "failed"
     passes(sandbox, "def decode(s): return s[::-1]", trusted)
-
-
-def test_the_module_in_the_checks_is_pythons_own(sandbox):
-    program = "import math\nmath.isclose = lambda *a, **k: True\ndef f(x): return 5"
-    assert sandbox.run(program, "assert math.isclose(f(3), 9)").reason == "failed"
-    passes(sandbox, "import math\ndef f(x): return x * x", "assert math.isclose(f(3), 9)")
-    passes(
-        sandbox, "import sys\ndef f(x): return sys.getsizeof(x)", "assert f((1, 2)) == sys.getsizeof((1, 2))"
-    )
-    assert sandbox.run("import subprocess", "subprocess.run([])").reason == "opaque"
 
 
 class Impostor(threading.Thread):
@@ -268,7 +287,7 @@ def test_no_message_makes_a_check_true(answer):
         ours, theirs = socket.socketpair()
         with ours, theirs:
             Impostor(theirs, [*preface, answer, answer, None])
-            reason, _ = judge(ours, CheckerTask("", checks), lenient=False)
+            reason, _ = judge(ours, CheckerTask("", checks))
         assert reason in ("failed", "error", "opaque", "exited", "gone")
 
 
@@ -277,7 +296,7 @@ def test_a_true_answer_by_hand_is_what_a_pass_takes():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         Impostor(theirs, answers)
-        assert judge(ours, CheckerTask("", "assert f(3) == 9"), lenient=False) == ("passed", "")
+        assert judge(ours, CheckerTask("", "assert f(3) == 9")) == ("passed", "")
 
 
 def test_a_call_cannot_end_a_loop_of_the_checks(sandbox):
@@ -323,9 +342,6 @@ def test_wrong_values_fail(sandbox):
 @pytest.mark.parametrize(
     ("program", "checks"),
     [
-        ("def f(x): x.sort()", "a = [3, 1, 2]\nassert f(a) is None\nassert a == [1, 2, 3]"),
-        ("def f(x): x.sort(); return x", "a = [3, 1, 2]\nassert f(a) is a"),
-        ("def f(x): x['a'].append(1); x['b'] = x", "d = {'a': []}\nf(d)\nassert d['a'] == [1] and d['b'] is d"),
         ("def f(a, b): a.append(1); return len(b)", "x = []\nassert f(x, x) == 1 and x == [1]"),
         ("def f(s, b, q): s.add(1); b[:] = b'z'; q.pop()",
          "import collections\ns, b, q = set(), bytearray(b'ab'), collections.deque([1, 2])\nf(s, b, q)\n"
@@ -334,34 +350,8 @@ def test_wrong_values_fail(sandbox):
          "a = []\ntry:\n    f(a)\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'no'\n"
          "assert a == [1]"),
         ("def f():\n a = []\n a.append(a)\n return a", "a = f()\nassert a[0] is a"),
-        ("def f(): yield from (1, 2)", "assert list(f()) == [1, 2]"),
-        ("import itertools\ndef f(): return itertools.count()", "g = f()\nassert [next(g), next(g)] == [0, 1]"),
-        ("def f(x): return map(str, x)", "assert list(f([1, 2])) == ['1', '2'] and tuple(f([])) == ()"),
-        ("def f(n): return lambda x: x + n", "assert f(2)(3) == 5"),
-        ("def f(g, x): return g(g(x))", "assert f(lambda x: x + 1, 1) == 3\nassert f(str.upper, 'a') == 'A'"),
-        ("def f(x, key=None): return sorted(x, key=key)", "assert f([1, 2], key=lambda x: -x) == [2, 1]"),
-        ("def f(*a, **k): return a, k", "assert f(1, *[2], b=3) == ((1, 2), {'b': 3})"),
-        ("class P:\n def __init__(s, a): s.a = a\n def get(s): return s.a",
-         "p = P(1)\np.a = [5]\nassert p.get() == [5] and p.a[0] == 5"),
-        ("class Node:\n def __init__(s, v): s.v = v; s.next = None\n"
-         "def f(n): return n.v + (f(n.next) if n.next else 0)",
-         "n = Node(1)\nn.next = Node(2)\nassert f(n) == 3 and n.next.next is None"),
-        ("class B:\n def __len__(s): return 3\n def __getitem__(s, i): return i * 2\n def __str__(s): return 'b'",
-         "b = B()\nassert len(b) == 3 and b[4] == 8 and str(b) == 'b' and f'{b}' == 'b'"),
-        ("from collections import namedtuple, defaultdict\n"
-         "def f(): return namedtuple('N', 'a b')(1, 2), defaultdict(int, a=1)",
-         "assert f() == ((1, 2), {'a': 1})"),
-        ("from enum import IntEnum\nE = IntEnum('E', 'a b')\ndef f(): return E.b", "assert f() == 2"),
-        ("count = 0\ndef f():\n global count\n count += 1", "f()\nf()\nassert count == 2"),
-        ("class Own(KeyError): pass\ndef f(): raise Own('k')",
-         "try:\n    f()\nexcept LookupError as e:\n    assert type(e).__name__ == 'Own'\nelse:\n    assert False"),
-        ("from dataclasses import dataclass\n@dataclass\nclass P:\n a: 'int'\ndef f(): return P(3)",
-         "assert f().a == 3"),
         ("if __name__ == '__main__':\n raise SystemExit\ndef f(): return 1", "assert f() == 1"),
-        ("import tempfile\ndef f():\n with tempfile.TemporaryFile() as t:\n  t.write(b'x')\n  return t.tell()",
-         "assert f() == 1"),
-        ("import random, threading\ndef f():\n out = []\n t = threading.Thread(target=out.append, args=(1,))\n"
-         " t.start(); t.join()\n return out", "assert f() == [1]"),
+        ("count = 0\ndef f():\n global count\n count += 1", "f()\nf()\nassert count == 2"),
         ("import sqlite3, ssl, ctypes, zoneinfo, lzma, unittest", "assert True"),
     ],
 )  # fmt: skip
@@ -454,10 +444,23 @@ def test_nothing_is_left_when_the_caller_is_killed(all_layers):
     until(lambda: not any(map(runs, below)))
 
 
-def test_a_lost_supervisor_costs_one_verdict(all_layers):
-    with Sandbox(limits=SandboxLimits(seconds=30)) as sandbox:
-        lost(sandbox)
-        assert sandbox.run("", "").reason == "killed"
+@pytest.mark.parametrize("weak", [False, True])
+def test_a_lost_supervisor_takes_its_programs_along_and_costs_one_verdict(all_layers, weak):
+    program = "import os, threading, time\n[threading.Thread(target=time.sleep, args=(99,)).start() for _ in '12']\n"
+    with Sandbox(limits=SandboxLimits(seconds=30), weak=weak) as sandbox:
+        sandbox.run("", "")
+        idle, killed = processes(), []
+
+        def lose():
+            until(lambda: len(processes() - idle) == 2)  # the program and its checks
+            killed.extend(processes())
+            psutil.Process().children()[-1].kill()
+
+        killer = threading.Thread(target=lose)
+        killer.start()
+        assert sandbox.run(program + "time.sleep(99)", "").reason == "killed"
+        killer.join()
+        until(lambda: not any(runs(process) for process in killed if process not in idle))
         assert sandbox.run("", "").passed
 
 
@@ -483,174 +486,102 @@ def test_the_limits_are_those_asked_for(all_layers):
         assert sandbox.run("print('x' * 5000, flush=True)\nwhile True: pass", "").reason == "output"
 
 
-# Other machines: layers missing, ordinary users
-
-RESTRICTED = """
-import json, sys
-from voidpad.sandbox import kernel
-kernel.no_new_privileges()
-kernel.install(kernel.seccomp_filter(refuse=sys.argv[1].split(",")))
-from voidpad.errors import SandboxError
-from voidpad.sandbox import SandboxLimits, Sandbox, layers
-print(json.dumps([name for name, there in layers().items() if not there]))
-try:
-    Sandbox().run("", "")
-except SandboxError as error:
-    print(json.dumps(str(error)))
-limits = SandboxLimits(seconds=int(sys.argv[2]), memory_mb=512, disk_mb=8, processes=16)
-with Sandbox(weak=True, limits=limits) as sandbox:
-    print(json.dumps([v.__dict__ for v in sandbox.map(json.load(sys.stdin))]))
-"""
-NAMESPACES = "user namespace, pid namespace, mount namespace, network namespace, ipc namespace"
-# Some of those that end quickly, and all that try to leave something behind.
-WITHOUT_NAMESPACES = ("always_equal", "become_root", "detached_answerer", "detached_child", "fork_bomb",
-                      "forged_answers", "ignored_signals", "kill_everyone", "late_work", "odd_name",
-                      "one_large_file", "other_memory", "own_group_killed", "read_descriptors",
-                      "read_environment", "read_files", "run_commands", "shared_memory", "sockets",
-                      "stopped_child", "write_outside", "limits_of_others", "priority_of_others",
-                      "affinity_of_others", "signal_through_a_descriptor", "owner_by_ioctl", "datagram_to_a_path",
-                      "sockets_with_paths", "library_rights", "folders_without_rights",
-                      "names_of_all_kinds", "links_to_everything", "disk_hog", "process_names",
-                      "dropped_death_signal", "home_moved", "secrets", "proc_and_sys")  # fmt: skip
+# Control groups, ordinary users, no namespaces
 
 
-def groups(pid):
-    """The control groups of one supervisor; those of the tests that run beside this one come and go."""
+def groups():
+    """The control groups of sandboxes of this process."""
     folders = (name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names)
-    return {name for name in folders if name.startswith(f"voidpad-sandbox-{pid}-")}
+    return {name for name in folders if name.startswith(f"voidpad-sandbox-{os.getpid()}-")}
 
 
 def test_no_control_group_is_left(all_layers):
-    possible = cgroup.create()
-    if possible is not None:
-        possible.remove()
-    known = set(psutil.Process().children())
+    before = groups()
     with Sandbox() as sandbox:
         sandbox.run("", "")
-        (closed,) = set(psutil.Process().children()) - known
-        assert len(groups(closed.pid)) == (possible is not None)
-    assert groups(closed.pid) == set()
-    with Sandbox() as sandbox:
-        killed = lost(sandbox)
-        assert sandbox.run("", "").reason == "killed"
-    assert groups(killed) == set()
+        assert len(groups() - before) == layers()["control group"]
+    assert groups() == before
+
+
+MAPPED = """
+import mmap, os, time
+FORKS
+blocks = [mmap.mmap(-1, SIZE << 20) for _ in range(5)]
+for block in blocks:
+    for at in range(0, SIZE << 20, 4096): block[at] = 1
+    block.madvise(4)
+time.sleep(SLEEP)
+"""
+
+
+def mapped(size, *, forks="", sleep=0):
+    return MAPPED.replace("FORKS", forks).replace("SIZE", str(size)).replace("SLEEP", str(sleep))
 
 
 def test_the_memory_of_all_processes_together_is_bounded_at_once(all_layers):
     """Faster than any measurement: the kernel stops the program where a control group can be created."""
-    group = cgroup.create()
-    if group is None:
+    if not layers()["control group"]:
         pytest.skip("no control group can be created here")
-    group.remove()
-    program = "import mmap\nblocks = [mmap.mmap(-1, 100 << 20) for _ in range(5)]\n" + (
-        "for block in blocks:\n    for at in range(0, 100 << 20, 4096): block[at] = 1\n    block.madvise(4)\n"
-    )
-    with Sandbox(limits=SandboxLimits(seconds=30, memory_mb=900)) as roomy:
-        assert roomy.run(program, "").passed
     with Sandbox(limits=SandboxLimits(seconds=30, memory_mb=200)) as tight:
-        assert tight.run(program.replace("100 <<", "30 <<"), "").passed
-        assert tight.run(program, "").reason in ("memory", "error")
-        forking = program.replace("blocks = ", "import os, time\n[os.fork() for _ in range(3)]\nblocks = ")
-        forking += "time.sleep(10**6)\n"  # none ends before the others have their memory
-        assert tight.run(forking.replace("100 <<", "30 <<"), "").reason == "memory"
+        assert tight.run(mapped(20), "").passed
+        assert tight.run(mapped(100), "").reason in ("memory", "error")
+        # None of the processes ends before the others have their memory.
+        forking = mapped(20, forks="[os.fork() for _ in range(3)]", sleep=10**6)
+        assert tight.run(forking, "").reason == "memory"
         assert tight.run("def f(): return 1", "assert f() == 1").passed
 
 
-def nobodies():
-    """Processes of nobody below this one."""
-    with suppress(psutil.NoSuchProcess):
-        return {p for p in psutil.Process().children(recursive=True) if p.uids().real == 65534}
-    return nobodies()
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_without_a_control_group_a_program_has_one_process_and_its_limit(mode, all_layers, monkeypatch):
+    monkeypatch.setattr(cgroup, "create", lambda: None)
+    with Sandbox(limits=SandboxLimits(seconds=30, memory_mb=200), weak=mode == "weak") as tight:
+        assert tight.run(mapped(10), "").passed
+        assert tight.run(mapped(100), "").reason in ("memory", "error")
+        for call in ("os.fork()", "os.posix_spawn('/bin/true', ['true'], {})"):
+            refused = tight.run(f"import os\n{call}", "")
+            assert refused.reason == "error"
+            assert "no further processes" in refused.detail
+        passes(tight, "import threading\nt = threading.Thread(target=print); t.start(); t.join()", "")
 
 
-def homes():
-    """What sandboxes without a mount namespace of their own left in the common one."""
-    return set(Path(tempfile.gettempdir()).glob("voidpad-sandbox-*"))
+def test_the_clock_does_not_wait_for_a_look_at_the_program(cells):
+    """Processes with so many mappings that to measure them took longer than the program had."""
+    program = (
+        "import mmap, os, time\nkept = [mmap.mmap(-1, 4096, prot=n % 2 + 1) for n in range(60_000)]\n"
+        + ("for _ in range(12):\n    if os.fork() == 0: break\ntime.sleep(99)\n")
+    )
+    verdict = cells["full", 1].run(program, "")
+    if layers()["control group"]:
+        assert verdict.reason == "timeout", verdict
+    assert verdict.seconds < 3
 
 
-def adopting(command, given=None):
-    """The finished command, and the processes of nobody and the folders that it left. Meanwhile orphans come to
-    this process, where those of the tests that run beside this one are not seen; the folders are seen by all
-    of them, so that they take turns."""
-    with open(Path(tempfile.gettempdir()) / "voidpad-test-sandbox.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return _adopting(command, given)
-
-
-def _adopting(command, given):
-    before = nobodies() | homes()
-    kernel.adopt_orphans()
-    try:
-        done = subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=600)
-        return done, (nobodies() | homes()) - before
-    finally:
-        kernel.adopt_orphans(False)
-
-
-def restricted(refuse, jobs, seconds=60):
-    done, left = adopting([sys.executable, "-c", RESTRICTED, refuse, str(seconds)], json.dumps(jobs))
-    assert done.returncode == 0, done.stderr
-    assert left == set()
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def test_a_missing_layer_is_named_and_refused_unless_told(all_layers):
-    good = ["def square(x): return x * x", CHECKS]
-    missing, error, verdicts = restricted("landlock_create_ruleset", [good])
-    assert missing == ["landlock"]
-    assert "no landlock" in error
-    assert "weak" in error
-    assert verdicts[0]["passed"]
-
-
-LOST_SUPERVISOR = """
-import threading, time
-import psutil
-from voidpad.sandbox import SandboxLimits, Sandbox, kernel
-kernel.no_new_privileges()
-kernel.install(kernel.seccomp_filter(refuse=["unshare"]))
-def lose():
-    while len(psutil.Process().children(recursive=True)) < 10:  # the supervisor's two and the bomb
-        time.sleep(0.01)
-    (first,) = psutil.Process().children()
-    (inner,) = first.children()
-    (first if WHICH == "first" else inner).kill()
-threading.Thread(target=lose, daemon=True).start()
-with Sandbox(weak=True, limits=SandboxLimits(seconds=30, processes=24)) as sandbox:
-    print(sandbox.run(BOMB, "").reason, sandbox.run("", "").passed)
+NO_NAMESPACES = """
+import json, logging, os, sys
+from voidpad.sandbox import Sandbox, SandboxLimits, kernel, layers
+from voidpad.errors import SandboxError
+kernel.unshare(kernel.NEWUSER)
+for name, text in (("setgroups", "deny"), ("uid_map", "0 0 1"), ("gid_map", "0 0 1")):
+    open(f"/proc/self/{name}", "w").write(text)
+open("/proc/sys/user/max_user_namespaces", "w").write("0")
+assert not layers()["namespaces"]
+try:
+    Sandbox().run("", "")
+except SandboxError as error:
+    assert "--weak-sandbox" in str(error)
+    with Sandbox(weak=True, limits=SandboxLimits(seconds=60)) as sandbox:
+        assert sandbox.run("def f(): return 1", "assert f() == 1").passed
+        assert not sandbox.run("def f(): return 1", "assert f() == 2").passed
+        assert sandbox.run("open('/etc/passwd')", "").reason == "error"
+    print("refused")
 """
 
 
-@pytest.mark.parametrize("which", ["first", "inner"])
-def test_without_namespaces_a_lost_supervisor_still_takes_its_programs_along(all_layers, which):
-    bomb = (Path(__file__).parent / "hostile" / "fork_bomb.py").read_text()
-    done, left = adopting([sys.executable, "-c", f"WHICH, BOMB = {which!r}, {bomb!r}{LOST_SUPERVISOR}"])
-    assert done.stdout == "killed True\n", done.stderr
-    assert left == set()
-
-
-def test_without_namespaces_the_other_layers_still_hold(all_layers):
-    hostile = [p for p in HOSTILE if p.stem in WITHOUT_NAMESPACES]
-    missing, error, (good,) = restricted("unshare", [["def square(x): return x * x", CHECKS]])
-    assert ", ".join(missing) == NAMESPACES
-    assert NAMESPACES in error
-    assert good["passed"]
-    *_, verdicts = restricted("unshare", [[p.read_text(), CHECKS] for p in hostile], seconds=1)
-    assert len(verdicts) == len(WITHOUT_NAMESPACES)
-    assert [p.stem for p, v in zip(hostile, verdicts, strict=True) if v["passed"]] == []
-    late = {p.stem: v["seconds"] for p, v in zip(hostile, verdicts, strict=True) if v["seconds"] > 1 + SLACK}
-    assert late == {}
-
-
-@pytest.mark.slow
-def test_without_namespaces_no_hostile_program_gains_anything(all_layers):
-    before, host = processes(), machine()
-    *_, verdicts = restricted("unshare", [[path.read_text(), CHECKS] for path in HOSTILE], seconds=1)
-    assert [p.stem for p, v in zip(HOSTILE, verdicts, strict=True) if v["passed"]] == []
-    assert processes() == before
-    assert machine() == host
-    assert left_in_shared_memory() == []
-    assert not [place for place in PLACES if (Path(place) / MARK).exists()]
+@pytest.mark.skipif(os.getuid() != 0, reason="takes namespaces away as root")
+def test_where_there_are_no_namespaces_only_the_weak_mode_runs_and_warns(all_layers):
+    done = subprocess.run([sys.executable, "-c", NO_NAMESPACES], capture_output=True, text=True, check=False)
+    assert done.stdout == "refused\n", done.stderr
+    assert "WEAK SANDBOX" in done.stderr
 
 
 # Everything that the same user could do to a file, a socket and a process of the machine.
@@ -683,7 +614,8 @@ def square(x): return x * x if gained else 0
 """
 
 
-def test_without_namespaces_files_sockets_and_processes_of_the_same_user_are_out_of_reach(all_layers):
+@pytest.mark.parametrize("weak", [False, True])
+def test_files_sockets_and_processes_of_the_same_user_are_out_of_reach(all_layers, weak):
     victim = subprocess.Popen(["sleep", "600"], user=65534 if os.getuid() == 0 else None)
     folder = Path(
         tempfile.mkdtemp(prefix="voidpad-test-", dir="/tmp")
@@ -711,8 +643,8 @@ def test_without_namespaces_files_sockets_and_processes_of_the_same_user_are_out
 
         before = state()
         program = MEDDLER.format(pid=victim.pid, folder=str(folder))
-        _, _, (verdict,) = restricted("unshare", [[program, CHECKS]])
-        assert verdict["reason"] == "failed", verdict
+        with Sandbox(weak=weak, limits=SandboxLimits(seconds=60)) as sandbox:
+            assert sandbox.run(program, CHECKS).reason == "failed"
         assert state() == before
         with pytest.raises(BlockingIOError):
             listening.recv(1)
@@ -725,35 +657,6 @@ def test_without_namespaces_files_sockets_and_processes_of_the_same_user_are_out
         folder.rmdir()
 
 
-def test_without_namespaces_the_missing_layers_are_named(all_layers):
-    done, _ = adopting([sys.executable, "-c", RESTRICTED, "unshare", "60"], json.dumps([["", ""]]))
-    assert f"weak sandbox: generated programs run without {NAMESPACES}" in done.stderr
-
-
-def test_what_a_program_leaves_is_removed_whatever_its_form(tmp_path):
-    top = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path))
-    here = os.getcwd()
-    os.chdir(top)
-    try:
-        os.makedirs("a/b")
-        Path("a/b/file").touch()
-        os.symlink("/", "a/link")
-        os.mkfifo("a/pipe")
-        os.mkdir(b"\xff\n")
-        for _ in range(3000):
-            os.mkdir("d")
-            os.chdir("d")
-        Path("deepest").touch()
-        os.chdir(top)
-        for path in ("a/b", "a", "d"):
-            os.chmod(path, 0)
-    finally:
-        os.chdir(here)
-    remover = f"from voidpad.sandbox.cleanup import remove_tree\nremove_tree({str(top)!r})"
-    subprocess.run([sys.executable, "-c", remover], check=True)
-    assert not top.exists()
-
-
 AS_NOBODY = """
 import os, sys
 from voidpad.sandbox import kernel
@@ -764,7 +667,7 @@ for path in sys.argv[2:]:  # folders that only root may enter: the same content 
     top = "/" + path.split("/")[1]
     kernel.mount("tmpfs", top, "tmpfs", data="mode=755")
     os.makedirs(path)
-    kernel.mount(f"/proc/self/fd/{held}", path, flags=kernel.MS_BIND | kernel.MS_REC)
+    kernel.bind(held, path)
 os.setgroups([])
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
@@ -773,17 +676,22 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
 ORDINARY = """
 import os
 from voidpad.sandbox import SandboxLimits, Sandbox, layers
-assert os.getuid() == 65534 and all(layers().values()), layers()
+assert os.getuid() == 65534 and layers()["namespaces"], layers()
 with Sandbox(limits=SandboxLimits(seconds=60)) as sandbox:
     assert sandbox.run("def f(): return 1", "assert f() == 1").passed
     assert sandbox.run("open('/etc/passwd')", "").reason == "error"
 with Sandbox(limits=SandboxLimits(seconds=1)) as sandbox:
-    assert sandbox.run("import os\\nos.fork()\\nwhile True: pass", "").reason == "timeout"
+    assert sandbox.run("while True: pass", "").reason == "timeout"
+    for path in sorted(os.listdir("tests/hostile")):
+        text = open("tests/hostile/" + path).read()
+        if "(slow)" not in text[:80] and "timeout" not in text[:80]:
+            verdict = sandbox.run(text, "assert square(3) == 9\\nassert square(4) == 16")
+            assert not verdict.passed, path
 """
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="the whole file runs as an ordinary user")
-def test_an_ordinary_user_gets_every_layer(all_layers):
+def test_an_ordinary_user_has_the_full_mode(all_layers):
     closed = (
         [] if os.stat("/root").st_mode & 1 or not sys.base_prefix.startswith("/root/") else [sys.base_prefix]
     )

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from voidpad.evaluate.tasks import benchmark_files as data
 from voidpad.evaluate.tasks import humaneval, mbpp
 from voidpad.evaluate.tasks.task import program_test
 
@@ -84,6 +83,8 @@ def test_modules_and_functions_that_the_text_imports_are_the_checks_own(sandbox)
     assert sandbox.run("from math import isclose\ndef f(x): return x * x", near).passed
     lie = "from math import isclose\ndef isclose(a, b): return True\ndef f(x): return 5"
     assert not sandbox.run(lie, near).passed
+    opaque = sandbox.run("import subprocess", "subprocess.run([])")
+    assert opaque.reason == "opaque"
     day = "from datetime import datetime\ndef f(): return datetime(2024, 1, 2)"
     assert sandbox.run(day, "assert f() == datetime(2024, 1, 2)").passed
     missing = sandbox.run("def f(x): return 56", checks, entry="f")
@@ -117,7 +118,7 @@ WRONG = {
 
 @pytest.mark.parametrize("number", WRONG)
 def test_humaneval_tasks_are_not_passed_by_a_forger(number, sandbox, data_dir):
-    doc = data.humaneval(data_dir / "benchmarks")["test"][number]
+    doc = humaneval.items(data_dir / "benchmarks")["test"][number]
     name, definition, value = WRONG[number]
     answer = (
         f"```python\n{CLAIM}\n{definition}\ndef {doc['entry_point']}(*args, _={name} and claim({name!r})):"
@@ -132,7 +133,7 @@ def test_humaneval_tasks_are_not_passed_by_a_forger(number, sandbox, data_dir):
 
 
 def test_only_three_humaneval_prompts_have_helpers_that_their_tests_call(data_dir):
-    docs = data.humaneval(data_dir / "benchmarks")["test"]
+    docs = humaneval.items(data_dir / "benchmarks")["test"]
     helpers = {doc["task_id"]: doc["helpers"] for doc in docs if doc["helpers"]}
     assert set(helpers) == {"HumanEval/32", "HumanEval/38", "HumanEval/50"}
     assert helpers["HumanEval/32"].startswith("import math\n")
@@ -155,14 +156,14 @@ def test_the_function_that_mbpp_tests_call():
 
 
 def test_every_mbpp_task_has_its_function(data_dir):
-    docs = data.mbpp(data_dir / "benchmarks")["everything"]
+    docs = mbpp.items(data_dir / "benchmarks")["everything"]
     builtin = [doc["task_id"] for doc in docs if hasattr(builtins, doc["entry_point"])]
     assert builtin == [126]
     assert all(f"def {doc['entry_point']}" in doc["code"] for doc in docs)
 
 
 def test_a_forged_expected_value_of_mbpp_596_fails(sandbox, data_dir):
-    doc = next(d for d in data.mbpp(data_dir / "benchmarks")["everything"] if d["task_id"] == 596)
+    doc = next(d for d in mbpp.items(data_dir / "benchmarks")["everything"] if d["task_id"] == 596)
     forged = "class sys:\n    getsizeof = staticmethod(lambda x: 7)\ndef tuple_size(x):\n    return 7"
     program = mbpp.voidpad_program(forged, doc)
     assert "class sys" in program

@@ -16,7 +16,7 @@ import torch
 
 from serving import serving
 from voidpad.models import random_model
-from voidpad.serve.app import LogLines
+from voidpad.serve.monitoring import LogLines
 
 # Random weights answer in a moment and never the same twice; `name` is what clients call them.
 PLAN = {"plan": "void", "name": "tiny-void", "fields": {"canvas": 48, "block": 8}}
@@ -317,7 +317,7 @@ MALFORMED = [
     ("chat", {**CHAT, "messages": [{"role": "user"}]}, "messages[0].content"),
     ("chat", {**CHAT, "messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ("chat", {**CHAT, "messages": [{"role": "user", "content": ""}]}, "messages"),
-    ("chat", {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+    ("chat", {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
     ("chat", {**CHAT, "messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls"),
     ("chat", {**CHAT, "messages": [{"role": "assistant", "content": "x"}]}, "messages"),
     ("chat", {**CHAT, "messages": [{"role": "user", "content": "x"}] * 2000}, "messages"),
@@ -351,7 +351,7 @@ MALFORMED = [
     ("chat", {**CHAT, "logit_bias": {"x": -100}}, "logit_bias"),
     ("chat", {**CHAT, "logit_bias": {"999999": -100}}, "logit_bias"),
     ("chat", {**CHAT, "logit_bias": [1]}, "logit_bias"),
-    ("chat", {**CHAT, "tools": [{"type": "function"}]}, "tools"),
+    ("chat", {**CHAT, "tools": [{"type": "function"}]}, "tools[0].function"),
     ("chat", {**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
     ("chat", {**CHAT, "frequency_penalty": 0.5}, "frequency_penalty"),
     ("chat", {**CHAT, "presence_penalty": 1}, "presence_penalty"),
@@ -360,7 +360,7 @@ MALFORMED = [
     ("chat", {**CHAT, "top_k": 5}, "top_k"),
     ("chat", {**CHAT, "user": 7}, "user"),
     ("chat", {**CHAT, "voidpad": 7}, "voidpad"),
-    ("chat", {**CHAT, "voidpad": {"plan": "nothing"}}, "voidpad"),
+    ("chat", {**CHAT, "voidpad": {"plan": "nothing"}}, "voidpad.plan"),
     ("chat", {**CHAT, "voidpad": {"plan": "os:system"}}, "voidpad.plan"),
     ("chat", {**CHAT, "voidpad": {"block": 7.5}}, "voidpad.block"),
     ("chat", {**CHAT, "voidpad": {"block": 10**9}}, "voidpad.block"),
@@ -369,7 +369,6 @@ MALFORMED = [
     ("chat", {**CHAT, "voidpad": {"canvas": True}}, "voidpad.canvas"),
     ("chat", {**CHAT, "voidpad": {"canvas": 99968}}, "voidpad.canvas"),
     ("chat", {**CHAT, "voidpad": {"ban": "99999999"}}, "voidpad.ban"),
-    ("chat", {**CHAT, "voidpad": {"plan": "ada-block", "delimiters": "99999999"}}, "voidpad.delimiters"),
     ("completions", {"model": "tiny-void"}, "prompt"),
     ("completions", {**COMPLETION, "prompt": []}, "prompt"),
     ("completions", {**COMPLETION, "prompt": {}}, "prompt"),
@@ -380,7 +379,7 @@ MALFORMED = [
     ("completions", {**COMPLETION, "prompt": ""}, "prompt"),
     ("completions", {**COMPLETION, "prompt": ["x"] * 1000}, "prompt"),
     ("completions", {**COMPLETION, "echo": True}, "echo"),
-    ("completions", {**COMPLETION, "suffix": "x"}, "suffix"),
+    ("completions", {**COMPLETION, "suffix": "x", "n": 2}, "suffix"),
     ("completions", {**COMPLETION, "logprobs": 6}, "logprobs"),
     ("completions", {**COMPLETION, "messages": []}, "messages"),
 ]  # fmt: skip
@@ -686,17 +685,24 @@ def test_lm_evals_clients_get_what_generate_gives(running, model):
 # The worst inputs
 
 
-def test_a_second_failed_pass_in_a_row_ends_the_server(model):
+def test_failed_passes_do_not_end_the_server_but_the_loss_of_its_device_does(model):
     with serving(model, **PLAN) as running:
         client = openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
+        engine = running.state.engine.engine
+        right, error = engine.denoise, RuntimeError("out of memory")
 
         def broken(canvas, where):
-            raise RuntimeError("out of memory")
+            raise error
 
-        running.state.engine.engine.denoise = broken
-        for _ in range(2):
+        engine.denoise = broken
+        for _ in range(3):
             with pytest.raises(openai.InternalServerError):
                 ask(client, PROMPTS[4])
+        engine.denoise = right
+        assert ask(client, PROMPTS[4]).choices[0].finish_reason == "stop"
+        engine.denoise, error = broken, torch.AcceleratorError("CUDA error: unspecified launch failure")
+        with pytest.raises(openai.InternalServerError):
+            ask(client, PROMPTS[4])
         until(lambda: running.server.should_exit)
         assert running.server.failure is not None
 
@@ -730,7 +736,7 @@ def test_the_log_says_why_a_request_was_refused(model, caplog, prompts):
     if prompts:
         assert "my secret" in logged[1]
     else:
-        assert logged == ["temperature", "voidpad", "model_not_found"]
+        assert logged == ["temperature", "voidpad.plan", "model_not_found"]
 
 
 def test_a_path_cannot_write_to_the_terminal_of_the_log():

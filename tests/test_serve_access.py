@@ -4,6 +4,7 @@ import pytest
 
 from voidpad.errors import ConfigError
 from voidpad.serve.access import KEYS_VARIABLE, Access, read_access
+from voidpad.serve.protocol import RequestError
 
 
 def keys_file(tmp_path, text="secret\n# a comment\nother\n", mode=0o600):
@@ -69,7 +70,9 @@ def test_a_missing_or_strange_key_file_is_refused(tmp_path):
 def test_an_address_others_reach_needs_keys_or_a_word(address):
     with pytest.raises(ConfigError, match="--no-auth"):
         read_access(address, None, no_auth=False)
-    assert read_access(address, None, no_auth=True).allows_key(None)
+    with pytest.raises(ConfigError, match="--allowed-host"):
+        read_access(address, None, no_auth=True)
+    assert read_access(address, None, no_auth=True, names=("voidpad.example",)).allows_key(None)
 
 
 def test_loopback_answers_to_its_own_names_only():
@@ -86,5 +89,37 @@ def test_only_the_servers_own_page_may_ask_from_a_browser():
     access = Access()
     assert access.allows_origin(None, "localhost:8000")
     assert access.allows_origin("http://localhost:8000", "localhost:8000")
-    for origin in ("http://evil.example", "null", "http://localhost:9000", "file://localhost:8000"):
+    for origin in (
+        "http://evil.example",
+        "null",
+        "http://localhost:9000",
+        "file://localhost:8000",
+        "http://[",
+    ):
         assert not access.allows_origin(origin, "localhost:8000")
+
+
+def test_a_trusted_page_may_ask_and_others_get_no_headers():
+    access = read_access("127.0.0.1", None, no_auth=False, origins=("https://App.example/",))
+    assert access.allows_origin("https://app.example", "localhost:8000")
+    assert (
+        dict(access.cors_headers("https://app.example"))[b"access-control-allow-origin"]
+        == b"https://app.example"
+    )
+    assert access.cors_headers("http://localhost:8000") == access.cors_headers(None) == []
+    with pytest.raises(ConfigError, match="allowed-origin"):
+        read_access("127.0.0.1", None, no_auth=False, origins=("app.example",))
+
+
+def test_a_key_has_at_most_so_many_requests_at_a_time(tmp_path):
+    access = read_access("127.0.0.1", keys_file(tmp_path), no_auth=False, key_requests=2)
+    held = [access.enter("Bearer secret", generates=True) for _ in range(2)]
+    with pytest.raises(RequestError) as refused:
+        access.enter("Bearer secret", generates=True)
+    assert (refused.value.status, refused.value.code) == (429, "key_limit")
+    access.enter("Bearer other", generates=True)
+    access.leave(held[0])
+    access.enter("Bearer secret", generates=True)
+    with pytest.raises(RequestError) as unknown:
+        access.enter("Bearer wrong", generates=True)
+    assert unknown.value.headers == {"WWW-Authenticate": "Bearer"}

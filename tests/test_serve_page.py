@@ -40,7 +40,7 @@ def answered(tab, count):
 
 def test_a_person_asks_and_sees_the_canvas_and_the_answer(tab, tmp_path):
     tab.fill("#prompt", "two and two")
-    tab.keyboard.press("Control+Enter")
+    tab.keyboard.press("Enter")
     answered(tab, 1)
     assert tab.locator(".talk .user").inner_text() == "two and two"
     answer = tab.locator(".talk .model span").inner_text()
@@ -62,6 +62,7 @@ def test_a_person_asks_and_sees_the_canvas_and_the_answer(tab, tmp_path):
 
 def test_two_plans_side_by_side_and_a_chat_of_several_turns(tab, tmp_path):
     tab.fill("#prompt", "how many")
+    tab.click("#settings summary")
     tab.check("#compare")
     tab.click("#go")
     answered(tab, 1)
@@ -83,9 +84,28 @@ def test_two_plans_side_by_side_and_a_chat_of_several_turns(tab, tmp_path):
 def test_a_refusal_is_shown_and_the_form_has_the_plans_fields(tab):
     names = tab.locator("#plan-a [data-field]").evaluate_all("all => all.map((one) => one.dataset.field)")
     assert {"canvas", "block", "threshold", "temperature"} <= set(names)
+    tab.click("#settings summary")
     tab.fill('#plan-a [data-field="block"]', "7")
     tab.fill("#prompt", "why")
     tab.evaluate("document.getElementById('ask').noValidate = true")
     tab.click("#go")
     tab.wait_for_selector("#trouble:not([hidden])", timeout=120_000)
     assert "block=7" in tab.locator("#trouble").inner_text()
+
+
+def test_an_example_is_asked_with_one_click(tab):
+    first = tab.locator("#examples button").first
+    text = first.get_attribute("title")
+    first.click()
+    answered(tab, 1)
+    assert tab.locator(".talk .user").inner_text().strip() == text.strip()
+    assert tab.locator("#examples").is_hidden()
+
+
+def test_on_a_phone_the_canvas_comes_first_and_nothing_is_cut_off(tab):
+    tab.set_viewport_size({"width": 390, "height": 844})
+    tab.locator("#examples button").first.click()
+    answered(tab, 1)
+    canvas, chat = tab.locator("#panes").bounding_box(), tab.locator(".chat").bounding_box()
+    assert canvas["y"] < chat["y"]
+    assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

@@ -70,7 +70,7 @@ def test_sigterm_lets_live_answers_finish_and_ends_with_status_0():
                     "model": "tiny-void",
                     "messages": [{"role": "user", "content": "12 * 3 - 6"}],
                     "stream": True,
-                    "voidpad": {"plan": "original", "canvas": 192, "block": 192, "ban": "ends"},  # 192 passes
+                    "voidpad": {"plan": "original", "canvas": 256, "block": 256, "ban": "ends"},  # 256 passes
                 },
                 timeout=600,
             ) as reply,
@@ -144,8 +144,8 @@ def test_a_port_in_use_is_one_line():
         (("--plan", "os:system"), "give the name of a preset"),
         (("--plan", "nothing"), "unknown"),
         (  # one block less would leave a prompt some room
-            ("--plan", "void", "--canvas", "512", "--port", "0"),
-            "canvas=512 leaves no room for a prompt in the model's context of 512; lower canvas.",
+            ("--plan", "void", "--canvas", "1024", "--port", "0"),
+            "canvas=1024 leaves no room for a prompt in the model's context of 1024; lower canvas.",
         ),
     ],
 )

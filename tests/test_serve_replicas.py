@@ -13,6 +13,7 @@ import torch
 from starlette.testclient import TestClient
 
 from test_serve_process import start
+from voidpad.engine.batching import Engine
 from voidpad.errors import ConfigError
 from voidpad.models import load, random_model, save
 from voidpad.serve.access import Access
@@ -35,19 +36,29 @@ def test_settings_of_the_application_are_checked_where_it_is_built(monkeypatch):
             application(settings)
 
 
-def test_a_replica_whose_engine_fails_twice_ends_its_process(tmp_path, monkeypatch):
-    """Weights this large overflow in every pass. Ray starts another replica when the process has ended."""
-    broken = random_model("llada")
-    torch.nn.init.constant_(broken.net.lm_head.weight, 3e38)
-    save(broken, tmp_path / "broken")
+def test_a_replica_that_loses_its_device_ends_its_process(tmp_path, monkeypatch):
+    """Ray starts another replica when the process has ended. A pass that fails for another reason fails its rows."""
+    save(random_model("llada"), tmp_path / "mine")
     ended, begun = threading.Event(), []
     monkeypatch.setattr(os, "_exit", lambda status: (begun.append(status), ended.set()))
-    app = ReplicaOptions(str(tmp_path / "broken"), device="cpu").app(ServeOptions(name="broken"), Access())
-    body = {"model": "broken", "messages": [{"role": "user", "content": "why"}]}
+    made: list[Engine] = []
+    usual = Engine.__init__
+    monkeypatch.setattr(
+        Engine, "__init__", lambda self, *given, **named: (usual(self, *given, **named), made.append(self))[0]
+    )
+    app = ReplicaOptions(str(tmp_path / "mine"), device="cpu").app(ServeOptions(name="mine"), Access())
+    body = {"model": "mine", "messages": [{"role": "user", "content": "why"}]}
+    errors = [RuntimeError("out of memory"), torch.AcceleratorError("CUDA error: unspecified launch failure")]
     with TestClient(app, base_url="http://localhost") as client:
-        for _ in range(2):
+        for error in errors:
+
+            def broken(canvas, where, error=error):
+                raise error
+
+            made[-1].denoise = broken
+            assert not ended.is_set()
             assert client.post("/v1/chat/completions", json=body).status_code == 500
-        assert ended.wait(600)
+        assert ended.wait(60)
     assert begun == [1]
 
 

@@ -7,15 +7,14 @@ from dataclasses import replace
 import pytest
 
 from runs import write_run
+from studies.frontier import EXACT, Timing, frontier, frontier_plot, main, narrowed
 from voidpad.commands import cli
-from voidpad.commands.bench_frontier import _allowed, _limit, stored_timings
-from voidpad.decode.plan import PRESETS, Plan
+from voidpad.decode.plan import Plan
+from voidpad.decode.presets import PRESETS
 from voidpad.engine.speed import SPEEDS, check_speed, with_speed
 from voidpad.errors import ConfigError
-from voidpad.evaluate.scores import paired
-from voidpad.evaluate.settings import Resources
-from voidpad.experiments.frontier import EXACT, Timing, frontier, frontier_plot, narrowed
-from voidpad.experiments.report.records import read as read_records
+from voidpad.evaluate.intervals import paired_bootstrap
+from voidpad.experiments.report.frame import frame
 from voidpad.experiments.sweep import begin
 from voidpad.experiments.sweep_recipe import read as read_recipe
 from voidpad.models import load, random_model, save
@@ -28,7 +27,7 @@ RECIPE = read_recipe(find_recipe("tiny-frontier", "sweep"))
 FASTEST = next(
     str(group.method)
     for group in RECIPE.groups
-    if (group.fields, group.cache) == (SPEEDS["fastest"].fields, SPEEDS["fastest"].cache)
+    if (group.fields, group.config.get("cache")) == (SPEEDS["fastest"].fields, SPEEDS["fastest"].cache)
 )
 
 
@@ -113,7 +112,7 @@ def test_a_switch_that_is_off_is_no_conflict_unless_the_speed_sets_it():
 @pytest.mark.parametrize("plan", PRESETS)
 def test_presets_either_take_a_speed_or_refuse_it(name, plan):
     model = random_model("llada", vocab=300, hidden=16, layers=1)
-    if plan in ("daedal", "rho-eos", "ada-block"):
+    if plan in ("daedal", "rho-eos"):
         with pytest.raises(ConfigError, match=f"plan '{plan}' has one of its own"):
             model.generate("hi", plan, speed=name)
     else:
@@ -138,13 +137,19 @@ def test_ready_plans_and_block_causal_models_take_no_speed(name, tmp_path, voidp
         status, _, err = voidpad(*command, "--speed", name)
         assert (status, said in err) == (2, True), command
     assert not (tmp_path / "run").exists()
-    status, _, err = voidpad("bench", "--frontier", "--model", folder)
+    (tmp_path / "prompts.txt").write_text("hi")
+    status, _, err = voidpad("bench", "--model", folder, "--file", tmp_path / "prompts.txt")
     assert status == 2
     assert "block-causal" in err
 
 
 @pytest.mark.parametrize(
-    "command", [("generate", "hi", "--model"), ("serve",), ("eval", "--out", "run", "--model")]
+    "command",
+    [
+        ("generate", "hi", "--model"),
+        ("serve",),
+        ("eval", "--tasks", "tiny_steps", "--out", "run", "--model"),
+    ],
 )
 def test_wrong_speeds_are_refused_before_a_model_is_looked_for(voidpad, command):
     for options, said in (
@@ -159,16 +164,14 @@ def test_wrong_speeds_are_refused_before_a_model_is_looked_for(voidpad, command)
 
 def test_a_run_folder_holds_the_switches_of_its_speed(voidpad, tmp_path):
     speed = SPEEDS["fastest"]
-    given = [
-        word for field, value in speed.fields.items() for word in (f"--{field.replace('_', '-')}", value)
-    ]
+    given = [word for field, value in speed.fields.items() for word in ("--set", f"{field}={value}")]
     for name, options in (("named", ("--speed", "fastest")), ("given", (*given, "--cache", speed.cache))):
         status, _, err = voidpad("eval", "--stage", "prepare", "--tasks", "tiny_steps", "--limit", 1,
                                  "--out", tmp_path / name, *options)  # fmt: skip
         assert status == 0, err
     named, given = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("named", "given"))
-    assert named["settings"] == given["settings"]
-    assert named["settings"]["cache"] == speed.cache
+    assert named["config"] == given["config"]
+    assert named["config"]["cache"] == speed.cache
     status, _, err = voidpad("eval", "--stage", "answer", "--out", tmp_path / "named", "--speed", "fast")
     assert status == 2
     assert "--speed: --stage answer takes it from" in err
@@ -204,7 +207,7 @@ def test_the_help_names_every_speed_with_its_price(voidpad, monkeypatch):
 
 
 def test_every_speed_is_a_setting_of_the_frontier():
-    settings = [(group.fields, group.cache) for group in RECIPE.groups]
+    settings = [(group.fields, group.config.get("cache")) for group in RECIPE.groups]
     assert [(speed.fields, speed.cache) in settings for speed in SPEEDS.values()] == [True] * len(SPEEDS)
 
 
@@ -218,8 +221,9 @@ def test_rows_are_paired_with_exact_decoding(tmp_path):
         if cell.method in luck:
             write_run(cell, tmp_path, size=10, draw=lambda cell, size: luck[cell.method])
     timed = {"exact": Timing(12.0, 1000), FASTEST: Timing(2.0, 100), "trim": Timing(6.0, 900)}
-    [source] = read_records(tmp_path / "frontier.sweep.json")
-    exact, bound = frontier(source.records, timed)  # trim has no answers: it has no row
+    exact, bound = frontier(
+        frame([tmp_path / "frontier.sweep.json"]), timed
+    )  # trim has no answers: it has no row
     assert (exact.setting, exact.speed, exact.points, exact.faster) == ("exact", "exact", None, 1.0)
     assert (bound.speed, bound.cache, bound.fields) == (
         "fastest",
@@ -228,9 +232,8 @@ def test_rows_are_paired_with_exact_decoding(tmp_path):
     )
     assert (bound.faster, bound.computed, bound.problems) == (6.0, 0.1, 20)
     assert (bound.lost, bound.won, exact.right, bound.right) == (4, 2, 60.0, 50.0)
-    mean, half = paired([-100.0] * 4 + [100.0] * 2 + [0.0] * 14)
-    assert bound.points == pytest.approx(mean)
-    assert bound.points_interval == pytest.approx((mean - half, mean + half))
+    assert bound.points == pytest.approx(-10.0)
+    assert bound.points_interval == paired_bootstrap([-100.0] * 4 + [100.0] * 2 + [0.0] * 14)
     assert bound.tasks == {"tiny_steps": 50.0, "tiny_expr": 50.0}
     labels = [
         text.get_text() for text in frontier_plot([exact, bound], where="cpu").axes[0].get_yticklabels()
@@ -245,77 +248,14 @@ def test_rows_are_paired_with_exact_decoding(tmp_path):
     ]  # of three rows the first and the last
 
 
-def test_the_command_measures_writes_and_goes_on(voidpad, tmp_path):
-    folder = tmp_path / "frontier"
-    size = ("--tasks", "tiny_steps", "--problems", 1, "--prompts", 1)
-    command = ("bench", "--frontier", *size, "--only", FASTEST, "--out", folder)
-    status, out, err = voidpad(*command, "--json")
-    assert status == 0, err
-    exact, bound = json.loads(out)
+@pytest.mark.slow
+def test_the_study_measures_and_writes(tmp_path, monkeypatch):
+    size = ("--tasks", "tiny_steps", "--problems", "1", "--prompts", "1")
+    monkeypatch.setattr(sys, "argv", ["frontier", *size, "--only", FASTEST, "--out", str(tmp_path)])
+    main()
+    exact, bound = json.loads((tmp_path / "frontier.json").read_text())
     assert (exact["setting"], exact["faster"], exact["computed"], exact["problems"]) == (EXACT, 1.0, 1.0, 1)
     assert bound["speed"] == "fastest"
     assert bound["computed"] < 0.5
     assert bound["passes"] < exact["passes"] / 2
-    assert bound["faster"] > 1
-    assert list(bound["tasks"]) == ["tiny_steps"]
-    assert json.loads((folder / "frontier.json").read_text()) == [exact, bound]
-    assert (folder / "frontier.png").read_bytes().startswith(b"\x89PNG")
-    changed = {
-        path: path.stat().st_mtime_ns for path in folder.rglob("*json*") if path.name != "frontier.json"
-    }
-    again = voidpad(*command)
-    assert again[0] == 0
-    assert f"{FASTEST}  fastest" in again[1]
-    kept = {path for path, at in changed.items() if path.stat().st_mtime_ns == at}
-    assert set(changed) - kept == {folder / "frontier.sweep.json"}  # nothing was timed or decoded anew
-
-
-def test_timings_are_taken_from_a_file_of_the_same_job_only(tmp_path):
-    path = tmp_path / "frontier.timings.json"
-
-    def job(prompts: int, *names: str, seed: int = 0) -> dict:
-        return {"prompts": prompts, "settings": {name: {"seed": seed} for name in names}}
-
-    assert stored_timings(path, job(1, "exact")) is None
-    timings = {name: {"seconds": 2.0, "computed": 9} for name in ("exact", "trim")}
-    path.write_text(json.dumps({"of": job(1, "exact", "trim"), "timings": timings}))
-    assert stored_timings(path, job(1, "exact")) == {"exact": Timing(2.0, 9)}
-    for other in (job(2, "exact"), job(1, "exact", "dual"), job(1, "exact", seed=1)):
-        assert stored_timings(path, other) is None
-    for damaged in (b"\x89PNG", b"[]", b'{"of": {"prompts": 1, "settings": {"exact": {"seed": 0}}}}'):
-        path.write_bytes(damaged)
-        assert stored_timings(path, job(1, "exact")) is None
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--frontier", "--file", "prompts.txt"), "--file: --frontier takes problems and settings from"),
-        (("--frontier", "--block", "16"), "--block: --frontier takes"),
-        (("--frontier", "--only", "bound 9"), "only=bound 9: no such setting; use some of exact; exact by"),
-        (("--frontier", "--tasks", "gsm8k"), "tasks=gsm8k: no task of the frontier; use some of tiny_steps,"),
-        (("--frontier", "--tasks", "tiny_write"), "runs only with --allow-code-execution"),
-        (("--frontier", "--problems", "0"), "--problems"),
-        (("--problems", "8"), "--problems belongs to --frontier"),
-        (("--out", "folder"), "--out belongs to --frontier"),
-        (("--allow-code-execution",), "--allow-code-execution belongs to --frontier"),
-    ],
-)
-def test_wrong_combinations_are_refused_with_a_sentence(voidpad, options, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    status, _, err = voidpad("bench", "--model", "/no/such/model", *options)
-    assert status == 2
-    assert said in err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_tasks_that_run_code_are_left_out_unless_allowed():
-    number, code = ["tiny_steps", "tiny_expr"], ["tiny_complete", "tiny_write"]
-    assert _allowed(RECIPE.tasks, Resources()) == (number, code)
-    assert _allowed(RECIPE.tasks, Resources(allow_code_execution=True)) == (number + code, [])
-
-
-def test_all_problems_are_the_cells_of_the_whole_sweep():
-    assert [_limit(count) for count in (1, 499, 500, 10_000)] == [1, 499, None, None]
-    whole = narrowed(RECIPE, model="tiny-void", limit=_limit(500))
-    assert whole.model_dump() == RECIPE.model_dump()
+    assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")

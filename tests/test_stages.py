@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,11 @@ from typer.testing import CliRunner
 from voidpad.commands.cli import app as whole
 from voidpad.commands.eval import evaluate as command
 from voidpad.errors import ConfigError, DataError
-from voidpad.evaluate import Resources, RunFolder, Settings, evaluate, read_run
-from voidpad.evaluate.answer import answer, load_run
-from voidpad.evaluate.judge import judge
-from voidpad.evaluate.prepare import prepare
+from voidpad.evaluate import EvalConfig, Resources, RunFolder, evaluate, read_run
+from voidpad.evaluate.answer import load_run
+from voidpad.evaluate.folder import AnswerRecord
+from voidpad.evaluate.prepare import load_tasks
+from voidpad.evaluate.run import answer, judge, prepare
 from voidpad.experiments.report.compare import compare_runs, compared_html, compared_markdown
 from voidpad.models import random_model, save
 
@@ -38,7 +38,7 @@ def weights(tmp_path_factory):
 
 @pytest.fixture
 def settings(weights):
-    return Settings(str(weights), ("tiny_steps", "tiny_write"), fields=FIELDS, limit=2)
+    return EvalConfig(model=str(weights), tasks=("tiny_steps", "tiny_write"), fields=FIELDS, limit=2)
 
 
 def untimed(examples):
@@ -58,13 +58,13 @@ def test_stages_one_by_one_give_the_files_of_the_whole(settings, tmp_path):
     results = judge(folder, resources=CODE)
     whole = read_run(tmp_path / "whole")
     assert untimed(folder.examples) == untimed(whole.examples)
-    assert folder.config["settings"] == whole.config["settings"]
+    assert folder.config == whole.config
     assert results["tasks"].keys() == whole.results["tasks"].keys()
     assert set(results["provenance"]) == set(whole.results["provenance"])
 
 
 def test_examples_hold_prompt_and_gold(settings, tmp_path):
-    evaluate(replace(settings, tasks=("tiny_steps",)), tmp_path)
+    evaluate(settings.updated(tasks=("tiny_steps",)), tmp_path)
     for request, example in zip(read_run(tmp_path).requests, read_run(tmp_path).examples, strict=True):
         assert example["prompt"] == request.prompt
         assert "How many" in request.prompt or "after" in request.prompt
@@ -113,19 +113,50 @@ def test_the_command_runs_single_stages(settings, tmp_path):
     assert json.loads(last.stdout)["tasks"]["tiny_expr"]["n"] == 2
 
 
-def test_answering_needs_prepared_requests(tmp_path):
-    with pytest.raises(DataError, match=r"config.json: missing"):
+GOLD = {
+    "gsm8k": lambda doc: doc["answer"],
+    "math500": lambda doc: f"It is $\\boxed{{{doc['gold']}}}$.",
+    "humaneval": lambda doc: doc["prompt"] + doc["canonical_solution"],
+    "mbpp": lambda doc: doc["code"],
+    "tiny_steps": lambda doc: f"#### {doc['target']}",
+}
+
+
+def test_gold_answers_are_right_and_others_wrong(data_dir, tmp_path):
+    """Through the folder: requests are prepared, answers come from elsewhere, the judge grades them."""
+    resources = Resources(data=data_dir / "benchmarks", allow_code_execution=True, workers=2)
+    config = EvalConfig(model="nobody", tasks=tuple(GOLD), plan="void", limit=4)
+    for name, wrong in (("right", False), ("wrong", True)):
+        folder = RunFolder(tmp_path / name)
+        requests = prepare(config, folder, resources=resources)
+        tasks = load_tasks(config, resources)
+        records = []
+        for request in requests:
+            task, _, index = request.name.partition(":")
+            output = "nothing" if wrong else GOLD[task](tasks[task].eval_docs[int(index)])
+            facts = {"key": 0, "ids": [1], "tokens": [1], "passes_decode": 1, "stop_reason": "eos"}
+            record = AnswerRecord(name=request.name, output=output, prompt_sha256=request.prompt_sha256,
+                                  prompt_tokens=1, answer_tokens=1, eos=True, at_cap=False, **facts)  # fmt: skip
+            records.append(record)
+        folder.journal.append(records)
+        head = folder.head
+        head["plan"] = {"block": 1}
+        head["provenance"] |= {"approximations": [], "length_rule": "Fixed", "fixed_canvas": True}
+        folder.write_head(head)
+        results = judge(folder, resources=resources)
+        assert {task: one["score"] for task, one in results["tasks"].items()} == dict.fromkeys(
+            GOLD, 0.0 if wrong else 100.0
+        )
+
+
+def test_a_run_of_an_older_version_is_refused_in_one_line(settings, tmp_path):
+    evaluate(settings.updated(tasks=("tiny_steps",)), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
+    with pytest.raises(DataError, match="format version 2, this release reads 3"):
         read_run(tmp_path)
-
-
-def test_a_run_of_an_older_version_is_read_but_does_not_go_on(settings, tmp_path):
-    evaluate(replace(settings, tasks=("tiny_steps",)), tmp_path)
-    for name in ("config.json", "results.json"):
-        path = tmp_path / name
-        path.write_text(json.dumps({**json.loads(path.read_text()), "version": 1}))
-    assert read_run(tmp_path).results["tasks"]["tiny_steps"]["n"] == 2
-    with pytest.raises(ConfigError, match="a run of an older voidpad cannot go on; use another --out"):
-        evaluate(replace(settings, tasks=("tiny_steps",)), tmp_path)
+    with pytest.raises(DataError, match="format version 2"):
+        evaluate(settings.updated(tasks=("tiny_steps",)), tmp_path)
 
 
 def test_a_run_can_be_prepared_where_the_model_is_not(settings, weights, tmp_path):
@@ -134,15 +165,15 @@ def test_a_run_can_be_prepared_where_the_model_is_not(settings, weights, tmp_pat
     try:
         folder = RunFolder(tmp_path)
         prepare(settings, folder)
-        assert folder.settings.weights is None
+        assert folder.config.weights is None
     finally:
         away.rename(weights)
     answer(folder)
-    known = folder.settings.weights
+    known = folder.config.weights
     assert known
     prepare(settings, folder)  # again, with answers there
-    assert folder.settings.weights == known
-    assert folder.config["settings"]["plan_resolved"]["canvas"] == 16
+    assert folder.config.weights == known
+    assert folder.head["plan"]["canvas"] == 16
 
 
 def retrained(folder: Path, seed: int) -> None:
@@ -153,9 +184,9 @@ def retrained(folder: Path, seed: int) -> None:
 
 def test_changed_weights_are_another_run(tmp_path):
     retrained(tmp_path / "model", 0)
-    settings = Settings(str(tmp_path / "model"), ("tiny_steps",), fields=FIELDS, limit=1)
+    settings = EvalConfig(model=str(tmp_path / "model"), tasks=("tiny_steps",), fields=FIELDS, limit=1)
     evaluate(settings, tmp_path / "run")
-    before = read_run(tmp_path / "run").settings.weights
+    before = read_run(tmp_path / "run").config.weights
     retrained(tmp_path / "model", 1)
     with pytest.raises(ConfigError, match=rf"a run with weights='{before}', now '\w+'; use another --out"):
         evaluate(settings, tmp_path / "run")
@@ -165,27 +196,27 @@ def test_changed_weights_are_another_run(tmp_path):
 
 def test_an_adapter_may_be_merged_first(tmp_path):
     """The same function, rounded differently: another setting of the run, not another approximation."""
-    exact = Settings("tiny-void", ("tiny_expr",), limit=1)
-    merged = load_run(replace(exact, merge=True), Resources())
+    exact = EvalConfig(model="tiny-void", tasks=("tiny_expr",), limit=1)
+    merged = load_run(exact.updated(merge=True), Resources())
     assert type(merged.answering.model.net).__name__ == "LlamaForCausalLM"
-    assert merged.settings["merge"] is True
-    assert merged.settings["weights"] == load_run(exact, Resources()).settings["weights"]
+    assert merged.config.merge is True
+    assert merged.config.weights == load_run(exact, Resources()).config.weights
     assert merged.provenance["approximations"] == []
-    plain = load_run(replace(exact, model="tiny-instruct", merge=True), Resources())  # nothing to merge
+    plain = load_run(exact.updated(model="tiny-instruct", merge=True), Resources())  # nothing to merge
     assert plain.answering.model.name == "tiny-instruct"
 
 
 @pytest.mark.parametrize("kind", ["8bit", "fp8"])
 def test_merging_and_quantizing_go_by_way_of_a_merged_folder(tmp_path, kind):
     """What the refusal advises works, up to fp8's own need of a GPU."""
-    both = Settings("tiny-void", ("tiny_expr",), limit=1)
+    both = EvalConfig(model="tiny-void", tasks=("tiny_expr",), limit=1)
     with pytest.raises(
         ConfigError, match="write the merged model with `voidpad merge` and evaluate that folder"
     ):
-        replace(both, merge=True, quantize=kind)
+        both.updated(merge=True, quantize=kind)
     merged = CliRunner().invoke(whole, ["merge", "tiny-void", "--out", str(tmp_path / "merged")])
     assert merged.exit_code == 0, merged.output
-    advised = replace(both, model=str(tmp_path / "merged"), quantize=kind)
+    advised = both.updated(model=str(tmp_path / "merged"), quantize=kind)
     if kind == "fp8":
         with pytest.raises(ConfigError, match="quantize='fp8' needs an NVIDIA GPU"):
             load_run(advised, Resources(device="cpu"))
@@ -199,18 +230,21 @@ def test_merging_and_quantizing_go_by_way_of_a_merged_folder(tmp_path, kind):
 def test_two_runs_are_compared_item_by_item(settings, tmp_path):
     paths = [tmp_path / "a", tmp_path / "b"]
     for seed, path in enumerate(paths):
-        evaluate(replace(settings, tasks=("tiny_steps",), limit=4, seed=seed), path)
-    lines = read_run(paths[1]).examples
+        evaluate(settings.updated(tasks=("tiny_steps",), limit=4, seed=seed), path)
+    second = RunFolder(paths[1])
+    lines, results = second.examples, second.results
     lines[2] |= {"score": 1.0, "output": "<b>#### 7</b>"}  # as if the second run had one more right
-    (paths[1] / "examples.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    second.write_results(lines, results)
     comparison = compare_runs(*paths)
     (task,) = comparison.tasks
+    assert comparison.names == ("a", "b")
     assert task.scores == (0.0, 25.0)
-    assert task.difference == pytest.approx((25.0, 42.4), abs=0.05)
+    assert task.interval == (0.0, 75.0)
     assert [first["index"] for first, _ in task.flipped] == [2]
     assert comparison.settings == (("seed", 0, 1),)
     text = compared_markdown(comparison)
-    assert "| tiny_steps | 4 | 0.00 | 25.00 | +25.00 ± 42.4" in text
+    assert "| task | items | a | b | difference |" in text
+    assert "| tiny_steps | 4 | 0.00 | 25.00 | +25.00 | [+0.00, +75.00] | 0 | 1 | 1 |" in text
     assert "## tiny_steps 2: 0 to 1" in text
     assert lines[2]["prompt"].splitlines()[0] in text
     assert "&lt;b&gt;#### 7&lt;/b&gt;" in compared_html(comparison)
@@ -224,7 +258,7 @@ def test_two_runs_are_compared_item_by_item(settings, tmp_path):
 
 
 def test_runs_that_cannot_be_compared_are_refused(settings, tmp_path):
-    steps, expr = replace(settings, tasks=("tiny_steps",)), replace(settings, tasks=("tiny_expr",))
+    steps, expr = settings.updated(tasks=("tiny_steps",)), settings.updated(tasks=("tiny_expr",))
     evaluate(steps, tmp_path / "a")
     evaluate(expr, tmp_path / "b")
     with pytest.raises(ConfigError, match="no item was answered by both"):

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from voidpad.commands import cli
-from voidpad.commands.process import WAITING, WORTH_A_THREAD, fit_threads, prepare_process
+from voidpad.engine.host import WAITING, threads_for, wait_passively
+from voidpad.models import random_model
 
 ROOT = Path(__file__).parents[1]
 HEAVY = (
@@ -138,6 +138,32 @@ def test_a_missing_extra_names_its_install(module, extra):
     assert message == f"{module.split('.')[0]} is not installed; pip install 'voidpad[{extra}]'."
 
 
+@pytest.mark.parametrize(("command", "extra"), [("train", "train"), ("data", "train"), ("eval", "eval")])
+def test_a_package_of_several_extras_is_named_by_the_commands_own(monkeypatch, command, extra):
+    monkeypatch.setattr(sys, "argv", ["voidpad", command])
+    message = cli.message_of(ModuleNotFoundError("No module named 'datasets'", name="datasets"), False)
+    assert f"voidpad[{extra}]" in message
+
+
+def test_an_interrupt_that_an_import_swallows_ends_the_command(tmp_path):
+    """As some packages do: they catch everything that goes wrong while they look for an optional one."""
+    swallows = """
+import builtins, os, signal, sys
+real = builtins.__import__
+def importing(name, *rest):
+    if name == "voidpad.training" or name.startswith("transformers.utils"):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(10**6): pass
+        except BaseException:
+            pass
+    return real(name, *rest)
+builtins.__import__ = importing
+"""
+    ran = python(swallows, "train", str(tmp_path / "none.toml"))
+    assert (ran.returncode, ran.stderr) == (130, "voidpad: interrupted\n")
+
+
 def test_a_missing_module_of_nobodys_is_an_error_like_others():
     message = cli.message_of(ModuleNotFoundError("No module named 'nope'", name="nope"), False)
     assert message == "ModuleNotFoundError: No module named 'nope' (--debug shows where)"
@@ -175,34 +201,45 @@ def threads(monkeypatch):
     torch.set_num_threads(before)
 
 
-def sized(parameters: int):
-    return SimpleNamespace(
-        net=SimpleNamespace(parameters=lambda: iter([torch.empty(parameters, device="meta")]))
-    )
-
-
 @pytest.mark.parametrize(
-    ("parameters", "rows", "used"),
-    [(2_800_000, 1, 1), (2_800_000, 32, 2), (8_000_000_000, 1, 2), (10, 0, 1)],
+    ("parameters", "tokens", "used"),
+    [(2_800_000, 256, 1), (2_800_000, 8192, 2), (8_000_000_000, 256, 2), (10, 1, 1), (0, 1, 2)],
 )
-def test_threads_follow_the_work_of_a_pass(threads, parameters, rows, used):
-    fit_threads(sized(parameters), rows=rows)
-    assert torch.get_num_threads() == used
+def test_threads_follow_the_work_of_a_pass(threads, parameters, tokens, used):
+    with threads_for(parameters * tokens):
+        assert torch.get_num_threads() == used
+    assert torch.get_num_threads() == 2
 
 
 def test_the_users_number_of_threads_stays(threads, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    fit_threads(sized(10), rows=1)
+    with threads_for(10):
+        assert torch.get_num_threads() == 2
+
+
+def test_an_engine_of_a_model_computes_with_the_threads_that_its_pass_is_worth(threads):
+    model, seen = random_model("llada", vocab=32, hidden=16, layers=1), []
+    hook = model.net.model.embed_tokens.register_forward_pre_hook(
+        lambda *_: seen.append(torch.get_num_threads())
+    )
+    model.generate("hi", canvas=4, block=4, raw=True)
+    hook.remove()
+    assert set(seen) == {1}
     assert torch.get_num_threads() == 2
-    assert WORTH_A_THREAD > 10
 
 
 def test_waiting_is_passive_unless_the_user_says_otherwise(monkeypatch):
     for name in WAITING:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GOMP_SPINCOUNT", "17")
-    prepare_process()
+    wait_passively()
     assert {name: os.environ[name] for name in WAITING} == {**WAITING, "GOMP_SPINCOUNT": "17"}
+
+
+def test_whoever_imports_voidpad_waits_passively():
+    code = "import voidpad, os, sys; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["0", "False"]
 
 
 def test_the_process_is_prepared_before_torch_is_there():

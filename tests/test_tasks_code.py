@@ -5,17 +5,16 @@ import ast
 import pytest
 
 from voidpad.evaluate.tasks import humaneval, mbpp
-from voidpad.evaluate.tasks.code import fullest_span, longest_span, tidy
-from voidpad.evaluate.tasks.program import free_names, program
+from voidpad.evaluate.tasks.code import free_names, fullest_span, longest_span, program, tidy
 
 F = {
     "prompt": 'def f(x):\n    """One more than x."""\n',
     "entry_point": "f",
     "test": "def check(candidate):\n    assert candidate(1) == 2",
 }
-HUMANEVAL = [humaneval.voidpad_program, humaneval.authors_program, humaneval.fast_dllm_program]
+HUMANEVAL = [humaneval.voidpad_program, humaneval.authors_program]
 M = {"test_list": ["assert g(2) == 4", "assert g(3) == 6", "assert g(0) == 0"], "test_setup_code": ""}
-MBPP = [mbpp.voidpad_program, mbpp.authors_program, mbpp.helper_program]
+MBPP = [mbpp.voidpad_program, mbpp.authors_program]
 
 
 def passes(source: str, checks: str) -> bool:
@@ -44,9 +43,6 @@ def test_which_fences_count():
     assert passes(humaneval.authors_program(answer, F), humaneval.checks(F))
     other = "```\ndef f(x):\n    return x+1\n```\n" + "\n".join(f"y{n} = {n}" for n in range(9))
     assert "y8" not in humaneval.authors_program(other, F)
-    assert not passes(
-        humaneval.fast_dllm_program(answer.replace("Done with it", "```"), F), humaneval.checks(F)
-    )
 
 
 def test_a_body_continues_the_stub():
@@ -68,7 +64,6 @@ def test_functions_without_return_are_lost_by_the_published_cleaners_only():
     answer = "```python\ndef f(x):\n    for n in range(x):\n        yield n\n```"
     assert passes(humaneval.voidpad_program(answer, doc), humaneval.checks(doc))
     assert not passes(humaneval.authors_program(answer, doc), humaneval.checks(doc))
-    assert not passes(humaneval.fast_dllm_program(answer, doc), humaneval.checks(doc))
 
 
 def test_a_helper_behind_a_dot_is_lost_by_the_published_cleaners_only():
@@ -78,7 +73,6 @@ def test_a_helper_behind_a_dot_is_lost_by_the_published_cleaners_only():
     assert "helper" not in humaneval.authors_program(answer, doc).split("def f")[0]
     body = "    return helper(x).strip()\n\ndef helper(x):\n    return f' {x} '"
     assert passes(humaneval.authors_program(body, doc), humaneval.checks(doc))  # nothing is filtered here
-    assert not passes(humaneval.fast_dllm_program(body, doc), humaneval.checks(doc))
 
 
 def test_a_helper_that_only_the_tests_call_stays():
@@ -110,7 +104,6 @@ def test_nothing_that_parses_is_no_program():
     for grade in HUMANEVAL:
         assert not passes(grade("((((", {**F, "prompt": "((\n"}), humaneval.checks(F))
     assert mbpp.authors_program("((((", M) == ""
-    assert mbpp.helper_program("((((", M) == "(((("
 
 
 @pytest.mark.parametrize(
@@ -128,7 +121,7 @@ def test_nothing_that_parses_is_no_program():
     ],
 )
 def test_mbpp_answers_in_every_wrapping(answer):
-    for grade in MBPP[:2]:
+    for grade in MBPP:
         assert passes(grade(answer, M), mbpp.checks(M)), grade.__name__
 
 
@@ -142,9 +135,6 @@ def test_mbpp_cleaners_differ_where_the_specification_says():
     generator = "def g(x):\n    yield x"
     assert "def g" in mbpp.authors_program(generator, M)
     assert "def g" in mbpp.voidpad_program(generator, M)
-    assert (
-        mbpp.helper_program(generator, M) == generator
-    )  # dropped by the cleaner, so the text is kept as it is
     annotated = "N: int = 2\ndef g(x):\n    return N * x"
     constant = "import os\nN = 2\ndef g(x):\n    return N * x"
     assert passes(mbpp.voidpad_program(annotated, M), mbpp.checks(M))
@@ -211,3 +201,67 @@ def test_deep_nesting_is_no_program_and_no_crash():
         grade("x = " + "(" * 5000 + ")" * 5000, F)
         grade("x = " + "-" * 100_000 + "1", F)
         grade("x = '\x00'", F)
+
+
+# Answers that the default used to spoil
+
+TABLES = {
+    "a method of the table": "table = []\nfor n in range(9):\n    table.append(n + 1)",
+    "a loose call": "table = [0]\ntable.extend(range(2, 10))\ntable[0] = 1",
+    "a function that is given the table": "def fill(t):\n    t.extend(range(1, 10))\ntable = []\nfill(table)",
+    "a function that knows the table": "table = []\ndef fill():\n    table.extend(range(1, 10))\nfill()",
+    "a global": "table = None\ndef fill():\n    global table\n    table = list(range(1, 10))\nfill()",
+    "a dictionary": "table = {}\ntable.update({n: n + 1 for n in range(9)})",
+    "a module's function": "import heapq\ntable = list(range(1, 10))\nheapq.heapify(table)",
+}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_statements_that_fill_a_table_stay(table):
+    answer = f"```python\n{table}\ndef f(x):\n    return table[x]\nprint(f(int(input())))\nmain()\n```"
+    source = humaneval.voidpad_program(answer, F)
+    assert passes(source, humaneval.checks(F)), source
+    assert "input" not in source
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "if True:\n    def f(x):\n        return x + 1",
+        "import sys\nif sys.version_info > (3,):\n    def f(x):\n        return x + 1\nelse:\n    f = None",
+        "try:\n    from nowhere import f\nexcept ImportError:\n    def f(x):\n        return x + 1",
+        "try:\n    from nowhere import one\nexcept ImportError:\n    one = 1\ndef f(x):\n    return x + one",
+    ],
+)
+def test_an_entry_point_inside_a_block_stays(answer):
+    assert passes(humaneval.voidpad_program(f"```python\n{answer}\n```", F), humaneval.checks(F))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "```python\nimport math\n```\nThen:\n```python\ndef g(x):\n    return math.floor(2.5) * x\n```",
+        "```python\ndef twice(x):\n    return 2 * x\n```\n```python\ndef g(x):\n    return twice(x)\n```",
+        "```\nthis is (not Python\n```\n```python\ndef g(x):\n    return 2 * x\n```",
+    ],
+)
+def test_earlier_blocks_are_kept(answer):
+    assert passes(mbpp.voidpad_program(answer, M), mbpp.checks(M))
+    doc = {**F, "prompt": "def g(x):\n", "entry_point": "g", "test": "def check(g):\n    assert g(2) == 4"}
+    assert passes(humaneval.voidpad_program(answer, doc), humaneval.checks(doc))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "DONE = 2\ndef g(x):\n    return DONE * x",
+        "def g(x):\n    IS_DONE = 2\n    return IS_DONE * x\n[DONE]",
+        "def g(x):\n    state = 'DONE'\n    return 2 * x if state == 'DONE' else 0",
+        "BEGIN = 1\nDONE = 2\ndef g(x):\n    return DONE * x * BEGIN\n[DONE]\nNow the tests (",
+        "[BEGIN]\nDONE = 2\ndef g(x):\n    return DONE * x\n[DONE]\nprint(g(",
+        "def g(x):\n    # DONE: doubled\n    return 2 * x\nDONE\nIt's done.",
+    ],
+)
+def test_the_letters_done_inside_a_program_do_not_end_it(answer):
+    source = mbpp.voidpad_program(answer, M)
+    assert passes(source, mbpp.checks(M)), source

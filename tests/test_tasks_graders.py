@@ -2,7 +2,6 @@
 
 import ast
 import itertools
-import json
 import re
 import subprocess
 import sys
@@ -14,30 +13,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from faulty_grader import spell
+from test_tasks_code import HUMANEVAL, MBPP, F, M, passes
 from voidpad.builtin.tasks import heldout
 from voidpad.evaluate.tasks import builtin_tasks, graders, gsm8k, humaneval, math500, mbpp
 from voidpad.evaluate.tasks.code import SEARCH_LINES, fullest_span, longest_span, source_of
 from voidpad.evaluate.tasks.graders import each, isolated, no_program
 
-H = {
-    "prompt": 'def f(x):\n    """One more than x."""\n',
-    "entry_point": "f",
-    "test": "def check(candidate):\n    assert candidate(1) == 2",
-}
-M = {"test_list": ["assert g(2) == 4", "assert g(3) == 6"], "test_setup_code": ""}
-HUMANEVAL = (humaneval.voidpad_program, humaneval.authors_program, humaneval.fast_dllm_program)
-MBPP = (mbpp.voidpad_program, mbpp.authors_program, mbpp.helper_program)
-CODE = [*((grade, H) for grade in HUMANEVAL), *((grade, M) for grade in MBPP)]
+CODE = [*((grade, F) for grade in HUMANEVAL), *((grade, M) for grade in MBPP)]
 CODE_IDS = [f"{grade.__module__.split('.')[-1]}.{grade.__name__}" for grade, _ in CODE]
-
-
-def passes(source, checks):
-    """Only for the texts of this file: benchmarks go through the sandbox."""
-    try:
-        exec(source + "\n" + checks, {"__name__": "candidate"})
-    except Exception:
-        return False
-    return True
 
 
 # Answers that Python parses and cannot print
@@ -53,8 +36,8 @@ UNPRINTABLE = {
 @pytest.mark.parametrize("body", UNPRINTABLE.values(), ids=UNPRINTABLE)
 @pytest.mark.parametrize("grade", HUMANEVAL)
 def test_an_answer_that_python_cannot_print_is_still_run(grade, body):
-    source = grade(f"```python\ndef f(x):\n{body}\n```", H)
-    assert passes(source, humaneval.checks(H)), source[:300]
+    source = grade(f"```python\ndef f(x):\n{body}\n```", F)
+    assert passes(source, humaneval.checks(F)), source[:300]
 
 
 @pytest.mark.parametrize("grade", MBPP)
@@ -106,7 +89,7 @@ def test_no_text_makes_another_filter_raise(text):
     for found in (gsm8k.strict_filter, gsm8k.flexible_filter):
         (value,) = found([[text]], [{}])
         assert gsm8k.score({"answer": "#### 5"}, [value])["exact_match"] in (0.0, 1.0)
-    for found in (builtin_tasks.last_number_filter, builtin_tasks.first_number_filter):
+    for found in (builtin_tasks.last_answer_filter, builtin_tasks.first_answer_filter):
         assert isinstance(found([[text]], [ITEMS["tiny_steps"]])[0], str)
     for found in (builtin_tasks.last_program_filter, builtin_tasks.first_program_filter):
         assert isinstance(found([[text]], [ITEMS["tiny_complete"]])[0], str)
@@ -118,16 +101,6 @@ def test_no_text_makes_another_filter_raise(text):
 def test_no_text_makes_math500_raise(text):
     for grade in (math500.voidpad_judgement, math500.authors_judgement):
         assert grade(f"\\boxed{{{text}}}", {"gold": "2"}).correct in (True, False)
-
-
-@pytest.mark.slow
-@settings(max_examples=2500, deadline=None)
-@given(any_text)
-def test_no_text_makes_a_grader_raise_slowly(text):
-    for grade, doc in CODE:
-        assert isinstance(grade(text, doc), str)
-    for grade in (math500.voidpad_judgement, math500.authors_judgement):
-        grade(text, {"gold": "2"})
 
 
 # Children with hard limits
@@ -161,7 +134,7 @@ def test_a_formula_that_no_alarm_stops_is_wrong():
 def test_the_filters_of_parsers_run_in_children():
     for module in (humaneval, mbpp, math500):
         filters = [value for name, value in vars(module).items() if name.endswith("_filter")]
-        assert len(filters) in (2, 3)
+        assert len(filters) == 2
         assert {value.__qualname__ for value in filters} == {isolated(spell, str).__qualname__}
 
 
@@ -174,6 +147,16 @@ print([name for name in ("torch", "transformers", "lm_eval", "datasets", "voidpa
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_child_runs_nothing_of_the_current_folder(tmp_path, monkeypatch):
+    for name in ("queue", "importlib", "socket", "json", "faulty_helper"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    for path in ([], [""], [str(tmp_path)]):
+        monkeypatch.setattr(sys, "path", [*path, *filter(None, sys.path)])
+        assert isolated(spell, str)([["a"]], [{"n": 1}]) == ["a/1"]
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_program_that_cannot_be_made_says_why():
@@ -288,14 +271,6 @@ def test_runs_of_lines_are_found_as_by_trying_all(text):
     assert longest_span(text) == all_runs_longest(text)
 
 
-@pytest.mark.slow
-@settings(max_examples=20_000, deadline=None)
-@given(st.lists(st.sampled_from(LINES), max_size=14).map("\n".join))
-def test_runs_of_lines_are_found_as_by_trying_all_slowly(text):
-    assert fullest_span(text) == all_runs_fullest(text)
-    assert longest_span(text) == all_runs_longest(text)
-
-
 BEGINS, DONES = (r"\[BEGIN\]", "BEGIN"), (r"\[DONE\]", "DONE")
 INSIDES = (r"\s*'(.*)'\s*", r"\s*'(.*)\s*", r"\s*(.*)\s*")  # quoted, half quoted, bare
 WRAPPERS = [
@@ -365,8 +340,3 @@ def test_definitions_are_found_as_by_the_published_patterns(text):
 def test_numbers_are_bared_as_by_the_published_patterns(text):
     bare = re.sub(r"(?s).*#### ", "", text.replace(",", "").replace("$", ""))
     assert gsm8k.bare(text) == re.sub(r"\.$", "", bare).lower()
-
-
-def test_json_carries_every_answer():
-    text = "\ud800\0\u2028\n"
-    assert json.loads(json.dumps([text])) == [text]

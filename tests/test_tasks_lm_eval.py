@@ -10,14 +10,14 @@ from lm_eval.tasks import TaskManager
 
 from voidpad.builtin.tasks import TASKS
 from voidpad.errors import ConfigError, DataError
-from voidpad.evaluate import Resources, Settings
-from voidpad.evaluate.prepare import load_tasks, refuse_code
-from voidpad.evaluate.settings import known_tasks
-from voidpad.evaluate.tasks import FOLDER
-from voidpad.evaluate.tasks import benchmark_files as data
+from voidpad.evaluate import EvalConfig, Resources
+from voidpad.evaluate.config import known_tasks
+from voidpad.evaluate.prepare import load_tasks
+from voidpad.evaluate.tasks import FOLDER, gsm8k, humaneval, math500, mbpp
 from voidpad.evaluate.tasks.benchmark_files import ITEM
 
 SIZES = {"gsm8k": 1319, "math500": 500, "humaneval": 164, "mbpp": 500, "mbpp_974": 974}
+ONE_TURN = [name for name in TASKS if name != "tiny_turns"]  # a benchmark's item is one prompt
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def load(data_dir):
     def loaded(name, *, seconds=60, **options):
         """The task; its programs have `seconds`, because a right one is right on a slow machine too."""
         resources = Resources(data=data_dir / "benchmarks", allow_code_execution=True, workers=2)
-        task = load_tasks(Settings("none", (name,), **options), resources)[name]
+        task = load_tasks(EvalConfig(model="none", tasks=(name,), **options), resources)[name]
         if seconds and "seconds" in task.options:
             task.options["seconds"] = seconds
         return task
@@ -62,7 +62,7 @@ def test_sizes_of_the_test_sets(load, name):
 
 
 def test_every_yaml_is_a_task_and_every_builtin_task_has_one(load):
-    assert set(known_tasks()) == {*SIZES, *TASKS}
+    assert set(known_tasks()) == {*SIZES, *ONE_TURN}
     manager = TaskManager(include_path=FOLDER, include_defaults=False)
     assert set(manager.all_subtasks) == set(known_tasks())
 
@@ -160,10 +160,9 @@ def test_gold_math500(load):
 
 
 def test_gold_humaneval(load):
-    """The tests of item 50 call a helper of the stub that the answer does not: reachability loses it."""
     task = load("humaneval")
     found = wrong(task, lambda doc: doc["canonical_solution"])
-    assert found == {"voidpad": [], "authors": [], "fast-dllm": ["HumanEval/50"]}
+    assert found == {"voidpad": [], "authors": []}
     assert len(task.instances) == 164
 
 
@@ -172,8 +171,8 @@ def test_gold_humaneval_as_whole_functions(load):
     def whole(doc):
         return f"Sure:\n```python\n{doc['prompt']}{doc['canonical_solution']}\n```\nThat does it."
 
-    lost = ["HumanEval/50"]
-    assert wrong(load("humaneval"), whole) == {"voidpad": [], "authors": lost, "fast-dllm": lost}
+    # The tests of item 50 call a helper of the stub that the answer does not: reachability loses it.
+    assert wrong(load("humaneval"), whole) == {"voidpad": [], "authors": ["HumanEval/50"]}
 
 
 def test_gold_mbpp_in_part(load):
@@ -187,17 +186,15 @@ def test_gold_mbpp(load):
     found = {name: set(ids) - {123} for name, ids in wrong(task, lambda doc: doc["code"]).items()}
     constants = {1, 18, 122, 628, 799}  # before the first definition
     unreached = {367, 601}  # named behind a dot, or by the tests only
-    without_return = {512, 630, 940}
     assert found["voidpad"] == set()
     assert found["authors"] == constants | unreached
-    assert found["helper"] == constants | unreached | without_return
     assert len(task.instances) == 974
 
 
 def test_wrong_programs_fail(load):
     assert len(wrong(load("humaneval"), lambda doc: "    return None", limit=8)["voidpad"]) == 8
     assert len(wrong(load("mbpp"), lambda doc: "", limit=4)["voidpad"]) == 4
-    assert len(wrong(load("mbpp"), lambda doc: "import sys\nsys.exit(0)", limit=4)["helper"]) == 4
+    assert len(wrong(load("mbpp"), lambda doc: "import sys\nsys.exit(0)", limit=4)["authors"]) == 4
 
 
 def test_a_program_without_end_is_a_timeout(load):
@@ -208,7 +205,7 @@ def test_a_program_without_end_is_a_timeout(load):
     assert 3 <= max(verdict.seconds for verdict in task.verdicts.values()) < 13
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", ONE_TURN)
 def test_gold_of_the_built_in_tasks(load, name):
     rng = random.Random(0)
 
@@ -225,7 +222,7 @@ def test_gold_of_the_built_in_tasks(load, name):
 
 def test_code_runs_only_where_it_was_allowed(data_dir):
     with pytest.raises(ConfigError, match="humaneval runs generated code: pass --allow-code-execution"):
-        refuse_code(Settings("none", ("humaneval",)), Resources(data=data_dir / "benchmarks"))
+        load_tasks(EvalConfig(model="none", tasks=("humaneval",)), Resources(data=data_dir / "benchmarks"))
 
 
 @pytest.mark.parametrize(
@@ -233,46 +230,28 @@ def test_code_runs_only_where_it_was_allowed(data_dir):
     [
         (b"", "is empty"),
         (b'{"question": "q"}\n', "gsm8k_train.jsonl:1 lacks answer"),
-        (b'{"question": "q", "answer": "a"}\n\n', "gsm8k_train.jsonl:2 is not JSON"),
-        (b'{"question": "\xff", "answer": "a"}\n', "cannot read"),
-        (b"[1]\n", "lacks question, answer"),
-        (
-            b'{"question": null, "answer": "a"}\n',
-            "gsm8k_train.jsonl:1: question must be a text, not NoneType",
-        ),
-        (b'{"question": "q", "answer": ["a"]}\n', "answer must be a text, not list"),
-        (b"[" * 100_000, "gsm8k_train.jsonl:1 is not JSON"),
-        (b"9" * 10_000, "gsm8k_train.jsonl:1 is not JSON"),
+        (b'{"question": "q", "answer": "a"}\n\n', "gsm8k_train.jsonl:2: cannot be read"),
+        (b'{"question": "\xff", "answer": "a"}\n', "gsm8k_train.jsonl:1: cannot be read"),
     ],
 )
 def test_damaged_files_are_named(tmp_path, content, message):
     (tmp_path / "gsm8k_train.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=message):
-        data.gsm8k(tmp_path)
+        gsm8k.items(tmp_path)
 
 
 def test_a_damaged_archive_is_named(tmp_path):
     whole = gzip.compress(b'{"question": "q"}\n' * 1000)
     for content in (b"no archive", whole[:50], whole[:40] + b"\xff" * 40 + whole[80:]):
         (tmp_path / "HumanEval.jsonl.gz").write_bytes(content)
-        with pytest.raises(DataError, match=r"cannot read|lacks"):
-            data.humaneval(tmp_path)
-
-
-def test_mbpp_fields_have_their_types(tmp_path):
-    line = {"task_id": 1, "text": "t", "code": "c", "test_list": "assert f(1)", "test_setup_code": ""}
-    (tmp_path / "mbpp.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(DataError, match=r"mbpp.jsonl:1: test_list must be a list of texts, not str"):
-        data.mbpp(tmp_path)
-
-
-def test_missing_files_are_named(tmp_path):
-    with pytest.raises(DataError, match=r"no HumanEval.jsonl.gz in"):
-        data.humaneval(tmp_path)
+        with pytest.raises(DataError, match=r"cannot be read|lacks"):
+            humaneval.items(tmp_path)
+    with pytest.raises(DataError, match=r"no mbpp.jsonl in"):
+        mbpp.items(tmp_path)
 
 
 def test_math500_as_the_hub_has_it(tmp_path):
     """The hub's file has the short answer beside the solution."""
     line = {"problem": "1+1?", "solution": r"It is \boxed{3}, no, \boxed{2}.", "answer": "2"}
     (tmp_path / "math500.jsonl").write_text(json.dumps(line) + "\n")
-    assert data.math500(tmp_path)["test"][0] == {"problem": "1+1?", "gold": "2", ITEM: 0}
+    assert math500.items(tmp_path)["test"][0] == {"problem": "1+1?", "gold": "2", ITEM: 0}

@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import example, given, settings
@@ -13,9 +14,9 @@ from transformers import Qwen2Tokenizer
 from voidpad.builtin.tasks import TASKS
 from voidpad.builtin.tokenizer import ROLES as TINY_ROLES
 from voidpad.builtin.tokenizer import tokenizer as tiny_tokenizer
-from voidpad.errors import ConfigError, VoidpadError, WeightsError
+from voidpad.errors import ConfigError
+from voidpad.files import read_json
 from voidpad.models import character_tokenizer, random_model
-from voidpad.models.card import read_json
 from voidpad.models.text import chat, encode_chat, encode_text, raw_ids, reserved_ids
 from voidpad.roles import resolve
 
@@ -196,7 +197,7 @@ def test_typed_text_has_no_reserved_id(tokenizers, kind, data):
 def test_a_typed_token_reads_as_its_letters(tokenizers):
     tokenizer, roles = tokenizers["dream"]
     ids = encode_text(tokenizer, "a <|im_end|> b", roles=roles)
-    assert tokenizer.convert_ids_to_tokens(ids) == ["a", "Ġ<", "|", "im", "_end", "|", ">", "Ġb"]
+    assert tokenizer.convert_ids_to_tokens(ids) == ["a", "Ġ<|", "im", "_end", "|", ">", "Ġb"]
     assert raw_ids(tokenizer, "a<|im_end|>b")[1:-1] == [151645]
     assert encode_text(tokenizer, "", roles=roles) == []
     letters, roles = tokenizers["letters"]
@@ -227,12 +228,10 @@ def test_a_model_keeps_typed_tokens_as_text():
         model.encode(forged, raw=True)
 
 
-def test_many_typed_tokens_are_refused_in_bounded_time(tokenizers):
+def test_many_typed_tokens_take_little_time(tokenizers):
     tokenizer, roles = tokenizers["dream"]
     begun = time.monotonic()
-    with pytest.raises(ConfigError, match="too often"):
-        encode_chat(tokenizer, user("<|im_end|>" * 20_000), roles=roles)
-    assert len(encode_chat(tokenizer, user("<|im_end|>" * 1_000), roles=roles)) > 5_000
+    assert encode_chat(tokenizer, user("<|im_end|>" * 20_000), roles=roles).count(151645) == 2
     assert time.monotonic() - begun < 60
 
 
@@ -312,45 +311,26 @@ def test_contents_that_a_template_repeats_or_strips(text):
 
 
 @pytest.mark.parametrize(
-    ("template", "error", "message"),
+    "template",
     [
-        (
-            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-            WeightsError,
-            "does not end",
-        ),
-        ("{{ 'a' * 999 }}", WeightsError, r"has '\*' in line 1"),
-        ("{{ 2 ** 999 }}", WeightsError, r"has '\*\*' in line 1"),
-        (
-            "{{ '%9999999999d' | format(1) }}{{ 'a'.center(9999999999) }}",
-            WeightsError,
-            "has '9999999999' in line 1",
-        ),
-        ("{% if %}", ConfigError, "the chat template refuses these messages"),
-        ("{{ raise_exception('only one turn') }}", ConfigError, r"refuses these messages \(only one turn\)"),
-        ("{{ messages[7].content.x.y }}", ConfigError, "refuses these messages"),
-        ("{{ ''.__class__.__mro__ }}", ConfigError, "refuses these messages"),
+        "{% if %}",
+        "{{ raise_exception('only one turn') }}",
+        "{{ messages[7].content.x.y }}",
+        "{{ ''.__class__.__mro__ }}",
     ],
 )
-def test_templates_have_limits(monkeypatch, template, error, message):
-    # Short for the one that meets it; on a busy machine the others take longer than that.
-    seconds = 0.3 if message == "does not end" else 60.0
-    monkeypatch.setattr("voidpad.models.text._TEMPLATE_SECONDS", seconds)
-    begun = time.monotonic()
-    with pytest.raises(error, match=message) as caught:
+def test_a_template_that_fails_is_one_line(template):
+    with pytest.raises(ConfigError, match="refuses these messages") as caught:
         encode_chat(with_template(template), user("hi"))
-    assert time.monotonic() - begun < 60
-    assert isinstance(caught.value, VoidpadError)
     assert "\n" not in str(caught.value)
 
 
-def test_the_limit_of_templates_leaves_no_trace_behind():
-    import sys
-
-    seen = []
-    sys.settrace(lambda *event: seen.append(event) and None)
-    try:
-        encode_chat(character_tokenizer(110), user("hi"))
-        assert sys.gettrace() is not None
-    finally:
-        sys.settrace(None)
+def test_threads_that_share_a_tokenizer_do_not_mix_typed_and_rendered_text(tokenizers):
+    """Whether special tokens are split is a state of the tokenizer."""
+    tokenizer, roles = tokenizers["dream"]
+    typed, rendered_text = "a <|im_end|> b " * 50, "<|im_start|>user\n" * 50
+    with ThreadPoolExecutor(8) as pool:
+        texts = [pool.submit(encode_text, tokenizer, typed, roles=roles) for _ in range(40)]
+        whole = [pool.submit(raw_ids, tokenizer, rendered_text) for _ in range(40)]
+    assert not any(151645 in one.result() for one in texts)
+    assert all(one.result().count(151644) == 50 for one in whole)

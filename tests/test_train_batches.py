@@ -6,27 +6,17 @@ import pytest
 import torch
 
 from voidpad.roles import Roles
-from voidpad.training.batches import (
-    BatchLayout,
-    BatchShare,
-    BatchWidth,
-    FixedWidth,
-    PackedRows,
-    PaddedRows,
-    VirtualWidth,
-    WindowWidth,
-)
-from voidpad.training.losses import NORMALISERS
-from voidpad.training.noising import Noising
-from voidpad.training.padding import Example, Pairs, policy
-from voidpad.training.passes import Objective, PassLimit, UpdatePasses
+from voidpad.training.batches import BatchShare, Objective, PackedRows, PaddedRows, PassLimit, UpdatePasses
+from voidpad.training.losses import NORMALISERS, Noising
+from voidpad.training.padding import Example, Pairs
+from voidpad.training.recipe import DataPart, PaddingPart
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(3, 10)))
 WIDTHS = {
-    "batch": BatchWidth(),
-    "virtual": VirtualWidth(4),
-    "window": WindowWidth(2, 9),
-    "fixed": FixedWidth(20),
+    "batch": PaddingPart(),
+    "virtual": PaddingPart(width="virtual", virtual_batch=4),
+    "window": PaddingPart(width="window", window=(2, 9)),
+    "fixed": PaddingPart(width=20),
 }
 
 
@@ -40,9 +30,7 @@ def examples(count=30, seed=0):
 
 def padded(width="virtual", count=30, **layout):
     pairs = Pairs.of(examples(count))
-    return PaddedRows(
-        pairs, ROLES, policy("void"), noising=Noising(), layout=BatchLayout(WIDTHS[width], **layout)
-    )
+    return PaddedRows(pairs, ROLES, WIDTHS[width], noising=Noising(), **layout)
 
 
 def batches(rows, share, **limit):
@@ -117,9 +105,13 @@ def test_extra_columns_for_the_compiler_are_invisible():
 
 def test_no_mask_is_passed_when_every_slot_is_visible():
     pairs = Pairs.of([Example([5], [6, 7])] * 4)
-    rows = PaddedRows(pairs, ROLES, policy("void"), noising=Noising(), layout=BatchLayout(FixedWidth(9)))
+    rows = PaddedRows(pairs, ROLES, PaddingPart(width=9), noising=Noising())
     (inputs,) = batches(rows, BatchShare(4, 4))[0]
     assert "inside" not in inputs
+
+
+def packed(length, **part):
+    return DataPart(path="x", layout="packed", length=length, **part)
 
 
 def stream(order, store):
@@ -132,7 +124,7 @@ def stream(order, store):
 
 def test_packed_rows_are_the_stream_cut_in_pieces():
     store = examples()
-    rows = PackedRows(Pairs.of(store), ROLES, length=16, seed=1, layout=BatchLayout(align=False))
+    rows = PackedRows(Pairs.of(store), ROLES, packed(16, align=False), seed=1)
     order = rows.stream(0)[0].tolist()
     text = stream(order, store)
     batch, _ = rows(0, torch.arange(rows.count))
@@ -143,7 +135,7 @@ def test_packed_rows_are_the_stream_cut_in_pieces():
 
 def test_aligned_rows_begin_with_a_whole_document():
     store = examples()
-    rows = PackedRows(Pairs.of(store), ROLES, length=16, seed=1, layout=BatchLayout())
+    rows = PackedRows(Pairs.of(store), ROLES, packed(16), seed=1)
     text = stream(rows.stream(0)[0].tolist(), store)
     starts, position = set(), 0
     for k in rows.stream(0)[0].tolist():
@@ -156,7 +148,7 @@ def test_aligned_rows_begin_with_a_whole_document():
 
 
 def test_packed_noise_reaches_prompts():
-    rows = PackedRows(Pairs.of(examples(200)), ROLES, length=32, seed=1, layout=BatchLayout())
+    rows = PackedRows(Pairs.of(examples(200)), ROLES, packed(32), seed=1)
     goal = Objective(ROLES.mask, NORMALISERS["per_row"])
     run = UpdatePasses(rows, Noising(), goal, share=BatchShare(30, 30), limit=PassLimit())
     label = torch.cat([inputs["label"] for inputs in run[0]])

@@ -1,6 +1,5 @@
-"""Training on a GPU: the device-built batches, bfloat16 with compilation, and Trainer's own FSDP."""
+"""Training on a GPU: the device-built batches, bfloat16 with compilation, and FSDP."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from training_runs import materials, recipe
-from voidpad.training import train as training
-from voidpad.training.train import prepare, train
+from training_runs import entries, gradients, materials, recipe
+from voidpad.training import setup
+from voidpad.training.train import Run, train
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[1]
@@ -27,7 +26,7 @@ def folder(tmp_path_factory):
 
 def test_batches_are_the_same_on_both_devices(folder):
     settings = recipe(folder, padding={"width": "virtual"}, noise={"stratified": True, "suffix": 0.2})
-    ours = prepare(settings).batches
+    ours = Run(settings).passes
     rows = ours.rows
     there = [[_host(inputs) for inputs in ours[update]] for update in range(6)]
     rows.pairs = rows.pairs.to("cpu")
@@ -55,17 +54,16 @@ def _host(inputs):
 @pytest.mark.parametrize("lora", [None, {"r": 4, "dropout": 0.0}], ids=["full", "lora"])
 def test_gradients_do_not_depend_on_passes(folder, lora, monkeypatch):
     """In bfloat16 the variable-length kernel and the padded one round differently, and no more than that."""
-    monkeypatch.setattr(training, "LARGE", 0)
+    monkeypatch.setattr(setup, "LARGE", 0)
     found = {}
     for attention in (None, "sdpa"):  # rows end to end, and padded
         parts = {"padding": {"width": "virtual"}, "model": {"attention": attention}, "lora": lora or {}}
         parts = parts if lora else {name: part for name, part in parts.items() if name != "lora"}
         for tokens in (16, 64, 4096):
             run = {"output": str(folder / "passes"), "pass_tokens": tokens, "bf16": "on"}
-            trainer = prepare(recipe(folder, **parts, run=run))
-            assert trainer.batches.limit.packed == (attention is None)
-            trainer.training_step(trainer.model, trainer.batches[0])
-            grads = [p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]
+            one = Run(recipe(folder, **parts, run=run))
+            assert one.passes.limit.packed == (attention is None)
+            grads = [grad.flatten() for grad in gradients(one)[0].values()]
             found[attention, tokens] = torch.cat(grads).float()
     first = found[None, 4096]
     for grads in found.values():
@@ -86,13 +84,13 @@ def test_bfloat16_follows_float32(folder, compile):
             "save_every": 50,
         }
         train(recipe(folder, run=run))
-        losses[bf16] = json.loads((output / "metrics.jsonl").read_text().splitlines()[-1])["loss"]
+        losses[bf16] = entries(output)[-1]["loss"]
     assert losses["on"] == pytest.approx(losses["off"], rel=0.02)
 
 
 def test_compiled_layers_settle(folder, monkeypatch):
     """Passes of many lengths share a few graphs: none is compiled after the first 50 updates."""
-    monkeypatch.setattr(training, "LARGE", 0)
+    monkeypatch.setattr(setup, "LARGE", 0)
     run = {
         "output": str(folder / "settle"),
         "compile": True,
@@ -100,14 +98,13 @@ def test_compiled_layers_settle(folder, monkeypatch):
         "pass_tokens": 512,
         "global_batch": 20,
     }
-    trainer = prepare(recipe(folder, padding={"width": "window", "window": [16, 96]}, run=run))
-    assert trainer.batches.limit.packed
+    one = Run(recipe(folder, padding={"width": "window", "window": [16, 96]}, run=run))
+    assert one.passes.limit.packed
     torch._dynamo.utils.counters.clear()
     shapes, graphs = set(), []
     for update in range(60):
-        passes = trainer.batches[update]
-        shapes |= {inputs["ids"].shape for inputs in passes}
-        trainer.training_step(trainer.model, passes)
+        shapes |= {inputs["ids"].shape for inputs in one.passes[update]}
+        gradients(one, update)
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert len(shapes) > 1
     assert graphs[0] > 0
@@ -119,30 +116,23 @@ import sys
 from pathlib import Path
 from torch.distributed.tensor import DTensor
 from training_runs import recipe
-from voidpad.training import train as training
-from voidpad.training.train import prepare, train
+from voidpad.training.train import train
 folder = Path(sys.argv[1])
 run = {"output": str(folder / "fsdp"), "fsdp": True, "bf16": "off"}
-trainer = prepare(recipe(folder, run={**run, "steps": 2}))
-trainer.train()
-assert all(isinstance(p, DTensor) for p in trainer.model.parameters())
+def sharded(run, entries):
+    assert run.sharded
+    assert all(isinstance(p, DTensor) for p in run.module.parameters())
+train(recipe(folder, run={**run, "steps": 2}), watch=sharded)
 train(recipe(folder, run={**run, "steps": 6}), resume=True)
 """
 
 
-def test_trainers_own_fsdp_on_one_gpu(folder):
+def test_fsdp_on_one_gpu(folder):
     train(recipe(folder, run={"output": str(folder / "plain"), "bf16": "off"}))
     script = folder / "sharded.py"
     script.write_text(SHARDED)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "1",
-        str(script),
-        str(folder),
-    ]
+    launch = "-m torch.distributed.run --nproc-per-node 1"
+    command = [sys.executable, *launch.split(), str(script), str(folder)]
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *sys.path])
     run = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300

@@ -1,19 +1,17 @@
 """An update's gradients do not depend on the passes that compute it; passes are full, even and fit into memory."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from training_runs import materials, recipe
+from training_runs import entries, finish, gradients, materials, recipe
 from voidpad.engine import packed
 from voidpad.errors import ConfigError
-from voidpad.training import train as training
+from voidpad.training import setup
+from voidpad.training.batches import PassLimit, plan
 from voidpad.training.losses import SlotLoss, loss_slots
-from voidpad.training.memory_estimate import EFFICIENT, TrainingMemory
-from voidpad.training.passes import PassLimit, plan
-from voidpad.training.train import compiles, pass_limit, prepare, train
+from voidpad.training.setup import compiles, pass_limit
+from voidpad.training.train import Run, train
 
 LORA = {"r": 4, "dropout": 0.0}
 
@@ -30,30 +28,26 @@ def folder(folders):
 
 def prepared(folder, name="passes", **parts):
     run = {"output": str(folder / name), **parts.pop("run", {})}
-    return prepare(recipe(folder, **parts, run=run))
+    return Run(recipe(folder, **parts, run=run))
 
 
-def gradients(trainer):
-    return {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
-
-
-def one_mini_batch_at_a_time(trainer, update=0):
+def one_mini_batch_at_a_time(run, update=0):
     """Gradients and loss of an update in plain code: each mini-batch padded and computed by itself."""
-    batches, goal = trainer.batches, trainer.batches.objective
+    batches, goal = run.passes, run.passes.objective
     size, whole = batches.share.micro_batch, batches.share.global_batch
-    trainer.model.net.set_attn_implementation("sdpa")
-    trainer.model.train()
+    run.module.net.set_attn_implementation("sdpa")
+    run.module.train()
     total = 0.0
     for place in range(update * whole, (update + 1) * whole, size):
         batch, at = batches.rows(0, torch.arange(place, place + size))
         noised = batches.noising(batch, goal.mask, forced=goal.forced, at=at)
         slots = loss_slots(batch, noised, goal.normaliser, shift=goal.shift)
-        entropy = SlotLoss(trainer.model.net)(noised.ids, slots.where, slots.label, batch.inside)
+        entropy = SlotLoss(run.module.net)(noised.ids, slots.where, slots.label, batch.inside)
         loss = (entropy * slots.weight).sum() * size / whole
         loss.backward()
         total += float(loss.detach())
-    found = gradients(trainer)
-    trainer.model.zero_grad()
+    found = {name: p.grad.clone() for name, p in run.module.named_parameters() if p.grad is not None}
+    run.module.zero_grad()
     return found, total
 
 
@@ -61,12 +55,10 @@ def one_mini_batch_at_a_time(trainer, update=0):
 @pytest.mark.parametrize("width", ["batch", "virtual"])
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_gradients_and_loss_do_not_depend_on_passes(folders, family, width, lora):
-    trainer = prepared(folders[family], padding={"width": width}, **({"lora": lora} if lora else {}))
-    trainer.batches.rows.host.complete[::5] = (
-        False  # some answers were cut: rows of a mini-batch differ in length
-    )
-    trainer.batches.rows.pairs.complete[::5] = False
-    wanted, loss = one_mini_batch_at_a_time(trainer)
+    run = prepared(folders[family], padding={"width": width}, **({"lora": lora} if lora else {}))
+    run.passes.rows.host.complete[::5] = False  # some answers were cut: rows of a mini-batch differ in length
+    run.passes.rows.pairs.complete[::5] = False
+    wanted, loss = one_mini_batch_at_a_time(run)
     assert any(gradient.abs().max() > 1e-3 for gradient in wanted.values())
     counts = set()
     for limit in (
@@ -79,25 +71,23 @@ def test_gradients_and_loss_do_not_depend_on_passes(folders, family, width, lora
         PassLimit(100, multiple=8),
         PassLimit(200, small=100),
     ):
-        trainer.batches.limit = limit
-        trainer.model.net.set_attn_implementation(packed.NAME if limit.packed else "sdpa")
-        passes = trainer.batches[0]
-        counts.add(len(passes))
-        found = float(trainer.training_step(trainer.model, passes))
-        assert found == pytest.approx(loss, rel=1e-5)
-        for name, gradient in gradients(trainer).items():
+        run.passes.limit = limit
+        run.module.net.set_attn_implementation(packed.NAME if limit.packed else "sdpa")
+        counts.add(len(run.passes[0]))
+        found, total = gradients(run)
+        assert total == pytest.approx(loss, rel=1e-5)
+        for name, gradient in found.items():
             assert torch.allclose(gradient, wanted[name], atol=1e-5), (limit, name)
-        trainer.model.zero_grad()
     assert {1, 8} <= counts
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_the_held_out_loss_does_not_depend_on_passes(folders, family):
-    trainer = prepared(folders[family], data={"held_out": 9})
+    run = prepared(folders[family], data={"held_out": 9})
     found = []
     for tokens in (1, 30, 4096):
-        trainer.batches.limit.tokens = tokens
-        found.append(trainer.evaluate())
+        run.passes.limit.tokens = tokens
+        found.append(run.evaluate())
     for other in found[1:]:
         assert other == pytest.approx(found[0], rel=1e-5)
 
@@ -133,11 +123,11 @@ def test_long_runs_on_a_gpu_are_compiled(folder, monkeypatch, parts, wanted):
     asked = recipe(folder, **parts)
     assert not compiles(asked, examples=40)  # this machine has no GPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(training, "find_spec", lambda name: name == "triton")
+    monkeypatch.setattr(setup, "find_spec", lambda name: name == "triton")
     monkeypatch.setenv("CC", "cc")
     assert compiles(asked, examples=40) == wanted
     monkeypatch.delenv("CC")
-    monkeypatch.setattr(training.shutil, "which", lambda name: None)
+    monkeypatch.setattr(setup.shutil, "which", lambda name: None)
     assert not compiles(asked, examples=40)  # triton could not build anything
 
 
@@ -200,13 +190,13 @@ def test_uneven_rows_share_a_small_pass():
 def test_processes_of_a_sharded_run_make_as_many_passes(folder):
     from voidpad.training.batches import BatchShare
 
-    trainer = prepared(folder, padding={"width": "virtual"})
-    trainer.batches.limit.tokens = 24
+    run = prepared(folder, padding={"width": "virtual"})
+    run.passes.limit.tokens = 24
     counts = []
     for rank in range(2):
-        trainer.batches.share = BatchShare(8, 2, rank, 2, even=True)
-        counts.append([len(trainer.batches[update]) for update in range(20)])
-        assert all(sum(p["tokens"] for p in trainer.batches[update]) for update in range(20))
+        run.passes.share = BatchShare(8, 2, rank, 2, even=True)
+        counts.append([len(run.passes[update]) for update in range(20)])
+        assert all(sum(p["tokens"] for p in run.passes[update]) for update in range(20))
     assert counts[0] == counts[1]
     assert len(set(counts[0])) > 1
 
@@ -214,9 +204,9 @@ def test_processes_of_a_sharded_run_make_as_many_passes(folder):
 class Full:
     """A device that has no room for passes of more than so many tokens."""
 
-    def __init__(self, trainer, tokens, where="forward"):
+    def __init__(self, run, tokens, where="forward"):
         self.tokens, self.failures = tokens, 0
-        module = trainer.model if where == "forward" else trainer.model.net.get_decoder().layers[0]
+        module = run.module if where == "forward" else run.module.net.get_decoder().layers[0]
         if where == "forward":
             module.register_forward_pre_hook(
                 lambda _, args, kwargs: self.check(kwargs["ids"].numel()), with_kwargs=True
@@ -232,91 +222,50 @@ class Full:
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_pass_that_does_not_fit_is_halved_and_the_gradients_stay(folder, where):
-    trainer = prepared(folder)
-    wanted, loss = one_mini_batch_at_a_time(trainer)
-    trainer = prepared(folder)
-    device = Full(trainer, 30, where)
-    found = trainer.training_step(trainer.model, trainer.batches[0])
+    run = prepared(folder)
+    wanted, loss = one_mini_batch_at_a_time(run)
+    run = prepared(folder)
+    device = Full(run, 30, where)
+    found, total = gradients(run)
     assert device.failures >= 1
-    assert trainer.batches.limit.tokens <= 60
-    assert float(found) == pytest.approx(loss, rel=1e-5)
-    for name, gradient in gradients(trainer).items():
+    assert run.passes.limit.tokens <= 60
+    assert total == pytest.approx(loss, rel=1e-5)
+    for name, gradient in found.items():
         assert torch.allclose(gradient, wanted[name], atol=1e-5), name
-    assert trainer.clock.uncounted == sum(inputs["tokens"] for inputs in trainer.batches[0])
+    assert run._new_tokens == sum(inputs["tokens"] for inputs in run.passes[0])
 
 
 def test_a_row_that_does_not_fit_is_checkpointed_and_then_refused(folder):
-    trainer = prepared(folder)
-    Full(trainer, 2)
+    run = prepared(folder)
+    Full(run, 2)
     with pytest.raises(ConfigError, match="out of memory in a pass"):
-        trainer.training_step(trainer.model, trainer.batches[0])
-    assert trainer.checkpointed == 2
+        gradients(run)
+    assert run.checkpointed == 2
 
 
 def test_a_whole_run_goes_on_after_running_out_of_memory(folder):
-    def run(name):
-        trainer = prepared(folder, name, run={"steps": 3, "log_every": 1})
-        return trainer, trainer.train
-
-    plain, start = run("roomy")
-    start()
-    tight, start = run("tight")
-    Full(tight, 30)
-    start()
-    for one, two in zip(plain.model.parameters(), tight.model.parameters(), strict=True):
+    runs = {name: prepared(folder, name, run={"steps": 3, "log_every": 1}) for name in ("roomy", "tight")}
+    Full(runs["tight"], 30)
+    for run in runs.values():
+        finish(run)
+    for one, two in zip(*(run.module.parameters() for run in runs.values()), strict=True):
         assert torch.allclose(one, two, atol=1e-5)
-    logs = [
-        [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("roomy", "tight")
-    ]
-    for one, two in zip(*logs, strict=True):
+    for one, two in zip(*(entries(folder / name) for name in runs), strict=True):
         assert one["tokens"] == two["tokens"]
         assert one["loss_response"] == pytest.approx(two["loss_response"], rel=1e-4)
         assert two["pass_tokens"] < one["pass_tokens"]
 
 
-def test_passes_and_checkpointing_follow_the_memory(folder):
-    trainer = prepared(folder)
-    memory = TrainingMemory(trainer.recipe, trainer.subject.net)
-    longest = trainer.batches.rows.longest
-    found = []
-    for extra in (3e5, 3e6, 3e7, 1e9, 1e13):
-        available = int(memory.kept + memory.logits(EFFICIENT) + extra)
-        tokens, checkpointed = memory.fit(available, longest)
-        found.append((tokens, checkpointed))
-        if tokens > longest:
-            assert memory.estimate(tokens, checkpointed) <= available
-        if checkpointed:  # one layer fewer would leave too little room
-            assert memory.activations(EFFICIENT, checkpointed - 1) > extra * 0.8
-    assert [tokens for tokens, _ in found] == sorted(tokens for tokens, _ in found)
-    assert [count for _, count in found] == sorted((count for _, count in found), reverse=True)
-    assert found[0][1] == memory.layers
-    assert found[-1][1] == 0
-
-
-@pytest.mark.parametrize("lora", [None, {"r": 4, "dropout": 0.05}], ids=["full", "lora"])
-@pytest.mark.parametrize("family", ["llada", "dream"])
-def test_the_estimate_follows_what_autograd_keeps(tmp_path, family, lora):
-    materials(tmp_path, family)
-    trainer = prepared(tmp_path, **({"lora": lora} if lora else {}))
-    memory = TrainingMemory(trainer.recipe, trainer.subject.net)
-    weights = {p.untyped_storage().data_ptr() for p in trainer.model.parameters()}
-
-    def kept(inputs):
-        seen = {}
-
-        def pack(tensor):
-            seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            entropy = trainer.compute_loss(trainer.model, dict(inputs))
-        return sum(size for place, size in seen.items() if place not in weights), entropy
-
-    (inputs,) = trainer.batches[0]
-    found, _ = kept({**inputs, "where": inputs["where"][:1], "label": inputs["label"][:1]} | _first(inputs))
-    assert memory.activations(inputs["ids"].numel(), 0) == pytest.approx(found, rel=0.35)
-
-
-def _first(inputs):
-    return {name: inputs[name][:1] for name in ("weight", "kind")}
+def test_large_passes_are_halved_before_layers_are_recomputed(folder, monkeypatch):
+    """A pass below what a GPU computes at full speed is not halved again while recomputing can make room."""
+    monkeypatch.setattr("voidpad.training.train.EFFICIENT", 60)
+    run = prepared(folder)
+    whole = sum(inputs["ids"].numel() for inputs in run.passes[0])
+    seen = []
+    for _ in range(3):
+        run._make_room(run.passes[0], torch.OutOfMemoryError())
+        seen.append((run.passes.limit.tokens, run.checkpointed))
+    assert seen[0] == (whole // 2, 0)
+    assert [checkpointed for _, checkpointed in seen] == [0, 2, 2]
+    assert seen[1][0] == seen[0][0]
+    assert seen[2][0] < seen[1][0]

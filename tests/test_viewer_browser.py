@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stories import EOS, HOSTILE, MASK, VOID, expansion, header, hostile, overflow
-from test_trace import PLANS
+from test_trace import PLANS, filled
 from voidpad.decode.outcome import Result
 from voidpad.diagnose.page import Named, page
 from voidpad.diagnose.trace import Pass, Recorder, Trace
@@ -76,7 +76,7 @@ def tiles(tab: Any, pane: int = 0) -> list[str]:
 
 def expected(trace: Trace, position: int) -> list[str]:
     """The same from the trace: after the position's commits, before its edits."""
-    canvases = [np.full(trace.passes[0].length, trace.header.roles.mask), *trace.canvases()]
+    canvases = [trace.start, *trace.canvases()]
     canvas = canvases[max(0, position - 1)].copy()
     for slot, token, _ in trace.passes[position - 1].commits if position else ():
         canvas[slot] = token
@@ -122,6 +122,20 @@ def test_a_recorded_decode_with_a_changing_canvas_replays(show, name):
     for position in range(len(trace.passes) + 1):
         assert tiles(tab) == expected(trace, position)
         press(tab, "ArrowRight")
+
+
+def test_gaps_are_filled_inside_the_fixed_text(show):
+    _, trace = filled(random_model(vocab=64, seed=3))
+    fixed = sum(token != trace.header.roles.mask for token in trace.header.template)
+    tab = show(trace)
+    press(tab, "Home")
+    assert "5 masks left" in tab.locator("#status").inner_text()
+    for position in range(len(trace.passes) + 1):
+        assert tiles(tab) == expected(trace, position)
+        assert tab.locator(".grid .slot.prompt").count() == fixed
+        press(tab, "ArrowRight")
+    tab.locator(".grid .slot.prompt").nth(0).hover()
+    assert "fixed text" in tab.locator("#card").inner_text()
 
 
 def test_the_verdict_and_the_counts(show):
@@ -226,7 +240,7 @@ def test_colours_a_trace_cannot_give_are_off(show):
     assert off == [False, False, True, True]
     press(tab, "3")
     assert tab.evaluate("document.documentElement.dataset.mode") == "state"
-    assert "--trace-detail" in tab.locator("#modes label").nth(2).get_attribute("title")
+    assert "trace_detail" in tab.locator("#modes label").nth(2).get_attribute("title")
     assert tab.locator("#guess").is_hidden()
 
 

@@ -2,13 +2,14 @@
 
 import os
 import signal
+import sys
 
 import pytest
 import torch
 
 from test_evaluate import content
 from voidpad.errors import ConfigError, VoidpadError
-from voidpad.evaluate import AnswerRequest, Resources, Settings, evaluate, read_run
+from voidpad.evaluate import AnswerRequest, EvalConfig, Resources, evaluate, read_run
 from voidpad.evaluate.answer import opened_run
 from voidpad.evaluate.workers import Workers
 from voidpad.models import random_model, save
@@ -20,8 +21,11 @@ TWO = Resources(device="cpu,cpu")
 def settings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("weights")
     save(random_model("llada", vocab=110, context=1024, dtype=torch.float32), folder)
-    return Settings(
-        str(folder), ("tiny_steps",), fields={"canvas": 16, "block": 8, "temperature": 1.0}, limit=5
+    return EvalConfig(
+        model=str(folder),
+        tasks=("tiny_steps",),
+        fields={"canvas": 16, "block": 8, "temperature": 1.0},
+        limit=5,
     )
 
 
@@ -34,6 +38,16 @@ def test_two_processes_give_the_rows_of_one(settings, tmp_path):
     assert two == one
     journal = read_run(tmp_path / "two").journal.records
     assert sorted(journal) == [f"tiny_steps:{item}" for item in range(5)]
+
+
+def test_a_process_imports_nothing_from_the_current_folder(settings, tmp_path, monkeypatch):
+    (tmp_path / "pickle.py").write_text("open('imported', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    workers = Workers(settings, Resources(), ["cpu"])
+    workers.close()
+    assert not (tmp_path / "imported").exists()
+    assert "PYTHONSAFEPATH" not in os.environ
 
 
 @pytest.mark.slow

@@ -1,13 +1,17 @@
 """A small model, its data and a recipe, for tests that really train."""
 
+import json
 import random
 import tomllib
 from pathlib import Path
+
+import torch
 
 from voidpad.models import random_model, save
 from voidpad.training import prepared as data
 from voidpad.training.padding import Example, Pairs
 from voidpad.training.recipe import TrainingRecipe, check
+from voidpad.training.train import Run
 
 RECIPE = """
 [model]
@@ -53,3 +57,34 @@ def recipe(folder: Path, **parts: dict) -> TrainingRecipe:
         part = {**values.get(name, {}), **change}
         values[name] = {key: value for key, value in part.items() if value is not None}
     return check(values)
+
+
+def finish(run: Run) -> None:
+    """All updates of a run, without a watcher, an export or a lock."""
+    for _ in run.updates():
+        pass
+
+
+def entries(output: Path) -> list[dict]:
+    """The log entries of a run's folder."""
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def gradients(run: Run, update: int = 0) -> tuple[dict, float]:
+    """Gradients and loss of an update, by the loop's own code up to the optimizer's step, which is left out."""
+    found: dict = {}
+    run.update, run._loss = update, torch.zeros_like(run._loss)
+
+    def note(*_: object) -> None:
+        named = run.module.named_parameters()
+        found.update({name: p.grad.clone() for name, p in named if p.grad is not None})
+
+    steps = [(optimizer, optimizer.step) for optimizer in run.optimizers]
+    for optimizer, _ in steps:
+        optimizer.step = note  # type: ignore[method-assign]
+    try:
+        run._update()
+    finally:
+        for optimizer, step in steps:
+            optimizer.step = step  # type: ignore[method-assign]
+    return found, float(run._loss)

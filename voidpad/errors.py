@@ -1,7 +1,15 @@
-"""What can go wrong, as one tree. Every message is one line: the field, the value, the fix."""
+"""The exceptions that voidpad raises, and how errors of other libraries become one line of text.
+
+Every message is one line that names the field, the value and the fix.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class VoidpadError(Exception):
@@ -12,12 +20,31 @@ class ConfigError(VoidpadError):
     """A setting, or a combination of settings, that cannot work. Exit status 2."""
 
 
+class PlanError(ConfigError):
+    """A plan, or a field of one, that cannot work; `field` is the name of the field, empty if it is none alone."""
+
+    def __init__(self, message: str, *, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _plan_error, (str(self), self.field)
+
+
+def _plan_error(message: str, field: str) -> PlanError:
+    return PlanError(message, field=field)
+
+
 class RoleError(VoidpadError):
     """A token role (mask, eos, void, rainbow) that is missing or ambiguous."""
 
 
 class WeightsError(VoidpadError):
     """A checkpoint that is damaged, incomplete, unsafe or of an unknown kind."""
+
+
+class ModelNotFoundError(WeightsError):
+    """A model or adapter name that leads to no folder."""
 
 
 class DataError(VoidpadError):
@@ -32,21 +59,25 @@ class SandboxError(VoidpadError):
     """Generated code cannot be run as safely as was asked."""
 
 
-def reason(error: BaseException) -> str:
-    """What another library says went wrong, as the end of a message: its first line, at most 200 characters."""
+def first_line(error: BaseException) -> str:
+    """What another library says went wrong, for the end of a message: its first line, at most 200 characters."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:200]
+    return printable(lines[0])[:200]
 
 
-PLAIN = {"extra_forbidden": "no such setting", "missing": "is missing"}  # pydantic's kinds
+def format_validation_error(error: ValidationError | Mapping[str, Any]) -> str:
+    """What pydantic found wrong, on one line: each field, what is wrong with it, and the value.
 
-
-def fault(error: Mapping[str, Any]) -> str:
-    """One of pydantic's errors in our words: the field, what is wrong, the value."""
+    Takes the exception, or one entry of its `errors()`.
+    """
+    if not isinstance(error, Mapping):
+        found = [format_validation_error(dict(one)) for one in error.errors()]
+        return "; ".join(found[:6]) + ("; ..." if len(found) > 6 else "")
+    plain = {"extra_forbidden": "no such setting", "missing": "is missing"}
     where = ".".join(str(part) for part in error["loc"])[:200]
-    text = PLAIN.get(error["type"]) or error["msg"].removeprefix("Value error, ")[:300]
+    text = plain.get(error["type"]) or error["msg"].removeprefix("Value error, ")[:300]
     given = repr(error["input"])
-    named = error["type"] not in PLAIN and not isinstance(error["input"], Mapping) and len(given) < 60
+    named = error["type"] not in plain and not isinstance(error["input"], Mapping) and len(given) < 60
     value = f" (got {given})" if named else ""
     return f"{where}: {text}{value}" if where else text
 
@@ -54,3 +85,9 @@ def fault(error: Mapping[str, Any]) -> str:
 def printable(text: str) -> str:
     """One line for a terminal: line breaks and control characters are spelled out, so that they do nothing there."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def shown(value: Any, longest: int = 60) -> str:
+    """A value of a file for an error message: printable and short."""
+    text = ascii(value)
+    return text if len(text) <= longest else text[: longest - 3] + "..."

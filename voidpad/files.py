@@ -1,15 +1,59 @@
-"""Files and folders that are whole or absent."""
+"""Reading files with errors of one line, and writing files and folders that are complete or absent."""
 
 from __future__ import annotations
 
+import glob
+import json
 import os
+import platform
 import shutil
+import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from voidpad.errors import ConfigError
+from voidpad.errors import ConfigError, VoidpadError, WeightsError, first_line
+
+
+@contextmanager
+def readable(path: Path, kind: str, error: type[VoidpadError] = WeightsError) -> Iterator[None]:
+    """Inside, what goes wrong while a file is opened and parsed becomes one line that names the file.
+
+    `kind` says what the file should be, such as "JSON"; `error` is the class to raise. Covered are errors of the
+    operating system and of the parsers of JSON, TOML, YAML and safetensors; anything else passes through unchanged.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise error(f"{path}: no such file.") from None
+    except OSError as problem:
+        raise error(f"{path}: cannot be read ({problem.strerror or first_line(problem)}).") from None
+    except _parser_errors() as problem:
+        raise error(f"{path}: damaged {kind} file ({first_line(problem)}); copy or write it again.") from None
+
+
+def _parser_errors() -> tuple[type[Exception], ...]:
+    """What parsers raise on damaged files; a library that was not imported can have raised nothing."""
+    errors: list[type[Exception]] = [
+        ValueError,
+        RecursionError,
+    ]  # of json and tomllib, and of text that is not UTF-8
+    for module, name in (("yaml", "YAMLError"), ("safetensors", "SafetensorError")):
+        if module in sys.modules:
+            errors.append(getattr(sys.modules[module], name))
+    return tuple(errors)
+
+
+def read_json(path: Path, error: type[VoidpadError] = WeightsError) -> dict[str, Any]:
+    """The JSON object in a file that must be there."""
+    with readable(path, "JSON", error):
+        values = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(values, dict):
+        raise error(f"{path}: expected a JSON object; copy or write the file again.")
+    return values
 
 
 def not_a_plain_file(path: Path) -> str:
@@ -20,7 +64,7 @@ def not_a_plain_file(path: Path) -> str:
 
 
 def same_file(one: Path, other: str | Path) -> bool:
-    """Whether two names lead to one file; names of files that are not there, or cannot be, lead to none."""
+    """Whether two names lead to the same existing file."""
     try:
         return one.samefile(other)
     except (OSError, ValueError):
@@ -34,16 +78,27 @@ def refuse_own_source(target: Path, *sources: str | Path | None) -> None:
 
 
 @contextmanager
-def beside(path: Path) -> Iterator[Path]:
-    """A name to write to; when the block ends well it takes the place of `path`, otherwise nothing is left.
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A name to write to. When the block ends without an error, that file replaces `path`; otherwise it is removed.
 
-    A pipe, a socket or a device is refused: as root, the new file would take its place.
+    Every writer has a name of its own: of two at once, the one that ends last leaves its file, whole. A pipe, a socket
+    or a device is refused: as root, the new file would take its place.
     """
     if special := not_a_plain_file(path):
         raise ConfigError(f"{path}: {special}.")
-    draft = path.with_name(f".{path.stem}.part{path.suffix}")  # what it ends in may say what to write
+    path.parent.mkdir(parents=True, exist_ok=True)
+    machine = platform.node()
+    writer = f"{machine}-{os.getpid()}-{threading.get_ident()}"
+    draft = path.with_name(
+        f".{path.stem}.{writer}.part{path.suffix}"
+    )  # what it ends in may say what to write
+    for left in path.parent.glob(
+        glob.escape(f".{path.stem}.{machine}-") + "*.part" + glob.escape(path.suffix)
+    ):
+        process = left.name.removeprefix(f".{path.stem}.{machine}-").partition("-")[0]
+        if not _alive(int(process)):  # it was killed while it wrote
+            left.unlink(missing_ok=True)
     try:
-        draft.unlink(missing_ok=True)  # left by a process that was killed
         draft.touch()
         mode = draft.stat().st_mode  # safetensors would let only the owner read its files
         draft.unlink()
@@ -56,9 +111,20 @@ def beside(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
+def _alive(process: int) -> bool:
+    """Whether a process of this machine still runs; where that cannot be asked, it counts as running."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def store(path: Path, parts: Iterable[str]) -> None:
-    """A text file."""
-    with beside(path) as draft, draft.open("w", encoding="utf-8") as file:
+    """Write a text file; readers see the old content or all of the new one."""
+    with atomic_file(path) as draft, draft.open("w", encoding="utf-8") as file:
         file.writelines(parts)
 
 
@@ -70,15 +136,15 @@ def check_new_folder(target: Path) -> None:
 
 @contextmanager
 def fresh_folder(target: Path) -> Iterator[Path]:
-    """A folder that appears under its name only when it is complete."""
+    """A folder to write into, which appears under its name only when the block ends without an error."""
     check_new_folder(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     try:
-        yield beside
-        beside.chmod(0o755)  # mkdtemp makes it private
-        for path in beside.iterdir():  # and so does the writer of the tensors
+        yield draft
+        draft.chmod(0o755)  # mkdtemp makes it private
+        for path in draft.iterdir():  # and so does the writer of the tensors
             path.chmod(path.stat().st_mode | 0o044)
-        beside.replace(target)
+        draft.replace(target)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from voidpad.errors import RoleError
@@ -12,8 +12,7 @@ RAINBOW_NAMES = tuple(f"<|rainbow_{n}|>" for n in range(1, 7))  # rainbow token 
 # Entries that a vocabulary keeps for later use. The authors' tokenizers rename such ids: <|pad_n|> for LLaDA, and
 # <pad_n> for Dream, where the entries were runs of spaces.
 RESERVED = re.compile(r"<\|(?:reserved_token|reserved_special_token|pad|unused)_(\d{1,6})\|>|<pad_(\d{1,6})>")
-LINE_BREAKS = ("\n", "Ċ", "<0x0A>")  # as vocabularies spell it: plainly, as a byte-level character, as a byte
-ROLE_NAMES = ("ends", "eos", "mask", "newline", "rainbow", "void")  # those that plans may name
+ROLE_NAMES = ("ends", "eos", "mask", "rainbow", "void")  # those that plans may name
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,6 @@ class RoleNames:
     ends: tuple[str, ...] = ("<|eot_id|>", "<|im_end|>", "<|role_end|>")  # of a turn in a conversation
     void: tuple[str, ...] = ()  # padding tokens that were trained like VOID, under another name than ours
     never: tuple[str, ...] = ()  # tokens of another decoding loop
-    newline: tuple[str, ...] = ()  # tokens that end a line; none: all that contain a line break
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,10 @@ class Roles:
     void: int | None = None
     rainbow: tuple[int, ...] = ()  # R_0 .. R_{K-1}
     never: tuple[int, ...] = ()  # tokens of another decoding loop, such as DreamOn's <|expand|>: never chosen
-    # Tokens that end a line. They are text, and the tokenizer gives them at every loading: no file stores them.
-    newline: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         single = [i for i in (self.mask, self.eos, self.void) if i is not None]
-        several = (*self.ends, *self.rainbow, *self.never, *self.newline)
+        several = (*self.ends, *self.rainbow, *self.never)
         wrong = [i for i in (*single, *several) if type(i) is not int or i < 0]
         if wrong:
             raise RoleError(f"role id {ascii(wrong[0])[:60]} is not a token id; give whole numbers from 0.")
@@ -61,7 +57,6 @@ class Roles:
     def stored(self) -> dict[str, Any]:
         """The roles as JSON values, for files; `parse` reads them."""
         values = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-        del values["newline"]
         if not self.never:
             del values["never"]  # most checkpoints have none, and older releases do not know it
         return values
@@ -81,7 +76,7 @@ class Roles:
     def _role(self, name: str) -> list[int]:
         check_role_name(name)
         known = {"mask": [self.mask], "eos": [self.eos], "void": [] if self.void is None else [self.void]}
-        known |= {"ends": list(self.ends), "rainbow": list(self.rainbow), "newline": list(self.newline)}
+        known |= {"ends": list(self.ends), "rainbow": list(self.rainbow)}
         if not known[name]:
             raise RoleError(
                 f"role {name!r}: this checkpoint has none. Use one trained with it, a plan that does not name it "
@@ -96,16 +91,26 @@ def check_role_name(name: str) -> None:
         raise RoleError(f"role {name!r} is unknown; use one of {', '.join(ROLE_NAMES)} or a token id.")
 
 
-def resolve(tokenizer: Any, config: Mapping[str, Any], *, rows: int, names: RoleNames | None = None) -> Roles:
+def resolve(
+    tokenizer: Any,
+    config: Mapping[str, Any],
+    *,
+    rows: int,
+    names: RoleNames | None = None,
+    ids: Mapping[str, int] | None = None,
+) -> Roles:
     """Roles of a checkpoint that carries no card: by name, then reserved entries, then new tokens.
 
-    `config` is the checkpoint's config.json, `rows` its embedding rows, `names` the spellings of its family. A
-    tokenizer without a reserved entry gets `<|void|>` and the rainbow names as new special tokens where the
-    embedding has spare rows for them.
+    `config` is the checkpoint's config.json, `rows` its embedding rows, `names` the spellings of its family, `ids` the
+    family's mask and eos where neither config nor tokenizer name them. A tokenizer without a reserved entry gets
+    `<|void|>` and the rainbow names as new special tokens where the embedding has spare rows for them.
     """
     names, vocab = names or RoleNames(), tokenizer.get_vocab()
-    mask = _first(config.get("mask_token_id"), tokenizer.mask_token_id, *map(vocab.get, names.mask))
-    eos = _first(tokenizer.eos_token_id, config.get("eos_token_id"))
+    usual = ids or {}
+    mask = _first(
+        config.get("mask_token_id"), tokenizer.mask_token_id, *map(vocab.get, names.mask), usual.get("mask")
+    )
+    eos = _first(tokenizer.eos_token_id, config.get("eos_token_id"), usual.get("eos"))
     named = next((vocab[name] for name in (VOID_NAME, *names.void) if name in vocab), None)
     if named is not None:
         padding = (named, *(vocab[name] for name in RAINBOW_NAMES if name in vocab))
@@ -122,17 +127,6 @@ def resolve(tokenizer: Any, config: Mapping[str, Any], *, rows: int, names: Role
     return build(values, rows=rows)
 
 
-def newline_ids(tokenizer: Any, roles: Roles, *, rows: int, names: RoleNames) -> tuple[int, ...]:
-    """The tokens that end a line: those of the family where the vocabulary has them, else all with a line break."""
-    vocab = tokenizer.get_vocab()
-    found = [vocab[name] for name in names.newline if name in vocab]
-    if not found:
-        found = [token for name, token in vocab.items() if any(mark in name for mark in LINE_BREAKS)]
-    known = set(roles.all())
-    usable = sorted(token for token in found if token < rows and token not in known)
-    return tuple(token for token in usable if "\n" in tokenizer.decode([token]))
-
-
 def build(values: Mapping[str, Any], *, rows: int) -> Roles:
     """Roles from plain values (a card, the command line), checked against the embedding."""
     known = [field.name for field in fields(Roles)]
@@ -144,9 +138,9 @@ def build(values: Mapping[str, Any], *, rows: int) -> Roles:
             raise RoleError(
                 f"role {name!r}: neither the config nor the tokenizer names one. Pass {name}=<id>."
             )
-    lists = {name: _ids(name, values.get(name)) for name in ("ends", "rainbow", "never", "newline")}
+    lists = {name: _ids(name, values.get(name)) for name in ("ends", "rainbow", "never")}
     roles = Roles(mask=values["mask"], eos=values["eos"], void=values.get("void"), **lists)
-    outside = sorted(i for i in (*roles.all(), *roles.newline) if not 0 <= i < rows)
+    outside = sorted(i for i in roles.all() if not 0 <= i < rows)
     if outside:
         raise RoleError(
             f"role id {outside[0]} is outside the embedding (0 to {rows - 1}); pass an id inside it."

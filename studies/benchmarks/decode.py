@@ -1,10 +1,12 @@
-"""Decoding speed against the plain research loop, on the same weights, in one run. Prints ratios.
+"""Decoding speed of the engine, the engine of an earlier commit and the plain research loop, in one run on one device.
 
-    python -m studies.benchmarks.decode --shape llada-8b --device cuda --out llada.json   # one H200, about six minutes
-    python -m studies.benchmarks.decode --shape dream-7b --device cuda --out dream.json
-    python -m studies.benchmarks.decode exactness --device cuda                            # E2, on the built-in model
-    python -m studies.benchmarks.decode --quantize fp8 --shape llada-8b --device cuda --seconds 10   # fp8 beside bf16
-    python -m studies.benchmarks.decode                                                    # rehearsal on a CPU
+    python -m studies.benchmarks.decode table --shape llada-8b --device cuda --reference .carry/ref --out OUT
+    python -m studies.benchmarks.decode table                                    # rehearsal on a CPU
+    python -m studies.benchmarks.decode exactness --device cuda                  # E2, on the built-in model
+
+`table` starts a process for this code, one for float8 weights and, with `--reference`, one for the code under that
+folder (a checkout of another commit, measured by `decode_reference.py`); each writes a JSON file into OUT, and a table
+of all comes last. A part that fails is reported and the others go on.
 
 Weights are random. A script steers the tokens after the real pass was paid for, so that answers have the paper's
 lengths: GSM8K 134, MATH500 418, HumanEval 73, MBPP 64 passes, prompts of 60 to 1000 tokens. The research loop runs
@@ -14,35 +16,42 @@ eagerly, ours with compiled layers and CUDA graphs; both read the same parameter
 from __future__ import annotations
 
 import argparse
-import copy
 import json
+import math
+import os
 import statistics
+import subprocess
+import sys
 import time
+import traceback
 from bisect import bisect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
-from studies.benchmarks.workload import PassMeter, Script, Scripted, TimedRun, drive, settle, workload
+from studies.benchmarks.research import Research, timed
+from studies.benchmarks.workload import Script, Scripted, settle, workload
 from voidpad.decode.canvas import Canvas
 from voidpad.decode.denoise import HFDenoiser
 from voidpad.decode.loop import Denoiser, decode
-from voidpad.decode.plan import Plan, plan
+from voidpad.decode.plan import Plan
+from voidpad.decode.presets import plan
 from voidpad.engine.batching import Engine
 from voidpad.engine.cache import CachedDenoiser
 from voidpad.engine.cache_policy import CachePolicy
-from voidpad.engine.compiled import compile_layers
+from voidpad.engine.captured import CapturedPass
+from voidpad.engine.events import Wrote
 from voidpad.engine.graphs import Graphs
-from voidpad.engine.packed import PackedDenoiser
-from voidpad.experiments.bench import Research, now, timed
-from voidpad.models import fp8, load, merge
-from voidpad.models.quantizer import Quantizer
+from voidpad.engine.packed import PackedDenoiser, compile_body
+from voidpad.engine.speed import SPEEDS
+from voidpad.experiments.bench import now
+from voidpad.models import load, merge
 from voidpad.roles import Roles
 
 SHAPES = {
@@ -55,12 +64,18 @@ SHAPES = {
 }  # fmt: skip
 ROLES = Roles(mask=1, eos=2, void=3)
 # Slots of which a scripted answer is sure at a time. Cut at the edges of blocks it is 2.9 tokens a pass: what the
-# built-in model has with threshold 0.9, with and without `ahead:3` (`voidpad bench --frontier`, 2,000 problems).
+# built-in model has with threshold 0.9, with and without `ahead:3` (2,000 problems).
 PACE = 3.1
 BLOCK = 32
+AIMS = {  # of core.md: at most so many ms, at least so many times the research loop
+    "block pass, ms": (5.6, None),
+    "whole row, ms": (19.0, None),
+    "answer, x research": (11.0, 12.5),
+    "mixed workload, x research": (21.0, 25.0),
+}
 
 
-def network(shape: str, device: str, layers: int | None) -> Any:
+def network(shape: str, device: str, layers: int | None = None) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
     kind, config = (Qwen2ForCausalLM, Qwen2Config) if shape == "dream-7b" else (LlamaForCausalLM, LlamaConfig)
@@ -75,27 +90,41 @@ def network(shape: str, device: str, layers: int | None) -> Any:
     return net
 
 
-def same_weights(net: Any) -> Any:
-    """A copy of the network that reads the same parameters."""
-    return copy.deepcopy(net, {id(p): p for p in net.parameters()})
+@dataclass(frozen=True)
+class Steered:
+    """The script of a workload on the device: replaces the logits of windows inside a captured pass."""
+
+    script: Script
+    lengths: Tensor  # (keys,) on the device
+
+    @classmethod
+    def by(cls, script: Script, device: str) -> Steered:
+        return cls(script, torch.tensor(list(script.lengths), device=device))
+
+    def __call__(self, canvas: Canvas, positions: Tensor, logits: Tensor) -> Tensor:
+        script = self.script
+        slot = positions - canvas.prompt[:, None]
+        end = self.lengths[canvas.key][:, None]
+        tokens = torch.where(slot < end, script.word, torch.where(slot == end, script.roles.eos, script.void))
+        masked = (canvas.ids.gather(1, positions) == script.roles.mask) & (positions < canvas.stop[:, None])
+        lead = slot.masked_fill(~masked, 1 << 30).amin(1, keepdim=True)
+        sure = (slot / script.pace).floor() == (lead / script.pace).floor()
+        unsure = math.log(4 * logits.shape[1])  # a probability of 0.8 beside a vocabulary of zeros
+        score = torch.where(sure, 30.0, unsure).to(logits.dtype)
+        return torch.zeros_like(logits).scatter(1, tokens.view(-1, 1), score.view(-1, 1))
 
 
 @dataclass
 class Bench:
-    """One model, the plain network and a compiled twin with the same parameters, and the numbers found."""
+    """One network and the numbers found."""
 
     net: Any
     device: str
     shift: int
-    seconds: float  # for each throughput measurement
+    seconds: float  # for the throughput measurement
+    out: Path | None = None
     found: dict[str, Any] = field(default_factory=dict)
     research: dict[int, float] = field(default_factory=dict)  # row length -> seconds a pass
-    peak: float = 0.0  # FLOP/s
-
-    def __post_init__(self) -> None:
-        self.twin = same_weights(self.net)
-        if self.cuda:
-            compile_layers(self.plain().body, cached=True, dynamic=True)
 
     @property
     def cuda(self) -> bool:
@@ -106,41 +135,32 @@ class Bench:
         """Of prompts, canvases and answers."""
         return 1.0 if self.cuda else 0.3
 
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.net.model.layers.parameters())
-
-    def plain(self, head: nn.Module | None = None) -> HFDenoiser:
-        return HFDenoiser(self.twin.model, head or self.twin.lm_head, shift=self.shift, narrow=True)
-
-    def exact(self) -> PackedDenoiser:
-        return PackedDenoiser(self.plain(), bucket=64 if self.cuda else 1, graphs=Graphs(1024))
-
-    def cached(self, cache: str = "dual") -> CachedDenoiser:
-        bucket = 64 if self.cuda else 1
-        policy = CachePolicy.parse(cache)
-        return CachedDenoiser(self.plain(), BLOCK, policy, bucket=bucket, graphs=Graphs(1024))
-
     def size(self, tokens: int) -> int:
         return max(BLOCK, int(tokens * self.scale) // BLOCK * BLOCK)
 
-    def plan(self, name: str = "fixed", **fields: Any) -> Plan:
-        """A fixed canvas of 512, or VoidExpansion from 64 to 512."""
-        if name == "fixed":
-            return plan("void", **{"canvas": self.size(512), "block": BLOCK} | fields)
-        grown = {
-            "canvas": self.size(64),
-            "limit": self.size(512),
-            "window": 16,
-            "tau_nonvoid": 0.3,
-            "tau_gap": 0.3,
-        }
-        return plan("void-expansion", block=BLOCK, **grown, **fields)
+    def denoiser(self, cache: str | None = None) -> Any:
+        plain = HFDenoiser(self.net.model, self.net.lm_head, shift=self.shift)
+        fields: dict[str, Any] = {"bucket": 64, "graphs": Graphs(2048)} if self.cuda else {}
+        if cache is None:
+            return PackedDenoiser(plain, **fields)
+        return CachedDenoiser(plain, BLOCK, CachePolicy.parse(cache), **fields)
 
-    def note(self, name: str, **numbers: Any) -> None:
-        self.found[name] = numbers
-        shown = "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in numbers.items())
-        print(f"{time.strftime('%H:%M:%S')} {name}: {shown}", flush=True)
+    def engine(self, script: Script, denoise: Any, captured: CapturedPass, **limits: Any) -> Engine:
+        """An engine whose every pass is paid for and steered by the script, captured or not."""
+        captured.steer = Steered.by(script, self.device)
+        forget = getattr(denoise, "forget", lambda handle: None)
+        return Engine(Scripted(denoise, script), ROLES, ended=forget, captured=captured, **limits)
+
+    def plan(self, **fields: Any) -> Plan:
+        return plan("void", **{"canvas": self.size(512), "block": BLOCK, **fields})
+
+    def note(self, name: str, value: float, **more: Any) -> None:
+        self.found[name] = value
+        self.found |= {f"{name}: {key}": one for key, one in more.items()}
+        shown = "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in more.items())
+        print(f"{time.strftime('%H:%M:%S')} {name} {value:.4g}  {shown}", flush=True)
+        if self.out is not None:
+            self.out.write_text(json.dumps({"torch": torch.__version__, **self.found}, indent=1) + "\n")
 
     def cost(self, length: int) -> float:
         """Seconds of a research pass over a row of this length: between the two nearest that were timed."""
@@ -151,283 +171,283 @@ class Bench:
         return (1 - share) * self.research[low] + share * self.research[high]
 
 
-@contextmanager
-def memory() -> Iterator[Callable[[], float]]:
-    """GiB that were needed at once inside, beyond what was held before."""
-    if not torch.cuda.is_available():
-        yield lambda: 0.0
-        return
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    held = torch.cuda.memory_allocated()
-    yield lambda: (torch.cuda.max_memory_allocated() - held) / 2**30
+# --------------------------------------------------------------------------------------------------- parts
+def research(bench: Bench) -> None:
+    """Seconds of a pass of the research loop over one row, by its length; before anything of ours is compiled."""
+    for length in (320, 768, 1536):
+        tokens, canvas = bench.size(length), bench.size(min(512, length - 64))
+        script = Script(ROLES, [canvas])
+        loop = Research(
+            bench.net, ROLES, bench.shift, ban=(3,), script=lambda slot, s=script: s.token(0, slot)
+        )
+        row = [7] * max(4, tokens - canvas)
+        loop(row, canvas=canvas, block=BLOCK, passes=3)
+        eight = partial(loop, row, canvas=canvas, block=BLOCK, passes=8)
+        runs = [timed(eight, bench.device) for _ in range(3)]
+        times = [took / used for took, (_, used) in runs]
+        bench.research[len(row) + canvas] = statistics.median(times)
+    for length, seconds in bench.research.items():
+        bench.note(f"research pass of {length} tokens, ms", 1e3 * seconds)
 
 
-def peak(bench: Bench) -> None:
-    """Matrix throughput that this device reaches, and what it reaches at the widths a pass has."""
-    n = 8192 if bench.cuda else 512
-    found = {}
-    for rows in (n, 32, 320, 768, 2048, 4096):
-        a, b = (torch.randn(m, n, device=bench.device, dtype=bench.net.dtype) for m in (rows, n))
-        for _ in range(3):
-            a @ b
-        begun = now(bench.device)
-        for _ in range(20):
-            a @ b
-        found[rows] = 40 * rows * n**2 / (now(bench.device) - begun)
-    bench.peak = found.pop(n)
-    bench.note("peak", tflops=bench.peak / 1e12, **{f"at {m} rows": rate / 1e12 for m, rate in found.items()})
-    repeats = 1400 if bench.cuda else 20  # two seconds on an H200: by then its clock has come down
-    begun = now(bench.device)
-    for _ in range(repeats):
-        b @ b
-    bench.note("sustained peak", tflops=2 * repeats * n**3 / (now(bench.device) - begun) / 1e12)
-
-
-def research_pass(bench: Bench, length: int, passes: int = 12) -> float:
-    """Seconds of a pass of the research loop over one row."""
-    canvas = min(bench.size(512), length - 4)
-    script = Script(ROLES, [canvas])
-    loop = Research(bench.net, ROLES, bench.shift, ban=(3,), script=lambda slot: script.token(0, slot))
-    row = [7] * (length - canvas)
-    loop(row, canvas=canvas, block=BLOCK, passes=3)
-    took, (_, used) = timed(lambda: loop(row, canvas=canvas, block=BLOCK, passes=passes), bench.device)
-    return took / used
-
-
-def engine_pass(bench: Bench, denoise: Denoiser, prompt: int, chosen: Plan, passes: int = 12) -> float:
-    """Seconds of a pass of the engine over one row."""
-    engine = Engine(Scripted(denoise, Script(ROLES, [4000])), ROLES)
-    engine.submit([7] * prompt, chosen)
-    for _ in range(3):
+def one_row(bench: Bench, cache: str | None) -> float:
+    """Milliseconds of a pass over one row inside a block, rules and host included: the median of 20."""
+    denoise = bench.denoiser(cache)
+    engine = bench.engine(Script(ROLES, [4000]), denoise, CapturedPass(denoise))
+    engine.submit([7] * bench.size(256), bench.plan())
+    for _ in range(2 * BLOCK + 6):  # captures; then a third block has been entered
         engine.step()
-    took, _ = timed(lambda: [engine.step() for _ in range(passes)], bench.device)
-    return took / passes
+    times = []
+    for _ in range(20):
+        begun = now(bench.device)
+        engine.step()
+        times.append(now(bench.device) - begun)
+    return 1e3 * statistics.median(times)
 
 
-def latency(bench: Bench) -> None:
-    """Batch 1, exact; research and ours in turns, the median of five."""
-    for canvas in (512, 200, 64):
-        prompt, canvas = bench.size(256), bench.size(canvas)
-        ours, chosen, pairs = bench.exact(), bench.plan(canvas=canvas), []
-        engine_pass(bench, ours, prompt, chosen)  # compiles and captures
-        for _ in range(5):
-            pairs.append((research_pass(bench, prompt + canvas), engine_pass(bench, ours, prompt, chosen)))
-        slow, fast = (statistics.median(times) for times in zip(*pairs, strict=True))
-        ratios = [a / b for a, b in pairs]
-        bench.research[prompt + canvas] = slow
-        flops = 2 * bench.parameters * (prompt + canvas)
-        bench.note(
-            f"latency exact {prompt}+{canvas}",
-            research_ms=1e3 * slow,
-            ours_ms=1e3 * fast,
-            ratio=slow / fast,
-            lowest=min(ratios),
-            highest=max(ratios),
-            share_of_peak=flops / fast / bench.peak,
-        )
-    for length in {bench.size(1024) + 4, bench.size(1728) + 4}:
-        bench.research[length] = statistics.median(research_pass(bench, length) for _ in range(3))
-    bench.note("research ms by row length", **{str(n): 1e3 * t for n, t in sorted(bench.research.items())})
+def block_pass(bench: Bench) -> None:
+    bench.note("block pass, ms", one_row(bench, "dual"))
 
 
-def answer(
-    bench: Bench, denoise: Any, chosen: Plan, prompt: int, length: int, pace: float
-) -> tuple[float, int]:
-    """Seconds and passes of one whole answer."""
-    script = Script(ROLES, [length], pace=pace)
-    engine = Engine(Scripted(denoise, script), ROLES, ended=getattr(denoise, "forget", lambda key: None))
-    took, [row] = timed(lambda: list(engine.run([[7] * prompt], chosen)), bench.device)
-    return took, row.passes_decode + row.passes_probe - row.passes_shared
-
-
-def approximate_latency(bench: Bench) -> None:
-    """Batch 1: one answer of 160 tokens on a canvas of 512, end to end, beside the research loop's passes."""
-    prompt, length = bench.size(256), bench.size(160)
-    slow = (length + 1) * bench.cost(prompt + bench.size(512))
-    ways = {
-        "exact": (bench.exact(), 1.0, bench.plan()),
-        "exact, threshold": (bench.exact(), PACE, bench.plan(threshold=0.9)),
-        "dual cache": (bench.cached(), 1.0, bench.plan()),
-        "dual cache, threshold": (bench.cached(), PACE, bench.plan(threshold=0.9)),
-        "dual:4 cache, threshold": (bench.cached("dual:4"), PACE, bench.plan(threshold=0.9)),
-        "ahead:3 cache, threshold": (bench.cached("ahead:3"), PACE, bench.plan(threshold=0.9)),
-        "ahead:3 cache, threshold, expansion": (
-            bench.cached("ahead:3"),
-            PACE,
-            bench.plan("expansion", threshold=0.9),
-        ),
-    }
-    for name, (denoise, pace, chosen) in ways.items():
-        measure = partial(answer, bench, denoise, chosen, prompt, length, pace)
-        measure()  # captures
-        runs = [measure() for _ in range(3)]
-        took, passes = statistics.median(t for t, _ in runs), runs[0][1]
-        bench.note(f"answer of {length}, {name}", seconds=took, passes=passes, ms_per_pass=1e3 * took / passes,
-                   tokens_per_s=length / took, ratio=slow / took)  # fmt: skip
-
-
-def static_batch(bench: Bench) -> None:
-    """The plain loop on a padded batch, all logits in float64: seconds and memory of one pass, against ours."""
-    rows = 32 if bench.cuda else 4
-    prompts, lengths = workload(rows, scale=bench.scale)
-    canvas = Canvas.blank(prompts, bench.size(512), ROLES, range(rows))
-
-    @torch.inference_mode()
-    def naive() -> None:
-        logits = bench.net(canvas.ids.to(bench.device), attention_mask=canvas.inside.long().to(bench.device),
-                           use_cache=False).logits  # fmt: skip
-        tokens = logits.argmax(-1)
-        logits.double().softmax(-1).gather(2, tokens[:, :, None])
-
-    engine = Engine(Scripted(bench.exact(), Script(ROLES, lengths)), ROLES, rows=rows, tokens=1 << 20)
-    for key, prompt in enumerate(prompts):
-        engine.submit(prompt, bench.plan(), key=key)
-    found = [paid(engine.step, bench.device)]
-    try:
-        found.append(paid(naive, bench.device))
-    except torch.OutOfMemoryError:
-        bench.note(
-            f"static batch {rows}", plain="out of memory", ours_ms=1e3 * found[0][0], ours_gib=found[0][1]
-        )
+def breakdown(bench: Bench) -> None:
+    """Where the time of a block pass goes: the graph alone, and the graph of the network without the rules."""
+    if not bench.cuda:
         return
-    (ours, small), (plain, large) = found
-    waste = max(lengths) * rows / sum(lengths)  # a static batch runs until its slowest row
-    bench.note(f"static batch {rows}", plain_ms=1e3 * plain, ours_ms=1e3 * ours, ratio_per_pass=plain / ours,
-               ratio_with_waiting=plain / ours * waste, plain_gib=large, ours_gib=small)  # fmt: skip
-
-
-def paid(call: Callable[[], Any], device: str) -> tuple[float, float]:
-    """Seconds and GiB of a call, after a first one."""
-    call()
-    with memory() as used:
-        took = statistics.median(timed(call, device)[0] for _ in range(3))
-    return took, used()
-
-
-def throughput(bench: Bench) -> None:
-    """A mixed workload in the middle of its course, through one engine."""
-    fast = {"threshold": 0.9}
-    ways: dict[str, tuple[Denoiser, float, Plan, int]] = {
-        "exact, fixed": (bench.exact(), 1.0, bench.plan(), 16384),
-        "exact, expansion": (bench.exact(), 1.0, bench.plan("expansion"), 16384),
-        "exact, fixed, threshold": (bench.exact(), PACE, bench.plan(**fast), 16384),
-        "dual cache, fixed": (bench.cached(), 1.0, bench.plan(), 1 << 20),
-        "dual cache, fixed, threshold": (bench.cached(), PACE, bench.plan(**fast), 1 << 20),
-        "dual:4 cache, fixed, threshold": (bench.cached("dual:4"), PACE, bench.plan(**fast), 1 << 20),
-        "ahead:3 cache, fixed, threshold": (bench.cached("ahead:3"), PACE, bench.plan(**fast), 1 << 20),
-        "ahead:3 cache, expansion, threshold": (
-            bench.cached("ahead:3"),
-            PACE,
-            bench.plan("expansion", **fast),
-            1 << 20,
-        ),
-    }
-    for name, (denoise, pace, chosen, tokens) in ways.items():
-        with memory() as used:
-            run, work = mixed(bench, denoise, chosen, pace=pace, tokens=tokens)
-        slow = sum(passes * bench.cost(length) for length, passes in work.items())
-        bench.note(
-            f"mixed workload, {name}",
-            ratio=slow / run.seconds,
-            slots_per_s=sum(work.values()) / run.seconds,
-            rows=run.row_passes / run.passes,
-            ms_per_pass=1e3 * run.seconds / run.passes,
-            finished=run.finished,
-            gib=used(),
-            **(
-                {}
-                if isinstance(denoise, CachedDenoiser)
-                else {"share_of_peak": flops(bench, run) / bench.peak}
-            ),
-        )
-        if isinstance(denoise, CachedDenoiser):
-            denoise.clear()
-
-
-def flops(bench: Bench, run: TimedRun) -> float:
-    """A second, in the layers' products; the head and attention are not counted."""
-    return 2 * bench.parameters * run.tokens / run.seconds
-
-
-def mixed(
-    bench: Bench, denoise: Any, chosen: Plan, *, pace: float, tokens: int
-) -> tuple[TimedRun, dict[int, int]]:
-    count, rows = (1024, 64) if bench.cuda else (200, 4)
-    prompts, lengths = workload(count, scale=bench.scale)
-    script = Script(ROLES, lengths, pace=pace)
-    meter = PassMeter(Scripted(denoise, script))
-    forget = getattr(denoise, "forget", lambda key: None)
-    engine = Engine(meter, ROLES, rows=rows, tokens=tokens, ended=forget)
-    for key, prompt in enumerate(prompts):
-        engine.submit(prompt, chosen, key=key)
-    settle(engine, script, int(400 * bench.scale / pace))
-    drive(engine, device=bench.device, seconds=0.3 * bench.seconds)
-    meter.work.clear()
-    return drive(engine, device=bench.device, seconds=bench.seconds), meter.work
-
-
-def probes(bench: Bench) -> None:
-    """VoidExpansion's probes on the mixed workload: their share of all tokens computed. No pass is paid for."""
-    prompts, lengths = workload(128, scale=bench.scale)
-    for pace, name in ((1.0, "one slot a pass"), (PACE, "threshold")):
-        script, total = Script(ROLES, lengths, pace=pace), {False: 0, True: 0}
-        chosen = bench.plan("expansion", **({"threshold": 0.9} if pace > 1 else {}))
-        free = Scripted(lambda canvas, where: torch.zeros(int(where.sum()), 64), script)
-        for step in decode(free, prompts, ROLES, chosen):
-            only = step.before.probing & (step.after.decoded == step.before.decoded)
-            for probe in (False, True):
-                total[probe] += int(step.before.canvas.stop[only == probe].sum())
-        bench.note(f"probes, {name}", share=total[True] / sum(total.values()))
-
-
-def growth(bench: Bench) -> None:
-    """Milliseconds of an exact pass as one thing grows."""
-    prompt = bench.size(256)
-    ours = bench.exact()
-
-    def one(denoise: Denoiser, **fields: Any) -> float:
-        chosen = bench.plan(**fields)
-        engine_pass(bench, denoise, prompt, chosen, 2)
-        return 1e3 * engine_pass(bench, denoise, prompt, chosen, 8)
-
-    bench.note("ms by canvas", **{str(n): one(ours, canvas=bench.size(n)) for n in (64, 128, 256, 512, 1024)})
-    bench.note("ms by block", **{str(n): one(ours, block=bench.size(n)) for n in (32, 64, 128, 256, 512)})
-    weight, found = bench.twin.lm_head.weight, {}
-    for vocabulary in (32_000, 64_000, len(weight)):
-        head = nn.Linear(1, 1, bias=False)
-        head.weight = nn.Parameter(weight[:vocabulary], requires_grad=False)
-        found[str(vocabulary)] = one(
-            PackedDenoiser(bench.plain(head), ours.bucket, Graphs(1024)), block=bench.size(512)
-        )
-    bench.note("ms by vocabulary, block 512", **found)
-    found = {}
-    for rows in (1, 2, 4, 8, 16, 32, 64) if bench.cuda else (1, 2, 4):
-        engine = Engine(Scripted(ours, Script(ROLES, [4000] * rows)), ROLES, rows=rows, tokens=1 << 20)
-        for key in range(rows):
-            engine.submit([7] * prompt, bench.plan(), key=key)
-        for _ in range(2):
+    for name, with_rules in (("block pass: graph, ms", True), ("block pass: network's graph, ms", False)):
+        denoise = bench.denoiser("dual")
+        engine = bench.engine(Script(ROLES, [4000]), denoise, CapturedPass(denoise))
+        if not with_rules:
+            engine.captured = None
+        engine.submit([7] * bench.size(256), bench.plan())
+        for _ in range(8):
             engine.step()
-        found[str(rows)] = 1e3 * drive(engine, device=bench.device, passes=4).seconds / 4
-    bench.note("ms by rows", **found)
+        graph = next(reversed(denoise.graphs.captured.values())).graph
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begun.record()
+        for _ in range(20):
+            graph.replay()
+        ended.record()
+        torch.cuda.synchronize()
+        bench.note(name, begun.elapsed_time(ended) / 20)
 
 
+def whole_row(bench: Bench) -> None:
+    bench.note("whole row, ms", one_row(bench, None))
+
+
+def answer(bench: Bench) -> None:
+    """One answer of 160 tokens on a canvas of 512 under `fastest`, end to end, beside the research loop's passes."""
+    prompt, length = bench.size(256), bench.size(160)
+    speed = SPEEDS["fastest"]
+    denoise = bench.denoiser(speed.cache)
+    captured, chosen = CapturedPass(denoise), bench.plan(**speed.fields)
+    script = Script(ROLES, [length], pace=PACE)
+
+    def once() -> tuple[float, int]:
+        engine = bench.engine(script, denoise, captured)
+        took, [row] = timed(lambda: list(engine.run([[7] * prompt], chosen)), bench.device)
+        return took, row.passes_decode
+
+    for _ in range(3):  # a kind of pass is captured when it comes for the third time
+        once()
+    runs = [once() for _ in range(5)]
+    took = statistics.median(seconds for seconds, _ in runs)
+    slow = (length + 1) * bench.cost(prompt + bench.size(512))
+    bench.note("answer, s", took, passes=runs[0][1], ms_per_pass=1e3 * took / runs[0][1], research_s=slow)
+    bench.note("answer, x research", slow / took)
+
+
+def mixed(bench: Bench) -> None:
+    """A mixed workload in the middle of its course, 64 rows at most, under `fastest`."""
+    count, rows = (512, 64) if bench.cuda else (100, 4)
+    speed = SPEEDS["fastest"]
+    prompts, lengths = workload(count, scale=bench.scale)
+    script, denoise = Script(ROLES, lengths, pace=PACE), bench.denoiser(speed.cache)
+    captured = CapturedPass(denoise)
+    engine = bench.engine(script, denoise, captured, rows=rows, tokens=1 << 20)
+    for key, prompt in enumerate(prompts):
+        engine.submit(prompt, bench.plan(**speed.fields), key=key)
+    engine.captured = None
+    settle(engine, script, int(120 * bench.scale))
+    engine.captured = captured
+    work: Counter[int] = Counter()
+    masks: dict[int, int] = {}
+
+    def drive(seconds: float) -> tuple[float, int, int]:
+        begun, passes, row_passes = now(bench.device), 0, 0
+        while engine.busy and time.perf_counter() - begun < seconds:
+            for event in engine.step():
+                if isinstance(event, Wrote):
+                    left = event.after.canvas.masked.sum(1).tolist()
+                    for handle, length, now_left in zip(
+                        event.handles, event.after.canvas.stop.tolist(), left, strict=True
+                    ):
+                        work[length] += max(1, masks.get(handle, now_left + 1) - now_left)
+                        masks[handle] = now_left
+            passes += 1
+            row_passes += engine.rows_read
+        return now(bench.device) - begun, passes, row_passes
+
+    drive(0.5 * bench.seconds)  # the store grows to its size, the commonest passes are captured
+    work.clear()
+    took, passes, row_passes = drive(bench.seconds)
+    slow = sum(number * bench.cost(length) for length, number in work.items())
+    bench.note("mixed workload, slots a second", sum(work.values()) / took, ms_per_pass=1e3 * took / passes,
+               rows=row_passes / passes)  # fmt: skip
+    bench.note("mixed workload, x research", slow / took)
+
+
+def same_answers(bench: Bench) -> None:
+    """Captured passes against the ordinary path on real logits, and the ordinary path against itself in a batch.
+
+    Where two runs part, it must be at a near-tie: two slots whose scores, or two tokens whose logits, are at most 0.125
+    apart in bfloat16 (scores as logarithms, as logits are).
+    """
+    prompts = [[7 + (3 * row + n) % 40 for n in range(bench.size(64))] for row in range(4)]
+    chosen = bench.plan(canvas=bench.size(64))
+
+    def commits(*, captured: bool, together: bool) -> dict[int, list[Any]]:
+        found: dict[int, list[Any]] = {row: [] for row in range(len(prompts))}
+        denoise = bench.denoiser("dual")
+        whole = CapturedPass(denoise) if captured else None
+        for rows in [range(len(prompts))] if together else [[row] for row in range(len(prompts))]:
+            engine = Engine(denoise, ROLES, ended=denoise.forget, captured=whole)
+            keys = {engine.submit(prompts[row], chosen, key=row): row for row in rows}
+            for event in engine.events():
+                if isinstance(event, Wrote):
+                    step = event.step
+                    gaps = step.logits.float().topk(2, 1).values.diff(dim=1).abs()[:, 0].cpu()
+                    grid = torch.zeros(step.where.shape).masked_scatter(step.where, gaps)
+                    for at, handle in enumerate(event.handles):
+                        slots = step.chosen[at].nonzero()[:, 0].tolist()
+                        made = {slot: int(step.tokens[at, slot]) for slot in slots}
+                        found[keys[handle]].append((made, grid[at], step.score[at].log()))
+        return found
+
+    alone = commits(captured=False, together=False)
+    for name, other in (
+        ("captured", commits(captured=True, together=False)),
+        ("ordinary, four rows in a batch", commits(captured=False, together=True)),
+    ):
+        parted, widest = 0, 0.0
+        for row, passes in alone.items():
+            for number, ((one, gaps, scores), (two, *_)) in enumerate(zip(passes, other[row], strict=False)):
+                if one == two:
+                    continue
+                parted += 1
+                ours, theirs = one.keys() - two.keys(), two.keys() - one.keys()
+                apart = [float(gaps[slot]) for slot in one if slot in two and one[slot] != two[slot]]
+                apart += [abs(float(scores[a] - scores[b])) for a in ours for b in theirs]
+                widest = max([widest, *apart])
+                print(
+                    f"  {name}: row {row} parts at pass {number}: {one} | {two}, apart by {apart}", flush=True
+                )
+                break
+        bench.note(f"{name}: rows of {len(alone)} that part from one row alone", parted, widest_gap=widest)
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "research": research,
+    "block": block_pass,
+    "breakdown": breakdown,
+    "whole": whole_row,
+    "answer": answer,
+    "mixed": mixed,
+    "same": same_answers,
+}
+
+
+def measure(given: argparse.Namespace) -> None:
+    """Every part in this process; a part that fails is reported and the others go on."""
+    net = network(given.shape, given.device, given.layers)
+    bench = Bench(net, given.device, int(given.shape == "dream-7b"), given.seconds, given.out)
+    research(bench)
+    torch._dynamo.config.recompile_limit = 64
+    if given.quantize:
+        from voidpad.models.fp8 import quantize_layers
+
+        quantize_layers(net)
+    if bench.cuda:
+        compile_body(net.model)
+    for name, part in PARTS.items():
+        if name == "research" or (given.quantize and name in ("same", "breakdown")):
+            continue
+        try:
+            part(bench)
+        except Exception:
+            traceback.print_exc()
+        if bench.cuda:
+            torch.cuda.empty_cache()
+
+
+def table(given: argparse.Namespace) -> None:
+    """All measurements, each in a process of its own, and what they found side by side."""
+    out = given.out or Path("runs/decode")
+    out.mkdir(parents=True, exist_ok=True)
+    same = ["--shape", given.shape, "--device", given.device, "--seconds", str(given.seconds)]
+    same += ["--layers", str(given.layers)] if given.layers else []
+    here = [sys.executable, "-m", "studies.benchmarks.decode", "measure", *same]
+    runs: dict[str, tuple[list[str], dict[str, str]]] = {"new": (here, {})}
+    if given.device == "cuda":
+        runs["new, fp8"] = ([*here, "--quantize", "fp8"], {})
+    if given.reference:
+        path = os.pathsep.join([str(given.reference), os.environ.get("PYTHONPATH", "")])
+        script = str(Path(__file__).with_name("decode_reference.py"))
+        runs["reference"] = ([sys.executable, script, *same], {"PYTHONPATH": path})
+    found: dict[str, dict[str, Any]] = {}
+    all_begun = time.perf_counter()
+    for name, (command, environment) in runs.items():
+        file = out / f"{given.shape}-{name.replace(', ', '-')}.json"
+        file.unlink(missing_ok=True)
+        print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
+        begun = time.perf_counter()
+        limit = max(1.0, min(given.limit, given.budget - (begun - all_begun)))
+        try:
+            subprocess.run(
+                [*command, "--out", str(file)], env={**os.environ, **environment}, timeout=limit, check=False
+            )
+        except subprocess.TimeoutExpired:
+            print(f"{name}: stopped after {limit:.0f} s")
+        found[name] = json.loads(file.read_text()) if file.exists() else {}
+        print(f"{time.strftime('%H:%M:%S')} {name}: {time.perf_counter() - begun:.0f} s", flush=True)
+    if "reference" in found:  # it has no research loop of its own: the one of this run counts
+        older, research_s = found["reference"], found["new"].get("answer, s: research_s")
+        if research_s and older.get("answer, s"):
+            older["answer, x research"] = research_s / older["answer, s"]
+        slots, ours = (
+            older.get("mixed workload, slots a second"),
+            found["new"].get("mixed workload, slots a second"),
+        )
+        if slots and ours:
+            older["mixed workload, x research"] = found["new"]["mixed workload, x research"] * slots / ours
+    print(
+        f"\n{given.shape} on {given.device}, torch {torch.__version__}\n| | aim | " + " | ".join(found) + " |"
+    )
+    print("|---|---|" + "---|" * len(found))
+    for row in dict.fromkeys(key for one in found.values() for key in one if key != "torch"):
+        aim, aim_fp8 = AIMS.get(row, (None, None))
+        wanted = "" if aim is None else f"{aim}" + (f" (fp8 {aim_fp8})" if aim_fp8 else "")
+        cells = [f"{one[row]:.4g}" if isinstance(one.get(row), float | int) else "" for one in found.values()]
+        print(f"| {row} | {wanted} | " + " | ".join(cells) + " |")
+
+
+# ------------------------------------------------------------------------------------------------- exactness
 def exactness(device: str, prompts: int) -> dict[str, Any]:
     """E2: tokens of packed bfloat16 rows against one plain row at a time, beside the plain loop's own noise."""
     from voidpad.commands.calibrate import own_prompts
 
     model = merge(load("tiny-void", device=device, dtype="bfloat16" if device == "cuda" else "float32"))
     ids = [model.encode(text) for text in own_prompts(prompts)]
-    chosen = model.plan("void", canvas=192, block=32)
+    chosen = model.plan("void", canvas=256, block=32)
     plain = model.denoiser()
     alone = {key: commits(plain, [row], model.roles, chosen)[0] for key, row in enumerate(ids)}
-    ways = {"plain, all rows in one padded batch (noise floor)": plain, "packed": model.exact()}
+    ways = {"plain, all rows in one padded batch (noise floor)": plain, "packed": model.default_denoiser()}
     found = {}
     for name, denoise in ways.items():
         found[name] = agreement(alone, commits(denoise, ids, model.roles, chosen))
     if device == "cuda":
         found["packed, compiled"] = agreement(
-            alone, commits(model.compiled().exact(), ids, model.roles, chosen)
+            alone, commits(model.compiled().default_denoiser(), ids, model.roles, chosen)
         )
     return found
 
@@ -466,149 +486,30 @@ def agreement(alone: dict[int, Commits], other: dict[int, Commits]) -> dict[str,
     }
 
 
-def quantized(bench: Bench, name: str, rounds: int = 2) -> None:
-    """The same weights, plain and quantized, in turns: one row, the mixed workload, and 64 rows with a cache.
-
-    A ratio is the speed of the quantized weights over that of the plain ones: slots a second in the workload, else
-    passes a second.
-    """
-    torch._dynamo.config.recompile_limit = 64  # torch counts the compilations of both networks together
-    plain = str(bench.net.dtype).removeprefix("torch.")
-    net = same_weights(bench.net)
-    Quantizer(name).convert(net)
-    both = {plain: bench, name: Bench(net, bench.device, bench.shift, bench.seconds)}
-    prompt, length = bench.size(256), bench.size(160)
-
-    def row(one: Bench, denoise: Any) -> float:
-        return 1 / engine_pass(one, denoise, prompt, one.plan())
-
-    def cached_row(one: Bench, denoise: Any) -> float:
-        took, passes = answer(one, denoise, one.plan(), prompt, length, 1.0)
-        return passes / took
-
-    def workload_with(tokens: int, one: Bench, denoise: Any) -> float:
-        run, work = mixed(one, denoise, one.plan(), pace=1.0, tokens=tokens)
-        getattr(denoise, "clear", lambda: None)()
-        return sum(work.values()) / run.seconds
-
-    ways: dict[str, tuple[Callable[[Bench], Any], Callable[[Bench, Any], float]]] = {
-        f"one row of {prompt}+{bench.size(512)}": (Bench.exact, row),
-        f"one row of {prompt}+{bench.size(512)}, dual cache": (Bench.cached, cached_row),
-        "mixed workload, exact": (Bench.exact, partial(workload_with, 16384)),
-        "mixed workload, dual cache, 64 rows at most": (Bench.cached, partial(workload_with, 1 << 20)),
-    }
-    for way, (make, speed) in ways.items():
-        denoisers = {kind: make(one) for kind, one in both.items()}
-        for kind, one in both.items():
-            (row if make is Bench.exact else cached_row)(one, denoisers[kind])  # compiles and captures
-        pairs = [[speed(one, denoisers[kind]) for kind, one in both.items()] for _ in range(rounds)]
-        speeds = dict(
-            zip(both, (statistics.median(column) for column in zip(*pairs, strict=True)), strict=True)
-        )
-        ratios = [other / first for first, other in pairs]
-        bench.note(f"{way}, {name}", **{f"{kind} a second": value for kind, value in speeds.items()},
-                   ratio=speeds[name] / speeds[plain], lowest=min(ratios), highest=max(ratios))  # fmt: skip
-
-
-def products(bench: Bench) -> None:
-    """One product of a layer, plain and in float8, with sums in the tensor cores and with sums in float32.
-
-    Also the relative error against the plain product. Quantizing the activations is counted.
-    """
-    config = bench.net.config
-    sizes = config.hidden_size, config.intermediate_size
-    for inputs, outputs in (sizes[:1] * 2, sizes, sizes[::-1]):
-        for tokens in (768, 2048, 16384) if bench.cuda else (32, 256):
-            x = torch.randn(tokens, inputs, device=bench.device, dtype=bench.net.dtype)
-            linear = nn.Linear(inputs, outputs, bias=False, device=bench.device, dtype=bench.net.dtype)
-            layer, found = fp8.Fp8Linear(linear), {}
-            chosen = fp8.FAST_ACCUMULATION
-            with torch.inference_mode():
-                wanted, took = linear(x).float(), each(linear, x, bench.device)
-                for name, fast in (("fp8", True), ("fp8, float32 sums", False)):
-                    fp8.FAST_ACCUMULATION = fast
-                    found[f"{name} ms"] = 1e3 * each(layer, x, bench.device)
-                    found[f"{name} error"] = float((layer(x) - wanted).norm() / wanted.norm())
-            fp8.FAST_ACCUMULATION = chosen
-            bench.note(f"product {inputs}x{outputs}, {tokens} tokens", plain_ms=1e3 * took,
-                       ratio=1e3 * took / found["fp8 ms"], **found)  # fmt: skip
-
-
-def each(layer: nn.Module, x: torch.Tensor, device: str, repeats: int = 30) -> float:
-    """Seconds of one call among many, which a GPU replays as a graph."""
-
-    def call() -> None:
-        for _ in range(repeats):
-            layer(x)
-
-    call()
-    if device == "cuda":
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            call()
-        graph.replay()
-        return timed(graph.replay, device)[0] / repeats
-    return timed(call, device)[0] / repeats
-
-
-PARTS = {
-    "peak": peak,
-    "latency": latency,
-    "approximate": approximate_latency,
-    "static": static_batch,
-    "probes": probes,
-    "throughput": throughput,
-    "growth": growth,
-}
-
-
-def chosen_parts(asked: list[str]) -> list[str]:
-    """In their order, with those that others build on."""
-    wanted = set(asked or PARTS) | {"peak"}
-    if wanted & {"approximate", "throughput"}:
-        wanted |= {"latency"}
-    return [name for name in PARTS if name in wanted]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "parts", nargs="*", help=f"of {', '.join(PARTS)}, exactness; all but the last unless given"
-    )
+    parser.add_argument("what", nargs="?", default="table", choices=("table", "measure", "exactness"))
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--layers", type=int, help="fewer layers: a rehearsal on the device")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each throughput measurement")
+    parser.add_argument("--seconds", type=float, default=6.0, help="for the throughput measurement")
+    parser.add_argument("--limit", type=float, default=200.0, help="seconds for each process of `table`")
+    parser.add_argument("--budget", type=float, default=560.0, help="seconds for all of them")
+    parser.add_argument("--reference", type=Path, help="a checkout of the commit to compare with")
+    parser.add_argument("--quantize", choices=["fp8"])
     parser.add_argument("--prompts", type=int, default=48, help="for exactness")
-    parser.add_argument(
-        "--quantize", choices=["fp8"], help="compare these weights with the plain ones, and nothing else"
-    )
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="a folder for `table`, else a file")
     given = parser.parse_args()
-    if unknown := set(given.parts) - {*PARTS, "exactness"}:
-        parser.error(f"unknown part {min(unknown)}; choose from {', '.join(PARTS)}, exactness")
-    if given.quantize and given.parts:
-        parser.error("--quantize is a measurement of its own; drop the parts")
-    if given.parts == ["exactness"]:
+    if given.what == "exactness":
         found = exactness(given.device, given.prompts)
         for name, row in found.items():
             print(name, row)
+        if given.out:
+            given.out.write_text(json.dumps(found, indent=1) + "\n")
     else:
-        net = network(given.shape, given.device, given.layers)
-        bench = Bench(net, given.device, int(given.shape == "dream-7b"), given.seconds)
-        found = bench.found
-        compared = {"quantized": partial(quantized, name=given.quantize), "products": products}
-        parts = compared if given.quantize else {name: PARTS[name] for name in chosen_parts(given.parts)}
-        for part in parts.values():
-            try:
-                part(bench)
-            finally:
-                if given.out:
-                    given.out.write_text(json.dumps({"torch": torch.__version__, **found}, indent=1) + "\n")
-    if given.out:
-        given.out.write_text(json.dumps({"torch": torch.__version__, **found}, indent=1) + "\n")
+        (table if given.what == "table" else measure)(given)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from voidpad.evaluate import Resources, RunFolder, Settings
-from voidpad.evaluate.answer import answer, load_run
-from voidpad.evaluate.judge import judge
-from voidpad.evaluate.prepare import load_tasks, prepare
+from voidpad.evaluate import EvalConfig, Resources, evaluate
+from voidpad.evaluate.prepare import load_tasks
 from voidpad.models import Model, load
 
 TASKS = ("tiny_steps", "tiny_expr")
@@ -32,11 +30,11 @@ def since(start: Seconds) -> Seconds:
     return wall - start[0], cpu - start[1]
 
 
-def engine_alone(settings: Settings, model: Model, resources: Resources, prompts: list[str]) -> Seconds:
+def engine_alone(config: EvalConfig, model: Model, resources: Resources, prompts: list[str]) -> Seconds:
     """For the prompts, text included."""
     start = clock()
     engine = model.engine(rows=resources.rows, tokens=resources.tokens)
-    plan = model.plan(settings.plan, **settings.fields)
+    plan = model.plan(config.plan, **config.fields)
     for key, prompt in enumerate(prompts):
         engine.submit(model.encode(prompt), plan, key=key)
     texts = []
@@ -44,14 +42,10 @@ def engine_alone(settings: Settings, model: Model, resources: Resources, prompts
     return since(start)
 
 
-def through_harness(settings: Settings, model: Model, resources: Resources) -> Seconds:
-    tasks = load_tasks(settings, resources)
+def through_harness(config: EvalConfig, model: Model, resources: Resources) -> Seconds:
     with tempfile.TemporaryDirectory() as name:
-        folder = RunFolder(Path(name))
         start = clock()
-        prepare(settings, folder, resources=resources, tasks=tasks)
-        answer(folder, loaded=load_run(settings, resources, model=model))
-        judge(folder, resources=resources, tasks=tasks)
+        evaluate(config, Path(name), model=model, resources=resources)
         return since(start)
 
 
@@ -61,7 +55,7 @@ def main() -> None:
     )
     parser.add_argument("--model", default="tiny-void")
     parser.add_argument("--plan", default="void")
-    parser.add_argument("--canvas", type=int, default=192)
+    parser.add_argument("--canvas", type=int, default=256)
     parser.add_argument("--block", type=int, default=32)
     parser.add_argument(
         "--threshold", type=float, default=0.0, help="fewer passes: a harder test for the harness"
@@ -73,15 +67,15 @@ def main() -> None:
     given = parser.parse_args()
     fields = {"canvas": given.canvas, "block": given.block, "threshold": given.threshold}
     limit = given.examples // len(TASKS)
-    settings = Settings(given.model, TASKS, plan=given.plan, fields=fields, limit=limit)
+    config = EvalConfig(model=given.model, tasks=TASKS, plan=given.plan, fields=fields, limit=limit)
     resources = Resources(device=given.device, rows=given.rows)
     model = load(given.model, device=given.device)
-    docs = [task.eval_docs for task in load_tasks(settings, resources).values()]
+    docs = [task.eval_docs for task in load_tasks(config, resources).values()]
     prompts = [doc["prompt"] for part in docs for doc in part.select(range(limit))]
     alone, wrapped = [], []
     for _ in range(given.rounds):
-        alone.append(engine_alone(settings, model, resources, prompts))
-        wrapped.append(through_harness(settings, model, resources))
+        alone.append(engine_alone(config, model, resources, prompts))
+        wrapped.append(through_harness(config, model, resources))
         print(f"wall, CPU seconds: engine alone {alone[-1]}, through the harness {wrapped[-1]}", flush=True)
     wall, cpu = (min(w[i] for w in wrapped) / min(a[i] for a in alone) for i in (0, 1))
     print(f"{len(prompts)} examples: harness / engine = {wall:.3f} wall, {cpu:.3f} CPU (target < 1.05)")

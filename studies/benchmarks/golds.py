@@ -36,15 +36,12 @@ GOLDS: dict[
 
 def measure(name: str, data: Path) -> dict[str, float]:
     """Grade the reference answers in this process: wall clock, CPU seconds and percent correct."""
-    from voidpad.evaluate import Resources, Settings
+    from voidpad.evaluate import EvalConfig, Resources
+    from voidpad.evaluate.prepare import load_tasks
 
-    try:
-        from voidpad.evaluate.prepare import load_tasks
-    except ImportError:  # where commit 6bd19ce has it
-        from voidpad.evaluate.run import load_tasks
     task_name, answer = GOLDS[name]
     resources = Resources(data=data, allow_code_execution=True, workers=2)
-    task: Any = load_tasks(Settings("none", (task_name,)), resources)[task_name]
+    task: Any = load_tasks(EvalConfig(model="none", tasks=(task_name,)), resources)[task_name]
     metric, grader = task.primary
     task.build_all_requests()
     for instance in task.instances:

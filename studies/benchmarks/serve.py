@@ -133,7 +133,7 @@ def engine_alone(
     model: Any, load: list[LoadRequest], plan: Any, *, rows: int, tokens: int
 ) -> tuple[dict[int, str], float, float]:
     """The same rows through the engine by itself: their texts, and the seconds and processor seconds they took."""
-    from voidpad.serve.choice import Choice
+    from voidpad.serve.answer_text import Choice
     from voidpad.serve.engine_thread import text_rules
 
     rules, engine = text_rules(model), model.engine(rows=rows, tokens=tokens, block=plan.block)
@@ -261,7 +261,8 @@ def shaped_model(shape: str, device: str, layers: int | None) -> Any:
     Model.fingerprint = property(
         lambda self: f"random {shape}"
     )  # hashing 16 GB of random numbers says nothing
-    return Model(net, tokenizer, ROLES, family, Card(family.name, ROLES), f"random {shape}")
+    card = Card(family.name, ROLES)
+    return Model(net.config, tokenizer, ROLES, family, card, f"random {shape}", net=net)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Training speed and memory against plain code, in one run. Prints ratios, one JSON object per line.
 
 python studies/benchmarks/train.py collate                     # any machine: seconds
-python studies/benchmarks/train.py small --device cuda         # 7M parameters, the real Trainer: about two minutes
+python studies/benchmarks/train.py small --device cuda         # 7M parameters, the real loop: about two minutes
 python studies/benchmarks/train.py large --device cuda         # LLaDA-8B shape, LoRA, against a plain loop: two minutes
 python studies/benchmarks/train.py rows                        # the built-in model on rows as long as GSM8K's: minutes
 python studies/benchmarks/train.py rows --device cuda          # the paper's recipe at Dream-7B shape: minutes
@@ -24,27 +24,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
-from transformers import TrainerCallback
 
 from voidpad import models
-from voidpad.engine.memory import keep_freed_memory
+from voidpad.engine.host import keep_freed_memory
 from voidpad.models import LLADA, character_tokenizer
 from voidpad.recipes import find_recipe
 from voidpad.roles import Roles
 from voidpad.training import prepared as data
-from voidpad.training.batches import (
-    BatchLayout,
-    BatchShare,
-    BatchWidth,
-    FixedWidth,
-    PaddedRows,
-)
-from voidpad.training.losses import NORMALISERS, SlotLoss
-from voidpad.training.noising import Noising
-from voidpad.training.padding import Example, Pairs, policy
-from voidpad.training.passes import Objective, PassLimit, UpdatePasses
-from voidpad.training.recipe import check, read
-from voidpad.training.train import prepare, run_facts
+from voidpad.training.batches import BatchShare, Objective, PaddedRows, PassLimit, UpdatePasses
+from voidpad.training.losses import NORMALISERS, Noising, SlotLoss
+from voidpad.training.padding import Example, Pairs
+from voidpad.training.recipe import PaddingPart, check, read
+from voidpad.training.train import Run
 
 EPS = 1e-3
 
@@ -95,9 +86,9 @@ def plain_collate(rows: list[Example], roles: Roles, rng: random.Random) -> dict
 
 def collate(_: argparse.Namespace) -> None:
     torch.set_num_threads(1)  # processor time adds up over threads
-    roles, how = Roles(mask=0, eos=1, void=2), policy("void")
+    roles = Roles(mask=0, eos=1, void=2)
     rows = examples(1000, range(10, 30_000), prompt=(20, 400), response=(20, 600))
-    store = PaddedRows(Pairs.of(rows), roles, how, noising=Noising(), layout=BatchLayout(BatchWidth()))
+    store = PaddedRows(Pairs.of(rows), roles, PaddingPart(), noising=Noising())
 
     def ours(batch: int) -> None:
         asked = Objective(roles.mask, NORMALISERS["per_row"], forced=True)
@@ -135,33 +126,38 @@ def seconds(run: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-# The small model: the real Trainer from one prepared file.
+# The small model: the real loop from one prepared file.
 
 
-class Stopwatch(TrainerCallback):
-    """Wall time, processor time and tokens at two steps, the device caught up at both."""
+class Stopwatch:
+    """Wall time, processor time, tokens and compiled graphs at two updates of a run, the device caught up at both.
 
-    def __init__(self, trainer: Any, first: int, last: int) -> None:
-        self.trainer, self.first, self.last = trainer, first, last
-        self.at, self.processor, self.tokens = {}, {}, {}
+    The run ends after the second, without a checkpoint.
+    """
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step in (self.first, self.last):
+    def __init__(self, run: Run, first: int, last: int) -> None:
+        self.first, self.last = first, last
+        self.at, self.processor, self.tokens, self.graphs = {}, {}, {}, {}
+        run.save_every = 10**9
+        self.began = time.perf_counter()
+        for _ in run.updates():
+            if run.update not in (first, last):
+                continue
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            self.at[state.global_step] = time.perf_counter()
-            self.processor[state.global_step] = time.process_time()
-            clock = self.trainer.clock
-            self.tokens[state.global_step] = clock.tokens + clock.uncounted
-        control.should_training_stop = state.global_step >= self.last
+            self.at[run.update] = time.perf_counter()
+            self.processor[run.update] = time.process_time()
+            self.tokens[run.update] = run.tokens + run._new_tokens
+            self.graphs[run.update] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+            if run.update == last:
+                return
 
+    @property
+    def seconds(self) -> float:
+        return self.at[self.last] - self.at[self.first]
 
-def watched(trainer: Any, first: int, last: int) -> Stopwatch:
-    """The trainer will stop after step `last` without a checkpoint, timed from step `first` on."""
-    watch = Stopwatch(trainer, first, last)
-    trainer.add_callback(watch)
-    trainer.args.save_strategy = "no"
-    return watch
+    def grown(self, values: dict[int, float]) -> float:
+        return values[self.last] - values[self.first]
 
 
 SMALL = {"hidden": 256, "layers": 8, "heads": 4, "intermediate": 768, "context": 512}
@@ -202,34 +198,28 @@ def small_run(folder: Path, stage: str, settings: dict[str, Any], options: argpa
             | settings,
         }
     )
-    trainer = prepare(recipe)
-    watch = watched(trainer, steps // 4, steps)
-    began = time.perf_counter()
-    trainer.train()
-    spent = watch.at[watch.last] - watch.at[watch.first]
-    rate = (watch.tokens[watch.last] - watch.tokens[watch.first]) / spent
-    parameters = sum(p.numel() for p in trainer.model.parameters())
-    facts = {"start_s": watch.at[watch.first] - began, "step_ms": spent / (watch.last - watch.first) * 1e3}
+    run = Run(recipe)
+    watch = Stopwatch(run, steps // 4, steps)
+    rate = watch.grown(watch.tokens) / watch.seconds
+    parameters = sum(p.numel() for p in run.module.parameters())
+    facts = {
+        "start_s": watch.at[watch.first] - watch.began,
+        "step_ms": watch.seconds / (watch.last - watch.first) * 1e3,
+    }
     report(
         bench="small", stage=stage, **settings, parameters=parameters, tokens_per_s=rate, **facts, wanted=4e6
     )
     if options.profile and torch.cuda.is_available():
-        profile(trainer)
+        profile(run)
 
 
-def profile(trainer: Any) -> None:
+def profile(run: Run) -> None:
     """Where the device's time goes, over ten steps."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
-    def step(k: int) -> None:
-        trainer.training_step(trainer.model_wrapped, trainer.batches[k])
-        trainer.optimizer.step()
-        trainer.optimizer.zero_grad()
-
-    step(0)
     with record(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-        spent = seconds(lambda: [step(k) for k in range(1, 11)] and None)
+        spent = seconds(lambda: [run._update() for _ in range(10)] and None)
     events = found.key_averages()
     busy = sum(event.self_device_time_total for event in events) / 1e6
     report(bench="profile", wall_s=spent, device_s=busy)
@@ -284,9 +274,8 @@ def large(options: argparse.Namespace) -> None:
     roles = Roles(mask=0, eos=1, void=2)
     vocabulary = range(10, 2000 if options.rehearse else 126_000)
     store = examples(rows * 8, vocabulary, prompt=(width // 8, width // 4), response=(width // 4, width // 2))
-    how = policy("void")
-    place = BatchLayout(FixedWidth(width), device=options.device)
-    padded = PaddedRows(Pairs.of(store), roles, how, noising=Noising(), layout=place)
+    part = PaddingPart(width=width)
+    padded = PaddedRows(Pairs.of(store), roles, part, noising=Noising(), device=options.device)
     asked = Objective(roles.mask, NORMALISERS["per_row"], forced=True)
     whole = PassLimit(rows * width)
     ours = UpdatePasses(padded, Noising(), asked, share=BatchShare(rows, rows), limit=whole)
@@ -409,60 +398,38 @@ def rows(options: argparse.Namespace) -> None:
             torch._dynamo.reset()
             here = [f"model.name={folder}/start", f"data.path={folder}/data.safetensors"]
             here += [f"run.output={folder}/out-{number}", "run.report_to=[]"]
-            rows_run([*options.changes, *changes], here, cuda=cuda)
+            rows_run([*options.changes, *changes], here, cuda=cuda, updates=options.updates)
 
 
-def rows_run(changes: list[str], here: list[str], *, cuda: bool) -> None:
+def rows_run(changes: list[str], here: list[str], *, cuda: bool, updates: int) -> None:
     """Tokens a second, peak memory and recompilations of the recipe with these changes."""
-    steps, settled = (80, 50) if cuda else (3, 1)
+    settled, steps = (updates * 5 // 8, updates) if cuda else (1, 3)
     recipe = read(find_recipe("paper/dream-7b-instruct-void", "train"), [*here, *changes])
-    trainer = prepare(recipe)
-    compiled = [0]
-    watch = watched(trainer, settled, steps)
-    trainer.add_callback(CountGraphs(compiled, settled))
-    facts = run_facts(trainer)
-    computed = sum(
-        trainer.batches.limit.size(lengths) for k in range(20) for lengths in trainer.batches.planned(k)
-    )
-    real = sum(sum(lengths) for k in range(20) for lengths in trainer.batches.planned(k))
+    run = Run(recipe)
+    planned = [lengths for k in range(20) for lengths in run.passes.planned(k)]
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    began = time.perf_counter()
-    trainer.train()
-    spent, done = watch.at[steps] - watch.at[settled], steps - settled
+    watch = Stopwatch(run, settled, steps)
+    spent, done = watch.seconds, steps - settled
     report(
         bench="rows",
         changes=changes,
-        tokens_per_s=(watch.tokens[steps] - watch.tokens[settled]) / spent,
+        tokens_per_s=watch.grown(watch.tokens) / spent,
         update_s=spent / done,
-        processor_s=(watch.processor[steps] - watch.processor[settled]) / done,
+        processor_s=watch.grown(watch.processor) / done,
         hours_of_7000=spent / done * 7000 / 3600,
-        first_updates_s=watch.at[settled] - began,
-        computed_per_real_token=computed / real,
-        tokens_per_pass=trainer.batches.limit.tokens,
-        passes=facts.passes,
-        packed=facts.packed,
-        checkpointed=trainer.checkpointed,
-        compiled=facts.compiled,
-        recompilations=compiled[0],
+        first_updates_s=watch.at[settled] - watch.began,
+        computed_per_real_token=sum(map(run.passes.limit.size, planned)) / sum(map(sum, planned)),
+        tokens_per_pass=run.passes.limit.tokens,
+        passes=len(run.passes.planned(0)),
+        packed=run.passes.limit.packed,
+        checkpointed=run.checkpointed,
+        compiled=run.compiled,
+        recompilations=watch.grown(watch.graphs),
         peak_gib=torch.cuda.max_memory_reserved() / 2**30 if cuda else None,
-        estimate_gib=facts.memory / 2**30,
         device_gib=torch.cuda.mem_get_info()[1] / 2**30 if cuda else None,
         wanted={"tokens_per_s": 14_000, "recompilations": 0},
     )
-
-
-class CountGraphs(TrainerCallback):
-    """Counts the graphs that were compiled after update `settled`."""
-
-    def __init__(self, found: list[int], settled: int) -> None:
-        self.found, self.settled, self.before = found, settled, 0
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        if state.global_step <= self.settled:
-            self.before = graphs
-        self.found[0] = graphs - self.before
 
 
 def main() -> None:
@@ -484,6 +451,9 @@ def main() -> None:
         action="append",
         default=[],
         help="rows: one more run, with further changes",
+    )
+    parser.add_argument(
+        "--updates", type=int, default=80, help="rows on a GPU: updates, of which the last 3/8 are timed"
     )
     options = parser.parse_args()
     keep_freed_memory()  # as the command does

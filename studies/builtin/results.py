@@ -18,23 +18,24 @@ from pathlib import Path
 from typing import Any
 
 from voidpad.builtin.results import shipped_results
-from voidpad.evaluate.scores import Z95, wilson
-from voidpad.experiments.report.records import CellRecord, read
+from voidpad.evaluate.intervals import Z95, wilson
+from voidpad.experiments.report.frame import read
 from voidpad.files import store
 from voidpad.models.locate import ASSETS, BUILT_IN_FAMILIES
 
-MEANS = ("answer_tokens", "passes_decode", "passes_probe", "canvas")
+# Names in the shipped file -> columns of the report's frame.
+MEANS = {"answer_tokens": "answer", "passes_decode": "nfe", "passes_probe": "probes", "canvas": "canvas"}
+Cell = Mapping[str, Any]  # a row of the report's frame
 
 
-def summary(records: Sequence[CellRecord]) -> dict[str, Any]:
+def summary(cells: Sequence[Cell]) -> dict[str, Any]:
     """One method at one block: accuracy by task with intervals, their mean, and what it cost."""
-    counts = {record.task: (record.result["correct"], record.result["n"]) for record in records}
+    counts = {cell["task"]: (cell["correct"], int(cell["n"])) for cell in cells}
     shares = {task: correct / n for task, (correct, n) in counts.items()}
     spread = math.sqrt(sum(p * (1 - p) / counts[task][1] for task, p in shares.items())) / len(shares)
     total = sum(n for _, n in counts.values())
     means = {
-        name: math.fsum(record.result[name] * record.result["n"] for record in records) / total
-        for name in MEANS
+        name: math.fsum(cell[column] * cell["n"] for cell in cells) / total for name, column in MEANS.items()
     }
     return {
         "mean": sum(shares.values()) / len(shares),
@@ -45,20 +46,20 @@ def summary(records: Sequence[CellRecord]) -> dict[str, Any]:
     }
 
 
-def by_method(folder: Path, recipe: str) -> dict[str, list[CellRecord]]:
+def by_method(folder: Path, recipe: str) -> dict[str, list[Cell]]:
     """The finished cells of a recipe in a sweep folder, by `method / block`."""
     (source,) = read(folder / f"{recipe}.sweep.json")
-    done = [record for record in source.records if record.done]
+    done = [cell for cell in source.frame.to_dict("records") if cell.get("n", 0) > 0]
 
-    def name(record: CellRecord) -> str:
-        return f"{record.method} / {record.at['block']}"
+    def name(cell: Cell) -> str:
+        return f"{cell['method']} / {cell['plan.block']:.0f}"
 
     return {key: list(some) for key, some in groupby(sorted(done, key=name), key=name)}
 
 
-def summaries(cells: Mapping[str, Sequence[CellRecord]]) -> dict[str, dict[str, Any]]:
+def summaries(cells: Mapping[str, Sequence[Cell]]) -> dict[str, dict[str, Any]]:
     """A summary for every method and block."""
-    return {key: summary(records) for key, records in cells.items()}
+    return {key: summary(some) for key, some in cells.items()}
 
 
 def differences(mine: dict[str, Any], shipped: dict[str, Any]) -> list[str]:

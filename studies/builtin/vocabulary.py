@@ -1,38 +1,91 @@
-"""How the built-in tokenizer was made: the pieces of the tasks' texts, collected into a closed vocabulary."""
+"""How the built-in tokenizer was made: `python -m studies.builtin.vocabulary FOLDER` writes it.
 
+Bytes, the commonest letter pairs of names, and the words of the tasks' own phrases that shorten their texts most.
+"""
+
+import sys
+from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
 from random import Random
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from voidpad.builtin.tasks import TASKS
-from voidpad.builtin.tokenizer import SPECIAL, UNKNOWN
+from voidpad.builtin import words
+from voidpad.builtin.problems import PIECE
+from voidpad.builtin.tasks import EVERY, SHARES
+from voidpad.builtin.tokenizer import SPECIAL, as_transformers
 
-# In this order: line breaks with the indentation after them, step labels, numbered variables, words, digits,
-# comment marks, strings, two-sign operators, other signs, bare indentation.
-PIECE = r'\n *| ?\([0-9]\)| ?[vx][0-9]| ?[A-Za-z]+| ?[0-9]| *#+| ?"""| ?[-+*]=| ?[^\sA-Za-z0-9]| +'
+SIZE, PAIRS = 608, 72
+OPEN = frozenset(word.lower() for word in (*words.PEOPLE, *words.THINGS, *words.PLACES))
 
 
 def texts(count: int, seed: int) -> Iterable[str]:
-    """Prompts and answers of every task, to collect the vocabulary from."""
+    """Prompts and answers of every task, in the shares of the training data."""
     rng = Random(seed)
-    for task in TASKS.values():
-        for _ in range(count):
-            problem = task.draw(rng)
-            yield problem.prompt
-            yield task.answer(problem, rng)
+    for name, share in SHARES.items():
+        for _ in range(int(count * share)):
+            problem = EVERY[name].draw(rng)
+            yield problem.whole
+            yield EVERY[name].answer(problem, rng)
+
+
+def byte_letters() -> dict[int, str]:
+    """The printable letter that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {byte: chr(byte) for byte in plain}
+    others = (byte for byte in range(256) if byte not in table)
+    return table | {byte: chr(256 + number) for number, byte in enumerate(others)}
+
+
+def letter_pairs(count: int, seed: int) -> list[str]:
+    """The commonest pairs of small letters in made-up and real names, as byte-pair encoding finds them."""
+    rng, found = Random(seed), []
+    spelled = [
+        list(draw(rng).lower()) for draw in (words.person, words.thing, words.made_up) for _ in range(7000)
+    ]
+    while len(found) < count:
+        pairs = Counter(a + b for word in spelled for a, b in pairwise(word) if len(a + b) == 2)
+        best = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        found.append(best)
+        for word in spelled:
+            at = 0
+            while at < len(word) - 1:
+                if word[at] + word[at + 1] == best:
+                    word[at : at + 2] = [best]
+                at += 1
+    return found
 
 
 def build(count: int = 20_000, *, seed: int = 0) -> Tokenizer:
-    """A sorted vocabulary after the special tokens. `save` writes the tokenizer.json that ships."""
+    letters = byte_letters()
+    pairs = letter_pairs(PAIRS, seed)
     split = pre_tokenizers.Split(Regex(PIECE), behavior="isolated")
-    pieces: set[str] = set()
+    counts: Counter[str] = Counter()
     for text in texts(count, seed):
-        pieces.update(piece for piece, _ in split.pre_tokenize_str(text))
-    digits = {f"{space}{digit}" for digit in range(10) for space in ("", " ")}
-    vocabulary = {piece: index for index, piece in enumerate((*SPECIAL, *sorted(pieces | digits)))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = split
-    tokenizer.decoder = decoders.Fuse()
+        counts.update(piece for piece, _ in split.pre_tokenize_str(text))
+    whole = [
+        piece
+        for piece in counts
+        if len(piece.encode()) > 1 and piece.strip().lower() not in OPEN and piece not in pairs
+    ]
+    whole.sort(key=lambda piece: (-counts[piece] * (len(piece) - 1), piece))
+    named = [f"({k})" for k in range(1, 10)] + [f"v{k}" for k in range(1, 9)] + [f"x{k}" for k in range(1, 7)]
+    digits = [f" {digit}" for digit in range(10)] + [space + name for name in named for space in ("", " ")]
+    room = SIZE - len(SPECIAL) - len(letters) - len(pairs)
+    chosen = [*digits, *(piece for piece in whole if piece not in digits)][:room]
+    spelled = ["".join(letters[byte] for byte in piece.encode()) for piece in sorted(chosen)]
+    vocabulary = {name: index for index, name in enumerate((*SPECIAL, *letters.values(), *pairs, *spelled))}
+    merges = [(pair[0], pair[1]) for pair in pairs]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])
     return tokenizer
+
+
+if __name__ == "__main__":
+    as_transformers(build()).save_pretrained(Path(sys.argv[1]))

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from voidpad.errors import DataError
-from voidpad.experiments.report.records import SUFFIX
+from voidpad.experiments.report.layout import SUFFIX
 
 
 def answered(cell: Path) -> bool:

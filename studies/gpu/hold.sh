@@ -6,7 +6,7 @@
 #
 # The command works on a copy of the tree, so that the tree may be sent again meanwhile; `runs` is the tree's own. A call
 # ends when the command has ended, or after so many seconds. Every file under `runs` that is newer than the start then lies
-# in $OUT, but for training checkpoints and prepared data: runs.tgz.0, .1 and so on are parts of one archive.
+# in $OUT, but for training checkpoints and the data of the built-in models: runs.tgz.0, .1 and so on are parts of one archive.
 # With MPS=yes processes share the GPU through NVIDIA's multi-process service, where it can be started.
 set -euo pipefail
 shopt -s nullglob
@@ -57,6 +57,6 @@ if [ -f "$logs/status" ]; then echo "complete, with status $(cat "$logs/status")
 
 mkdir -p "$OUT"
 # A file that grows while it is packed is no failure: the next call packs it again.
-find runs -type f -newer "$logs/started" -not -path '*/checkpoint-*' -not -path 'runs/tiny/*' \
+find runs -type f -newer "$logs/started" -not -path '*/checkpoint-*' -not -name data.safetensors -not -name gaps.safetensors \
   | { tar czf - -T - || true; } | split -b 15000000 -d -a 1 - "$OUT/runs.tgz."
 ls -l "$OUT"

@@ -4,7 +4,7 @@
 #   bash studies/gpu/sweeps.sh prepare       # here, minutes on a CPU; also packs .carry/full.tgz
 #   bash studies/gpu/sweeps.sh answer        # with a GPU; studies/gpu/hold.sh where it is lent for minutes
 #   bash studies/gpu/sweeps.sh judge         # here, after what came back was unpacked: scores, pages and pictures
-#   cp -r runs/full/report/*/ docs/results/ && cp runs/full/report/*.png docs/img/
+#   cp runs/full/report/*.png docs/img/
 #
 # On a machine that is lent, and over several calls:
 #

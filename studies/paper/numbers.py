@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from voidpad.experiments.report.published import Frozen, Number, PublishedNumbers, Setting, Sheet
+from studies.paper.sheets import Frozen, Number, PublishedNumbers, Setting, Sheet
 
 __all__ = ["FILE", "Number", "Paper", "PaperSheet", "published"]
 

@@ -24,7 +24,6 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from studies.paper.numbers import FILE
 from voidpad.commands.cli import app
 from voidpad.experiments.sweep_recipe import SweepRecipe, read
 from voidpad.models import DREAM, LLADA, Family, load, save
@@ -131,10 +130,11 @@ def stand_ins(recipes: Sequence[SweepRecipe], data: Path, folder: Path) -> dict[
                 made.setdefault(model, folder / model.replace("/", "--"))
                 if not made[model].is_dir():
                     random_release(family, data, made[model], seed=len(made))
-                if group.adapter and group.adapter not in made:
-                    made[group.adapter] = folder / group.adapter.replace("/", "--")
-                    if not made[group.adapter].is_dir():
-                        random_adapter(made[model], made[group.adapter], seed=len(made))
+                adapter = group.config.get("adapter")
+                if adapter and adapter not in made:
+                    made[adapter] = folder / adapter.replace("/", "--")
+                    if not made[adapter].is_dir():
+                        random_adapter(made[model], made[adapter], seed=len(made))
     return made
 
 
@@ -144,11 +144,10 @@ def commands(
     """The two commands of the documentation, with the stand-ins in the place of the weights."""
     groups = recipe.groups
     named = {m for g in groups for m in ([g.model] if isinstance(g.model, str) else g.model)}
-    named |= {g.adapter for g in groups if g.adapter}
+    named |= {g.config["adapter"] for g in groups if g.config.get("adapter")}
     use = [word for one in sorted(named) for word in ("--use", f"{one}={places[one]}")]
-    numbers = ["--published", str(FILE)]
-    sweep = ["sweep", name, "--out", str(out), *numbers, *use, "--allow-code-execution", *options]
-    return sweep, ["report", str(out / f"{name}.sweep.json"), *numbers, "--out", str(out / f"{name}-report")]
+    sweep = ["sweep", name, "--out", str(out), *use, "--allow-code-execution", *options]
+    return sweep, ["report", str(out / f"{name}.sweep.json"), "--out", str(out / f"{name}-report")]
 
 
 def rehearse(names: Sequence[str], data: Path, out: Path, *options: str) -> dict[str, float]:

@@ -11,7 +11,6 @@ import torch
 import typer
 from matplotlib.figure import Figure
 
-from voidpad.commands.analyze_overflow import title
 from voidpad.diagnose import plots
 from voidpad.diagnose.eos_prior import Curves
 from voidpad.diagnose.overflow import Rate, trajectory
@@ -30,7 +29,7 @@ def pictures(
     priors = [parsed(folder / f"prior-{name}.json") for name in ARMS]
     plots.save(plots.prior([curves(priors[0], "eos"), curves(priors[1], "void")]), out / "eos-prior.png")
     last = [trajectory(read(folder / f"{name}.jsonl")[-1]) for name in ARMS]
-    plots.save(plots.heat(last, titles=[title(one) for one in last]), out / "overflow.png")
+    plots.save(plots.heat(last), out / "overflow.png")
     sets = {name: rates(parsed(folder / f"overflow-{name}.json")) for name in ARMS}
     plots.save(blocks(sets), out / "overflow-blocks.png")
 

@@ -16,14 +16,15 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("agg")
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from studies.paper.numbers import Paper, published
-from voidpad.builtin.tasks import CANVAS, TASKS
+from voidpad.builtin.tasks import CANVAS
 from voidpad.diagnose.plots import BLUE, GREEN, GREY, LOOK, ORANGE, RED, save
-from voidpad.experiments.report.records import SUFFIX, CellRecord, read
-from voidpad.experiments.report.report_metrics import METRICS, Value, combined
+from voidpad.experiments.report.frame import column, combined, ordered, read, select
+from voidpad.experiments.report.layout import METRICS, SUFFIX
 
 FAMILIES = {"llada": "built-in, LLaDA family", "dream": "built-in, Dream family"}
 PAPER_CANVAS = 512
@@ -78,22 +79,21 @@ class Sweeps:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._records: dict[str, Sequence[CellRecord]] = {}
+        self._rows: dict[str, pd.DataFrame] = {}
 
-    def records(self, recipe: str) -> Sequence[CellRecord]:
+    def rows(self, recipe: str) -> pd.DataFrame:
         """The cells of a sweep, read once."""
-        if recipe not in self._records:
+        if recipe not in self._rows:
             path = self.folder / f"{recipe}{SUFFIX}"
             if not path.is_file():
                 raise Unfinished(f"{path} is missing")
             (source,) = read(path)
-            self._records[recipe] = source.records
-        return self._records[recipe]
+            self._rows[recipe] = source.frame
+        return self._rows[recipe]
 
     def point(self, recipe: str, metric: str = "score", **at: Any) -> Point:
         """The mean over tasks of the cells at these settings."""
-        cells = [record for record in self.records(recipe) if record.matches(at)]
-        value: Value = combined(cells, METRICS[metric])
+        value = combined(select(self.rows(recipe), at), metric)
         if value.number is None:
             raise Unfinished(f"{self.folder / recipe}: cells at {at} have no results")
         low, high = value.interval or (value.number, value.number)
@@ -101,14 +101,15 @@ class Sweeps:
 
     def values(self, recipe: str, name: str, **at: Any) -> list[Any]:
         """The values of a setting in these cells, in ascending order."""
-        return sorted({record.get(name) for record in self.records(recipe) if record.matches(at)})
+        return ordered(column(select(self.rows(recipe), at), name))
 
     def problems(self, recipe: str) -> str:
         """How many problems a setting has, all tasks together, for a panel's title."""
-        sizes = sorted({record.result["n"] for record in self.records(recipe) if record.done})
+        rows = self.rows(recipe)
+        sizes = sorted(rows["n"].dropna().astype(int).unique()) if "n" in rows else []
         if not sizes:
             raise Unfinished(f"{self.folder / recipe}: no cell has results")
-        return " or ".join(str(len(TASKS) * size) for size in sizes)
+        return " or ".join(str(rows["task"].nunique() * size) for size in sizes)
 
 
 Families = Mapping[str, Sweeps]
@@ -285,9 +286,9 @@ def expansion(paper: Paper, families: Families) -> Figure:
     figure, grid = panels(2, 3, 12, 5.4)
     factors = (("window", "tiny-window"), ("canvas", "tiny-start"), ("block", "tiny-expansion-block"))
     colours = {"llada": BLUE, "dream": ORANGE}
-    for column, (factor, recipe) in enumerate(factors):
+    for place, (factor, recipe) in enumerate(factors):
         for row, metric in zip(grid, ("score", "nfe"), strict=True):
-            axes = row[column]
+            axes = row[place]
             series, looks = {}, {}
             for family, title in FAMILIES.items():
                 sweeps, only = families[family], {"method": "void-expansion"}
@@ -300,10 +301,10 @@ def expansion(paper: Paper, families: Families) -> Figure:
         spans = ((printed.score, "%"), (printed.nfe, "passes"))
         for row, (span, unit) in zip(grid, spans, strict=True):
             said = f"LLaDA-8B, the paper: {span[0]:.1f} to {span[1]:.1f} {unit}"
-            row[column].text(0.03, 0.04, said, transform=row[column].transAxes, fontsize=8, color=GREY)
+            row[place].text(0.03, 0.04, said, transform=row[place].transAxes, fontsize=8, color=GREY)
         title = {"window": "window", "canvas": "initial canvas", "block": "block"}[factor]
-        grid[0][column].set_title(title)
-        grid[1][column].set_xlabel(title)
+        grid[0][place].set_title(title)
+        grid[1][place].set_xlabel(title)
     grid[0][0].set_ylabel("right answers, %")
     grid[1][0].set_ylabel("passes")
     grid[0][0].legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 0.1), fontsize=8)

@@ -33,8 +33,8 @@ def main(path: str) -> None:
         right.plot(x, [c["answer_tokens"] for _, c in some], **style)
         for axes in (left, right):
             axes.set_xticks(range(len(some)), [str(block) for block, _ in some])
-    left.set(xlabel="block size (canvas 192)", ylabel="right answers, %", ylim=(0, 104))
-    right.set(xlabel="block size (canvas 192)", ylabel="mean answer length, tokens", ylim=(0, 80))
+    left.set(xlabel="block size (canvas 256)", ylabel="right answers, %", ylim=(0, 104))
+    right.set(xlabel="block size (canvas 256)", ylabel="mean answer length, tokens", ylim=(0, 80))
     left.legend(frameon=False, loc="lower left")
     for axes in (left, right):
         axes.grid(alpha=0.25)

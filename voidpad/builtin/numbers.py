@@ -6,22 +6,32 @@ shows, never on results the model has yet to compute: an end placed early leaves
 
 from random import Random
 
-from voidpad.builtin.problems import TERSE, Problem, Task, between, manner, one_of, weighted
+from voidpad.builtin.problems import (
+    TERSE,
+    Problem,
+    Task,
+    between,
+    in_order,
+    laid_out,
+    last_number,
+    manner,
+    one_of,
+    weighted,
+)
+from voidpad.builtin.words import different, person, thing
 
 LOW, HIGH = 10, 99
-NAMES = ("Tom", "Ann", "Sam", "Mia", "Ben", "Eva", "Leo", "Zoe")
-ITEMS = ("apples", "coins", "books", "cards", "shells", "stamps", "pens", "eggs")
 EVENTS = {
     "+": ("{n} finds {b} more", "{n} buys {b}", "{o} brings {b}"),
     "-": ("{n} loses {b}", "{n} sells {b}", "{o} takes {b}"),
     "*": ("{n} makes it {b} times as many", "the pile grows {b} times", "now there are {b} times as many"),
 }
 QUESTIONS = ("How many {i} after ({k})?", "What is left after ({k})?", "Count the {i} after ({k}).")
-SIZES = (0.06, 0.20, 0.30, 0.26, 0.18)  # of 3, 4, 5, 6, 7 steps
+SIZES = (0.07, 0.09, 0.12, 0.16, 0.18, 0.16, 0.12, 0.10)  # of 1 to 8 steps
 Step = tuple[int, str, int, int]  # before, operator, operand, after
 
 
-def _step(rng: Random, value: int) -> Step:
+def step(rng: Random, value: int) -> Step:
     """One operation that keeps the value at two digits; a product wherever one fits, about half the time."""
     if value * 2 <= HIGH and rng.random() < 0.55:
         factor = between(rng, 2, min(5, HIGH // value))
@@ -34,28 +44,33 @@ def _step(rng: Random, value: int) -> Step:
     return value, "-", amount, value - amount
 
 
-def _chain(rng: Random, count: int) -> list[Step]:
-    """Operations on a running value, hard to do at once: a product that is not the first operation."""
+def products(count: int) -> int:
+    """How many products after the first step make a chain of so many steps hard to do at once."""
+    return 0 if count < 3 else 1 if count < 5 else 2
+
+
+def chain(rng: Random, count: int) -> list[Step]:
+    """Operations on a running value."""
     while True:
         value = between(rng, LOW, 40)
         steps: list[Step] = []
         for _ in range(count):
-            steps.append(_step(rng, value))
+            steps.append(step(rng, value))
             value = steps[-1][3]
-        if sum(s[1] == "*" for s in steps[1:]) >= (1 if count < 5 else 2):
+        if sum(s[1] == "*" for s in steps[1:]) >= products(count):
             return steps
 
 
 def _draw_steps(rng: Random) -> Problem:
-    steps = _chain(rng, 3 + weighted(rng, SIZES))
-    name, item = one_of(rng, NAMES), one_of(rng, ITEMS)
+    steps = chain(rng, 1 + weighted(rng, SIZES))
+    (name, other), item = different(rng, person, 2), thing(rng)
     lines = [f"{name} has {steps[0][0]} {item}."]
     for k, (_, op, operand, _) in enumerate(steps, 1):
-        event = one_of(rng, EVENTS[op]).format(n=name, o=one_of(rng, NAMES), b=operand)
+        event = one_of(rng, EVENTS[op]).format(n=name, o=other, b=operand)
         lines.append(f"({k}) {event}.")
     lines.append(one_of(rng, QUESTIONS).format(i=item, k=len(steps)))
     facts = (name, item, steps)
-    return Problem("tiny_steps", "\n".join(lines), len(steps), str(steps[-1][3]), facts=facts)
+    return Problem("tiny_steps", laid_out(rng, lines), len(steps), str(steps[-1][3]), facts=facts)
 
 
 STEP_FORMS = (
@@ -73,7 +88,7 @@ STEP_OPENERS = (
     "Let us count the {i} of {n}.",
     "The {i} change like this, step by step.",
 )
-OPENER_WEIGHTS = (0.36, 0.16, 0.16, 0.16, 0.16)
+OPENER_WEIGHTS = (0.36, 0.14, 0.14, 0.20, 0.16)
 
 
 def _answer_steps(problem: Problem, rng: Random) -> str:
@@ -87,8 +102,24 @@ def _answer_steps(problem: Problem, rng: Random) -> str:
     return "\n".join([*lines, f"#### {problem.target}"])
 
 
+def _right_steps(problem: Problem, text: str) -> bool:
+    """Every line is true, names and things included, and the last one has the number."""
+    name, item, steps = problem.facts
+    allowed = [frozenset(form.format(n=name, i=item) for form in STEP_OPENERS)]
+    for k, (a, op, b, c) in enumerate(steps, 1):
+        said = (form.format(k=k, a=a, op=op, b=b, c=c, n=name, i=item) for form in STEP_FORMS)
+        allowed.append(frozenset(said))
+    return _all_true(problem, text, allowed)
+
+
+def _all_true(problem: Problem, text: str, allowed: list[frozenset[str]]) -> bool:
+    *lines, last = text.strip("\n").split("\n")
+    return last_number(last) == problem.target and in_order(lines, allowed)
+
+
 LETTERS = "abcdefgh"
 EXPR_QUESTIONS = ("What is {x}?", "Find {x}.", "Evaluate {x}.")
+EXPR_SIZES = (0.08, 0.12, 0.18, 0.22, 0.18, 0.13, 0.09)  # of 2 to 8 definitions
 
 
 def _older_operand(rng: Random, value: int, older: list[int]) -> tuple[str, int] | None:
@@ -111,21 +142,21 @@ def _definitions(rng: Random, count: int) -> list[tuple[Step, str, str]]:
             after = value + older[j] if op == "+" else value - older[j]
             written.append(((value, op, older[j], after), left, LETTERS[j]))
         else:
-            made = _step(rng, value)
+            made = step(rng, value)
             written.append((made, left, str(made[2])))
         value = written[-1][0][3]
     return written
 
 
 def _draw_expr(rng: Random) -> Problem:
-    count = 3 + weighted(rng, SIZES)
+    count = 2 + weighted(rng, EXPR_SIZES)
     while True:  # products make the direct answer hard; one that comes first does not
         written = _definitions(rng, count)
-        if sum(s[1] == "*" for s, _, _ in written[1:]) >= (1 if count < 5 else 2):
+        if sum(s[1] == "*" for s, _, _ in written[1:]) >= products(count):
             break
     lines = [f"{LETTERS[k]} = {left} {s[1]} {right}" for k, (s, left, right) in enumerate(written)]
     lines.append(one_of(rng, EXPR_QUESTIONS).format(x=LETTERS[count - 1]))
-    return Problem("tiny_expr", "\n".join(lines), count, str(written[-1][0][3]), facts=written)
+    return Problem("tiny_expr", laid_out(rng, lines, "; "), count, str(written[-1][0][3]), facts=written)
 
 
 EXPR_FORMS = (
@@ -158,5 +189,14 @@ def _answer_expr(problem: Problem, rng: Random) -> str:
     return "\n".join([*lines, f"#### {problem.target}"])
 
 
-STEPS = Task("tiny_steps", _draw_steps, _answer_steps, is_code=False)
-EXPR = Task("tiny_expr", _draw_expr, _answer_expr, is_code=False)
+def _right_expr(problem: Problem, text: str) -> bool:
+    written = problem.facts
+    allowed = [frozenset(form.format(x=LETTERS[len(written) - 1]) for form in EXPR_OPENERS)]
+    for k, ((a, op, b, c), p, q) in enumerate(written):
+        said = (form.format(x=LETTERS[k], a=a, op=op, b=b, c=c, p=p, q=q) for form in EXPR_FORMS)
+        allowed.append(frozenset(said))
+    return _all_true(problem, text, allowed)
+
+
+STEPS = Task("tiny_steps", _draw_steps, _answer_steps, is_code=False, right=_right_steps)
+EXPR = Task("tiny_expr", _draw_expr, _answer_expr, is_code=False, right=_right_expr)

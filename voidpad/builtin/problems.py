@@ -1,42 +1,71 @@
 """What a generated task is made of: a problem, its random answers, and how an output is judged."""
 
+import json
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-TERSE = 0.07  # share of answers without steps: the floor that overflow falls to
+TERSE = 0.06  # share of answers without steps: the floor that overflow falls to
 TEST_SHARE = 64  # one prompt in so many belongs to the test split
+GAP = "[[gap]]"
+# What the tokenizer takes apart before it looks words up. In this order: line breaks with the indentation after them,
+# step labels, numbered variables, words, digits, comment marks, strings, two-sign operators, other signs, indentation.
+PIECE = r'\n *| ?\([0-9]\)| ?[vx][0-9]| ?[A-Za-z]+| ?[0-9]| *#+| ?"""| ?[-+*]=| ?[^\sA-Za-z0-9]| +'
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One question. `target` is the number asked for, or the asserts a program must pass."""
+    """One question. `target` is what the judge compares with: a number, a JSON text, lines, or asserts to be run.
+
+    `before` holds the turns of a chat before this question. For `tiny_fill`, the prompt is a text with gaps, and
+    `gaps` is what one right answer has in them.
+    """
 
     task: str
     prompt: str
     steps: int
     target: str
     stub: str = ""  # what a completion continues
+    before: tuple[tuple[str, str], ...] = ()  # (question, answer)
+    schema: Mapping[str, Any] | None = field(default=None, compare=False)  # JSON Schema of the answer
+    gaps: tuple[str, ...] = ()
     facts: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The chat so far, as a chat template takes it."""
+        said = [pair for turn in self.before for pair in zip(("user", "assistant"), turn, strict=True)]
+        return [{"role": role, "content": text} for role, text in [*said, ("user", self.prompt)]]
+
+    @property
+    def asked(self) -> str | list[dict[str, str]]:
+        """What a model is given: the question, or the messages where there were turns before it."""
+        return self.messages if self.before else self.prompt
+
+    @property
+    def whole(self) -> str:
+        """All that is asked, in one string: it decides the split."""
+        return "\n".join([*(text for turn in self.before for text in turn), self.prompt])
 
 
 @dataclass(frozen=True)
 class Task:
-    """A family of problems; `answer` draws one of the many right answers of a problem."""
+    """A family of problems. `answer` draws one of the many right answers; `right` judges those that need no sandbox."""
 
     name: str
     draw: Callable[[Random], Problem]
     answer: Callable[[Problem, Random], str]
     is_code: bool
+    right: Callable[[Problem, str], bool] | None = None
 
     def sample(self, rng: Random, *, split: str = "train") -> Problem:
         """A problem of the split. The prompt alone decides the split, so no prompt is ever in both."""
         while True:
             problem = self.draw(rng)
-            if split_of(problem.prompt) == split:
+            if split_of(problem.whole) == split:
                 return problem
 
 
@@ -95,18 +124,17 @@ def between(rng: Random, low: int, high: int) -> int:
     return low + int(rng.random() * (high - low + 1))
 
 
+def laid_out(rng: Random, lines: Sequence[str], between: str = " ") -> str:
+    """The lines of a question: mostly one below the other, sometimes in one line, as people type them."""
+    return (between if rng.random() < 0.25 else "\n").join(lines)
+
+
 NUMBER = re.compile(r"#### (-?\d+)")
 
 
 def last_number(text: str) -> str | None:
     numbers = NUMBER.findall(text)
     return numbers[-1] if numbers else None
-
-
-def first_number(text: str) -> str | None:
-    """For decodes that cannot stop (EOS banned): what was answered before the text ran on."""
-    number = NUMBER.search(text)
-    return number.group(1) if number else None
 
 
 def first_function(text: str) -> str:
@@ -117,3 +145,27 @@ def first_function(text: str) -> str:
         if line.startswith("    return"):
             break
     return "\n".join(kept)
+
+
+def first_answer(text: str) -> str:
+    """A text that cannot stop (EOS banned), up to the end of its first `####` line or of its first JSON object."""
+    if text.lstrip().startswith("{"):
+        try:
+            _, end = json.JSONDecoder().raw_decode(text.lstrip())
+        except (ValueError, RecursionError):
+            return text
+        return text.lstrip()[:end]
+    found = re.search(r"#### [^\n]*", text)
+    return text[: found.end()] if found else text
+
+
+def in_order(lines: Sequence[str], allowed: Sequence[frozenset[str]]) -> bool:
+    """Whether every line is one of the allowed ones of its place. Places may be left out, none may come twice."""
+    place = 0
+    for line in lines:
+        while place < len(allowed) and line not in allowed[place]:
+            place += 1
+        if place == len(allowed):
+            return False
+        place += 1
+    return True

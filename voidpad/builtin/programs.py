@@ -8,9 +8,17 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from voidpad.builtin.problems import TERSE, Problem, Task, between, manner, one_of, weighted
-
-FUNCTIONS = ("calc", "score", "total", "level", "price", "change", "track", "apply")
+from voidpad.builtin.problems import (
+    TERSE,
+    Problem,
+    Task,
+    between,
+    laid_out,
+    manner,
+    one_of,
+    weighted,
+)
+from voidpad.builtin.words import function
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ def _affine_chain(rng: Random, count: int, *, second: float) -> tuple[list[Op], 
                 operand = "m" if rng.random() < second else str(between(rng, 1, 30))
             ops.append((op, operand))
             form = form.then(op, operand)
-        wanted = 1 if count < 4 else 2
+        wanted = 0 if count < 3 else 1 if count < 4 else 2
         small = form.a <= 200 and abs(form.b) <= 999
         if small and sum(op == "*" for op, _ in ops[1:]) >= wanted:
             return ops, form
@@ -68,12 +76,12 @@ PHRASES = {
     "-": ("subtract {b}", "decrease by {b}", "minus {b}"),
     "*": ("multiply by {b}", "scale by {b}", "times {b}"),
 }
-COMPLETE_SIZES = (0.15, 0.30, 0.30, 0.15, 0.10)  # of 4, 5, 6, 7, 8 steps
+COMPLETE_SIZES = (0.08, 0.10, 0.14, 0.26, 0.22, 0.12, 0.08)  # of 2 to 8 steps
 
 
 def _draw_complete(rng: Random) -> Problem:
-    ops, form = _affine_chain(rng, 4 + weighted(rng, COMPLETE_SIZES), second=0.25)
-    name = one_of(rng, FUNCTIONS)
+    ops, form = _affine_chain(rng, 2 + weighted(rng, COMPLETE_SIZES), second=0.25)
+    name = function(rng)
     said = [one_of(rng, PHRASES[op]).format(b=operand) for op, operand in ops]
     body = "".join(f"\n    ({k}) {phrase}" for k, phrase in enumerate(said, 1))
     stub = f'def {name}(n, m):\n    """Start with n.{body}\n    Return the value after ({len(ops)})."""'
@@ -123,7 +131,7 @@ LIST_PHRASES = {
     ">": ("keep the items above {b}", "drop the items up to {b}"),
 }
 RESULTS = {"list": "{x}", "sum": "sum({x})", "maximum": "max({x})", "minimum": "min({x})"}
-WRITE_SIZES = (0.20, 0.40, 0.25, 0.15)  # of 3, 4, 5, 6 steps
+WRITE_SIZES = (0.15, 0.25, 0.30, 0.18, 0.12)  # of 2 to 6 steps
 WRITE_FORMS = (
     "    {y} = [{each}]",
     "    {y} = [{each}]  # ({k})",
@@ -143,10 +151,10 @@ WRITE_WEIGHTS = (0.28, 0.18, 0.18, 0.18, 0.18)
 
 
 def _draw_write(rng: Random) -> Problem:
-    count = 3 + weighted(rng, WRITE_SIZES)
+    count = 2 + weighted(rng, WRITE_SIZES)
     has_filter = rng.random() < 0.3
     ops, form = _affine_chain(rng, count - has_filter, second=0.0)
-    name, result = one_of(rng, FUNCTIONS), one_of(rng, ("list", "sum") if has_filter else tuple(RESULTS))
+    name, result = function(rng), one_of(rng, ("list", "sum") if has_filter else tuple(RESULTS))
     bound: int | None = None
     if has_filter:  # keeps v with a*v + b > limit, that is v > (limit - b) // a
         at, limit = between(rng, 1, len(ops)), between(rng, 10, 60)
@@ -156,8 +164,9 @@ def _draw_write(rng: Random) -> Problem:
         bound = (limit - ahead.b) // ahead.a
         ops = [*ops[:at], (">", str(limit)), *ops[at:]]
     said = [one_of(rng, LIST_PHRASES[op]).format(b=operand) for op, operand in ops]
-    body = "".join(f"\n({k}) {phrase}" for k, phrase in enumerate(said, 1))
-    prompt = f"Write a function {name}(x) for a list x.{body}\nReturn the {result} after ({len(ops)})."
+    lines = [f"Write a function {name}(x) for a list x."]
+    lines += [f"({k}) {phrase}" for k, phrase in enumerate(said, 1)]
+    prompt = laid_out(rng, [*lines, f"Return the {result} after ({len(ops)})."])
     facts = (name, ops, said, form, bound, result)
     return Problem("tiny_write", prompt, len(ops), _list_checks(facts), facts=facts)
 

@@ -1,4 +1,8 @@
-"""The built-in tokenizer: word level, single digits; tokens carry their leading space, so text survives."""
+"""The built-in tokenizer: bytes as the floor, common words, single digits. Any text goes in and comes out.
+
+Tokens carry their leading space. Words of the tasks' own phrases are one token each; all others, names above all, are
+spelled by letter pairs and bytes, in the same way wherever they stand, so that they can be copied.
+"""
 
 from functools import cache
 from importlib.resources import files
@@ -6,12 +10,13 @@ from importlib.resources import files
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from voidpad.builtin.problems import Problem
 from voidpad.roles import Roles
 
-UNKNOWN, EOS, MASK = "<|unk|>", "<|eos|>", "<|mask|>"
+EOS, MASK = "<|eos|>", "<|mask|>"
 RAINBOW = ("<|void|>", *(f"<|rainbow_{k}|>" for k in range(1, 7)))  # VOID is Rainbow's first colour
 TURNS = ("<|system|>", "<|user|>", "<|assistant|>")
-SPECIAL = (UNKNOWN, EOS, MASK, *RAINBOW, *TURNS)
+SPECIAL = (*TURNS, EOS, MASK, *RAINBOW)
 TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] | trim('\\n') }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
@@ -25,18 +30,24 @@ ROLES = Roles(
 )
 
 
-def wrap(prompt: str) -> str:
-    """The chat template for a single user turn; a test holds it equal to the template itself."""
-    return f"<|user|>{prompt}<|assistant|>"
+def wrap(problem: Problem | str) -> str:
+    """The chat template for a question, or for a problem with the turns before it; a test holds it equal to that."""
+    if isinstance(problem, str):
+        return f"<|user|>{problem}<|assistant|>"
+    before = "".join(f"{wrap(question)}{answer.strip(chr(10))}{EOS}" for question, answer in problem.before)
+    return before + wrap(problem.prompt)
 
 
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
     """The shipped tokenizer; studies/builtin/vocabulary.py made its file."""
     stored = files("voidpad.builtin").joinpath("assets/tokenizer/tokenizer.json").read_text(encoding="utf-8")
+    return as_transformers(Tokenizer.from_str(stored))
+
+
+def as_transformers(backend: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(stored),
-        unk_token=UNKNOWN,
+        tokenizer_object=backend,
         eos_token=EOS,
         pad_token=EOS,
         mask_token=MASK,

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from voidpad.commands.generate import bar, err, out
+from voidpad.commands.data import Turns
 from voidpad.commands.loading import Device, load_model
 from voidpad.commands.options import RowLimit
-from voidpad.commands.outputs import folder_there, page_to_write, picture_to_write
 from voidpad.commands.prompts import gather
-from voidpad.commands.train import Turns
+from voidpad.commands.ui import bar, err, file_to_write, folder_to_write, out, picture_to_write
 from voidpad.errors import ConfigError
 from voidpad.files import store
 
@@ -61,13 +60,13 @@ def calibrate(
     rows: RowLimit = 64,
     device: Device = "auto",
     page: Annotated[
-        Path | None, typer.Option(help="write what was measured and chosen as a page", callback=page_to_write)
+        Path | None, typer.Option(help="write what was measured and chosen as a page", callback=file_to_write)
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="write the trade-off as a picture", callback=picture_to_write)
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(help="folder whose voidpad.json gets the values", callback=folder_there)
+        Path | None, typer.Option(help="folder whose voidpad.json gets the values", callback=folder_to_write)
     ] = None,
 ) -> None:
     """Choose VoidExpansion's thresholds and window: fewest token-passes at which the answers still fit."""
@@ -80,6 +79,8 @@ def calibrate(
     mapped = field_map(names)
     longest = canvas + block if limit is None else limit
     Search(start=canvas, limit=longest, block=block, fit=fit)  # refused before anything is loaded
+    if save is not None and not save.is_dir():
+        raise ConfigError(f"--save {save}: there is no such folder; name that of the checkpoint.")
     card = None if save is None else read_card(save)
     if save is not None and card is not None:
         _check_same(save, [name for name in (model, adapter) if name])
@@ -105,7 +106,7 @@ def calibrate(
     with bar(2 + (limit - canvas) // block, shown=True, label="probing") as tick:
         seen = survey(loaded, ids, search, rows=rows, tick=tick)
     tried = settings(seen, search)
-    done = Calibration(model, source, search, seen, tried, choose(tried, fit))
+    done = Calibration(model, source, search, seen, tried, choose(tried, fit), adapter)
     out.print(_table(done))
     err.print(f"{len(ids)} prompts; token-passes relative to a fixed canvas of {limit}", style="dim")
     if plot is not None:
@@ -164,15 +165,8 @@ def _of_chats(
 
 
 def own_prompts(count: int) -> list[str]:
-    """Prompts of the built-in model's tasks, none of them a test problem's."""
-    from voidpad.builtin.problems import split_of
+    """Prompts of the built-in model's tasks of one turn, none of them a test problem's."""
     from voidpad.builtin.tasks import TASKS
 
-    found: list[str] = []
-    rng = Random(7)
-    while len(found) < count:
-        task = list(TASKS.values())[len(found) % len(TASKS)]
-        prompt = task.sample(rng).prompt
-        if split_of(prompt) == "train":
-            found.append(prompt)
-    return found
+    tasks, rng = [task for name, task in TASKS.items() if name != "tiny_turns"], Random(7)
+    return [tasks[number % len(tasks)].sample(rng).prompt for number in range(count)]

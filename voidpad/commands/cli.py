@@ -15,20 +15,21 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from voidpad.commands.process import prepare_process
+from voidpad.commands.process import prepare_process, quick_interrupt
 from voidpad.errors import ConfigError, VoidpadError, printable
 
 # The commands in the order of --help. Each leads to `module:function` or `module:typer app`.
 COMMANDS = {
     "generate": "voidpad.commands.generate:generate",
+    "chat": "voidpad.commands.chat:chat",
     "plans": "voidpad.commands.plans:plans",
     "train": "voidpad.commands.train:train",
-    "data": "voidpad.commands.train:data",
+    "data": "voidpad.commands.data:data",
     "eval": "voidpad.commands.eval:evaluate",
     "join": "voidpad.commands.eval:join",
     "sweep": "voidpad.commands.sweep:sweep",
     "report": "voidpad.commands.report:report",
-    "recipes": "voidpad.commands.recipes:recipes",
+    "recipes": "voidpad.commands.plans:recipes",
     "calibrate": "voidpad.commands.calibrate:calibrate",
     "merge": "voidpad.commands.export:merge",
     "export": "voidpad.commands.export:export",
@@ -81,7 +82,8 @@ def help_of(name: str) -> str:
 def command_named(name: str) -> Any:
     """The command or group of this name, from its module."""
     module, _, attribute = COMMANDS[name].partition(":")
-    target = getattr(import_module(module), attribute)
+    with quick_interrupt():
+        target = getattr(import_module(module), attribute)
     command: Any
     if isinstance(target, typer.Typer):
         command = typer.main.get_group(target)
@@ -97,7 +99,6 @@ app = typer.Typer(
     name="voidpad",
     help="Train, decode, evaluate and inspect masked diffusion language models that know when to stop.",
     epilog="--debug, with any command, shows where an error came from.",
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     cls=_LazyGroup,
@@ -150,7 +151,8 @@ def guarded(run: Callable[[list[str]], Any], *, debug: bool = False) -> None:
         command = error.ctx.command_path if error.ctx else "voidpad"
         if not error.format_message():  # a group without a command has shown its help
             sys.exit(error.exit_code)
-        _fail(f"{error.format_message().rstrip('.')}; see {command} --help.", error.exit_code)
+        hint = _plan_field_hint(getattr(error, "option_name", "")) or f"see {command} --help."
+        _fail(f"{error.format_message().rstrip('.')}; {hint}", error.exit_code)
     except BadCommand as error:
         _fail(error.format_message(), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
@@ -172,6 +174,14 @@ def guarded(run: Callable[[list[str]], Any], *, debug: bool = False) -> None:
         _fail(message_of(error, traced or debug), 2 if isinstance(error, ConfigError) else 1)
 
 
+def _plan_field_hint(option: str) -> str:
+    """How to give a plan field that has no option of its own; empty for any other option."""
+    from voidpad.decode.presets import every_field
+
+    name = option.lstrip("-").replace("-", "_")
+    return f"it is a plan field: --set {name}=VALUE." if name in {one.name for one in every_field()} else ""
+
+
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """The error and those it was raised from or while handling."""
     current: BaseException | None = error
@@ -185,7 +195,10 @@ def message_of(error: Exception, traced: bool) -> str:
     if isinstance(error, VoidpadError):
         return str(error)
     if isinstance(error, ModuleNotFoundError) and error.name and (extras := _extras_with(error.name)):
-        return f"{error.name.partition('.')[0]} is not installed; pip install 'voidpad[{extras[0]}]'."
+        # Several extras bring some packages: name the one that is for this command.
+        command = "train" if sys.argv[1:2] == ["data"] else "".join(sys.argv[1:2])
+        extra = command if command in extras else extras[0]
+        return f"{error.name.partition('.')[0]} is not installed; pip install 'voidpad[{extra}]'."
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}."
     return f"{type(error).__name__}: {error}" + ("" if traced else " (--debug shows where)")
@@ -198,7 +211,7 @@ def _extras_with(module: str) -> list[str]:
     for requirement in metadata.requires("voidpad") or []:
         package = re.split(r"[^\w.-]", requirement, maxsplit=1)[0].replace("_", "-").lower()
         extra = re.search(r"extra == ['\"](\w+)['\"]", requirement)
-        if package == wanted and extra and extra[1] != "dev":
+        if package == wanted and extra and extra[1] not in ("all", "dev"):
             extras.append(extra[1])
     return extras
 

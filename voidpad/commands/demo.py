@@ -10,6 +10,7 @@ import html
 import io
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +21,12 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 
-from voidpad.commands.generate import err, out
 from voidpad.commands.options import BuiltInFamily
-from voidpad.commands.outputs import file_to_write
+from voidpad.commands.ui import err, file_to_write, out
 from voidpad.errors import ConfigError
 
 if TYPE_CHECKING:
-    from voidpad.evaluate.settings import Resources
+    from voidpad.evaluate.config import Resources
     from voidpad.experiments.sweep_recipe import SweepCell, SweepRecipe
 
 HEADS = ("model and plan", "block", "right", "95 %", "answer", "passes", "probes", "seconds", "full run")
@@ -54,15 +54,15 @@ def demo(
             "the demo needs lm-eval; install voidpad's extra `eval` (from a checkout: pip install '.[eval]')."
         ) from None
     from voidpad.builtin.results import shipped_results
-    from voidpad.evaluate.settings import Resources
-    from voidpad.experiments.sweep_recipe import of_family, read
+    from voidpad.evaluate.config import Resources
+    from voidpad.experiments.sweep_recipe import cells, of_family, read
     from voidpad.files import store
-    from voidpad.models.place import Place
+    from voidpad.models.device import DeviceConfig
     from voidpad.recipes import find_recipe
 
-    Place(device)  # refused before anything runs
+    DeviceConfig(device)  # refused before anything runs
     recipe = of_family(read(find_recipe("tiny-score" if full else "tiny-demo", "sweep")), family)
-    recipe = recipe if full else recipe.model_copy(update={"limit": problems})
+    recipe = recipe if full else recipe.limited(problems)
     resources = Resources(
         device=device,
         rows=16,
@@ -71,16 +71,19 @@ def demo(
         workers=os.cpu_count() or 1,
     )
     known, arms = shipped_results(family), list[Arm]()
+    total, begun = len(cells(recipe)) // len(recipe.tasks), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="voidpad-demo-") as folder, Live(console=out) as live:
-        live.update(_table(arms, known, waiting=True))
+        live.update(_table(arms, known, "decoding; about three minutes on two cores ..."))
         for arm in run(recipe, Path(folder), resources):
             arms.append(arm)
-            live.update(_table(arms, known, waiting=True))
-        live.update(_table(arms, known, waiting=False))
+            left = (time.monotonic() - begun) / len(arms) * (total - len(arms))
+            live.update(_table(arms, known, f"about {left:.0f} s left ..." if left else None))
         example = telling(arms)
     out.print()
     if example is not None:
         _show(example)
+    if not full:
+        _show(structured_and_filled(family, device))
     count = recipe.limit or 0
     store(report, [page(arms, example, count, known)])
     whole = max((cell["problems"] for cell in known.values()), default=0)
@@ -91,9 +94,32 @@ def demo(
     )
 
 
+def structured_and_filled(family: BuiltInFamily, device: str) -> dict[str, str]:
+    """One answer that must match a schema, and one program with a gap, as titles and texts."""
+    from voidpad.builtin.tasks import heldout
+    from voidpad.constrain import json_schema
+    from voidpad.models import load
+    from voidpad.models.locate import BUILT_IN_FAMILIES
+
+    model = load(f"{BUILT_IN_FAMILIES[family]}-void", device=device)
+    note = heldout("tiny_json", 1)[0]
+    assert note.schema is not None
+    [answer] = model.generate([note.prompt], "void", threshold=0.9, constraint=json_schema(note.schema))
+    gap = next(
+        one for one in heldout("tiny_fill", 32) if len(one.gaps) == 1 and one.prompt.startswith("def ")
+    )
+    filled = load(f"{BUILT_IN_FAMILIES[family]}-void-gap", device=device).fill(gap.prompt, length="void-gap")
+    return {
+        "a note and its schema": note.prompt,
+        f"JSON that the schema allows, in {answer.passes_decode} passes": answer.text,
+        "a program with a gap": gap.prompt,
+        f"the gap, filled in {filled.result.passes_decode} passes": filled.gaps[0],
+    }
+
+
 @dataclass(frozen=True)
 class Arm:
-    """A finished method at one block size: the lines of examples.jsonl of its four tasks."""
+    """A finished method at one block size: the examples of its four tasks."""
 
     name: str
     block: int
@@ -110,7 +136,7 @@ class Arm:
             {**one, "score": one["scores"].get(grader, one["score"])} for run in runs for one in run.examples
         ]
         seconds = sum(run.results["wall_seconds"] for run in runs if run.results)
-        block = runs[0].config["settings"]["plan_resolved"]["block"]
+        block = runs[0].head["plan"]["block"]
         return cls(cells[0].method, block, tuple(scored), seconds)
 
     @property
@@ -120,7 +146,7 @@ class Arm:
 
     @property
     def interval(self) -> tuple[float, float]:
-        from voidpad.evaluate.scores import wilson
+        from voidpad.evaluate.intervals import wilson
 
         return wilson(sum(one["score"] for one in self.examples), len(self.examples))
 
@@ -173,9 +199,8 @@ def _cells_of(arm: Arm, known: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _table(arms: Sequence[Arm], known: dict[str, Any], *, waiting: bool) -> Table:
+def _table(arms: Sequence[Arm], known: dict[str, Any], caption: str | None) -> Table:
     """The arms that are done so far."""
-    caption = "more to decode ..." if waiting else None
     drawn = Table(*HEADS, box=None, padding=(0, 1, 0, 0), caption=caption)  # fits 80 columns
     for arm in arms:
         lost = arm.name == "original" and arm.mean < 0.6
@@ -185,7 +210,7 @@ def _table(arms: Sequence[Arm], known: dict[str, Any], *, waiting: bool) -> Tabl
 
 def _show(example: dict[str, str]) -> None:
     for title, text in example.items():
-        style = "red" if title.startswith("original, block 1") else "default"
+        style = "red" if title == "original, block 256" else "default"
         out.print(
             Panel(text or "(nothing)", title=title, title_align="left", border_style=style), markup=False
         )
@@ -210,7 +235,7 @@ td:first-child, th:first-child {{ text-align: left; }}
 pre {{ padding: .8rem; border: 1px solid #8886; white-space: pre-wrap; }}
 img {{ max-width: 100%; background: white; }}</style>
 <h1>[EOS] overflow on the built-in models</h1>
-<p>{4 * count} held-out problems of four tasks, canvas 192. "Original" was tuned with [EOS] padding, the others are
+<p>{4 * count} held-out problems of four tasks, canvas 256. "Original" was tuned with [EOS] padding, the others are
 LoRA fine-tunes of it with equal budget: only the padding differs.</p>
 <table><tr>{heads}</tr>{rows}</table>
 <p><img alt="Share of right answers by block size" src="data:image/png;base64,{image}"></p>{texts}</html>

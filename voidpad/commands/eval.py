@@ -1,20 +1,17 @@
-"""`voidpad eval`: score a model on benchmarks and leave a run folder."""
+"""`voidpad eval` and `voidpad join`: score a model on benchmarks and leave a run folder."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from voidpad.commands.bars import counting
 from voidpad.commands.loading import Quantize
 from voidpad.commands.options import (
     CacheName,
@@ -24,15 +21,15 @@ from voidpad.commands.options import (
     SpeedName,
     TokenLimit,
     chosen_plan,
+    read_settings,
     say_plan,
-    takes_plan_fields,
 )
-from voidpad.commands.outputs import folder_to_write
-from voidpad.engine.speed import check_speed
+from voidpad.commands.ui import counting, err, folder_to_write, out
+from voidpad.engine.speed import check_speed, with_speed
 from voidpad.errors import ConfigError
 
 if TYPE_CHECKING:
-    from voidpad.models.card import Card
+    from voidpad.evaluate import EvalConfig, Resources
 
 
 class Stage(StrEnum):
@@ -55,15 +52,15 @@ AllowCode = Annotated[
     bool, typer.Option("--allow-code-execution", help="let generated programs run, in the sandbox")
 ]
 WeakSandbox = Annotated[
-    bool, typer.Option("--weak-sandbox", help="run them even where the kernel lacks a protection")
+    bool, typer.Option("--weak-sandbox", help="run them without namespaces, under seccomp and limits alone")
 ]
 SandboxWorkers = Annotated[int, typer.Option(min=1, help="programs tested side by side")]
+# Options that say where a run takes place; the others say what it is, and a folder knows that already.
+_WHERE = {"out_dir", "stage", "as_json", "device", "rows", "tokens", "data", "workers"}
+_WHERE |= {"allow_code_execution", "weak_sandbox", "include_path", "trust_tasks"}
+_SETTABLE = {"fewshot", "fewshot_seed", "parity", "hide_eos"}  # fields of the evaluation that --set takes
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
 
-
-@takes_plan_fields(flags={"limit": "--canvas-limit"})  # here --limit counts items
 def evaluate(
     context: typer.Context,
     out_dir: Annotated[
@@ -76,7 +73,7 @@ def evaluate(
         str,
         typer.Option(
             help="task names or YAML files, separated by commas: gsm8k, math500, humaneval, mbpp, mbpp_974, "
-            "tiny_steps, tiny_expr, tiny_complete, tiny_write, or your own"
+            "tiny_steps, tiny_expr, tiny_complete, tiny_write, tiny_json, tiny_search, or your own"
         ),
     ] = "",
     stage: Annotated[
@@ -86,6 +83,17 @@ def evaluate(
     model: Annotated[str, typer.Option(help="built-in name, hub id or folder")] = "tiny-void",
     adapter: Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")] = None,
     plan: PlanName = None,
+    canvas: Annotated[int | None, typer.Option(min=1, help="canvas length at the start (plan field)")] = None,
+    block: Annotated[int | None, typer.Option(min=1, help="block size (plan field)")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="any other field of the plan (`voidpad plans` lists them) or of the evaluation (fewshot, "
+            "fewshot_seed, parity, hide_eos); may be given again",
+        ),
+    ] = None,
     items: Annotated[
         int | None, typer.Option("--limit", min=1, help="only the first so many items of each task")
     ] = None,
@@ -95,9 +103,6 @@ def evaluate(
         int | None,
         typer.Option(min=0, help="examples before the question; without it each task's own number"),
     ] = None,
-    fewshot: Annotated[str, typer.Option(help="keyed: shots by seed and item; stream: lm-eval's")] = "keyed",
-    fewshot_seed: Annotated[int, typer.Option(help="seed of the shots")] = 1234,
-    parity: Annotated[str | None, typer.Option(help="llada or dream: read text as the paper did")] = None,
     data: BenchmarkFolder = None,
     include_path: IncludePath = None,
     trust_tasks: TrustTasks = False,
@@ -121,12 +126,9 @@ def evaluate(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or auto")] = "auto",
     quantize: Quantize = None,
     as_json: Annotated[bool, typer.Option("--json", help="results as one JSON object")] = False,
-    fields: dict[str, Any] | None = None,
 ) -> None:
     """Score a model on benchmarks: GSM8K, MATH500, HumanEval, MBPP, and the built-in model's four tasks."""
-    from voidpad.evaluate import Resources, Settings
-    from voidpad.models.card import default_plan
-    from voidpad.models.load import family_of
+    from voidpad.evaluate import EvalConfig, Resources
 
     names, own_tasks, places = _chosen_tasks(tasks, include_path or [])
     resources = Resources(
@@ -140,43 +142,38 @@ def evaluate(
         include_path=places,
         trust_tasks=trust_tasks,
     )
-    settings, card, usual = None, None, ""
+    config, say = None, lambda: None
     if stage in (None, Stage.prepare):
-        settings = Settings(
+        fields, others = split_settings(settings or [], canvas=canvas, block=block)
+        fields, cache = with_speed(speed, fields, cache)
+        config = EvalConfig(
             model=model,
             tasks=names,
             plan=chosen_plan(plan) if plan else "void",  # until the checkpoint's own is known
-            fields=(fields or {}) if plan else {},
+            fields=fields,
             adapter=adapter,
             dtype=dtype,
             quantize=quantize,
             limit=items,
             shard=shard_of(shard),
             seed=seed,
-            fewshot=fewshot,
-            fewshot_seed=fewshot_seed,
-            parity=parity,
             system=system,
             raw=raw,
             cache=cache,
             merge=merge,
             num_fewshot=num_fewshot,
             own_tasks=own_tasks,
+            **others,
         )
         _check_place(stage, device, dtype, quantize)
+        config.require_tasks()
         if plan is None:
-            card = _readable_card(model, adapter, stage)
-            usual = default_plan(card, family_of(model))
-            settings = replace(settings, plan=usual, fields=fields or {})
-        check_speed(speed, settings.plan)
+            config, say = _with_usual_plan(config, stage)
+        assert not isinstance(config.plan, dict)
+        check_speed(speed, config.plan)
     else:
         _refuse_settings(context, stage, out_dir)
-
-    def begun() -> None:
-        if settings is not None and plan is None:
-            say_plan(usual, card.padding if card else None)
-
-    results = _run(stage, settings, out_dir, resources, begun)
+    results = _run(stage, config, out_dir, resources, say)
     if results is None:
         following = Stage.answer if stage is Stage.prepare else Stage.judge
         err.print(f"{out_dir}: next is `voidpad eval --stage {following} --out {out_dir}`", style="dim")
@@ -212,13 +209,20 @@ def join(
     _show(joined(parts, out_dir, resources=resources), out_dir, as_json=as_json)
 
 
+def split_settings(given: Sequence[str], **fields: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values of --set: fields of the plan, with the ones that are given as options, and of the evaluation."""
+    found = read_settings(given, **fields)
+    others = {name: found.pop(name) for name in _SETTABLE if name in found}
+    return found, others
+
+
 def _show(results: dict[str, Any], out_dir: Path, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(results))
         return
     out.width = max(out.width, 100)  # a narrow terminal wraps the table; no number is left out
     out.print(_table(results))
-    if results["provenance"].get("approximations"):  # runs from before this was recorded have no such key
+    if results["provenance"]["approximations"]:
         err.print(f"approximate: {', '.join(results['provenance']['approximations'])}", style="yellow")
     err.print(f"run folder: {out_dir}", style="dim")
 
@@ -238,62 +242,70 @@ def _chosen_tasks(
 def _check_place(stage: Stage | None, device: str, dtype: str, quantize: str | None) -> None:
     """Refuse a device or a number format; requests may be prepared on a machine without the device."""
     from voidpad.evaluate.answer import devices_of
-    from voidpad.models.place import Place
+    from voidpad.models.device import DeviceConfig
 
     if stage is Stage.prepare:
-        Place(dtype=dtype)
+        DeviceConfig(dtype=dtype)
     else:
         for one in devices_of(device):
-            Place(one, dtype, quantize)
+            DeviceConfig(one, dtype, quantize)
 
 
-def _readable_card(model: str, adapter: str | None, stage: Stage | None) -> Card | None:
-    """The checkpoint's card, whose padding chooses the plan. Requests may be prepared where the checkpoint is not."""
-    from voidpad.evaluate.run_weights import on_this_machine
-    from voidpad.models.load import card_of
+def _with_usual_plan(config: EvalConfig, stage: Stage | None) -> tuple[EvalConfig, Callable[[], None]]:
+    """The config with the plan that fits the checkpoint's padding, and a function that says which plan it is.
 
-    if stage is Stage.prepare and not on_this_machine(model, adapter):
-        raise ConfigError(f"plan: {model} is not on this machine, so its padding is unknown; name --plan")
-    return card_of(model, adapter)
+    Requests may be prepared where the checkpoint is not, but not without a plan.
+    """
+    from voidpad.commands.loading import open_model
+    from voidpad.evaluate.config import on_this_machine
+
+    if stage is Stage.prepare and not on_this_machine(config.model, config.adapter):
+        raise ConfigError(
+            f"plan: {config.model} is not on this machine, so its padding is unknown; name --plan"
+        )
+    opened = open_model(config.model, config.adapter)
+    usual = opened.default_plan
+    return config.updated(plan=usual), lambda: say_plan(usual, opened.card.padding)
 
 
 def _refuse_settings(context: typer.Context, stage: Stage, out_dir: Path) -> None:
     """Options that a folder already decides are refused: silently ignoring them would mislead."""
-    own = {"out_dir", "stage", "as_json", "device", "rows", "tokens", "data", "workers"}
-    own |= {"allow_code_execution", "weak_sandbox", "include_path", "trust_tasks"}
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name)
-        if parameter.name not in own and source is not None and source.name == "COMMANDLINE":
+        if parameter.name not in _WHERE and source is not None and source.name == "COMMANDLINE":
             raise ConfigError(
                 f"{parameter.opts[0]}: --stage {stage} takes it from {out_dir}/config.json; leave it out"
             )
 
 
 def _run(
-    stage: Stage | None, settings: Any, out_dir: Path, resources: Any, begun: Callable[[], None]
+    stage: Stage | None,
+    config: EvalConfig | None,
+    out_dir: Path,
+    resources: Resources,
+    say: Callable[[], None],
 ) -> dict[str, Any] | None:
-    """All stages, or one of them; the results where there are any. `begun` is called once nothing was refused."""
+    """All stages, or one of them; the results where there are any. `say` is called once nothing was refused."""
     from voidpad.evaluate.folder import RunFolder, read_run
+    from voidpad.evaluate.run import answer, judge, prepare
+    from voidpad.evaluate.run import evaluate as run_all
 
     if stage is Stage.prepare:
-        from voidpad.evaluate.prepare import prepare
-
-        requests = prepare(settings, RunFolder(out_dir), resources=resources)
-        begun()
+        assert config is not None
+        requests = prepare(config, RunFolder(out_dir), resources=resources)
+        say()
         err.print(f"{out_dir}: {len(requests)} requests", style="dim")
         return None
     if stage is Stage.judge:
-        from voidpad.evaluate.judge import judge
-
         return judge(read_run(out_dir), resources=resources)
-    bar = counting(err)
+    bar = counting()
     shown = bar.add_task("examples", total=None)
     there: list[int] = []
 
     def show(done: int, total: int) -> None:
         if not there:
             there.append(done)
-            begun()
+            say()
             if done:
                 err.print(f"{out_dir}: {done} of {total} answers are there already", style="dim")
         bar.start()  # only now: what fails before the first answer shows no bar
@@ -301,13 +313,10 @@ def _run(
 
     try:
         if stage is Stage.answer:
-            from voidpad.evaluate.answer import answer
-
             answer(read_run(out_dir), resources=resources, progress=show)
             return None
-        from voidpad.evaluate.run import evaluate as evaluated
-
-        return evaluated(settings, out_dir, resources=resources, progress=show)
+        assert config is not None
+        return run_all(config, out_dir, resources=resources, progress=show)
     except KeyboardInterrupt:
         err.print(f"{out_dir} keeps what was answered; the same command goes on from there", style="dim")
         raise

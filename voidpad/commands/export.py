@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from voidpad.commands.bars import counting
-from voidpad.commands.loading import CausalBlock, Device, FamilyName, RoleIds, err, load_model, role_ids
-from voidpad.commands.outputs import folder_to_write
+from voidpad.commands.loading import CausalBlock, Device, FamilyName, RoleIds, load_model, role_ids
+from voidpad.commands.ui import counting, err, folder_to_write
 from voidpad.errors import ConfigError
 from voidpad.files import check_new_folder
 
@@ -48,15 +47,17 @@ def export(
 
     from voidpad import models
     from voidpad.models.adapter import base_folder, is_adapter
+    from voidpad.models.device import DTYPES, STORED
     from voidpad.models.locate import locate
-    from voidpad.models.place import DTYPES, STORED
     from voidpad.models.weights import headers, stored_dtype
 
     if layout not in LAYOUTS:
         raise ConfigError(f"--layout {layout!r} is unknown; use {' or '.join(LAYOUTS)}.")
     if like is not None and layout != "released":
         raise ConfigError(f"--like {like!r} is for --layout released; drop it.")
-    models.Place(device, dtype)  # what is wrong whatever the model is refused before anything is loaded
+    models.DeviceConfig(
+        device, dtype
+    )  # what is wrong whatever the model is refused before anything is loaded
     role_ids(roles or ())
     check_new_folder(out)
     adapted = adapter is not None or is_adapter(locate(model))
@@ -79,7 +80,7 @@ def export(
         torch.nn.Module.to(merged.net, DTYPES[written])
         models.save(merged, out)
     else:
-        with counting(err, shown=err.is_terminal) as bar:
+        with counting(shown=err.is_terminal) as bar:
             task = bar.add_task("tensors", total=None)
             models.export(
                 merged,

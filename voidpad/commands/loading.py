@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
+from voidpad.commands.ui import err
 from voidpad.errors import AssumedWarning, ConfigError
 
 if TYPE_CHECKING:
-    from voidpad.models import Model
+    from voidpad.models import Checkpoint, Model
 
-err = Console(stderr=True, highlight=False, soft_wrap=True)
 LARGE = 100_000_000  # parameters
 
 Device = Annotated[
@@ -64,21 +63,42 @@ def load_model(
     family: str | None = None,
     roles: Sequence[str] | None = None,
     causal_block: int | None = None,
-    check: Callable[[], None] = lambda: None,
 ) -> Model:
-    """The model, and a line on standard error with its device, dtype, parameters and memory.
+    """The model of these options: `check_device`, `open_model` and `load_opened` in one call."""
+    check_device(device, dtype, quantize)
+    opened = open_model(model, adapter, family=family, roles=roles, causal_block=causal_block)
+    return load_opened(opened, device, dtype, quantize)
 
-    Without a terminal the line is left out for small models, which load at once and fit everywhere. `check` is called
-    when the options are known to be right and no weights have been read: minutes before the model, where it is large.
+
+def check_device(device: str, dtype: str, quantize: str | None) -> None:
+    """Refuse a device, a dtype or a quantization that cannot be, before any file is read."""
+    from voidpad.models import DeviceConfig
+
+    DeviceConfig(device, dtype, quantize)
+
+
+def open_model(
+    model: str,
+    adapter: str | None = None,
+    *,
+    family: str | None = None,
+    roles: Sequence[str] | None = None,
+    causal_block: int | None = None,
+) -> Checkpoint:
+    """The opened checkpoint, without weights; what had to be assumed about it is a line on standard error."""
+    from voidpad.models import open_checkpoint
+
+    given = role_ids(roles or ())
+    with _warnings_on_stderr():
+        return open_checkpoint(model, adapter, family=family, roles=given, causal_block=causal_block)
+
+
+def load_opened(opened: Checkpoint, device: str, dtype: str, quantize: str | None) -> Model:
+    """The model of an opened checkpoint, and a line on standard error with its device, dtype, parameters and memory.
+
+    Without a terminal the line is left out for small models, which load at once and fit everywhere.
     """
-    from voidpad import models
-
-    options: dict[str, Any] = {"device": device, "dtype": dtype, "quantize": quantize}
-    models.Place(**options)
-    options |= {"family": family, "roles": role_ids(roles or ()), "causal_block": causal_block}
-    check()
-    with _told_in_a_line():
-        loaded = models.load(model, adapter, **options)
+    loaded = opened.load_weights(device, dtype, quantize)
     if err.is_terminal or loaded.parameters >= LARGE:
         err.print(loaded.summary, style="dim")
     warning = slow(loaded)
@@ -88,8 +108,8 @@ def load_model(
 
 
 @contextmanager
-def _told_in_a_line() -> Iterator[None]:
-    """Inside, what loading had to assume is one line on standard error."""
+def _warnings_on_stderr() -> Iterator[None]:
+    """Inside, a warning about what a checkpoint does not say is one line on standard error."""
     usual = warnings.showwarning
 
     def show(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
@@ -113,7 +133,7 @@ def role_ids(given: Sequence[str]) -> dict[str, Any]:
         if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
             raise ConfigError(f"--roles {text!r}: write a role and its token ids, for example void=56940.")
         ids = tuple(map(int, parts))
-        roles[name.strip()] = ids if name.strip() in ("ends", "rainbow", "never", "newline") else ids[0]
+        roles[name.strip()] = ids if name.strip() in ("ends", "rainbow", "never") else ids[0]
         if len(ids) > 1 and not isinstance(roles[name.strip()], tuple):
             raise ConfigError(f"--roles {text!r}: {name.strip()} is a single token id.")
     return roles
@@ -121,7 +141,7 @@ def role_ids(given: Sequence[str]) -> dict[str, Any]:
 
 def slow(model: Model) -> str | None:
     """A warning where billions of parameters run in float32 on a CPU; None elsewhere."""
-    from voidpad.models.place import MANY
+    from voidpad.models.device import MANY
 
     count = model.parameters
     if model.device.type != "cpu" or model.quantized or model.net.dtype.itemsize < 4 or count < MANY:

@@ -8,23 +8,32 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Optional
 
 import typer
 
-from voidpad.decode.fields import RENAMED, PlanField
-from voidpad.decode.plan import Plan, describe, every_field
+from voidpad.decode.plan import Plan
+from voidpad.decode.presets import check_fields, describe, every_field
 from voidpad.engine.cache_policy import cache_fault
 from voidpad.engine.speed import SPEEDS, check_speed, with_speed
 from voidpad.errors import ConfigError
 from voidpad.roles import check_role_name
 
-PANEL = "Plan fields (see `voidpad plans`)"
-KINDS: dict[str, type] = {"boolean": bool, "integer": int, "number": float, "string": str, "names": str}
+# Plan fields with an option of their own; --set reaches all others.
+DIRECT_FIELDS: dict[str, type] = {"canvas": int, "block": int, "threshold": float, "temperature": float}
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="any field of the plan (`voidpad plans NAME` lists them), such as steps=64; may be given again",
+    ),
+]
 
 
 class BuiltInFamily(StrEnum):
@@ -67,7 +76,7 @@ CacheName = Annotated[
     typer.Option(
         "--cache",
         help="keep keys and values inside a block (approximate): prefix, dual, dual:4 (all every 4 passes), "
-        "prompt:4 or ahead:4 (the prompt every 4 passes), near:16 (and 16 tokens beside the block in each)",
+        "prompt:4 or ahead:4 (the prompt every 4 passes)",
         callback=_known_cache,
     ),
 ]
@@ -102,29 +111,27 @@ def say_plan(name: str, padding: str | None) -> None:
 
 
 def takes_plan_fields(
-    command: Callable[..., None] | None = None, *, flags: Mapping[str, str] | None = None
+    command: Callable[..., None] | None = None, *, also: Sequence[str] = ()
 ) -> Callable[..., Any]:
-    """Decorator: gives a command one option for each plan field; the command receives those typed as `fields`.
+    """Decorator: the command gets options for the most used plan fields, and --set for all others.
 
-    `flags` replaces an option's name where the command has another option of that name: {"limit": "--canvas-limit"}.
-    A command with the option --speed receives its approximations as `fields` and `cache`.
+    It receives what was given as `fields`, and values of --set whose names are in `also` as `others`. Where it has the
+    option --speed, `fields` and `cache` have the approximations that the name stands for.
     """
     if command is None:
-        return functools.partial(takes_plan_fields, flags=flags)
+        return functools.partial(takes_plan_fields, also=also)
     known = {one.name: one for one in every_field()}
     run = command
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:
-        typed = {name: given.pop(name) for name in (*known, *RENAMED)}
-        fields = {name: value for name, value in typed.items() if value is not None}
-        for old, new in RENAMED.items():
-            if old in fields:
-                typer.echo(f"warning: --{_dashed(old)} is now called --{_dashed(new)}.", err=True)
-                fields[new] = fields.pop(old)
-        for name, value in fields.items():
-            resolved = known[name].resolve(value)
-            for word in resolved if known[name].type == "names" else ():
+        direct = {name: given.pop(name) for name in DIRECT_FIELDS}
+        fields = read_settings(given.pop("settings") or [], **direct)
+        if also:
+            given["others"] = {name: fields.pop(name) for name in also if name in fields}
+        read = check_fields(fields)
+        for name in fields:
+            for word in getattr(read, name) if known[name].type == "names" else ():
                 if isinstance(word, str):
                     check_role_name(word)
         if given.get("speed") is not None:
@@ -133,30 +140,38 @@ def takes_plan_fields(
                 check_speed(given["speed"], plan)
         run(**given, fields=fields)
 
-    own = [
-        one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "fields"
-    ]
-    options = {name: _option(one, (flags or {}).get(name)) for name, one in known.items()}
-    options |= {old: _option(known[new], f"--{_dashed(old)}", hidden=True) for old, new in RENAMED.items()}
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    hints = {name: Annotated[Optional[kind], typer.Option(help=known[name].help)]  # noqa: UP045
+             for name, kind in DIRECT_FIELDS.items()}  # fmt: skip
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
-        for name, hint in options.items()
+        for name, hint in {**hints, "settings": Settings}.items()
     ]
+    own = [one for one in parameters if one.name not in ("fields", "others")]
     wrapped.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
     wrapped.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
     del wrapped.__wrapped__
     return wrapped
 
 
-def _option(one: PlanField, flag: str | None = None, *, hidden: bool = False) -> Any:
-    flag, kind = flag or f"--{_dashed(one.name)}", KINDS[one.type]
-    flags = [f"{flag}/--no-{flag[2:]}"] if kind is bool else [flag]
-    option = typer.Option(*flags, help=one.help, rich_help_panel=PANEL, hidden=hidden)
-    return Annotated[Optional[kind], option]  # noqa: UP045
+def read_settings(given: Sequence[str], **fields: Any) -> dict[str, Any]:
+    """The values of --set by name, beside those that are given as options of their own and are not None.
 
-
-def _dashed(name: str) -> str:
-    return name.replace("_", "-")
+    A value is read as JSON where it is JSON (numbers, true, null), else as text.
+    """
+    found = {name: value for name, value in fields.items() if value is not None}
+    for text in given:
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not name or not equals:
+            raise ConfigError(f"--set {text!r}: write FIELD=VALUE, for example steps=64.")
+        if name in found:
+            raise ConfigError(f"--set {text!r}: {name} is given twice.")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 def chosen_plan(text: str) -> str | Plan:

@@ -1,6 +1,6 @@
-"""What a command sets up in its own process: memory, garbage collection and CPU threads.
+"""What a command sets up in its own process: memory and garbage collection.
 
-A library leaves these to its caller. A command owns its process, and is often run beside other programs.
+A library leaves these to its caller. CPU threads and how they wait are the engine's affair (`engine/host.py`).
 """
 
 from __future__ import annotations
@@ -8,42 +8,52 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-from typing import TYPE_CHECKING
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
 
-from voidpad.engine.memory import keep_freed_memory
-
-if TYPE_CHECKING:
-    from voidpad.models import Model
-
-# OpenMP threads that wait for work spin by default. Beside other processes each spinning thread keeps a core from
-# the very thread it waits for. The GNU runtime (torch's on Linux), Intel's and LLVM's read different variables.
-WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
-# Multiply-adds of one forward pass that are worth a thread: about 20 ms of work, in a hundred parallel regions.
-WORTH_A_THREAD = 1_000_000_000
-TOKENS = 256  # of a typical row: prompt and canvas
+from voidpad.engine.host import keep_freed_memory
 
 
 def prepare_process() -> None:
-    """Set up the process of a command. Call before torch is imported, because OpenMP reads its variables then."""
+    """Set up the process of a command. Call before torch is imported."""
     keep_freed_memory()
     # Imports create half a million objects that stay. With the default threshold of 700 the collector walks over
     # them again and again, which is a quarter of the start-up time.
     gc.set_threshold(100_000, 20, 20)
-    atexit.register(gc.freeze)  # at exit the collector would walk over them once more, for a second
-    for name, value in WAITING.items():
-        os.environ.setdefault(name, value)
 
 
-def fit_threads(model: Model, *, rows: int) -> None:
-    """Use as many CPU threads as passes of so many rows can feed, unless the user has set OMP_NUM_THREADS.
+def leave(status: int) -> NoReturn:
+    """End the process of a command: what was registered for the exit runs, and the rest is left to the system.
 
-    A small model has so little work in each parallel region that its threads mostly wait for each other; on a busy
-    machine that takes twelve times as long as one thread.
+    Python would walk over all objects once more, for a second, and libraries would report those that are left.
     """
-    if "OMP_NUM_THREADS" in os.environ:
-        return
-    import torch
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
+    os._exit(status)
 
-    parameters = sum(parameter.numel() for parameter in model.net.parameters())
-    worth = parameters * TOKENS * rows // WORTH_A_THREAD
-    torch.set_num_threads(max(1, min(torch.get_num_threads(), worth)))
+
+@contextmanager
+def quick_interrupt() -> Iterator[None]:
+    """Inside, Ctrl-C ends the process at once. Meant for imports, where nothing has begun that could be lost.
+
+    Some packages catch the KeyboardInterrupt that Python would raise inside their import, and carry on without it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(*_: object) -> None:
+        os.write(2, b"voidpad: interrupted\n")
+        os._exit(130)
+
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

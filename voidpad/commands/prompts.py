@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from voidpad.errors import ConfigError, DataError, reason
+from voidpad.errors import ConfigError, DataError, first_line
 
 Prompt = str | list[dict[str, Any]]
 
@@ -76,7 +76,7 @@ def parsed(text: str, place: str) -> Any:
     except json.JSONDecodeError as error:
         raise DataError(f"{place}: not JSON ({error.msg}).") from None
     except (ValueError, RecursionError) as error:  # a number of too many digits, deep nesting
-        raise DataError(f"{place}: not JSON ({reason(error)}).") from None
+        raise DataError(f"{place}: not JSON ({first_line(error)}).") from None
 
 
 def _from_object(value: Any, place: str) -> Prompt:

@@ -8,15 +8,15 @@ from typing import Annotated
 
 import typer
 
-from voidpad.commands.outputs import folder_to_write
+from voidpad.commands.ui import folder_to_write
 from voidpad.errors import ConfigError
-from voidpad.files import beside
+from voidpad.files import atomic_file
 
 
 class Format(StrEnum):
     md = "md"
-    tex = "tex"
     html = "html"
+    csv = "csv"
 
 
 Folders = Annotated[list[Path], typer.Argument(help="Run folders, sweep folders, or NAME.sweep.json files.")]
@@ -28,10 +28,6 @@ Out = Annotated[
 ]
 Formats = Annotated[
     list[Format] | None, typer.Option("--format", help="Only these formats; may be repeated.")
-]
-Published = Annotated[
-    Path | None,
-    typer.Option(help="TOML file of published numbers to set beside ours (studies/paper/published.toml)."),
 ]
 Compare = Annotated[
     bool,
@@ -46,31 +42,34 @@ def report(
     folders: Folders,
     out: Out = None,
     formats: Formats = None,
-    published: Published = None,
     compare: Compare = False,
     intervals: Intervals = True,
 ) -> None:
-    """Tables in the paper's layout from finished runs, with where every number comes from."""
-    from voidpad.experiments.report.pages import as_html, as_latex, as_markdown
+    """Tables and figures from finished runs, with where every number comes from, and the verdict of every problem."""
+    from voidpad.experiments.report.pages import as_csv, as_html, as_markdown, as_verdicts
     from voidpad.experiments.report.pages import report as collected
-    from voidpad.experiments.report.published import read_published
 
     if compare:
         _compare_two(folders, out)
         return
-    page = collected(folders, read_published(published) if published else None)
+    page = collected(folders)
     if out is None:  # for the screen: without pictures, which are files
-        typer.echo(as_markdown(page, intervals=intervals, figures=None), nl=False)
+        typer.echo(as_markdown(page, intervals=intervals, figures=False), nl=False)
         return
-    draw = {"md": as_markdown, "tex": as_latex, "html": as_html}
-    texts: dict[str, str | bytes] = {
-        f"report.{one}": draw[one](page, intervals=intervals) for one in formats or Format
-    }
+    wanted = formats or list(Format)
+    files: dict[str, str | bytes] = {}
+    if Format.md in wanted:
+        files["report.md"] = as_markdown(page, intervals=intervals)
+    if Format.html in wanted:
+        files["report.html"] = as_html(page, intervals=intervals)
+    if Format.csv in wanted:
+        files["report.csv"] = as_csv(page)
+    files["verdicts.jsonl.gz"] = as_verdicts(page)
     for plot in (plot for section in page.sections for plot in section.plots):
-        texts |= {f"figures/{plot.name}.svg": plot.svg, f"figures/{plot.name}.pdf": plot.pdf}
-    for name, text in texts.items():
-        _write(out / name, text)
-    typer.echo(f"{out}: {', '.join(name for name in texts if '/' not in name)}")
+        files[plot.file] = plot.svg
+    for name, content in files.items():
+        _write(out / name, content)
+    typer.echo(f"{out}: {', '.join(name for name in files if '/' not in name)}")
 
 
 def _compare_two(folders: list[Path], out: Path | None) -> None:
@@ -91,5 +90,5 @@ def _compare_two(folders: list[Path], out: Path | None) -> None:
 
 def _write(path: Path, content: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with beside(path) as draft:
+    with atomic_file(path) as draft:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -18,7 +18,6 @@ from voidpad.commands.options import (
     known_plan,
     takes_plan_fields,
 )
-from voidpad.commands.process import fit_threads
 from voidpad.engine.speed import check_speed, switched_on
 from voidpad.errors import ConfigError
 
@@ -52,11 +51,21 @@ def serve(
     allowed_host: Annotated[
         list[str] | None, typer.Option(help="further host name under which requests are answered")
     ] = None,
+    allowed_origin: Annotated[
+        list[str] | None, typer.Option(help="other web page whose scripts may call this server (CORS)")
+    ] = None,
     api_keys: Annotated[
         Path | None, typer.Option(help="file with one API key a line, readable by you alone (mode 600)")
     ] = None,
     no_auth: Annotated[
         bool, typer.Option("--no-auth", help="listen beyond this machine without API keys")
+    ] = False,
+    key_requests: Annotated[
+        int | None, typer.Option(help="most requests of one API key at a time", min=1)
+    ] = None,
+    lenient: Annotated[
+        bool,
+        typer.Option("--lenient", help="ignore request fields that cannot be honoured; a header names them"),
     ] = False,
     rows: RowLimit = 32,
     tokens: TokenLimit = 16384,
@@ -88,11 +97,8 @@ def serve(
     if plan is not None and ":" in plan:
         raise ConfigError(f"plan {plan!r}: a plan from a module cannot be served; give the name of a preset.")
     size = _bytes_of(max_body)
-    from voidpad.serve.access import read_access
     from voidpad.serve.server import ServeOptions
 
-    # Read again when the server starts; here so that a refusal comes before the model is loaded.
-    read_access(host, api_keys, no_auth=no_auth, names=tuple(allowed_host or ()))
     options = ServeOptions(
         plan=plan,
         fields=fields or {},
@@ -101,7 +107,10 @@ def serve(
         host=host,
         port=port,
         hosts=tuple(allowed_host or ()),
+        origins=tuple(allowed_origin or ()),
         api_keys=api_keys,
+        key_requests=key_requests,
+        lenient=lenient,
         no_auth=no_auth,
         rows=rows,
         tokens=tokens,
@@ -114,15 +123,15 @@ def serve(
     )
 
     # What is wrong with the options is said before weights are loaded, and before Ray starts.
-    from voidpad.models import Place
-    from voidpad.models.load import default_plan_of, plan_of
+    options.access()
+    from voidpad.commands.loading import check_device, load_opened, open_model
     from voidpad.serve.server import usual_plan
 
-    Place(device, dtype, quantize)
-    default = default_plan_of(model, adapter)
+    check_device(device, dtype, quantize)
+    opened = open_model(model, adapter)
     if plan is None:
-        check_speed(speed, default)
-    plan_of(model, adapter, plan or usual_plan(default), **options.fields)
+        check_speed(speed, opened.default_plan)
+    opened.plan(plan or usual_plan(opened.default_plan), **options.fields)
 
     def announce(address: str) -> None:
         switches = ", ".join(switched_on(options.fields, options.cache))
@@ -134,13 +143,10 @@ def serve(
 
         copies = ReplicaOptions(model, adapter, device, dtype, quantize, replicas)
         raise typer.Exit(serve_replicas(copies, options, ready=announce))
-    from voidpad.commands.loading import load_model
     from voidpad.serve.server import serve
 
     def load() -> Model:
-        loaded = load_model(model, adapter, device=device, dtype=dtype, quantize=quantize)
-        fit_threads(loaded, rows=rows)
-        return loaded
+        return load_opened(opened, device, dtype, quantize)
 
     raise typer.Exit(serve(load, options, ready=announce))
 

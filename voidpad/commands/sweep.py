@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
 
-from voidpad.commands.bars import counting
-from voidpad.commands.eval import BenchmarkFolder, Stage
+from voidpad.commands.eval import AllowCode, BenchmarkFolder, SandboxWorkers, Stage, WeakSandbox
 from voidpad.commands.loading import Device
 from voidpad.commands.options import BuiltInFamily, RowLimit, TokenLimit
-from voidpad.commands.outputs import folder_to_write
+from voidpad.commands.ui import counting, folder_to_write
 from voidpad.errors import ConfigError, VoidpadError, printable
 
 if TYPE_CHECKING:
-    from voidpad.experiments.report.published import PublishedNumbers
-    from voidpad.experiments.sweep import Ended
+    from voidpad.experiments.sweep import CellOutcome
     from voidpad.experiments.sweep_recipe import SweepCell
 
 
@@ -52,13 +49,6 @@ Use = Annotated[
 Family = Annotated[
     BuiltInFamily, typer.Option(help="Of the built-in models in the place of `tiny-*` in the recipe.")
 ]
-Published = Annotated[
-    Path | None,
-    typer.Option(help="TOML file of published numbers; ends with those that differ from what was measured."),
-]
-Code = Annotated[bool, typer.Option("--allow-code-execution", help="Run generated code, in the sandbox.")]
-Weak = Annotated[bool, typer.Option("--weak-sandbox", help="Accept a sandbox with layers missing.")]
-Programs = Annotated[int, typer.Option(min=1, help="Generated programs tested side by side.")]
 
 
 def sweep(
@@ -73,20 +63,18 @@ def sweep(
     limit: Limit = None,
     use: Use = None,
     family: Family = BuiltInFamily.llada,
-    published: Published = None,
     device: Device = "auto",
     rows: RowLimit = 32,
     tokens: TokenLimit = 16384,
     data: BenchmarkFolder = None,
-    allow_code_execution: Code = False,
-    weak_sandbox: Weak = False,
-    workers: Programs = 1,
+    allow_code_execution: AllowCode = False,
+    weak_sandbox: WeakSandbox = False,
+    workers: SandboxWorkers = 1,
 ) -> None:
     """Run the cells of a recipe that have no results yet; interrupted sweeps go on where they stopped."""
-    from voidpad.evaluate.settings import Resources
+    from voidpad.evaluate.config import Resources
     from voidpad.experiments import sweep as sweeps
     from voidpad.experiments import sweep_recipe as recipes
-    from voidpad.experiments.report.published import read_published
     from voidpad.recipes import find_recipe
 
     resources = Resources(device, rows, tokens, data, allow_code_execution, weak_sandbox, workers)
@@ -96,39 +84,40 @@ def sweep(
     if stage and on_ray:
         raise ConfigError(f"stage={stage} runs on this machine only; leave out --ray.")
     if not on_ray and not dry_run and stage in (None, Stage.answer):
-        from voidpad.models.place import Place
+        from voidpad.models.device import DeviceConfig
 
-        Place(device)  # once, and not as the failure of every cell
+        DeviceConfig(device)  # once, and not as the failure of every cell
     folders = _folders(use or [])
     path = find_recipe(recipe, "sweep")
     wanted = recipes.read(path)
-    numbers = read_published(published) if published else None  # a wrong file shows before the run
     wanted = recipes.of_family(wanted, family)
     if folders:
         wanted = recipes.with_folders(wanted, folders)
     if limit:
-        wanted = wanted.model_copy(update={"limit": limit})
+        wanted = wanted.limited(limit)
     if stage in (Stage.answer, Stage.judge):
-        every = sweeps.begun(path.stem, out)
+        every = sweeps.stored_cells(path.stem, out)
     elif dry_run:
         every = recipes.cells(wanted)
     else:
         every = sweeps.begin(wanted, path.stem, out, download=not on_ray)
     chosen = sweeps.only(every, only or [])
     left = sweeps.missing(chosen, out)
-    typer.echo(f"{wanted.title}: {len(every)} cells, {len(left)} to run.")
+    total = len({cell.id for cell in every})
+    typer.echo(f"{wanted.title}: {total} cells, {len(left)} to run.")
     if dry_run:
         typer.echo("\n".join(map(str, left)))
         return
     if left:
-        with counting(Console(stderr=True)) as shown:
+        with counting() as shown:
             if on_ray:
                 from voidpad.experiments.cluster import run_ray
 
                 ended = run_ray(left, out, resources=resources, address=ray_address, shards=shards)
             else:
-                inside = Inside(shown, shown.add_task("examples", total=None))
-                ended = sweeps.run_local(left, out, resources=resources, progress=inside, stage=stage)
+                ended = sweeps.run_local(
+                    left, out, resources=resources, progress=example_bar(shown), stage=stage
+                )
             failed = watch(ended, shown, len(left))
         if failed:
             raise VoidpadError(f"{len(failed)} of {len(left)} cells failed; the first: {failed[0]}")
@@ -137,30 +126,11 @@ def sweep(
         typer.echo(f"{out}: next is `voidpad sweep {recipe} --out {out} --stage {following}`.")
     else:
         others = len(sweeps.missing(every, out))
-        state = f"{others} of {len(every)} cells are left" if others else "complete"
+        state = f"{others} of {total} cells are left" if others else "complete"
         typer.echo(f"{out}: {state}; `voidpad report {out}` shows it.")
-        if numbers is not None:
-            _print_differing(out / f"{path.stem}.sweep.json", numbers)
         if wanted.limit and not sweeps.missing(chosen, out):
-            hours = sweeps.full_seconds(chosen, out) / 3600
-            typer.echo(
-                f"Decoding all items of these {len(chosen)} cells on this device: about {hours:.1f} hours."
-            )
-
-
-def _print_differing(sweep: Path, numbers: PublishedNumbers) -> None:
-    """How many published scores lie inside the intervals of this sweep, and a line for each that does not."""
-    from voidpad.experiments.report.records import read as read_records
-    from voidpad.experiments.report.reference import pairs
-
-    records = [record for source in read_records(sweep, numbers) for record in source.records]
-    judged = [pair for pair in pairs(records) if pair.inside is not None]
-    if not judged:
-        typer.echo("No published score belongs to these cells.")
-        return
-    outside = [pair for pair in judged if not pair.inside]
-    count = f"{len(judged) - len(outside)} of {len(judged)} published scores lie inside our 95 % intervals"
-    typer.echo("\n  ".join([f"{count}; outside:", *map(str, outside)]) if outside else f"{count}.")
+            hours, count = sweeps.full_seconds(chosen, out) / 3600, len({cell.id for cell in chosen})
+            typer.echo(f"Decoding all items of these {count} cells on this device: about {hours:.1f} hours.")
 
 
 def _folders(given: Sequence[str]) -> dict[str, str]:
@@ -171,35 +141,31 @@ def _folders(given: Sequence[str]) -> dict[str, str]:
     return {name: folder for name, _, folder in pairs}
 
 
-class Inside:
-    """The bar of the cell that runs now."""
+def example_bar(shown: Progress) -> Callable[[SweepCell, int, int], None]:
+    """A bar of the examples of the cell that runs now."""
+    bar = shown.add_task("examples", total=None)
 
-    def __init__(self, shown: Progress, bar: TaskID) -> None:
-        self.shown, self.bar = shown, bar
-
-    def __call__(self, cell: SweepCell, done: int, total: int) -> None:
+    def update(cell: SweepCell, done: int, total: int) -> None:
         label = f"{cell.model} {cell.method} {cell.task}"
-        self.shown.update(self.bar, completed=done, total=total, description=label)
+        shown.update(bar, completed=done, total=total, description=label)
+
+    return update
 
 
-def watch(ended: Iterator[Ended], shown: Progress, total: int) -> list[str]:
+def watch(ended: Iterator[CellOutcome], shown: Progress, total: int) -> list[str]:
     """A line per finished cell, and a bar with the time left; returns what failed."""
     bar = shown.add_task("cells", total=total)
     failed = []
     for one in ended:
+        said = "done"
         if one.error:
+            said = f"failed: {one.error}"
             failed.append(f"{one.cell}: {one.error}")
-        shown.console.print(printable(_outcome(one)), markup=False, highlight=False, soft_wrap=True)
+        elif one.results is not None:
+            result = one.results["tasks"][one.cell.task]
+            low, high = result["interval"]
+            score = f"{result['score']:.2f} [{low:.1f}, {high:.1f}]"
+            said = f"{score}, {result['passes_decode']:.1f} passes, {one.results['wall_seconds']:.1f} s"
+        shown.console.print(printable(f"{one.cell}: {said}"), markup=False, highlight=False, soft_wrap=True)
         shown.advance(bar)
     return failed
-
-
-def _outcome(one: Ended) -> str:
-    if one.error:
-        return f"{one.cell}: failed: {one.error}"
-    if one.results is None:
-        return f"{one.cell}: done"
-    result = one.results["tasks"][one.cell.task]
-    low, high = result["interval"]
-    score = f"{result['score']:.2f} [{low:.1f}, {high:.1f}]"
-    return f"{one.cell}: {score}, {result['passes_decode']:.1f} passes, {one.results['wall_seconds']:.1f} s"

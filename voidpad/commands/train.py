@@ -1,33 +1,24 @@
-"""`voidpad train`, `voidpad data prepare` and `voidpad data stats`."""
+"""`voidpad train`: run a recipe and show how it goes, or write a recipe to start from."""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
-from enum import StrEnum
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from voidpad.commands.outputs import file_to_make, file_to_write, picture_to_write
+from voidpad.commands.process import quick_interrupt
+from voidpad.commands.ui import file_to_write, out
 from voidpad.errors import ConfigError
-from voidpad.files import beside, refuse_own_source
 
 if TYPE_CHECKING:
-    from voidpad.training.corpus import Stats
-
-data = typer.Typer(help="Prepare training data and look at its lengths.", no_args_is_help=True)
-out = Console(highlight=False, soft_wrap=True)
-
-
-class Turns(StrEnum):
-    last = "last"
-    every = "every"
-    single = "single"
+    from voidpad.training.train import Entry, Run
 
 
 def train(
@@ -65,7 +56,8 @@ def train(
     ] = None,
 ) -> None:
     """Train a model from a recipe."""
-    from voidpad.training import recipe as recipes
+    with quick_interrupt():
+        from voidpad.training import recipe as recipes
 
     if init is not None:
         recipes.write_starter(init, model=model, data=file)
@@ -73,29 +65,37 @@ def train(
         return
     if recipe is None:
         raise ConfigError("RECIPE is missing; name a TOML file, or write one with --init my.toml.")
-    from transformers.utils import logging
-
-    from voidpad.commands.progress import banner, watcher
     from voidpad.recipes import find_recipe
-    from voidpad.training import train as training
-    from voidpad.training.checkpoint import latest
 
     changes = [*(change or ())]
     changes += [f"lora.r={lora_rank}"] if lora_rank else []
-    changes += [f"lora.targets={json.dumps(_listed(lora_targets))}"] if lora_targets else []
+    if lora_targets:
+        targets = [name.strip() for name in lora_targets.split(",") if name.strip()]
+        changes.append(f"lora.targets={json.dumps(targets)}")
     changes += [f"run.report_to={json.dumps(report_to)}"] if report_to else []
     settings = recipes.read(find_recipe(recipe, "train"), changes)
+
+    with quick_interrupt():
+        from transformers.utils import logging
+
+        from voidpad.training import train as training
+        from voidpad.training.checkpoint import latest
+
     logging.disable_progress_bar()  # transformers shows one for every file it writes
     first = os.environ.get("RANK", "0") == "0"
     if resume and checkpoint is None and latest(Path(settings.run.output)) is None and first:
         out.print(f"{settings.run.output}: holds no checkpoint yet, so the run begins at step 1")
-    done = training.train(
-        settings,
-        resume=checkpoint or resume,
-        max_seconds=max_seconds,
-        callbacks=[watcher(settings.run.seconds)],
-        announce=lambda facts: typer.echo(banner(facts)) if first else None,
-    )
+    display = _Display() if first else None
+    try:
+        done = training.train(
+            settings,
+            resume=checkpoint or resume,
+            max_seconds=max_seconds,
+            watch=display or (lambda run, entries: None),
+        )
+    finally:
+        if display and display.bar:
+            display.bar.stop()
     if not first:
         return
     state = "finished" if done.finished else "paused (--resume continues)"
@@ -106,127 +106,106 @@ def train(
         out.print(f"lowest held-out loss {done.best_loss:.4f} in {done.best}")
 
 
-def _listed(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+class _Display:
+    """Shows a run: first what it is going to do, then a progress bar on a terminal, or a line for each log entry."""
 
+    def __init__(self) -> None:
+        self.bar: Progress | None = None
+        self.first: tuple[int, float] | None = None  # update and time from which on the pace is measured
+        self.texts = {"loss": "", "eval_loss": ""}
 
-@data.command()
-def prepare(
-    output: Annotated[
-        Path, typer.Argument(help="The prepared file to write, .safetensors.", callback=file_to_make)
-    ],
-    source: Annotated[
-        list[str],
-        typer.Option(
-            "--from", help="JSON, JSON lines or Parquet file, or a hub data set owner/name[:config[:split]]."
-        ),
-    ],
-    model: Annotated[str, typer.Option(help="Model whose tokenizer and chat template are used.")],
-    max_length: Annotated[int, typer.Option(min=2, help="Cut examples to so many tokens.")] = 1024,
-    drop_longer: Annotated[
-        int, typer.Option(min=2, help="Drop examples with more tokens, prompt and response together.")
-    ] = 4096,
-    sample: Annotated[int, typer.Option(min=0, help="Keep so many examples; 0 keeps all.")] = 500_000,
-    seed: Annotated[int, typer.Option(help="Seed by which --sample draws.")] = 42,
-    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out lines that cannot be read.")
-    ] = False,
-    processes: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
-    turns: Annotated[
-        Turns,
-        typer.Option(help="What to learn of a conversation; single takes only one question with one answer."),
-    ] = Turns.last,
-    fields: Annotated[
-        str | None,
-        typer.Option("--map", help="Names of the file's fields, such as prompt=question,response=answer."),
-    ] = None,
-) -> None:
-    """Turn conversations into one prepared file, without repeats, filtered by length and sampled."""
-    from voidpad.training.chats import REASONS, field_map
-    from voidpad.training.corpus import CorpusRequest
-    from voidpad.training.corpus import prepare as build
-    from voidpad.training.prepared import write
+    def __call__(self, run: Run, entries: list[Entry]) -> None:
+        if self.first is None:
+            typer.echo(_banner(run))
+            self.first = (run.update, time.monotonic())
+            if sys.stderr.isatty():
+                self._show_bar(run)
+            return
+        for entry in entries:
+            if self.bar is None:
+                typer.echo(self._line(run, entry))
+            elif "eval_loss" in entry:
+                self.texts["eval_loss"] = f"  held-out {entry['eval_loss']:.3f}"
+            else:
+                self.texts["loss"] = f"loss {entry['loss']:.3f}"
+        if self.bar is not None:
+            done = run.update if run.total else run.seconds
+            self.bar.update(self.task, completed=done, step=_step(run), text="".join(self.texts.values()))
 
-    refuse_own_source(output, *source)
-    if output.suffix != ".safetensors":
-        raise ConfigError(
-            f"{output}: a prepared file ends in .safetensors; name it {output.name}.safetensors."
+    def _show_bar(self, run: Run) -> None:
+        shown = TextColumn("step {task.fields[step]}"), BarColumn(20), TextColumn("{task.percentage:.0f} %")
+        times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+        self.bar = Progress(*shown, *times, TextColumn("{task.fields[text]}"), console=Console(stderr=True))
+        self.task = self.bar.add_task("", total=run.total or run.recipe.run.seconds, step=_step(run), text="")
+        self.bar.start()
+
+    def _line(self, run: Run, entry: Entry) -> str:
+        kinds = {"loss": "loss", "loss_response": "response", "loss_eos": "eos", "loss_padding": "padding"}
+        prefix, what = ("eval_", "held-out ") if "eval_loss" in entry else ("", "")
+        found = {label: entry[prefix + name] for name, label in kinds.items() if prefix + name in entry}
+        line = f"step {_step(run)}  {what}" + "  ".join(
+            f"{label} {loss:.4f}" for label, loss in found.items()
         )
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers are the parallelism
-    request = CorpusRequest(
-        max_length,
-        drop_longer,
-        sample or None,
-        seed,
-        raw,
-        skip_bad,
-        processes,
-        turns.value,
-        field_map(fields),
+        if what:
+            return line
+        line += f"  lr {entry['learning_rate']:.3g}  norm {entry['grad_norm']:.3g}"
+        if "tokens_per_second" in entry:
+            line += f"  {entry['tokens_per_second']:,} tokens/s"
+        return f"{line}  {entry['seconds']:.1f} s, {_duration(self._left(run))} left"
+
+    def _left(self, run: Run) -> float:
+        """Seconds to the end, at the pace so far."""
+        if not run.total:
+            return max(0.0, (run.recipe.run.seconds or 0.0) - run.seconds)
+        assert self.first is not None
+        update, began = self.first
+        return (time.monotonic() - began) / (run.update - update) * (run.total - run.update)
+
+
+def _step(run: Run) -> str:
+    return f"{run.update}/{run.total}" if run.total else str(run.update)
+
+
+def _banner(run: Run) -> str:
+    """What a run is going to do, in a few lines."""
+    import torch
+
+    net, limit, planned = run.model.net, run.passes.limit, run.passes.planned(0)
+    trainable = sum(p.numel() for p in run.parameters)
+    device = run.device.type if run.device.type == "cpu" else torch.cuda.get_device_name(run.device)
+    if run.processes > 1:
+        device = f"{run.processes} x {device}"
+    kinds = {str(p.dtype).removeprefix("torch.") for p in net.parameters() if p.is_floating_point()}
+    kinds |= {run.recipe.model.quantize} if run.recipe.model.quantize else set()
+    precision = f"{' and '.join(sorted(kinds))} weights" + (", computed in bfloat16" if run.half else "")
+    held_out = f", {run.held_out.rows.count:,} held out" if run.held_out else ""
+    length = "until its time is spent"
+    if run.total:
+        length = f"{run.total:,} steps ({run.total / run.per_epoch:.2f} epochs)"
+    rows = "end to end" if limit.packed else "padded to the longest"
+    work = [f"{len(planned)} a step, at most {limit.tokens:,} tokens each, rows {rows}"]
+    work += ["layers checkpointed" if run.checkpointed else "no checkpointing"]
+    work += ["compiled" if run.compiled else "not compiled"]
+    return "\n".join(
+        [
+            f"device      {device}, {precision}",
+            f"parameters  {run.model.parameters:,}, of which {trainable:,} train "
+            f"({trainable / run.model.parameters:.2%})",
+            f"data        {run.passes.rows.count:,} examples{held_out}, {run.per_epoch:,} steps per epoch",
+            f"length      {length}",
+            f"passes      {'; '.join(work)}",
+        ]
     )
-    prepared, counts = build(source, model, request)
-    write(output, prepared.pairs, prepared.roles, notes=prepared.notes)
-    table = Table("", "count", title=str(output))
-    table.add_row("conversations read", f"{counts.conversations:,}")
-    dropped = (counts.dropped_conversations, counts.dropped_examples)
-    lines = [[(f"  dropped: {REASONS[name]}", n) for name, n in part.items() if n] for part in dropped]
-    for label, count in (*lines[0], ("examples made of the others", counts.examples), *lines[1]):
-        table.add_row(label, f"{count:,}")
-    table.add_row("examples kept, whole", f"{counts.kept_whole:,}")
-    table.add_row(f"examples kept, response cut at {max_length} tokens", f"{counts.kept_cut:,}")
-    out.print(table)
 
 
-@data.command()
-def stats(
-    file: Annotated[Path, typer.Argument(help="A prepared file.")],
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw the lengths and F(m) to this picture.", callback=picture_to_write),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-) -> None:
-    """Lengths of a prepared file, and F(m): the share of responses of at most m tokens."""
-    from voidpad.training.corpus import stats as measure
-    from voidpad.training.prepared import read
-
-    prepared = read(file)
-    lengths = measure(prepared)
-    if plot is not None:
-        _draw(plot, prepared.pairs.prompt.tolist(), prepared.pairs.response.tolist())
-    if as_json:
-        typer.echo(json.dumps(asdict(lengths)))
-        return
-    _show(file, lengths)
-
-
-def _show(file: Path, lengths: Stats) -> None:
-    out.print(
-        f"{file}: {lengths.examples:,} examples, {lengths.tokens:,} tokens, {lengths.truncated:,} responses cut"
-    )
-    table = Table("tokens", *lengths.prompt)
-    for name in ("prompt", "response"):
-        table.add_row(name, *(f"{value:.1f}" for value in getattr(lengths, name).values()))
-    out.print(table)
-    table = Table("m", *(str(m) for m in lengths.cdf))
-    table.add_row("F(m)", *(f"{value:.3f}" for value in lengths.cdf.values()))
-    out.print(table)
-
-
-def _draw(path: Path, prompt: list[int], response: list[int]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.hist([prompt, response], bins=60, label=["prompt", "response"])
-    left.set(xlabel="tokens", ylabel="examples")
-    left.legend()
-    ordered = sorted(response)
-    right.step(ordered, [(k + 1) / len(ordered) for k in range(len(ordered))], where="post")
-    right.set(xlabel="m", ylabel="F(m)", ylim=(0, 1))
-    with beside(path) as draft:
-        figure.savefig(draft)
+def _duration(seconds: float) -> str:
+    """Seconds for a reader: the two largest units."""
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60} min"
 
 
 def main() -> None:

@@ -1,33 +1,40 @@
 """The decoder: small rules, one loop. `loop.py` is the place to start reading."""
 
 from voidpad.decode.canvas import Canvas
-from voidpad.decode.commit import BlockProgress
-from voidpad.decode.fields import DecodingRule, PlanField, setting
+from voidpad.decode.commit import BlockProgress, CommitRule, Proposed
 from voidpad.decode.length import LengthRule
 from voidpad.decode.loop import Denoiser, Step, advance, begin, decode, wanted
 from voidpad.decode.outcome import Outcome
-from voidpad.decode.plan import PRESETS, FamilyDefaults, Plan, describe, plan, schema
+from voidpad.decode.plan import Plan
+from voidpad.decode.presets import PRESETS, FamilyDefaults, PlanField, describe, plan, schema
+from voidpad.decode.propose import ProposeRule, SlotProposal
 from voidpad.decode.rows import Rows
+from voidpad.decode.rules import Rule
+from voidpad.decode.stop import StopRule
 
 __all__ = [
     "PRESETS",
     "BlockProgress",
     "Canvas",
-    "DecodingRule",
+    "CommitRule",
     "Denoiser",
     "FamilyDefaults",
     "LengthRule",
     "Outcome",
     "Plan",
     "PlanField",
+    "ProposeRule",
+    "Proposed",
     "Rows",
+    "Rule",
+    "SlotProposal",
     "Step",
+    "StopRule",
     "advance",
     "begin",
     "decode",
     "describe",
     "plan",
     "schema",
-    "setting",
     "wanted",
 ]

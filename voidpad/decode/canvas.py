@@ -1,38 +1,49 @@
-"""The canvas: prompts followed by answer slots, many rows at once, each with its own length."""
+"""The canvas: prompts followed by answer slots, many rows at once, each with its own length.
+
+Fixed text may also stand between the slots and after them: then the slots are the gaps of a template.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from voidpad.roles import Roles
 
-_EMPTY = torch.tensor([-1.0, 0.0], dtype=torch.float64)  # a pair of `Canvas.memory` that holds nothing
+EditKind = Literal["insert", "append", "cut"]
+
+
+@dataclass(frozen=True)
+class CanvasEdit:
+    """A change of the length of some rows: `count[b]` slots, from absolute position `at[b]` on, appear or go."""
+
+    kind: EditKind
+    at: Tensor  # (B,)
+    count: Tensor  # (B,) 0 in the rows that the edit leaves alone
+    token: int | None = None  # what the new slots hold
 
 
 @dataclass(frozen=True)
 class Canvas:
-    """Many rows at once. Row b is ids[b, :stop[b]], its prompt and then its slots; the rest is padding."""
+    """Many rows at once. Row b is ids[b, :stop[b]], its prompt and then its canvas; the rest is padding."""
 
     ids: Tensor  # (B, L) int64
-    prompt: Tensor  # (B,) int64, prompt lengths
-    stop: Tensor  # (B,) int64, prompt length + canvas length
+    prompt: Tensor  # (B,) int64, where the canvas starts
+    stop: Tensor  # (B,) int64, where it ends
     key: Tensor  # (B,) int64, draw keys: randomness is a hash of seed and key
     roles: Roles
     handle: Tensor = None  # type: ignore[assignment]  # (B,) int64, row identities for caches; `key` unless given
-    # (B, L, K, 2) float64: what a rule remembers of a masked slot, K pairs (token, number); token -1 is an empty pair.
-    # Every edit of the canvas moves the memory along with its slots.
-    memory: Tensor = None  # type: ignore[assignment]
+    gaps: Tensor | None = None  # (B, L) bool, the slots among the canvas; None: all of it
+    edits: tuple[CanvasEdit, ...] = ()  # changes of length since the tokens of this pass were written
 
     def __post_init__(self) -> None:
         if self.handle is None:
             object.__setattr__(self, "handle", self.key)
-        if self.memory is None:
-            object.__setattr__(self, "memory", torch.zeros(*self.ids.shape, 0, 2, dtype=torch.float64))
 
     @classmethod
     def blank(
@@ -53,7 +64,20 @@ class Canvas:
         key = torch.tensor(keys, dtype=torch.long)
         handle = key if handles is None else torch.tensor(handles, dtype=torch.long)
         bare = cls(ids, prompt, prompt, key, roles, handle)
-        return bare.resize(prompt + length)
+        return replace(bare.resize(prompt + length), edits=())
+
+    @classmethod
+    def with_gaps(
+        cls,
+        templates: Sequence[Sequence[int]],
+        roles: Roles,
+        keys: Sequence[int],
+        handles: Sequence[int] | None = None,
+    ) -> Canvas:
+        """Templates whose masks are the slots; a row's canvas reaches from its first mask to its end."""
+        whole = cls.blank(templates, 0, roles, keys, handles)
+        gaps = whole.inside_of(whole.stop) & (whole.ids == roles.mask)
+        return replace(whole, prompt=first(gaps, otherwise=whole.stop), gaps=gaps)
 
     def __len__(self) -> int:
         return len(self.key)
@@ -61,17 +85,22 @@ class Canvas:
     @cached_property
     def offset(self) -> Tensor:
         """The column numbers."""
-        return torch.arange(self.ids.shape[1])[None]  # (1, L)
+        return torch.arange(self.ids.shape[1], device=self.ids.device)[None]  # (1, L)
 
     @cached_property
     def inside(self) -> Tensor:
         """True at prompts and slots, False at padding."""
-        return self.offset < self.stop[:, None]  # (B, L)
+        return self.inside_of(self.stop)  # (B, L)
+
+    def inside_of(self, stop: Tensor) -> Tensor:
+        """True at the positions (B, L) before `stop` (B,)."""
+        return self.offset < stop[:, None]
 
     @cached_property
     def slots(self) -> Tensor:
         """True at the slots of the answer, masked or written."""
-        return self.inside & (self.offset >= self.prompt[:, None])  # (B, L)
+        canvas = self.inside & (self.offset >= self.prompt[:, None])  # (B, L)
+        return canvas if self.gaps is None else canvas & self.gaps
 
     @cached_property
     def masked(self) -> Tensor:
@@ -81,7 +110,7 @@ class Canvas:
     @cached_property
     def length(self) -> Tensor:
         """How many slots each row has."""
-        return self.stop - self.prompt  # (B,)
+        return self.stop - self.prompt if self.gaps is None else self.slots.sum(1)  # (B,)
 
     @cached_property
     def first_eos(self) -> Tensor:
@@ -90,34 +119,27 @@ class Canvas:
 
     def first_of(self, tokens: Sequence[int]) -> Tensor:
         """Absolute position of the leftmost of these tokens on each row's canvas; `stop` where there is none."""
-        return first(self.slots & torch.isin(self.ids, torch.tensor(tokens)), otherwise=self.stop)
+        found = torch.zeros_like(self.slots)
+        for token in tokens:
+            found = found | (self.ids == token)
+        return first(self.slots & found, otherwise=self.stop)
 
     def fill(self, chosen: Tensor, tokens: Tensor) -> Canvas:
-        """The canvas with tokens[b, j] written wherever chosen[b, j] is True; the memory of these slots is dropped."""
-        return replace(self.forget(chosen), ids=torch.where(chosen, tokens, self.ids))
-
-    def forget(self, slots: Tensor) -> Canvas:
-        """The canvas without the memory of these slots (B, L), or of these rows (B, 1)."""
-        if not self.memory.shape[2]:
-            return self
-        return replace(self, memory=torch.where(slots[:, :, None, None], _EMPTY, self.memory))
-
-    def remember(self, slots: Tensor, pairs: Tensor) -> Canvas:
-        """The canvas with the memory of these slots (B, L), N of them, replaced by pairs (N, K, 2)."""
-        width = max(pairs.shape[1], self.memory.shape[2])
-        memory = _roomier(self.memory, width)
-        memory[slots] = _roomier(pairs, width)
-        return replace(self, memory=memory)
+        """The canvas with tokens[b, j] written wherever chosen[b, j] is True."""
+        return replace(self, ids=torch.where(chosen, tokens, self.ids), edits=())
 
     def resize(self, stop: Tensor, token: int | None = None) -> Canvas:
         """The canvas with rows ending at `stop` (B,): longer tails are cut, new slots hold `token` (default MASK)."""
+        assert self.gaps is None, "the text behind a gap does not move"
+        token = self.roles.mask if token is None else token
         width = int(stop.max()) if len(stop) else 0
         ids = _widened(self.ids, width, self.roles.eos)
         where = torch.arange(width)[None]
         fresh = (where >= self.stop[:, None]) & (where < stop[:, None])
-        ids = torch.where(fresh, self.roles.mask if token is None else token, ids)
-        sized = replace(self, ids=ids, stop=stop, memory=_widened(self.memory, width, -1))
-        return sized.forget(where >= torch.minimum(stop, self.stop)[:, None])
+        ids = torch.where(fresh, token, ids)
+        cut = CanvasEdit("cut", torch.minimum(stop, self.stop), (self.stop - stop).clamp(min=0))
+        added = CanvasEdit("append", self.stop, (stop - self.stop).clamp(min=0), token)
+        return replace(self, ids=ids, stop=stop, edits=(*self.edits, cut, added))
 
     def insert(self, at: Tensor, count: Tensor) -> Canvas:
         """The canvas with count[b] masks inserted before position at[b]; the slots from there on move right."""
@@ -126,22 +148,17 @@ class Canvas:
         before, after = where < at[:, None], where >= (at + count)[:, None]
         source = torch.where(before, where, where - count[:, None]).clamp(0, self.ids.shape[1] - 1)
         ids = torch.where(before | after, self.ids.gather(1, source), self.roles.mask)
-        row = torch.arange(len(self))[:, None]
-        moved = replace(
-            self,
-            ids=torch.where(where < stop[:, None], ids, self.roles.eos),
-            stop=stop,
-            memory=self.memory[row, source],
-        )
-        return moved.forget(~(before | after) | (where >= stop[:, None]))
+        ids = torch.where(where < stop[:, None], ids, self.roles.eos)
+        edit = CanvasEdit("insert", at, count, self.roles.mask)
+        return replace(self, ids=ids, stop=stop, edits=(*self.edits, edit))
 
     def select(self, rows: Tensor) -> Canvas:
         """Only these rows (bool mask or indices), with the padding that they do not need cut off."""
         stop = self.stop[rows]
         width = int(stop.max()) if len(stop) else 0
         identity = (self.key[rows], self.roles, self.handle[rows])
-        memory = self.memory[rows][:, :width]
-        return Canvas(self.ids[rows][:, :width], self.prompt[rows], stop, *identity, memory)
+        gaps = None if self.gaps is None else self.gaps[rows][:, :width]
+        return Canvas(self.ids[rows][:, :width], self.prompt[rows], stop, *identity, gaps)
 
     def answer(self, row: int) -> list[int]:
         """All token ids of one row after its prompt, masks and what follows EOS included."""
@@ -154,18 +171,14 @@ def join(canvases: Sequence[Canvas]) -> Canvas:
         return canvases[0]
     width = max(c.ids.shape[1] for c in canvases)
     ids = [_widened(c.ids, width, c.roles.eos) for c in canvases]
-    pairs = max(c.memory.shape[2] for c in canvases)
-    memory = [_roomier(_widened(c.memory, width, -1), pairs) for c in canvases]
     prompt, stop, key, handle = (
         torch.cat([getattr(c, name) for c in canvases]) for name in ("prompt", "stop", "key", "handle")
     )
-    return Canvas(torch.cat(ids), prompt, stop, key, canvases[0].roles, handle, torch.cat(memory))
-
-
-def _roomier(memory: Tensor, pairs: int) -> Tensor:
-    """The memory (..., K, 2) with room for this many pairs, the new ones empty."""
-    room = _EMPTY.expand(*memory.shape[:-2], max(0, pairs - memory.shape[-2]), 2)
-    return torch.cat([memory, room], -2)
+    gaps = None
+    if any(c.gaps is not None for c in canvases):
+        known = [torch.ones_like(c.ids, dtype=torch.bool) if c.gaps is None else c.gaps for c in canvases]
+        gaps = torch.cat([_widened(part, width, False) for part in known])
+    return Canvas(torch.cat(ids), prompt, stop, key, canvases[0].roles, handle, gaps)
 
 
 def _widened(part: Tensor, width: int, value: int) -> Tensor:
@@ -185,6 +198,6 @@ def first(marked: Tensor, *, otherwise: Tensor) -> Tensor:
 
 def send(part: Tensor, device: torch.device) -> Tensor:
     """A copy of a host tensor on the device; the host does not wait for the transfer."""
-    if device.type != "cuda":
+    if device.type != "cuda" or part.is_cuda:
         return part.to(device)
     return part.contiguous().pin_memory().to(device, non_blocking=True)

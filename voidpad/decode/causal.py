@@ -6,13 +6,13 @@ block with the first slots of the answer, and a canvas need not be a whole numbe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from voidpad.decode.canvas import Canvas
-from voidpad.errors import ConfigError
+from voidpad.decode.rules import MOST_SLOTS, Rule
+from voidpad.errors import PlanError
 
 
 def horizon(position: Tensor, block: int) -> Tensor:
@@ -20,31 +20,31 @@ def horizon(position: Tensor, block: int) -> Tensor:
     return (torch.div(position, block, rounding_mode="floor") + 1) * block
 
 
-@dataclass(frozen=True)
-class CausalBlocks:
+class CausalBlocks(Rule):
     """How a plan follows a block-causal network."""
 
-    size: int  # positions in a block of the network's attention
-    lead: bool = False  # a block's first slot is written before its other slots, alone and greedily
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigError(f"causal_block={self.size} must be at least 1.")
+    size: int = Field(ge=1, le=MOST_SLOTS, description="positions in a block of the network's attention")
+    lead: bool = Field(
+        default=False,
+        description="a block's first slot is written before its other slots, alone and greedily",
+    )
 
     def check(self, block: int, ahead: str | None) -> None:
         """Refuse a plan's block that does not fit, and the rule `ahead` that reads or edits slots of later blocks."""
         if self.size % block:
-            raise ConfigError(
+            raise PlanError(
                 f"block={block} does not divide the blocks of {self.size} in which the model's attention runs; "
-                f"use {self.size} or a divisor."
+                f"use {self.size} or a divisor.",
+                field="block",
             )
         if ahead is not None:
-            raise ConfigError(
+            raise PlanError(
                 f"{ahead} has no meaning for block-causal attention, where no slot sees later blocks; "
-                "use a canvas of one length without trim."
+                "use a canvas of one length without trim.",
+                field=ahead.partition("=")[0],
             )
 
-    def whole(self, prompt: Tensor, slots: Tensor) -> Tensor:
+    def whole_blocks(self, prompt: Tensor, slots: Tensor) -> Tensor:
         """How many slots (B,) a row needs to hold at least `slots` and to end with a whole block."""
         return horizon(prompt + slots - 1, self.size) - prompt
 

@@ -1,52 +1,84 @@
 """Commit rules: which slots of the frontier are written in this pass.
 
-The frontier is the set of masked slots of a row's active block. A commit rule is called with the score of every
-slot (B, L), the frontier (B, L) and each row's progress through its block, and returns the slots to write
-(B, L), all of them on the frontier.
+The frontier is the set of masked slots of a row's open block. A commit rule is called with what was proposed for every
+slot and with each row's progress through its block. It returns the slots to write, all of them on the frontier.
+All tensors have one row for each answer and one column for each slot of its block, in the order of the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from voidpad.decode.fields import DecodingRule, setting
+from voidpad.decode.rules import MOST_PASSES, Rule, is_on
+
+UNSURE = 1000.0  # taken off the scores of slots that come after all others; more than any entropy
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """What the proposal rule says about every slot (B, W) of the open blocks."""
+
+    tokens: Tensor  # int64; -1 where nothing is proposed
+    score: Tensor  # float64; minus infinity outside the frontier
+    entropy: (
+        Tensor | None
+    )  # float64 in nats, infinite outside the frontier; None unless the commit rule reads it
+    frontier: Tensor  # bool, the slots that may be written
 
 
 @dataclass(frozen=True)
 class BlockProgress:
-    """How far each row is through its active block."""
+    """How far each row is through its open block."""
 
     left: Tensor  # (B,) masked slots of the frontier
     entry: Tensor  # (B,) masked slots of the block when decoding entered it
-    spent: Tensor  # (B,) decoding passes used in this block
-    steps: int  # passes a block may take
-    start: Tensor  # (B,) the column at which the block starts
+    passes: Tensor  # (B,) decoding passes used in this block
+    steps: int | Tensor  # passes a block may take
     block: int  # slots of a whole block
+    start: Tensor  # (B,) the column at which the block starts
 
 
-Commit = Callable[..., Tensor]  # (score, frontier, progress), and the entropy where the rule reads it
-"""A commit rule may also declare, as attributes:
+class CommitRule(Rule):
+    """Base of commit rules. A subclass says which slots are written and, where they differ, these facts."""
 
-steps: passes it wants to spend on a block (the block size without it);
-approximation: the name under which results list it, because it writes several tokens a pass; None if it does not.
-    A rule that declares nothing is listed under its own name;
-compares_probability: True if scores must be probabilities, as a threshold needs;
-reads_entropy: True if the rule is called with a fourth tensor (B, L): the entropy in nats of each slot's scored
-    distribution, infinite where the token to be written is not the most probable one.
+    # The name under which results list the rule, because it writes several tokens a pass and so may lose quality.
+    # "" lists it under the name of its class; None says that it is no approximation.
+    approximation: ClassVar[str | None] = ""
+    compares_probability: ClassVar[bool] = False  # scores must be probabilities, as a threshold needs
+    reads_entropy: ClassVar[bool] = False  # `Proposed.entropy` is needed
 
-A rule of voidpad that a preset offers names in `switch` the field whose value, if it is not 0, selects the rule.
-"""
-Schedule = Callable[[BlockProgress], Tensor]  # -> (B,) how many slots to write in this pass
+    def __call__(self, proposed: Proposed, progress: BlockProgress) -> Tensor:
+        """The slots (B, W) bool to write in this pass."""
+        raise NotImplementedError
+
+    def passes(self, block: int) -> int:
+        """Passes that the rule wants to spend on a block of so many slots."""
+        return block
 
 
+class StepsRule(CommitRule):
+    """Base of rules that spread a block over a number of passes."""
+
+    approximation = None
+
+    steps: int | None = Field(
+        default=None, ge=1, le=MOST_PASSES, description="passes a block may take (default: one for each slot)"
+    )
+
+    def passes(self, block: int) -> int:
+        return block if self.steps is None else self.steps
+
+
+# ---------------------------------------------------------------------------------- rules with a schedule
 def even(progress: BlockProgress) -> Tensor:
     """LLaDA's schedule: the block's slots spread evenly over its steps, larger shares first."""
-    share = progress.entry // progress.steps + (progress.spent < progress.entry % progress.steps)
-    return torch.where(progress.spent < progress.steps, share, progress.left)
+    share = progress.entry // progress.steps + (progress.passes < progress.entry % progress.steps)
+    return torch.where(progress.passes < progress.steps, share, progress.left)
 
 
 def dream(progress: BlockProgress, eps: float = 1e-3) -> Tensor:
@@ -54,167 +86,160 @@ def dream(progress: BlockProgress, eps: float = 1e-3) -> Tensor:
 
     With as many steps as slots, the first pass writes nothing and the last one writes two.
     """
-    now = 1 - (1 - eps) * progress.spent.double() / progress.steps
-    then = 1 - (1 - eps) * (progress.spent.double() + 1) / progress.steps
+    now = 1 - (1 - eps) * progress.passes.double() / progress.steps
+    then = 1 - (1 - eps) * (progress.passes.double() + 1) / progress.steps
     share = (progress.left * (1 - then / now)).floor().long()
-    return torch.where(progress.spent < progress.steps - 1, share, progress.left)
+    return torch.where(progress.passes < progress.steps - 1, share, progress.left)
 
 
-def whole(progress: BlockProgress) -> Tensor:
+def whole_block(progress: BlockProgress) -> Tensor:
     """SDAR's schedule: a whole block spread evenly over its steps, although prompt tokens may stand in the block."""
-    share = progress.block // progress.steps + (progress.spent < progress.block % progress.steps).long()
-    return torch.where(progress.spent < progress.steps, share, progress.left)
+    extra = progress.passes < progress.block % progress.steps
+    share = progress.block // progress.steps + extra.long()
+    return torch.where(progress.passes < progress.steps, share, progress.left)
 
 
-UNSURE = 1000.0  # taken off the scores of slots that come after all others; more than any entropy
-SCHEDULES: dict[str, Schedule] = {"even": even, "dream": dream}
+SCHEDULES = {"even": even, "dream": dream}
 
 
-@dataclass(frozen=True)
-class TopK(DecodingRule):
+class TopK(StepsRule):
     """Write the slots with the highest scores, as many as the schedule says."""
 
-    steps: int | None = None  # passes per block; None is the block size, one token a pass
-    schedule: Schedule = setting(
-        even, choices=SCHEDULES, help="even or dream: how a block's slots spread over its passes"
+    kind: Literal["top-k"] = "top-k"
+    schedule: Literal["even", "dream"] = Field(
+        default="even", description="even or dream: how a block's slots spread over its passes"
     )
-    position_decay: float = setting(
-        0.0,
-        at_least=0,
-        help="early slots first: the score of a block's slot j is multiplied by exp(-decay j)",
-    )
-
-    approximation = None
-
-    @property
-    def compares_probability(self) -> bool:
-        """A factor on the score means something only where scores cannot be negative."""
-        return self.position_decay > 0
-
-    def __call__(self, score: Tensor, frontier: Tensor, progress: BlockProgress) -> Tensor:
-        if self.position_decay:
-            place = torch.arange(score.shape[1])[None] - progress.start[:, None]
-            score = torch.where(score > 0, score * torch.exp(-self.position_decay * place.double()), score)
-        return _highest(score, frontier, self.schedule(progress))
-
-
-@dataclass(frozen=True)
-class Threshold(DecodingRule):
-    """Write every slot whose score reaches the threshold; where none does, the slot with the highest score."""
-
-    threshold: float = setting(
-        0.9, at_least=0, at_most=1, help="write every slot at least this sure, instead of a schedule"
+    position_decay: float = Field(
+        default=0.0,
+        ge=0,
+        le=100,
+        description="early slots first: the score of a block's slot j is multiplied by exp(-decay j)",
     )
 
-    switch = approximation = "threshold"
-    compares_probability = True
-
-    def __call__(self, score: Tensor, frontier: Tensor, progress: BlockProgress) -> Tensor:
-        return _or_best(score, frontier, score >= self.threshold)
-
-
-@dataclass(frozen=True)
-class HighConfidence(DecodingRule):
-    """The commit rule of DAEDAL and rho-EOS: every slot whose score is above `high`, else the best slot.
-
-    It writes several tokens a pass as these methods define it, so results do not list it as an approximation.
-    """
-
-    high: float = setting(0.9, at_least=0, at_most=1, help="a slot surer than this is written")
-
-    approximation = None
-    compares_probability = True
-
-    def __call__(self, score: Tensor, frontier: Tensor, progress: BlockProgress) -> Tensor:
-        return _or_best(score, frontier, score > self.high)
+    def __call__(self, proposed: Proposed, progress: BlockProgress) -> Tensor:
+        score = proposed.score
+        if is_on(self.position_decay):
+            place = torch.arange(score.shape[1], device=score.device)[None] - progress.start[:, None]
+            factor = torch.exp(-self.position_decay * place.double())
+            score = torch.where(score > 0, score * factor, score)
+        return highest(score, proposed.frontier, SCHEDULES[self.schedule](progress))
 
 
-@dataclass(frozen=True)
-class Static(DecodingRule):
+class Static(StepsRule):
     """SDAR's static rule: in every pass the surest slots, as many as the schedule of a whole block says."""
 
-    steps: int | None = None  # passes per block; None is the block size, one token a pass
+    kind: Literal["static"] = "static"
 
-    approximation = None
-    compares_probability = False
-
-    def __call__(self, score: Tensor, frontier: Tensor, progress: BlockProgress) -> Tensor:
-        return _highest(score, frontier, whole(progress))
+    def __call__(self, proposed: Proposed, progress: BlockProgress) -> Tensor:
+        return highest(proposed.score, proposed.frontier, whole_block(progress))
 
 
-@dataclass(frozen=True)
-class Dynamic(Static):
+class Dynamic(StepsRule):
     """SDAR's dynamic rule: every slot above the threshold, or the surest slots where the schedule asks for more.
 
     It writes several tokens a pass as the method defines it, so results do not list it as an approximation.
     """
 
-    threshold: float = setting(0.95, at_least=0, at_most=1, help="a slot surer than this is written")
+    kind: Literal["dynamic"] = "dynamic"
+    threshold: float = Field(default=0.95, ge=0, le=1, description="a slot surer than this is written")
 
     compares_probability = True
 
-    def __call__(self, score: Tensor, frontier: Tensor, progress: BlockProgress) -> Tensor:
-        sure, quota = frontier & (score > self.threshold), whole(progress)
+    def __call__(self, proposed: Proposed, progress: BlockProgress) -> Tensor:
+        sure = proposed.frontier & (proposed.score > self.threshold)
+        quota = whole_block(progress)
         enough = sure.sum(1) >= quota
-        return torch.where(enough[:, None], sure, _highest(score, frontier, quota))
+        return torch.where(enough[:, None], sure, highest(proposed.score, proposed.frontier, quota))
 
 
-@dataclass(frozen=True)
-class Sequential(Static):
+class Sequential(StepsRule):
     """SDAR's sequential rule: the leftmost slots, as many as the schedule of a whole block says."""
 
-    def __call__(self, score: Tensor, frontier: Tensor, progress: BlockProgress) -> Tensor:
-        return frontier & (frontier.cumsum(1) <= whole(progress)[:, None])
+    kind: Literal["sequential"] = "sequential"
+
+    def __call__(self, proposed: Proposed, progress: BlockProgress) -> Tensor:
+        return proposed.frontier & (proposed.frontier.cumsum(1) <= whole_block(progress)[:, None])
 
 
-@dataclass(frozen=True)
-class Factor(DecodingRule):
-    """Write the n surest slots, n as large as possible with the n-th score at least 1 - factor / (n + 1)."""
+# -------------------------------------------------------------------- rules that look at the proposals alone
+class Threshold(CommitRule):
+    """Write every slot whose score reaches the threshold; where none does, the slot with the highest score."""
 
-    factor: float = setting(
-        1.0,
-        at_least=0,
-        help="Fast-dLLM's factor rule, instead of a schedule: the larger, the more slots are written in a pass",
-    )
-    factor_last: bool = setting(
-        False,
-        authors=True,
-        help="with factor: write the last candidate too if it alone misses its bar, as Fast-dLLM's code does",
+    kind: Literal["threshold"] = "threshold"
+    threshold: float = Field(
+        default=0.9, ge=0, le=1, description="write every slot at least this sure, instead of a schedule"
     )
 
-    switch = approximation = "factor"
+    approximation = "threshold"
     compares_probability = True
 
-    def __call__(self, score: Tensor, frontier: Tensor, progress: BlockProgress) -> Tensor:
-        ordered = score.masked_fill(~frontier, -torch.inf).sort(dim=1, descending=True).values
-        n = torch.arange(1, score.shape[1] + 1)[None]
-        count = torch.where(ordered >= 1 - self.factor / (n.double() + 1), n, 1).max(1).values
-        if self.factor_last:
-            count = torch.where(count == frontier.sum(1) - 1, count + 1, count)
-        return _highest(score, frontier, count)
+    def __call__(self, proposed: Proposed, progress: BlockProgress) -> Tensor:
+        return sure_or_best(proposed, proposed.score >= self.threshold)
 
 
-ENTROPY_ORDERS = ("score", "entropy")
+class HighConfidence(CommitRule):
+    """The commit rule of DAEDAL and rho-EOS: every slot whose score is above `high`, else the best slot.
+
+    It writes several tokens a pass as these methods define it, so results do not list it as an approximation.
+    """
+
+    kind: Literal["high-confidence"] = "high-confidence"
+    high: float = Field(default=0.9, ge=0, le=1, description="a slot surer than this is written")
+
+    approximation = None
+    compares_probability = True
+
+    def __call__(self, proposed: Proposed, progress: BlockProgress) -> Tensor:
+        return sure_or_best(proposed, proposed.score > self.high)
 
 
-@dataclass(frozen=True)
-class EntropyBound(DecodingRule):
+class Factor(CommitRule):
+    """Write the n surest slots, n as large as possible with the n-th score at least 1 - factor / (n + 1)."""
+
+    kind: Literal["factor"] = "factor"
+    factor: float = Field(
+        default=1.0,
+        ge=0,
+        le=1e6,
+        description="Fast-dLLM's factor rule, instead of a schedule: the larger, the more slots are written in a pass",
+    )
+
+    approximation = "factor"
+    compares_probability = True
+
+    def __call__(self, proposed: Proposed, progress: BlockProgress) -> Tensor:
+        return highest(proposed.score, proposed.frontier, self.count(proposed))
+
+    def count(self, proposed: Proposed) -> Tensor:
+        """How many slots (B,) are written."""
+        score = proposed.score.masked_fill(~proposed.frontier, -torch.inf)
+        ordered = score.sort(dim=1, descending=True).values
+        n = torch.arange(1, score.shape[1] + 1, device=score.device)[None]
+        return torch.where(ordered >= 1 - self.factor / (n.double() + 1), n, 1).amax(1)
+
+
+class EntropyBound(CommitRule):
     """EB-Sampler: write the best slots, as many as possible while their dependence is bounded.
 
     The entropies of the slots written in one pass, all but the largest, add up to at most `entropy_bound` nats. That
     sum bounds the information that is ignored when the slots are written independently. Spec rivals 1.1.
     """
 
-    entropy_bound: float = setting(0.1, at_least=0, help="EB-Sampler's bound in nats, instead of a schedule")
-    entropy_order: str = setting(
-        "score", choices=ENTROPY_ORDERS, help="score or entropy: which slots entropy_bound takes first"
+    kind: Literal["entropy-bound"] = "entropy-bound"
+    entropy_bound: float = Field(
+        default=0.1, ge=0, le=1e6, description="EB-Sampler's bound in nats, instead of a schedule"
+    )
+    entropy_order: Literal["score", "entropy"] = Field(
+        default="score", description="score or entropy: which slots entropy_bound takes first"
     )
 
-    switch = approximation = "entropy_bound"
+    approximation = "entropy_bound"
     compares_probability = True
     reads_entropy = True
 
-    def __call__(self, score: Tensor, frontier: Tensor, progress: BlockProgress, entropy: Tensor) -> Tensor:
+    def __call__(self, proposed: Proposed, progress: BlockProgress) -> Tensor:
+        score, frontier, entropy = proposed.score, proposed.frontier, proposed.entropy
+        assert entropy is not None
         if self.entropy_order == "entropy":  # slots of infinite entropy come last, by their score
             score = torch.where(entropy.isfinite(), -entropy, score - UNSURE)
         order = score.masked_fill(~frontier, -torch.inf).argsort(dim=1, descending=True, stable=True)
@@ -222,75 +247,22 @@ class EntropyBound(DecodingRule):
         largest = torch.nn.functional.pad(ordered.cummax(1).values[:, :-1], (1, 0))  # of the slots before
         bound = torch.minimum(ordered, largest).cumsum(1)  # the sum of all but the largest
         fits = ordered.isfinite() & (bound <= self.entropy_bound)
-        return _highest(score, frontier, fits.long().cumprod(1).sum(1).clamp(min=1))
+        return highest(score, frontier, fits.long().cumprod(1).sum(1).clamp(min=1))
 
 
-@dataclass(frozen=True)
-class LocalLeap(DecodingRule):
-    """Threshold decoding that also writes less sure slots close to a sure one. Spec rivals 1.5."""
-
-    threshold: float = setting(0.9, at_least=0, at_most=1, help="a slot at least this sure is an anchor")
-    leap: float = setting(
-        0.75,
-        at_least=0,
-        at_most=1,
-        help="LocalLeap: near a slot above the threshold, this sure is enough; needs threshold",
-    )
-    leap_radius: int = setting(4, at_least=1, help="how many positions away leap still holds")
-
-    switch = approximation = "leap"
-    compares_probability = True
-
-    def __call__(self, score: Tensor, frontier: Tensor, progress: BlockProgress) -> Tensor:
-        anchors = frontier & (score >= self.threshold)
-        reach = min(self.leap_radius, score.shape[1])
-        near = torch.nn.functional.max_pool1d(anchors[:, None].float(), 2 * reach + 1, 1, reach)[:, 0] > 0
-        return _or_best(score, frontier, anchors | (near & (score >= self.leap)))
-
-
-@dataclass(frozen=True)
-class Hierarchical(DecodingRule):
-    """dInfer's hierarchical decoding: sure slots, and the surest slot of each run of masks. Spec rivals 1.4.
-
-    A run is a stretch of neighbouring masks of the block; its surest slot is written if it is surer than `each_run`.
-    """
-
-    threshold: float = setting(0.9, at_least=0, at_most=1, help="a slot surer than this is always written")
-    each_run: float = setting(
-        0.4,
-        at_least=0,
-        at_most=1,
-        help="hierarchical: the surest slot of a run of masks is written above this; needs threshold",
-    )
-
-    switch = approximation = "each_run"
-    compares_probability = True
-
-    def __call__(self, score: Tensor, frontier: Tensor, progress: BlockProgress) -> Tensor:
-        begins = frontier & ~torch.nn.functional.pad(frontier[:, :-1], (1, 0))
-        run = begins.cumsum(1) * frontier  # 1, 2, ... inside the runs, 0 outside
-        best = torch.full((len(score), score.shape[1] + 1), -torch.inf, dtype=score.dtype)
-        best = best.scatter_reduce(1, run, score.masked_fill(~frontier, -torch.inf), "amax")
-        leads = frontier & (score == best.gather(1, run))
-        nth = leads.cumsum(1)
-        before = torch.where(begins, nth - leads.long(), 0).cummax(1).values  # leads left of the run
-        surest = leads & (nth - before == 1) & (score > self.each_run)
-        one = torch.ones(len(score), dtype=torch.long)
-        return surest | (frontier & (score > self.threshold)) | _highest(score, frontier, one)
-
-
-def _or_best(score: Tensor, frontier: Tensor, sure: Tensor) -> Tensor:
+def sure_or_best(proposed: Proposed, sure: Tensor) -> Tensor:
     """The sure slots of the frontier; in rows without any, the slot with the highest score."""
-    sure = frontier & sure
-    one = torch.ones(len(score), dtype=torch.long)
-    return torch.where(sure.any(1, keepdim=True), sure, _highest(score, frontier, one))
+    sure = proposed.frontier & sure
+    best = proposed.score.masked_fill(~proposed.frontier, -torch.inf).argmax(1, keepdim=True)
+    alone = proposed.frontier & torch.zeros_like(sure).scatter(
+        1, best, True
+    )  # argmax takes the first of equals
+    return torch.where(sure.any(1, keepdim=True), sure, alone)
 
 
-def _highest(score: Tensor, frontier: Tensor, count: Tensor) -> Tensor:
-    """The slots (B, L) bool with the count[b] highest scores of row b's frontier; among equals the leftmost first."""
-    if int(count.max()) == 1:  # the common case needs no sort; argmax takes the first of equals
-        best = score.masked_fill(~frontier, -torch.inf).argmax(1, keepdim=True)
-        return frontier & torch.zeros_like(frontier).scatter(1, best, True) & (count > 0)[:, None]
+def highest(score: Tensor, frontier: Tensor, count: Tensor) -> Tensor:
+    """The slots (B, W) bool with the count[b] highest scores of row b's frontier; among equals the leftmost first."""
     order = score.masked_fill(~frontier, -torch.inf).argsort(dim=1, descending=True, stable=True)
-    rank = torch.empty_like(order).scatter(1, order, torch.arange(score.shape[1]).expand_as(order))
+    place = torch.arange(score.shape[1], device=score.device).expand_as(order)
+    rank = torch.empty_like(order).scatter(1, order, place)
     return frontier & (rank < count[:, None])

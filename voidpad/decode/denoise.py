@@ -26,7 +26,6 @@ class HFDenoiser:
     head: nn.Module
     shift: int = 0  # Dream predicts token j at position j - 1
     forbid: Forbid | None = None  # attention intervention
-    narrow: bool = False  # the last layer may be computed for the requested slots only (engine/narrow.py)
     causal_block: int = 0  # size of the blocks of block-causal attention; 0 for full attention
 
     @property
@@ -69,3 +68,22 @@ def _additive(visible: Tensor, body: nn.Module) -> Tensor:
     """A boolean attention mask as numbers to add to the attention scores, which every attention kernel accepts."""
     dtype = next(body.parameters()).dtype
     return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
+
+
+# ------------------------------------------------------------------------------------- attention interventions
+# Masks that hide committed EOS tokens: the intervention of the paper's third observation, each a `forbid` from above.
+def hidden_eos(canvas: Canvas) -> Tensor:
+    """Masked slots (queries) must not see EOS (keys), once one is committed; (B, L, L)."""
+    return canvas.masked[:, :, None] & _eos_keys(canvas)[:, None, :]
+
+
+def hidden_eos_from_all(canvas: Canvas) -> Tensor:
+    """No other token may see an EOS, once one is committed. An EOS keeps itself, so every query has a key."""
+    itself = torch.eye(canvas.ids.shape[1], dtype=torch.bool)
+    return _eos_keys(canvas)[:, None, :] & ~itself
+
+
+def _eos_keys(canvas: Canvas) -> Tensor:
+    """Every EOS of the row, prompt included, in the rows whose canvas holds one (B, L)."""
+    eos = canvas.inside & (canvas.ids == canvas.roles.eos)
+    return eos & (eos & canvas.slots).any(1, keepdim=True)

@@ -5,31 +5,32 @@ In each pass a rule names the slots it wants logits for (`watch`), reduces each 
 this pass (`ready`) and edits the canvas after the commits (`revise`). A probe is an ordinary pass of a row that
 is not ready yet; a probe that leaves the canvas as it is serves as the first decoding pass too.
 
-A rule also declares `canvas` (the first length), `limit` (the longest), `bounded` (the same rule inside a smaller
-room) and `final_prefix` (how much of the answer can no longer change).
+A rule also has `canvas` (the first length), `longest`, `bounded` (the same rule inside a smaller room) and
+`final_prefix` (how much of the answer can no longer change).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, Self, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from voidpad.decode.canvas import first
-from voidpad.decode.fields import DecodingRule, setting
 from voidpad.decode.propose import Bans, index, softmax
 from voidpad.decode.rows import Rows
-from voidpad.errors import ConfigError
+from voidpad.decode.rules import MOST_SLOTS, Rule
+from voidpad.errors import PlanError
 from voidpad.roles import Roles
 
 Signal = dict[str, Tensor]  # name -> (B,)
 
 
 @dataclass(frozen=True)
-class Look:
+class LengthReading:
     """What one pass showed the length rule."""
 
     grid: Tensor  # (B, L, k) the rule's measures at the slots it watched, 0 elsewhere
@@ -38,49 +39,28 @@ class Look:
     chosen: Tensor  # (B, L) the slots that were written
 
 
-@runtime_checkable
-class Length(Protocol):
-    """What a length rule must offer; `LengthRule` has a default for everything but `canvas`.
+class LengthRule(Rule):
+    """Base of length rules: a canvas of one length, no probes, no edits. Subclasses override what they change.
 
-    While rows decode, a rule reads `rows.limit` instead of its own limit: a row may have a smaller one.
+    A rule that can grow a canvas has a field `limit` and overrides `longest`. While rows decode, it reads `rows.limit`
+    instead: a row may have a smaller one.
     """
 
-    @property
-    def canvas(self) -> int: ...
-    @property
-    def limit(self) -> int: ...
-    @property
-    def probes(self) -> bool: ...
-    @property
-    def passes(self) -> float: ...
-    @property
-    def trims(self) -> bool: ...
+    canvas: int = Field(default=512, ge=1, le=MOST_SLOTS, description="canvas length")
 
-    def in_blocks(self, block: int) -> Length: ...
-    def bounded(self, room: int) -> Length: ...
-    def warnings(self, padding: str | None) -> list[str]: ...
-    def patience(self, block: int, steps: int) -> int: ...
-    def watch(self, rows: Rows) -> Tensor: ...
-    def measure(self, logits: Tensor, roles: Roles, bans: Bans) -> Tensor: ...
-    def read(self, rows: Rows, grid: Tensor) -> Signal: ...
-    def ready(self, rows: Rows, signal: Signal) -> Tensor: ...
-    def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows: ...
-    def final_prefix(self, rows: Rows) -> Tensor: ...
-
-
-class LengthRule(DecodingRule):
-    """Base of length rules: a canvas of one length, no probes, no edits. Subclasses override what they change."""
-
-    canvas: int  # length of the canvas at the start
-    probes = False  # True if rows begin with passes that only choose the canvas length
-    passes = math.inf  # a row stops after so many decoding passes, even with masks left
-    trims = True  # False if the rule decides by the tail of the canvas while decoding: trimming cuts it away
-    looks_ahead = True  # False if the rule never reads or edits slots beyond the active block
-    settles_first = False  # True if the canvas keeps its length once a token is written
-    steps_are_total = False  # what a preset's `steps` counts: passes of one block, or of the whole canvas
+    probes: ClassVar[bool] = False  # rows begin with passes that only choose the canvas length
+    trims: ClassVar[bool] = (
+        True  # False if the rule decides by the tail of the canvas, which trimming cuts away
+    )
+    looks_ahead: ClassVar[bool] = True  # False if the rule never reads or edits slots beyond the open block
+    appends: ClassVar[bool] = False  # slots may be added behind a canvas on which tokens are written
+    settles_first: ClassVar[bool] = False  # the canvas keeps its length once a token is written
+    steps_are_total: ClassVar[bool] = (
+        False  # a preset's `steps` counts passes of the whole canvas, not of a block
+    )
 
     @property
-    def limit(self) -> int:
+    def longest(self) -> int:
         """The longest canvas this rule can reach."""
         return self.canvas
 
@@ -90,9 +70,9 @@ class LengthRule(DecodingRule):
 
     def bounded(self, room: int) -> Self:
         """The same rule with a canvas and a limit of at most `room` slots."""
-        lengths = [one.name for one in fields(self) if one.name in ("canvas", "limit")]  # type: ignore[arg-type]
+        lengths = [name for name in ("canvas", "limit") if name in type(self).model_fields]
         cut = {name: room for name in lengths if getattr(self, name) > room}
-        return replace(self, **cut) if cut else self  # type: ignore[type-var]
+        return self.replace(**cut) if cut else self
 
     def warnings(self, padding: str | None) -> list[str]:
         """Sentences about settings that run but mean little, for a model trained with this padding policy."""
@@ -101,6 +81,10 @@ class LengthRule(DecodingRule):
     def patience(self, block: int, steps: int) -> int:
         """Decoding passes without any change after which a row counts as stalled."""
         return max(block, steps) + 1
+
+    def most_passes(self) -> float:
+        """A row stops after so many decoding passes, even with masks left."""
+        return math.inf
 
     def watch(self, rows: Rows) -> Tensor:
         """The slots (B, L) whose logits the rule reads in this pass, besides those of the frontier."""
@@ -118,7 +102,7 @@ class LengthRule(DecodingRule):
         """Rows (B,) that may commit tokens in this pass; the others only probe."""
         return ~rows.probing
 
-    def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows:
+    def revise(self, before: Rows, rows: Rows, reading: LengthReading, block: int) -> Rows:
         """`rows` with the canvas edited. `rows` has this pass's tokens written; `before` is the state before them."""
         return rows.advance(block)
 
@@ -132,28 +116,31 @@ def total(values: Tensor) -> Tensor:
     return values.cumsum(1)[:, -1]
 
 
-def canvas_setting(default: int, help: str = "canvas length at the start") -> Any:
-    """The field `canvas` of a length rule."""
-    return setting(default, at_least=1, help=help)
-
-
-def limit_setting(default: int) -> Any:
+def limit_field(default: int) -> int:
     """The field `limit` of a length rule."""
-    return setting(default, at_least=1, help="longest canvas the rule may reach")
+    field: int = Field(default, ge=1, le=MOST_SLOTS, description="longest canvas the rule may reach")
+    return field
+
+
+def start_field(default: int, help: str = "canvas length at the start") -> int:
+    """The field `canvas` of a length rule whose canvas changes."""
+    field: int = Field(default, ge=1, le=MOST_SLOTS, description=help)
+    return field
 
 
 def _whole_blocks(canvas: int, block: int) -> None:
     if canvas % block:
-        raise ConfigError(
-            f"canvas={canvas} is not a multiple of block={block}; use {block * -(-canvas // block)}."
+        raise PlanError(
+            f"canvas={canvas} is not a multiple of block={block}; use {block * -(-canvas // block)}.",
+            field="canvas",
         )
 
 
-@dataclass(frozen=True)
 class Fixed(LengthRule):
     """A canvas of one length."""
 
-    canvas: int = canvas_setting(512, "canvas length")
+    kind: Literal["fixed"] = "fixed"
+
     looks_ahead = False
     settles_first = True
     steps_are_total = True
@@ -166,9 +153,10 @@ class Fixed(LengthRule):
         return rows.committed_prefix
 
 
-@dataclass(frozen=True)
 class RoundedUp(Fixed):
     """A canvas of one length for a block-causal plan, which lets every row end with a whole block."""
+
+    kind: Literal["rounded-up"] = "rounded-up"  # type: ignore[assignment]
 
     steps_are_total = False
 
@@ -176,25 +164,32 @@ class RoundedUp(Fixed):
         return self
 
 
-@dataclass(frozen=True)
 class AppendedBlocks(LengthRule):
     """dLLM-Var's loop: one block at first; whenever the canvas is full and holds no EOS, one block more.
 
     No slot ever sees masks beyond its own block, so decoding differs from a canvas that has them. Spec rivals 3.5.
     """
 
-    canvas: int = canvas_setting(1, "canvas length at the start, rounded up to whole blocks")
-    limit: int = limit_setting(512)
+    kind: Literal["append-blocks"] = "append-blocks"
+    canvas: int = start_field(1, "canvas length at the start, rounded up to whole blocks")
+    limit: int = limit_field(512)
+
+    appends = True
+
+    @property
+    def longest(self) -> int:
+        return self.limit
 
     def in_blocks(self, block: int) -> Self:
         canvas = block * math.ceil(self.canvas / block)
         if canvas > self.limit:
-            raise ConfigError(
-                f"limit={self.limit} does not hold {canvas} slots of whole blocks; raise limit."
+            raise PlanError(
+                f"limit={self.limit} does not hold {canvas} slots of whole blocks; raise limit.",
+                field="limit",
             )
-        return replace(self, canvas=canvas)
+        return self.replace(canvas=canvas)
 
-    def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows:
+    def revise(self, before: Rows, rows: Rows, reading: LengthReading, block: int) -> Rows:
         canvas = rows.canvas
         full = ~canvas.masked.any(1) & (canvas.first_eos >= canvas.stop)
         room = (rows.limit - canvas.length).clamp(min=0, max=block)
@@ -204,42 +199,48 @@ class AppendedBlocks(LengthRule):
         return rows.committed_prefix
 
 
-@dataclass(frozen=True)
 class VoidExpansion(LengthRule):
     """Probe an empty canvas and grow it by one block until its tail is predicted to be VOID; then decode.
 
-    The tail is the last `window` slots. Canvas and limit are rounded to whole blocks: the canvas up, the limit
-    as `cap_rounding` says.
+    The tail is the last `window` slots. Canvas and limit are rounded up to whole blocks.
     """
 
-    canvas: int = canvas_setting(64)
-    limit: int = limit_setting(512)
-    window: int = setting(16, at_least=1, help="tail slots that VoidExpansion reads")
-    tau_nonvoid: float = setting(
-        0.09,
-        at_least=0,
-        at_most=1,
-        help="largest mean probability of the best non-VOID token in the tail",
+    kind: Literal["void-expansion"] = "void-expansion"
+    canvas: int = start_field(64)
+    limit: int = limit_field(512)
+    window: int = Field(default=16, ge=1, le=MOST_SLOTS, description="tail slots that VoidExpansion reads")
+    tau_nonvoid: float = Field(
+        default=0.09,
+        ge=0,
+        le=1,
+        description="largest mean probability of the best non-VOID token in the tail",
     )
-    tau_gap: float = setting(
-        -0.45, at_least=-1, at_most=1, help="smallest mean of P(VOID) minus that probability"
+    tau_gap: float = Field(
+        default=-0.45, ge=-1, le=1, description="smallest mean of P(VOID) minus that probability"
     )
-    cap_rounding: str = setting(
-        "ceil", choices=("ceil", "floor"), authors="floor", help="ceil or floor: the limit in whole blocks"
-    )
-    mask_in_max: bool = setting(False, authors=True, help="count MASK among the non-VOID tokens")
+
     probes = True
     settles_first = True
+    ignored: ClassVar[tuple[str, ...]] = ("void", "mask")  # roles that do not count as non-VOID tokens
+
+    @property
+    def longest(self) -> int:
+        return self.limit
+
+    def rounded_limit(self, block: int) -> int:
+        """The limit in whole blocks."""
+        return math.ceil(self.limit / block) * block
 
     def in_blocks(self, block: int) -> Self:
         canvas = math.ceil(self.canvas / block) * block
-        limit = (math.ceil if self.cap_rounding == "ceil" else math.floor)(self.limit / block) * block
+        limit = self.rounded_limit(block)
         if canvas > limit:
-            raise ConfigError(
+            raise PlanError(
                 f"limit={self.limit} gives {limit} slots, below the start of {canvas}; "
-                "raise limit or lower canvas."
+                "raise limit or lower canvas.",
+                field="limit",
             )
-        return replace(self, canvas=canvas, limit=limit)
+        return self.replace(canvas=canvas, limit=limit)
 
     def warnings(self, padding: str | None) -> list[str]:
         said = []
@@ -261,8 +262,7 @@ class VoidExpansion(LengthRule):
 
     def measure(self, logits: Tensor, roles: Roles, bans: Bans) -> Tensor:
         p = softmax(logits.double())
-        others = roles.ids(["void"] if self.mask_in_max else ["void", "mask"])
-        rest = p.index_fill(1, index(others, p.device), 0.0)
+        rest = p.index_fill(1, index(roles.ids(self.ignored), p.device), 0.0)
         return torch.stack([p[:, roles.ids(["void"])[0]], rest.max(1).values], 1)
 
     def read(self, rows: Rows, grid: Tensor) -> Signal:
@@ -274,8 +274,8 @@ class VoidExpansion(LengthRule):
         enough = (signal["s_nonvoid"] <= self.tau_nonvoid) & (signal["s_gap"] >= self.tau_gap)
         return ~rows.probing | enough | (rows.canvas.length >= rows.limit)
 
-    def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows:
-        grows = before.probing & ~self.ready(before, look.signal)
+    def revise(self, before: Rows, rows: Rows, reading: LengthReading, block: int) -> Rows:
+        grows = before.probing & ~self.ready(before, reading.signal)
         added = (rows.limit - rows.canvas.length).clamp(max=block)
         canvas = rows.canvas.resize(rows.canvas.stop + torch.where(grows, added, 0))
         return replace(rows, canvas=canvas, probing=grows).advance(block)
@@ -284,12 +284,15 @@ class VoidExpansion(LengthRule):
         return rows.committed_prefix
 
 
-@dataclass(frozen=True)
 class SmartCrop(LengthRule):
     """Probe the longest canvas once; keep the blocks up to where the cumulative EOS probability reaches tau."""
 
-    canvas: int = canvas_setting(512, "canvas length of the probe, before it is cropped")
-    tau: float = setting(0.95, above=0, at_most=1, help="cumulative EOS probability at which SmartCrop crops")
+    kind: Literal["smart-crop"] = "smart-crop"
+    canvas: int = start_field(512, "canvas length of the probe, before it is cropped")
+    tau: float = Field(
+        default=0.95, gt=0, le=1, description="cumulative EOS probability at which SmartCrop crops"
+    )
+
     probes = True
     settles_first = True
 
@@ -306,11 +309,11 @@ class SmartCrop(LengthRule):
     def read(self, rows: Rows, grid: Tensor) -> Signal:
         ended = 1 - (1 - grid[:, :, 0]).cumprod(1)  # slots that were not watched hold 0 and change nothing
         end = first(rows.canvas.slots & (ended >= self.tau), otherwise=rows.canvas.stop - 1)
-        return {"length": end + 1 - rows.canvas.prompt}
+        return {"length": torch.maximum(end + 1 - rows.canvas.prompt, rows.shortest)}
 
-    def revise(self, before: Rows, rows: Rows, look: Look, block: int) -> Rows:
+    def revise(self, before: Rows, rows: Rows, reading: LengthReading, block: int) -> Rows:
         canvas = rows.canvas
-        whole = torch.div(look.signal["length"] + block - 1, block, rounding_mode="floor") * block
+        whole = torch.div(reading.signal["length"] + block - 1, block, rounding_mode="floor") * block
         stop = torch.where(before.probing, canvas.prompt + torch.minimum(whole, canvas.length), canvas.stop)
         cropped = replace(rows, canvas=canvas.resize(stop), probing=torch.zeros_like(rows.probing))
         return cropped.advance(block)

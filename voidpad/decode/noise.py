@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import repeat
 
 import torch
@@ -39,9 +38,9 @@ class Noise:
 
     parts: tuple[Tensor, ...]  # seed, key, pass and slot, (N,) int64 each
     device: torch.device
-    still: Tensor | None = None  # (N,) bool, slots whose tokens all draw the same number: greedy ones
+    greedy: Tensor | None = None  # (N,) bool, slots whose token is never drawn at random
 
-    @cached_property
+    @property
     def state(self) -> Tensor:
         """The hash (N,) of seed, key, pass and slot, on the device."""
         state, *parts = (send(part, self.device) for part in self.parts)
@@ -52,18 +51,35 @@ class Noise:
     def split(self, size: int) -> list[Noise]:
         """The same draws in pieces of at most `size` slots."""
         pieces = zip(*(part.split(size) for part in self.parts), strict=True)
-        still = repeat(None) if self.still is None else self.still.split(size)
-        return [Noise(parts, self.device, greedy) for parts, greedy in zip(pieces, still, strict=False)]
+        greedy = repeat(None) if self.greedy is None else self.greedy.split(size)
+        return [Noise(parts, self.device, part) for parts, part in zip(pieces, greedy, strict=False)]
+
+    def select(self, slots: Tensor) -> Noise:
+        """The draws of these slots (N,) bool alone."""
+        parts = tuple(part[slots] for part in self.parts)
+        return Noise(parts, self.device, None if self.greedy is None else self.greedy[slots])
 
     def per_slot(self) -> Tensor:
         """One uniform number in (0, 1) for each slot."""
-        return self._uniform(absorb(self.state, torch.zeros_like(self.state)))  # (N,)
+        state = self.state
+        return self._uniform(absorb(state, torch.zeros_like(state)))  # (N,)
+
+    def per_path(self) -> Tensor:
+        """One more uniform number in (0, 1) for each slot, independent of the others."""
+        return self._uniform(absorb(self.state, torch.full_like(self.state, -1)))  # (N,)
 
     def per_token(self, vocab: int) -> Tensor:
         """One uniform number in (0, 1) for each slot and token."""
-        tokens = torch.arange(1, vocab + 1, device=self.state.device)
-        drawn = self._uniform(absorb(self.state[:, None], tokens[None]))  # (N, V)
-        return drawn if self.still is None else drawn.masked_fill(send(self.still, self.device)[:, None], 0.5)
+        state = self.state
+        tokens = torch.arange(1, vocab + 1, device=state.device)
+        return self._uniform(absorb(state[:, None], tokens[None]))  # (N, V)
+
+    def gumbel(self, vocab: int) -> Tensor:
+        """One Gumbel draw for each slot and token (N, V); 0 at the slots that are greedy."""
+        drawn = -self.per_token(vocab).log().neg().log()
+        return (
+            drawn if self.greedy is None else drawn.masked_fill(send(self.greedy, self.device)[:, None], 0.0)
+        )
 
     @staticmethod
     def _uniform(bits: Tensor) -> Tensor:

@@ -6,6 +6,15 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConstraintReport:
+    """What became of a row's constraint."""
+
+    matched: bool  # whether the answer matches; a row that was ended from outside may not
+    states: int  # of the automaton
+    longest: int  # the longest canvas that the row could have had
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """One finished row: its canvas, its answer, and the forward passes that it took part in."""
 
@@ -16,7 +25,9 @@ class Outcome:
     passes_probe: int = 0
     passes_shared: int = 0  # probes that also served as decoding passes
     stop_reason: str  # eos, full, limit or stalled; stop, cancelled or deadline for rows ended from outside
+    gaps: tuple[tuple[int, ...], ...] = ()  # of a row that filled a template: the tokens of each gap
     seconds: float = 0.0  # from the row's admission to its end, without the time in the queue
+    constraint: ConstraintReport | None = None  # None for rows without a constraint
 
     @property
     def canvas(self) -> int:

@@ -1,7 +1,8 @@
 """Proposal rules: for every slot of the frontier, the token to write there and a score that says how sure it is.
 
-A proposal rule is called with logits (N, V), the banned and muted ids, and a source of noise; it returns tokens
-(N,) and scores (N,). N slots of many rows come together, and a large vocabulary may be split into several calls.
+A proposal rule is called with logits (N, V) and what else is known about the N slots; it returns N tokens, scores and,
+if asked, entropies. Slots of many rows come together, and a large vocabulary is split into several calls, so a rule
+treats each slot by itself. (What ties the slots of a row together is a constraint; see `loop.py`.)
 
 Two sets of token ids shape a proposal. A banned token is never chosen. A muted token is left out of the
 distribution that gives the scores. With nothing muted, a banned token keeps its probability mass, so a slot
@@ -14,68 +15,98 @@ written, a slot would look certain by them; such slots come after all others (th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import lru_cache
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from voidpad.decode.canvas import send
 from voidpad.decode.commit import UNSURE
-from voidpad.decode.fields import DecodingRule, setting
 from voidpad.decode.noise import Noise
+from voidpad.decode.rules import Rule, is_on
 
-Score = Callable[[Tensor, Tensor, Noise], Tensor]  # (probabilities (N, V), tokens (N,), noise) -> (N,)
 NOTHING = -1  # the token of a slot at which every token is banned
 
 
-def confidence(p: Tensor, tokens: Tensor, noise: Noise) -> Tensor:
-    """The probability of the proposed token; 0 where every token is banned."""
-    return _chance(p, tokens)
+@dataclass(frozen=True)
+class Bans:
+    """A plan's banned and muted tokens as ids of one checkpoint's vocabulary."""
 
+    ban: tuple[int, ...] | Tensor  # a mask (V,) where compiled code reads it, else numbers
+    mute: tuple[int, ...] | Tensor
+    mask: int | Tensor
 
-def neg_entropy(p: Tensor, tokens: Tensor, noise: Noise) -> Tensor:
-    """Minus the entropy of the distribution: high where the model is sure, whatever token is proposed."""
-    return (p * (p + 1e-10).log()).sum(1)
-
-
-def margin(p: Tensor, tokens: Tensor, noise: Noise) -> Tensor:
-    """The probability of the best token minus that of the second best."""
-    best = p.topk(2, dim=1).values
-    return best[:, 0] - best[:, 1]
-
-
-def random(p: Tensor, tokens: Tensor, noise: Noise) -> Tensor:
-    """A score drawn for each slot, so that slots are written in random order."""
-    return noise.per_slot()
-
-
-SCORES: dict[str, Score] = {f.__name__: f for f in (confidence, neg_entropy, margin, random)}
-_GUARDED = (neg_entropy, margin)  # scores that do not look at the proposed token
+    def on(self, device: torch.device, vocab: int) -> Bans:
+        """The same tokens as masks (V,) on the device: compiled code fills by them without writing logits to memory."""
+        assert isinstance(self.ban, tuple)
+        assert isinstance(self.mask, int)
+        muted = marked(self.mute, vocab, device) if isinstance(self.mute, tuple) and self.mute else ()
+        return Bans(marked(self.ban, vocab, device), muted, marked((self.mask,), vocab, device))
 
 
 @dataclass(frozen=True)
-class _Proposed:
+class SlotProposal:
+    """What a proposal rule says about N slots."""
+
+    tokens: Tensor  # (N,) int64; NOTHING where every token is banned
+    score: Tensor  # (N,) float64
+    entropy: Tensor | None = (
+        None  # (N,) float64 in nats; infinite where the most probable token cannot be written
+    )
+
+    def stacked(self) -> Tensor:
+        """Tokens, scores and, if there are any, entropies as one tensor (2 or 3, N) of numbers."""
+        numbers = [self.tokens.double(), self.score]
+        return torch.stack(numbers if self.entropy is None else [*numbers, self.entropy])
+
+
+class ProposeRule(Rule):
+    """Base of proposal rules."""
+
+    gives_entropy: ClassVar[bool] = False  # whether the rule can return entropies
+    proposes_mask: ClassVar[bool] = (
+        False  # whether MASK may be chosen; its slot then stays masked (authors' code)
+    )
+
+    def __call__(self, logits: Tensor, bans: Bans, noise: Noise, *, entropy: bool = False) -> SlotProposal:
+        """Tokens and scores of N slots from their logits (N, V); with `entropy`, their entropies too."""
+        raise NotImplementedError
+
+    def choice_ban(self, bans: Bans) -> tuple[int, ...] | Tensor:
+        """The ids that may not be chosen: the plan's, and MASK unless the rule may propose it."""
+        if isinstance(bans.ban, Tensor) and isinstance(bans.mask, Tensor):
+            return bans.ban if self.proposes_mask else bans.ban | bans.mask
+        assert isinstance(bans.ban, tuple)
+        assert isinstance(bans.mask, int)
+        return bans.ban if self.proposes_mask else (*bans.ban, bans.mask)
+
+
+# -------------------------------------------------------------------------------------------- scores
+@dataclass(frozen=True)
+class Scored:
     """Tokens (N,) and the distribution (N, V) by which they are scored."""
 
     tokens: Tensor
     p: Tensor
     greedy: Tensor  # (N,) what would be chosen at temperature 0
 
-    @cached_property
+    @property
     def misleads(self) -> Tensor:
         """Slots (N,) where the distribution says nothing about the token: its mode cannot be written there."""
-        best = _chance(self.p, self.greedy)
-        return (best < self.p.max(1).values) | (_chance(self.p, self.tokens) == 0)
+        best = chance(self.p, self.greedy)
+        return (best < self.p.amax(1)) | (chance(self.p, self.tokens) == 0)
 
-    def scored(self, score: Score, noise: Noise) -> Tensor:
-        """The scores (N,); slots that mislead a guarded score come last, by the probability of their token."""
-        value = score(self.p, self.tokens, noise)
-        if score not in _GUARDED:
-            return value
-        return torch.where(self.misleads, _chance(self.p, self.tokens) - UNSURE, value)
+    def score(self, name: str, noise: Noise) -> Tensor:
+        """The scores (N,); slots that mislead entropy and margin come last, by the probability of their token."""
+        if name == "confidence":
+            return chance(self.p, self.tokens)
+        if name == "random":
+            return noise.per_slot()
+        value = neg_entropy(self.p) if name == "neg_entropy" else margin(self.p)
+        return torch.where(self.misleads, chance(self.p, self.tokens) - UNSURE, value)
 
     def entropy(self, p: Tensor) -> Tensor:
         """The entropy (N,) of the distribution p that was sampled, in nats; infinite where it misleads."""
@@ -83,163 +114,142 @@ class _Proposed:
         return each.sum(1).masked_fill(self.misleads, torch.inf)
 
 
-def _score(default: Score) -> Any:
-    return setting(
-        default, choices=SCORES, help="what ranks the slots: confidence, neg_entropy, margin or random"
+def neg_entropy(p: Tensor) -> Tensor:
+    """Minus the entropy of the distribution: high where the model is sure, whatever token is proposed."""
+    return (p * (p + 1e-10).log()).sum(1)
+
+
+def margin(p: Tensor) -> Tensor:
+    """The probability of the best token minus that of the second best."""
+    best = p.topk(2, dim=1).values
+    return best[:, 0] - best[:, 1]
+
+
+ScoreName = Literal["confidence", "neg_entropy", "margin", "random"]
+_SCORE = "what ranks the slots: confidence, neg_entropy, margin or random"
+
+
+class Sampler(ProposeRule):
+    """Base of rules that draw a token at some temperature and score it by one of the four scores."""
+
+    gives_entropy = True
+
+    score: ScoreName = Field(default="confidence", description=_SCORE)
+    temperature: float = Field(
+        default=0.0,
+        ge=0,
+        le=100,
+        description="how random the choice of tokens is (0 takes the most probable)",
     )
 
 
-def _temperature() -> Any:
-    return setting(0.0, at_least=0, help="how random the choice of tokens is (0 takes the most probable)")
+class GumbelProposal(Sampler):
+    """LLaDA's proposal: Gumbel noise, scaled by the temperature, moves the choice; the score is free of noise."""
 
+    kind: Literal["gumbel"] = "gumbel"
 
-def _mask_proposable() -> Any:
-    return setting(False, authors=True, help="let MASK be proposed, as the authors' code does")
-
-
-@dataclass(frozen=True)
-class Bans:
-    """A plan's banned and muted tokens as ids of one checkpoint's vocabulary."""
-
-    ban: tuple[int, ...]
-    mute: tuple[int, ...]
-    mask: int
-
-
-@dataclass(frozen=True)
-class GumbelProposal(DecodingRule):
-    """LLaDA's proposal: Gumbel noise, scaled by the temperature, moves the choice; the score is free of noise.
-
-    With `mask_proposable`, MASK may be chosen; a slot in which MASK is committed stays masked.
-    """
-
-    score: Score = _score(confidence)
-    temperature: float = _temperature()
-    mask_proposable: bool = _mask_proposable()
-
-    def __call__(self, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor]:
-        proposed = self._proposed(logits.double(), bans, noise)
-        return proposed.tokens, proposed.scored(self.score, noise)
-
-    def with_entropy(self, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
-        """The same, and the entropy (N,) of the distribution from which the token was drawn."""
-        z = logits.double()
-        proposed = self._proposed(z, bans, noise)
-        sampled = softmax(without(z, bans.mute) / self.temperature) if self.temperature else proposed.p
-        return proposed.tokens, proposed.scored(self.score, noise), proposed.entropy(sampled)
-
-    def _proposed(self, z: Tensor, bans: Bans, noise: Noise) -> _Proposed:
-        ban = _choice_ban(bans, self.mask_proposable)
+    def __call__(self, logits: Tensor, bans: Bans, noise: Noise, *, entropy: bool = False) -> SlotProposal:
+        z, ban = logits.double(), self.choice_ban(bans)
         tokens = greedy = pick(without(z, ban))
-        if self.temperature:
-            wish = z - self.temperature * noise.per_token(z.shape[1]).log().neg().log()
-            tokens = pick(without(wish, ban))
-        return _Proposed(tokens, softmax(without(z, bans.mute)), greedy)
+        if is_on(self.temperature):
+            tokens = pick(without(z + self.temperature * noise.gumbel(z.shape[1]), ban))
+        muted = without(z, bans.mute)
+        scored = Scored(tokens, softmax(muted), greedy)
+        value = scored.score(self.score, noise)
+        if not entropy:
+            return SlotProposal(tokens, value)
+        sampled = softmax(muted / divisor(self.temperature)) if is_on(self.temperature) else scored.p
+        return SlotProposal(tokens, value, scored.entropy(sampled))
 
 
-@dataclass(frozen=True)
-class SampledProposal(DecodingRule):
-    """Dream's proposal: temperature, top-k and top-p shape one distribution, which gives both token and score.
+class TemperedProposal(Sampler):
+    """SDAR's proposal: the distribution at the given temperature gives both the token and its score."""
 
-    top-k and top-p count only tokens that may be chosen. A token they remove is left out of the scores too.
-    """
+    kind: Literal["tempered"] = "tempered"
 
-    score: Score = _score(neg_entropy)
-    temperature: float = _temperature()
-    mask_proposable: bool = _mask_proposable()
-    top_p: float = setting(1.0, above=0, at_most=1, help="nucleus filter, for temperature > 0 (1 is off)")
-    top_k: int = setting(0, at_least=0, help="top-k filter, for temperature > 0 (0 is off)")
-
-    def __call__(self, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor]:
-        proposed = self._proposed(logits, bans, noise)
-        return proposed.tokens, proposed.scored(self.score, noise)
-
-    def with_entropy(self, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
-        """The same, and the entropy (N,) of the distribution from which the token was drawn."""
-        proposed = self._proposed(logits, bans, noise)
-        return proposed.tokens, proposed.scored(self.score, noise), proposed.entropy(proposed.p)
-
-    def _proposed(self, logits: Tensor, bans: Bans, noise: Noise) -> _Proposed:
-        z = logits.double() / (self.temperature or 1.0)
-        ban = _choice_ban(bans, self.mask_proposable)
-        dropped = self._dropped(without(z, ban)) if self.temperature else None
-        if dropped is not None:
-            z = z.masked_fill(dropped, -torch.inf)
+    def __call__(self, logits: Tensor, bans: Bans, noise: Noise, *, entropy: bool = False) -> SlotProposal:
+        ban = self.choice_ban(bans)
+        z = self.filtered(logits.double() / divisor(self.temperature), ban)
         wish = without(z, ban)
         tokens = greedy = pick(wish)
-        if self.temperature:
-            tokens = pick(wish - noise.per_token(z.shape[1]).log().neg().log())
-        return _Proposed(tokens, softmax(without(z, bans.mute)), greedy)
+        if is_on(self.temperature):
+            drawn = pick(wish + noise.gumbel(z.shape[1]))
+            tokens = drawn if isinstance(self.temperature, float) else self._drawn(drawn, greedy)
+        scored = Scored(tokens, softmax(without(z, bans.mute)), greedy)
+        value = scored.score(self.score, noise)
+        return SlotProposal(tokens, value, scored.entropy(scored.p) if entropy else None)
 
-    def _dropped(self, allowed: Tensor) -> Tensor | None:
-        """Tokens (N, V) that top-k, then top-p, remove. Banned tokens are not among them: they are out already."""
-        if not self.top_k and self.top_p >= 1:
-            return None
-        ordered, order = allowed.sort(dim=1, descending=True, stable=True)
-        rank = torch.arange(allowed.shape[1], device=allowed.device)[None]
-        out = rank >= (self.top_k or allowed.shape[1])
-        p = softmax(ordered.masked_fill(out, -torch.inf))
-        out = out | (p.cumsum(1) - p >= self.top_p)
+    def _drawn(self, drawn: Tensor, greedy: Tensor) -> Tensor:
+        """The drawn tokens (N,); the greedy ones at slots whose temperature is 0."""
+        return torch.where(torch.as_tensor(self.temperature).reshape(-1) == 0, greedy, drawn)
+
+    def filtered(self, z: Tensor, ban: Sequence[int] | Tensor) -> Tensor:
+        """The logits (N, V) after the filters of the rule, if it has any."""
+        return z
+
+
+class SampledProposal(TemperedProposal):
+    """Dream's proposal: temperature, top-p and top-k shape one distribution, which gives both token and score.
+
+    The filters hold at every temperature, as in the published programs: at temperature 0 they change scores alone. They
+    count only tokens that may be chosen. A token that they remove is left out of the scores too.
+    """
+
+    kind: Literal["sampled"] = "sampled"  # type: ignore[assignment]
+    top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus filter of the distribution (1 is off)")
+    top_k: int = Field(default=0, ge=0, le=1 << 24, description="top-k filter, after top-p (0 is off)")
+
+    def filtered(self, z: Tensor, ban: Sequence[int] | Tensor) -> Tensor:
+        filters = isinstance(self.top_p, Tensor) or self.top_p < 1 or is_on(self.top_k)
+        if not filters:
+            return z
+        ordered, order = without(z, ban).sort(dim=1, descending=True, stable=True)
+        rank = torch.arange(z.shape[1], device=z.device)[None]
+        p = softmax(ordered)
+        out = p.cumsum(1) - p >= self.top_p
+        if is_on(self.top_k):
+            most = (
+                self.top_k
+                if isinstance(self.top_k, int)
+                else torch.where(self.top_k > 0, self.top_k, z.shape[1])
+            )
+            out = out | (rank >= most)
         out = out & (rank > 0) & ordered.isfinite()
-        return torch.zeros_like(out).scatter(1, order, out)
+        return z.masked_fill(torch.zeros_like(out).scatter(1, order, out), -torch.inf)
 
 
-@dataclass(frozen=True)
-class MaskLast:
+class MaskLast(ProposeRule):
     """The proposal of DAEDAL and rho-EOS: a slot whose best token is MASK is written only when no other slot is left.
 
     Such a slot gets its best token other than MASK and a score below zero, which no threshold reaches; among
     such slots the score orders by the probability with MASK left out.
     """
 
-    def __call__(self, logits: Tensor, bans: Bans, noise: Noise) -> tuple[Tensor, Tensor]:
+    kind: Literal["mask-last"] = "mask-last"
+
+    def __call__(self, logits: Tensor, bans: Bans, noise: Noise, *, entropy: bool = False) -> SlotProposal:
         z = logits.double()
-        p = softmax(z)
+        assert isinstance(bans.mask, int)
         wish = without(z, bans.ban)
         tokens = pick(wish)
         words = pick(without(wish, (bans.mask,)))
-        score = confidence(p, tokens, noise)
-        late = confidence(softmax(without(z, (bans.mask,))), words, noise) - 2.0
+        score = chance(softmax(z), tokens)
+        late = chance(softmax(without(z, (bans.mask,))), words) - 2.0
         waits = tokens == bans.mask
-        return torch.where(waits, words, tokens), torch.where(waits, late, score)
+        return SlotProposal(torch.where(waits, words, tokens), torch.where(waits, late, score))
 
 
-Propose = Callable[[Tensor, Bans, Noise], tuple[Tensor, Tensor]]
-"""A proposal rule may also have a method `with_entropy`, which returns a third tensor: the entropy (N,), in nats, of
-each slot's distribution, infinite where the most probable token cannot be written. Some commit rules need it."""
-PROPOSALS = (GumbelProposal, SampledProposal)  # among which a model family chooses
+def divisor(temperature: float | Tensor) -> float | Tensor:
+    """What logits are divided by at this temperature: 1 at temperature 0."""
+    if isinstance(temperature, Tensor):
+        return torch.where(temperature > 0, temperature, 1.0)
+    return temperature or 1.0
 
 
-def propose_in_pieces(
-    rule: Callable[[Tensor, Bans, Noise], tuple[Tensor, ...]],
-    logits: Tensor,
-    bans: Bans,
-    noise: Noise,
-    additions: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, ...]:
-    """Apply a proposal rule to slots in pieces whose float64 logits take at most 256 MB; returns host tensors.
-
-    `additions` are token ids (N, K), -1 for none, and what is added to their logits before (N, K), on the host.
-    """
-    size = max(1, (1 << 25) // logits.shape[1])
-    parts = []
-    for at, (z, draws) in enumerate(zip(logits.split(size), noise.split(size), strict=True)):
-        if additions is not None:
-            ids, more = (send(part[at * size : (at + 1) * size], z.device) for part in additions)
-            z = z.double().scatter_add(1, ids.clamp(min=0), more.masked_fill(ids < 0, 0.0))
-        tokens, *numbers = rule(z, bans, draws)
-        parts.append(torch.stack([tokens.double(), *numbers]))
-    on_host = (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).cpu()  # one copy, one wait
-    return on_host[0].long(), *on_host[1:]
-
-
-def _choice_ban(bans: Bans, mask_proposable: bool) -> tuple[int, ...]:
-    """The ids that may not be chosen: the plan's, and MASK unless it may be proposed."""
-    return bans.ban if mask_proposable else (*bans.ban, bans.mask)
-
-
-def without(z: Tensor, ids: Sequence[int]) -> Tensor:
-    """Logits (N, V) with these ids at minus infinity."""
+def without(z: Tensor, ids: Sequence[int] | Tensor) -> Tensor:
+    """Logits (N, V) with these ids, or the tokens that a mask (V,) marks, at minus infinity."""
+    if isinstance(ids, Tensor):
+        return z.masked_fill(ids, -torch.inf)
     return z.index_fill(1, index(tuple(ids), z.device), -torch.inf) if ids else z
 
 
@@ -247,17 +257,26 @@ def without(z: Tensor, ids: Sequence[int]) -> Tensor:
 def index(ids: tuple[int, ...], device: torch.device) -> Tensor:
     """Token ids as a tensor on the device, cached: each transfer would make the host wait for the device."""
     with torch.inference_mode(False):  # for callers that differentiate, too
-        return torch.tensor(ids, device=device)
+        return torch.tensor(ids, dtype=torch.long, device=device)
 
 
-def _chance(p: Tensor, tokens: Tensor) -> Tensor:
+@lru_cache(64)
+def marked(ids: tuple[int, ...], vocab: int, device: torch.device) -> Tensor:
+    """True at these ids, (V,), on the device."""
+    with torch.inference_mode(False):
+        mask = torch.zeros(vocab, dtype=torch.bool)
+        mask[list(ids)] = True
+        return mask.to(device)
+
+
+def chance(p: Tensor, tokens: Tensor) -> Tensor:
     """The probability of one token of each slot (N,); 0 where the token is NOTHING."""
     return torch.where(tokens == NOTHING, 0, p.gather(1, tokens.clamp(min=0)[:, None])[:, 0])
 
 
 def pick(z: Tensor) -> Tensor:
     """The best token of each slot (N,), the smallest id among equals; NOTHING where every token is banned."""
-    return torch.where(z.max(1).values == -torch.inf, NOTHING, z.argmax(1))
+    return torch.where(z.amax(1) == -torch.inf, NOTHING, z.argmax(1))
 
 
 def softmax(z: Tensor) -> Tensor:

@@ -1,50 +1,74 @@
 """Stop rules: which rows are finished although masks may be left.
 
-A stop rule is called with the canvas after a pass and returns which rows are finished (B,). A row ends by itself
-when no mask is left, so a stop rule only ends rows early.
+A stop rule is called with the rows after a pass and returns which of them are finished (B,). A row ends by itself when
+no mask is left, so a stop rule only ends rows early.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from voidpad.decode.canvas import Canvas, first
-
-Stop = Callable[[Canvas], Tensor]  # -> (B,) bool
-
-
-def vanilla(canvas: Canvas) -> Tensor:
-    """No row ends early (all False): decode until the canvas is full."""
-    return torch.zeros(len(canvas), dtype=torch.bool)
+from voidpad.decode.rules import MOST_SLOTS, Rule
 
 
-def eos_termination(canvas: Canvas) -> Tensor:
+class StopRule(Rule):
+    """Base of stop rules."""
+
+    ends_early: ClassVar[bool] = True  # False if the rule never ends a row that has masks left
+
+    def __call__(self, rows: Canvas) -> Tensor:
+        """The rows (B,) bool that are finished."""
+        raise NotImplementedError
+
+
+class Vanilla(StopRule):
+    """No row ends early: decode until the canvas is full."""
+
+    kind: Literal["vanilla"] = "vanilla"
+
+    ends_early = False
+
+    def __call__(self, rows: Canvas) -> Tensor:
+        return torch.zeros_like(rows.prompt, dtype=torch.bool)
+
+
+class EosTermination(StopRule):
     """End a row once nothing before its leftmost EOS is masked: no later pass can change the answer."""
-    return terminated(canvas, (canvas.roles.eos,))
+
+    kind: Literal["eos"] = "eos"
+
+    def __call__(self, rows: Canvas) -> Tensor:
+        return terminated(rows, (rows.roles.eos,))
 
 
-def ends_termination(canvas: Canvas) -> Tensor:
-    """`eos_termination` for models that may end an answer with any of their stop ids (`roles.ends`)."""
-    return terminated(canvas, canvas.roles.ends)
+class EndsTermination(StopRule):
+    """`EosTermination` for models that may end an answer with any of their stop ids (`roles.ends`)."""
+
+    kind: Literal["ends"] = "ends"
+
+    def __call__(self, rows: Canvas) -> Tensor:
+        return terminated(rows, rows.roles.ends)
 
 
-@dataclass(frozen=True)
-class BetweenBlocks:
-    """`ends_termination`, but a block that was begun is finished first. Blocks count from position 0 of the row."""
+class AfterBlock(StopRule):
+    """`EndsTermination`, but a block that was begun is finished first. Blocks count from position 0 of the row."""
 
-    block: int
+    kind: Literal["after-block"] = "after-block"
+    block: int = Field(default=32, ge=1, le=MOST_SLOTS, description="size of the blocks")
 
-    def __call__(self, canvas: Canvas) -> Tensor:
-        ahead = first(canvas.masked, otherwise=canvas.stop)
-        return ends_termination(canvas) & ((ahead % self.block == 0) | (ahead == canvas.stop))
+    def __call__(self, rows: Canvas) -> Tensor:
+        ahead = first(rows.masked, otherwise=rows.stop)
+        whole = (ahead % self.block == 0) | (ahead == rows.stop)
+        return terminated(rows, rows.roles.ends) & whole
 
 
-def terminated(canvas: Canvas, ends: Sequence[int]) -> Tensor:
+def terminated(rows: Canvas, ends: Sequence[int]) -> Tensor:
     """Rows (B,) in which one of these tokens stands and nothing before the leftmost of them is masked."""
-    end = canvas.first_of(ends)
-    return (end < canvas.stop) & (first(canvas.masked, otherwise=canvas.stop) > end)
-
-
-STOPS: dict[str, Stop] = {"vanilla": vanilla, "eos": eos_termination}
+    end = rows.first_of(ends)
+    return (end < rows.stop) & (first(rows.masked, otherwise=rows.stop) > end)

@@ -15,17 +15,16 @@ import torch
 from torch import Tensor
 
 from voidpad.decode.canvas import Canvas
-from voidpad.decode.denoise import Forbid, HFDenoiser
+from voidpad.decode.denoise import Forbid, HFDenoiser, hidden_eos, hidden_eos_from_all
 from voidpad.decode.plan import Plan
 from voidpad.engine.batching import Engine
-from voidpad.engine.hide_eos import hidden_eos, hidden_eos_from_all
 from voidpad.models import Model
 
 QUERIES: dict[str, Forbid] = {"masked": hidden_eos, "all": hidden_eos_from_all}
 
 
 @dataclass(frozen=True)
-class Mass:
+class EosAttention:
     """One pass of one row: where the masked slots look, averaged over them and over heads."""
 
     key: int
@@ -36,11 +35,11 @@ class Mass:
 
 
 @dataclass
-class Watched:
+class AttentionProbe:
     """A Denoiser around the network's: same logits, and the mass on EOS keys of every pass."""
 
     inner: HFDenoiser
-    seen: list[Mass] = field(default_factory=list)
+    seen: list[EosAttention] = field(default_factory=list)
     passes: dict[int, int] = field(default_factory=dict)
 
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
@@ -52,7 +51,9 @@ class Watched:
             number = self.passes.get(key, 0)
             self.passes[key] = number + 1
             mass = torch.stack([layer[row] for layer in layers])
-            self.seen.append(Mass(key, number, mass, float(even[row]), int((eos & canvas.slots)[row].sum())))
+            self.seen.append(
+                EosAttention(key, number, mass, float(even[row]), int((eos & canvas.slots)[row].sum()))
+            )
         return logits
 
     @contextmanager
@@ -87,16 +88,16 @@ def _eager(body: Any) -> Iterator[None]:
         body.set_attn_implementation(usual)
 
 
-def watch(
+def probe_attention(
     model: Model, prompts: Sequence[Sequence[int]], plan: Plan, *, forbid: Forbid | None = None
-) -> list[Mass]:
+) -> list[EosAttention]:
     """The mass on EOS keys at every pass of these decodes."""
-    watched = Watched(model.denoiser(forbid=forbid))
-    list(Engine(watched, model.roles, rows=max(1, len(prompts))).run(prompts, plan))
-    return watched.seen
+    probe = AttentionProbe(model.denoiser(forbid=forbid))
+    list(Engine(probe, model.roles, rows=max(1, len(prompts))).run(prompts, plan))
+    return probe.seen
 
 
-def by_layer(seen: Sequence[Mass]) -> tuple[list[float], float]:
+def by_layer(seen: Sequence[EosAttention]) -> tuple[list[float], float]:
     """Mean mass of each layer, and of even attention, over the passes with an EOS on the canvas."""
     some = [one for one in seen if one.committed]
     if not some:

@@ -10,7 +10,7 @@ from itertools import groupby
 import numpy as np
 
 from voidpad.decode.denoise import Forbid
-from voidpad.decode.outcome import Outcome, Result
+from voidpad.decode.outcome import Result
 from voidpad.decode.plan import Plan
 from voidpad.diagnose.trace import Recorder, Trace
 from voidpad.engine.batching import Engine
@@ -97,8 +97,7 @@ class Trajectory:
 def trajectory(trace: Trace, rule: Rule = RULE) -> Trajectory:
     """What a recorded decode says about EOS; any trace will do, whoever recorded it."""
     roles, moments = trace.header.roles, []
-    length = trace.passes[0].length if trace.passes else 0
-    before, order = np.full(length, roles.mask), np.full(length, -1)
+    before, order = trace.start, np.full(len(trace.start), -1)
     for step, after in zip(trace.passes, trace.canvases(), strict=True):
         for slot, token, _ in step.commits:
             before[slot], order[slot] = token, step.n
@@ -171,21 +170,17 @@ def survey(
     answers: dict[int, Answer] = {}
     for _, outcome in engine.outcomes():
         plan, row = jobs[outcome.key]
-        answers[outcome.key] = _answer(model, outcome, plan, row, rule)
+        length = _effective_length(outcome.ids, model.roles)
+        answers[outcome.key] = Answer(
+            **vars(model.result(outcome, plan)),
+            block=plan.block,
+            row=row,
+            effective=length,
+            overflow=overflown(outcome.ids, model.roles, rule),
+            short=length <= rule.short * outcome.canvas,
+        )
         tick()
     return [answers[key] for key in sorted(answers)]
-
-
-def _answer(model: Model, outcome: Outcome, plan: Plan, row: int, rule: Rule) -> Answer:
-    length = _effective_length(outcome.ids, model.roles)
-    return Answer(
-        **vars(model.result(outcome, plan)),
-        block=plan.block,
-        row=row,
-        effective=length,
-        overflow=overflown(outcome.ids, model.roles, rule),
-        short=length <= rule.short * outcome.canvas,
-    )
 
 
 @dataclass(frozen=True)
@@ -250,43 +245,52 @@ def advice(
     canvas: int | None = None,
     adapted: bool = False,
 ) -> list[str]:
-    """What to do about it: at once, and for good. `model`, `adapter`, `plan` and `canvas` are what the user typed.
+    """What to do about it, best first: what works now, then smaller blocks, then training.
 
-    `adapted`: the model has an adapter, which must be merged before another one can be trained.
+    `model`, `adapter`, `plan` and `canvas` are what the user typed. `adapted`: the model has an adapter, which must be
+    merged before another one can be trained.
     """
     safe, worst = _safe_blocks(by_block, rule), by_block[-1]
     if worst.block in safe:
         return []
-    named = f"--model {shlex.quote(model)}"
-    both = named + (f" --adapter {shlex.quote(adapter)}" if adapter else "")
-    chosen = f" --plan {shlex.quote(plan)}" if plan else ""
-    chosen += f" --canvas {canvas}" if canvas else ""
+    checkpoint = f"--model {shlex.quote(model)}" + (f" --adapter {shlex.quote(adapter)}" if adapter else "")
+    size = f" --canvas {canvas}" if canvas else ""
+    decoded, usable = (plan or "").partition("@")[0], void is not None and void >= USABLE
+    lines = []
+    if usable and decoded in ("void", "void-expansion"):
+        lines.append(
+            "This checkpoint knows VOID and was decoded with it: the model itself wants so short an answer."
+        )
+    elif usable:
+        lines.append(
+            f"Now: this checkpoint knows VOID, so decode with it: voidpad generate {checkpoint} --plan void{size}"
+        )
+    elif decoded not in ("eos-last", "eos-never"):
+        lines.append(
+            "Now: write EOS last, which needs no training and works at any block size: "
+            f"voidpad generate {checkpoint} --plan eos-last{size}"
+        )
+    chosen = (f" --plan {shlex.quote(plan)}" if plan else "") + size
     if safe:
-        now = f"Now: decode with blocks of {safe[-1]}: voidpad generate {both}{chosen} --block {safe[-1]}"
+        lines.append(
+            f"Or: decode with blocks of {safe[-1]}: voidpad generate {checkpoint}{chosen} --block {safe[-1]}"
+        )
     else:
-        smaller = max(1, by_block[0].block // 2)
-        now = f"Now: look for a safe block size below {by_block[0].block}: voidpad analyze overflow {both}{chosen}"
-        now += f" --blocks {smaller}"
-    if void is not None and void >= USABLE:
-        if (plan or "").partition("@")[0] in ("void", "void-expansion"):
-            return [
-                now,
-                "This checkpoint knows VOID and was decoded with it: the model itself wants so short an answer.",
-            ]
-        return [
-            now,
-            f"Properly: this checkpoint knows VOID, so decode with it: voidpad generate {both} --plan void",
-        ]
-    merged = []
+        smallest = by_block[0].block
+        lines.append(
+            f"Or: look for a safe block size below {smallest}: "
+            f"voidpad analyze overflow {checkpoint}{chosen} --blocks {max(1, smallest // 2)}"
+        )
+    if usable:
+        return lines
+    lines.append("For good: fine-tune with VOID padding on chats of your own, then decode with --plan void:")
     if adapted:
-        merged = [f"  voidpad merge {both.removeprefix('--model ')} --out merged"]
-        named = "--model merged"
+        lines.append(f"  voidpad merge {checkpoint.removeprefix('--model ')} --out merged")
+    trained = "--model merged" if adapted else f"--model {shlex.quote(model)}"
     return [
-        now,
-        "Properly: fine-tune with VOID padding on chats of your own, then decode with --plan void:",
-        *merged,
-        f"  voidpad data prepare mine.safetensors --from chats.jsonl {named}",
-        f"  voidpad train --init mine.toml {named} --data mine.safetensors",
+        *lines,
+        f"  voidpad data prepare mine.safetensors --from chats.jsonl {trained}",
+        f"  voidpad train --init mine.toml {trained} --data mine.safetensors",
         "  voidpad train mine.toml",
     ]
 

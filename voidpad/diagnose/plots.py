@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 
-from voidpad.diagnose.attention import Mass
+from voidpad.diagnose.attention import EosAttention
 from voidpad.diagnose.eos_prior import LEAST, Curves
 from voidpad.diagnose.overflow import Trajectory
-from voidpad.files import beside
+from voidpad.files import atomic_file
 
 LOOK = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10}
 # Colours that stay apart for readers with any colour vision (Okabe and Ito).
@@ -30,7 +30,7 @@ HEAT = LinearSegmentedColormap.from_list("eos", ["#FFFFFF", "#FDD9B5", "#F9A14A"
 
 def save(figure: Figure, path: Path) -> None:
     """A PNG (or what the name ends in), whole or not at all."""
-    with beside(path) as draft:
+    with atomic_file(path) as draft:
         figure.savefig(draft, dpi=130)
 
 
@@ -66,13 +66,14 @@ def prior(curves: Sequence[Curves], *, title: str = "", least: int = LEAST) -> F
 
 
 @matplotlib.rc_context(LOOK)  # type: ignore[arg-type]
-def heat(some: Sequence[Trajectory], *, titles: Sequence[str]) -> Figure:
+def heat(some: Sequence[Trajectory]) -> Figure:
     """P(EOS) of every slot (across) at every pass (down), with what was written when."""
     figure, panels = _figure(4.2 * len(some) + 0.6, 4.2, len(some), share=True)
     handles: dict[str, Artist] = {}
-    for axes, one, title in zip(panels, some, titles, strict=True):
+    for axes, one in zip(panels, some, strict=True):
         image = _heat(axes, one)
-        axes.set_title(title)
+        header, end = one.trace.header, "overflow" if one.overflow else f"{one.effective} tokens"
+        axes.set_title(f"{header.model}, block {header.plan.get('block', '?')}: {end}")
         handles |= {label: mark for mark, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     deepest = max(len(one.moments) for one in some)
     panels[0].set(ylabel="pass", ylim=(deepest + 0.5, 0.5))
@@ -111,7 +112,7 @@ def _heat(axes: Axes, one: Trajectory) -> AxesImage:
 
 
 @matplotlib.rc_context(LOOK)  # type: ignore[arg-type]
-def layers(seen: Sequence[Mass], *, title: str = "") -> Figure:
+def layers(seen: Sequence[EosAttention], *, title: str = "") -> Figure:
     """Attention of masked slots on EOS keys, layer by pass, beside what even attention would give."""
     figure, (chart, lines) = _figure(8.8, 3.2, 2)
     passes = 1 + max(one.number for one in seen)

@@ -1,15 +1,19 @@
-"""Prompts to decode, each with a way to tell whether an answer is right, where there is one."""
+"""What analyses run on: prompts with a way to judge their answers, and examples of prompts with answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from voidpad.errors import ConfigError
-from voidpad.models import Model
+import torch
+
+from voidpad.errors import ConfigError, DataError
+from voidpad.models import Checkpoint
 from voidpad.training.padding import Example, Pairs
 
 
@@ -27,6 +31,31 @@ def with_number(prompt: Any, answer: str) -> Question:
     return Question(prompt, lambda text: bare(flexible_extract(text)) == target)
 
 
+# The tasks of the built-in models.
+
+
+def has_builtin_vocab(model: Checkpoint) -> bool:
+    """Whether this model has the built-in vocabulary, so that the built-in tasks mean something to it."""
+    from voidpad.builtin.tokenizer import tokenizer
+
+    return model.tokenizer.get_vocab() == tokenizer().get_vocab()
+
+
+def task_names(names: Sequence[str]) -> list[str]:
+    """Names of built-in tasks, all of them if none is given; the prefix `tiny_` may be left out.
+
+    The task of filling gaps is none of them: its answers have no end to be found.
+    """
+    from voidpad.builtin.fills import FILL
+    from voidpad.builtin.tasks import TASKS
+
+    known = [name for name in TASKS if name != FILL.name]
+    full = [name if name.startswith("tiny_") else f"tiny_{name}" for name in names] or known
+    if unknown := [name for name in full if name not in known]:
+        raise ConfigError(f"task {unknown[0]!r} cannot be analysed; use some of {', '.join(known)}.")
+    return full
+
+
 def of_tasks(names: Sequence[str], count: int) -> list[Question]:
     """The first test problems of the built-in tasks, by turns. Programs are not judged: that needs a sandbox."""
     from voidpad.builtin.tasks import TASKS, check, heldout
@@ -35,26 +64,7 @@ def of_tasks(names: Sequence[str], count: int) -> list[Question]:
     each = [heldout(name, -(-count // len(tasks))) for name in tasks]
     problems = [problem for group in zip(*each, strict=True) for problem in group][:count]
     judges = [None if TASKS[problem.task].is_code else partial(check, problem) for problem in problems]
-    return [Question(problem.prompt, judge) for problem, judge in zip(problems, judges, strict=True)]
-
-
-def task_names(names: Sequence[str]) -> list[str]:
-    """Names of built-in tasks; the prefix `tiny_` may be left out."""
-    from voidpad.builtin.tasks import TASKS
-
-    full = [name if name.startswith("tiny_") else f"tiny_{name}" for name in names]
-    if not full:
-        raise ConfigError(f"tasks: none given; use some of {', '.join(TASKS)}.")
-    if unknown := [name for name in full if name not in TASKS]:
-        raise ConfigError(f"task {unknown[0]!r} is unknown; use {', '.join(TASKS)}.")
-    return full
-
-
-def speaks_tiny(model: Model) -> bool:
-    """Whether this model has the built-in vocabulary, so that the built-in tasks mean something to it."""
-    from voidpad.builtin.tokenizer import tokenizer
-
-    return model.tokenizer.get_vocab() == tokenizer().get_vocab()
+    return [Question(problem.asked, judge) for problem, judge in zip(problems, judges, strict=True)]
 
 
 def task_pairs(names: Sequence[str], count: int) -> Pairs:
@@ -67,21 +77,55 @@ def task_pairs(names: Sequence[str], count: int) -> Pairs:
     while len(rows) < count:
         task = TASKS[tasks[len(rows) % len(tasks)]]
         problem = task.sample(rng)
-        prompt, answer = (
-            words.encode(text).ids for text in (wrap(problem.prompt), task.answer(problem, rng))
-        )
+        prompt, answer = (words.encode(text).ids for text in (wrap(problem), task.answer(problem, rng)))
         if len(answer) < CANVAS:
             rows.append(Example(prompt, answer))
     return Pairs.of(rows)
 
 
-def task_lengths(name: str, index: int, draws: int) -> tuple[str, list[int]]:
-    """A test problem's prompt and the lengths of many answers drawn for it: what its own F is made of."""
-    from voidpad.builtin.tasks import TASKS, heldout
-    from voidpad.builtin.tokenizer import tokenizer
+# Examples in files.
 
-    problem = heldout(name, index + 1)[index]
-    rng = Random(f"{name} {index}")
-    encode = tokenizer().backend_tokenizer.encode_batch
-    texts = [TASKS[name].answer(problem, rng) for _ in range(draws)]
-    return problem.prompt, [len(one.ids) for one in encode(texts)]
+
+def file_pairs(model: Checkpoint, path: Path, count: int, *, raw: bool = False) -> Pairs:
+    """The first `count` examples of a prepared file, or of a JSON file of conversations, that fit the model's context.
+
+    In a conversation the last assistant message is the answer.
+    """
+    pairs = (
+        _prepared(model, path, count) if path.suffix == ".safetensors" else _chats(model, path, count, raw)
+    )
+    keep = pairs.size < model.context
+    if not keep.any():
+        raise DataError(f"{path}: no example fits the context of {model.context} tokens; shorten them.")
+    mine = torch.repeat_interleave(keep, pairs.size)
+    return Pairs(pairs.tokens[mine], pairs.prompt[keep], pairs.response[keep], pairs.complete[keep])
+
+
+def _prepared(model: Checkpoint, path: Path, count: int) -> Pairs:
+    from voidpad.training import prepared
+
+    stored = prepared.read(path)
+    if (stored.roles.mask, stored.roles.eos) != (model.roles.mask, model.roles.eos):
+        raise DataError(
+            f"{path}: made for other token ids than {model.name}'s; prepare it with its tokenizer."
+        )
+    pairs = stored.pairs
+    last = min(count, len(pairs))
+    end = int(pairs.start[last - 1] + pairs.size[last - 1])
+    return Pairs(pairs.tokens[:end], pairs.prompt[:last], pairs.response[:last], pairs.complete[:last])
+
+
+def _chats(model: Checkpoint, path: Path, count: int, raw: bool) -> Pairs:
+    from voidpad.training import chats
+    from voidpad.training.corpus import encode_example
+
+    rows: list[Example] = []
+    for place, prompt, response in islice(chats.read(path), count):
+        try:
+            ids = encode_example(model.tokenizer, model.roles, prompt, response, raw=raw)
+        except chats.Dropped as dropped:
+            raise DataError(f"{place}: {dropped.detail}.") from None
+        rows.append(Example(*ids))
+    if not rows:
+        raise DataError(f"{path}: the file is empty. Put one conversation on each line.")
+    return Pairs.of(rows)

@@ -6,60 +6,100 @@ decides which rows take part in a pass and reports what happened to them.
 
 from __future__ import annotations
 
+import heapq
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from voidpad.decode.canvas import Canvas, join
+from voidpad.constrain.row import GapConstraints, RowConstraint
+from voidpad.decode.canvas import join
+from voidpad.decode.constrained import check_constrained
 from voidpad.decode.loop import Denoiser, Observe, Step, advance, begin, check, outcome, wanted
 from voidpad.decode.outcome import Outcome
 from voidpad.decode.plan import Plan
 from voidpad.decode.rows import Rows, join_rows
-from voidpad.engine.events import Event, Failed, Finished, Started, Wrote
+from voidpad.engine.events import Advanced, Event, Failed, Finished, Started, Wrote, final_prefix
+from voidpad.engine.host import threads_for
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.roles import Roles
 
-Group = tuple[Plan, Rows]  # rows that share a plan
+if TYPE_CHECKING:
+    from voidpad.engine.captured import CapturedPass
+
+
+class _PlanKey:
+    """A plan as a key of dictionaries; its hash, which reads every field, is computed once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self._hash = plan, hash(plan)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _PlanKey) and self.plan == other.plan)
 
 
 @dataclass
-class _Request:
-    """A row that has not ended, from `submit` on."""
+class Request:
+    """A row from `submit` until it ends: what was asked, and how far it has come."""
 
     handle: int
     prompt: Sequence[int]
-    plan: Plan
+    plan_key: _PlanKey
     seed: int
     key: int
     limit: int | None  # longest canvas of this row; the plan's limit holds as well
     observe: Observe | None
-    admitted: float = 0.0  # when it left the queue
-    last_pass: int = 0  # the pass in which it took part last, or after which it was admitted
+    constraint: RowConstraint | GapConstraints | None = None
+    started: float | None = None  # when it left the queue, by time.perf_counter()
+    last_pass: int = 0  # the pass in which it took part last, or after which it left the queue
+    ending: str | None = None  # the stop reason, once somebody has asked to end it
 
     @property
     def size(self) -> int:
         """Tokens of its first pass: prompt and canvas."""
-        canvas = self.plan.length.canvas
+        canvas = self.plan_key.plan.length.canvas
         return len(self.prompt) + (canvas if self.limit is None else min(canvas, self.limit))
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Rows of one plan in a pass, and the slots (B, L) whose logits they need."""
+
+    key: _PlanKey
+    rows: Rows
+    where: Tensor
+
+    @property
+    def plan(self) -> Plan:
+        return self.key.plan
+
+    def select(self, rows: Tensor) -> _Group:
+        chosen = self.rows.select(rows)
+        return replace(self, rows=chosen, where=self.where[rows][:, : chosen.canvas.ids.shape[1]])
 
 
 class Engine:
     """Decodes many rows under a limit of rows and of tokens (prompts and canvases) in one pass.
 
+    Rows start in the order in which they were submitted, while the live rows fit both limits; a row counts as at most
+    half of the tokens. So a long row can always start beside short ones, and short rows beside a long one. If the live
+    rows together are too many tokens for one pass, those whose last pass is longest ago go first.
+
     One thread calls `step`, `events`, `outcomes` or `run`. Meanwhile other threads may call `submit`, `cancel`,
     `end_early`, `wait` and `wake`. Passes run in inference mode; a denoiser that takes gradients leaves it and clones
     the ids that it is given.
 
-    Admission is first come, first served, in two queues. Rows of up to half the token budget are admitted while all
-    live rows fit one pass. A larger row does not count against that budget, but only one is live at a time. So short
-    rows never wait for a long one to end, and short rows that keep arriving never keep a long one out. If the live
-    rows do not fit one pass, those whose last pass is longest ago go first.
+    A row whose plan, prompt or logits make a pass fail ends with a `Failed` event, alone: the pass is repeated
+    without it. Only the loss of the device (`torch.AcceleratorError`) is raised, because no later pass could run.
     """
 
     def __init__(
@@ -70,29 +110,32 @@ class Engine:
         rows: int = 32,
         tokens: int = 16384,
         ended: Callable[[int], None] = lambda handle: None,
-        accepts: Callable[[Plan], None] = lambda plan: None,
+        parameters: int = 0,
+        captured: CapturedPass | None = None,
     ) -> None:
         """`ended` is called with the handle of each row that was in a pass and has ended: caches free its memory.
 
-        `accepts` raises an error for a plan that the denoiser cannot serve.
+        `parameters` of the network decide how
+        many CPU threads a pass is given; 0 leaves torch's number as it is. `captured` runs the passes that it can in
+        place of `denoise` and the rules.
         """
         for name, value in (("rows", rows), ("tokens", tokens)):
             if value < 1:
                 raise ConfigError(f"{name}={value} leaves no room for a row; use at least 1.")
-        self.denoise, self.roles, self.ended, self.accepts = denoise, roles, ended, accepts
-        self.rows, self.tokens = rows, tokens
-        self.live: dict[Plan, Rows] = {}
+        self.denoise, self.roles, self.ended = denoise, roles, ended
+        self.rows, self.tokens, self.parameters, self.captured = rows, tokens, parameters, captured
+        self.live: dict[_PlanKey, Rows] = {}
         self.passes = 0
         self.rows_read = 0  # rows of the last pass
         self.tokens_read = 0  # tokens of the last pass
-        self._failures = 0  # passes in a row that failed
         # What other threads change, all of it under `_changed`.
         self._changed = threading.Condition()
-        self._requests: dict[int, _Request] = {}
-        self._short: deque[_Request] = deque()
-        self._long: deque[_Request] = deque()
-        self._deadlines: dict[int, float] = {}
-        self._ending: dict[int, str] = {}  # handle -> stop reason of rows to end before the next pass
+        self._requests: dict[int, Request] = {}  # all that have not ended, in the order of their handles
+        self._queue: deque[Request] = deque()  # those that have not started
+        self._deadlines: list[
+            tuple[float, int]
+        ] = []  # a heap of moments and handles; may name rows that are over
+        self._asked_to_end: list[Request] = []
         self._next_handle = 0
         self._woken = False  # `wake` was called since the last `wait`
 
@@ -107,37 +150,42 @@ class Engine:
         limit: int | None = None,
         deadline: float | None = None,
         observe: Observe | None = None,
+        constraint: RowConstraint | GapConstraints | None = None,
     ) -> int:
         """Queue a prompt and return the row's handle, which no other row of this engine ever has.
 
         Seed and draw key determine the row's randomness: equal ones give equal answers, whatever the handle and
         whatever other rows share the passes. `limit` bounds this row's canvas, in slots, below the plan's limit. At
-        `deadline`, a moment of time.monotonic(), the row ends with what it has. `observe` names canvas slots whose
-        logits the row's steps must hold besides those that decoding needs.
+        `deadline`, a moment of time.monotonic(), the row ends with what is final of it. `observe` names canvas slots
+        whose logits the row's steps must hold besides those that decoding needs. `constraint` says what the row's text
+        must match; `Model.compile` makes it.
         """
         check(prompt, self.roles, plan)
-        self.accepts(plan)
+        if constraint is not None:
+            check_constrained(plan, self.roles)
         if limit is not None and limit < 1:
             raise ConfigError(f"limit={limit} leaves no room for an answer; use at least 1.")
         with self._changed:
             handle, self._next_handle = self._next_handle, self._next_handle + 1
-            request = _Request(handle, prompt, plan, seed, key, limit, observe)
+            request = Request(handle, prompt, _PlanKey(plan), seed, key, limit, observe, constraint)
             self._requests[handle] = request
-            (self._long if self._is_long(request.size) else self._short).append(request)
+            self._queue.append(request)
             if deadline is not None:
-                self._deadlines[handle] = deadline
+                heapq.heappush(self._deadlines, (deadline, handle))
             self._changed.notify_all()
         return handle
 
     def cancel(self, handle: int) -> None:
-        """End a row before its next pass; its outcome holds what it has, with stop reason `cancelled`."""
+        """End a row before its next pass, with stop reason `cancelled`."""
         self.end_early(handle, "cancelled")
 
     def end_early(self, handle: int, reason: str = "stop") -> None:
-        """End a row before its next pass because its answer is complete. Rows that are over are left alone."""
+        """End a row before its next pass, `stop` because its answer is complete. Rows that are over are left alone.
+
+        The outcome's `ids` hold the canvas as it is, its `tokens` only what no later pass could have changed.
+        """
         with self._changed:
-            if handle in self._requests:
-                self._ending.setdefault(handle, reason)
+            self._ask_to_end(handle, reason)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until there is a row to decode or `wake` is called, at most `timeout` seconds; whether there is one."""
@@ -160,7 +208,7 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Rows in the queue."""
-        return len(self._short) + len(self._long)
+        return len(self._queue)
 
     @property
     def handles(self) -> list[int]:
@@ -175,7 +223,7 @@ class Engine:
             yield from self.step()
 
     def outcomes(self) -> Iterator[tuple[int, Outcome]]:
-        """Step until every row has ended; handle and outcome of each. A failed pass raises its error."""
+        """Step until every row has ended; handle and outcome of each. The error of a failed row is raised."""
         for event in self.events():
             if isinstance(event, Failed):
                 raise event.error
@@ -191,127 +239,194 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """One forward pass over as many rows as fit, and what happened to them.
-
-        If the network fails, the rows of this pass fail and the engine goes on with the others. If it fails in the
-        next pass too, that error is raised instead, and its rows stay live. If a rule of a plan fails, only the rows
-        of that plan fail.
-        """
-        events = self._end_rows()
-        events += self._admit()
+        """One forward pass over as many rows as fit, and what happened to them."""
+        events = [*self._end_rows(), *self._start_rows()]
         chosen, resting = self._choose()
+        self.live = resting
         if not chosen:
             return events
         self.passes += 1
-        where = [self._wanted(plan, rows) for plan, rows in chosen]
-        canvas = join([rows.canvas for _, rows in chosen])
-        self.rows_read, self.tokens_read = len(canvas), int(canvas.stop.sum())
-        try:
-            written = self._advance(chosen, where, canvas)
-        except Exception as error:
-            self._failures += 1
-            if self._failures > 1:
-                raise
-            self.live = resting
-            return [*events, self._rows_failed(chosen, error)]
-        self._failures = 0
-        self.live = resting
-        for (plan, rows), step in zip(chosen, written, strict=True):
-            if isinstance(step, Exception):
-                events.append(self._rows_failed([(plan, rows)], step))
-                continue
-            for handle in rows.canvas.handle.tolist():
-                self._requests[handle].last_pass = self.passes
-            self._put(plan, step.live)
-            events.append(Wrote(plan, step))
-            for row, finished in step.finished.items():
-                events.append(self._over(int(rows.canvas.handle[row]), finished))
+        sizes = [size for rows in chosen.values() for size in rows.canvas.stop.tolist()]
+        self.rows_read, self.tokens_read = len(sizes), sum(sizes)
+        with threads_for(self.parameters * self.tokens_read):
+            steps = self._captured_pass(chosen)
+            if steps is not None:
+                return [*events, *(event for key, step in steps for event in self._keep(key, step))]
+            groups: list[_Group] = []
+            for key, rows in chosen.items():
+                events += self._collect(groups, key, rows)
+            for group, found in self._advance(groups) if groups else []:
+                if isinstance(found, Exception):
+                    events += self._fail(group.rows, found)
+                else:
+                    events += self._keep(group.key, found)
         return events
 
-    def _advance(
-        self, chosen: Sequence[Group], where: Sequence[Tensor], canvas: Canvas
-    ) -> list[Step | Exception]:
-        """The steps of all groups from one call of the denoiser; an exception for a group whose rules failed."""
-        width = canvas.ids.shape[1]
-        padded = [torch.nn.functional.pad(slots, (0, width - slots.shape[1])) for slots in where]
-        logits = self.denoise(canvas, torch.cat(padded))
-        largest = logits.amax() if logits.numel() else torch.zeros(())  # NaN if any logit is
-        written: list[Step | Exception] = []
-        parts = logits.split([int(slots.sum()) for slots in where])
-        for (plan, rows), slots, part in zip(chosen, where, parts, strict=True):
-            try:
-                written.append(advance(rows, plan, slots, part))
-            except Exception as error:
-                written.append(error)
-        if not largest.isfinite():  # only now: the steps have waited for the device already
-            raise VoidpadError(
-                f"the network gave logits of {float(largest)} in pass {self.passes}, so its choices mean nothing; "
+    # ------------------------------------------------------------------------------- one pass
+    def _collect(self, groups: list[_Group], key: _PlanKey, rows: Rows) -> list[Event]:
+        """Add these rows to the groups of a pass; the events of those for which that fails."""
+        try:
+            where = wanted(rows, key.plan)
+            observers = [self._requests[handle].observe for handle in rows.canvas.handle.tolist()]
+            for observe in {one for one in observers if one is not None}:
+                watched = torch.tensor([one is not None and one == observe for one in observers])
+                where = where | (observe(rows.canvas) & watched[:, None])
+        except Exception as error:
+            halves = _halves(rows)
+            if not halves:
+                return self._fail(rows, error)
+            return [event for half in halves for event in self._collect(groups, key, rows.select(half))]
+        groups.append(_Group(key, rows, where))
+        return []
+
+    def _advance(self, groups: list[_Group]) -> list[tuple[_Group, Step | Exception]]:
+        """The steps of all groups. Where something fails, groups are split until the rows at fault are alone."""
+        try:
+            canvas = join([group.rows.canvas for group in groups])
+            width = canvas.ids.shape[1]
+            padded = [torch.nn.functional.pad(g.where, (0, width - g.where.shape[1])) for g in groups]
+            logits = self.denoise(canvas, torch.cat(padded))
+            highest = logits.amax(1)  # NaN where any logit is
+            parts = logits.split([int(group.where.sum()) for group in groups])
+            steps = [self._rules(group, part) for group, part in zip(groups, parts, strict=True)]
+            finite = highest.isfinite().cpu()  # only now: the rules have waited for the device already
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            _release(error)
+            if len(groups) > 1:
+                middle = len(groups) // 2
+                return self._advance(groups[:middle]) + self._advance(groups[middle:])
+            halves = _halves(groups[0].rows)
+            if not halves:
+                return [(groups[0], error)]
+            return [pair for half in halves for pair in self._advance([groups[0].select(half)])]
+        done: list[tuple[_Group, Step | Exception]] = []
+        finite_parts = finite.split([len(part) for part in parts])
+        for group, part, found, numbers in zip(groups, parts, steps, finite_parts, strict=True):
+            done += found if bool(numbers.all()) else self._without_faults(group, part, numbers)
+        return done
+
+    def _rules(self, group: _Group, logits: Tensor) -> list[tuple[_Group, Step | Exception]]:
+        """The step of a group, given its logits; the steps of its parts where the rules fail for some rows."""
+        try:
+            return [(group, advance(group.rows, group.plan, group.where, logits))]
+        except Exception as error:
+            _release(error)
+            halves = _halves(group.rows)
+            if not halves:
+                return [(group, error)]
+            row = group.where.nonzero()[:, 0]
+            return [
+                pair
+                for half in halves
+                for pair in self._rules(group.select(half), logits[torch.isin(row, half).to(logits.device)])
+            ]
+
+    def _without_faults(
+        self, group: _Group, logits: Tensor, finite: Tensor
+    ) -> list[tuple[_Group, Step | Exception]]:
+        """The step of a group without its rows that have a logit that is no number, and the error of each of these."""
+        row = group.where.nonzero()[:, 0]
+        bad = row[~finite].unique()
+        good = torch.tensor([n for n in range(len(group.rows)) if n not in bad.tolist()], dtype=torch.long)
+        done = (
+            self._rules(group.select(good), logits[torch.isin(row, good).to(logits.device)])
+            if len(good)
+            else []
+        )
+        for number in bad:
+            worst = float(logits[(row == number).to(logits.device)].amax())
+            error = VoidpadError(
+                f"the network gave logits of {worst} in pass {self.passes}, so its choices mean nothing; "
                 "the weights may be damaged, or the numbers too large for this dtype (try float32)."
             )
-        return written
+            done.append((group.select(number[None]), error))
+        return done
 
-    def _wanted(self, plan: Plan, rows: Rows) -> Tensor:
-        """The slots whose logits this pass needs, (B, L): those of decoding and those that rows' observers name."""
-        where = wanted(rows, plan)
-        observers = [self._requests[handle].observe for handle in rows.canvas.handle.tolist()]
-        for observe in {one for one in observers if one is not None}:
-            watched = torch.tensor([one is not None and one == observe for one in observers])
-            where = where | (observe(rows.canvas) & watched[:, None])
-        return where
+    def _captured_pass(self, chosen: dict[_PlanKey, Rows]) -> list[tuple[_PlanKey, Advanced]] | None:
+        """The steps of all rows as one captured pass; None if they have to go the ordinary way."""
+        if self.captured is None:
+            return None
+        handles = [handle for rows in chosen.values() for handle in rows.canvas.handle.tolist()]
+        if any(self._requests[handle].observe for handle in handles):
+            return None
+        try:
+            steps = self.captured([(key.plan, rows) for key, rows in chosen.items()])
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:  # the ordinary way finds the rows at fault
+            _release(error)
+            return None
+        return None if steps is None else list(zip(chosen, steps, strict=True))
+
+    def _keep(self, key: _PlanKey, step: Step | Advanced) -> list[Event]:
+        """Put the rows of a step back among the live ones; the events of the step."""
+        handles = step.after.canvas.handle.tolist()
+        for handle in handles:
+            self._requests[handle].last_pass = self.passes
+        self._put(key, step.live)
+        ended = [self._over(handles[row], finished) for row, finished in step.finished.items()]
+        make = step.make_step if isinstance(step, Advanced) else lambda: step
+        return [Wrote(key.plan, step.after, make), *ended]
+
+    def _fail(self, rows: Rows, error: Exception) -> list[Event]:
+        """End rows with an error."""
+        _release(error)
+        handles = rows.canvas.handle.tolist()
+        for handle in handles:
+            self._forget(handle)
+            self.ended(handle)
+        return [Failed(tuple(handles), error)]
 
     # --------------------------------------------------------------------------- who takes part
-    def _is_long(self, size: int) -> bool:
-        return 2 * size > self.tokens
-
-    def _admit(self) -> list[Event]:
-        """Start waiting rows while the limits of rows and tokens allow; an event for each row that started.
-
-        Short and long rows wait in queues of their own; of the two heads the older one goes first.
-        """
-        sizes = torch.cat([rows.canvas.stop for rows in self.live.values()]).tolist() if self.live else []
-        count, load, longest = len(sizes), sum(sizes), max(sizes, default=0)
-        has_long = self._is_long(longest)
-        if has_long:
-            load -= longest
-        admitted: list[_Request] = []
+    def _start_rows(self) -> list[Event]:
+        """Start waiting rows, in order, while the limits of rows and tokens allow; an event for each of them."""
+        largest = self.tokens / 2
+        sizes = [size for rows in self.live.values() for size in rows.canvas.stop.tolist()]
+        load = sum(min(size, largest) for size in sizes)
+        started: dict[_PlanKey, list[Request]] = {}
+        events: list[Event] = []
         with self._changed:
-            while count < self.rows:
-                heads = []
-                if self._short and load + self._short[0].size <= self.tokens:
-                    heads.append(self._short)
-                if self._long and not has_long:
-                    heads.append(self._long)
-                if not heads:
+            count = len(sizes)
+            while self._queue and count < self.rows:
+                load += min(self._queue[0].size, largest)
+                if load > self.tokens:
                     break
-                queue = min(heads, key=lambda queue: queue[0].handle)
-                request = queue.popleft()
-                request.admitted, request.last_pass = time.perf_counter(), self.passes
-                admitted.append(request)
                 count += 1
-                if queue is self._long:
-                    has_long = True
-                else:
-                    load += request.size
-        groups: dict[Plan, list[_Request]] = {}
-        for request in admitted:
-            groups.setdefault(request.plan, []).append(request)
-        for plan, requests in groups.items():
+                request = self._queue.popleft()
+                request.started, request.last_pass = time.perf_counter(), self.passes
+                started.setdefault(request.plan_key, []).append(request)
+                events.append(Started(request.handle))
+        for key, requests in started.items():
+            events += self._begin(key, requests)
+        return events
+
+    def _begin(self, key: _PlanKey, requests: list[Request]) -> list[Event]:
+        """Make the rows of these requests; the events of those for which that fails."""
+        try:
             rows = begin(
                 [request.prompt for request in requests],
                 self.roles,
-                plan,
+                key.plan,
                 keys=[request.key for request in requests],
                 seeds=[request.seed for request in requests],
                 limits=[request.limit for request in requests],
                 handles=[request.handle for request in requests],
+                constraints=[request.constraint for request in requests],
             )
-            self._put(plan, rows)
-        return [Started(request.handle) for request in admitted]
+        except Exception as error:
+            if len(requests) > 1:
+                return [event for request in requests for event in self._begin(key, [request])]
+            self._forget(requests[0].handle)
+            return [Failed((requests[0].handle,), error)]
+        self._put(key, rows)
+        return []
 
-    def _choose(self) -> tuple[list[Group], dict[Plan, Rows]]:
+    def _choose(self) -> tuple[dict[_PlanKey, Rows], dict[_PlanKey, Rows]]:
         """The rows of this pass, and those that rest because the live rows hold more tokens than a pass may."""
         if sum(int(rows.canvas.stop.sum()) for rows in self.live.values()) <= self.tokens:
-            return list(self.live.items()), {}
+            return self.live, {}
         sizes = {
             handle: size
             for rows in self.live.values()
@@ -323,75 +438,79 @@ class Engine:
             if not taken or load + sizes[handle] <= self.tokens:  # one row takes part whatever its size
                 taken.add(handle)
                 load += sizes[handle]
-        chosen: list[Group] = []
-        resting: dict[Plan, Rows] = {}
-        for plan, rows in self.live.items():
+        chosen: dict[_PlanKey, Rows] = {}
+        resting: dict[_PlanKey, Rows] = {}
+        for key, rows in self.live.items():
             takes_part = torch.tensor([handle in taken for handle in rows.canvas.handle.tolist()])
             if takes_part.any():
-                chosen.append((plan, rows if takes_part.all() else rows.select(takes_part)))
+                chosen[key] = rows if takes_part.all() else rows.select(takes_part)
             if not takes_part.all():
-                resting[plan] = rows.select(~takes_part)
+                resting[key] = rows.select(~takes_part)
         return chosen, resting
 
-    def _put(self, plan: Plan, rows: Rows) -> None:
+    def _put(self, key: _PlanKey, rows: Rows) -> None:
         """Add rows to the live rows of their plan."""
         if not len(rows):
             return
-        present = self.live.get(plan)
-        self.live[plan] = rows if present is None else join_rows([present, rows])
+        present = self.live.get(key)
+        self.live[key] = rows if present is None else join_rows([present, rows])
 
     # -------------------------------------------------------------------------------- rows that end
+    def _ask_to_end(self, handle: int, reason: str) -> None:
+        request = self._requests.get(handle)
+        if request is not None and request.ending is None:
+            request.ending = reason
+            self._asked_to_end.append(request)
+
     def _end_rows(self) -> list[Event]:
         """End the rows that `cancel` or `end_early` named, and those whose deadline has passed."""
         with self._changed:
-            reasons, self._ending = self._ending, {}
-            if self._deadlines:
-                now = time.monotonic()
-                late = [handle for handle, deadline in self._deadlines.items() if deadline <= now]
-                reasons = dict.fromkeys(late, "deadline") | reasons
-            if not reasons:
+            while self._deadlines and self._deadlines[0][0] <= time.monotonic():
+                self._ask_to_end(heapq.heappop(self._deadlines)[1], "deadline")
+            ending, self._asked_to_end = self._asked_to_end, []
+            if not ending:
                 return []
-            queued = [request for queue in (self._short, self._long) for request in queue]
-            self._short = deque(request for request in self._short if request.handle not in reasons)
-            self._long = deque(request for request in self._long if request.handle not in reasons)
+            self._queue = deque(request for request in self._queue if request.ending is None)
+        reasons = {
+            request.handle: request.ending or "" for request in ending if request.handle in self._requests
+        }
         events: list[Event] = []
-        for request in queued:
-            if request.handle in reasons:
-                self._forget(request.handle)
-                reason = reasons[request.handle]
-                blank = Outcome(key=request.key, ids=[], tokens=[], passes_decode=0, stop_reason=reason)
-                events.append(Finished(request.handle, blank))
-        for plan, rows in list(self.live.items()):
+        for key, rows in list(self.live.items()):
             handles = rows.canvas.handle.tolist()
             out = torch.tensor([handle in reasons for handle in handles])
             if not out.any():
                 continue
+            final = final_prefix(key.plan, rows)
             for row in out.nonzero()[:, 0].tolist():
-                events.append(self._over(handles[row], outcome(rows, row, plan, reasons[handles[row]])))
-            del self.live[plan]
-            self._put(plan, rows.select(~out))
+                ended = outcome(rows, row, key.plan, reasons.pop(handles[row]))
+                events.append(self._over(handles[row], replace(ended, tokens=ended.tokens[: final[row]])))
+            del self.live[key]
+            self._put(key, rows.select(~out))
+        for handle, reason in reasons.items():  # they never started
+            request = self._forget(handle)
+            blank = Outcome(key=request.key, ids=[], tokens=[], passes_decode=0, stop_reason=reason)
+            events.append(Finished(handle, blank))
         return events
 
     def _over(self, handle: int, finished: Outcome) -> Finished:
         """Forget a live row that has ended, let caches free it, and make its event."""
-        request = self._forget(handle)
+        started = self._forget(handle).started
+        assert started is not None
         self.ended(handle)
-        return Finished(handle, replace(finished, seconds=time.perf_counter() - request.admitted))
+        return Finished(handle, replace(finished, seconds=time.perf_counter() - started))
 
-    def _forget(self, handle: int) -> _Request:
+    def _forget(self, handle: int) -> Request:
         with self._changed:
-            self._deadlines.pop(handle, None)
-            self._ending.pop(handle, None)
             return self._requests.pop(handle)
 
-    def _rows_failed(self, groups: Sequence[Group], error: Exception) -> Failed:
-        """End the rows of these groups with an error, and free the memory that the failed pass took."""
-        # The frames of the traceback keep local variables alive, among them tensors of the failed pass.
-        traceback.clear_frames(error.__traceback__)
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-        handles = [handle for _, rows in groups for handle in rows.canvas.handle.tolist()]
-        for handle in handles:
-            self._forget(handle)
-            self.ended(handle)
-        return Failed(tuple(handles), error)
+
+def _halves(rows: Rows) -> list[Tensor]:
+    """The numbers of the first and of the second half of these rows; empty if there is only one row."""
+    return list(torch.arange(len(rows)).tensor_split(2)) if len(rows) > 1 else []
+
+
+def _release(error: Exception) -> None:
+    """Free the memory that a failed pass took: the frames of a traceback keep its tensors alive."""
+    traceback.clear_frames(error.__traceback__)
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

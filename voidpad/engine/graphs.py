@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import gc
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from voidpad.decode.canvas import send
 
-Call = Callable[..., Tensor]
+T = TypeVar("T")  # what a pass returns: a tensor, or a tuple of tensors
 
 
 @dataclass
@@ -21,21 +22,26 @@ class Graphs:
     """Captures a CUDA graph for each shape of small passes and replays it; larger passes run without a graph."""
 
     up_to: int = 0  # most tokens of a pass that gets a graph; 0 turns graphs off
-    captured: dict[Hashable, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    most: int = 64  # graphs that are kept; the one that was used longest ago goes first
+    captured: OrderedDict[Hashable, CapturedGraph] = field(default_factory=OrderedDict)
     pool: Any = None  # memory that all graphs share: they never run side by side
 
     def fit(self, tokens: int, device: torch.device) -> bool:
         return device.type == "cuda" and tokens <= self.up_to
 
     def __call__(
-        self, call: Call, inputs: Sequence[Tensor], device: torch.device, *, key: Hashable
-    ) -> Tensor:
+        self, call: Callable[..., T], inputs: Sequence[Tensor], device: torch.device, *, key: Hashable
+    ) -> T:
         """`call(*inputs)` on the device. The next call overwrites the output. `key` names what else shapes it."""
-        flat, shapes = _together(inputs, device)
+        shapes = tuple(tuple(x.shape) for x in inputs)
         name = (key, shapes)
         if name not in self.captured:
-            self.captured[name] = self._capture(lambda inputs: call(*_apart(inputs, shapes)), flat)
-        return self.captured[name](flat)
+            self.captured[name] = self._capture(call, inputs, shapes, device)
+            if len(self.captured) > self.most:
+                self.captured.popitem(last=False)
+        self.captured.move_to_end(name)
+        result: T = self.captured[name](inputs)
+        return result
 
     def forget(self) -> None:
         """Drop every graph, because tensors that they read have moved.
@@ -45,25 +51,41 @@ class Graphs:
         self.captured.clear()
         self.pool = None
 
-    def _capture(self, call: Callable[[Tensor], Tensor], inputs: Tensor) -> Callable[[Tensor], Tensor]:
-        buffer = inputs.clone()
+    def _capture(
+        self, call: Callable[..., Any], inputs: Sequence[Tensor], shapes: Shapes, device: torch.device
+    ) -> CapturedGraph:
+        on_host = _flatten(inputs).pin_memory()
+        buffer = on_host.to(device)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):  # kernels are chosen and compiled before the capture
-                call(buffer)
+                call(*_unflatten(buffer, shapes))
         torch.cuda.current_stream().wait_stream(stream)
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with _uncollected(), torch.cuda.graph(graph, pool=self.pool):
-            output = call(buffer)
+            output = call(*_unflatten(buffer, shapes))
+        return CapturedGraph(graph, on_host, buffer, output)
 
-        def replay(fresh: Tensor) -> Tensor:
-            buffer.copy_(fresh, non_blocking=True)
-            graph.replay()
-            return output
 
-        return replay
+@dataclass
+class CapturedGraph:
+    """A graph with its buffers: calling it copies inputs in, replays the kernels and returns the output, unread."""
+
+    graph: Any
+    on_host: Tensor  # pinned
+    buffer: Tensor
+    output: Any
+    copied: Any = field(default_factory=lambda: torch.cuda.Event())
+
+    def __call__(self, inputs: Sequence[Tensor]) -> Any:
+        self.copied.synchronize()  # the last copy has left the pinned memory
+        torch.cat([x.reshape(-1) for x in inputs], out=self.on_host)
+        self.buffer.copy_(self.on_host, non_blocking=True)
+        self.copied.record()
+        self.graph.replay()
+        return self.output
 
 
 @contextmanager
@@ -78,21 +100,20 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def run(call: Call, inputs: Sequence[Tensor], device: torch.device) -> Tensor:
+def run(call: Callable[..., T], inputs: Sequence[Tensor], device: torch.device) -> T:
     """`call(*inputs)` on the device, with one copy for all inputs."""
-    return call(*_apart(*_together(inputs, device)))
+    return call(*_unflatten(send(_flatten(inputs), device), tuple(tuple(x.shape) for x in inputs)))
 
 
 Shapes = tuple[tuple[int, ...], ...]
 
 
-def _together(inputs: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Shapes]:
-    """All inputs as one flat tensor on the device, and their shapes."""
-    shapes = tuple(tuple(x.shape) for x in inputs)
-    return send(torch.cat([x.reshape(-1) for x in inputs]), device), shapes
+def _flatten(inputs: Sequence[Tensor]) -> Tensor:
+    """All inputs, int64 tensors, as one flat tensor."""
+    return torch.cat([x.reshape(-1) for x in inputs])
 
 
-def _apart(flat: Tensor, shapes: Shapes) -> list[Tensor]:
-    """The tensors that `_together` joined, as views."""
+def _unflatten(flat: Tensor, shapes: Shapes) -> list[Tensor]:
+    """The tensors that `_flatten` joined, as views."""
     sizes = [torch.Size(shape).numel() for shape in shapes]
     return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]

@@ -1,98 +1,42 @@
-"""Packed rows: every live row in one sequence without padding, attention inside each row. Exact.
+"""Packed rows: every live row in one sequence without padding, attention inside each row.
 
-In half precision on a GPU, attention is torch's variable-length kernel and short passes are replayed as CUDA
-graphs, one for each bucket of lengths; elsewhere attention runs row by row.
+The forward pass is written here, on the modules of transformers' network, for three reasons: keys and values go to the
+store of a cache, the last layer is computed only for the tokens whose logits are needed (no later layer reads the
+others), and a compiled pass multiplies by joined matrices. The layers must have the parts of transformers' Llama, with
+or without Qwen3's norms of queries and keys; the MLP may be a mixture of experts.
 
-Block-causal attention over several blocks of a row runs row by row with a mask everywhere: the kernel gives all tokens
-of a segment the same keys. The exact cache (`cache.py`) computes one block of a row at a time and needs no mask.
+In half precision on a GPU, attention is torch's variable-length kernel and short passes are replayed as CUDA graphs
+(`graphs.py`); elsewhere attention runs row by row. Block-causal attention over several blocks of a row runs row by row
+with a mask everywhere: the kernel gives all tokens of a segment the same keys. The exact cache (`cache.py`) computes
+one block of a row at a time and needs no mask.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from voidpad.decode.canvas import Canvas
 from voidpad.decode.causal import horizon
 from voidpad.decode.denoise import HFDenoiser
 from voidpad.engine.graphs import Graphs, run
-from voidpad.engine.narrow import narrowed
 
-NAME = "voidpad_varlen"
 HALF = (torch.float16, torch.bfloat16)
-# A packed pass changes the attention and the last layer of its network, so passes over one network run one at a time.
-LOCKS: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
 
 
-def _varlen_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, None]:
-    """Attention over packed rows: (1, heads, T, size) in, (1, T, heads, size) out.
-
-    No token is told from its neighbours by order, so query heads that share a key head are simply more queries of it.
-    """
-    # As torch's own attention does: the positions' rotation made queries and keys float32.
-    if torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = (x.to(dtype) for x in (query, key, value))
-    groups = query.shape[1] // key.shape[1]
-    horizons = kwargs.get("horizons", query.new_empty(0)).repeat_interleave(groups)
-    q = query[0].unflatten(0, (-1, groups)).permute(2, 1, 0, 3).flatten(0, 1)  # (T * groups, key heads, size)
-    k, v = (x[0].transpose(0, 1) for x in (key, value))
-    mixed = _attend(q, k, v, horizons, **{name: kwargs[name] for name in SPANS})
-    return mixed.unflatten(0, (-1, groups)).transpose(1, 2).flatten(1, 2)[None], None
-
-
-def kernel_exists() -> bool:
-    """Whether this torch and this GPU have the variable-length kernel."""
-    found = find_spec("torch.nn.attention.varlen") is not None
-    return found and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
-
-
-SPANS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, horizons: Tensor, **spans: Any) -> Tensor:
-    """Variable-length attention: each segment of queries sees its own segment of keys, (T, heads, size) each.
-
-    Where there are `horizons` (T,), a query sees only so many of these keys, the first ones.
-    """
-    bounds = spans["cu_seq_lens_q"], spans["cu_seq_lens_k"]
-    if q.is_cuda and q.dtype in HALF and not len(horizons):
-        from torch.nn.attention.varlen import varlen_attn
-
-        longest = spans["max_length_q"], spans["max_length_k"]
-        mixed = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), *bounds, *longest)
-        return cast(Tensor, mixed)
-    segments = zip(*(pairwise(ends.tolist()) for ends in bounds), strict=True)
-    parts = [
-        _attend_segment(q[a:b], k[c:d], v[c:d], horizons=horizons[a:b])
-        for (a, b), (c, d) in segments
-        if b > a
-    ]
-    return torch.cat(parts)
-
-
-def _attend_segment(*qkv: Tensor, horizons: Tensor) -> Tensor:
-    q, k, v = (x.transpose(0, 1)[None] for x in qkv)  # (1, heads, n, size)
-    sees = torch.arange(k.shape[2], device=k.device) < horizons[:, None] if len(horizons) else None
-    return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=sees)[0].transpose(0, 1)
-
-
-ALL_ATTENTION_FUNCTIONS.register(NAME, _varlen_attention)
-
-
+# ------------------------------------------------------------------------------------------- what a pass computes
 @dataclass(frozen=True)
 class Packing:
     """Segments of rows laid end to end in one sequence; a segment of filler brings it to a multiple of the bucket."""
@@ -104,9 +48,11 @@ class Packing:
     outputs: Tensor  # (N,) indices of the tokens whose logits are needed
     # Longest segment of tokens and of keys, rounded up so that CUDA graphs fit more often.
     longest: tuple[int, int]
-    extra: tuple[Tensor, ...] = ()  # further inputs that a cache needs
     # (T,) how many keys of its segment, from the first one on, each token sees; empty if it sees all of them
     horizons: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+    stored: Tensor = field(
+        default_factory=lambda: torch.empty(0, dtype=torch.long)
+    )  # (T,) places in the store
 
     @classmethod
     def of(cls, canvas: Canvas, where: Tensor, *, shift: int, bucket: int, causal_block: int = 0) -> Packing:
@@ -114,17 +60,17 @@ class Packing:
         inside = canvas.inside
         ids = canvas.ids[inside]
         spare = -len(ids) % bucket
-        ids = nn.functional.pad(ids, (0, spare), value=canvas.roles.eos)
+        ids = pad(ids, (0, spare), value=canvas.roles.eos)
         positions = torch.cat([canvas.offset.expand_as(canvas.ids)[inside], torch.arange(spare)])
         lengths = torch.cat([canvas.stop, torch.tensor([spare])])
-        lengths = nn.functional.pad(lengths, (1, next_power(len(lengths)) - len(lengths)))
+        lengths = pad(lengths, (1, next_power(len(lengths)) - len(lengths)))
         starts = canvas.stop.cumsum(0) - canvas.stop
         row, column = where.nonzero(as_tuple=True)
         longest = rounded(max(int(canvas.stop.max()), spare))
         bounds = lengths.cumsum(0)
         outputs = starts[row] + column - shift
         horizons = horizon(positions, causal_block) if causal_block else positions[:0]
-        return cls(ids, positions, bounds, bounds, outputs, (longest, longest), horizons=horizons)
+        return cls(ids, positions, bounds, bounds, outputs, (longest, longest), horizons)
 
 
 def next_power(n: int) -> int:
@@ -134,66 +80,6 @@ def next_power(n: int) -> int:
 def rounded(n: int) -> int:
     """n rounded up: to a power of two up to 256, to a multiple of 256 above."""
     return next_power(n) if n <= 256 else -(-n // 256) * 256
-
-
-def logits(
-    inner: HFDenoiser, packing: Packing, graphs: Graphs, *, cache: Cache | None = None, version: int = 0
-) -> Tensor:
-    """Logits at the packing's outputs, (N, V). The cache gets `extra` before the pass."""
-    config: Any = inner.body.config
-    groups = config.num_attention_heads // config.num_key_value_heads
-    longest = (packing.longest[0] * groups, packing.longest[1])
-    half = next(inner.body.parameters()).dtype in HALF and inner.device.type == "cuda"
-    fused = half and not len(packing.horizons)
-    # Not with the GPU's fused kernel: there it would save one layer of many, and it has not been timed.
-    few = 0 < len(packing.outputs) <= len(packing.ids) // 2
-    last = narrowed if few and not fused and inner.narrow else _whole
-
-    def forward(
-        ids: Tensor,
-        positions: Tensor,
-        queries: Tensor,
-        keys: Tensor,
-        outputs: Tensor,
-        horizons: Tensor,
-        *extra: Tensor,
-    ) -> Tensor:
-        if cache is not None:
-            cache.aim(*extra)  # type: ignore[attr-defined]
-        with (
-            LOCKS.setdefault(inner.body, threading.Lock()),
-            _attention(inner.body, NAME),
-            last(inner.body, outputs, queries, groups) as needed,
-        ):
-            hidden = inner.body(
-                input_ids=ids[None],
-                position_ids=positions[None],
-                past_key_values=cache,
-                use_cache=cache is not None,
-                cu_seq_lens_q=(queries * groups).int(),
-                cu_seq_lens_k=keys.int(),
-                max_length_q=longest[0],
-                max_length_k=longest[1],
-                horizons=horizons,
-            ).last_hidden_state[0]
-        logits: Tensor = inner.head(hidden[needed])
-        return logits
-
-    inputs = [packing.ids, packing.positions, packing.queries, packing.keys, packing.outputs]
-    inputs += [packing.horizons, *packing.extra]
-    # Outside half precision, attention runs row by row and reads lengths on the host: a graph cannot hold that.
-    if not (fused and graphs.fit(len(packing.ids), inner.device)):
-        return run(forward, inputs, inner.device)
-    count = len(packing.outputs)
-    spare = max(32, next_power(count)) - count  # few different shapes: few graphs
-    inputs[4] = nn.functional.pad(packing.outputs, (0, spare))
-    return graphs(forward, inputs, inner.device, key=(longest, version))[:count]
-
-
-@contextmanager
-def _whole(body: nn.Module, outputs: Tensor, *_: Any) -> Iterator[Tensor]:
-    """Takes the place of `narrowed` where every layer computes every token; yields `outputs` as they are."""
-    yield outputs
 
 
 @dataclass
@@ -206,20 +92,315 @@ class PackedDenoiser:
 
     @torch.inference_mode()
     def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        inner = self.inner
-        packing = Packing.of(
-            canvas, where, shift=inner.shift, bucket=self.bucket, causal_block=inner.causal_block
+        packing, _ = self.pack(canvas, where)
+        return logits(self.inner, packing, self.graphs)
+
+    def pack(self, canvas: Canvas, where: Tensor) -> tuple[Packing, Callable[[], None]]:
+        """The tokens of a pass, and what to call once the pass has been computed."""
+        shift, block = self.inner.shift, self.inner.causal_block
+        return Packing.of(canvas, where, shift=shift, bucket=self.bucket, causal_block=block), lambda: None
+
+
+# ---------------------------------------------------------------------------------------------- the forward pass
+class Store(Protocol):
+    """Where the keys and values of a pass go and attention reads them: by layer, (places, heads, size)."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+
+
+def logits(
+    inner: HFDenoiser, packing: Packing, graphs: Graphs, *, store: Store | None = None, version: int = 0
+) -> Tensor:
+    """Logits at the packing's outputs, (N, V). With a store, keys and values are kept at the packing's places."""
+    on_gpu = inner.device.type == "cuda" and next(inner.body.parameters()).dtype in HALF
+    fused = on_gpu and not len(packing.horizons)
+    inputs = [packing.ids, packing.positions, packing.queries, packing.keys, packing.outputs]
+    inputs += [packing.horizons, packing.stored]
+
+    def call(*tensors: Tensor) -> Tensor:
+        return forward(inner, store, packing.longest, *tensors)
+
+    # Outside half precision, attention runs row by row and reads lengths on the host: a graph cannot hold that.
+    if not (fused and graphs.fit(len(packing.ids), inner.device)):
+        return run(call, inputs, inner.device)
+    count = len(packing.outputs)
+    spare = max(32, next_power(count)) - count  # few different shapes: few graphs
+    inputs[4] = pad(packing.outputs, (0, spare), value=len(packing.ids) - 1)
+    return graphs(call, inputs, inner.device, key=(packing.longest, version))[:count]
+
+
+def forward(
+    inner: HFDenoiser,
+    store: Store | None,
+    longest: tuple[int, int],
+    ids: Tensor,
+    positions: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    outputs: Tensor,
+    horizons: Tensor,
+    stored: Tensor,
+) -> Tensor:
+    """Logits (N, V) at `outputs` of the packed tokens; the tensors are those of `Packing`, on the network's device."""
+    body: Any = inner.body
+    joined = _COMPILED.get(body)
+    call = decoder_layer if joined is None else _compiled_layer()
+    hidden = body.embed_tokens(ids[None])
+    rotary = body.rotary_emb(hidden, positions[None])
+    fused = hidden.is_cuda and hidden.dtype in HALF and not len(horizons)
+    spans = Spans.of(queries, keys, longest, on_host=not fused)
+    # Not on a GPU without compiling: there every product keeps the shape that it has in the plain network.
+    few = 0 < len(outputs) <= len(ids) // 2 and (joined is not None or not fused)
+    needed = None
+    for number, layer in enumerate(body.layers):
+        if few and number == len(body.layers) - 1:
+            needed, order = outputs.sort()
+            spans = spans.narrowed(needed)
+        kept = None if store is None else (store.keys[number], store.values[number])
+        matrices = joined[number] if joined else None
+        hidden = call(layer, matrices, hidden, rotary, spans, horizons, kept, stored, needed)
+    hidden = body.norm(hidden)[0]
+    found: Tensor = inner.head(hidden[order.argsort()] if few else hidden[outputs])
+    return found
+
+
+def decoder_layer(
+    layer: Any,
+    joined: JoinedLayer | None,
+    hidden: Tensor,
+    rotary: tuple[Tensor, Tensor],
+    spans: Spans,
+    horizons: Tensor,
+    kept: tuple[Tensor, Tensor] | None,
+    stored: Tensor,
+    needed: Tensor | None,
+) -> Tensor:
+    """One layer over packed tokens, (1, T, hidden).
+
+    `joined` multiplies by the matrices of queries, keys and values, and of gate and up, at once. `kept` are stored keys
+    and values: those of this pass are written at the places `stored`, and attention reads all. With `needed` (N,) only
+    these tokens go through the layer and come out; the others give keys and values.
+    """
+    part = layer.self_attn
+    seen = layer.input_layernorm(hidden)
+    if joined is not None and joined.attention is not None:
+        three = joined.attention(seen)
+    else:
+        three = [project(seen) for project in (part.q_proj, part.k_proj, part.v_proj)]
+    q, k, v = (one.unflatten(-1, (-1, part.head_dim)) for one in three)  # (1, T, heads, size)
+    if hasattr(part, "q_norm"):
+        q, k = part.q_norm(q), part.k_norm(k)
+    size = rotary[0].shape[-1]  # some networks rotate only the first part of each head
+    turned = apply_rotary_pos_emb(q[..., :size], k[..., :size], *rotary, unsqueeze_dim=2)
+    if size < part.head_dim:
+        q, k = (torch.cat([one, whole[..., size:]], -1) for one, whole in zip(turned, (q, k), strict=True))
+    else:
+        q, k = turned
+    q, k, v = q[0], k[0], v[0]
+    if kept is not None:
+        kept[0].index_copy_(0, stored, k)
+        kept[1].index_copy_(0, stored, v)
+        k, v = kept
+    if needed is not None:
+        q, hidden = q[needed], hidden[:, needed]
+        horizons = horizons[needed] if len(horizons) else horizons
+    mixed = attend(q, k, v, spans, horizons)
+    hidden = hidden + part.o_proj(mixed.flatten(1)[None])
+    seen = layer.post_attention_layernorm(hidden)
+    if joined is None or joined.mlp is None:
+        return cast(Tensor, hidden + layer.mlp(seen))
+    gate, up = joined.mlp(seen)
+    return cast(Tensor, hidden + layer.mlp.down_proj(layer.mlp.act_fn(gate) * up))
+
+
+# -------------------------------------------------------------------------------------------------- attention
+@dataclass(frozen=True)
+class Spans:
+    """Which keys each segment of queries sees, as cumulative lengths, and the longest segments."""
+
+    queries: Tensor  # (S + 1,) int32
+    keys: Tensor
+    longest_query: int
+    longest_key: int
+    on_host: (
+        tuple[tuple[int, ...], tuple[int, ...]] | None
+    )  # queries and keys as numbers, where no kernel reads them
+
+    @classmethod
+    def of(cls, queries: Tensor, keys: Tensor, longest: tuple[int, int], *, on_host: bool) -> Spans:
+        numbers = (tuple(queries.tolist()), tuple(keys.tolist())) if on_host else None
+        return cls(queries.int(), keys.int(), *longest, numbers)
+
+    def narrowed(self, outputs: Tensor) -> Spans:
+        """The spans where only these queries are left, ascending indices of packed tokens."""
+        queries = torch.searchsorted(outputs, self.queries.to(outputs.dtype)).int()
+        numbers = None if self.on_host is None else (tuple(queries.tolist()), self.on_host[1])
+        return Spans(queries, self.keys, len(outputs), self.longest_key, numbers)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, spans: Spans, horizons: Tensor) -> Tensor:
+    """Attention of packed queries (T, heads, size) to packed keys and values (K, key heads, size); (T, heads, size).
+
+    Where there are `horizons` (T,), a query sees only so many keys of its segment, the first ones. No token is told
+    from its neighbours by order, so query heads that share a key head are simply more queries of it.
+    """
+    groups = q.shape[1] // k.shape[1]
+    if spans.on_host is None:
+        from torch.nn.attention.varlen import varlen_attn
+
+        q = q.unflatten(1, (-1, groups)).transpose(1, 2).flatten(0, 1)  # (T * groups, key heads, size)
+        longest = spans.longest_query * groups, spans.longest_key
+        mixed = varlen_attn(
+            q.contiguous(), k.contiguous(), v.contiguous(), spans.queries * groups, spans.keys, *longest
         )
-        return logits(inner, packing, self.graphs)
+        return _ungrouped(cast(Tensor, mixed), groups)
+    return cast(Tensor, _attend_rows(q, k, v, spans.on_host, horizons, groups))
 
 
-@contextmanager
-def _attention(body: nn.Module, name: str) -> Iterator[None]:
-    """Inside the context, the network uses the attention function `name`; afterwards its own again."""
-    config: Any = body.config
-    before = config._attn_implementation
-    config._attn_implementation = name
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _attend_rows(
+    q: Tensor, k: Tensor, v: Tensor, spans: tuple[tuple[int, ...], ...], horizons: Tensor, groups: int
+) -> Tensor:
+    parts = [
+        _attend_segment(q[a:b], k[c:d], v[c:d], horizons[a:b], groups)
+        for (a, b), (c, d) in zip(*map(pairwise, spans), strict=True)
+        if b > a
+    ]
+    return torch.cat(parts)
+
+
+def _attend_segment(q: Tensor, k: Tensor, v: Tensor, horizons: Tensor, groups: int) -> Tensor:
+    """Attention of one segment, (n, heads, size)."""
+    q = q.unflatten(1, (-1, groups)).transpose(1, 2).flatten(0, 1)
+    horizons = horizons.repeat_interleave(groups)
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # (1, key heads, n, size)
+    sees = torch.arange(k.shape[2], device=k.device) < horizons[:, None] if len(horizons) else None
+    mixed = scaled_dot_product_attention(q, k, v, attn_mask=sees)[0].transpose(0, 1)
+    return _ungrouped(mixed, groups)
+
+
+def _ungrouped(mixed: Tensor, groups: int) -> Tensor:
+    """(T * groups, key heads, size) as (T, heads, size)."""
+    return mixed.reshape(-1, groups, *mixed.shape[1:]).transpose(1, 2).flatten(1, 2)
+
+
+def kernel_exists() -> bool:
+    """Whether this torch and this GPU have the variable-length kernel."""
+    found = find_spec("torch.nn.attention.varlen") is not None
+    return found and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+
+
+# ------------------------------------------------------------------------------------------ attention for training
+NAME = "voidpad_varlen"  # of the attention function that transformers' own forward may use
+
+
+def _varlen_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Attention over packed rows as transformers calls it: (1, heads, T, size) in, (1, T, heads, size) out.
+
+    Lengths of queries count every query head that shares a key head: they are more queries of it.
+    """
+    # As torch's own attention does: the positions' rotation made queries and keys float32.
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (x.to(dtype) for x in (query, key, value))
+    groups = query.shape[1] // key.shape[1]
+    q = query[0].unflatten(0, (-1, groups)).permute(2, 1, 0, 3).flatten(0, 1)  # (T * groups, key heads, size)
+    k, v = (x[0].transpose(0, 1) for x in (key, value))
+    bounds = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
+    longest = kwargs["max_length_q"], kwargs["max_length_k"]
+    spans = Spans.of(*bounds, longest, on_host=not (q.is_cuda and q.dtype in HALF))
+    mixed = attend(q, k, v, spans, bounds[0][:0])
+    return _ungrouped(mixed, groups)[None], None
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, _varlen_attention)
+
+
+# ------------------------------------------------------------------------------------------------------ compiling
+class Joined(nn.Module):
+    """Linear layers with the same input as one product; the weights of the layers become views of the joined ones."""
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        super().__init__()
+        self.sizes = [layer.weight.shape[0] for layer in layers]
+        self.inner = copy.copy(layers[0])  # of the same kind, with tensors of its own
+        self.inner._parameters, self.inner._buffers = {}, {}
+        for name, axis in (
+            ("weight", 0),
+            ("bias", 0),
+            ("scale", 1),
+        ):  # `scale`: float8 weights have one an output
+            parts = [part for layer in layers if (part := getattr(layer, name, None)) is not None]
+            # As bytes where the numbers are bytes: not every operation knows float8.
+            joined = [
+                part.detach().view(torch.uint8) if part.element_size() == 1 else part.detach()
+                for part in parts
+            ]
+            whole = torch.cat(joined, axis).view(parts[0].dtype) if parts else None
+            for part, view in zip(parts, () if whole is None else whole.split(self.sizes, axis), strict=True):
+                part.data = view
+            if name == "scale" and whole is not None:
+                self.inner.register_buffer(name, whole)
+            elif name != "scale":
+                frozen = None if whole is None else nn.Parameter(whole, requires_grad=False)
+                self.inner.__dict__.pop(name, None)  # a layer may keep a bias of None as a plain attribute
+                self.inner.register_parameter(name, frozen)
+
+    def forward(self, x: Tensor) -> Sequence[Tensor]:
+        return cast(Sequence[Tensor], self.inner(x).split(self.sizes, -1))
+
+
+class JoinedLayer(nn.Module):
+    """The joined products of a layer; None where its matrices are not plain ones (adapters, experts)."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.attention = self._join(layer.self_attn, ("q_proj", "k_proj", "v_proj"))
+        self.mlp = self._join(layer.mlp, ("gate_proj", "up_proj"))
+
+    @staticmethod
+    def _join(owner: nn.Module, names: Sequence[str]) -> Joined | None:
+        parts = [getattr(owner, name, None) for name in names]
+        joins = all(type(part) is nn.Linear or getattr(part, "joins", False) for part in parts)
+        return Joined(parts) if joins else None
+
+
+_COMPILED: WeakKeyDictionary[nn.Module, Sequence[JoinedLayer | None]] = WeakKeyDictionary()
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def compile_body(body: nn.Module) -> None:
+    """From now on, compute packed passes of this network by compiled layers, on a GPU with joined matrices.
+
+    Norms, rotary embedding and gating fuse; the function computed stays the same up to rounding. Layers are compiled at
+    their first passes, all of them by the same code. No weight is there twice: the network's own become views.
+    """
+    layers: Any = body.layers
+    on_gpu = next(body.parameters()).is_cuda
+    # Layers are compiled anew for passes with and without a store and for the last layer, and so is every network.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+    _COMPILED[body] = [JoinedLayer(layer) if on_gpu else None for layer in layers]
+
+
+def is_compiled(body: nn.Module) -> bool:
+    """Whether packed passes of this network are computed by compiled layers."""
+    return body in _COMPILED
+
+
+@cache
+def _compiled_layer() -> Callable[..., Tensor]:
+    return cast(Callable[..., Tensor], torch.compile(decoder_layer, dynamic=True))
+
+
+def compile_layers(body: nn.Module, **options: Any) -> None:
+    """Compile the layers of transformers' own forward pass, for training: in place, at their first pass.
+
+    `options` go to torch.compile. Norms, rotary embedding and gating fuse; the function computed stays the same.
+    """
+    layers: Any = body.layers
+    for layer in layers:
+        layer.compile(**options)

@@ -1,7 +1,7 @@
 """Named speeds: which approximations a name stands for, and what they cost on the built-in tasks.
 
 A name is a shorthand for switches. Results, run folders and reports hold the fields of the plan and the cache as if
-they had been given one by one. The prices are those of docs/fast.md, which `voidpad bench --frontier` measured.
+they had been given one by one. The prices are those of docs/fast.md, which `python -m studies.frontier` measured.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from voidpad.decode.fields import name_of
-from voidpad.decode.plan import ALIASES, PRESETS, FamilyDefaults, Plan
-from voidpad.decode.switches import APPROXIMATE_FIELDS, has_commit_rule
+from voidpad.decode.plan import Plan
+from voidpad.decode.presets import ALIASES, APPROXIMATE_FIELDS, PRESETS, FamilyDefaults
+from voidpad.decode.rules import name_of
 from voidpad.errors import ConfigError
 
 
@@ -69,8 +69,8 @@ def with_speed(
 
 
 def check_speed(name: str | None, plan: str | Plan) -> None:
-    """Refuse a plan that a named speed cannot change: one of the user's own, one with a commit rule of its own (DAEDAL,
-    AdaBlock), a block-causal model's.
+    """Refuse a plan that a named speed cannot change: one of the user's own, one with a commit rule of its own
+    (DAEDAL), a block-causal model's.
     """
     if name is None or not (speed := _speed(name)).approximates:
         return
@@ -87,7 +87,7 @@ def check_speed(name: str | None, plan: str | Plan) -> None:
             "exactly and choose their pace by the plan: drop the speed."
         )
     known = preset.fields(FamilyDefaults())
-    if has_commit_rule(known) or not speed.fields.keys() <= {one.name for one in known}:
+    if not speed.fields.keys() <= known.keys():
         raise ConfigError(
             f"speed={name} replaces the commit rule, and plan {plan!r} has one of its own; drop the speed."
         )

@@ -1,4 +1,4 @@
-"""The second stage: answers to prepared requests, through one pool of the engine.
+"""The second stage: answers to requests, through one pool of the engine.
 
 This module needs torch, transformers and our engine alone: a GPU machine can answer without lm-eval, a sandbox
 or the benchmarks' data.
@@ -7,62 +7,101 @@ or the benchmarks' data.
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
+from voidpad.decode.denoise import hidden_eos
 from voidpad.decode.outcome import Outcome
-from voidpad.decode.plan import Plan, describe
+from voidpad.decode.plan import Plan
+from voidpad.decode.presets import describe
 from voidpad.engine.batching import Engine
 from voidpad.engine.events import Failed, Finished
-from voidpad.engine.hide_eos import hidden_eos
-from voidpad.errors import ConfigError, DataError, VoidpadError, reason
-from voidpad.evaluate.folder import AnswerRequest, RunFolder
-from voidpad.evaluate.journal import AnswerRecord, Journal
+from voidpad.errors import ConfigError, DataError, VoidpadError, first_line
+from voidpad.evaluate.config import EvalConfig, Resources
+from voidpad.evaluate.folder import AnswerRecord, AnswerRequest, Journal
 from voidpad.evaluate.provenance import answer_provenance
-from voidpad.evaluate.settings import RESOLVED, Resources, Settings
-from voidpad.evaluate.texts import READERS, Reader, cut_first
 from voidpad.evaluate.workers import Workers
 from voidpad.models import Model, load, merge
+from voidpad.models.text import raw_ids
 
 Progress = Callable[[int, int], None]  # (examples done, examples in all)
 
 
+# ------------------------------------------------------------------ from a decoded canvas to the text that is scored
+# From model, slots, stop strings and cut to the text.
+Reader = Callable[[Model, Sequence[int], Sequence[str], bool], str]
+LLADA_MARKERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+
+
+def cut_first(model: Model, slots: Sequence[int], stops: Sequence[str], cut: bool = True) -> str:
+    """Ours: cut at the first end unless the plan says not to, drop special tokens by id, then the stop strings."""
+    return _until(model.text(slots, cut=cut), stops)
+
+
+def llada_harness(model: Model, slots: Sequence[int], stops: Sequence[str], cut: bool = True) -> str:
+    """The paper's LLaDA harness: text after an EOS counts.
+
+    Special tokens go by tokenising the text once more. HumanEval has no stop strings, and loses the chat markers, which
+    this harness's tokenizer spells out.
+    """
+    if not stops:
+        text = model.text(slots, cut=False)
+        for marker in LLADA_MARKERS:
+            text = text.replace(marker, "")
+        return text
+    text = _until(str(model.tokenizer.decode(list(slots))), stops)
+    return model.text(raw_ids(model.tokenizer, text), cut=False)
+
+
+def dream_harness(model: Model, slots: Sequence[int], stops: Sequence[str], cut: bool = True) -> str:
+    """The paper's Dream harness: cut where EOS is spelled; every other special token stays as literal text."""
+    text = str(model.tokenizer.decode(list(slots)))
+    return _until(text.split(str(model.tokenizer.decode([model.roles.eos])), 1)[0], stops)
+
+
+def _until(text: str, stops: Sequence[str]) -> str:
+    """The text before the first occurrence of each stop string; the strings are applied in their order."""
+    for stop in stops:
+        if stop:
+            text = text.split(stop, 1)[0]
+    return text
+
+
+# By `EvalConfig.parity`: the two evaluation harnesses of the paper, which are not the model families of these names.
+READERS: dict[str | None, Reader] = {None: cut_first, "llada": llada_harness, "dream": dream_harness}
+
+
+# ------------------------------------------------------------------------------------------------------- answering
 @dataclass(frozen=True)
 class Answering:
     """How prompts become answers."""
 
     model: Model
     plan: Plan
-    seed: int = 0
-    rows: int = 32
-    tokens: int = 16384
-    read: Reader = cut_first
-    system: str | None = None
-    raw: bool = False
-    cache: str | None = None  # a policy of engine/cache_policy.py: approximate
-    hide_eos: bool = False
+    config: EvalConfig = EvalConfig(model="")
+    resources: Resources = Resources()
 
     def __post_init__(self) -> None:
         self.model.roles.ids(self.plan.names)  # a role the model lacks is refused here
-        self.engine().accepts(self.plan)  # and so are a cache or limits that cannot be
+        self.engine()  # and so are a cache or limits that cannot be
 
     @property
     def approximations(self) -> tuple[str, ...]:
         """What makes these answers differ from plain decoding, as `Result` names it."""
-        return self.model.approximations(self.plan, cache=self.cache)
+        return self.model.approximations(self.plan, cache=self.config.cache)
 
     def engine(self) -> Engine:
-        if self.hide_eos:
-            denoiser = self.model.denoiser(forbid=hidden_eos)
-            return Engine(denoiser, self.model.roles, rows=self.rows, tokens=self.tokens)
-        return self.model.engine(rows=self.rows, tokens=self.tokens, cache=self.cache, block=self.plan.block)
+        rows, tokens = self.resources.rows, self.resources.tokens
+        if self.config.hide_eos:
+            return Engine(self.model.denoiser(forbid=hidden_eos), self.model.roles, rows=rows, tokens=tokens)
+        return self.model.engine(rows=rows, tokens=tokens, cache=self.config.cache, block=self.plan.block)
 
     def encode(self, request: AnswerRequest) -> list[int]:
-        bare = request.rendered or self.raw
-        return self.model.encode(request.prompt, raw=bare, system=None if bare else self.system)
+        bare = request.rendered or self.config.raw
+        return self.model.encode(request.prompt, raw=bare, system=None if bare else self.config.system)
 
     def run(self, requests: Sequence[AnswerRequest]) -> Iterator[list[AnswerRecord]]:
         """All requests as one pool; after each pass, the records of the rows that finished."""
@@ -75,7 +114,7 @@ class Answering:
                 plan = self.model.fit(ids, self.plan)
             except VoidpadError as error:
                 raise type(error)(f"{request.name}: {error}") from None
-            handle = engine.submit(ids, plan, seed=self.seed, key=request.key)
+            handle = engine.submit(ids, plan, seed=self.config.seed, key=request.key)
             waiting[handle] = (request, len(ids), plan)
         while engine.busy:  # pass by pass, so that the rows of a pass reach the disk together
             done = []
@@ -100,7 +139,7 @@ class Answering:
             name=request.name,
             prompt_sha256=request.prompt_sha256,
             prompt_tokens=prompt_tokens,
-            output=self.read(self.model, slots, request.stop, plan.cut),
+            output=READERS[self.config.parity](self.model, slots, request.stop, plan.cut),
             answer_tokens=sum(token not in roles.all() for token in answer),
             eos=bool(ends),
             at_cap=not ends and outcome.canvas >= plan.limit,
@@ -111,7 +150,7 @@ def _failed_pass(error: Exception, names: Sequence[str]) -> VoidpadError:
     """The error with the tasks and items that were decoded together when it came."""
     kind = type(error) if isinstance(error, VoidpadError) else VoidpadError
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    said = str(error) if isinstance(error, VoidpadError) else f"{type(error).__name__}: {reason(error)}"
+    said = str(error) if isinstance(error, VoidpadError) else f"{type(error).__name__}: {first_line(error)}"
     failed = kind(f"{shown}: {said}")
     failed.__cause__ = error
     return failed
@@ -123,25 +162,26 @@ class _Answers(Protocol):
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A model that is ready to answer a run's requests, and the settings with all that the model decides."""
+    """A model that is ready to answer a run's requests, and what the model decides about the run."""
 
     answering: _Answers  # `Answering`, or `Workers` where there are several devices
-    settings: dict[str, Any]  # as config.json holds them: weights and every field of the plan included
+    config: EvalConfig  # with the fingerprint of the weights
+    plan: dict[str, Any]  # every field of the plan with its value, as config.json holds them
     provenance: dict[str, Any]
 
 
 @contextmanager
 def opened_run(
-    settings: Settings, resources: Resources, *, model: Model | None = None
+    config: EvalConfig, resources: Resources, *, model: Model | None = None
 ) -> Iterator[LoadedRun]:
     """A loaded run for as long as the context lasts: here, or in a process for each of several devices."""
     devices = devices_of(resources.device)
     if model is not None or len(devices) == 1:
-        yield load_run(settings, replace(resources, device=devices[0]), model=model)
+        yield load_run(config, replace(resources, device=devices[0]), model=model)
         return
-    workers = Workers(settings, resources, devices)
+    workers = Workers(config, resources, devices)
     try:
-        yield LoadedRun(workers, workers.settings, workers.provenance)
+        yield LoadedRun(workers, workers.config, workers.plan, workers.provenance)
     finally:
         workers.close()
 
@@ -156,68 +196,56 @@ def devices_of(names: str) -> list[str]:
     return [f"cuda:{at}" for at in range(count)]
 
 
-def load_run(settings: Settings, resources: Resources, *, model: Model | None = None) -> LoadedRun:
-    """Load the model and build the plan, once. Refuses other weights than the settings name."""
-    model = model or load_model(settings, resources)
+def load_run(config: EvalConfig, resources: Resources, *, model: Model | None = None) -> LoadedRun:
+    """Load the model and build the plan, once. Refuses other weights than the config names."""
+    model = model or load_model(config, resources)
     weights = model.fingerprint
-    if settings.weights not in (None, weights):
+    if config.weights not in (None, weights):
         raise ConfigError(
-            f"weights={settings.weights!r}: {model.name} now has weights {weights!r}; use another --out"
+            f"weights={config.weights!r}: {model.name} now has weights {weights!r}; use another --out"
         )
+    if isinstance(config.plan, dict):
+        raise ConfigError("plan: a plan of your own is built in Python; run this stage where it is defined")
     plan, fields = describe(
-        settings.plan,
-        defaults=model.decoding,
-        calibration=model.card.calibration,
-        **settings.fields,
+        config.plan, defaults=model.decoding, calibration=model.card.calibration, **config.fields
     )
-    answering = Answering(
-        model,
-        plan,
-        seed=settings.seed,
-        rows=resources.rows,
-        tokens=resources.tokens,
-        read=READERS[settings.parity],
-        system=settings.system,
-        raw=settings.raw,
-        cache=settings.cache,
-        hide_eos=settings.hide_eos,
-    )
-    plain = replace(settings, weights=weights).plain()
-    facts = answer_provenance(model, resources) | {"approximations": list(answering.approximations)}
-    return LoadedRun(answering, {**plain, RESOLVED: json.loads(json.dumps(fields))}, facts)
+    config = config.updated(weights=weights)
+    answering = Answering(model, plan, config, resources)
+    facts = answer_provenance(model, resources) | {
+        "approximations": list(answering.approximations),
+        "length_rule": type(plan.length).__name__,
+        # Whether `steps` is the number of passes to the end of the canvas: an adaptive length rule says no.
+        "fixed_canvas": bool(getattr(plan.length, "steps_are_total", False)),
+    }
+    return LoadedRun(answering, config, json.loads(json.dumps(fields)), facts)
 
 
-def load_model(settings: Settings, resources: Resources) -> Model:
-    """The model that the settings name, on the device of the resources."""
+def load_model(config: EvalConfig, resources: Resources) -> Model:
+    """The model that the config names, on the device of the resources."""
     model = load(
-        settings.model,
-        settings.adapter,
+        config.model,
+        config.adapter,
         device=resources.device,
-        dtype=settings.dtype,
-        quantize=settings.quantize,
+        dtype=config.dtype,
+        quantize=config.quantize,
     )
-    return merge(model) if settings.merge and model.adapted else model
+    return merge(model) if config.merge and model.adapted else model
 
 
-def answer(
-    folder: RunFolder,
-    *,
-    resources: Resources | None = None,
-    loaded: LoadedRun | None = None,
-    progress: Progress | None = None,
-) -> None:
-    """Answer the requests of a run folder that have no answer yet, and add them to its journal."""
-    opened = nullcontext(loaded) if loaded else opened_run(folder.settings, resources or Resources())
-    with opened as run, folder.writing():
-        requests, journal = folder.requests, folder.journal
-        folder.begin(run.settings, run.provenance)
-        check_prompts(requests, journal)
-        missing = [request for request in requests if request.name not in journal.records]
-        tell = progress or (lambda done, total: None)
-        tell(len(requests) - len(missing), len(requests))
-        for done in run.answering.run(missing) if missing else ():
-            journal.append(replace(record, attempt=journal.attempt) for record in done)
-            tell(sum(request.name in journal.records for request in requests), len(requests))
+def answer_requests(
+    run: LoadedRun, requests: Sequence[AnswerRequest], journal: Journal, progress: Progress | None = None
+) -> dict[str, AnswerRecord]:
+    """The answers to all requests by name; those that the journal has are not decoded again."""
+    check_prompts(requests, journal)
+    missing = [request for request in requests if request.name not in journal.records]
+    done = len(requests) - len(missing)
+    show = progress or (lambda done, total: None)
+    show(done, len(requests))
+    for records in run.answering.run(missing) if missing else ():
+        journal.append(replace(record, attempt=journal.attempt) for record in records)
+        done += len(records)
+        show(done, len(requests))
+    return journal.records
 
 
 def check_prompts(requests: Sequence[AnswerRequest], journal: Journal) -> None:

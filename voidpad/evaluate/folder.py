@@ -1,37 +1,31 @@
-"""The run folder on disk: what is in it, how it is written, how it is read back."""
+"""The run folder on disk: what is in it, how it is written, how it is read back. `evaluate/__init__` has the format.
 
+A folder that a user names is trusted to be what it is; a damaged file gives one line that names it. Files are written
+beside and renamed, or appended to; no link is followed for writing, and nothing is cut that another program wrote.
+"""
+
+import errno
+import gzip
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from pydantic import BaseModel
+from voidpad.decode.outcome import Outcome
+from voidpad.errors import ConfigError, DataError, VoidpadError, first_line
+from voidpad.evaluate.config import EvalConfig
+from voidpad.files import atomic_file, store
 
-from voidpad.errors import ConfigError, DataError, reason
-from voidpad.evaluate.file_shapes import (
-    RunConfig,
-    RunExample,
-    RunResults,
-    StoredRequest,
-    StoredSettings,
-    check_shape,
-    read_json_lines,
-)
-from voidpad.evaluate.journal import Journal
-from voidpad.evaluate.settings import RESOLVED, Settings, first_difference, settings_digest
-from voidpad.files import store
-
-VERSION = 2  # of every JSON file here and of NAME.sweep.json
-_START_AGAIN = "delete the run folder and run it again"
-READABLE = (1, 2)  # version 1 had no requests.jsonl, and no weights in its settings
+VERSION = 3  # of every JSON file here and of NAME.sweep.json
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerRequest:
-    """One prompt of one task, as *prepare* writes it and *answer* reads it."""
+    """One prompt of one task."""
 
     name: str  # task:index, or task:index:repeat
     prompt: str
@@ -49,6 +43,66 @@ class AnswerRequest:
         return sha256(self.prompt.encode()).hexdigest()
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnswerRecord(Outcome):
+    """One generated answer, before any scoring: the finished row, and what belongs to its request."""
+
+    name: str  # of the request
+    prompt_sha256: str  # of the prompt's text
+    prompt_tokens: int
+    output: str  # the text that is scored
+    answer_tokens: int  # before the first end, tokens with a role left out
+    eos: bool  # the canvas holds an end
+    at_cap: bool  # it holds none, and the plan allows no longer canvas
+    attempt: int = 0  # which start of the run made it
+    elapsed: float = 0.0  # seconds since that start
+
+
+class Journal:
+    """The answers of a run, in the order in which they ended: progress.jsonl.
+
+    Every record is synced to the disk when `append` returns, so a killed run loses nothing. A torn last line, the mark
+    of a kill, is ignored by readers and dropped by the next `append`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        raw = path.read_bytes() if path.exists() else b""
+        self._whole = raw[: raw.rfind(b"\n") + 1]
+        self._torn = len(self._whole) < len(raw)
+        self.records: dict[str, AnswerRecord] = {}
+        for number, line in enumerate(self._whole.splitlines(), 1):
+            with damaged(f"{path}:{number}", "remove the line and run again"):
+                record = AnswerRecord(**json.loads(line))
+                self.records[record.name] = record
+        self.attempt = 1 + max((record.attempt for record in self.records.values()), default=-1)
+
+    def append(self, records: Iterable[AnswerRecord]) -> None:
+        fresh = list(records)
+        if not fresh:
+            return
+        file = os.fdopen(open_own(self.path, os.O_WRONLY | os.O_APPEND), "ab")
+        if self._torn:
+            file.close()
+            with atomic_file(self.path) as draft:
+                draft.write_bytes(self._whole)
+            self._torn = False
+            file = os.fdopen(open_own(self.path, os.O_WRONLY | os.O_APPEND), "ab")
+        with file:
+            file.write(b"".join(json.dumps(asdict(record)).encode() + b"\n" for record in fresh))
+            file.flush()
+            os.fsync(file.fileno())
+        self.records |= {record.name: record for record in fresh}
+
+    @property
+    def wall_seconds(self) -> float:
+        """Generation time: for each start, the moment of its last record."""
+        ends: dict[int, float] = {}
+        for record in self.records.values():
+            ends[record.attempt] = max(record.elapsed, ends.get(record.attempt, 0.0))
+        return sum(ends.values())
+
+
 @dataclass
 class RunFolder:
     """A run folder. Every property reads its file anew."""
@@ -57,30 +111,24 @@ class RunFolder:
     _locked: bool = field(default=False, repr=False)
 
     @property
-    def config(self) -> dict[str, Any]:
-        return read_versioned(self.path / "config.json", RunConfig)
+    def head(self) -> dict[str, Any]:
+        """The content of config.json: version, config, plan (every field with its value), provenance."""
+        return read_versioned(self.path / "config.json")
 
     @property
-    def stored_settings(self) -> dict[str, Any]:
-        """The settings of config.json as they are written there, with the resolved plan."""
-        settings: dict[str, Any] = self.config["settings"]
-        check_shape(StoredSettings, settings, f"{self.path / 'config.json'}: settings", _START_AGAIN)
-        return settings
-
-    @property
-    def settings(self) -> Settings:
-        return Settings.parse(self.stored_settings)
+    def config(self) -> EvalConfig:
+        head = self.head
+        with damaged(self.path / "config.json"):
+            return EvalConfig(**head["config"])
 
     @property
     def requests(self) -> list[AnswerRequest]:
         path = self.path / "requests.jsonl"
         if not path.is_file():
             raise DataError(f"{path}: missing; run `voidpad eval --stage prepare` first")
-        requests, fix = [], "prepare the run again"
-        for number, fields in read_json_lines(path, fix):
-            check_shape(StoredRequest, fields, f"{path}:{number}", fix)
-            requests.append(AnswerRequest(**{**fields, "stop": tuple(fields["stop"])}))
-        return requests
+        with damaged(path, "prepare the run again"):
+            lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+            return [AnswerRequest(**{**line, "stop": tuple(line["stop"])}) for line in lines]
 
     @property
     def journal(self) -> Journal:
@@ -89,18 +137,16 @@ class RunFolder:
     @property
     def examples(self) -> list[dict[str, Any]]:
         """The scored examples; none until the run was judged."""
-        path, fix = self.path / "examples.jsonl", "judge the run again"
+        path = self.path / "examples.jsonl.gz"
         if not path.exists():
             return []
-        lines = list(read_json_lines(path, fix))
-        for number, example in lines:
-            check_shape(RunExample, example, f"{path}:{number}", fix)
-        return [example for _, example in lines]
+        with damaged(path, "judge the run again"):
+            return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
 
     @property
     def results(self) -> dict[str, Any] | None:
         """The content of results.json; None until the run is complete."""
-        return read_versioned(self.path / "results.json", RunResults) if self.complete else None
+        return read_versioned(self.path / "results.json") if self.complete else None
 
     @property
     def complete(self) -> bool:
@@ -113,47 +159,56 @@ class RunFolder:
             yield
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
-            _lock(file, self.path)
-            self._locked = True
+        lock = open_own(self.path / ".lock", os.O_RDWR)
+        try:
             try:
-                yield
-            finally:
-                self._locked = False
-
-    def begin(self, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
-        """Write config.json. Once there is an answer, other settings are refused by name.
-
-        Weights and the resolved plan may be unknown where requests are prepared: what is known stays.
-        """
-        path, known = self.path / "config.json", {}
-        if path.exists() and self.config["version"] < VERSION:
-            raise ConfigError(f"{self.path}: a run of an older voidpad cannot go on; use another --out")
-        if path.exists() and self.journal.records:
-            known = self.config
-            fixed = {name: known["settings"].get(name) for name in ("weights", RESOLVED)}
-            settings = {**settings, **{k: v for k, v in fixed.items() if v and not settings.get(k)}}
-            there = known["settings"]
-            if name := first_difference(there, settings):
+                _lock(lock)
+            except OSError:
                 raise ConfigError(
-                    f"{path}: a run with {name}={there.get(name)!r}, now {settings.get(name)!r}; use another --out"
+                    f"{self.path}: another process is writing this run; use another --out"
+                ) from None
+            self._locked = True
+            yield
+        finally:
+            self._locked = False
+            os.close(lock)  # this releases the lock, as the end of the process does
+
+    def begin(
+        self, config: EvalConfig, provenance: Mapping[str, Any], plan: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Write config.json, and return its content. Once there is an answer, another config is refused.
+
+        Weights and the plan's values may be unknown where requests are prepared: what is known stays.
+        """
+        head = {"version": VERSION, "config": config.plain(), "plan": plan, "provenance": dict(provenance)}
+        if (self.path / "config.json").exists() and self.journal.records:
+            known, there = self.head, self.config
+            if config.weights is None:
+                config = config.updated(weights=there.weights)
+            if name := first_difference(there, config):
+                raise ConfigError(
+                    f"{self.path}: a run with {name}={getattr(there, name)!r}, now {getattr(config, name)!r}; "
+                    "use another --out"
                 )
-        facts = {**provenance, **known.get("provenance", {})}
-        self._write_config(settings, facts)
+            head |= {"config": known["config"], "plan": known["plan"] or plan}
+            head["provenance"] = {**provenance, **known["provenance"]}
+        self.write_head(head)
+        return head
 
-    def note(self, provenance: Mapping[str, Any]) -> None:
-        """Add facts of a later stage to config.json's provenance."""
-        config = self.config
-        self._write_config(config["settings"], {**config["provenance"], **provenance})
-
-    def _write_config(self, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
-        digest = settings_digest(settings)
-        head = {"version": VERSION, "settings": settings, "fingerprint": digest, "provenance": provenance}
-        write_lines(self.path / "config.json", [json.dumps(head, indent=1)])
+    def write_head(self, head: Mapping[str, Any]) -> None:
+        store(self.path / "config.json", [json.dumps(head, indent=1), "\n"])
 
     def write_requests(self, requests: Iterable[AnswerRequest]) -> None:
-        lines = (json.dumps(asdict(request), default=str) for request in requests)
-        write_lines(self.path / "requests.jsonl", lines)
+        lines = (json.dumps(asdict(request), default=str) + "\n" for request in requests)
+        store(self.path / "requests.jsonl", lines)
+
+    def write_results(self, examples: Iterable[Mapping[str, Any]], results: Mapping[str, Any]) -> None:
+        """The examples first: results.json marks a run that is complete."""
+        lines = "".join(json.dumps(one) + "\n" for one in examples)
+        with atomic_file(self.path / "examples.jsonl.gz") as draft:
+            draft.write_bytes(gzip.compress(lines.encode(), mtime=0))
+        content = {"version": VERSION, **results}
+        store(self.path / "results.json", [json.dumps(content, indent=1), "\n"])
 
 
 def read_run(folder: Path) -> RunFolder:
@@ -163,40 +218,56 @@ def read_run(folder: Path) -> RunFolder:
     return run
 
 
-def read_versioned(path: Path, shape: type[BaseModel]) -> dict[str, Any]:
-    """A JSON file of ours; a missing, damaged or newer one is named."""
+def first_difference(one: EvalConfig, other: EvalConfig) -> str | None:
+    """The name of the first field, by the alphabet, in which two configs differ; None if they are equal."""
+    mine, theirs = one.plain(), other.plain()
+    return next((name for name in sorted(mine) if mine[name] != theirs[name]), None)
+
+
+@contextmanager
+def damaged(where: str | Path, fix: str = "delete the run folder and run it again") -> Iterator[None]:
+    """Inside, whatever a file's content makes Python stumble over becomes one line that names the file."""
     try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"{where}: missing; run the evaluation, or its first stage, to write it.") from None
+    except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise DataError(f"{where}: damaged ({type(error).__name__}: {first_line(error)}); {fix}.") from None
+    except ConfigError as error:
+        raise DataError(f"{where}: {error}; {fix}.") from None
+
+
+def read_versioned(path: Path) -> dict[str, Any]:
+    """A JSON file of ours; a missing, damaged or older one is named."""
+    with damaged(path):
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = content["version"]
-    except FileNotFoundError:
+    if version != VERSION:
         raise DataError(
-            f"{path}: missing; run the evaluation, or its first stage (--stage prepare), to write it."
-        ) from None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DataError(f"{path}: damaged ({reason(error)}); {_START_AGAIN}.") from None
-    if version not in READABLE:
-        raise DataError(
-            f"{path}: format version {str(version)[:40]}, this release reads {READABLE[-1]}; "
-            "use a matching voidpad."
+            f"{path}: format version {str(version)[:40]}, this release reads {VERSION}; use the voidpad that wrote it."
         )
-    check_shape(shape, content, f"{path}: damaged", _START_AGAIN)
     return content
 
 
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    store(path, (line + "\n" for line in lines))
-
-
-def _lock(file: IO[str], folder: Path) -> None:
-    """Take the lock, or say who has it. The system releases it when the process dies."""
+def open_own(path: Path, flags: int) -> int:
+    """Open or create a file of the run folder; a link is refused, because its target is not ours to change."""
     try:
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            import msvcrt
+        return os.open(path, flags | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ConfigError(
+                f"{path}: is a symbolic link, which is not followed for writing; remove it."
+            ) from None
+        raise VoidpadError(f"{path}: cannot be written ({error.strerror}); use another --out.") from None
 
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        else:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise ConfigError(f"{folder}: another process is writing this run; use another --out") from None
+
+def _lock(file: int) -> None:
+    """Take the lock or raise an OSError. The system releases it when the process dies."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,141 +1,137 @@
-"""The third stage: lm-evaluation-harness grades the answers of a run folder, programs in the sandbox."""
+"""The third stage: the tasks grade the answers, programs in the sandbox."""
 
-import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM
-from lm_eval.evaluator import evaluate as lm_evaluate
 
-from voidpad.errors import ConfigError, DataError
-from voidpad.evaluate.answer import check_prompts
-from voidpad.evaluate.folder import VERSION, AnswerRequest, RunFolder, write_lines
-from voidpad.evaluate.journal import Journal
-from voidpad.evaluate.prepare import chosen_items, load_tasks, refuse_code, requests_of, without_bars
-from voidpad.evaluate.provenance import judge_provenance, now
-from voidpad.evaluate.scores import mean, summary
-from voidpad.evaluate.settings import Resources
+from voidpad.errors import DataError
+from voidpad.evaluate.folder import AnswerRecord, AnswerRequest
+from voidpad.evaluate.intervals import mean, wilson
 from voidpad.evaluate.tasks.benchmark_files import ITEM
 from voidpad.evaluate.tasks.task import Benchmark
 
 # Fields of a journal record that an example's line leaves out.
 _UNSCORED = ("name", "key", "ids", "tokens", "attempt", "elapsed")
+MEANS = ("passes_decode", "passes_probe", "passes_shared", "canvas", "answer_tokens")
 
 
-class _RecordedAnswers(LM):  # type: ignore[misc]  # lm-eval has no types
-    """An lm-eval model that gives the answers of a journal and computes nothing."""
-
-    def __init__(self, journal: Journal) -> None:
-        super().__init__()
-        self.journal = journal
-
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        wanted = requests_of(requests)
-        missing = [request.name for request in wanted if request.name not in self.journal.records]
-        if missing:
-            raise DataError(
-                f"{len(missing)} examples have no answer, the first is {missing[0]}; run --stage answer first."
-            )
-        check_prompts(wanted, self.journal)
-        return [self.journal.records[request.name].output for request in wanted]
-
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> Any:
-        raise ConfigError(
-            "this run generates only; loglikelihood tasks go through python -m voidpad.evaluate.lm_eval"
+def grade(
+    tasks: Mapping[str, Benchmark], requests: Sequence[AnswerRequest], records: Mapping[str, AnswerRecord]
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """A line for each example, by task and index, and the results of each task. Every request needs its record."""
+    missing = [request.name for request in requests if request.name not in records]
+    if missing:
+        raise DataError(
+            f"{len(missing)} examples have no answer, the first is {missing[0]}; run --stage answer first."
         )
-
-    loglikelihood_rolling = loglikelihood
-
-
-def judge(
-    folder: RunFolder,
-    *,
-    resources: Resources | None = None,
-    tasks: dict[str, Benchmark] | None = None,
-) -> dict[str, Any]:
-    """Grade all answers, write examples.jsonl and then results.json; returns the latter's content."""
-    resources = resources or Resources()
-    settings = folder.settings
-    refuse_code(settings, resources)
-    tasks = tasks or load_tasks(settings, resources)
-    with folder.writing():
-        journal, requests = folder.journal, {request.name: request for request in folder.requests}
-        for task in tasks.values():
-            task.set_fewshot_seed(settings.fewshot_seed)
-        with without_bars():
-            graded = lm_evaluate(
-                _RecordedAnswers(journal),
-                {"tasks": tasks},
-                samples={name: chosen_items(task, settings) for name, task in tasks.items()},
-                bootstrap_iters=0,
-                confirm_run_unsafe_code=True,
-            )
-        assert graded is not None
-        samples = graded["samples"]
-        examples = {name: _examples(task, samples[name], journal, requests) for name, task in tasks.items()}
-        folder.note(judge_provenance(settings.tasks, resources))
-        write_lines(
-            folder.path / "examples.jsonl", (json.dumps(one) for lines in examples.values() for one in lines)
-        )
-        results: dict[str, Any] = {
-            "version": VERSION,
-            "tasks": {
-                name: _task_results(tasks[name], lines, samples[name]) for name, lines in examples.items()
-            },
-            "wall_seconds": journal.wall_seconds,
-            "provenance": folder.config["provenance"],
-            "finished": now(),
+    examples: list[dict[str, Any]] = []
+    results = {}
+    for name, task in tasks.items():
+        mine = [request for request in requests if request.name.rpartition(":")[0] == name]
+        lines, shares = _grade_task(task, mine, records)
+        examples += lines
+        metric, primary = task.primary
+        results[name] = {
+            "test_size": len(task.eval_docs),
+            "metric": metric,
+            "filter": primary,
+            **summary(lines),
+            "extra": shares,
         }
-        results["mean"] = {
-            name: mean([task[name] for task in results["tasks"].values()])
-            for name in ("score", "passes_decode")
-        }
-        write_lines(folder.path / "results.json", [json.dumps(results, indent=1)])
-    return results
+    return examples, results
 
 
-def _examples(
-    task: Benchmark,
-    samples: Sequence[dict[str, Any]],
-    journal: Journal,
-    requests: dict[str, AnswerRequest],
-) -> list[dict[str, Any]]:
-    """A line per item: prompt and gold, what was generated, and every grader's score of it."""
+def _grade_task(
+    task: Benchmark, requests: Sequence[AnswerRequest], records: Mapping[str, AnswerRecord]
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """The lines of a task: prompt and gold, what was generated, and every grader's score of it.
+
+    lm-eval's filters are the graders. They see the documents and the answers, and no prompt is built for them. The
+    second value holds the shares that only the primary grader knows, such as math500's fallbacks.
+    """
     metric, primary = task.primary
-    lines: dict[int, dict[str, Any]] = {}
-    for sample in samples:
-        index = sample["doc"][ITEM]
-        line = lines.setdefault(index, {"task": task.task_name, "index": index, "scores": {}})
-        line["scores"][sample["filter"]] = sample[metric]
-        if sample["filter"] == primary:
-            line["score"] = sample[metric]
-            line["detail"] = task.detail(sample["doc"], sample["filtered_resps"][0])
-    for index, line in lines.items():
-        name = f"{task.task_name}:{index}"
-        record, request = journal.records[name], requests[name]
-        kept = {field: value for field, value in asdict(record).items() if field not in _UNSCORED}
-        lines[index] = {
-            **line,
+    documents = task.eval_docs
+    instances = []
+    for request in requests:
+        index = int(request.name.rpartition(":")[2])
+        doc = documents[index]
+        assert doc[ITEM] == index
+        answer = [records[request.name].output]
+        instances.append(Instance("generate_until", doc, (), 0, (task.task_name, index, 1), resps=answer))
+    task._instances = instances
+    task.apply_filters()
+    lines, measured = [], []
+    for request, instance in zip(requests, instances, strict=True):
+        record = records[request.name]
+        scores = {}
+        for grader, graded in instance.filtered_resps.items():
+            found = task.process_results(instance.doc, [graded])
+            scores[grader] = found[metric]
+            if grader == primary:
+                measured.append(found)
+        kept = {name: value for name, value in asdict(record).items() if name not in _UNSCORED}
+        line = {
+            "task": task.task_name,
+            "index": instance.doc_id,
+            "scores": scores,
+            "score": scores[primary],
+            "detail": task.detail(instance.doc, instance.filtered_resps[primary]),
             "prompt": request.prompt,
             "gold": request.gold,
             **kept,
             "canvas": record.canvas,
         }
-    return [lines[index] for index in sorted(lines)]
+        lines.append(line)
+    lines.sort(key=lambda line: line["index"])
+    return lines, {f"{name}_share": mean([one[name] for one in measured]) for name in task.metrics[1:]}
 
 
-def _task_results(
-    task: Benchmark, lines: Sequence[dict[str, Any]], samples: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    """A task's entry in results.json; shares that only its primary grader knows come as `extra`."""
-    metric, primary = task.primary
-    mine = [sample for sample in samples if sample["filter"] == primary]
+def summary(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One task's numbers from its examples."""
+    graders = examples[0]["scores"]
+    numbers: dict[str, Any] = {"n": len(examples), **_scored([one["score"] for one in examples])}
+    numbers["scores"] = {name: _scored([one["scores"][name] for one in examples]) for name in graders}
+    numbers |= {name: mean([one[name] for one in examples]) for name in MEANS}
+    numbers["passes_total"] = numbers["passes_decode"] + numbers["passes_probe"] - numbers["passes_shared"]
+    numbers["share_at_cap"] = mean([one["at_cap"] for one in examples])
+    numbers["share_without_eos"] = mean([not one["eos"] for one in examples])
+    numbers["seconds"] = math.fsum(one["seconds"] for one in examples)
+    return numbers
+
+
+def slot_passes(examples: Sequence[Mapping[str, Any]], head: Mapping[str, Any]) -> float | None:
+    """Canvas slots summed over all passes, probes included, for an example on average; `head` is config.json's content.
+
+    None where it is not known: a cache or trimmed canvases let passes skip slots, and the canvas of most adaptive
+    length rules changes in ways that the records do not keep. VoidExpansion probes at every length on its way, one
+    block apart; its last probe is also its first decoding pass.
+    """
+    facts = head["provenance"]
+    if head["config"]["cache"] or "trim" in facts["approximations"]:
+        return None
+    if facts["length_rule"] == "VoidExpansion":
+        step = head["plan"]["block"]
+    elif facts["fixed_canvas"]:
+        step = 0
+    else:
+        return None
+    costs = []
+    for one in examples:
+        probes, decoded = one["passes_probe"], one["passes_decode"] - one["passes_shared"]
+        shorter = step * (probes * (probes - 1) // 2)  # slots that earlier probes did not have
+        costs.append(one["canvas"] * (decoded + probes) - shorter)
+    return mean(costs)
+
+
+def _scored(values: Sequence[float]) -> dict[str, Any]:
+    """A score in percent with its interval."""
+    correct = sum(values)
+    low, high = wilson(correct, len(values))
     return {
-        "test_size": len(task.eval_docs),
-        "metric": metric,
-        "filter": primary,
-        **summary(lines),
-        "extra": {f"{name}_share": mean([sample[name] for sample in mine]) for name in task.metrics[1:]},
+        "correct": correct,
+        "score": round(100 * correct / len(values), 2),
+        "interval": [100 * low, 100 * high],
     }

@@ -16,9 +16,10 @@ from typing import Any
 import yaml
 from lm_eval.tasks import TaskManager
 
-from voidpad.errors import ConfigError, VoidpadError, reason
-from voidpad.evaluate.settings import Resources, Settings
+from voidpad.errors import ConfigError, VoidpadError, first_line
+from voidpad.evaluate.config import EvalConfig, Resources
 from voidpad.evaluate.tasks.task import Benchmark
+from voidpad.files import readable
 
 ENDINGS = (".yaml", ".yml")
 _CLASS = "voidpad.evaluate.tasks.task.OwnBenchmark"
@@ -76,8 +77,7 @@ def find_tasks(include_path: Sequence[Path]) -> dict[str, TaskFile]:
     tasks: dict[str, TaskFile] = {}
     for place in include_path:
         if place.is_dir():
-            found = [path for ending in ENDINGS for path in sorted(place.rglob(f"*{ending}"))]
-            paths = [path for path in found if path.is_file()]  # reading a pipe would wait for ever
+            paths = [path for ending in ENDINGS for path in sorted(place.rglob(f"*{ending}"))]
         elif place.is_file():
             paths = [place]
         else:
@@ -93,9 +93,9 @@ def find_tasks(include_path: Sequence[Path]) -> dict[str, TaskFile]:
     return tasks
 
 
-def load_task(file: TaskFile, settings: Settings, resources: Resources) -> Benchmark:
+def load_task(file: TaskFile, config: EvalConfig, resources: Resources) -> Benchmark:
     """The task, built by lm-eval's TaskManager. Runs the code of the file: call it for trusted files only."""
-    manager = TaskManager(include_defaults=False, metadata=resources.task_options(settings))
+    manager = TaskManager(include_defaults=False, metadata=resources.task_options(config))
     with tempfile.TemporaryDirectory() as folder:
         path = file.path
         if "class" not in file.config:
@@ -107,7 +107,7 @@ def load_task(file: TaskFile, settings: Settings, resources: Resources) -> Bench
             raise
         except Exception as error:  # whatever the user's functions, templates and data raise
             raise ConfigError(
-                f"{file.path}: task {file.name}: {type(error).__name__}: {reason(error)}"
+                f"{file.path}: task {file.name}: {type(error).__name__}: {first_line(error)}"
             ) from error
     if not isinstance(task, Benchmark):
         raise ConfigError(f"{file.path}: class: must be a subclass of voidpad.evaluate.tasks.task.Benchmark")
@@ -117,13 +117,11 @@ def load_task(file: TaskFile, settings: Settings, resources: Resources) -> Bench
 def _read(path: Path, seen: tuple[Path, ...] = ()) -> TaskFile:
     if path in seen:
         raise ConfigError(f"{path}: includes itself")
-    try:
+    with readable(path, "YAML", ConfigError):
         config = yaml.load(path.read_text("utf-8"), Loader=_Reader)  # a subclass of SafeLoader
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())[:200]})") from None
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path}: holds no task; it must be a YAML mapping with a key `task`")
-    sources = [path, *_functions(config, path.parent), *_data_files(config)]
+        if not isinstance(config, dict):
+            raise ConfigError(f"{path}: holds no task; it must be a YAML mapping with a key `task`")
+        sources = [path, *filter(Path.is_file, _sources(config, path.parent))]
     merged: dict[str, Any] = {}
     includes = config.pop("include", [])
     for include in includes if isinstance(includes, list) else [includes]:
@@ -133,34 +131,23 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> TaskFile:
     return TaskFile(path, {**merged, **config}, tuple(dict.fromkeys(sources)))
 
 
-def _functions(value: Any, folder: Path) -> Iterator[Path]:
-    """The Python files beside the YAML whose functions it names; installed modules have none here."""
-    for part in _parts(value):
-        if isinstance(part, _Function):
-            source = (folder / f"{part.rpartition('.')[0].replace('.', '/')}.py").resolve()
-            if source.is_file():
-                yield source
-
-
-def _data_files(config: Mapping[str, Any]) -> Iterator[Path]:
-    """Local files that `dataset_kwargs: data_files:` names, one, a list, or by split."""
-    options = config.get("dataset_kwargs")
-    for part in _parts(options.get("data_files")) if isinstance(options, dict) else ():
-        if isinstance(part, str) and Path(part).is_file():
+def _sources(config: Mapping[str, Any], folder: Path) -> Iterator[Path]:
+    """The Python files beside the YAML whose functions it names, and local files of `dataset_kwargs: data_files:`."""
+    for part in _parts(config):
+        if isinstance(part, _Function):  # a function of an installed module has no file here
+            yield (folder / f"{part.rpartition('.')[0].replace('.', '/')}.py").resolve()
+    for part in _parts((config.get("dataset_kwargs") or {}).get("data_files")):
+        if isinstance(part, str):
             yield Path(part).resolve()
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Everything inside lists and mappings that is neither. With aliases a part may be in many places, even inside
-    itself: each list and mapping is looked into once."""
-    waiting, seen = [value], set[int]()
-    while waiting:
-        part = waiting.pop()
-        if not isinstance(part, dict | list):
-            yield part
-        elif id(part) not in seen:
-            seen.add(id(part))
-            waiting += part.values() if isinstance(part, dict) else part
+    """Everything inside lists and mappings that is neither."""
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _parts(part)
+    else:
+        yield value
 
 
 def _refuse(file: TaskFile) -> None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from voidpad.evaluate.settings import Resources
+from voidpad.evaluate.config import Resources
 from voidpad.models import Model
 
 
@@ -19,9 +19,12 @@ def answer_provenance(model: Model, resources: Resources) -> dict[str, Any]:
     cuda = model.device.type == "cuda"
     float32 = model.net.dtype == torch.float32
     rounded = cuda and float32 and torch.get_float32_matmul_precision() != "highest"
+    tracked = _git("ls-files", "--error-unmatch", "__init__.py") is not None
+    changed = _git("status", "--porcelain", "--untracked-files=no", ".") if tracked else None
     return {
         **{name: installed_version(name) for name in ("voidpad", "torch", "transformers")},
-        **_source(),
+        "commit": _git("rev-parse", "HEAD") if tracked else None,
+        "dirty": bool(changed) if tracked else None,  # files that git knows have changed since
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name(model.device) if cuda else str(model.device),
         "device_count": torch.cuda.device_count() if cuda else 1,
@@ -74,13 +77,3 @@ def _git(*words: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _source() -> dict[str, Any]:
-    """The commit, and whether files that git knows have changed since."""
-    tracked = _git("ls-files", "--error-unmatch", "__init__.py") is not None
-    changed = _git("status", "--porcelain", "--untracked-files=no", ".") if tracked else None
-    return {
-        "commit": _git("rev-parse", "HEAD") if tracked else None,
-        "dirty": bool(changed) if tracked else None,
-    }

@@ -1,63 +1,158 @@
-"""A whole evaluation: prepare, answer and judge one after the other, and the union of shards."""
+"""A whole evaluation, one stage of it, and the union of shards.
 
-from collections.abc import Sequence
-from dataclasses import replace
+In `evaluate` the stages hand each other objects; the folder is written on the way, so that a killed run goes on and
+others can read it. The three stage functions do one part each, from folder to folder, for work that is divided between
+machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from voidpad.errors import ConfigError, DataError
-from voidpad.evaluate.answer import Progress, answer, opened_run
-from voidpad.evaluate.folder import RunFolder, read_run
-from voidpad.evaluate.judge import judge
-from voidpad.evaluate.prepare import build_requests, load_tasks, prepare, refuse_code
-from voidpad.evaluate.settings import Resources, Settings, first_difference
+from voidpad.evaluate.answer import LoadedRun, Progress, answer_requests, check_prompts, opened_run
+from voidpad.evaluate.config import EvalConfig, Resources
+from voidpad.evaluate.folder import (
+    VERSION,
+    AnswerRecord,
+    AnswerRequest,
+    Journal,
+    RunFolder,
+    first_difference,
+    read_run,
+)
+from voidpad.evaluate.intervals import mean
+from voidpad.evaluate.provenance import judge_provenance, now
 from voidpad.models import Model
+
+if TYPE_CHECKING:
+    from voidpad.evaluate.tasks.task import Benchmark
 
 
 def evaluate(
-    settings: Settings,
+    config: EvalConfig,
     out: Path,
     *,
     model: Model | None = None,
     resources: Resources | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Run what is missing in `out`, score all of it, write the files; returns results.json's content.
+    """Answer what is missing in `out`, score all of it, write the files; returns results.json's content.
 
     Whatever can be refused is refused before anything is written.
     """
+    from voidpad.evaluate.prepare import build_requests, load_tasks
+
     resources = resources or Resources()
-    refuse_code(settings, resources)
-    tasks = load_tasks(settings, resources)
-    with opened_run(settings, resources, model=model) as loaded:
+    tasks = load_tasks(config, resources)
+    with opened_run(config, resources, model=model) as run:
+        requests = build_requests(tasks, config)
         folder = RunFolder(out)
         with folder.writing():
-            known = replace(settings, weights=loaded.settings["weights"])
-            prepare(known, folder, resources=resources, tasks=tasks)
-            answer(folder, loaded=loaded, progress=progress)
-            return judge(folder, resources=resources, tasks=tasks)
+            facts = run.provenance | judge_provenance(config.tasks, resources)
+            head = folder.begin(run.config, facts, run.plan)
+            folder.write_requests(requests)
+            journal = folder.journal
+            answer_requests(run, requests, journal, progress)
+            return _finish(folder, head, tasks, requests, journal)
+
+
+def prepare(
+    config: EvalConfig, folder: RunFolder, *, resources: Resources | None = None
+) -> list[AnswerRequest]:
+    """The first stage: write config.json and requests.jsonl. The model need not be on this machine."""
+    from voidpad.evaluate.prepare import build_requests, load_tasks
+
+    resources = resources or Resources()
+    requests = build_requests(load_tasks(config, resources, judging=False), config)
+    with folder.writing():
+        known = config if config.weights else config.with_weights()
+        folder.begin(known, judge_provenance(config.tasks, resources))
+        folder.write_requests(requests)
+    return requests
+
+
+def answer(
+    folder: RunFolder,
+    *,
+    resources: Resources | None = None,
+    run: LoadedRun | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """The second stage: answer the requests of a folder that have no answer yet, and add them to its journal."""
+    if run is None:
+        with opened_run(folder.config, resources or Resources()) as opened:
+            return answer(folder, run=opened, progress=progress)
+    with folder.writing():
+        requests, prepared = folder.requests, folder.head["provenance"]
+        folder.begin(run.config, prepared | run.provenance, run.plan)
+        answer_requests(run, requests, folder.journal, progress)
+
+
+def judge(folder: RunFolder, *, resources: Resources | None = None) -> dict[str, Any]:
+    """The third stage: grade all answers of a folder, write examples and results; returns the latter."""
+    from voidpad.evaluate.prepare import load_tasks
+
+    resources = resources or Resources()
+    tasks = load_tasks(folder.config, resources)
+    with folder.writing():
+        requests, journal = folder.requests, folder.journal
+        check_prompts(requests, journal)
+        head = folder.head
+        head["provenance"] |= judge_provenance(tuple(tasks), resources)
+        folder.write_head(head)
+        return _finish(folder, head, tasks, requests, journal)
+
+
+def _finish(
+    folder: RunFolder,
+    head: Mapping[str, Any],
+    tasks: Mapping[str, Benchmark],
+    requests: Sequence[AnswerRequest],
+    journal: Journal,
+) -> dict[str, Any]:
+    from voidpad.evaluate.judge import grade, slot_passes
+
+    examples, by_task = grade(tasks, requests, journal.records)
+    for name, result in by_task.items():
+        result["slot_passes"] = slot_passes([one for one in examples if one["task"] == name], head)
+    results = {
+        "tasks": by_task,
+        "mean": {
+            name: mean([task[name] for task in by_task.values()]) for name in ("score", "passes_decode")
+        },
+        "wall_seconds": journal.wall_seconds,
+        "provenance": head["provenance"],
+        "finished": now(),
+    }
+    folder.write_results(examples, results)
+    return {"version": VERSION, **results}
 
 
 def join(parts: Sequence[Path], out: Path, *, resources: Resources | None = None) -> dict[str, Any]:
     """One folder from the parts (shards) of a run, as if it had never been divided; needs no model.
 
-    The parts have equal settings, the shard aside, no item in common, and together every item. Whatever of this fails
+    The parts have equal configs, the shard aside, no item in common, and together every item. Whatever of this fails
     is refused before anything is written.
     """
+    from voidpad.evaluate.prepare import build_requests, load_tasks
+
     resources = resources or Resources()
     runs = [read_run(part) for part in parts]
     if not runs:
         raise ConfigError("join: no parts; name the run folders to join")
-    whole = {**runs[0].config["settings"], "shard": None}
-    for run in runs:
-        mine = {**run.config["settings"], "shard": None}
-        if other := first_difference(mine, whole):
-            raise ConfigError(
-                f"{run.path}: {other}={mine.get(other)!r}, but {runs[0].path} has {whole.get(other)!r}; parts of one "
-                "run differ in their shard alone"
-            )
+    config = runs[0].config.updated(shard=None)
     owners: dict[str, Path] = {}
+    records: dict[str, AnswerRecord] = {}
     for run in runs:
+        mine = run.config.updated(shard=None)
+        if name := first_difference(mine, config):
+            raise ConfigError(
+                f"{run.path}: {name}={getattr(mine, name)!r}, but {runs[0].path} has {getattr(config, name)!r}; "
+                "parts of one run differ in their shard alone"
+            )
         if run.path.resolve() == Path(out).resolve():
             raise ConfigError(f"{out}: is one of the parts; use another --out")
         names, answered = [request.name for request in run.requests], run.journal.records
@@ -65,27 +160,24 @@ def join(parts: Sequence[Path], out: Path, *, resources: Resources | None = None
             if name in owners:
                 raise ConfigError(f"{run.path}: {name} is in {owners[name]} too; leave one of the two out")
             owners[name] = run.path
-        missing = [name for name in names if name not in answered]
-        if missing:
+        if missing := [name for name in names if name not in answered]:
             raise DataError(
                 f"{run.path}: {len(missing)} of {len(names)} items have no answer, the first is {missing[0]}; "
                 f"run `voidpad eval --stage answer --out {run.path}` first"
             )
-    settings = Settings.parse(whole)
-    refuse_code(settings, resources)
-    tasks = load_tasks(settings, resources)
-    wanted = build_requests(tasks, settings)
-    absent = [request.name for request in wanted if request.name not in owners]
-    if absent:
+        records |= answered
+    tasks = load_tasks(config, resources)
+    requests = build_requests(tasks, config)
+    if absent := [request.name for request in requests if request.name not in owners]:
         raise DataError(
             f"{len(absent)} items are in none of the parts, the first is {absent[0]}; name the missing part too"
         )
     folder = RunFolder(out)
     with folder.writing():
-        prepare(settings, folder, resources=resources, tasks=tasks)
-        folder.begin(whole, runs[0].config["provenance"])
+        facts = runs[0].head["provenance"] | judge_provenance(config.tasks, resources)
+        head = folder.begin(config, facts, runs[0].head["plan"])
+        folder.write_requests(requests)
         journal = folder.journal
-        for run in runs:
-            records = run.journal.records
-            journal.append(record for name, record in records.items() if name not in journal.records)
-        return judge(folder, resources=resources, tasks=tasks)
+        check_prompts(requests, journal)
+        journal.append(record for name, record in records.items() if name not in journal.records)
+        return _finish(folder, head, tasks, requests, journal)

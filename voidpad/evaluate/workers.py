@@ -5,23 +5,23 @@ The processes divide the requests among them and send their records back; only t
 
 import logging
 import multiprocessing
+import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from voidpad.errors import VoidpadError, reason
-from voidpad.evaluate.folder import AnswerRequest
-from voidpad.evaluate.journal import AnswerRecord
-from voidpad.evaluate.settings import Resources, Settings
+from voidpad.errors import VoidpadError, first_line
+from voidpad.evaluate.config import EvalConfig, Resources
+from voidpad.evaluate.folder import AnswerRecord, AnswerRequest
 
 
 class Workers:
-    """The processes, each with its model loaded. `settings` and `provenance` are those of a `LoadedRun`."""
+    """The processes, each with its model loaded. `config`, `plan` and `provenance` are those of a `LoadedRun`."""
 
-    def __init__(self, settings: Settings, resources: Resources, devices: Sequence[str]) -> None:
+    def __init__(self, config: EvalConfig, resources: Resources, devices: Sequence[str]) -> None:
         context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
         self.devices = list(devices)
         self.pipes: list[Connection] = []
@@ -29,9 +29,10 @@ class Workers:
         try:
             for device in devices:
                 mine, theirs = context.Pipe()
-                work = (theirs, settings, replace(resources, device=device))
+                work = (theirs, config, replace(resources, device=device))
                 process = context.Process(target=_work, args=work, daemon=True)
-                process.start()
+                with _safe_path():
+                    process.start()
                 theirs.close()
                 self.pipes.append(mine)
                 self.processes.append(process)
@@ -39,9 +40,10 @@ class Workers:
         except BaseException:
             self.close()
             raise
-        self.settings: dict[str, Any] = loaded[0][0]
-        names = [facts["device"] for _, facts in loaded]
-        self.provenance: dict[str, Any] = {**loaded[0][1], "devices": names}
+        self.config: EvalConfig = loaded[0][0]
+        self.plan: dict[str, Any] = loaded[0][1]
+        names = [facts["device"] for _, _, facts in loaded]
+        self.provenance: dict[str, Any] = {**loaded[0][2], "devices": names}
 
     def run(self, requests: Sequence[AnswerRequest]) -> Iterator[list[AnswerRecord]]:
         """Answer each request once, on one of the devices; yields records in the order they end."""
@@ -81,24 +83,36 @@ class Workers:
         return sent
 
 
-def _work(pipe: Connection, settings: Settings, resources: Resources) -> None:
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """A Python that starts inside imports nothing from the current folder, where a `pickle.py` may lie."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONSAFEPATH"]
+        if before is not None:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
+def _work(pipe: Connection, config: EvalConfig, resources: Resources) -> None:
     """One process: load, say what was loaded, answer one list of requests, end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends this one
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # as on the command line: it warns at import
     from voidpad.evaluate.answer import load_run
 
-    try:
+    gone = (EOFError, BrokenPipeError, ConnectionResetError)  # the first process has ended
+    with suppress(*gone):
         try:
-            loaded = load_run(settings, resources)
-            pipe.send((loaded.settings, loaded.provenance))
+            loaded = load_run(config, resources)
+            pipe.send((loaded.config, loaded.plan, loaded.provenance))
             for done in loaded.answering.run(pipe.recv()):
                 pipe.send(done)
             pipe.send(None)
         except VoidpadError as error:
             pipe.send(error)
-        except (EOFError, BrokenPipeError, ConnectionResetError):
+        except gone:
             raise
         except Exception as error:
-            pipe.send(VoidpadError(f"{resources.device}: {type(error).__name__}: {reason(error)}"))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the first process is gone
+            pipe.send(VoidpadError(f"{resources.device}: {type(error).__name__}: {first_line(error)}"))

@@ -87,14 +87,15 @@ def survey(
     if not prompts:
         raise ConfigError("no prompts to calibrate on; give at least one.")
     for prompt in prompts:
-        model.admit(prompt, canvas=search.limit)
+        model.check_prompt(prompt, canvas=search.limit)
     lengths = torch.arange(search.start, search.limit + 1, search.block)
     full = model.plan("void", canvas=search.limit, block=search.block)
     done = {o.key: o for o in model.engine(rows=rows).run(prompts, full)}
     tick()
+    batches = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
     tails = []
     for length in lengths.tolist():
-        tails.append(torch.cat([_tail(model, group, length, search) for group in _batches(prompts, rows)]))
+        tails.append(torch.cat([_tail(model, batch, length, search) for batch in batches]))
         tick()
     void, other = torch.stack(tails).unbind(3)
     ordered = [done[key] for key in range(len(prompts))]
@@ -106,10 +107,6 @@ def survey(
         void,
         other,
     )
-
-
-def _batches(prompts: Sequence[Sequence[int]], size: int) -> list[Sequence[Sequence[int]]]:
-    return [prompts[i : i + size] for i in range(0, len(prompts), size)]
 
 
 def _tail(model: Model, prompts: Sequence[Sequence[int]], length: int, search: Search) -> Tensor:
@@ -197,6 +194,7 @@ class Calibration:
     seen: Survey
     tried: Sequence[Setting]
     chosen: Setting
+    adapter: str | None = None
 
     @property
     def rows(self) -> list[tuple[str, ...]]:

@@ -1,28 +1,29 @@
 """A sweep folder: which cells a recipe has, which are done, and the run of the missing ones in this process.
 
-The folder is a pool: cells are named by their settings, so recipes may share it and each cell runs once.
+The folder is a pool: cells are named by their configs, so recipes may share it and each cell runs once.
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from voidpad.errors import ConfigError, VoidpadError
-from voidpad.evaluate.answer import answer, load_model, load_run
-from voidpad.evaluate.file_shapes import SweepFile
-from voidpad.evaluate.folder import VERSION, RunFolder, read_versioned, write_lines
-from voidpad.evaluate.settings import Resources, Settings
-from voidpad.experiments.report.records import SUFFIX
+from voidpad.evaluate.answer import load_model, load_run
+from voidpad.evaluate.config import EvalConfig, Resources
+from voidpad.evaluate.folder import VERSION, RunFolder, damaged, read_versioned
+from voidpad.evaluate.run import answer, evaluate, judge, prepare
+from voidpad.experiments.report.layout import SUFFIX
 from voidpad.experiments.sweep_recipe import SweepCell, SweepRecipe, cells, families, resolved_fields
+from voidpad.files import store
 from voidpad.models import Model
 
 Progress = Callable[[SweepCell, int, int], None]  # (cell, examples done, examples in all)
 
 
 @dataclass(frozen=True)
-class Ended:
+class CellOutcome:
     """A cell that was run: its results, or why there are none."""
 
     cell: SweepCell
@@ -35,56 +36,58 @@ class Ended:
 def begin(recipe: SweepRecipe, name: str, out: Path, *, download: bool = False) -> list[SweepCell]:
     """Write NAME.sweep.json, which tells the report what the cells are; return the cells."""
     every = cells(recipe, download=download)
-    known = {model: families(model) for model in dict.fromkeys(cell.settings.model for cell in every)}
+    known = {model: families(model) for model in {cell.config.model for cell in every}}
+    rows = []
+    for cell in every:
+        config = cell.config
+        assert isinstance(config.plan, str)
+        row = {
+            "folder": cell.folder,
+            "model": cell.model,
+            "method": cell.method,
+            "grader": cell.grader,
+            "labels": dict(cell.labels),
+            "config": config.plain(),
+            "plan": resolved_fields(config.plan, config.fields, known[config.model]),
+        }
+        rows.append(row)
     content = {
         "version": VERSION,
         "title": recipe.title,
         "reference": recipe.reference,
-        "cells": [_row(cell, known[cell.settings.model]) for cell in every],
+        "cells": rows,
         "tables": [table.model_dump(mode="json") for table in recipe.tables],
         "figures": [figure.model_dump(mode="json") for figure in recipe.figures],
     }
     out.mkdir(parents=True, exist_ok=True)
-    write_lines(out / f"{name}{SUFFIX}", [json.dumps(content, indent=1)])
+    store(out / f"{name}{SUFFIX}", [json.dumps(content, indent=1), "\n"])
     return every
 
 
-def _row(cell: SweepCell, families: Sequence[str]) -> dict[str, Any]:
-    """Where a cell's folder is, and where the cell stands in the report before it has run."""
-    settings = cell.settings
-    at = resolved_fields(settings.plan, dict(settings.fields), families)
-    labels = {"model": cell.model, "method": cell.method, "task": cell.task, "grader": cell.grader}
-    return {
-        "folder": cell.folder,
-        **labels,
-        "at": json.loads(json.dumps(at)),
-        "settings": settings.plain(),
-    }
-
-
-def begun(name: str, out: Path) -> list[SweepCell]:
+def stored_cells(name: str, out: Path) -> list[SweepCell]:
     """The cells of a sweep that was begun here or on another machine, as its NAME.sweep.json lists them."""
-    rows = read_versioned(out / f"{name}{SUFFIX}", SweepFile)["cells"]
-    return [
-        SweepCell(row["model"], row["method"], Settings.parse(row["settings"]), row.get("grader", ""))
-        for row in rows
-    ]
+    path = out / f"{name}{SUFFIX}"
+    rows = read_versioned(path)["cells"]
+    with damaged(path, "run the sweep again"):
+        return [
+            SweepCell(row["model"], row["method"], EvalConfig(**row["config"]), row["grader"], row["labels"])
+            for row in rows
+        ]
 
 
 def missing(every: Iterable[SweepCell], out: Path) -> list[SweepCell]:
-    """Cells without results, those of one model next to each other."""
-    left = [cell for cell in every if not RunFolder(out / cell.folder).complete]
-    first: dict[tuple[Any, ...], int] = {}
-    for at, cell in enumerate(left):
-        first.setdefault(_weights_of(cell.settings), at)
-    return sorted(left, key=lambda cell: first[_weights_of(cell.settings)])
+    """Cells without results, each evaluation once, those of one model next to each other."""
+    distinct = {cell.id: cell for cell in reversed(list(every))}
+    left = [cell for cell in reversed(distinct.values()) if not RunFolder(out / cell.folder).complete]
+    order = list(dict.fromkeys(_weights_of(cell.config) for cell in left))
+    return sorted(left, key=lambda cell: order.index(_weights_of(cell.config)))
 
 
 def full_seconds(every: Iterable[SweepCell], out: Path) -> float:
     """Seconds that decoding all items of these finished cells would take, judged by the items that were decoded."""
     total = 0.0
-    for cell in every:
-        results = RunFolder(out / cell.folder).results
+    for folder in {cell.folder for cell in every}:
+        results = RunFolder(out / folder).results
         assert results is not None
         [task] = results["tasks"].values()
         total += results["wall_seconds"] * task["test_size"] / task["n"]
@@ -102,25 +105,24 @@ def only(every: Sequence[SweepCell], wanted: Sequence[str]) -> list[SweepCell]:
     return [cell for cell in every if not wanted or cell.id.startswith(tuple(wanted))]
 
 
-def _weights_of(settings: Settings) -> tuple[Any, ...]:
+def _weights_of(config: EvalConfig) -> tuple[Any, ...]:
     """What must be loaded; cells with equal weights share a model."""
-    named = (settings.model, settings.adapter or "", settings.weights or "")
-    return (*named, settings.dtype, settings.quantize or "", settings.merge)
+    return config.model, config.adapter, config.weights, config.dtype, config.quantize, config.merge
 
 
-@dataclass
 class Loader:
     """Keeps the model that was loaded last. Cells come model by model, so each is loaded once."""
 
-    key: tuple[Any, ...] = ()
-    model: Model | None = field(default=None)
-    loads: int = 0
+    def __init__(self) -> None:
+        self.key: tuple[Any, ...] = ()
+        self.model: Model | None = None
+        self.loads = 0
 
-    def __call__(self, settings: Settings, resources: Resources) -> Model:
-        wanted = (*_weights_of(settings), resources.device)
+    def __call__(self, config: EvalConfig, resources: Resources) -> Model:
+        wanted = (*_weights_of(config), resources.device)
         if self.model is None or self.key != wanted:
             self.model = None  # before the next one takes its memory
-            self.model = load_model(settings, resources)
+            self.model = load_model(config, resources)
             self.key, self.loads = wanted, self.loads + 1
         return self.model
 
@@ -132,41 +134,24 @@ def run_local(
     resources: Resources,
     progress: Progress | None = None,
     stage: str | None = None,
-) -> Iterator[Ended]:
+) -> Iterator[CellOutcome]:
     """Run the cells one after the other, or one stage of them. A cell that voidpad refuses does not stop the rest."""
     loader = Loader()
     for cell in left:
-        tell = None if progress is None else lambda done, total, cell=cell: progress(cell, done, total)
+        show = None if progress is None else lambda done, total, cell=cell: progress(cell, done, total)
+        folder, config = RunFolder(out / cell.folder), cell.config
+        results = None
         try:
-            yield Ended(cell, _run(cell, out / cell.folder, loader, resources, tell, stage))
+            if stage == "prepare":
+                prepare(config, folder, resources=resources)
+            elif stage == "answer":
+                run = load_run(config, resources, model=loader(config, resources))
+                answer(folder, run=run, progress=show)
+            elif stage == "judge":
+                results = judge(folder, resources=resources)
+            else:
+                model = loader(config, resources)
+                results = evaluate(config, folder.path, model=model, resources=resources, progress=show)
+            yield CellOutcome(cell, results)
         except VoidpadError as error:
-            yield Ended(cell, error=error)
-
-
-def _run(
-    cell: SweepCell,
-    path: Path,
-    loader: Loader,
-    resources: Resources,
-    progress: Callable[[int, int], None] | None,
-    stage: str | None,
-) -> dict[str, Any] | None:
-    """The results of a cell, where the stage makes any. The answer stage imports no harness."""
-    folder = RunFolder(path)
-    if stage == "answer":
-        loaded = load_run(cell.settings, resources, model=loader(cell.settings, resources))
-        answer(folder, loaded=loaded, progress=progress)
-        return None
-    if stage == "prepare":
-        from voidpad.evaluate.prepare import prepare
-
-        prepare(cell.settings, folder, resources=resources)
-        return None
-    if stage == "judge":
-        from voidpad.evaluate.judge import judge
-
-        return judge(folder, resources=resources)
-    from voidpad.evaluate.run import evaluate
-
-    model = loader(cell.settings, resources)
-    return evaluate(cell.settings, path, model=model, resources=resources, progress=progress)
+            yield CellOutcome(cell, error=error)

@@ -17,14 +17,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from voidpad.errors import ConfigError, WeightsError
-from voidpad.files import fresh_folder, store
-from voidpad.models.adapter import base_folder
-from voidpad.models.card import check_plain_files, read_card, read_json, write_readme
-from voidpad.models.families.family import shown
+from voidpad.errors import ConfigError, WeightsError, shown
+from voidpad.files import fresh_folder, read_json, store
+from voidpad.models.card import read_card, write_readme
+from voidpad.models.device import DTYPES, STORED
 from voidpad.models.locate import locate
 from voidpad.models.model import Model
-from voidpad.models.place import DTYPES, STORED
 from voidpad.models.text import TOKENIZER_FILES, read_tokenizer
 from voidpad.models.weights import INDEX, WHOLE, headers, split_experts
 
@@ -55,26 +53,30 @@ def export(
         raise ConfigError(f"{model.name}: quantized weights cannot be exported; load it without quantize.")
     release = _release(model, like)
     config = _config(model, release, dtype)
-    with fresh_folder(Path(folder)) as beside:
-        store(beside / "config.json", [json.dumps(config, indent=2) + "\n"])
+    with fresh_folder(Path(folder)) as draft:
+        store(draft / "config.json", [json.dumps(config, indent=2) + "\n"])
         if release is None:
-            model.tokenizer.save_pretrained(str(beside))
+            model.tokenizer.save_pretrained(str(draft))
         else:
-            _copy_tokenizer(model, release, beside)
+            _copy_tokenizer(model, release, draft)
             if (release / GENERATION).is_file():
-                shutil.copyfile(release / GENERATION, beside / GENERATION)
-        _write_tensors(model, beside, dtype, shard, progress)
-        write_readme(beside, model.card, released=True)
-        replace(model.card, roles=model.roles).write(beside)
+                shutil.copyfile(release / GENERATION, draft / GENERATION)
+        _write_tensors(model, draft, dtype, shard, progress)
+        write_readme(draft, model.card, released=True)
+        replace(model.card, roles=model.roles).write(draft)
 
 
 def _release(model: Model, like: str | Path | None) -> Path | None:
     """The folder of the release to follow; None if the model was saved by voidpad or made in this process."""
     if like is None and model.source is None:
         return None
-    folder = locate(like) if like is not None else base_folder(model.source[0] if model.source else "")
-    check_plain_files(folder)
-    kind = str(read_json(folder / "config.json").get("model_type")).lower()
+    if like is not None:
+        folder = locate(like)
+        config: Mapping[str, Any] = read_json(folder / "config.json")
+    else:
+        assert model.source is not None
+        folder, config = model.source.folder, model.source.config
+    kind = str(config.get("model_type")).lower()
     unmarked = kind in model.family.unmarked_types and read_card(folder) is None
     if kind in model.family.model_types or unmarked:
         return folder
@@ -207,10 +209,15 @@ def _write_tensors(
 
 def _released_tensors(model: Model, dtype: str | None) -> Iterator[tuple[str, Tensor, torch.dtype]]:
     """Every tensor of a release by its name, with the dtype to write it in. A tied head is not among them."""
-    family, stored = model.family, _stored_dtypes(model)
-    for fused, whole in model.net.state_dict().items():
+    family, stored, state = model.family, _stored_dtypes(model), model.net.state_dict()
+    for fused, whole in state.items():
         if fused == "lm_head.weight" and model.net.config.tie_word_embeddings:
             continue
+        if joined := family.joined_name(fused):
+            parts = family.parts(joined)
+            if fused != parts[0]:
+                continue
+            fused, whole = joined, torch.cat([state[part] for part in parts])
         for name, tensor in split_experts(fused, whole):
             released = family.released_name(name)
             if family.tensor_name(released) != name:
@@ -225,6 +232,6 @@ def _stored_dtypes(model: Model) -> dict[str, torch.dtype]:
     """The dtype of every tensor on disk by its name in the network; nothing for a model that is not from disk."""
     if model.source is None:
         return {}
-    tensors = headers(base_folder(model.source[0]))
+    tensors = headers(model.source.folder)
     known = {name: STORED.get(header.dtype) for name, header in tensors.items()}
     return {model.family.tensor_name(name): DTYPES[kind] for name, kind in known.items() if kind}

@@ -46,6 +46,7 @@ class Fp8Linear(nn.Module):
     """
 
     scale: Tensor
+    joins = True  # several with the same input may become one product (engine/packed.py)
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()

@@ -1,7 +1,5 @@
 """Models with random weights and a small real tokenizer, for tests and benchmarks."""
 
-from dataclasses import replace
-
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -10,7 +8,7 @@ from voidpad.errors import ConfigError
 from voidpad.models.card import Card, check_causal_block
 from voidpad.models.families import FAMILIES
 from voidpad.models.model import Model
-from voidpad.roles import RAINBOW_NAMES, VOID_NAME, newline_ids, resolve
+from voidpad.roles import RAINBOW_NAMES, VOID_NAME, resolve
 
 SPECIAL = ("<|mask|>", "<|endoftext|>", "<|eot_id|>", "<|unk|>", VOID_NAME, *RAINBOW_NAMES)
 # Every printable character, the likeliest first: a small vocabulary keeps those that fit.
@@ -72,8 +70,12 @@ def random_model(
             f"heads {heads} must divide hidden {hidden}, and kv_heads {kv_heads} must divide heads."
         )
     tokenizer = character_tokenizer(vocab)
-    head = {"head_dim": hidden // heads} if hasattr(FAMILIES[family].config_class, "head_dim") else {}
-    mixture = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": intermediate}
+    shaped = hasattr(FAMILIES[family].config_class, "head_dim") or FAMILIES[family].constants
+    head = {"head_dim": hidden // heads} if shaped else {}
+    number = (
+        "n_routed_experts" if hasattr(FAMILIES[family].config_class, "n_routed_experts") else "num_experts"
+    )
+    mixture = {number: experts, "num_experts_per_tok": 2, "moe_intermediate_size": intermediate}
     config = FAMILIES[family].config(
         {
             **(mixture if FAMILIES[family].experts else {}),
@@ -93,11 +95,10 @@ def random_model(
     net = random_net(config, seed=seed, dtype=dtype, device=device)
     names = FAMILIES[family].role_names
     roles = resolve(tokenizer, {}, rows=vocab, names=names)
-    roles = replace(roles, newline=newline_ids(tokenizer, roles, rows=vocab, names=names))
     size = FAMILIES[family].causal_block if causal_block is None else causal_block
     check_causal_block(size, FAMILIES[family], where=f"random-{family}")
     card = Card(family, roles, causal_block=size)
-    return Model(net, tokenizer, roles, FAMILIES[family], card, f"random-{family}")
+    return Model(config, tokenizer, roles, FAMILIES[family], card, f"random-{family}", net=net)
 
 
 def random_net(

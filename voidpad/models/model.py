@@ -1,45 +1,40 @@
-"""Model: a network, its tokenizer and its roles, ready to answer."""
+"""Model: an opened checkpoint with its network, ready to answer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from voidpad.decode.outcome import Outcome, Result
-from voidpad.engine.cache_policy import CachePolicy, Caching, FinishedBlocks, check_cacheable
+from voidpad.engine.cache_policy import CachePolicy, Caching, FinishedBlocks
 from voidpad.engine.events import Event, Failed, Finished, Wrote
 from voidpad.engine.speed import check_speed, with_speed
 from voidpad.errors import ConfigError
-from voidpad.models.card import Card, default_plan
-from voidpad.models.families import Family
-from voidpad.models.quantizer import Quantizer
-from voidpad.models.text import Messages, chat, encode_chat, raw_ids, special_ids
-from voidpad.roles import Roles
+from voidpad.models.checkpoint import Checkpoint, PreparedPrompt, Prompt
+from voidpad.models.device import parameter_count, quant_scheme
 
 if TYPE_CHECKING:
+    from voidpad.constrain.row import RowConstraint
     from voidpad.decode.denoise import HFDenoiser
     from voidpad.decode.loop import Denoiser, Observe, Step
-    from voidpad.decode.plan import FamilyDefaults, Plan
+    from voidpad.decode.plan import Plan
     from voidpad.engine.batching import Engine
-
-Prompt = str | Messages
+    from voidpad.engine.captured import CapturedPass
+    from voidpad.models.decide import Decision
+    from voidpad.models.fill import Filled, LengthRule
 
 
 @dataclass
-class Model:
+class Model(Checkpoint):
     """What `load` returns. The network is transformers' own, or a PeftModel around it."""
 
-    net: PreTrainedModel | PeftModel
-    tokenizer: PreTrainedTokenizerBase
-    roles: Roles
-    family: Family
-    card: Card
-    name: str
-    # The name and the adapter that `load` read; None for weights that were made or changed in this process.
-    source: tuple[str, str | None] | None = None
+    net: PreTrainedModel | PeftModel = field(kw_only=True)
+
+    def __repr__(self) -> str:
+        return f"Model({self.summary})"
 
     @property
     def fingerprint(self) -> str:
@@ -47,10 +42,10 @@ class Model:
 
         Merging an adapter keeps it. A model that was trained after loading must be made with `source=None`.
         """
-        from voidpad.models.fingerprint import fingerprint, tensors_fingerprint
+        from voidpad.models.fingerprint import source_fingerprint, tensors_fingerprint
 
         if self.source is not None:
-            return fingerprint(*self.source)
+            return source_fingerprint(self.source)
         return tensors_fingerprint(self.net.state_dict().items())
 
     @property
@@ -65,7 +60,7 @@ class Model:
     @property
     def parameters(self) -> int:
         """The number of weights, those of an adapter included."""
-        return Quantizer.count(self.net)
+        return parameter_count(self.net)
 
     @property
     def summary(self) -> str:
@@ -74,76 +69,6 @@ class Model:
         size = sum(p.numel() * p.element_size() for p in self.net.parameters())
         form = f"{self.quantized} weights" if self.quantized else str(self.net.dtype).removeprefix("torch.")
         return f"{self.name} on {where}: {form}, {_short(self.parameters)} parameters, {_short(size)}B"
-
-    @property
-    def default_plan(self) -> str:
-        """The plan that fits this checkpoint's family and the padding it was trained with."""
-        return default_plan(self.card, self.family)
-
-    @property
-    def decoding(self) -> "FamilyDefaults":
-        """The defaults of presets for this checkpoint: its family's, and its own size of causal blocks."""
-        return replace(self.family.decoding, causal_block=self.card.causal_block)
-
-    @property
-    def context(self) -> int:
-        """The most tokens a row may have, prompt and canvas together; a whole number of causal blocks."""
-        positions = int(self.net.config.max_position_embeddings)
-        return positions - positions % (self.card.causal_block or 1)
-
-    def require_full_attention(self, what: str) -> None:
-        """Refuse, for a block-causal model, something that only full attention gives a meaning."""
-        if self.card.causal_block:
-            raise ConfigError(
-                f"{self.name}: {what} has no meaning for family {self.family.name!r}, whose attention is block-causal; "
-                "use a model with full attention."
-            )
-
-    def encode(self, prompt: Prompt, *, system: str | None = None, raw: bool = False) -> list[int]:
-        """Prompt ids: through the chat template, or the bare text with `raw`.
-
-        Special tokens that are spelled in messages stay text; in `raw` text they become their ids.
-        """
-        if not raw:
-            turns = chat(prompt, system=system)
-            return self.admit(encode_chat(self.tokenizer, turns, roles=self.roles))
-        if not isinstance(prompt, str) or system is not None:
-            raise ConfigError("raw=True takes plain text; drop the system prompt and the messages, or raw.")
-        return self.admit(raw_ids(self.tokenizer, prompt))
-
-    def admit(self, ids: Sequence[int], *, canvas: int = 1) -> list[int]:
-        """The prompt ids, unless no canvas of this length could answer them."""
-        if not ids:
-            raise ConfigError("prompt is empty; give at least one character.")
-        rows = self.net.config.vocab_size
-        outside = next((token for token in ids if not 0 <= token < rows), None)
-        if outside is not None:
-            raise ConfigError(
-                f"prompt holds the id {outside}, outside the embedding (0 to {rows - 1}); "
-                "use the model's own tokenizer."
-            )
-        if self.roles.mask in ids:
-            index = list(ids).index(self.roles.mask)
-            raise ConfigError(
-                f"prompt token {index} is the mask ({self.roles.mask}); remove it from the prompt."
-            )
-        if len(ids) + canvas > self.context:
-            if len(ids) >= self.context:
-                raise ConfigError(
-                    f"prompt of {len(ids)} tokens fills the model's context of {self.context}; shorten it."
-                )
-            raise ConfigError(
-                f"prompt of {len(ids)} tokens and canvas {canvas} make {len(ids) + canvas}, "
-                f"over the model's context of {self.context}; shorten the prompt or the canvas."
-            )
-        return list(ids)
-
-    def text(self, ids: Sequence[int], *, cut: bool = True) -> str:
-        """The text up to the first end (all of it without `cut`), special tokens left out."""
-        ends = [index for index, token in enumerate(ids) if token in self.roles.ends]
-        kept = ids[: ends[0]] if cut and ends else ids
-        dropped = special_ids(self.tokenizer) | self.roles.all()
-        return str(self.tokenizer.decode([token for token in kept if token not in dropped]))
 
     @property
     def base(self) -> Any:
@@ -156,53 +81,7 @@ class Model:
 
         body, head, family = self.base.model, self.base.lm_head, self.family
         block = self.card.causal_block
-        return HFDenoiser(body, head, shift=family.shift, narrow=family.narrow, causal_block=block, **fields)
-
-    def plan(self, name: "str | Plan | None" = None, **fields: Any) -> "Plan":
-        """A preset with the defaults of this model's family and calibration; a ready plan is taken as it is.
-
-        Without a name it is the preset that fits the padding of this checkpoint.
-        """
-        from voidpad.decode.plan import describe
-
-        defaults, calibration = self.decoding, self.card.calibration
-        chosen, _ = describe(name or self.default_plan, defaults=defaults, calibration=calibration, **fields)
-        self.check_plan(chosen)
-        return chosen
-
-    def check_plan(self, plan: "Plan") -> None:
-        """Refuse a plan that was not made for the attention of this network."""
-        ours, theirs = self.card.causal_block, plan.causal.size if plan.causal else 0
-        if ours == theirs:
-            return
-        raise ConfigError(
-            f"{self.name}: the plan is for {_attention(theirs)}, but this model has {_attention(ours)}; use one of "
-            f"{', '.join(self.decoding.presets)}."
-        )
-
-    def fit(self, ids: Sequence[int], plan: "Plan") -> "Plan":
-        """The plan with its longest canvas cut to what the context leaves beside this prompt."""
-        self.check_plan(plan)
-        self.admit(ids, canvas=plan.length.canvas)
-        return plan.fitted(self.context - len(ids))
-
-    def row_limit(self, ids: Sequence[int], plan: "Plan", *, max_tokens: int | None = None) -> int:
-        """The longest canvas that a row with this prompt may have: what `Engine.submit` takes as `limit`.
-
-        It is the plan's limit, cut to the whole blocks that the context leaves beside the prompt, and to `max_tokens`
-        rounded up to whole blocks. A canvas that starts longer starts at this limit instead. An answer may be longer
-        than `max_tokens` by less than a block, so callers cut it. A prompt that leaves no room for a block is refused.
-        Rows of a block-causal plan are rounded up when they begin, not here, and need room for one slot only.
-        """
-        if max_tokens is not None and max_tokens < 1:
-            raise ConfigError(f"max_tokens={max_tokens} leaves no room for an answer; use at least 1.")
-        self.check_plan(plan)
-        unit = 1 if plan.causal else plan.block
-        self.admit(ids, canvas=min(unit, plan.length.limit))
-        limits = [plan.length.limit, max((self.context - len(ids)) // unit, 1) * unit]
-        if max_tokens is not None:
-            limits.append(-(-max_tokens // unit) * unit)
-        return min(*limits, self.context - len(ids))
+        return HFDenoiser(body, head, shift=family.shift, causal_block=block, **fields)
 
     def generate(
         self,
@@ -219,28 +98,37 @@ class Model:
         progress: Callable[[Result], None] | None = None,
         observe: "Observe | None" = None,
         listen: Callable[[Event], None] | None = None,
+        constraint: Any = None,
         **fields: Any,
     ) -> list[Result]:
         """Answers in the order of the prompts; `progress` is called with each one as it ends.
 
-        Without a plan, the checkpoint's padding chooses it (`default_plan`).
+        Without a plan, the checkpoint's padding chooses it (`default_plan`); prompts that `prepare` made bring their
+        own.
 
         `rows` and `tokens` (prompts and canvases) bound one forward pass; they change no answer. `cache` does:
         "dual:4" keeps keys and values inside a block and computes them anew every 4 passes, "prompt:4" those of the
         prompt (engine/cache_policy.py has all). `speed` ("fast", "fastest") sets the cache and fields of the plan by a
         name with a known price (engine/speed.py). `listen` is called with every event of the engine, and `observe`
         names canvas slots whose logits its steps must hold.
+
+        With `constraint`, every answer matches it: `voidpad.choice`, `regex` or `json_schema`, a pydantic model class,
+        or a list with one (or None) for each prompt. Each result's `constraint` says what became of it.
         """
-        fields, cache = self._at(speed, plan, fields, cache)
-        chosen = self.plan(plan, **fields)
-        engine = self.engine(rows=rows, tokens=tokens, cache=cache, block=chosen.block)
-        for index, prompt in enumerate(_listed(prompts)):
-            ids = self.encode(prompt, raw=raw, system=system)
-            engine.submit(ids, self.fit(ids, chosen), seed=seed, key=index, observe=observe)
+        fields, cache = self._with_speed(speed, plan, fields, cache)
+        ready = self._prepared(_listed(prompts), plan, fields, raw=raw, system=system)
+        block = ready[0].plan.block if ready else 32
+        engine = self.engine(rows=rows, tokens=tokens, cache=cache, block=block)
+        held = self._constrained(constraint, ready)
+        for index, prompt in enumerate(ready):
+            engine.submit(
+                list(prompt.ids), prompt.plan, seed=seed, key=index, observe=observe, constraint=held[index]
+            )
         results: list[Result] = []
-        for event in _heard(engine, listen):
+        for event in _listened(engine, listen):
             if isinstance(event, Finished):
-                results.append(self.result(event.outcome, chosen, cache=cache))
+                used = ready[event.outcome.key].plan
+                results.append(self.result(event.outcome, used, cache=cache))
                 if progress is not None:
                     progress(results[-1])
         return sorted(results, key=lambda result: result.key)
@@ -257,24 +145,117 @@ class Model:
         speed: str | None = None,
         observe: "Observe | None" = None,
         listen: Callable[[Event], None] | None = None,
+        constraint: Any = None,
         **fields: Any,
     ) -> "Iterator[Step]":
         """One answer, pass by pass: the one row of each `Step` is the row that `generate` would decode."""
-        fields, cache = self._at(speed, plan, fields, cache)
-        ids = self.encode(prompt, raw=raw, system=system)
-        chosen = self.fit(ids, self.plan(plan, **fields))
-        engine = self.engine(cache=cache, block=chosen.block)
-        engine.submit(ids, chosen, seed=seed, observe=observe)
-        return (event.step for event in _heard(engine, listen) if isinstance(event, Wrote))
+        fields, cache = self._with_speed(speed, plan, fields, cache)
+        [ready] = self._prepared([prompt], plan, fields, raw=raw, system=system)
+        engine = self.engine(cache=cache, block=ready.plan.block)
+        [held] = self._constrained(constraint, [ready])
+        engine.submit(list(ready.ids), ready.plan, seed=seed, observe=observe, constraint=held)
+        return (event.step for event in _listened(engine, listen) if isinstance(event, Wrote))
 
-    def _at(
+    def fill(
+        self,
+        template: str,
+        plan: "str | Plan | None" = None,
+        *,
+        length: "LengthRule" = "cal",
+        slots: int = 16,
+        marker: str = "gap",
+        constraint: Any = None,
+        seed: int = 0,
+        **fields: Any,
+    ) -> "Filled":
+        """Write the missing parts of a text: `model.fill("def area(r):\\n    return [[gap]]\\n")`.
+
+        `[[gap:12]]` has 12 slots, `[[gap:4-32]]` between 4 and 32. `length` says how the others' number is chosen:
+        "fixed" takes `slots`, "cal" probes several lengths, "void-gap" reads it from one pass of a model that was
+        trained for it. `constraint` holds for every gap, or is a list with one, or None, for each. All gaps are one
+        block; `plan` and its fields choose the other rules, such as `threshold`.
+        """
+        from voidpad.models.fill import fill
+
+        # Banned before the plan is built, so that renormalised scores leave them out too.
+        never = ("ends",) if self.roles.void is None else ("ends", "void")
+        chosen = self.plan(plan or "original", **{"ban": never, **fields})
+        return fill(
+            self,
+            template,
+            chosen,
+            length=length,
+            slots=slots,
+            marker=marker,
+            constraint=constraint,
+            seed=seed,
+        )
+
+    def decide(
+        self,
+        prompt: Prompt,
+        choices: Sequence[str],
+        *,
+        exact: bool = False,
+        raw: bool = False,
+        system: str | None = None,
+        canvas: int | None = None,
+    ) -> "Decision":
+        """The probability of each choice as the answer, among these choices, at temperature 1.
+
+        Tokens that all choices begin with are written first. In one pass, the probability of the rest of a choice is
+        the product of its slots' probabilities, as if they were independent, summed over all ways to split it into
+        tokens. With `exact`, the chain rule: the tokenizer's own split, token by token from left to right, one pass for
+        each token of the longest choice and one for the end. The canvas has one slot more than the longest choice has
+        tokens, unless `canvas` says more.
+        """
+        from voidpad.models.decide import decide
+
+        ids = (
+            prompt.ids if isinstance(prompt, PreparedPrompt) else self.encode(prompt, system=system, raw=raw)
+        )
+        return decide(self, ids, choices, exact=exact, canvas=canvas)
+
+    def _constrained(
+        self, constraint: Any, prompts: Sequence[PreparedPrompt]
+    ) -> "list[RowConstraint | None]":
+        """The constraint of each prompt, compiled."""
+        given = list(constraint) if isinstance(constraint, list | tuple) else [constraint] * len(prompts)
+        if len(given) != len(prompts):
+            raise ConfigError(
+                f"constraint holds {len(given)} constraints for {len(prompts)} prompts; give one for each."
+            )
+        return [
+            None if one is None else self.constrain(one, prompt.plan)
+            for one, prompt in zip(given, prompts, strict=True)
+        ]
+
+    def _prepared(
+        self,
+        prompts: Sequence[Prompt],
+        plan: "str | Plan | None",
+        fields: Mapping[str, Any],
+        *,
+        raw: bool,
+        system: str | None,
+    ) -> list[PreparedPrompt]:
+        """The prompts, those that are not prepared yet with this plan."""
+        ready = [prompt for prompt in prompts if isinstance(prompt, PreparedPrompt)]
+        if len(ready) < len(prompts) or not prompts:
+            chosen = self.plan(plan, **fields)
+            return [self.prepare(prompt, chosen, raw=raw, system=system) for prompt in prompts]
+        if plan is not None or fields:
+            raise ConfigError("prepared prompts bring their own plan; drop the plan and its fields.")
+        return ready
+
+    def _with_speed(
         self, speed: str | None, plan: "str | Plan | None", fields: Mapping[str, Any], cache: str | None
     ) -> tuple[dict[str, Any], str | None]:
         """The plan fields and the cache at a named speed."""
         check_speed(speed, plan or self.default_plan)
         return with_speed(speed, fields, cache)
 
-    def exact(self) -> "Denoiser":
+    def default_denoiser(self) -> "Denoiser":
         """The fastest denoiser here that computes the same function: rows packed without padding if possible."""
         from voidpad.engine.packed import PackedDenoiser
 
@@ -284,8 +265,8 @@ class Model:
     @property
     def _varlen(self) -> bool:
         """Whether the variable-length kernel can run: it takes half precision only, on one GPU."""
-        storage = Quantizer.storage_of(self.net)
-        whole = (storage is None or storage.packs) and len(_devices(self.net)) == 1
+        scheme = quant_scheme(self.net)
+        whole = (scheme is None or scheme.packs) and len(_devices(self.net)) == 1
         return self.device.type == "cuda" and self.net.dtype in (torch.float16, torch.bfloat16) and whole
 
     def _graphed(self) -> dict[str, Any]:
@@ -307,8 +288,10 @@ class Model:
         from voidpad.engine.cache import CachedDenoiser
 
         causal, scattered = self.card.causal_block, len(_devices(self.net)) > 1
+        room: dict[str, Any] = {"rows": rows, "tokens": tokens, "parameters": self.parameters}
         if cache is None and (scattered or not causal):
-            return Engine(self.exact(), self.roles, rows=rows, tokens=tokens)
+            exact = self.default_denoiser()
+            return Engine(exact, self.roles, **room, captured=self._captured(exact))
         policy: Caching = FinishedBlocks(causal) if cache is None else CachePolicy.parse(cache)
         if cache is not None and causal:
             raise ConfigError(
@@ -320,28 +303,33 @@ class Model:
                 f"cache={cache!r} needs the network on one device; drop the cache or device=spread."
             )
         denoise = CachedDenoiser(self.denoiser(), causal or block, policy, **self._graphed())
-        room = {"rows": rows, "tokens": tokens}
-        return Engine(denoise, self.roles, **room, ended=denoise.forget, accepts=check_cacheable)
+        return Engine(denoise, self.roles, **room, ended=denoise.forget, captured=self._captured(denoise))
+
+    def _captured(self, denoise: Any) -> "CapturedPass | None":
+        from voidpad.engine.captured import CapturedPass
+
+        return CapturedPass(denoise) if self._varlen else None
 
     def compiled(self) -> "Model":
         """This model, changed so that torch compiles its layers at their first passes.
 
         Logits are equal up to rounding; passes are faster after about a minute of compiling.
         """
-        from voidpad.engine.compiled import compile_layers
+        from voidpad.engine.packed import compile_body
 
-        compile_layers(self.base.model, cached=True, dynamic=True)
+        compile_body(self.base.model)
         return self
 
     @property
     def quantized(self) -> str:
         """The quantization of the weights, such as 8bit; empty if there is none."""
-        return Quantizer.of(self.net)
+        scheme = quant_scheme(self.net)
+        return scheme.name if scheme else ""
 
     def approximations(self, plan: "Plan", *, cache: str | None = None) -> tuple[str, ...]:
         """What makes answers differ from those of plain decoding with the weights as they were released."""
-        storage = Quantizer.storage_of(self.net)
-        weights = [f"{self.quantized} {storage.rounds}"] if storage else []
+        scheme = quant_scheme(self.net)
+        weights = [f"{scheme.name} {scheme.rounds}"] if scheme else []
         caches = [CachePolicy.parse(cache).approximation] if cache else []
         return (*weights, *caches, *plan.approximations)
 
@@ -354,10 +342,6 @@ class Model:
         )
 
 
-def _attention(causal_block: int) -> str:
-    return f"block-causal attention in blocks of {causal_block}" if causal_block else "full attention"
-
-
 def _short(count: float) -> str:
     """A number in three digits with its unit: 1234567 is 1.23 M."""
     for unit in ("", " k", " M", " G"):
@@ -367,7 +351,7 @@ def _short(count: float) -> str:
     return f"{count:.3g} T"
 
 
-def _heard(engine: "Engine", listen: Callable[[Event], None] | None) -> Iterator[Event]:
+def _listened(engine: "Engine", listen: Callable[[Event], None] | None) -> Iterator[Event]:
     """The engine's events, each given to the listener first; a failed pass raises its error."""
     for event in engine.events():
         if listen is not None:
@@ -383,5 +367,7 @@ def _devices(net: torch.nn.Module) -> set[torch.device]:
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One text or one conversation as a list of one; a list of prompts as it is."""
-    single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Mapping))
+    single = isinstance(prompts, str | PreparedPrompt) or (
+        len(prompts) > 0 and isinstance(prompts[0], Mapping)
+    )
     return [cast(Prompt, prompts)] if single else list(cast(Sequence[Prompt], prompts))

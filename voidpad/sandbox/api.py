@@ -7,18 +7,17 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from voidpad.errors import ConfigError, SandboxError, printable
-from voidpad.sandbox.jail import LAYERS, NAMESPACES
+from voidpad.sandbox import cgroup
 
 _LOG = logging.getLogger("voidpad.sandbox")
 _PACKAGE = Path(__file__).parents[1]
@@ -32,8 +31,10 @@ sys.modules["voidpad"] = package
 inner = types.ModuleType("voidpad.sandbox")
 inner.__path__ = [sys.argv[1] + "/sandbox"]
 sys.modules["voidpad.sandbox"] = package.sandbox = inner
-from voidpad.sandbox import supervisor
-supervisor.main(socket.socket(fileno=int(sys.argv[2])), frozenset(sys.argv[3:]))
+from voidpad.sandbox import cgroup, supervisor
+control, mode, *group = sys.argv[2:]
+supervisor.main(socket.socket(fileno=int(control)), weak=mode == "weak",
+                group=cgroup.MemoryGroup(*map(int, group)) if group else None)
 """
 _REPLY_SECONDS = 10.0  # beyond a program's time limit; a supervisor that is later counts as dead
 _START_SECONDS = 60.0
@@ -76,7 +77,7 @@ class Verdict:
     """Whether the checks passed, and if not, why.
 
     reason: passed; failed (a check was false); error (the program raised); exited, killed (it ended by itself
-    or by a signal); timeout, memory, output, disk (a limit); opaque (a value that is not plain data met a check).
+    or by a signal); timeout, memory, output (a limit); opaque (a value that is not plain data met a check).
     """
 
     passed: bool
@@ -90,13 +91,12 @@ def _verdict(
 ) -> Verdict:
     if ended != "done":
         allowed = {"timeout": f"{limits.seconds:g} seconds", "memory": f"{limits.memory_mb} MB",
-                   "output": f"{limits.output_kb} KB",
-                   "disk": f"{limits.disk_mb} MB and 4,096 files"}[ended]  # fmt: skip
+                   "output": f"{limits.output_kb} KB"}[ended]  # fmt: skip
         return Verdict(False, ended, f"stopped at the {ended} limit: the sandbox allows {allowed}", seconds)
     try:
         reason, detail = json.loads(output)
     except ValueError:
-        return Verdict(False, "error", "the checks ended without a verdict", seconds)
+        return Verdict(False, "killed", "the checks ended without a verdict", seconds)
     if reason == "gone":
         reason = "killed" if status is not None and status < 0 else "exited"
         how = {"killed": f"signal {-(status or 0)}", "exited": f"status {status}"}[reason]
@@ -106,46 +106,52 @@ def _verdict(
 
 @cache
 def layers() -> dict[str, bool]:
-    """By name, whether this kernel lets this user have each layer of protection. `Sandbox()` needs all of them."""
-    supervisor = _SupervisorHandle()
+    """By name, whether this kernel lets this user have the namespaces of the full mode, and a control group.
+
+    Without a control group a program may have threads, but no further processes.
+    """
+    supervisor = _SupervisorHandle(weak=False)
     supervisor.close()
-    return {name: name in supervisor.layers for name in LAYERS}
+    return {"namespaces": not supervisor.problem, "control group": supervisor.forks}
 
 
 class _SupervisorHandle:
     """Starts one supervisor process, which runs one program after another, and talks to it over a socket."""
 
-    def __init__(self, without: Iterable[str] = ()) -> None:
-        self._group: str | None = None
+    def __init__(self, *, weak: bool) -> None:
+        self._weak = weak
+        created = None if weak else cgroup.create()
+        self._group, inherited = (created[0], astuple(created[1])) if created else ("", ())
+        self.forks = bool(inherited)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            boot = [sys.executable, "-S", "-s", "-P", "-B", "-c", _BOOT, str(_PACKAGE), str(theirs.fileno())]
+            arguments = [
+                str(_PACKAGE),
+                str(theirs.fileno()),
+                "weak" if weak else "full",
+                *map(str, inherited),
+            ]
             self._process = subprocess.Popen(
-                [*boot, *without],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                [sys.executable, "-S", "-s", "-P", "-B", "-c", _BOOT, *arguments],
+                pass_fds=[theirs.fileno(), *inherited], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL, cwd="/", env={"PYTHONHASHSEED": "0", "LANG": "C.UTF-8"},
                 start_new_session=True,  # an interrupt at the terminal is for the caller
             )  # fmt: skip
+        for fd in inherited:
+            os.close(fd)
         self._control.settimeout(_START_SECONDS)
         hello = self._receive()
-        if hello is None:
-            self.close()
-            raise SandboxError("the sandbox's supervisor process did not start; it needs Linux 5.13 or later")
-        self.layers, self.problem = frozenset(hello["layers"]), str(hello["problem"])
-        self._group = hello["group"]
+        self.problem = hello["problem"] if hello else "the supervisor process did not start"
 
-    def run(self, test: ProgramTest, limits: SandboxLimits, *, lenient: bool) -> Verdict | None:
+    def run(self, test: ProgramTest, limits: SandboxLimits) -> Verdict | None:
         """The verdict, or None when the supervisor process died."""
         reading, writing = os.pipe()
-        texts = [
-            _memory_file(text)
-            for text in (test.program, json.dumps(test._asdict() | {"limits": asdict(limits)}))
-        ]
-        request = json.dumps(asdict(limits) | {"lenient": lenient}).encode()
+        task = test._asdict() | {"limits": asdict(limits) | {"forks": self.forks}, "weak": self._weak}
+        texts = [_memory_file(text) for text in (test.program, json.dumps(task))]
         try:
             self._control.settimeout(limits.seconds + _REPLY_SECONDS)
             with suppress(OSError):
-                socket.send_fds(self._control, [request], [*texts, writing])
+                socket.send_fds(self._control, [json.dumps(asdict(limits)).encode()], [*texts, writing])
             for fd in (*texts, writing):
                 os.close(fd)
             reply = self._receive()
@@ -167,21 +173,14 @@ class _SupervisorHandle:
     def close(self) -> None:
         """Close the socket, upon which the supervisor ends together with every process it started."""
         self._control.close()
-        self._stop()
-        # The supervisor removes its control group, unless it was killed; what it ran then needs a moment to die.
-        end = time.monotonic() + _STOP_SECONDS[0]
-        while self._group and os.path.isdir(self._group) and time.monotonic() < end:
-            with suppress(OSError):
-                os.rmdir(self._group)
-            time.sleep(0.01)
-
-    def _stop(self) -> None:
         for stop, seconds in zip((self._process.terminate, self._process.kill), _STOP_SECONDS, strict=True):
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
-                return
+                break
             stop()
         self._process.wait()
+        if self._group:
+            cgroup.remove(self._group, seconds=_STOP_SECONDS[0])
 
 
 def _memory_file(text: str) -> int:
@@ -196,16 +195,15 @@ class Sandbox:
     """Runs untrusted programs against trusted checks, `workers` of them at a time.
 
     A program and its checks run in two processes, each in a jail. The checks see the program's values as plain
-    data; other objects cannot be compared, unless `trust_objects` lets the program's own methods decide. `weak`
-    accepts a kernel that does not offer every layer of protection and logs which are missing.
+    data; other objects are handles, which cannot be compared. The full mode needs namespaces, and `run` raises
+    SandboxError where the kernel does not give them. `weak` does without: resource limits and a seccomp filter that
+    lets a program open no file, start no process and reach nothing outside; a warning says so.
     """
 
-    def __init__(self, *, limits: SandboxLimits | None = None, weak: bool = False, workers: int = 1,
-                 trust_objects: bool = False) -> None:  # fmt: skip
+    def __init__(self, *, limits: SandboxLimits | None = None, weak: bool = False, workers: int = 1) -> None:
         if workers < 1:
             raise ConfigError(f"workers={workers}: a sandbox needs at least one worker")
-        self._limits, self._weak = limits or SandboxLimits(), weak
-        self._workers, self._lenient = workers, trust_objects
+        self._limits, self._weak, self._workers = limits or SandboxLimits(), weak, workers
         self._idle: list[_SupervisorHandle] = []
         self._free_workers = threading.Semaphore(workers)
         self._owner = os.getpid()
@@ -218,7 +216,7 @@ class Sandbox:
             supervisor = self._take()
             verdict = None
             try:
-                verdict = supervisor.run(test, self._limits, lenient=self._lenient)
+                verdict = supervisor.run(test, self._limits)
             finally:
                 self._idle.append(supervisor) if verdict else supervisor.close()
         return verdict or Verdict(
@@ -250,30 +248,23 @@ class Sandbox:
             self._finalizer = weakref.finalize(self, _close_all, self._idle, self._owner)
         with suppress(IndexError):
             return self._idle.pop()
-        return _start(weak=self._weak)
-
-
-def _start(*, weak: bool) -> _SupervisorHandle:
-    supervisor = _SupervisorHandle()
-    missing = [name for name in LAYERS if name not in supervisor.layers]
-    if not missing and not supervisor.problem:
+        supervisor = _SupervisorHandle(weak=self._weak)
+        if supervisor.problem:
+            supervisor.close()
+            instead = "" if self._weak else "; weak=True (--weak-sandbox) does without namespaces"
+            raise SandboxError(f"sandbox: {supervisor.problem}; it needs Linux 5.14 or later{instead}")
+        if self._weak:
+            _warn_of_weakness()
         return supervisor
-    if not weak:
-        supervisor.close()
-        what = f"no {', '.join(missing)}" if missing else supervisor.problem
-        raise SandboxError(f"sandbox: {what} here; weak=True (--weak-sandbox) runs with what there is")
-    if supervisor.problem:
-        supervisor.close()
-        supervisor = _SupervisorHandle(without=NAMESPACES)
-        missing = [name for name in LAYERS if name not in supervisor.layers]
-    _warn_of(tuple(missing))
-    return supervisor
 
 
 @cache
-def _warn_of(missing: tuple[str, ...]) -> None:
+def _warn_of_weakness() -> None:
     """Warn once in the life of this process, however many workers there are."""
-    _LOG.warning("weak sandbox: generated programs run without %s", ", ".join(missing))
+    _LOG.warning(
+        "WEAK SANDBOX: generated programs run without namespaces, as a process of this machine that a seccomp "
+        "filter and resource limits hold; programs that open files or start processes fail."
+    )
 
 
 def _close_all(supervisors: list[_SupervisorHandle], owner: int) -> None:

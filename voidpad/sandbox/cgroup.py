@@ -1,33 +1,31 @@
 """A memory control group: the kernel's own limit for the memory of all processes of a program together.
 
 It counts what no sum over processes counts, such as shared memory that no process has mapped any more and the
-kernel's buffers, and it cannot be outrun. Where no group can be created, the supervisor measures instead.
+kernel's buffers, and it cannot be outrun. Where none can be created, a program has one process only, whose address
+space is limited.
 """
 
 import os
 import re
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
 _PREFIX = "voidpad-sandbox-"
-_REMOVE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """A control group of version 1 or 2. Its files are open, because the supervisor soon changes its file tree."""
+    """The open files of a control group, version 1 or 2; the supervisor process inherits them."""
 
-    path: str
-    parent: int
     members: int  # cgroup.procs
     limit: int
     events: int
 
     def join(self) -> None:
         """Move this process into the group; its later children will be in it too."""
-        with suppress(OSError):
-            os.write(self.members, b"0")
+        os.write(self.members, b"0")
 
     def set_limit(self, size: int) -> None:
         """The limit for the next program; a group that is still being emptied keeps the one it has."""
@@ -36,74 +34,54 @@ class MemoryGroup:
 
     def kills(self) -> int:
         """How many processes the kernel has killed because of the limit."""
-        with suppress(OSError):
-            count = re.search(rb"^oom_kill (\d+)", os.pread(self.events, 4096, 0), re.MULTILINE)
-            return int(count[1]) if count else 0
-        return 0
-
-    def remove(self) -> None:
-        """Remove the group; the processes in it have been killed and may take a moment to disappear."""
-        end = time.monotonic() + _REMOVE_SECONDS
-        while time.monotonic() < end:
-            try:
-                os.rmdir(os.path.basename(self.path), dir_fd=self.parent)
-                return
-            except FileNotFoundError:
-                return
-            except OSError:
-                time.sleep(0.01)
+        count = re.search(rb"^oom_kill (\d+)", os.pread(self.events, 4096, 0), re.MULTILINE)
+        return int(count[1]) if count else 0
 
 
-def create() -> MemoryGroup | None:
-    """A new group below this process's own, or None where that is not possible."""
+def create() -> tuple[str, MemoryGroup] | None:
+    """A new group below this process's own and its folder, or None where that is not possible."""
     for folder, limit, events in _candidates():
         _remove_stale(folder)
         path = os.path.join(folder, f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}")
+        files = {"cgroup.procs": os.O_WRONLY, limit: os.O_WRONLY, events: os.O_RDONLY}
         try:
             os.mkdir(path)
         except OSError:
             continue
         try:
-            return MemoryGroup(
-                path,
-                os.open(folder, os.O_RDONLY | os.O_DIRECTORY),
-                os.open(os.path.join(path, "cgroup.procs"), os.O_WRONLY),
-                os.open(os.path.join(path, limit), os.O_WRONLY),
-                os.open(os.path.join(path, events), os.O_RDONLY),
+            return path, MemoryGroup(
+                *(os.open(os.path.join(path, name), mode) for name, mode in files.items())
             )
         except OSError:
             os.rmdir(path)
     return None
 
 
-def _candidates() -> list[tuple[str, str, str]]:
+def remove(path: str, *, seconds: float) -> None:
+    """Remove a group; the processes in it have been killed and may take a moment to disappear."""
+    end = time.monotonic() + seconds
+    while os.path.isdir(path) and time.monotonic() < end:
+        with suppress(OSError):
+            os.rmdir(path)
+        time.sleep(0.01)
+
+
+def _candidates() -> Iterator[tuple[str, str, str]]:
     """Folders where a memory group may be created, each with the names of its limit and its event counter."""
-    try:
-        with open("/proc/self/cgroup") as file:
-            groups = [line.rstrip("\n").split(":", 2) for line in file]
-        with open("/proc/self/mountinfo") as file:
-            mounts = [line.split() for line in file]
-    except OSError:
-        return []
-    candidates = []
-    for fields in mounts:
-        point, kind, options = fields[4], fields[fields.index("-") + 1], fields[-1].split(",")
-        if kind == "cgroup" and "memory" in options:
-            own = [path for _, controllers, path in groups if "memory" in controllers.split(",")]
-            files = ("memory.limit_in_bytes", "memory.oom_control")
-        elif kind == "cgroup2":
-            own = [path for number, _, path in groups if number == "0"]
-            files = ("memory.max", "memory.events")
-        else:
-            continue
-        for path in own:
-            folders = [point + path, point + os.path.dirname(path)] if kind == "cgroup2" else [point + path]
-            candidates += [(os.path.normpath(folder), *files) for folder in folders if os.path.isdir(folder)]
-    return candidates
+    with suppress(OSError), open("/proc/self/cgroup") as own, open("/proc/self/mountinfo") as mounts:
+        groups = [line.rstrip("\n").split(":", 2) for line in own]
+        for fields in map(str.split, mounts):
+            point, kind, options = fields[4], fields[fields.index("-") + 1], fields[-1].split(",")
+            for number, controllers, path in groups:
+                if kind == "cgroup" and "memory" in options and "memory" in controllers.split(","):
+                    yield os.path.normpath(point + path), "memory.limit_in_bytes", "memory.oom_control"
+                if kind == "cgroup2" and number == "0":
+                    for folder in (path, os.path.dirname(path)):
+                        yield os.path.normpath(point + folder), "memory.max", "memory.events"
 
 
 def _remove_stale(folder: str) -> None:
-    """Remove groups whose supervisor was killed together with whoever started it."""
+    """Remove groups of processes that were killed before they could."""
     with suppress(OSError):
         for name in os.listdir(folder):
             owner = re.fullmatch(_PREFIX + r"(\d+)-\w+", name)

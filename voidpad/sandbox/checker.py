@@ -2,8 +2,10 @@
 
 import ast
 import builtins
+import functools
 import importlib
 import json
+import operator
 import os
 import re
 import socket
@@ -14,9 +16,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from voidpad.sandbox.peer import UNCROSSABLE, Peer, ProgramError, ProgramExit, exception_from
-from voidpad.sandbox.remote import RemoteObject, StopChecks
-from voidpad.sandbox.wire import Channel, ChannelClosed, ProtocolError
+from voidpad.sandbox.wire import (
+    Channel,
+    ChannelClosed,
+    Peer,
+    ProgramExit,
+    ProtocolError,
+    exception_from,
+    is_programs,
+)
 
 _DETAIL_LIMIT = 1500
 # Modules that the checks may use because the program's text imports them; the checks get their own copy.
@@ -25,8 +33,12 @@ MODULES = frozenset({
     "functools", "heapq", "itertools", "json", "math", "numbers", "operator", "random", "re", "statistics",
     "string", "sys", "textwrap", "time", "typing",
 })  # fmt: skip
-_FUNCTIONS = (types.FunctionType, types.LambdaType, types.BuiltinFunctionType, types.MethodType,
-              types.MethodDescriptorType)  # fmt: skip
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType,
+              functools.partial, operator.itemgetter, operator.attrgetter, operator.methodcaller)  # fmt: skip
+
+
+class StopChecks(BaseException):
+    """Ends the checks, which seldom catch a BaseException; carries the verdict's reason and detail."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,7 @@ class CheckerTask:
     entry: str | None = None  # the name under test, the only built-in name that a program may redefine
     helpers: str = ""  # definitions of the task that the checks use
     limits: dict[str, float] = field(default_factory=dict)  # by name, for messages
+    weak: bool = False  # for messages
 
 
 class ProgramConnection:
@@ -46,18 +59,23 @@ class ProgramConnection:
     After the program has exited or violated the protocol, `lost` is set and every further request fails.
     """
 
-    def __init__(self, sock: socket.socket, *, lenient: bool) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self.lost: StopChecks | None = None
-        self.lenient = lenient
+        self.handles: dict[str, None] = {}  # the class names of the objects that crossed as handles
         self._exported: list[object] = []
         self._peer = Peer(
             Channel(sock),
-            {"call": self._call_back},
+            {"call": self._call_back, "next": self._next_back},
             keep=self._may_export,
-            remote=lambda label: RemoteObject(self, label),
+            remote=self._remote,
         )
 
-    def give_up(self, reason: str, detail: str) -> StopChecks:
+    @property
+    def notes(self) -> list[str]:
+        """What the sandbox does differently from one process, as far as it was noticed."""
+        return list(self._peer.notes)
+
+    def give_up(self, detail: str, reason: str = "opaque") -> StopChecks:
         """Mark the program as lost and return the exception to raise, which every later request raises again."""
         self.lost = self.lost or StopChecks(reason, detail)
         return self.lost
@@ -81,24 +99,128 @@ class ProgramConnection:
             try:
                 return act()
             except ChannelClosed:
-                self.give_up("gone", "the program ended before its checks did")
+                self.give_up("the program ended before its checks did", "gone")
             except ProgramExit as ended:
                 name, text = ended.args
-                self.give_up("opaque" if name == UNCROSSABLE else "exited", f"{name}: {text}")
+                self.give_up(f"{name}: {text}", "opaque" if name == "Uncrossable" else "exited")
             except ProtocolError as error:
-                self.give_up("opaque", str(error))
+                self.give_up(str(error))
         raise self.lost or AssertionError("unreachable")
 
-    def _may_export(self, value: object) -> bool:
-        """Whether the program may get a handle for `value`: only for functions, which it may call."""
-        if isinstance(value, _FUNCTIONS):
-            self._exported.append(value)
-        return isinstance(value, _FUNCTIONS)
+    def _remote(self, label: str) -> "RemoteObject":
+        self.handles[label] = None
+        return RemoteObject(self, label)
 
-    def _call_back(self, target: Any, *args: object, **named: object) -> Any:
+    def _may_export(self, value: object) -> bool:
+        """Whether the program may get a handle for `value`: for functions and iterators, which it may use up."""
+        allowed = isinstance(value, _FUNCTIONS) or (
+            hasattr(value, "__next__") and type(value) is not RemoteObject
+        )
+        if allowed:
+            self._exported.append(value)
+        return allowed
+
+    def _call_back(self, target: Any, *args: Any, **named: Any) -> Any:
+        function: Any = target if isinstance(target, _FUNCTIONS) else None
+        return self._exported_by_checks(function)(*args, **named)
+
+    def _next_back(self, target: Any) -> Any:
+        return next(self._exported_by_checks(target))
+
+    def _exported_by_checks(self, target: Any) -> Any:
         if not any(target is exported for exported in self._exported):
             raise PermissionError("the checks never passed this to the program")
-        return target(*args, **named)
+        return target
+
+
+class RemoteObject:
+    """The checks' side of an object that lives in the program's process and is not plain data.
+
+    It can be called, read, changed and iterated: the answer is plain data or another RemoteObject. It cannot be
+    compared: operators that would pass the expected value to the program's own methods (==, <, -, in) end the
+    checks, as does everything else that would let the program decide whether a check holds.
+    """
+
+    __slots__ = ("__label", "__owner")
+    __owner: ProgramConnection
+    __label: str
+
+    def __init__(self, owner: ProgramConnection, label: str) -> None:
+        object.__setattr__(self, "_RemoteObject__owner", owner)
+        object.__setattr__(self, "_RemoteObject__label", label)
+
+    def __iter__(self) -> Any:
+        iterator = self.__owner.ask("iter", self)
+        return iterator if type(iterator) is RemoteObject else iter(iterator)
+
+    def __enter__(self) -> Any:
+        return self.__owner.ask("getattr", self, "__enter__")()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """The program's object learns that the block ends, but cannot suppress the checks' exceptions."""
+        leave = self.__owner.ask("getattr", self, "__exit__")
+        told = kind is not None and error is not None and issubclass(kind, Exception) and is_programs(error)
+        if leave(*((_crossing(kind), str(error), None) if told else (None, None, None))) and told:
+            raise self.__refuse("leave it to a {} to suppress an exception")
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __mro_entries__(self, bases: tuple[object, ...]) -> tuple[type, ...]:
+        raise self.__refuse("make a subclass of the program's class")
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise self.__refuse("copy a {}")
+
+    def __ask(self, verb: str, kind: type | None, *args: object, **named: object) -> Any:
+        """Have the program's process do `verb` to the object; Python needs the answer to be a `kind`."""
+        value = self.__owner.ask(verb, self, *args, **named)
+        if kind is not None and type(value) is not kind:
+            raise TypeError(f"{verb}() of the program's {self.__label} gave a {type(value).__name__}")
+        return value
+
+    def __refuse(self, what: str) -> StopChecks:
+        """End the checks; also called by the operators below."""
+        label = self.__label
+        return self.__owner.give_up(
+            f"the checks {what.format(label)}, and a {label} is not plain data: the sandbox does not "
+            "let a program's own methods decide whether a check holds"
+        )
+
+
+def _crossing(kind: type[BaseException] | None) -> type[BaseException] | None:
+    return kind if kind is not None and vars(builtins).get(kind.__name__) is kind else RuntimeError
+
+
+def _asking(verb: str, kind: type | None) -> Callable[..., Any]:
+    def method(self: Any, *args: object, **named: object) -> Any:
+        return self._RemoteObject__ask(verb, kind, *args, **named)
+
+    return method
+
+
+def _refusing(what: str) -> Callable[..., Any]:
+    def method(self: Any, *args: object) -> Any:
+        raise self._RemoteObject__refuse(what)
+
+    return method
+
+
+for _verb in ("call", "getattr", "setattr", "delattr", "getitem", "setitem", "delitem", "next"):
+    setattr(RemoteObject, f"__{_verb}__", _asking(_verb, None))
+for _verb, _kind in {"len": int, "bool": bool, "str": str, "repr": str}.items():
+    setattr(RemoteObject, f"__{_verb}__", _asking(_verb, _kind))
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul", "and", "or",
+               "xor", "lshift", "rshift")  # fmt: skip
+_REFUSED = {
+    "compare with a {}": ("eq", "ne", "lt", "le", "gt", "ge", "contains", "instancecheck", "subclasscheck"),
+    "compute with a {}": ("neg", "abs", "round", "int", "float", "index", *_ARITHMETIC,
+                          *(f"r{name}" for name in _ARITHMETIC)),
+    "await a {}": ("await",),
+}  # fmt: skip
+for _what, _names in _REFUSED.items():
+    for _name in _names:
+        setattr(RemoteObject, f"__{_name}__", _refusing(_what))
 
 
 class CheckNamespace(dict[str, Any]):
@@ -126,7 +248,7 @@ class CheckNamespace(dict[str, Any]):
                 return self._imported[name]
         kind, value = self._program.ask("name", name)
         if kind == "module":
-            raise self._program.give_up("opaque", f"the checks need the module {value!r}: import it there")
+            raise self._program.give_up(f"the checks need the module {value!r}: import it there")
         if kind == "missing":
             self._require(name, False)
         return value
@@ -182,9 +304,9 @@ def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _top_level([*inner, *(child for handler in handlers for child in handler.body)])
 
 
-def judge(sock: socket.socket, task: CheckerTask, *, lenient: bool) -> tuple[str, str]:
+def judge(sock: socket.socket, task: CheckerTask) -> tuple[str, str]:
     """Run the checks: the verdict's reason and detail. A pass needs the program to be connected until the end."""
-    program = ProgramConnection(sock, lenient=lenient)
+    program = ProgramConnection(sock)
     try:
         tree = ast.parse(task.checks)
         program.await_ready()
@@ -194,62 +316,73 @@ def judge(sock: socket.socket, task: CheckerTask, *, lenient: bool) -> tuple[str
     except StopChecks as abort:
         outcome = abort.args
     except MemoryError as error:
-        outcome = ("memory", _line(error, task))
+        outcome = ("memory", _line(error, task, program))
     except BaseException as error:
-        outcome = ("error" if isinstance(error, ProgramError) else "failed", _line(error, task))
+        outcome = ("error" if is_programs(error) else "failed", _line(error, task, program))
     return program.lost.args if program.lost else outcome
 
 
-def _line(error: BaseException, task: CheckerTask) -> str:
-    """One line for people: the failing check, the exception, and a hint if the sandbox may have caused it."""
+def _line(error: BaseException, task: CheckerTask, program: ProgramConnection) -> str:
+    """One line for people: the failing check, the exception, and hints if the sandbox may have caused it."""
     at, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<checks>":
             at = trace.tb_lineno
         trace = trace.tb_next
     lines = task.checks.splitlines()
-    where = f"line {at}: {lines[at - 1].strip()}: " if at and at <= len(lines) else ""
+    check = lines[at - 1].strip() if at and at <= len(lines) else ""
     try:
-        message = str(error)
+        message = str(error.__dict__.get("text", error))
     except BaseException:  # the message contains a RemoteObject, and the program did not provide its text
         message = "<unprintable>"
-    text = f"{where}{type(error).__name__}: {message}".removesuffix(": ")
-    hint = _hint(error, message, task.limits) if isinstance(error, ProgramError) else ""
+    text = f"{f'line {at}: {check}: ' if check else ''}{type(error).__name__}: {message}".removesuffix(": ")
+    hints = program.notes
+    if program.handles and re.search(r"\btype\(|__class__|\bcallable\(|\bawait\b|asyncio", check):
+        hints = [f"the checks see a handle of the program's {', '.join(program.handles)}", *hints]
+    if is_programs(error):
+        hints = [*filter(None, [_restriction(error, message, task)]), *hints]
+    hint = f" (in the sandbox {'; '.join(hints)})" if hints else ""
     return text[: _DETAIL_LIMIT - len(hint)] + hint
 
 
-def _hint(error: BaseException, message: str, limits: dict[str, float]) -> str:
+def _restriction(error: BaseException, message: str, task: CheckerTask) -> str:
     """What the sandbox does not allow, where an exception of the program looks like the result of that."""
+    limits = task.limits
     missing = re.match(r"No module named '(\w+)", message)
     if isinstance(error, ModuleNotFoundError) and missing:
         if missing[1] in sys.stdlib_module_names:
-            return " (the sandbox's user cannot read this Python's library)"
-        return " (only Python's standard library can be imported in the sandbox)"
+            return "of the weak mode only the usual modules of the standard library can be imported"
+        return "only Python's standard library can be imported"
     allowed = {
-        "can't start new thread": "{processes} processes and threads",
-        "[Errno 11]": "{processes} processes and threads",
-        "[Errno 24]": "256 open files",
-        "[Errno 27]": "{disk_mb} MB of files",
-        "[Errno 28]": "{disk_mb} MB of files",
+        "can't start new thread": "{processes} processes and threads are allowed",
+        "[Errno 11]": "{processes} processes and threads are allowed",
+        "[Errno 12]": "{memory_mb} MB of memory are allowed",
+        "[Errno 24]": "256 open files are allowed",
+        "[Errno 27]": "{disk_mb} MB of files are allowed",
+        "[Errno 28]": "{disk_mb} MB of files are allowed",
     }
     for words, what in allowed.items():
         if words in message:
-            return f" (the sandbox allows {what.format_map(limits)})"
+            return what.format_map(limits)
     if isinstance(error, MemoryError):
-        return f" (the sandbox allows {limits.get('memory_mb')} MB)"
+        return f"{limits.get('memory_mb')} MB of memory are allowed"
     if type(error).__name__ == "gaierror":
-        return " (the sandbox has no network)"
-    if isinstance(error, PermissionError) and "[Errno 1]" in message:
-        return " (the sandbox refuses this system call: no other programs, no network)"
-    if isinstance(error, PermissionError) and "[Errno 13]" in message:
-        return " (the sandbox allows files in the program's own folder only)"
-    if isinstance(error, FileNotFoundError) and re.search(r": '/(?!tmp/)", message):
-        return " (the sandbox shows Python's library and an empty folder, no other files)"
+        return "there is no network"
+    if type(error).__name__ == "ZoneInfoNotFoundError":
+        return "there are no files of time zones"
+    if isinstance(error, PermissionError):
+        none = ["no other programs", "no network"] + ["no files"] * task.weak
+        none += ["no further processes"] * (not limits.get("forks"))
+        return f"this system call is refused: {', '.join(none)}"
+    if isinstance(error, OSError | ImportError) and task.weak:
+        return "there are no files"
+    if isinstance(error, OSError) and re.search(r"\[Errno 30\]|: '/(?!tmp/)", message):
+        return "there are Python's library and an empty folder, no other files"
     return ""
 
 
-def main(sock: socket.socket, task: CheckerTask, verdict: int, *, lenient: bool) -> bool:
+def main(sock: socket.socket, task: CheckerTask, verdict: int) -> bool:
     """Write the verdict to a descriptor. True if the program exited early, so that its exit status matters."""
-    reason, detail = judge(sock, task, lenient=lenient)
+    reason, detail = judge(sock, task)
     os.write(verdict, json.dumps([reason, detail[:_DETAIL_LIMIT]]).encode())
     return reason == "gone"

@@ -1,51 +1,61 @@
-"""The supervisor process: started once per worker, it forks two jails for each request and watches them.
+"""The supervisor process: started once per worker, it forks two jailed processes for each request and watches them.
 
-A supervisor lives in namespaces of its own and has the usual modules loaded, so that a fork is all a jail costs. It
-never reads a program, a check or a verdict: these are passed on as descriptors to the one process that needs them,
-so that no program inherits memory that holds a check.
+A supervisor has the usual modules loaded, so that a fork is all that a jail costs. In full mode it is the first
+process of its own namespaces: it sees a file tree of its own, and when it ends, the kernel kills what it started.
+It never reads a program, a check or a verdict: these are passed on as descriptors to the one process that needs
+them, so that no program inherits memory that holds a check.
 """
 
+import fcntl
 import gc
 import importlib
 import json
 import os
 import random
+import resource
 import select
 import signal
 import socket
-import tempfile
+import stat
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import NoReturn
 
-from voidpad.sandbox import cgroup, checker, jail, kernel, root, subject
-from voidpad.sandbox.cleanup import kill, kill_descendants, remove_tree
-from voidpad.sandbox.usage import MAX_FILES, descendants, disk_use, memory_exceeds
+from voidpad.sandbox import checker, kernel, program
+from voidpad.sandbox.cgroup import MemoryGroup
 
 # Modules that programs often import; loaded here once, and inherited by every jail.
 _PRELOADED = ("array", "bisect", "calendar", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal",
          "enum", "fractions", "functools", "heapq", "itertools", "json", "math", "numbers", "operator",
          "random", "re", "statistics", "string", "textwrap", "time", "typing")  # fmt: skip
-# Modules that programs use now and then; loaded here only where the user nobody cannot read Python's library.
-_UNREADABLE = (
+# Modules that programs use now and then; loaded here only in weak mode, where programs cannot open files.
+_FOR_WEAK_MODE = (
     "argparse", "ast", "asyncio", "base64", "binascii", "bz2", "concurrent.futures.process",
     "concurrent.futures.thread", "contextvars", "csv", "ctypes", "difflib", "dis", "errno", "fcntl", "fnmatch",
-    "glob", "graphlib", "gzip", "hashlib", "hmac", "html", "inspect", "ipaddress", "locale", "logging", "lzma",
-    "mmap", "multiprocessing", "multiprocessing.pool", "multiprocessing.queues", "multiprocessing.sharedctypes",
+    "glob", "graphlib", "gzip", "hashlib", "hmac", "html", "html.parser", "inspect", "io", "ipaddress", "locale",
+    "logging", "lzma", "mmap", "multiprocessing", "multiprocessing.pool", "multiprocessing.queues",
     "multiprocessing.synchronize", "multiprocessing.popen_fork", "pathlib", "pickle", "platform", "pprint", "queue",
-    "resource", "secrets", "selectors", "shutil", "sqlite3", "subprocess", "sysconfig", "tempfile", "threading",
-    "timeit", "tokenize", "traceback", "tracemalloc", "unicodedata", "unittest.mock", "urllib.parse", "uuid",
-    "xml.etree.ElementTree", "zipfile", "zlib", "zoneinfo", "_strptime", "encodings.idna", "encodings.utf_16",
-    "encodings.latin_1", "encodings.ascii", "encodings.cp1252",
+    "resource", "secrets", "selectors", "shelve", "shutil", "sqlite3", "struct", "subprocess", "sysconfig",
+    "tempfile", "termios", "threading", "timeit", "tokenize", "traceback", "tracemalloc", "unicodedata", "unittest",
+    "unittest.mock", "urllib.parse", "uuid", "weakref", "xml.etree.ElementTree", "zipfile", "zlib", "_strptime",
+    "encodings.idna", "encodings.utf_16", "encodings.utf_32", "encodings.latin_1", "encodings.ascii",
+    "encodings.cp1252", "encodings.raw_unicode_escape", "encodings.unicode_escape", "ssl",
 )  # fmt: skip
-_MEMORY_INTERVAL = 0.02  # seconds between two measurements of the memory in use
+_NAMESPACES = kernel.NEWUSER | kernel.NEWPID | kernel.NEWNS | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS
+_NOBODY = 65534
+_HOME, _SHARED_MEMORY = "/tmp", "/dev/shm"
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+_SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
+_SEALED = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 _OVERHEAD = 64 << 20  # bytes that two idle interpreters use
-_DISK_INTERVAL = 0.1  # seconds between two measurements of the files, where no tmpfs bounds them
+_LOOK_SECONDS = 0.1  # between two looks at whether the kernel killed a process for its memory
 _LOST = 3  # exit status of checks whose program went away
-_FULL_NAMESPACES = frozenset({"pid namespace", "mount namespace"})
+
+
+class JailError(Exception):
+    """A jail could not be closed; nothing was run in it."""
 
 
 @dataclass(frozen=True)
@@ -57,27 +67,13 @@ class SandboxRequest:
     disk_mb: int
     processes: int
     output_kb: int
-    lenient: bool
-
-    @property
-    def jail_limits(self) -> jail.JailLimits:
-        return jail.JailLimits(
-            int(self.seconds) + 2, self.memory_mb << 20, self.disk_mb << 20, self.processes
-        )
 
 
 class Supervisor:
     """Runs the requests that come over the control socket, one at a time."""
 
-    def __init__(
-        self,
-        control: socket.socket,
-        jail_factory: jail.Jail,
-        homes: str | None,
-        group: cgroup.MemoryGroup | None,
-    ) -> None:
-        self._control, self._jail, self._homes, self._group = control, jail_factory, homes, group
-        self._own_proc = jail_factory.layers >= _FULL_NAMESPACES
+    def __init__(self, control: socket.socket, group: MemoryGroup | None, tree: "FileTree | None") -> None:
+        self._control, self._group, self._tree = control, group, tree
 
     def serve(self) -> None:
         """Handle requests one after another until the library closes its socket."""
@@ -85,129 +81,169 @@ class Supervisor:
             message, fds, _, _ = socket.recv_fds(self._control, 4096, 3)
             if not message:
                 return
-            reply = self.run(SandboxRequest(**json.loads(message)), fds)
+            start = time.monotonic()
+            try:
+                ended, status = self.run(SandboxRequest(**json.loads(message)), fds, start)
+                reply = (ended, time.monotonic() - start, status)
+            except (OSError, JailError) as error:
+                reply = ("broken", 0.0, str(error))
             for fd in fds:
                 os.close(fd)
             self._control.send(json.dumps(reply).encode())
 
-    def run(self, request: SandboxRequest, fds: list[int]) -> tuple[str, float, int | str | None]:
-        """Run one program: how it ended, the seconds it took, and its exit status if it exited by itself."""
-        start, home = time.monotonic(), self._home()
-        try:
-            ended, status = self._run(request, fds, home, start + request.seconds)
-            return ended, time.monotonic() - start, status
-        except jail.JailError as error:
-            return "broken", time.monotonic() - start, str(error)
-        finally:
-            self._sweep(home)
-
-    def _run(
-        self, request: SandboxRequest, fds: list[int], home: str, deadline: float
-    ) -> tuple[str, int | None]:
-        program, checks, verdict = fds
+    def run(self, request: SandboxRequest, fds: list[int], start: float) -> tuple[str, int | str | None]:
+        """Run one program: how it ended, and its exit status if it exited by itself."""
+        text, checks, verdict = fds
+        if self._tree is not None:
+            self._tree.renew(request.disk_mb << 20)
         if self._group is not None:
-            self._group.set_limit(request.jail_limits.memory + request.jail_limits.disk + _OVERHEAD)
+            self._group.set_limit((request.memory_mb + request.disk_mb << 20) + _OVERHEAD)
         asking, answering = socket.socketpair()
-        output, program_output = (
-            os.fdopen(fd, mode, 0) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True)
-        )
+        output, program_output = os.pipe()
         pids: list[int] = []
         try:
             # The program is started last, so that the time limit is watched from its first instruction on.
-            with asking, answering, program_output, open(os.devnull, "wb") as null:
-                judging = (null.fileno(), asking.fileno(), checks, verdict)
-                judged = (program_output.fileno(), answering.fileno(), program)
-                run_checks = partial(_run_checks, lenient=request.lenient)
-                pids.append(
-                    self._jail.start(jail.JailProcess(run_checks, judging, home, request.jail_limits))
-                )
-                pids.append(
-                    self._jail.start(jail.JailProcess(_run_program, judged, home, request.jail_limits, True))
-                )
-            ended, lost = self._watch(request, pids[0], output.fileno(), home, deadline)
-            if lost:
+            with asking, answering, open(program_output, "wb"), open(os.devnull, "wb") as null:
+                inherited = (null.fileno(), asking.fileno(), checks, verdict)
+                pids.append(self._start(_run_checks, inherited, request))
+                pids.append(self._start(_run_program, (program_output, answering.fileno(), text), request))
+            ended = self._watch(pids[0], request, output, start + request.seconds)
+            if ended == "done" and _status(pids[0]) == _LOST:
                 # The program closed its channel. When it has exited, its status says whether by a signal.
-                ended, _ = self._watch(request, pids[1], output.fileno(), home, deadline)
+                ended = self._watch(pids[1], request, output, start + request.seconds)
             return ended, _status(pids[1])
         finally:
-            output.close()
-            for pid in pids:
-                kill(pid)
+            os.close(output)
+            self._kill(pids)
 
-    def _watch(
-        self, request: SandboxRequest, pid: int, output: int, home: str, deadline: float
-    ) -> tuple[str, bool]:
-        """Wait for a process to end or for a limit to be reached: which, and whether it was checks that lost their
-        program."""
-        done, room, look_at_disk = os.pidfd_open(pid), request.output_kb << 10, time.monotonic()
+    def _watch(self, pid: int, request: SandboxRequest, output: int, deadline: float) -> str:
+        """Wait until a process ends ("done") or a limit is reached, and say which."""
+        done, room = os.pidfd_open(pid), request.output_kb << 10
         kills = self._group.kills() if self._group else 0
         poll = select.poll()
         for fd in (done, output, self._control.fileno()):
             poll.register(fd, select.POLLIN)
         try:
             while (left := deadline - time.monotonic()) > 0:
-                ready = {fd for fd, _ in poll.poll(1000 * min(left, _MEMORY_INTERVAL))}
+                ready = {fd for fd, _ in poll.poll(1000 * min(left, _LOOK_SECONDS))}
                 if self._control.fileno() in ready:
-                    raise EOFError("the library closed its socket")
+                    os._exit(0)  # the library is gone, and with this process all others end
                 if output in ready:
                     size = len(os.read(output, 1 << 16))
                     room -= size
                     if not size:
                         poll.unregister(output)
                 if room < 0:
-                    return "output", False
+                    return "output"
                 if self._group is not None and self._group.kills() > kills:
-                    return "memory", False
+                    return "memory"
                 if done in ready:
-                    return "done", _status(pid) == _LOST
-                if done not in ready and memory_exceeds(
-                    self._below(), request.jail_limits.memory + _OVERHEAD
-                ):
-                    return "memory", False
-                if done not in ready and self._homes is not None and time.monotonic() > look_at_disk:
-                    size, files = disk_use(home, self._below())
-                    if size > request.jail_limits.disk or files > MAX_FILES:
-                        return "disk", False
-                    look_at_disk = time.monotonic() + _DISK_INTERVAL
-            return "timeout", False
+                    return "done"
+            return "timeout"
         finally:
             os.close(done)
 
-    def _below(self) -> list[int]:
-        if self._own_proc:
-            return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-        return descendants()
+    def _start(self, act: Callable[[], None], fds: tuple[int, ...], request: SandboxRequest) -> int:
+        """Fork a process into a jail; `fds` become its descriptors 1 (and 2), 3, 4, ..."""
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            problem = ""
+            try:
+                kept = _arrange(fds, writing)
+                try:
+                    self._close_jail(request)
+                except (OSError, ValueError) as error:
+                    problem = f"{type(error).__name__}: {error}"
+                os.write(kept, problem.encode())
+                os.close(kept)
+                if not problem:
+                    act()
+                    os._exit(0)
+            finally:
+                os._exit(70)
+        os.close(writing)
+        with open(reading, errors="replace") as messages:
+            problem = messages.read()
+        if problem:
+            os.waitpid(pid, 0)
+            raise JailError(problem)
+        return pid
 
-    def _home(self) -> str:
-        if self._homes is None:
-            return "/tmp"
-        home = tempfile.mkdtemp(dir=self._homes)
+    def _close_jail(self, request: SandboxRequest) -> None:
+        """In the forked process: give up files, rights, resources and system calls, in this order."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.setsid()
+        if self._tree is not None:
+            self._tree.be_killed_first()
         if os.geteuid() == 0:
-            os.chown(home, jail.NOBODY, jail.NOBODY)
-        return home
+            try:
+                os.setgroups([])
+                os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+                os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+            except OSError:  # a container's root may lack that right
+                if self._tree is not None:
+                    raise
+        os.environ.clear()
+        os.environ.update(HOME=_HOME, TMPDIR=_HOME, LANG="C.UTF-8", PATH="")
+        os.chdir(_HOME if self._tree is not None else "/")
+        os.umask(0o077)
+        for what, limit in {
+            resource.RLIMIT_CPU: int(request.seconds) + 2,
+            resource.RLIMIT_AS: request.memory_mb << 20,
+            resource.RLIMIT_FSIZE: request.disk_mb << 20,
+            resource.RLIMIT_NPROC: request.processes,
+            resource.RLIMIT_NOFILE: 256,
+            resource.RLIMIT_SIGPENDING: 1024,
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_MEMLOCK: 0,
+            resource.RLIMIT_MSGQUEUE: 0,
+        }.items():
+            _, hard = resource.getrlimit(what)
+            value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            resource.setrlimit(what, (value, value))
+        if self._tree is not None:
+            kernel.drop_capabilities()
+        kernel.die_with_parent()
+        kernel.restrict_calls(files=self._tree is not None, forks=self._group is not None)
 
-    def _sweep(self, home: str) -> None:
-        """Remove what no namespace removes: orphaned processes and the program's folder."""
-        if "pid namespace" not in self._jail.layers:
-            kill_descendants()
-        if self._homes is not None:
-            remove_tree(home)
+    def _kill(self, pids: list[int]) -> None:
+        """Kill what the jails ran. The first process of a PID namespace can kill all others in it at once; in weak
+        mode a jail has one process."""
+        if self._tree is not None:
+            with suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                while True:
+                    os.waitpid(-1, 0)
+        for pid in pids if self._tree is None else []:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def _run_program() -> None:
     random.seed(0)
     with open(4, encoding="utf-8", errors="surrogatepass") as file:
-        program = file.read()
-    subject.main(socket.socket(fileno=3), program)
+        text = file.read()
+    program.main(socket.socket(fileno=3), text)
 
 
-def _run_checks(*, lenient: bool) -> None:
+def _run_checks() -> None:
     random.seed(0)
-    kernel.hide_memory()
     with open(4, encoding="utf-8", errors="surrogatepass") as file:
         task = checker.CheckerTask(**json.load(file))
-    if checker.main(socket.socket(fileno=3), task, 5, lenient=lenient):
+    if checker.main(socket.socket(fileno=3), task, 5):
         os._exit(_LOST)
+
+
+def _arrange(fds: tuple[int, ...], last: int) -> int:
+    """Number the descriptors: fds[0] becomes 1 and 2, the others follow from 3, then `last`; close all others."""
+    wanted = (fds[0], fds[0], *fds[1:], last)
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 32) for fd in wanted]
+    for target, fd in enumerate(high, start=1):
+        os.dup2(fd, target)
+    os.closerange(len(wanted) + 1, 1 << 16)
+    return len(wanted)
 
 
 def _status(pid: int) -> int | None:
@@ -218,133 +254,160 @@ def _status(pid: int) -> int | None:
     return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
 
-def main(control: socket.socket, without: frozenset[str]) -> None:
-    """Enter the namespaces, report the available layers, and handle requests.
+class FileTree:
+    """What full mode shows instead of the machine's files: Python's library, a few devices and a bounded /tmp."""
 
-    The first process only waits for its child, which enters the PID namespace and does the work. Where namespaces
-    are missing, it also kills what that child leaves behind and removes its folder.
-    """
-    for name in _PRELOADED:
-        importlib.import_module(name)
-    kernel.warm_up()
-    available, paths = _probe() - without, root.library_paths()
-    if "mount namespace" not in available and not _works(_read_library):
-        for name in _UNREADABLE:
-            with suppress(ImportError):  # an extension that this Python was built without
-                importlib.import_module(name)
-    group = cgroup.create()
-    problem = _attempt(partial(_enter, available))
-    homes = None if "mount namespace" in available else tempfile.mkdtemp(prefix="voidpad-sandbox-")
-    if homes is not None:
-        os.chmod(homes, 0o711)  # the user nobody may enter its own folder in it, but not list the others
-    child = os.fork()
-    if child:
-        control.close()
-        kernel.adopt_orphans()
-        signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        _leave(homes, group, status)
-    kernel.adopt_orphans()
-    if group is not None:
-        group.join()  # once, because joining waits for all processors; the jails inherit it
-    if "pid namespace" in available:
-        kernel.die_with_parent()
+    def __init__(self) -> None:
+        self._proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+        root = "/tmp"
+        links, sources = {}, {}
+        for path in (*_library_paths(), *filter(os.path.exists, _DEVICES)):
+            if os.path.islink(path):
+                links[path] = os.readlink(path)
+            else:  # by descriptor, because the new root is mounted over a folder that may hold some of them
+                sources[path] = os.open(path, os.O_PATH)
+        kernel.mount(
+            "tmpfs", root, "tmpfs", flags=kernel.MS_NOSUID | kernel.MS_NODEV, data="size=1m,mode=755"
+        )
+        for path, target in links.items():
+            os.makedirs(os.path.dirname(root + path), exist_ok=True)
+            os.symlink(target, root + path)
+        for path, fd in sources.items():
+            _bind(fd, root + path)
+            if path not in _DEVICES:
+                kernel.read_only(root + path, below=True)
+        for folder in (_HOME, _SHARED_MEMORY):
+            os.makedirs(root + folder, exist_ok=True)
+        kernel.pivot(root)
+        # A Python that is installed below /tmp has to be shown again on top of each program's own /tmp.
+        self._below_home = {
+            path: os.open(path, os.O_PATH) for path in sources if path.startswith(f"{_HOME}/")
+        }
+        for fd in sources.values():
+            os.close(fd)
+        self._mount_empty(1 << 20)
+        kernel.read_only("/", below=False)
+
+    def renew(self, disk: int) -> None:
+        """Replace what the last program wrote by empty folders, /tmp with room for `disk` bytes."""
+        kernel.unmount(_HOME)
+        kernel.unmount(_SHARED_MEMORY)
+        self._mount_empty(disk)
+
+    def _mount_empty(self, disk: int) -> None:
+        """The small file system for shared memory is what Python's multiprocessing needs for locks and queues."""
+        data = f"size={disk},nr_inodes=4096,mode=1777"
+        kernel.mount("tmpfs", _HOME, "tmpfs", flags=_SEALED, data=data)
+        kernel.mount("tmpfs", _SHARED_MEMORY, "tmpfs", flags=_SEALED, data="size=1m,nr_inodes=256,mode=1777")
+        for path, fd in self._below_home.items():
+            _bind(fd, path)
+
+    def be_killed_first(self) -> None:
+        """Let the kernel choose this process, not the supervisor, where a control group is short of memory."""
+        with suppress(OSError):
+            fd = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=self._proc)
+            os.write(fd, b"1000")
+            os.close(fd)
+
+
+def _library_paths() -> list[str]:
+    """The folders that a running interpreter may have to read: Python's library and shared libraries."""
+    python = [os.path.join(sys.base_prefix, name) for name in ("lib", "lib64")]
+    paths: list[str] = []
+    for path in (*_SYSTEM, *python, *filter(os.path.isdir, sys.path)):
+        if os.path.exists(path) and not any(path == p or path.startswith(p + "/") for p in paths):
+            paths.append(path)
+    return paths
+
+
+def _bind(fd: int, target: str) -> None:
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
+        os.makedirs(target, exist_ok=True)
     else:
-        signal.signal(signal.SIGTERM, lambda *_: _leave(homes, None, 0))
-        kernel.die_with_parent(signal.SIGTERM)
-    jail_factory = jail.Jail(available, paths)
-    problem = problem or _attempt(partial(_try_out, jail_factory))
-    gc.freeze()
-    control.send(
-        json.dumps({"layers": sorted(available), "problem": problem, "group": group and group.path}).encode()
-    )
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    kernel.bind(fd, target)
+
+
+def _enter_namespaces() -> None:
+    """Give this process, and what it forks, its own users, mounts, network and names; its children get their own
+    process numbers.
+
+    Root keeps all user ids that it has here, so that it can still read Python's library and become nobody. Another
+    user can have one id, and is nobody with it.
+    """
+    with open("/proc/self/uid_map") as file:
+        known = [tuple(map(int, line.split())) for line in file]
+    privileged = os.geteuid() == 0 and any(first <= _NOBODY < first + count for first, _, count in known)
+    maps = {
+        name: f"{_NOBODY} {own} 1" for name, own in (("uid_map", os.geteuid()), ("gid_map", os.getegid()))
+    }
+    if not privileged:
+        kernel.unshare(_NAMESPACES)
+        _write_maps("self", {"setgroups": "deny", **maps})
+        return
+    maps = {name: "\n".join(f"{first} {first} {count}" for first, _, count in known) for name in maps}
+    here, there = socket.socketpair()
+    parent, helper = os.getpid(), os.fork()
+    if helper == 0:  # outside of the new namespaces, where root may write every id
+        status = 1
+        with suppress(OSError):
+            there.recv(1)
+            _write_maps(str(parent), maps)
+            status = 0
+        os._exit(status)
+    kernel.unshare(_NAMESPACES)
+    here.send(b"x")
+    if os.waitpid(helper, 0)[1] != 0:
+        raise OSError(1, "the user ids of the new namespace could not be set")
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+
+
+def _write_maps(process: str, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        with open(f"/proc/{process}/{name}", "w") as file:
+            file.write(text)
+
+
+def main(control: socket.socket, *, weak: bool, group: MemoryGroup | None) -> None:
+    """Enter the mode that was asked for, say whether that worked, and handle requests.
+
+    In full mode this process waits for its child, which is the first process of the new PID namespace and does the
+    work; when either ends, everything does.
+    """
+    for name in (*_PRELOADED, *(_FOR_WEAK_MODE if weak else ())):
+        with suppress(ImportError):  # an extension that this Python was built without
+            importlib.import_module(name)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a program may not interrupt its supervisor
+    tree = None
     try:
-        Supervisor(control, jail_factory, homes, group).serve()
+        if not weak:
+            _enter_namespaces()
+            if (child := os.fork()) != 0:
+                control.close()
+                os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
+            if os.getpid() != 1:  # it kills every process that it can see
+                raise OSError(1, "not the first process of a PID namespace")
+            kernel.die_with_parent()
+            kernel.set_hostname("sandbox")
+            if group is not None:
+                group.join()  # once, because joining waits for all processors; the jails inherit it
+            tree = FileTree()
+        gc.freeze()
+        supervisor = Supervisor(control, group, tree)
+        _try_out(supervisor)
+        control.send(json.dumps({"problem": ""}).encode())
+        supervisor.serve()
+    except (OSError, JailError) as error:
+        control.send(json.dumps({"problem": str(error)}).encode())
     finally:
         os._exit(0)
 
 
-def _leave(homes: str | None, group: cgroup.MemoryGroup | None, status: int) -> NoReturn:
-    """Exit after killing every descendant and removing the programs' folder and control group."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    kill_descendants()
-    if homes is not None:
-        remove_tree(homes)
-    if group is not None:
-        group.remove()
-    os._exit(status & 0xFF)
-
-
-def _attempt(act: Callable[[], None]) -> str:
-    try:
-        act()
-    except (OSError, jail.JailError) as error:
-        return str(error)
-    return ""
-
-
-def _try_out(jail_factory: jail.Jail) -> None:
-    """Build the file tree and start one empty jail, to learn now whether that works."""
-    if "mount namespace" in jail_factory.layers:
-        root.build(jail_factory.paths)
-    null = os.open(os.devnull, os.O_WRONLY)
-    kill(
-        jail_factory.start(
-            jail.JailProcess(lambda: None, (null,), "/tmp", jail.JailLimits(2, 1 << 30, 1 << 20, 4))
-        )
-    )
-    os.close(null)
-
-
-def _probe() -> frozenset[str]:
-    """The layers that this kernel lets this user have; each is tried in a process of its own."""
-    base = 0 if _privileged() else kernel.NEWUSER
-    trials: dict[str, Callable[[], None]] = {
-        name: partial(kernel.unshare, base | bits) for name, bits in jail.NAMESPACES.items()
-    }
-    trials["landlock"] = partial(_sealed, partial(kernel.landlock, read=["/"], write=[]))
-    trials["seccomp"] = partial(_sealed, partial(kernel.seccomp, strict=True))
-    trials["no new privileges"] = kernel.no_new_privileges
-    trials["other uid"] = jail.become_nobody
-    available = frozenset(name for name, act in trials.items() if _works(act))
-    return available | {"other uid"} if "user namespace" in available else available
-
-
-def _read_library() -> None:
-    if os.geteuid() == 0:
-        jail.become_nobody()
-    os.listdir(os.path.dirname(os.__file__))
-
-
-def _privileged() -> bool:
-    """Whether this process may create namespaces without a user namespace, as root outside of containers may."""
-    return os.geteuid() == 0 and _works(partial(kernel.unshare, kernel.NEWNS | kernel.NEWPID))
-
-
-def _sealed(act: Callable[[], None]) -> None:
-    kernel.no_new_privileges()
-    act()
-
-
-def _works(act: Callable[[], None]) -> bool:
-    pid = os.fork()
-    if pid == 0:
-        os._exit(1 if _attempt(act) else 0)
-    return os.waitpid(pid, 0)[1] == 0
-
-
-def _enter(layers: frozenset[str]) -> None:
-    """Create the supervisor's own namespaces.
-
-    Root needs no user namespace for that, and so keeps the right to read a Python installation that only root may
-    read until the new file tree is built.
-    """
-    wanted, uid, gid = jail.flags(layers - {"user namespace"}), os.geteuid(), os.getegid()
-    if wanted and _privileged():
-        os.setgroups([])
-        kernel.unshare(wanted)
-    elif "user namespace" in layers:
-        kernel.unshare(wanted | kernel.NEWUSER)
-        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(text)
+def _try_out(supervisor: Supervisor) -> None:
+    """Start and end one empty jail, to learn now whether that works."""
+    with open(os.devnull, "wb") as null:
+        request = SandboxRequest(2, 1024, 1, 64, 1)
+        supervisor._kill([supervisor._start(lambda: None, (null.fileno(),), request)])

@@ -1,49 +1,74 @@
-"""Serialization between two processes that do not trust each other.
+"""What crosses between the program's process and the checks' process: plain data, opaque handles, requests.
 
-Values of built-in types are sent by value, as JSON with tags. Any other object is sent as a handle: a number that
-only the process that has the object can resolve. Decoding creates objects of built-in types and nothing else, so
-no class, method or comparison of the sender ever runs on the receiving side.
+Values of built-in and of a few standard types are sent by value, as JSON with tags. Any other object is sent as a
+handle: a number that only the process that has the object can resolve. Decoding creates objects of the standard
+library and nothing else, so no class, method or comparison of the sender ever runs on the receiving side.
 """
 
-import importlib
+import builtins
 import json
+import keyword
 import socket
 import struct
 import sys
 from array import array
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
+from types import FunctionType
 from typing import Any
+from zoneinfo import ZoneInfo
 
 FRAME_LIMIT = 16 << 20
 _RECURSION = 6000  # Python frames; about 2,000 nested containers, and little enough for the C stack
 _BIG = 1 << 4096  # larger integers cross in hexadecimal: decimal text of that length is refused by Python
+_TEXT_LIMIT = 1000
 _TYPES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range,
                  type(None))
 }  # fmt: skip
-_DIRECT = frozenset({bool, str, float, type(None)})
 _MUTABLE: dict[str, type] = {
-    "list": list, "dict": dict, "set": set, "bytearray": bytearray, "deque": deque, "Counter": Counter,
-    "OrderedDict": OrderedDict,
-}  # fmt: skip
-_TAG = {kind: tag for tag, kind in _MUTABLE.items()}
-_PAIRS = ("dict", "Counter", "OrderedDict")
-_VIEWS: dict[type, tuple[str, Callable[[list[Any]], Any]]] = {
-    type({}.keys()): ("keys", lambda items: dict.fromkeys(items).keys()),
-    type({}.values()): ("values", lambda items: dict(enumerate(items)).values()),
-    type({}.items()): ("items", lambda items: dict(items).items()),
+    kind.__name__: kind for kind in (list, dict, set, bytearray, deque, Counter, OrderedDict, defaultdict)
 }
-_VIEW_OF = dict(_VIEWS.values())
+# Immutable values: by type, the plain arguments that describe one, and how it is made of them again. The first ones
+# describe themselves, for pickle, as a call of their class.
+_SCALARS: dict[type, tuple[Callable[[Any], Iterable[Any]], Callable[..., Any]]] = {
+    **{kind: (lambda value: value.__reduce_ex__(4)[1], kind)
+       for kind in (date, datetime, time, timedelta, timezone, Decimal, range)},
+    bytes: (lambda value: [value.hex()], bytes.fromhex),
+    complex: (lambda value: [value.real, value.imag], complex),
+    Fraction: (lambda value: [value.numerator, value.denominator], Fraction),
+    ZoneInfo: (lambda value: [str(value)], ZoneInfo),
+    array: (lambda value: [value.typecode, value.tobytes()], array),
+    memoryview: (lambda value: [value.format, value.tobytes()], lambda form, data: memoryview(data).cast(form)),
+    type(...): (lambda value: [], lambda: ...),
+    type({}.keys()): (lambda value: [list(value)], lambda items: dict.fromkeys(items).keys()),
+    type({}.values()): (lambda value: [list(value)], lambda items: dict(enumerate(items)).values()),
+    type({}.items()): (lambda value: [list(value)], lambda items: dict(items).items()),
+}  # fmt: skip
+_SCALAR_OF = {kind.__name__: make for kind, (_, make) in _SCALARS.items()}
+# A check that catches one of these would catch its own failure, so a program cannot supply them.
+_NEVER_CAUGHT = frozenset({"AssertionError", "Exception", "BaseException"})
+
+
+class ProtocolError(Exception):
+    """A message that is malformed, or a value that cannot be sent."""
+
+
+class ChannelClosed(Exception):
+    """The other process has closed the connection or exited."""
+
+
+class ProgramExit(BaseException):
+    """The program ended itself (sys.exit, KeyboardInterrupt); a BaseException, which checks do not catch."""
 
 
 @contextmanager
-def room_for_nesting() -> Iterator[None]:
+def _room_for_nesting() -> Iterator[None]:
     """While data is encoded or decoded, allow deeper recursion than the program or the checks may use."""
     usual = sys.getrecursionlimit()
     sys.setrecursionlimit(max(usual, _RECURSION))
@@ -53,14 +78,6 @@ def room_for_nesting() -> Iterator[None]:
         raise ProtocolError("a value nested too deeply to be sent") from None
     finally:
         sys.setrecursionlimit(usual)
-
-
-class ProtocolError(Exception):
-    """A message that is malformed, or a value that cannot be sent."""
-
-
-class ChannelClosed(Exception):
-    """The other process has closed the connection or exited."""
 
 
 class Channel:
@@ -106,128 +123,115 @@ class Channel:
 
 class Encoder:
     """Encodes the values of one message. `shared` lists the mutable containers in the order of encoding, which is
-    also the order of decoding, so that a container can be referred to by its number."""
+    also the order of decoding, so that a container can be referred to by its number. `flattened` collects the
+    names of classes whose instances were sent as the built-in type they extend."""
 
-    def __init__(self, handle: Callable[[object], list[Any]], shared: list[Any] | None = None) -> None:
+    def __init__(self, handle: Callable[[object], list[Any]], shared: Iterable[Any] = ()) -> None:
         self._handle = handle
-        self.shared = list(shared or ())
+        self.shared = list(shared)
+        self.flattened: list[str] = []
         self._number = {id(value): n for n, value in enumerate(self.shared)}
 
     def encode(self, value: Any) -> Any:
         kind = type(value)
         if kind is str and len(value) > FRAME_LIMIT:  # before the work of escaping it
             raise ProtocolError(f"a text of {len(value)} characters; at most {FRAME_LIMIT} cross")
-        if kind in _DIRECT:
+        if kind in (bool, str, float, type(None)):
             return value
         if kind is int:
             return value if -_BIG < value < _BIG else ["int", hex(value)]
         if id(value) in self._number:
             return ["@", self._number[id(value)]]
-        if kind in _TAG:
+        if _MUTABLE.get(kind.__name__) is kind:
             self._number[id(value)] = len(self.shared)
             self.shared.append(value)
-            return [_TAG[kind], *self.body(value)]
+            return [kind.__name__, *self.contents(value)]
         if kind is tuple or kind is frozenset:
             return [kind.__name__, *map(self.encode, value)]
-        return self._scalar(value, kind)
+        if kind is type:
+            return self._class(value)
+        if kind in _SCALARS and (kind is not memoryview or (value.c_contiguous and value.ndim == 1)):
+            zone = getattr(value, "tzinfo", None)
+            if zone is not None and type(zone) not in (timezone, ZoneInfo):  # a class of the program's own
+                value = value.replace(tzinfo=timezone(value.utcoffset()))
+            return [kind.__name__, *map(self.encode, _SCALARS[kind][0](value))]
+        return self._subclass(value, kind)
 
-    def body(self, value: Any) -> list[Any]:
+    def _class(self, value: type) -> list[Any]:
+        if _TYPES.get(value.__name__) is value or _is_builtin_exception(value):
+            return ["type", value.__name__]
+        return ["exception", *_names(value)] if issubclass(value, Exception) else self._handle(value)
+
+    def contents(self, value: Any) -> list[Any]:
         """The encoded contents of a mutable container."""
         kind = type(value)
         if kind is bytearray:
             return [value.hex()]
-        if _TAG[kind] in _PAIRS:
-            return [self.encode(x) for pair in value.items() for x in pair]
+        items = [x for pair in value.items() for x in pair] if isinstance(value, dict) else value
         head = [value.maxlen] if kind is deque else []
-        return head + [self.encode(x) for x in value]
-
-    def _scalar(self, value: Any, kind: type) -> list[Any]:
-        if kind is bytes:
-            return ["bytes", value.hex()]
-        if kind is memoryview and value.c_contiguous and value.ndim == 1:
-            return ["memoryview", value.format, value.tobytes().hex()]
-        if kind is array:
-            return ["array", value.typecode, value.tobytes().hex()]
-        if kind is complex:
-            return ["complex", value.real, value.imag]
-        if kind is range:
-            return ["range", *map(self.encode, (value.start, value.stop, value.step))]
-        if kind is Decimal:
-            return ["Decimal", str(value)]
-        if kind is Fraction:
-            return ["Fraction", hex(value.numerator), hex(value.denominator)]
-        if value is Ellipsis:
-            return ["..."]
-        if kind is type and value in _TYPES.values():
-            return ["type", value.__name__]
-        if kind in _VIEWS:
-            return [_VIEWS[kind][0], *map(self.encode, value)]
-        return self._time(value, kind) or self._subclass(value, kind)
-
-    def _time(self, value: Any, kind: type) -> list[Any] | None:
-        if kind is timedelta:
-            return ["timedelta", value.days, value.seconds, value.microseconds]
-        if kind is date:
-            return ["date", value.year, value.month, value.day]
-        if kind in (datetime, time):
-            zone = self._zone(value)
-            return [kind.__name__, value.replace(tzinfo=None).isoformat(), value.fold, zone]
-        return self._zone_itself(value) if isinstance(value, tzinfo) else None
-
-    def _zone(self, value: Any) -> list[Any] | None:
-        """The time zone of a value; a class that the program defines is sent as the offset at that time."""
-        if value.tzinfo is None:
-            return None
-        offset = value.utcoffset()
-        own = self._zone_itself(value.tzinfo)
-        return own or (None if offset is None else self._zone_itself(timezone(offset)))
-
-    def _zone_itself(self, zone: tzinfo) -> list[Any] | None:
-        if type(zone) is timezone:
-            name = zone.tzname(None)
-            offset = zone.utcoffset(None)
-            plain = name == timezone(offset).tzname(None)
-            return ["timezone", offset.days, offset.seconds, offset.microseconds, None if plain else name]
-        if type(zone).__module__ == "zoneinfo" and type(zone).__name__ == "ZoneInfo":
-            return ["ZoneInfo", str(zone)]
-        return None
+        head += [self.encode(value.default_factory)] if kind is defaultdict else []
+        return head + [self.encode(x) for x in items]
 
     def _subclass(self, value: Any, kind: type) -> Any:
-        """Subclasses of built-in types (named tuples, defaultdict, IntEnum) are sent as the type they extend."""
-        if isinstance(value, int):
-            return self.encode(int.__index__(value))
-        if isinstance(value, str):
-            return str.__str__(value)
-        if isinstance(value, float):
-            return float.__float__(value)
+        """An instance of a subclass: a named tuple as one; where the class adds no methods (IntEnum, a class with
+        operators alone), as the built-in type it extends; everything else stays where it is, behind a handle."""
+        if _has_methods(kind):
+            return self._handle(value)
+        fields: Any = getattr(kind, "_fields", None)
+        if isinstance(value, tuple) and _are_names(fields) and len(fields) == len(value):
+            return ["namedtuple", kind.__name__, list(fields), *map(self.encode, tuple.__iter__(value))]
         base: Any
-        for base in (tuple, frozenset):
+        for base in (int, str, float, tuple, frozenset, OrderedDict, Counter, dict, list, set, deque):
             if isinstance(value, base):
-                return [base.__name__, *map(self.encode, base.__iter__(value))]
-        for base in (OrderedDict, Counter, dict):
-            if isinstance(value, base):
-                return self._pairs(base(), value)
-        for base in (list, set, deque):
-            if isinstance(value, base):
-                return self.encode(base(base.__iter__(value)))
+                self.flattened.append(f"{kind.__name__} as a plain {base.__name__}")
+                return self.encode(_as_base(base, value))
         return self._handle(value)
 
-    def _pairs(self, plain: dict[Any, Any], value: dict[Any, Any]) -> Any:
-        for key, item in dict.items(value):
-            plain[key] = item
-        return self.encode(plain)
+
+def _as_base(base: Any, value: Any) -> Any:
+    """The same value as an instance of `base` itself, made without the methods of its class."""
+    convert = {int: int.__index__, str: str.__str__, float: float.__float__}.get(base)
+    if convert is not None:
+        return convert(value)
+    if not issubclass(base, dict):
+        return base(base.__iter__(value))
+    plain = base()
+    for key, item in dict.items(value):
+        plain[key] = item
+    return plain
+
+
+def _has_methods(kind: type) -> bool:
+    """Whether a program's class adds public methods or properties to the one of the standard library it extends."""
+    own = [one for one in kind.__mro__ if one.__module__ == "candidate"]
+    public = [value for one in own for name, value in vars(one).items() if not name.startswith("_")]
+    return any(isinstance(value, property | classmethod | staticmethod | FunctionType) for value in public)
+
+
+def _are_names(fields: Any) -> bool:
+    return isinstance(fields, tuple | list) and all(
+        isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name) for name in fields
+    )
+
+
+def _is_builtin_exception(kind: Any) -> bool:
+    name = kind.__name__
+    known: Any = vars(builtins).get(name)
+    return known is kind and issubclass(known, Exception) and name not in _NEVER_CAUGHT
 
 
 class Decoder:
     """Decodes the values of one message; `shared` starts with the containers of the request it answers."""
 
-    def __init__(self, handle: Callable[[list[Any]], object], shared: list[Any] | None = None) -> None:
+    def __init__(self, handle: Callable[[list[Any]], object], shared: Iterable[Any] = ()) -> None:
         self._handle = handle
-        self.shared = list(shared or ())
+        self.shared = list(shared)
 
     def decode(self, value: Any) -> Any:
+        if type(value) is dict:
+            raise ProtocolError(f"a malformed value ({str(value)[:80]})")
         if type(value) is not list:
-            return value if type(value) is not dict else self._refuse(value)
+            return value
         try:
             return self._tagged(value[0], value[1:])
         except ProtocolError:
@@ -242,23 +246,37 @@ class Decoder:
             return self.fill(value, items)
         if tag == "@":
             return self.shared[items[0]]
-        if tag in ("tuple", "frozenset", "range"):
-            return _TYPES[tag](*([map(self.decode, items)] if tag != "range" else map(self.decode, items)))
-        if tag in _VIEW_OF:
-            return _VIEW_OF[tag](list(map(self.decode, items)))
-        if tag in _SCALARS:
-            return _SCALARS[tag](*items)
-        return self._handle([tag, *items])
+        if tag in ("mine", "yours"):
+            return self._handle([tag, *items])
+        if tag == "int":
+            (text,) = items
+            return int(text, 16)
+        if tag == "type":
+            return _named_class(*items)
+        if tag == "exception":
+            return exception_class(tuple(items), ours=False)
+        if tag == "namedtuple":
+            name, fields, *rest = items
+            if not _are_names([name, *fields]):
+                raise ProtocolError("a named tuple without names")
+            return namedtuple(name, fields)(*map(self.decode, rest))
+        plain = [self.decode(item) for item in items]
+        if tag in ("tuple", "frozenset"):
+            return _TYPES[tag](plain)
+        if tag in _SCALAR_OF:
+            return _SCALAR_OF[tag](*plain)
+        raise ProtocolError(f"a value with an unknown tag ({str(tag)[:40]})")
 
     def fill(self, value: Any, items: list[Any]) -> Any:
         """Replace the contents of a container by the decoded ones."""
         if type(value) is bytearray:
             value[:] = bytes.fromhex(items[0])
             return value
-        start = 1 if type(value) is deque else 0
-        plain = [self.decode(x) for x in items[start:]]
+        if type(value) is defaultdict:
+            value.default_factory = self.decode(items[0])
+        plain = [self.decode(x) for x in items[type(value) in (deque, defaultdict) :]]
         value.clear()
-        if _TAG[type(value)] in _PAIRS:
+        if isinstance(value, dict):
             for key, item in zip(plain[::2], plain[1::2], strict=True):
                 value[key] = item
         elif type(value) is set:
@@ -267,53 +285,94 @@ class Decoder:
             value.extend(plain)
         return value
 
-    def _refuse(self, value: object) -> Any:
-        raise ProtocolError(f"a malformed value ({str(value)[:80]})")
+
+def _named_class(name: str) -> Any:
+    kind = _TYPES.get(name) or vars(builtins)[name]
+    if name not in _TYPES and not (isinstance(kind, type) and _is_builtin_exception(kind)):
+        raise ProtocolError("a class that is not plain")
+    return kind
 
 
-def _zone(parts: list[Any] | None) -> tzinfo | None:
-    if parts is None:
-        return None
-    kind, *rest = parts
-    if kind == "ZoneInfo":
-        zone: tzinfo = importlib.import_module("zoneinfo").ZoneInfo(*rest)
-        return zone
-    *offset, name = rest
-    if name is None:
-        return timezone(timedelta(*offset)) if any(offset) else UTC
-    return timezone(timedelta(*offset), name)
+# Exceptions
 
 
-_SCALARS: dict[str, Callable[..., Any]] = {
-    "int": lambda text: int(text, 16),
-    "bytes": bytes.fromhex,
-    "complex": complex,
-    "Decimal": Decimal,
-    "Fraction": lambda top, bottom: Fraction(int(top, 16), int(bottom, 16)),
-    "...": lambda: Ellipsis,
-    "type": _TYPES.__getitem__,
-    "timedelta": timedelta,
-    "date": date,
-    "datetime": lambda text, fold, zone: datetime.fromisoformat(text).replace(fold=fold, tzinfo=_zone(zone)),
-    "time": lambda text, fold, zone: time.fromisoformat(text).replace(fold=fold, tzinfo=_zone(zone)),
-    "timezone": lambda *parts: _zone(["timezone", *parts]),
-    "ZoneInfo": lambda name: _zone(["ZoneInfo", name]),
-    "memoryview": lambda form, text: memoryview(bytes.fromhex(text)).cast(form),
-    "array": lambda form, text: array(form, bytes.fromhex(text)),
-}
+def describe(error: BaseException) -> tuple[Any, ...]:
+    """An exception as plain data: the names of its class and bases, its arguments and its text.
+
+    An argument that is neither a number nor a small container is given as text.
+    """
+    args = [a if isinstance(a, int | float | None) or _is_small(a) else _text(a) for a in error.args[:4]]
+    return _names(type(error)), tuple(args), _text(error)
 
 
-def snapshot(shared: list[Any]) -> list[list[Any] | bytes]:
+def _is_small(value: object) -> bool:
+    return isinstance(value, tuple | list | dict | set) and len(value) <= 100
+
+
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(base.__name__ for base in kind.__mro__ if base is not object)
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)[:_TEXT_LIMIT]
+    except Exception as error:
+        return f"<unprintable: {type(error).__name__}>"
+
+
+_classes: dict[tuple[Any, ...], type[Exception]] = {}
+
+
+def exception_class(names: tuple[Any, ...], *, ours: bool) -> type[Exception]:
+    """The class for an exception of the program, the same one each time: Python's own where the names are those of
+    a built-in class and `ours` allows it, else a new subclass of the nearest one."""
+    known = [vars(builtins).get(str(name)) for name in names]
+    bases = [one for one in known if isinstance(one, type) and issubclass(one, Exception)]
+    if not bases or not str(names[0]).isidentifier():
+        raise ProtocolError("an exception without a class")
+    nearest: type[Exception] = bases[0]
+    if ours and nearest.__name__ == names[0]:
+        return nearest
+    return _classes.setdefault(names, type(str(names[0]), (nearest,), {"__str__": _own_text}))
+
+
+def _own_text(error: BaseException) -> str:
+    return str(error.__dict__.get("text") or Exception.__str__(error))
+
+
+def exception_from(names: tuple[Any, ...], args: tuple[Any, ...], text: str) -> BaseException:
+    """An exception like the described one, marked as the program's; a ProgramExit for SystemExit and its like."""
+    try:
+        kind = exception_class(names, ours=True)
+    except ProtocolError:
+        return ProgramExit(names[0] if names else "Exception", text)
+    try:
+        error = kind(*args)
+    except Exception:  # UnicodeDecodeError and its like insist on their own arguments
+        error = Exception(f"{names[0]}: {text}")
+    error.__dict__["text"] = str(text)
+    return error
+
+
+def is_programs(error: BaseException) -> bool:
+    """Whether an exception was raised in the program's process."""
+    return "text" in error.__dict__
+
+
+# Requests
+
+
+def snapshot(shared: list[Any]) -> list[Any]:
     """The current contents of each container; `changed` compares them by identity, so no __eq__ is called."""
-    return [_contents(value) for value in shared]
+    return [_items(value) for value in shared]
 
 
 def changed(shared: list[Any], before: list[Any]) -> list[int]:
     """The numbers of the containers whose contents are no longer the same objects."""
-    return [n for n, old in enumerate(before) if not _same(_contents(shared[n]), old)]
+    return [n for n, old in enumerate(before) if not _same(_items(shared[n]), old)]
 
 
-def _contents(value: Any) -> list[Any] | bytes:
+def _items(value: Any) -> list[Any] | bytes:
     if type(value) is bytearray:
         return bytes(value)
     if isinstance(value, dict):
@@ -325,3 +384,141 @@ def _same(now: Any, old: Any) -> bool:
     if type(now) is bytes:
         return bool(now == old)
     return len(now) == len(old) and all(a is b for a, b in zip(now, old, strict=True))
+
+
+class Peer:
+    """One end of the connection: remote calls in both directions.
+
+    An object that cannot be sent by value stays in this process, in `_kept`, and the other side gets its number as
+    a handle. If the other side changes an argument in place during the call, the original is changed as well, and
+    a container that is sent back arrives as the same object: a program that sorts its argument and returns it
+    behaves as usual. Changes after the call do not cross; `notes` says so where one was seen.
+    """
+
+    def __init__(self, channel: Channel, verbs: dict[str, Callable[..., Any]], *, keep: Callable[[object], bool],
+                 remote: Callable[[str], object]) -> None:  # fmt: skip
+        self._channel, self._verbs, self._keep, self._remote = channel, verbs, keep, remote
+        self._kept: list[object] = []
+        self._number: dict[int, int] = {}
+        self._remotes: dict[int, object] = {}
+        self._handle_of: dict[int, int] = {}
+        self._past: deque[tuple[Any, Any]] = deque(maxlen=32)  # containers of earlier requests
+        self.notes: dict[str, None] = {}
+
+    def ask(self, verb: str, *args: object, **named: object) -> Any:
+        """Call `verb` on the other side. An exception there is raised here; changes to `args` are made here."""
+        sent = Encoder(self._export)
+        if self._changed_late():
+            self.notes["the checks change a value after they have passed it to the program"] = None
+        with _room_for_nesting():
+            self._channel.send(["do", verb, [sent.encode(a) for a in args],
+                                [[k, sent.encode(v)] for k, v in named.items()]])  # fmt: skip
+        while (message := self._message())[0] == "do":
+            self._serve(message)
+        error, result = self._outcome(message, sent.shared)
+        self._remember(sent.shared)
+        if error is not None:
+            raise error
+        return result
+
+    def _outcome(self, message: list[Any], shared: list[Any]) -> tuple[BaseException | None, Any]:
+        received = Decoder(self._import, shared)
+        outcome, value, changes = message
+        try:
+            with _room_for_nesting():
+                result = received.decode(value)
+                for n, body in changes:
+                    received.fill(shared[n], body)
+            return (exception_from(*result), None) if outcome == "raise" else (None, result)
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise ProtocolError(f"a malformed answer ({type(error).__name__}: {error})"[:200]) from None
+
+    def serve_forever(self) -> None:
+        while True:
+            self._serve(self._message())
+
+    def report(self, error: BaseException | None) -> None:
+        """Tell the other side that the program is ready, or which exception stopped it."""
+        value = None if error is None else Encoder(self._export).encode(describe(error))
+        self._channel.send(["ok" if error is None else "raise", value, []])
+
+    def await_ready(self) -> None:
+        message = self._message()
+        if message[0] == "do":
+            raise ProtocolError("a request before the program was ready")
+        error, _ = self._outcome(message, [])
+        if error is not None:
+            raise error
+
+    def _message(self) -> list[Any]:
+        """The next request or answer; notes that come before it are kept."""
+        while True:
+            with _room_for_nesting():
+                message = self._channel.receive()
+            sizes = {"do": 4, "ok": 3, "raise": 3, "note": 2}
+            if type(message) is not list or not message or sizes.get(str(message[0])) != len(message):
+                raise ProtocolError("a message of no known form")
+            if message[0] != "note":
+                return message
+            if len(self.notes) < 4:
+                self.notes[str(message[1])[:200]] = None
+
+    def _serve(self, message: list[Any]) -> None:
+        received = Decoder(self._import)
+        verb = self._verbs.get(str(message[1]))
+        if message[0] != "do" or verb is None:
+            raise ProtocolError(f"a request that is not served ({str(message[1])[:40]})")
+        with _room_for_nesting():
+            args = [received.decode(a) for a in message[2]]
+            named = {str(k): received.decode(v) for k, v in message[3]}
+        before = snapshot(received.shared)
+        try:
+            outcome, value = "ok", verb(*args, **named)
+        except Exception as error:
+            outcome, value = "raise", describe(error)
+        if self._changed_late():
+            self._channel.send(
+                ["note", "the program changes a value after the call, and the checks have a copy"]
+            )
+        answer = Encoder(self._export, received.shared)
+        try:
+            with _room_for_nesting():
+                encoded = answer.encode(value)
+                changes = [[n, answer.contents(received.shared[n])] for n in changed(received.shared, before)]
+            for one in dict.fromkeys(answer.flattened[:4]):
+                self._channel.send(["note", f"the checks see a {one}"])
+            self._channel.send([outcome, encoded, changes])
+        except ProtocolError as error:
+            refusal = (("Uncrossable",), (), f"the result cannot cross: {error}")
+            self._channel.send(["raise", Encoder(self._export).encode(refusal), []])
+        self._remember(answer.shared)
+
+    def _remember(self, shared: list[Any]) -> None:
+        small = [value for value in shared[:32] if len(value) <= 1000]
+        self._past.extend(zip(small, snapshot(small), strict=True))
+
+    def _changed_late(self) -> bool:
+        """Whether a container of an earlier request was changed since; the other side does not see that."""
+        late = any(not _same(_items(value), old) for value, old in self._past)
+        if late:
+            self._past.clear()
+        return late
+
+    def _export(self, value: object) -> list[Any]:
+        if id(value) in self._handle_of:
+            return ["yours", self._handle_of[id(value)]]
+        if not self._keep(value):
+            raise ProtocolError(f"the checks pass a {type(value).__name__}, which cannot cross as plain data")
+        if id(value) not in self._number:
+            self._number[id(value)] = len(self._kept)
+            self._kept.append(value)
+        return ["mine", self._number[id(value)], type(value).__name__]
+
+    def _import(self, tagged: list[Any]) -> object:
+        if tagged[0] == "yours":
+            return self._kept[tagged[1]]
+        handle = int(tagged[1])
+        if handle not in self._remotes:
+            remote = self._remotes[handle] = self._remote(str(tagged[2])[:80])
+            self._handle_of[id(remote)] = handle
+        return self._remotes[handle]

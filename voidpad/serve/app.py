@@ -1,33 +1,35 @@
-"""The routes: a FastAPI application over one engine thread."""
+"""The routes, and what holds for all of them: who may ask, how long a body may take, the log line of each request."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
+import re
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from voidpad.errors import printable
 from voidpad.serve.access import Access
 from voidpad.serve.engine_thread import EngineThread, LiveRequest
-from voidpad.serve.json_fields import RequestError, parse_body
-from voidpad.serve.metrics import Metrics
+from voidpad.serve.monitoring import Metrics
+from voidpad.serve.protocol import ChatBody, CompletionBody, GenerationBody, RequestError, invalid
 from voidpad.serve.replies import KEEP_ALIVE, ReplyWriter, error_object, event
-from voidpad.serve.requests import ServedModel, read_request
+from voidpad.serve.requests import ServedModel, resolve
 
 log = logging.getLogger("voidpad.serve")
 KEEP_ALIVE_SECONDS = 15.0
 OPEN_PATHS = ("/", "/health", "/ready")  # no key needed: the page asks for the key itself
-Route = Literal["chat", "completions"]
+ROUTES = ("/", "/health", "/ready", "/metrics", "/v1/models", "/v1/chat/completions", "/v1/completions")
 
 
 @dataclass
@@ -52,15 +54,15 @@ def build_app(
     state: ServerState, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None
 ) -> FastAPI:
     """The application. Whoever runs it starts and stops the engine, `lifespan` for example."""
-    app = FastAPI(title="voidpad", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app = FastAPI(title="voidpad", redoc_url=None, lifespan=lifespan)
 
     @app.post("/v1/chat/completions")
-    async def chat(request: Request) -> Response:
-        return await _generate(state, request, "chat")
+    async def chat(body: ChatBody, request: Request) -> Response:
+        return await _generate(state, request, body)
 
     @app.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        return await _generate(state, request, "completions")
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        return await _generate(state, request, body)
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -73,11 +75,11 @@ def build_app(
             raise RequestError(message, param="model", status=404, code="model_not_found")
         return JSONResponse(_model_object(state))
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         return JSONResponse({"status": "ok"})
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> Response:
         waiting, limit = state.engine.engine.waiting, state.engine.queue
         usable = state.engine.alive and not state.draining and waiting < limit
@@ -88,18 +90,26 @@ def build_app(
     async def metrics() -> Response:
         return PlainTextResponse(state.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    @app.get("/")
+    @app.get("/", include_in_schema=False)
     async def page() -> Response:
         return HTMLResponse(state.page, headers=_PAGE_HEADERS)
 
     @app.exception_handler(RequestError)
     async def refused(request: Request, error: RequestError) -> Response:
-        _note_refusal(error, state, request.scope["state"]["notes"])
-        return _error_response(error)
+        return _refusal(error, state, request.scope)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(request: Request, error: RequestValidationError) -> Response:
+        return _refusal(invalid(error.errors()), state, request.scope)
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
-        return _error_response(RequestError(str(error.detail), status=error.status_code), error.headers)
+        if isinstance(error.__cause__, ClientDisconnect):
+            raise error.__cause__
+        if isinstance(error.__cause__, RequestError):  # FastAPI wraps what happens while it reads the body
+            return _refusal(error.__cause__, state, request.scope)
+        refusal = RequestError(str(error.detail), status=error.status_code, headers=error.headers)
+        return _refusal(refusal, state, request.scope)
 
     app.add_middleware(_Gate, state=state)
     return app
@@ -131,14 +141,18 @@ def _model_object(state: ServerState) -> dict[str, Any]:
     }
 
 
-def _error_response(error: RequestError, headers: Any = None) -> Response:
-    return JSONResponse(
-        error_object(error), status_code=error.status, headers={**error.headers, **dict(headers or {})}
-    )
+def _refusal(error: RequestError, state: ServerState, scope: Scope) -> Response:
+    """The error as a reply, and into the log line why a request was refused: the field, or the code of the error.
+
+    The message itself may quote what the user wrote, so it is logged only where prompts may be.
+    """
+    notes = scope["state"]["notes"]
+    notes["refused"] = str(error) if state.log_prompts else (error.code or error.param or error.kind)[:80]
+    return JSONResponse(error_object(error), status_code=error.status, headers=error.headers)
 
 
 class _Gate:
-    """Host names, origins, keys, the log line of every request, and an answer where the code fails."""
+    """Host names, origins, keys, bounds of bodies, request ids, the log line, and an answer where the code fails."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], state: ServerState) -> None:
         self.app, self.state = app, state
@@ -147,83 +161,136 @@ class _Gate:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         begun, status = time.perf_counter(), 0
-        scope["state"] = scope.get("state") or {}
-        notes: dict[str, Any] = scope["state"].setdefault("notes", {})
+        headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        request_id = _request_id(headers.get("x-request-id"))
+        notes: dict[str, Any] = {"request": request_id}
+        scope["state"] = {**(scope.get("state") or {}), "notes": notes}
+        extra = [
+            (b"x-request-id", request_id.encode()),
+            *self.state.access.cors_headers(headers.get("origin")),
+        ]
 
         async def noting(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message = {**message, "headers": [*message["headers"], *extra]}
             await send(message)
 
         self.state.active += 1
         try:
-            self._check(scope)
-            await self.app(scope, receive, noting)
-        except RequestError as error:
-            _note_refusal(error, self.state, notes)
-            await _error_response(error)(scope, receive, noting)
+            try:
+                preflight = self._check(scope, headers)
+                if preflight is not None:
+                    await preflight(scope, receive, noting)
+                else:
+                    await self.app(scope, self._bounded(receive), noting)
+            except RequestError as error:
+                await _refusal(error, self.state, scope)(scope, receive, noting)
+        except ClientDisconnect:
+            status, notes["stopped"] = status or 499, "the client has gone"
         except Exception as error:
             log.exception("request failed")
             if not status:
-                failure = RequestError(
-                    f"the server failed: {type(error).__name__}.", status=500, kind="server_error"
-                )
-                await _error_response(failure)(scope, receive, noting)
+                name = type(error).__name__
+                failure = RequestError(f"the server failed: {name}.", status=500, kind="server_error")
+                await _refusal(failure, self.state, scope)(scope, receive, noting)
         finally:
             self.state.active -= 1
-            route = scope["path"] if scope["path"] in _ROUTES else "other"
-            self.state.metrics.requests.labels(route, str(status)).inc()
-            shown = {
-                "path": scope["path"][:120],
-                "status": status,
-                "seconds": round(time.perf_counter() - begun, 3),
-            }
+            self.state.access.leave(scope["state"].get("key"))
+            path = scope["path"]
+            self.state.metrics.requests.labels(path if path in ROUTES else "other", str(status)).inc()
+            seconds = round(time.perf_counter() - begun, 3)
+            shown = {"path": path[:120], "status": status, "seconds": seconds}
             log.info("request", extra={"request": {**shown, **notes}})
 
-    def _check(self, scope: Scope) -> None:
-        headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
-        }
-        access, host = self.state.access, headers.get("host")
-        if not access.allows_host(host):
-            raise RequestError("this server does not answer under that host name.", status=403)
-        if not access.allows_origin(headers.get("origin"), host):
-            raise RequestError("requests from other web pages are refused.", status=403)
-        if scope["path"] not in OPEN_PATHS and not access.allows_key(headers.get("authorization")):
+    def _check(self, scope: Scope, headers: dict[str, str]) -> Response | None:
+        """Refuse who may not ask; a browser's preflight request from a trusted page gets its answer here."""
+        access, host, origin = self.state.access, headers.get("host"), headers.get("origin")
+        path, method = scope["path"], scope["method"]
+        is_probe = path in ("/health", "/ready") and scope["http_version"] == "1.0" and host is None
+        if not is_probe and not access.allows_host(host):
             raise RequestError(
-                "a valid API key is needed: Authorization: Bearer KEY.", status=401, code="invalid_api_key"
+                "this server does not answer under that host name; start it with --allowed-host NAME.",
+                status=403,
             )
+        if not access.allows_origin(origin, host):
+            raise RequestError(
+                "requests from other web pages are refused; start the server with --allowed-origin ORIGIN.",
+                status=403,
+            )
+        if method == "OPTIONS" and origin is not None and "access-control-request-method" in headers:
+            return PlainTextResponse("", status_code=204)
+        if path not in OPEN_PATHS:
+            scope["state"]["key"] = access.enter(headers.get("authorization"), generates=method == "POST")
+        if method == "POST":
+            kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "application/json":
+                raise RequestError("the content type must be application/json.", status=415)
+            if self.state.draining:
+                raise RequestError(
+                    "the server is shutting down.",
+                    status=503,
+                    kind="server_error",
+                    headers={"Retry-After": "5"},
+                )
+            if headers.get("content-length", "").isdigit():
+                self._check_size(int(headers["content-length"]))
+        return None
+
+    def _check_size(self, size: int) -> None:
+        if size > self.state.max_body:
+            raise RequestError(f"the body is larger than {self.state.max_body} bytes.", status=413)
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """`receive` with bounds on the size of the body and on the time it may take to arrive."""
+        size, whole = 0, False
+        end = time.monotonic() + self.state.timeout
+
+        async def bounded() -> Message:
+            nonlocal size, whole
+            if whole:
+                return await receive()  # now it only tells when the client leaves
+            try:
+                async with asyncio.timeout(max(0.0, end - time.monotonic())):
+                    message = await receive()
+            except TimeoutError:
+                raise RequestError(
+                    "the body did not arrive within the server's timeout.", status=408
+                ) from None
+            size += len(message.get("body", b""))
+            whole = not message.get("more_body", False)
+            self._check_size(size)
+            return message
+
+        return bounded
 
 
-_ROUTES = ("/", "/health", "/ready", "/metrics", "/v1/models", "/v1/chat/completions", "/v1/completions")
+def _request_id(given: str | None) -> str:
+    """The client's own id of a request, if it is a short plain word, else a new one."""
+    return given if given and re.fullmatch(r"[\w.:-]{1,128}", given, re.ASCII) else f"req_{uuid.uuid4().hex}"
 
 
-async def _generate(state: ServerState, http: Request, route: Route) -> Response:
-    if state.draining:
-        raise RequestError(
-            "the server is shutting down.", status=503, kind="server_error", headers={"Retry-After": "5"}
-        )
+async def _generate(state: ServerState, http: Request, body: GenerationBody) -> Response:
     begun = time.monotonic()
-    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise RequestError("the content type must be application/json.", status=415)
-    try:
-        body = await asyncio.wait_for(_read_body(http, state.max_body), state.timeout)
-    except TimeoutError:
-        raise RequestError("the body did not arrive within the server's timeout.", status=408) from None
     # Encoding a long prompt takes a while: the event loop goes on meanwhile.
-    request = await asyncio.to_thread(lambda: read_request(parse_body(body), route, state.served))
+    request = await asyncio.to_thread(resolve, body, state.served, state.engine.between_passes)
     live = state.engine.submit(request, deadline=begun + state.timeout)
     notes = http.scope["state"]["notes"]
     notes["prompt_tokens"] = live.prompt_tokens
     state.metrics.prompt_tokens.inc(live.prompt_tokens)
+    headers = {}
+    if request.ignored:
+        notes["ignored"] = ",".join(request.ignored)[:200]
+        headers["x-voidpad-ignored"] = notes["ignored"].encode("ascii", "backslashreplace").decode()
     if state.log_prompts:
         notes["prompts"] = [state.served.model.tokenizer.decode(list(ids)) for ids in request.prompts]
     writer = ReplyWriter(request, state.served.name, state.fingerprint, live.token_text)
     notes["id"] = writer.id
     if request.stream:
-        return _EventStream(live, _events(live, writer), state, notes)
+        return _EventStream(live, _events(live, writer), state, notes, headers)
     try:
         await _finished(live, http.receive)
     finally:
@@ -231,17 +298,7 @@ async def _generate(state: ServerState, http: Request, route: Route) -> Response
         live.cancel()
     if live.error is not None:
         raise live.error
-    return JSONResponse(writer.whole(live.choices, live.reports, live.prompt_tokens))
-
-
-async def _read_body(http: Request, most: int) -> bytes:
-    parts, size = [], 0
-    async for part in http.stream():
-        size += len(part)
-        if size > most:
-            raise RequestError(f"the body is larger than {most} bytes.", status=413)
-        parts.append(part)
-    return b"".join(parts)
+    return JSONResponse(writer.whole(live.choices, live.reports, live.prompt_tokens), headers=headers)
 
 
 async def _finished(live: LiveRequest, receive: Receive) -> None:
@@ -294,16 +351,30 @@ async def _events(live: LiveRequest, writer: ReplyWriter) -> AsyncIterator[bytes
 
 
 class _EventStream(Response):
-    """Server-sent events that stop when the client leaves or reads too slowly, and free the rows then."""
+    """Server-sent events that stop when the client leaves or reads too slowly, and free the rows then.
+
+    Starlette's own streaming response cannot end while its iterator waits, so a client that has gone would hold its
+    rows until their next token.
+    """
 
     def __init__(
-        self, live: LiveRequest, events: AsyncIterator[bytes], state: ServerState, notes: dict[str, Any]
+        self,
+        live: LiveRequest,
+        events: AsyncIterator[bytes],
+        state: ServerState,
+        notes: dict[str, Any],
+        headers: dict[str, str],
     ) -> None:
+        super().__init__(
+            headers={
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",  # nginx would hold events back otherwise
+                **headers,
+            }
+        )
+        del self.headers["content-length"]
         self.live, self.events, self.state, self.notes = live, events, state, notes
-        self.status_code = 200
-        self.background = None
-        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-        self.raw_headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -329,14 +400,6 @@ class _EventStream(Response):
         self.live.changed.set()
 
 
-def _note_refusal(error: RequestError, state: ServerState, notes: dict[str, Any]) -> None:
-    """Put into the log line why a request was refused: the field, or the code of the error.
-
-    The message itself may quote what the user wrote, so it is there only where prompts may be.
-    """
-    notes["refused"] = str(error) if state.log_prompts else (error.code or error.param or error.kind)[:80]
-
-
 def _note(live: LiveRequest, state: ServerState, notes: dict[str, Any]) -> None:
     """Count a request's answers and put them in its log line."""
     answered = sum(len(choice.ids) for choice in live.choices)
@@ -345,27 +408,3 @@ def _note(live: LiveRequest, state: ServerState, notes: dict[str, Any]) -> None:
     if live.gone or live.error is not None:
         notes["stopped"] = "the client has gone" if live.gone else str(live.error)
     state.metrics.answer_tokens.inc(answered)
-
-
-class LogLines(logging.Formatter):
-    """One line per request, as words or as JSON."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s")
-        self.as_json = as_json
-
-    def format(self, record: logging.LogRecord) -> str:
-        about: dict[str, Any] | None = getattr(record, "request", None)
-        if self.as_json:
-            content = {
-                "time": self.formatTime(record),
-                "level": record.levelname,
-                "message": record.getMessage(),
-            }
-            if record.exc_info:
-                content["error"] = self.formatException(record.exc_info)
-            return json.dumps({**content, **(about or {})}, ensure_ascii=True)
-        if about is not None:
-            record.msg = " ".join(f"{name}={printable(str(value))}" for name, value in about.items())
-            record.args = ()
-        return super().format(record)

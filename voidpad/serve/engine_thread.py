@@ -11,22 +11,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import decoders
 
+from voidpad.constrain.row import RowConstraint
 from voidpad.decode.outcome import Outcome
-from voidpad.diagnose.trace.format import End
+from voidpad.diagnose.trace.format import End, end_record, header_record, pass_record
 from voidpad.diagnose.trace.recorder import Recorder
-from voidpad.diagnose.trace.trace_files import end_record, header_record, pass_record
 from voidpad.engine.batching import Engine
 from voidpad.engine.events import Failed, Finished, Wrote
 from voidpad.errors import ConfigError
-from voidpad.serve.choice import Choice, TextRules, TokenLogprob
-from voidpad.serve.json_fields import RequestError
+from voidpad.serve.answer_text import Choice, TextRules, TokenLogprob
 from voidpad.serve.logprobs import SlotLogprobs
-from voidpad.serve.metrics import Metrics
+from voidpad.serve.monitoring import Metrics
+from voidpad.serve.protocol import RequestError
 from voidpad.serve.requests import GenerationRequest
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class _Update:
     report: dict[str, Any] | None = None
     stop_reason: str | None = None
     error: RequestError | None = None
+    filled: tuple[str, list[int]] | None = None  # the text and the tokens of a template's gaps
 
 
 class EngineThread:
@@ -108,6 +110,7 @@ class EngineThread:
         cache: str | None = None,
         token_text: Callable[[int], str],
         queue: int = 256,
+        name: str = "",
     ) -> None:
         self.engine, self.rules, self.model, self.cache = engine, rules, model, cache
         self.token_text, self.queue = token_text, queue
@@ -115,10 +118,11 @@ class EngineThread:
         self.rows: dict[int, _Row] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
         self.registering = threading.Lock()  # no event of a row is read before the row is in `rows`
+        self.calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()  # to be made between passes
         self.closing = False
         self.alive = False
         self.thread = threading.Thread(target=self._run, name="voidpad-engine", daemon=True)
-        self.metrics = Metrics(waiting=lambda: engine.waiting, live=lambda: self.live)
+        self.metrics = Metrics(name, waiting=lambda: engine.waiting, live=lambda: self.live)
 
     @property
     def live(self) -> int:
@@ -128,6 +132,20 @@ class EngineThread:
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop, self.alive = loop, True
         self.thread.start()
+
+    def give_up(self) -> None:
+        """Fail every request whose rows have not ended: the server stops now. Called from the event loop."""
+        for row in list(self.rows.values()):
+            row.live.fail(
+                RequestError(
+                    "the server stopped before the answer was complete.",
+                    status=503,
+                    kind="server_error",
+                    code="shutting_down",
+                    headers={"Retry-After": "5"},
+                )
+            )
+            row.live.cancel()
 
     def close(self) -> None:
         """Stop after the pass that is running; rows that are left are dropped."""
@@ -148,7 +166,18 @@ class EngineThread:
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
-        limits = [_canvas_limit(request, prompt, self.model) for prompt in request.prompts]
+        filling = request.layout is not None
+        limits = [
+            None if filling else _canvas_limit(request, prompt, self.model) for prompt in request.prompts
+        ]
+        if isinstance(request.constraint, RowConstraint) and request.constraint.shortest > min(
+            filter(None, limits)
+        ):
+            raise RequestError(
+                f"the shortest answer that matches takes {request.constraint.shortest} tokens; max_tokens, the plan "
+                f"and the context leave {min(filter(None, limits))}.",
+                param="max_tokens",
+            )
         count = request.rows
         choices = [Choice(self.rules, request.stops, request.max_tokens) for _ in range(count)]
         live = LiveRequest(
@@ -171,6 +200,7 @@ class EngineThread:
                     limit=limits[index // request.n],
                     deadline=deadline,
                     observe=recorder.observe if recorder else None,
+                    constraint=request.constraint,
                 )
                 live.handles.append(handle)
                 self.rows[handle] = _Row(
@@ -181,6 +211,15 @@ class EngineThread:
                     scores=SlotLogprobs(request.top_logprobs) if request.logprobs else None,
                 )
         return live
+
+    def between_passes(self, call: Callable[[], Any], *, timeout: float = 60.0) -> Any:
+        """The result of a call that the engine's thread makes before its next pass; blocks the calling thread."""
+        if not self.alive:
+            raise RequestError("the engine has stopped.", status=503, kind="server_error")
+        done: Future[Any] = Future()
+        self.calls.append((call, done))
+        self.engine.wake()
+        return done.result(timeout)
 
     def _cancel(self, handles: list[int]) -> None:
         for handle in handles:
@@ -196,6 +235,12 @@ class EngineThread:
                 with self.registering:  # the rows of a request start in the same pass
                     if self.closing:
                         return
+                while self.calls:
+                    call, done = self.calls.popleft()
+                    try:
+                        done.set_result(call())
+                    except Exception as error:
+                        done.set_exception(error)
                 events = self.engine.step()
                 self.metrics.passes.inc()
                 with self.registering:
@@ -229,19 +274,21 @@ class EngineThread:
     def _written(self, event: Wrote) -> list[_Update]:
         """Tokens that became final in this pass; a row whose answer is complete is told to end."""
         updates = []
-        step, final = event.step, event.final_prefix
-        starts = step.after.canvas.prompt.tolist()
+        after, final = event.after, event.final_prefix
+        starts = after.canvas.prompt.tolist()
         for place, handle in enumerate(event.handles):
             row = self.rows.get(handle)
             if row is None:
                 continue
             if row.scores is not None:
-                row.scores.add(step, place)
+                row.scores.add(event.step, place)
             tokens: list[int] = []
             if final[place] > row.final:
                 start = starts[place]
-                tokens = step.after.canvas.ids[place, start + row.final : start + final[place]].tolist()
+                tokens = after.canvas.ids[place, start + row.final : start + final[place]].tolist()
             logprobs = row.scores.take(row.final, len(tokens)) if row.scores is not None else None
+            if tokens and not row.final:
+                self.metrics.first_token_seconds.observe(time.monotonic() - row.submitted)
             row.final += len(tokens)
             if tokens or row.live.request.canvas_events:
                 updates.append(_Update(row, tokens, logprobs, records=self._records(row, event, place)))
@@ -261,9 +308,9 @@ class EngineThread:
             return []
         records, canvas = [], event.step.before.canvas
         if not row.passes:
-            prompt = canvas.ids[place, : int(canvas.prompt[place])].tolist()
-            header = row.recorder.header_of(event.plan, canvas.roles, prompt)
-            records.append(self._with_pieces(row, header_record(row.index, header), prompt))
+            header = row.recorder.header_of(event.plan, canvas, place)
+            named = [*header.prompt.ids, *header.template]
+            records.append(self._with_pieces(row, header_record(row.index, header), named))
         step = row.recorder.pass_of(event.plan, event.step, place, row.passes)
         row.passes += 1
         named = [token for _, token, _ in step.commits] + [
@@ -278,7 +325,8 @@ class EngineThread:
 
     def _ended(self, row: _Row, outcome: Outcome) -> _Update:
         """The rest of a row that has ended, and what it cost."""
-        tokens = outcome.tokens[row.final :]
+        layout = row.live.request.layout
+        tokens = outcome.tokens[row.final :] if layout is None else []
         mask = self.engine.roles.mask
         logprobs = row.scores.take(row.final, len(tokens)) if row.scores is not None else None
         if mask in tokens:  # a stalled or cancelled row: its unwritten slots are no text
@@ -291,12 +339,21 @@ class EngineThread:
             "passes_probe": outcome.passes_probe,
             "passes_shared": outcome.passes_shared,
             "canvas": outcome.canvas,
+            **({} if outcome.constraint is None else {"constraint": asdict(outcome.constraint)}),
             "approximations": list(self.model.approximations(row.live.request.plan, cache=self.cache)),
             "queue_seconds": round(queued, 4),
             "decode_seconds": round(outcome.seconds, 4),
         }
+        text = None
+        if layout is not None:
+            gaps = layout.written(self.model, outcome)
+            text = gaps[0] if row.live.request.only_gap else layout.whole(gaps)
+            report |= {"gaps": list(gaps), "slots": list(layout.slots), "passes_probe": layout.passes_probe}
         self.metrics.queue_seconds.observe(queued)
         self.metrics.decode_seconds.observe(outcome.seconds)
+        passes = outcome.passes_decode + outcome.passes_probe - outcome.passes_shared
+        if passes:
+            self.metrics.tokens_per_pass.observe(len(outcome.tokens) / passes)
         self.metrics.row_passes.labels("decode").inc(outcome.passes_decode)
         self.metrics.row_passes.labels("probe").inc(outcome.passes_probe)
         if outcome.stop_reason in ("cancelled", "deadline"):
@@ -306,7 +363,8 @@ class EngineThread:
             result = self.model.result(outcome, row.live.request.plan, cache=self.cache)
             pieces = {token: self.token_text(token) for token in sorted(row.named)}
             records.append({"record": end_record(row.index, End(result, pieces))})
-        return _Update(row, tokens, logprobs, records, report, outcome.stop_reason)
+        filled = None if text is None else (text, [token for gap in outcome.gaps for token in gap])
+        return _Update(row, tokens, logprobs, records, report, outcome.stop_reason, filled=filled)
 
     # The event loop
 
@@ -326,6 +384,8 @@ class EngineThread:
                 if len(live.records) > MOST_RECORDS:
                     live.fail(RequestError("the client reads canvas events too slowly.", status=400))
                     live.cancel()
+            if update.filled is not None and update.stop_reason == "full":
+                choice.finish(*update.filled)
             if update.report is not None:
                 if update.stop_reason == "deadline" and not choice.complete:
                     live.fail(_timed_out())

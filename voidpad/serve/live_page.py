@@ -5,9 +5,10 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from voidpad.decode.fields import Range
-from voidpad.decode.plan import schema
+from voidpad.builtin.tasks import TASKS, heldout
+from voidpad.decode.presets import schema
 from voidpad.diagnose.page import PageExtension, page
+from voidpad.diagnose.questions import has_builtin_vocab
 
 if TYPE_CHECKING:
     from voidpad.serve.requests import ServedModel
@@ -21,6 +22,7 @@ def live_page(served: ServedModel, *, keys: bool) -> str:
         "model": served.name,
         "plan": served.plan_name,
         "key": keys,
+        "examples": _examples(served),
         "plans": {name: _plan_fields(served, name) for name in served.model.decoding.presets},
     }
     return page(
@@ -35,6 +37,17 @@ def live_page(served: ServedModel, *, keys: bool) -> str:
     )
 
 
+def _examples(served: ServedModel) -> list[str]:
+    """Prompts to click: problems of a built-in model that are one question each, everyday questions for any other."""
+    if not has_builtin_vocab(served.model):
+        return [
+            "Why is the sky blue? Answer in two sentences.",
+            "Write a Python function that reverses a list.",
+        ]
+    problems = [heldout(name, 1)[0] for name in TASKS]
+    return [problem.prompt for problem in problems if not problem.before and not problem.gaps]
+
+
 def _plan_fields(served: ServedModel, name: str) -> list[dict[str, Any]]:
     """The fields of a preset for the form: name, type, default, bounds, choices and help."""
     shown = []
@@ -42,14 +55,13 @@ def _plan_fields(served: ServedModel, name: str) -> list[dict[str, Any]]:
         if field.name in HIDDEN:
             continue
         default = served.fields.get(field.name, field.default) if name == served.plan_name else field.default
-        bounds = field.bounds or Range()
         shown.append(
             {
                 "name": field.name,
                 "type": field.type,
                 "default": ",".join(map(str, default)) if isinstance(default, tuple) else default,
-                "at_least": bounds.above if bounds.at_least is None else bounds.at_least,
-                "at_most": bounds.at_most,
+                "at_least": field.above if field.at_least is None else field.at_least,
+                "at_most": field.at_most,
                 "choices": list(field.choices) or None,
                 "help": field.help,
             }

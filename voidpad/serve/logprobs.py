@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from voidpad.decode.loop import Step
-from voidpad.diagnose.trace.format import Edit
-from voidpad.diagnose.trace.recorder import edits
-from voidpad.serve.choice import TokenLogprob
+from voidpad.serve.answer_text import TokenLogprob
 
 UNKNOWN = TokenLogprob(-1, 0.0)  # a slot that the length rule filled: no pass chose its token
 
@@ -29,8 +26,8 @@ class SlotLogprobs:
 
     def add(self, step: Step, row: int) -> None:
         """Read the tokens that this pass wrote, from the raw softmax of its logits."""
-        before, after = step.before.canvas, step.after.canvas
-        start, length = int(before.prompt[row]), int(before.length[row])
+        before = step.before.canvas
+        start, length = int(before.prompt[row]), int(before.stop[row] - before.prompt[row])
         if self.slots is None:
             self.slots = np.full(length, None, dtype=object)
         written = step.chosen[row].nonzero()[:, 0]
@@ -45,14 +42,12 @@ class SlotLogprobs:
             slots = (written - start).tolist()
             for slot, token, value, (ids, values) in zip(slots, tokens.tolist(), own, likeliest, strict=True):
                 self.slots[slot] = TokenLogprob(token, value, tuple(zip(ids, values, strict=True)))
-        if int(after.length[row]) != length:
-            filled = torch.where(step.chosen[row], step.tokens[row], before.ids[row]).numpy()
-            for edit in edits(filled[start : start + length], np.array(after.answer(row))):
-                self.slots = _edited(self.slots, edit)
+        for kind, at, count, _ in step.edits_of(row):
+            self.slots = _edited(self.slots, kind, at, count)
 
 
-def _edited(values: np.ndarray, edit: Edit) -> np.ndarray:
+def _edited(values: np.ndarray, kind: str, at: int, count: int) -> np.ndarray:
     """The array after a change of the canvas's length; new slots hold None."""
-    if edit.kind == "cut":
-        return np.delete(values, slice(edit.at, edit.at + edit.count))
-    return np.insert(values, edit.at, np.full(edit.count, None, dtype=object))
+    if kind == "cut":
+        return np.delete(values, slice(at, at + count))
+    return np.insert(values, at, np.full(count, None, dtype=object))

@@ -16,11 +16,12 @@ from fastapi import FastAPI
 from pydantic import TypeAdapter, ValidationError
 
 from voidpad import models
-from voidpad.errors import ConfigError, VoidpadError, fault
-from voidpad.models.place import gpus_per_task
-from voidpad.serve.access import Access, read_access
+from voidpad.errors import ConfigError, VoidpadError, format_validation_error
+from voidpad.models.device import gpus_per_task
+from voidpad.serve.access import Access
 from voidpad.serve.app import build_app
-from voidpad.serve.server import ServeOptions, address_of, listen, log_to_stderr, make_state
+from voidpad.serve.monitoring import log_to_stderr
+from voidpad.serve.server import ServeOptions, address_of, listen, make_state
 
 NAME = "voidpad"  # of Ray's application and of its one deployment
 # Replicas write the log lines of requests themselves.
@@ -82,8 +83,8 @@ def application(settings: dict[str, Any]) -> Any:
             {k: v for k, v in settings.items() if k not in own}
         )
     except ValidationError as error:
-        raise ConfigError(f"{fault(error.errors()[0])}.") from None
-    access = read_access("0.0.0.0", options.api_keys, no_auth=options.no_auth, names=options.hosts)
+        raise ConfigError(f"{format_validation_error(error.errors()[0])}.") from None
+    access = replace(options, host="0.0.0.0").access()
     return _bound(copies, options, access)
 
 
@@ -118,7 +119,7 @@ def serve_replicas(
 ) -> int:
     """Serve with Ray on this machine until SIGTERM or SIGINT; then live answers may finish. Returns 0."""
     ray, serve = _ray_serve()
-    access = read_access(options.host, options.api_keys, no_auth=options.no_auth, names=options.hosts)
+    access = options.access()
     with contextlib.closing(listen(options.host, options.port)) as listener:  # refuses a port that is in use
         address = address_of(listener)
     stop = threading.Event()

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from voidpad.serve.choice import Choice, TokenLogprob
-from voidpad.serve.json_fields import RequestError
+from voidpad.serve.answer_text import Choice, TokenLogprob
+from voidpad.serve.protocol import RequestError
 from voidpad.serve.requests import GenerationRequest
 
 DONE = b"data: [DONE]\n\n"
@@ -72,6 +72,14 @@ class ReplyWriter:
             "finish_reason": choice.finish_reason,
             "voidpad": report,
         }
+        if self.chat and self._is_call(choice):
+            message = {
+                "role": "assistant",
+                "content": None,
+                "refusal": None,
+                "tool_calls": [self._call(choice)],
+            }
+            return {**shared, "finish_reason": "tool_calls", "message": message}
         if self.chat:
             return {**shared, "message": {"role": "assistant", "content": choice.text, "refusal": None}}
         return {**shared, "text": choice.text}
@@ -82,6 +90,8 @@ class ReplyWriter:
         if self.chat and index not in self.opened:
             self.opened.add(index)
             chunks.append(self._chunk(index, {"role": "assistant", "content": ""}))
+        if self.request.calls_tool:  # sent whole with the last chunk: arguments are an object inside the text
+            return chunks
         text = choice.take()
         if text or (choice.complete and self.request.logprobs and self._unsent(index, choice)):
             logprobs = self._logprobs(index, choice) if self.request.logprobs else None
@@ -90,7 +100,22 @@ class ReplyWriter:
 
     def last(self, index: int, choice: Choice, report: dict[str, Any]) -> bytes:
         """The chunk that ends one choice."""
+        if self._is_call(choice):
+            delta = {"tool_calls": [{"index": 0, **self._call(choice)}]}
+            return self._chunk(index, delta) + self._chunk(
+                index, {}, finish_reason="tool_calls", report=report
+            )
         return self._chunk(index, {}, finish_reason=choice.finish_reason, report=report)
+
+    def _is_call(self, choice: Choice) -> bool:
+        """Whether the answer is a whole function call; one that was cut short is sent as text."""
+        return self.request.calls_tool and choice.stop_reason != "max_tokens" and choice.text.endswith("}")
+
+    def _call(self, choice: Choice) -> dict[str, Any]:
+        call = json.loads(choice.text)
+        arguments = json.dumps(call["arguments"], ensure_ascii=False)
+        function = {"name": call["name"], "arguments": arguments}
+        return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
     def closing(self, choices: Sequence[Choice], prompt_tokens: int) -> list[bytes]:
         """What follows the last choice: the usage, where it was asked for, and the end mark."""

@@ -1,66 +1,51 @@
-"""What clients send, checked field by field.
-
-Every field of OpenAI's two generation routes is known here: it is honoured, accepted when its value has no
-effect, or refused with its name. Nothing is ignored silently.
-"""
+"""From a validated body to what the engine decodes: prompt ids, the plan, the seed and the limits."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
-import re
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from voidpad.constrain import ConstraintError, choice, json_object, json_schema, regex
+from voidpad.constrain.row import GapConstraints, RowConstraint
 from voidpad.decode.loop import resolved_bans
 from voidpad.decode.plan import Plan
-from voidpad.engine.cache_policy import check_cacheable
-from voidpad.errors import VoidpadError
-from voidpad.models.text import CHAT_ROLES, encode_text, raw_ids
-from voidpad.serve.json_fields import JsonFields, RequestError
+from voidpad.decode.presets import schema
+from voidpad.errors import PlanError, VoidpadError
+from voidpad.models.fill import Layout, lay_out
+from voidpad.models.text import encode_text, raw_ids
+from voidpad.serve.protocol import (
+    MOST_ROWS,
+    ChatBody,
+    CompletionBody,
+    Extension,
+    Function,
+    GenerationBody,
+    RequestError,
+    Route,
+)
 
 if TYPE_CHECKING:
     from voidpad.models import Model
 
-MOST_CHOICES = 16  # n
-MOST_ROWS = 64  # prompts times n of one request
-MOST_STOPS = 16  # lm-eval sends all of a task's stop strings
-LONGEST_STOP = 256  # characters
-MOST_MESSAGES = 1024
-MOST_TOP_LOGPROBS = 20
-MOST_BIASES = 1024
-# Fields whose listed values change nothing; any other value asks for something this server does not do.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "best_of": (1,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    "metadata": ({},),
-    "echo": (False,),
-    "suffix": ("",),
-    "audio": (),
-    "prediction": (),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-LABELS = ("user", "safety_identifier", "prompt_cache_key")  # texts about the caller; they change no answer
+LONG_TEXT = (
+    1 << 15
+)  # characters; longer texts are tokenized one at a time, because each takes hundreds of megabytes
+_long_texts = threading.Lock()
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
     """A checked request: what to decode, how, and in which form to answer."""
 
-    route: Literal["chat", "completions"]
+    route: Route
     prompts: tuple[tuple[int, ...], ...]  # token ids
     plan_name: str
     plan: Plan
@@ -73,6 +58,11 @@ class GenerationRequest:
     logprobs: bool = False
     top_logprobs: int = 0
     canvas_events: bool = False  # the page asks for every pass, in the trace's format
+    ignored: tuple[str, ...] = ()  # fields without effect, which a lenient server accepts
+    constraint: RowConstraint | GapConstraints | None = None  # what every answer must match
+    calls_tool: bool = False  # the answer is a function call
+    layout: Layout | None = None  # a template whose gaps are to be filled, in the place of a prompt
+    only_gap: bool = False  # of a template with one gap, answer with what was written in it
 
     @property
     def rows(self) -> int:
@@ -88,6 +78,8 @@ class ServedModel:
     plan_name: str
     fields: Mapping[str, Any]
     cache: str | None = None
+    lenient: bool = False
+    longest_token: int = 256  # characters of the longest token: no shorter encoding of a text exists
 
     def plan(self, name: str, fields: Mapping[str, Any]) -> Plan:
         """The plan of a request: the server's own fields hold unless the request names another plan."""
@@ -95,14 +87,17 @@ class ServedModel:
             raise RequestError(
                 "a plan from a module is code; give the name of a preset.", param="voidpad.plan"
             )
+        known = self._known_fields(name)
+        if unknown := sorted(set(fields) - known):
+            raise RequestError(
+                f"{unknown[0][:60]!r} is no field of plan {name[:60]!r}.", param=_param(unknown[0])
+            )
         given = {**(self.fields if name == self.plan_name else {}), **fields}
         try:
             plan = self.model.plan(name, **given)
             resolved_bans(plan, self.model.roles, vocab=self.model.net.config.vocab_size)
-            if self.cache:
-                check_cacheable(plan)
         except VoidpadError as error:
-            raise RequestError(str(error), param=_named_field(str(error), fields)) from None
+            raise RequestError(str(error), param=_plan_param(error, fields)) from None
         if given.get("canvas") is not None and plan.length.canvas >= self.model.context:
             raise RequestError(
                 f"canvas={plan.length.canvas} leaves no room for a prompt in the model's context of "
@@ -120,242 +115,256 @@ class ServedModel:
             )
         return plan
 
+    def _known_fields(self, name: str) -> set[str]:
+        try:
+            return {field.name for field in schema(name, self.model.decoding)}
+        except VoidpadError as error:
+            raise RequestError(str(error), param="voidpad.plan") from None
 
-def read_request(
-    given: dict[str, Any], route: Literal["chat", "completions"], served: ServedModel
-) -> GenerationRequest:
-    """Check every field and return what it asks for."""
-    fields = JsonFields(given)
-    name = fields.text("model")
-    if name is None:
-        raise RequestError("model is missing; GET /v1/models names it.", param="model")
-    if name != served.name:
+
+Run = Callable[[Callable[[], Tensor]], Tensor]  # has a pass made by the engine's thread
+
+
+def resolve(body: GenerationBody, served: ServedModel, run: Run) -> GenerationRequest:
+    """What a body asks for: encodes the prompts and builds the plan. Long prompts take a while; call it in a thread."""
+    if body.model != served.name:
         raise RequestError(
-            f"the model {name!r} does not exist; this server has {served.name!r}.",
+            f"the model {body.model[:80]!r} does not exist; this server has {served.name!r}.",
             param="model",
             status=404,
             code="model_not_found",
         )
-    extension = JsonFields(fields.mapping("voidpad") or {}, prefix="voidpad.")
-    n = fields.whole("n", 1, MOST_CHOICES) or 1
-    stream = fields.flag("stream") or False
-    options = fields.mapping("stream_options")
-    if options is not None and not stream:
+    for name, reason in body.unused.items():
+        if not served.lenient:
+            raise RequestError(f"{name[:60]}: {reason}.", param=name[:60])
+    if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options need stream=true.", param="stream_options")
-    include_usage = JsonFields(options or {}, prefix="stream_options.").only_flag("include_usage")
-    special = extension.flag("special_tokens") or False
-    canvas_events = extension.flag("canvas_events") or False
-    # `canvas: true` means events, a number the plan's canvas.
-    if isinstance(extension.left.get("canvas"), bool):
-        canvas_events = extension.take("canvas") or canvas_events
-    if canvas_events and not stream:
+    if body.voidpad.canvas_events and not body.stream:
         raise RequestError("canvas events need stream=true.", param="voidpad.canvas")
-    plan_name = extension.text("plan") or served.plan_name
-    plan = _plan(plan_name, fields, extension, served)
-    max_tokens = fields.whole("max_tokens", 1, 1 << 20)
-    if route == "chat":
-        newer = fields.whole("max_completion_tokens", 1, 1 << 20)
+    plan_name = body.voidpad.plan or served.plan_name
+    plan = _plan(plan_name, body, served)
+    max_tokens = body.max_tokens
+    if isinstance(body, ChatBody):
+        newer = body.max_completion_tokens
         if newer is not None and max_tokens is not None and newer != max_tokens:
             raise RequestError("max_tokens and max_completion_tokens differ; give one.", param="max_tokens")
         max_tokens = newer if newer is not None else max_tokens
-        prompts: tuple[tuple[int, ...], ...] = (_chat_ids(fields.required("messages"), served.model),)
-        logprobs, top = fields.flag("logprobs") or False, fields.whole("top_logprobs", 0, MOST_TOP_LOGPROBS)
-        if top is not None and not logprobs:
+        if body.top_logprobs is not None and not body.logprobs:
             raise RequestError("top_logprobs needs logprobs=true.", param="top_logprobs")
+        route: Route = "chat"
+        logprobs, top = body.logprobs, body.top_logprobs
+        tools = _wanted_tools(body)
+        prompts: tuple[tuple[int, ...], ...] = (_chat_ids(body, tools, served),)
     else:
-        prompts = _prompt_ids(fields.required("prompt"), served.model, special=special)
-        top = fields.whole("logprobs", 0, 5)
-        logprobs = top is not None
-    seed = fields.whole("seed", -(2**63), 2**63 - 1)
+        assert isinstance(body, CompletionBody)
+        route, tools = "completions", []
+        logprobs, top = body.logprobs is not None, body.logprobs
+        if body.suffix is not None or body.voidpad.template is not None:
+            return _filling(body, plan_name, served, run)
+        prompts = tuple(_prompt_ids(one, body.voidpad, served) for one in body.prompt)
     request = GenerationRequest(
         route=route,
         prompts=prompts,
         plan_name=plan_name,
         plan=plan,
-        seed=secrets.randbits(53) if seed is None else seed & (2**63 - 1),
-        n=n,
+        seed=secrets.randbits(53) if body.seed is None else body.seed & (2**63 - 1),
+        n=body.n,
         max_tokens=max_tokens,
-        stops=_stops(fields.take("stop")),
-        stream=stream,
-        include_usage=include_usage,
+        stops=body.stop,
+        stream=body.stream,
+        include_usage=body.stream_options is not None and body.stream_options.include_usage,
         logprobs=logprobs,
         top_logprobs=top or 0,
-        canvas_events=canvas_events,
+        canvas_events=body.voidpad.canvas_events,
+        ignored=tuple(body.unused),
+        constraint=_compiled(body, tools, plan, served.model),
+        calls_tool=bool(tools),
     )
-    _refuse_effects(fields)
     if request.rows > MOST_ROWS:
         raise RequestError(f"{request.rows} answers in one request; ask for at most {MOST_ROWS}.", param="n")
     return request
 
 
-def _plan(name: str, fields: JsonFields, extension: JsonFields, served: ServedModel) -> Plan:
+def _filling(body: CompletionBody, plan_name: str, served: ServedModel, run: Run) -> GenerationRequest:
+    """A request whose prompt and suffix, or whose template, leave gaps to fill."""
+    asked = body.voidpad
+    if body.stream or body.n > 1 or body.logprobs is not None or body.stop:
+        raise RequestError(
+            "a gap is filled whole: stream, n, logprobs and stop do not apply.", param="suffix"
+        )
+    template = asked.template
+    if template is None:
+        if len(body.prompt) != 1 or not isinstance(body.prompt[0], str):
+            raise RequestError("suffix goes with one prompt of text.", param="suffix")
+        if "[[gap" in body.prompt[0] + (body.suffix or ""):
+            raise RequestError("the text spells a gap itself; use voidpad.template.", param="suffix")
+        template = f"{body.prompt[0]}[[gap:{min(body.max_tokens or 16, 2048)}]]{body.suffix}"
+    elif body.suffix is not None:
+        raise RequestError("suffix and voidpad.template exclude each other.", param="suffix")
+    never = ("ends",) if served.model.roles.void is None else ("ends", "void")
+    plan = served.plan(plan_name, {"ban": never, **asked.fields})
+    if len(template) > served.model.context * served.longest_token:
+        raise RequestError(
+            "the text cannot fit the model's context.", param="prompt", code="context_length_exceeded"
+        )
+    try:
+        layout = lay_out(served.model, template, plan, length=asked.gap_length, run=run)
+    except VoidpadError as error:
+        raise RequestError(str(error), param="voidpad.template" if asked.template else "prompt") from None
+    return GenerationRequest(
+        route="completions",
+        prompts=(tuple(layout.ids),),
+        plan_name=plan_name,
+        plan=layout.plan,
+        seed=secrets.randbits(53) if body.seed is None else body.seed & (2**63 - 1),
+        constraint=layout.constraint,
+        layout=layout,
+        only_gap=asked.template is None,
+        ignored=tuple(body.unused),
+    )
+
+
+def _plan(name: str, body: GenerationBody, served: ServedModel) -> Plan:
     """The plan that `temperature`, `top_p`, `logit_bias` and the extension object ask for."""
-    wanted = extension.rest()
-    temperature, top_p = fields.number("temperature", 0, 2), fields.number("top_p", 0, 1)
-    for field, value in (("temperature", temperature), ("top_p", top_p)):
+    fields = body.voidpad.fields
+    for field, value in (("temperature", body.temperature), ("top_p", body.top_p)):
         if value is None:
             continue
-        if field in wanted:
+        if field in fields:
             raise RequestError(f"{field} is given twice; drop voidpad.{field}.", param=field)
         if field == "top_p" and value == 1:
             continue  # the whole distribution: nothing to do, for plans without sampling too
-        wanted[field] = value
-    banned = _bans(fields.mapping("logit_bias"), served.model)
-    plan = served.plan(name, wanted)
+        fields[field] = value
+    plan = served.plan(name, fields)
+    banned = tuple(int(token) for token, bias in body.logit_bias.items() if bias)
+    rows = served.model.net.config.vocab_size
+    if outside := [token for token in banned if token >= rows]:
+        raise RequestError(f"logit_bias: {outside[0]} is no token id below {rows}.", param="logit_bias")
     if banned:
         muted = (*plan.mute, *banned) if plan.mute == plan.ban and plan.mute else plan.mute
-        plan = replace(plan, ban=(*plan.ban, *banned), mute=muted)
+        plan = plan.replace(ban=(*plan.ban, *banned), mute=muted)
     return plan
 
 
-def _bans(biases: Mapping[str, Any] | None, model: Model) -> tuple[int, ...]:
-    """`logit_bias` of -100 bans a token; other values would need scores that no rule here has."""
-    if not biases:
-        return ()
-    if len(biases) > MOST_BIASES:
-        raise RequestError(
-            f"logit_bias has {len(biases)} entries; at most {MOST_BIASES}.", param="logit_bias"
-        )
-    rows = model.net.config.vocab_size
-    banned = []
-    for token, bias in biases.items():
-        if not token.isascii() or not token.isdigit() or len(token) > 9 or not int(token) < rows:
-            raise RequestError(f"logit_bias: {token[:40]!r} is no token id below {rows}.", param="logit_bias")
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or bias not in (-100, 0):
-            raise RequestError(
-                f"logit_bias: {token}={str(bias)[:40]} cannot be honoured; only -100 (never write it) can.",
-                param="logit_bias",
-            )
-        if bias:
-            banned.append(int(token))
-    return tuple(banned)
+def _plan_param(error: VoidpadError, fields: Mapping[str, Any]) -> str:
+    """The request's field that a plan's refusal is about."""
+    name = error.field if isinstance(error, PlanError) else None
+    return "voidpad" if name is None or name not in fields else _param(name)
 
 
-def _chat_ids(messages: Any, model: Model) -> tuple[int, ...]:
-    if not isinstance(messages, list) or not messages:
-        raise RequestError("messages must be a list of at least one message.", param="messages")
-    if len(messages) > MOST_MESSAGES:
+def _param(field: str) -> str:
+    """A plan's field as the request spells it."""
+    return field if field in ("temperature", "top_p") else f"voidpad.{field[:60]}"
+
+
+def _wanted_tools(body: ChatBody) -> list[Function]:
+    """The functions among which the answer must choose; empty where it calls none."""
+    chosen = body.tool_choice
+    if not body.tools or chosen == "none":
+        return []
+    if chosen in (None, "auto"):
         raise RequestError(
-            f"messages has {len(messages)} entries; at most {MOST_MESSAGES}.", param="messages"
+            "tool_choice: this server cannot leave to the model whether it calls a tool; send required, none, or the "
+            "name of a function.",
+            param="tool_choice",
         )
-    turns = [_turn(message, place) for place, message in enumerate(messages)]
+    functions = [tool.function for tool in body.tools]
+    if chosen == "required":
+        return functions
+    name = chosen.get("function", {}).get("name") if isinstance(chosen, dict) else None
+    if found := [function for function in functions if function.name == name]:
+        return found
+    raise RequestError(f"tool_choice: names no function of tools: {str(name)[:60]!r}.", param="tool_choice")
+
+
+def _compiled(
+    body: GenerationBody, tools: Sequence[Function], plan: Plan, model: Model
+) -> RowConstraint | None:
+    """What the answer must match, compiled in a process with limits of time and memory."""
+    wanted, param = None, "structured_outputs"
     try:
-        return tuple(model.encode(turns))
+        if body.structured_outputs is not None:
+            asked = body.structured_outputs
+            if asked.regex is not None:
+                wanted = regex(asked.regex)
+            else:
+                wanted = json_schema(asked.json_) if asked.choice is None else choice(asked.choice)
+        if isinstance(body, ChatBody) and body.response_format and body.response_format.type != "text":
+            if wanted is not None:
+                raise RequestError("response_format and structured_outputs exclude each other.", param=param)
+            param, named = "response_format", body.response_format.json_schema
+            wanted = json_object() if named is None else json_schema(named.schema_)
+        if tools:
+            if wanted is not None:
+                raise RequestError(f"{param} and tools exclude each other.", param="tools")
+            param, wanted = "tools", json_schema({"anyOf": [_call_schema(one) for one in tools]})
+        return None if wanted is None else model.constrain(wanted, plan, worker=True)
+    except ConstraintError as error:
+        raise RequestError(str(error), param=param, code=error.keyword or None) from None
     except VoidpadError as error:
-        raise _too_long(str(error), "messages") from None
+        raise RequestError(str(error), param=param) from None
 
 
-def _turn(message: Any, place: int) -> dict[str, str]:
-    where = f"messages[{place}]"
-    if not isinstance(message, dict):
-        raise RequestError(f"{where} must be an object with role and content.", param=where)
-    role = message.get("role")
-    if not isinstance(role, str) or role not in CHAT_ROLES:
-        raise RequestError(f"{where}.role must be one of {', '.join(CHAT_ROLES)}.", param=f"{where}.role")
-    extra = sorted(
-        set(message) - {"role", "content", "name", "refusal"} - {k for k, v in message.items() if v is None}
-    )
-    if extra:
-        raise RequestError(
-            f"{where}.{extra[0]} is not supported; send role and content.", param=f"{where}.{extra[0]}"
+def _call_schema(function: Function) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": function.name}, "arguments": function.parameters},
+        "required": ["name", "arguments"],
+    }
+
+
+def _chat_ids(body: ChatBody, tools: Sequence[Function], served: ServedModel) -> tuple[int, ...]:
+    turns = [{"role": message.role, "content": message.content} for message in body.messages]
+    if tools:
+        listed = json.dumps([function.model_dump(exclude_none=True) for function in tools])
+        told = f'Call one of these functions as {{"name": ..., "arguments": ...}}: {listed}'
+        if turns[0]["role"] in ("system", "developer"):
+            turns[0] = {**turns[0], "content": f"{turns[0]['content']}\n{told}"}
+        else:
+            turns.insert(0, {"role": "system", "content": told})
+    size = sum(len(turn["content"]) for turn in turns)
+    return _encoded(lambda: served.model.encode(turns), size, "messages", served)
+
+
+def _prompt_ids(prompt: str | tuple[int, ...], extension: Extension, served: ServedModel) -> tuple[int, ...]:
+    model = served.model
+    if not isinstance(prompt, str):
+        return _encoded(lambda: model.check_prompt(prompt), 0, "prompt", served)
+    if extension.special_tokens:
+        return _encoded(
+            lambda: model.check_prompt(raw_ids(model.tokenizer, prompt)), len(prompt), "prompt", served
         )
-    return {"role": role, "content": _content(message.get("content"), f"{where}.content")}
+
+    def encode() -> Sequence[int]:
+        return model.check_prompt(encode_text(model.tokenizer, prompt, roles=model.roles))
+
+    return _encoded(encode, len(prompt), "prompt", served)
 
 
-def _content(content: Any, where: str) -> str:
-    """Text, or text parts joined; other kinds of parts are refused."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise RequestError(f"{where} must be text or a list of text parts.", param=where)
-    texts = []
-    for place, part in enumerate(content):
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise RequestError(
-                f"{where}[{place}]: only parts of type text are supported.", param=f"{where}[{place}]"
-            )
-        texts.append(part["text"])
-    return "".join(texts)
-
-
-def _prompt_ids(prompt: Any, model: Model, *, special: bool) -> tuple[tuple[int, ...], ...]:
-    """A string, a list of strings, token ids, or a list of lists of token ids."""
-    if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and _is_id(prompt[0])):
-        prompt = [prompt]
-    if not isinstance(prompt, list) or not prompt:
-        raise RequestError("prompt must be text, token ids, or a list of either.", param="prompt")
-    if len(prompt) > MOST_ROWS:
-        raise RequestError(f"prompt has {len(prompt)} entries; at most {MOST_ROWS}.", param="prompt")
-    return tuple(_one_prompt(one, model, special=special) for one in prompt)
-
-
-def _one_prompt(one: Any, model: Model, *, special: bool) -> tuple[int, ...]:
+def _encoded(
+    encode: Callable[[], Sequence[int]], size: int, param: str, served: ServedModel
+) -> tuple[int, ...]:
+    """The ids of a prompt of `size` characters, in bounded memory; refused where no encoding fits the context."""
+    most = served.model.context * served.longest_token
+    if size > most:
+        raise RequestError(
+            f"{param}: {size} characters cannot fit the model's context of {served.model.context} tokens; shorten it.",
+            param=param,
+            code="context_length_exceeded",
+        )
     try:
-        if isinstance(one, str):
-            ids = (
-                raw_ids(model.tokenizer, one)
-                if special
-                else encode_text(model.tokenizer, one, roles=model.roles)
-            )
-            return tuple(model.admit(ids))
-        if isinstance(one, list) and all(_is_id(token) for token in one):
-            rows = model.net.config.vocab_size
-            outside = [token for token in one if not 0 <= token < rows]
-            if outside:
-                raise RequestError(
-                    f"prompt: token id {outside[0]} is outside 0 to {rows - 1}.", param="prompt"
-                )
-            return tuple(model.admit(one))
-    except RequestError:
-        raise
+        if size < LONG_TEXT:
+            return tuple(encode())
+        with _long_texts:
+            ids = tuple(encode())
+            _return_memory()
+        return ids
     except VoidpadError as error:
-        raise _too_long(str(error), "prompt") from None
-    raise RequestError("prompt must be text, token ids, or a list of either.", param="prompt")
+        code = "context_length_exceeded" if "context" in str(error) else None
+        raise RequestError(str(error), param=param, code=code) from None
 
 
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _too_long(message: str, param: str) -> RequestError:
-    code = "context_length_exceeded" if "context" in message else None
-    return RequestError(message, param=param, code=code)
-
-
-def _stops(given: Any) -> tuple[str, ...]:
-    if given is None:
-        return ()
-    stops = [given] if isinstance(given, str) else given
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise RequestError("stop must be text or a list of texts.", param="stop")
-    if len(stops) > MOST_STOPS:
-        raise RequestError(f"stop has {len(stops)} texts; at most {MOST_STOPS}.", param="stop")
-    if any(len(stop) > LONGEST_STOP for stop in stops):
-        raise RequestError(f"a stop text may have at most {LONGEST_STOP} characters.", param="stop")
-    return tuple(dict.fromkeys(stop for stop in stops if stop))
-
-
-def _refuse_effects(fields: JsonFields) -> None:
-    """What is left of a request must have no effect."""
-    for label in LABELS:
-        fields.text(label)
-    for name, value in fields.rest().items():
-        if name not in NEUTRAL:
-            raise RequestError(f"{name[:60]}: this route has no such field.", param=name[:60])
-        if not any(type(value) is type(one) and value == one for one in NEUTRAL[name]) and not (
-            value == 0 and 0 in NEUTRAL[name] and isinstance(value, int | float)
-        ):
-            shown = json.dumps(value)[:60]
-            neutral = " or ".join(json.dumps(one) for one in NEUTRAL[name]) or "null"
-            raise RequestError(
-                f"{name}={shown} cannot be honoured; leave it out or send {neutral}.", param=name
-            )
-
-
-def _named_field(message: str, fields: Mapping[str, Any]) -> str:
-    """The extension field that a plan's refusal is about: the first one that it names."""
-    words = re.findall(r"\w+", message)
-    name = next((word for word in words if word in fields), None)
-    if name is None:
-        return "voidpad"
-    return name if name in ("temperature", "top_p") else f"voidpad.{name}"
+def _return_memory() -> None:
+    """Give the tokenizer's freed memory back to the system; glibc would keep it for the process."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

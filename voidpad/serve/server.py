@@ -5,33 +5,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import logging
+import resource
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate.provenance import installed_version
 from voidpad.serve.access import Access, read_access
-from voidpad.serve.app import LogLines, ServerState, build_app
+from voidpad.serve.app import ServerState, build_app
 from voidpad.serve.engine_thread import EngineThread, text_rules
-from voidpad.serve.json_fields import RequestError
 from voidpad.serve.live_page import live_page
+from voidpad.serve.monitoring import log_to_stderr
+from voidpad.serve.protocol import RequestError
 from voidpad.serve.requests import ServedModel
 
 if TYPE_CHECKING:
     from voidpad.models import Model
 
+log = logging.getLogger("voidpad.serve")
 MOST_HEADER_BYTES = 64 * 1024
+HEAD_SECONDS = 20.0  # a connection must send the whole head of a request within this time
+PROBE_SECONDS = 0.25  # between two looks at whether a client that has closed its side still reads
+SPARE_FILES = 64  # file descriptors that connections leave to the rest of the process
 
 
 @dataclass(frozen=True)
@@ -45,16 +55,31 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     hosts: tuple[str, ...] = ()  # further names accepted in the Host header
+    origins: tuple[str, ...] = ()  # other web pages whose scripts may call this server
     api_keys: Path | None = None
+    key_requests: int | None = None  # most requests of one key at a time
     no_auth: bool = False
+    lenient: bool = False  # ignore fields that cannot be honoured, and say so
     rows: int = 32
     tokens: int = 16384
     queue: int = 256
+    connections: int = 1024  # most open connections
     timeout: float = 120.0
     drain: float = 30.0
     max_body: int = 1 << 20
     log_json: bool = False
     log_prompts: bool = False
+
+    def access(self) -> Access:
+        """The access rules of a server with these options."""
+        return read_access(
+            self.host,
+            self.api_keys,
+            no_auth=self.no_auth,
+            names=self.hosts,
+            origins=self.origins,
+            key_requests=self.key_requests,
+        )
 
 
 def usual_plan(default: str) -> str:
@@ -65,7 +90,9 @@ def usual_plan(default: str) -> str:
 def make_state(model: Model, options: ServeOptions, access: Access) -> ServerState:
     """The engine, its thread (not started) and everything the routes need."""
     name, plan = options.name or model.name, options.plan or usual_plan(model.default_plan)
-    served = ServedModel(model, name, plan, dict(options.fields), options.cache)
+    served = ServedModel(
+        model, name, plan, dict(options.fields), options.cache, options.lenient, _longest_token(model)
+    )
     try:
         default = served.plan(served.plan_name, {})
     except RequestError as error:
@@ -85,8 +112,10 @@ def make_state(model: Model, options: ServeOptions, access: Access) -> ServerSta
         cache=options.cache,
         token_text=token_text,
         queue=options.queue,
+        name=name,
     )
-    content = repr((model.fingerprint, default, options.cache, installed_version("voidpad") or "unknown"))
+    version = installed_version("voidpad") or "unknown"
+    content = json.dumps([model.fingerprint, default.plain(), options.cache, version], sort_keys=True)
     return ServerState(
         served=served,
         engine=thread,
@@ -108,7 +137,7 @@ def serve(
     A port that is in use is refused before `load` reads weights. `ready` gets a line with the address and the plan as
     soon as requests are answered.
     """
-    access = read_access(options.host, options.api_keys, no_auth=options.no_auth, names=options.hosts)
+    access = options.access()
     with contextlib.closing(listen(options.host, options.port)) as free:
         port = free.getsockname()[1]
     model = load()
@@ -119,9 +148,82 @@ def serve(
         server.when_ready = lambda: ready(f"{address_of(listener)} (plan {state.served.plan_name})")
         asyncio.run(server.serve(sockets=[listener]))
     if server.failure is not None:
-        print(f"voidpad: the engine failed twice in a row ({server.failure}); stopping.", file=sys.stderr)
+        print(f"voidpad: the engine failed ({server.failure}); stopping.", file=sys.stderr)
         return 1
     return 0
+
+
+def _longest_token(model: Model) -> int:
+    """Characters of the longest token: a text of more than that many times the context cannot fit it."""
+    return max((len(token) for token in model.tokenizer.get_vocab()), default=1)
+
+
+class _Connection(H11Protocol):
+    """uvicorn's connection with a cap on their number, a time limit for heads, and answers for half-closed clients."""
+
+    most = 1024  # connections of this server
+    _head_timer: asyncio.TimerHandle | None = None
+    _said = 0.0  # when refused connections were last logged
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.most:
+            if time.monotonic() - _Connection._said > 10:
+                _Connection._said = time.monotonic()
+                log.warning("more than %d connections: further ones are closed", self.most)
+            transport.abort()
+            return
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:
+            self._await_head()
+        else:
+            self._forget_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_head()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._forget_head()  # between requests uvicorn's own keep-alive timer runs
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep a connection whose client has sent its request and closed its side: it still reads the answer.
+
+        A client that has gone altogether sends the same end of file. So something is written again and again that a
+        present client passes over: after the first time the other side resets the connection if nobody is there, and
+        the second write shows it.
+        """
+        waiting = self.cycle is not None and not self.cycle.response_complete
+        if not waiting or self.cycle.more_body:
+            return False
+        self._probe()
+        return True
+
+    def _probe(self) -> None:
+        if self.transport.is_closing() or self.cycle.response_started or self.scope["http_version"] != "1.1":
+            return
+        self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+        self.loop.call_later(PROBE_SECONDS, self._probe)
+
+    def _await_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _forget_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+def _connection_class(most: int) -> type[_Connection]:
+    """The connection class with its cap: below the file limit of the process, so that accepting never fails."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = most if soft == resource.RLIM_INFINITY else min(most, max(8, soft - SPARE_FILES))
+    return type("_Connection", (_Connection,), {"most": room})
 
 
 class _Server(uvicorn.Server):
@@ -138,10 +240,11 @@ class _Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 lifespan="off",
+                ws="none",
                 server_header=False,
                 timeout_keep_alive=30,
                 timeout_graceful_shutdown=5,
-                http="h11",  # uvicorn would prefer httptools where it is installed, which has no limit of headers
+                http=_connection_class(options.connections),
                 h11_max_incomplete_event_size=MOST_HEADER_BYTES,
             )
         )
@@ -184,8 +287,7 @@ class _Server(uvicorn.Server):
         end = loop.time() + self.options.drain
         while (self.state.engine.rows or self.state.active) and loop.time() < end:
             await asyncio.sleep(0.05)
-        for row in list(self.state.engine.rows.values()):
-            row.live.cancel()
+        self.state.engine.give_up()
         self.should_exit = True
 
     def _failed(self, error: BaseException) -> None:
@@ -218,12 +320,3 @@ def address_of(listener: socket.socket) -> str:
     """The URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def log_to_stderr(*, as_json: bool) -> None:
-    """Write the log lines of requests to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LogLines(as_json=as_json))
-    logger = logging.getLogger("voidpad.serve")
-    logger.handlers, logger.propagate = [handler], False
-    logger.setLevel(logging.INFO)

@@ -1,1 +1,1 @@
-"""Training: padding, noising, losses, data, recipe, batches, Trainer, checkpoints. `train.py` puts them together."""
+"""Training: padding, noise and loss, data, recipe, batches, loop, checkpoints. `train.py` puts them together."""

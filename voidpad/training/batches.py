@@ -1,32 +1,39 @@
-"""Rows as a pure function of their place in the run, built by tensor operations on the device.
+"""The rows of an update and the passes that compute them.
 
-Nothing here depends on the number of processes, on restarts or on what is computed in one pass: row `p` of epoch `e`
-is the same row with the same noise however the run is divided, because every draw is a hash of (seed, epoch, example).
+Rows are a pure function of their place in the run, built by tensor operations on the device. Row `p` of epoch `e` is
+the same row with the same noise however the run is divided, because every draw is a hash of (seed, epoch, example):
+nothing depends on the number of processes, on restarts or on what is computed in one pass.
+
+A mini-batch says what is learnt: how far its rows are padded and by what its loss is divided. A pass is only work, so
+it may hold several mini-batches or a part of one. The loss is a weighted sum over slots and every slot carries its
+weight, so the gradients of an update do not depend on its passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from voidpad.errors import DataError
 from voidpad.roles import Roles
-from voidpad.training.noising import WIDTH, At, Noising, draw
-from voidpad.training.padding import (
-    Batch,
-    PaddingPolicy,
-    Pairs,
-    batch_width,
-    lay_out,
-)
+from voidpad.training.losses import WIDTH, At, Noising, Normaliser, PackedPass, Slots, draw, loss_slots
+from voidpad.training.padding import POLICIES, Batch, Pairs, batch_width, lay_out
+from voidpad.training.recipe import DataPart, PaddingPart
 
 # Bytes of tokens that may live on the GPU; larger data stays on the host, mapped from its file.
 ON_DEVICE = 4 << 30
+# Where padding costs more than another pass, rows are at least so much of the longest row of theirs.
+EVEN = 0.75
+
+
+# Rows
 
 
 @dataclass(frozen=True)
@@ -37,135 +44,99 @@ class RowLengths:
     end: Tensor  # its slots, padding tokens included; fewer than the width where an answer was cut
 
 
-class TrainingRows(Protocol):
-    """A source of clean rows. Positions (B,) are those of an epoch's order and live on the host."""
-
-    count: int  # rows in an epoch
-    longest: int  # slots of the longest row
-    device: torch.device  # where its batches are
-
-    def lengths(self, epoch: int, position: Tensor, mini_batch: int) -> RowLengths:
-        """The lengths of rows that are mini-batches of so many rows, one after the other."""
-        ...
-
-    def __call__(self, epoch: int, position: Tensor, width: Tensor | None = None) -> tuple[Batch, At]:
-        """The rows, each padded to its own width (B,); without widths, as one mini-batch."""
-        ...
-
-
 def shuffled(count: int, seed: int, epoch: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     return torch.randperm(count, generator=generator)
 
 
-Draw = Callable[[], Tensor]  # a uniform number for each row
-Width = Callable[[Pairs, Tensor, Draw], Tensor]  # (pairs on the host, rows (B,), draw) -> widths (B,)
+def row_widths(part: PaddingPart, pairs: Pairs, rows: Tensor, draw: Callable[[], Tensor]) -> Tensor:
+    """How far the examples `rows` (B,) of a mini-batch are padded, (B,). `draw` gives a uniform number for each row.
 
-
-@dataclass(frozen=True)
-class BatchWidth:
-    """The paper's S_B: the maximum over the rows of a mini-batch."""
-
-    eos: bool = True  # with room for the EOS of the longest row
-
-    def __call__(self, pairs: Pairs, rows: Tensor, draw: Draw) -> Tensor:
-        return batch_width(pairs.size[rows], eos=self.eos)
-
-
-@dataclass(frozen=True)
-class VirtualWidth:
-    """The width that a row would have had in a random mini-batch of `rows` examples.
-
-    The row itself is one of them; the maximum of the other `rows - 1` has distribution F ** (rows - 1), sampled
-    by inversion. So the padding a row shows does not depend on which rows it is really computed with.
+    - A number: all to so many slots.
+    - `batch`: to the paper's S_B, the maximum over the mini-batch.
+    - `virtual`: to the width that a row would have had in a random mini-batch of `virtual_batch` examples, itself among
+      them. The maximum of the others has distribution F ** (virtual_batch - 1), sampled by inversion. So the padding
+      of a row does not depend on which rows it is computed with.
+    - `window`: to a canvas after the prompt, drawn evenly and without regard to the answer's length. If every row held
+      its whole answer, each would end in EOS and padding, and a model would learn that any canvas, however short, is
+      long enough. Here an answer longer than the canvas is cut, without an EOS.
     """
-
-    rows: int = 6
-
-    def __call__(self, pairs: Pairs, rows: Tensor, draw: Draw) -> Tensor:
-        sizes, pool = pairs.size[rows], pairs.sorted_size
-        if self.rows < 2:
+    sizes = pairs.size[rows]
+    if isinstance(part.width, int):
+        return torch.full_like(rows, part.width)
+    if part.width == "window":
+        low, high = part.window
+        return pairs.prompt[rows] + low + (draw() * (high - low + 1)).long()
+    if part.width == "virtual":
+        others, pool = part.virtual_batch - 1, pairs.sorted_size
+        if not others:
             return sizes + 1
-        rank = (draw() ** (1 / (self.rows - 1)) * len(pool)).long().clamp(max=len(pool) - 1)
+        rank = (draw() ** (1 / others) * len(pool)).long().clamp(max=len(pool) - 1)
         return torch.maximum(sizes, pool[rank]) + 1
+    return batch_width(sizes, eos=part.longest_row_gets_eos or POLICIES[part.policy].longest_row_gets_eos)
 
 
-@dataclass(frozen=True)
-class WindowWidth:
-    """A canvas of low..high slots after each prompt, drawn evenly and without regard to the answer's length.
-
-    If every row held its whole answer, each row would end in EOS and padding, and a model would learn that any canvas,
-    however short, is long enough. Here an answer longer than the canvas is cut, without an EOS.
-    """
-
-    low: int
-    high: int
-
-    def __call__(self, pairs: Pairs, rows: Tensor, draw: Draw) -> Tensor:
-        return pairs.prompt[rows] + self.low + (draw() * (self.high - self.low + 1)).long()
-
-
-@dataclass(frozen=True)
-class FixedWidth:
-    slots: int
-
-    def __call__(self, pairs: Pairs, rows: Tensor, draw: Draw) -> Tensor:
-        return torch.full_like(rows, self.slots)
-
-
-@dataclass(frozen=True)
-class BatchLayout:
-    """How rows become tensors. `width` and `align` change what is learnt; the other fields change only the speed."""
-
-    width: Width = FixedWidth(0)  # padded rows
-    align: bool = True  # packed rows start with a document
-    device: str = "cpu"
-    group: int = 0  # rows of an update, to be ordered by width
-
-
-def _stored(pairs: Pairs, device: str) -> Pairs:
+def _stored(pairs: Pairs, device: torch.device) -> Pairs:
     """The pairs on the device, or where they are if their tokens would take too much of its memory."""
     return pairs.to(device) if pairs.tokens.nbytes <= ON_DEVICE else pairs
 
 
 class PaddedRows:
-    """Prompt, response, EOS and padding, one example per row."""
+    """Prompt, response, EOS and padding, one example per row.
+
+    Positions (B,) are those of an epoch's order and live on the host. With `group`, the rows of an update, which are so
+    many, are ordered by width.
+    """
 
     def __init__(
-        self, pairs: Pairs, roles: Roles, how: PaddingPolicy, *, noising: Noising, layout: BatchLayout
+        self,
+        pairs: Pairs,
+        roles: Roles,
+        part: PaddingPart,
+        *,
+        noising: Noising,
+        device: torch.device | str = "cpu",
+        group: int = 0,
     ) -> None:
-        self.count, self.device = len(pairs), torch.device(layout.device)
-        self.host, self.pairs = pairs, _stored(pairs, layout.device)
-        every = torch.arange(len(pairs))
-        self.longest = int(layout.width(pairs, every, lambda: torch.full((len(pairs),), 1 - 1e-6)).max())
-        self.roles, self.how, self.noising, self.layout = roles, how, noising, layout
+        self.count, self.device = len(pairs), torch.device(device)
+        self.host, self.pairs = pairs, _stored(pairs, self.device)
+        self.roles, self.part, self.noising, self.group = roles, part, noising, group
+        widest = row_widths(
+            part, pairs, torch.arange(len(pairs)), lambda: torch.full((len(pairs),), 1 - 1e-6)
+        )
+        self.longest = int(torch.where(pairs.has_gaps, pairs.size, widest).max())  # slots of the longest row
         self.order = lru_cache(2)(self._order)
 
     def lengths(self, epoch: int, position: Tensor, mini_batch: int) -> RowLengths:
+        """The lengths of rows that are mini-batches of so many rows, one after the other."""
         example = self.order(epoch)[position]
         width = torch.cat([self._width(epoch, rows) for rows in example.split(mini_batch)])
         cut = torch.minimum(self.host.size[example], width)
         return RowLengths(width, torch.where(self.host.complete[example], width, cut))
 
     def __call__(self, epoch: int, position: Tensor, width: Tensor | None = None) -> tuple[Batch, At]:
+        """The rows, each padded to its own width (B,); without widths, as one mini-batch."""
         example = self.order(epoch)[position]
         width = self._width(epoch, example) if width is None else width
         rows = example.to(self.pairs.tokens.device, non_blocking=True)
-        batch = lay_out(self.pairs, rows, self.how, self.roles, width=width)
+        batch = lay_out(self.pairs, rows, POLICIES[self.part.policy], self.roles, width=width)
         at = At(torch.full_like(rows, epoch), rows, position)
         return batch.to(self.device), at.to(self.device)
 
     def _width(self, epoch: int, example: Tensor) -> Tensor:
         key = self.noising.key(torch.full_like(example, epoch), example)
-        return self.layout.width(self.host, example, lambda: draw(key, WIDTH))
+        width = row_widths(self.part, self.host, example, lambda: draw(key, WIDTH))
+        if self.host.fixed is None:
+            return width
+        return torch.where(self.host.has_gaps[example], self.host.size[example], width)
 
     def _order(self, epoch: int) -> Tensor:
         """Shuffled. With groups, each update's rows are sorted by width: its mini-batches become even, and the
         update still has the same rows."""
         order = shuffled(self.count, self.noising.seed, epoch)
-        if self.layout.group > 1:
+        if self.group > 1:
             widths = self._width(epoch, order)
-            update = torch.arange(self.count) // self.layout.group
+            update = torch.arange(self.count) // self.group
             order = order[(update * (int(widths.max()) + 1) + widths).argsort(stable=True)]
         return order
 
@@ -173,9 +144,18 @@ class PaddedRows:
 class PackedRows:
     """Documents `prompt response EOS` end to end, cut into rows of fixed length; masks anywhere."""
 
-    def __init__(self, pairs: Pairs, roles: Roles, *, length: int, seed: int, layout: BatchLayout) -> None:
-        self.pairs, self.roles = _stored(pairs, layout.device), roles
-        self.length, self.align, self.device = length, layout.align, torch.device(layout.device)
+    def __init__(
+        self,
+        pairs: Pairs,
+        roles: Roles,
+        part: DataPart,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        length = part.length or 0
+        self.device, self.roles = torch.device(device), roles
+        self.pairs, self.length, self.align = _stored(pairs, self.device), length, part.align
         self.longest = length
         self.total = int((pairs.size + pairs.complete).sum())
         self.count = self.total // length
@@ -228,3 +208,199 @@ class BatchShare:
         """Places within an update of a process's rows, whole mini-batches one after the other."""
         places = torch.arange(self.global_batch).view(-1, self.processes, self.micro_batch)
         return places[:, self.rank if rank is None else rank].flatten()
+
+
+# Passes
+
+
+@dataclass
+class PassLimit:
+    """How large a pass may be and how its rows lie. `tokens` is lowered when a pass does not fit."""
+
+    tokens: int = 4096  # a longer row is a pass of its own
+    packed: bool = False  # rows end to end in one sequence; otherwise padded to the longest row of the pass
+    multiple: int = 1  # the sequence, or each padded row, is brought to a multiple of this: few shapes
+    small: int = 0  # tokens of a padded pass up to which a further pass would cost more than uneven rows
+
+    def size(self, lengths: Sequence[int]) -> int:
+        """Tokens that a pass over rows of these lengths computes."""
+        if self.packed:
+            return self.rounded(sum(lengths))
+        return len(lengths) * self.rounded(max(lengths))
+
+    def rounded(self, tokens: int) -> int:
+        return -(-tokens // self.multiple) * self.multiple
+
+
+def plan(lengths: Sequence[int], limit: PassLimit, *, least: int = 1) -> list[list[int]]:
+    """Rows, by number, divided into passes of about equal size, long rows first, and no fewer passes than `least`."""
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    found = _filled(order, lengths, limit, limit.tokens)
+    low, high = 0, limit.tokens if len(found) > 1 else 0
+    while high - low > 1:  # the smallest bound with as few passes makes them equal
+        middle = (low + high) // 2
+        tried = _filled(order, lengths, limit, middle)
+        if len(tried) == len(found):
+            found, high = tried, middle
+        else:
+            low = middle
+    while len(found) < least:
+        largest = max(range(len(found)), key=lambda number: len(found[number]))
+        rows = found[largest]
+        found[largest : largest + 1] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+    return found
+
+
+def _filled(order: Sequence[int], lengths: Sequence[int], limit: PassLimit, tokens: int) -> list[list[int]]:
+    """Passes filled one after the other with rows, which come in order of falling length."""
+    passes: list[list[int]] = []
+    total = 0  # tokens of the rows in the last pass
+    for row in order:
+        if passes:
+            first, rows = lengths[passes[-1][0]], len(passes[-1]) + 1
+            padded = rows * limit.rounded(first)
+            size = limit.rounded(total + lengths[row]) if limit.packed else padded
+            if size <= tokens and (limit.packed or size <= limit.small or lengths[row] >= EVEN * first):
+                passes[-1].append(row)
+                total += lengths[row]
+                continue
+        passes.append([row])
+        total = lengths[row]
+    return passes
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the loss is: the mask token, how the sum is normalised, the family's shift, whether EOS is forced."""
+
+    mask: int
+    normaliser: Normaliser
+    shift: int = 0
+    forced: bool = False
+
+
+class UpdatePasses:
+    """Item u is update number u: the passes that compute this process's rows of it.
+
+    A pass is the keyword arguments of SlotLoss, with the `weight` and `kind` of each loss slot and the number of
+    `tokens` in its rows.
+    """
+
+    def __init__(
+        self,
+        rows: PackedRows | PaddedRows,
+        noising: Noising,
+        objective: Objective,
+        *,
+        share: BatchShare,
+        limit: PassLimit,
+    ) -> None:
+        self.rows, self.noising, self.objective = rows, noising, objective
+        self.share, self.limit = share, limit
+        self.updates_per_epoch = -(-rows.count // share.global_batch)
+        self.side: torch.cuda.Stream | None = None
+
+    def __getitem__(self, update: int) -> list[dict[str, Any]]:
+        """Where every process must make as many passes, each finds the largest number by itself."""
+        ranks = range(self.share.processes) if self.share.even else ()
+        least = max((len(self.planned(update, rank)) for rank in ranks), default=1)
+        return self.passes(*self._place(update), least=least)
+
+    def planned(self, update: int, rank: int | None = None) -> list[list[int]]:
+        """The lengths of the rows in each pass of an update, in this process or in the one of that rank."""
+        epoch, position = self._place(update, rank)
+        lengths = self.rows.lengths(epoch, position, self.share.micro_batch).end.tolist()
+        return [[lengths[row] for row in rows] for rows in plan(lengths, self.limit)]
+
+    def _place(self, update: int, rank: int | None = None) -> tuple[int, Tensor]:
+        """The epoch of an update, and where in the epoch's order the rows of a process stand."""
+        epoch, update = divmod(update, self.updates_per_epoch)
+        return epoch, (update * self.share.global_batch + self.share.rows(rank)) % self.rows.count
+
+    def passes(self, epoch: int, position: Tensor, *, least: int = 1) -> list[dict[str, Any]]:
+        """The passes over the rows at `position` (B,) of an epoch: mini-batches one after the other.
+
+        Their losses add up to the mean over these mini-batches, each counted by its rows. On a GPU they are built in a
+        CUDA stream of its own. Counting the loss slots waits for the device: here for these rows alone and not for
+        the step still running, so the device never goes idle between steps.
+        """
+        if self.rows.device.type != "cuda":
+            return self._built(epoch, position, least)
+        main = torch.cuda.current_stream()
+        if self.side is None:
+            torch.cuda.synchronize()  # the data's own upload
+            self.side = torch.cuda.Stream(priority=-1)
+        with torch.cuda.stream(self.side):
+            passes = self._built(epoch, position, least)
+        main.wait_stream(self.side)
+        for inputs in passes:
+            packed = inputs.get("packed")
+            for value in (*inputs.values(), *((packed.positions, packed.bounds) if packed else ())):
+                if isinstance(value, Tensor):
+                    value.record_stream(main)
+        return passes
+
+    def _built(self, epoch: int, position: Tensor, least: int) -> list[dict[str, Any]]:
+        size, goal = self.share.micro_batch, self.objective
+        lengths = self.rows.lengths(epoch, position, size)
+        planned = plan(lengths.end.tolist(), self.limit, least=least)
+        order = torch.tensor([row for rows in planned for row in rows])
+        batch, at = self.rows(epoch, position[order], lengths.width[order])
+        noised = self.noising(batch, goal.mask, forced=goal.forced, at=at)
+        mini_batch = (order // size).to(batch.ids.device, non_blocking=True)
+        slots = loss_slots(batch, noised, goal.normaliser, shift=goal.shift, mini_batch=mini_batch)
+        bounds = list(accumulate(map(len, planned), initial=0))
+        columns = batch.ids.shape[1]
+        edges = torch.tensor([row * columns for row in bounds]).to(slots.where.device, non_blocking=True)
+        cuts = torch.searchsorted(slots.where, edges).tolist()
+        ends = lengths.end[order]
+        lay = self._packed if self.limit.packed else self._padded
+        passes = []
+        for (first, last), (a, b) in zip(pairwise(bounds), pairwise(cuts), strict=True):
+            part = Slots(*(value[a:b] for value in vars(slots).values()))
+            row, column = part.where // columns - first, part.where % columns
+            end = ends[first:last]
+            inputs = lay(noised.ids[first:last], batch, end, row, column, first)
+            inputs |= {"label": part.label, "weight": part.weight, "kind": part.kind}
+            passes.append(inputs | {"tokens": int(end.sum())})
+        return passes
+
+    def _padded(
+        self, ids: Tensor, batch: Batch, end: Tensor, row: Tensor, column: Tensor, first: int
+    ) -> dict[str, Any]:
+        """Rows (R, S) padded to the longest of them. Where nothing is hidden no mask is given: the plain attention
+        kernel is the fast one."""
+        columns = self.limit.rounded(int(end.max()))
+        inputs = {"ids": _columns(ids, columns), "where": row * columns + column}
+        if bool((end == columns).all()):
+            return inputs
+        assert batch.inside is not None
+        return inputs | {"inside": _columns(batch.inside[first : first + len(ids)], columns)}
+
+    def _packed(
+        self, ids: Tensor, batch: Batch, end: Tensor, row: Tensor, column: Tensor, first: int
+    ) -> dict[str, Any]:
+        """Rows (R, S) end to end as one sequence (1, T). The filler after them is a row of its own; rows of length zero
+        bring their number to a power of two, again for few shapes."""
+        device, tokens = ids.device, int(end.sum())
+        spare = self.limit.rounded(tokens) - tokens
+        start = end.cumsum(0) - end
+        number = torch.repeat_interleave(torch.arange(len(end)), end)
+        positions = torch.arange(tokens) - start[number]
+        source = (number * ids.shape[1] + positions).to(device, non_blocking=True)
+        count = len(end) + bool(spare)
+        empty = (1 << (count - 1).bit_length()) - count if self.limit.multiple > 1 else 0
+        rows = torch.cat([end, torch.tensor([spare] * bool(spare) + [0] * empty, dtype=torch.long)])
+        packed = PackedPass(
+            F.pad(positions, (0, spare)).to(device, non_blocking=True),
+            F.pad(rows.cumsum(0), (1, 0)).int().to(device, non_blocking=True),
+            max(self.rows.longest, spare),
+        )
+        chosen = F.pad(ids.flatten()[source], (0, spare))
+        where = start.to(device, non_blocking=True)[row] + column
+        return {"ids": chosen[None], "where": where, "packed": packed}
+
+
+def _columns(rows: Tensor, columns: int) -> Tensor:
+    """(R, S) cut or filled with zeros to so many columns."""
+    return F.pad(rows, (0, columns - rows.shape[1])) if columns > rows.shape[1] else rows[:, :columns]

@@ -1,20 +1,21 @@
 """Read conversations from the formats people keep them in, and cut them into training examples.
 
 A record is one JSON object or one Parquet row. `conversation` turns a record into messages with the roles system,
-user and assistant; `examples` turns the messages into pairs of a prompt (the messages so far) and a response (one
-assistant message). A record that gives no example raises `Dropped`, which names one of `REASONS`.
+user and assistant; `answers` says which assistant messages are learnt, each with the messages before it as its
+prompt. A record that gives no example raises `Dropped`, which names one of `REASONS`.
 """
 
 from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from voidpad.errors import ConfigError, DataError, reason
+from voidpad.errors import ConfigError, DataError, first_line
+from voidpad.files import readable
 
 Message = dict[str, str]  # {"role": ..., "content": ...}
 
@@ -27,6 +28,7 @@ ROLES = {
     ),
 }
 TURNS = ("last", "every", "single")
+SURROGATE = re.compile("[\ud800-\udfff]")
 MAPPED = ("messages", "role", "content", "prompt", "response", "system")
 
 # Why a conversation or an example is not used.
@@ -39,6 +41,7 @@ REASONS = {
     "not_single": "not one user message and one answer",
     "needs_template": "system prompt or earlier messages, which need the chat template",
     "special_tokens": "a special token in the text that cannot stay text",
+    "unknown": "characters or words that the tokenizer does not know",
     "repeated": "repeats an earlier example",
     "empty": "empty response",
     "too_long": "prompt and response are too long together",
@@ -56,14 +59,6 @@ class Dropped(Exception):
         self.reason, self.detail = reason, detail
 
 
-@dataclass(frozen=True)
-class ChatExample:
-    """The messages a model is shown, and the assistant message it learns."""
-
-    prompt: list[Message]
-    response: str
-
-
 def field_map(text: str | None) -> dict[str, str]:
     """`prompt=question,response=answer` as a dictionary from our field names to the file's."""
     names: dict[str, str] = {}
@@ -74,10 +69,9 @@ def field_map(text: str | None) -> dict[str, str]:
         if not equals or not theirs or ours not in MAPPED:
             raise ConfigError(f"--map {part.strip()!r}: write NAME=FIELD with a NAME of {', '.join(MAPPED)}.")
         names[ours] = theirs
-    complete = (
+    if not (
         "messages" in names or {"prompt", "response"} <= names.keys() or names.keys() <= {"role", "content"}
-    )
-    if not complete:
+    ):
         raise ConfigError(f"--map {text!r}: name the field of messages, or those of prompt and response.")
     return names
 
@@ -101,20 +95,32 @@ def conversation(record: Any, names: Mapping[str, str] | None = None) -> list[Me
         messages = [{"role": "system", "content": _content(system, "system")}, *messages]
     if messages and messages[0]["role"] == "system" and not messages[0]["content"].strip():
         messages = messages[1:]
-    _check_roles(messages)
+
+    # A system prompt or none, then user and assistant by turns, with at least one assistant message.
+    roles = [message["role"] for message in messages]
+    if "assistant" not in roles:
+        raise Dropped("no_answer", f"no assistant message (roles: {', '.join(roles) or 'none'})")
+    spoken = messages[1:] if roles[0] == "system" else messages
+    for place, message in enumerate(spoken):
+        expected = ("user", "assistant")[place % 2]
+        if message["role"] != expected:
+            raise Dropped(
+                "role_order", f"message {place + 1} is of role {message['role']}, and {expected} was expected"
+            )
+        if expected == "user" and not message["content"].strip():
+            raise Dropped("bad", f"empty prompt (user message {place // 2 + 1})")
     return messages
 
 
-def examples(messages: Sequence[Message], turns: str = "last") -> list[ChatExample]:
-    """The examples of a checked conversation: of its `last` assistant message, or of `every` one of them.
+def answers(messages: Sequence[Message], turns: str = "last") -> list[int]:
+    """Which messages of a checked conversation to learn: its `last` assistant message, or `every` one of them.
 
     `single` takes conversations of one user message and one answer alone, as the paper does.
     """
-    answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     if turns == "single" and [message["role"] for message in messages] != ["user", "assistant"]:
         raise Dropped("not_single", f"{len(messages)} messages")
-    chosen = answers if turns == "every" else answers[-1:]
-    return [ChatExample(list(messages[:place]), messages[place]["content"]) for place in chosen]
+    found = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    return found if turns == "every" else found[-1:]
 
 
 def _messages(fields: Mapping[str, Any], names: Mapping[str, str]) -> list[Message]:
@@ -137,10 +143,12 @@ def _messages(fields: Mapping[str, Any], names: Mapping[str, str]) -> list[Messa
     if "instruction" in fields and "output" in fields:
         parts = [_content(fields[name], name) for name in ("instruction", "input") if name in fields]
         text = "\n\n".join(part for part in parts if part.strip())
-        history = fields.get("history") or ()
-        if not isinstance(history, Sequence):  # a text fails as a list of pairs
-            raise Dropped("bad", "history is not a list of [prompt, response]")
-        earlier = [message for pair in history for message in _history(pair)]
+        earlier: list[Message] = []
+        history = fields.get("history") or []
+        for pair in history if isinstance(history, list) else [history]:
+            if not isinstance(pair, list) or len(pair) != 2:
+                raise Dropped("bad", "history is not a list of [prompt, response]")
+            earlier += _pair(_content(pair[0], "history"), _content(pair[1], "history"))
         return [*earlier, *_pair(text, _content(fields["output"], "output"))]
     raise Dropped(
         "bad",
@@ -153,21 +161,11 @@ def _pair(prompt: str, response: str) -> list[Message]:
     return [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
 
 
-def _history(pair: Any) -> list[Message]:
-    if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-        raise Dropped("bad", "history is not a list of [prompt, response]")
-    return _pair(_content(pair[0], "history"), _content(pair[1], "history"))
-
-
 def _listed(value: Any, name: str, names: Mapping[str, str]) -> list[Message]:
     """A list of messages; Parquet may store it as one list for each field."""
     if isinstance(value, Mapping) and value and all(isinstance(part, list) for part in value.values()):
         value = [dict(zip(value, parts, strict=False)) for parts in zip(*value.values(), strict=False)]
-    if (
-        not isinstance(value, Sequence)
-        or isinstance(value, str)
-        or not all(isinstance(m, Mapping) for m in value)
-    ):
+    if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
         raise Dropped("bad", f"{name} is not a list of objects with a role and a content")
     messages = []
     for place, message in enumerate(value):
@@ -199,86 +197,67 @@ def _content(value: Any, where: str) -> str:
         value = "".join(texts)
     if not isinstance(value, str):
         raise Dropped("bad", f"{where} has no text")
-    if any("\ud800" <= character <= "\udfff" for character in value):
+    if SURROGATE.search(value):
         raise Dropped("bad", f"{where} holds half a character (a lone surrogate)")
     return value
 
 
-def _check_roles(messages: Sequence[Message]) -> None:
-    """A system prompt or none, then user and assistant by turns, with at least one assistant message."""
-    spoken = list(messages[1:] if messages and messages[0]["role"] == "system" else messages)
-    roles = [message["role"] for message in spoken]
-    if "assistant" not in roles:
-        said = ", ".join(message["role"] for message in messages) or "none"
-        raise Dropped("no_answer", f"no assistant message (roles: {said})")
-    for place, role in enumerate(roles):
-        expected = ("user", "assistant")[place % 2]
-        if role != expected:
-            raise Dropped("role_order", f"message {place + 1} is of role {role}, and {expected} was expected")
-    for place, message in enumerate(spoken):
-        if message["role"] == "user" and not message["content"].strip():
-            raise Dropped(
-                "bad", "empty prompt" if len(spoken) == 2 else f"user message {place // 2 + 1} is empty"
-            )
-
-
-def read(path: Path, *, turns: str = "last") -> Iterator[tuple[str, ChatExample]]:
-    """(where it stands, example) of each example of a JSON file. A record that gives none is an error here."""
-    try:
+def read(path: Path) -> Iterator[tuple[str, list[Message], str]]:
+    """(where it stands, prompt, last answer) of each conversation of a JSON file. A record without one is an error."""
+    with readable(path, "text", DataError):
         for place, record in records(path, str(path)):
             try:
-                if isinstance(record, Dropped):
-                    raise record
-                for example in examples(conversation(record), turns):
-                    yield place, example
+                messages = conversation(parse(record))
+                (answer,) = answers(messages)
             except Dropped as dropped:
                 raise DataError(f"{place}: {dropped.detail}.") from None
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}. Check the path.") from None
+            yield place, messages[:answer], messages[answer]["content"]
 
 
 def records(path: Path, name: str) -> Iterator[tuple[str, Any]]:
     """(where it stands, record) of each record of a JSON file: JSON lines, or one array of records.
 
-    A line that cannot be parsed is given as `Dropped`, so that the caller can count it and read on.
+    A line is given as it stands, for `parse`. Blank lines are left out, but they count as lines.
     """
     with path.open("rb") as file:
-        first = file.readline()
-        while first and not first.removeprefix(codecs.BOM_UTF8).strip():
-            first = file.readline()
-        start = first.removeprefix(codecs.BOM_UTF8).lstrip()
+        start = b""
+        while not start and (line := file.readline()):
+            start = line.removeprefix(codecs.BOM_UTF8).strip()
         file.seek(0)
-        if start.startswith(b"[") and (path.suffix == ".json" or isinstance(_parsed(start), Dropped)):
-            whole = _parsed(file.read().removeprefix(codecs.BOM_UTF8))
-            if isinstance(whole, Dropped):
+        if start.startswith(b"[") and (path.suffix == ".json" or not _is_json(start)):
+            try:
+                whole = parse(file.read().removeprefix(codecs.BOM_UTF8))
+            except Dropped as dropped:
                 raise DataError(
-                    f"{name}: {whole.detail}; a file that begins with [ is read as one JSON array."
-                )
-            if not whole or not all(isinstance(message, dict) and _is_message(message) for message in whole):
-                yield from ((f"{name} item {number}", record) for number, record in enumerate(whole, 1))
-            else:
-                yield f"{name} item 1", whole  # the file is one conversation
+                    f"{name}: {dropped.detail}; a file that begins with [ is read as one JSON array."
+                ) from None
+            if whole and all(
+                isinstance(one, dict)
+                and ({"role", "content"} <= one.keys() or {"from", "value"} <= one.keys())
+                for one in whole
+            ):
+                whole = [whole]  # the file is one conversation
+            yield from ((f"{name} item {number}", record) for number, record in enumerate(whole, 1))
             return
         for number, line in enumerate(file, 1):
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            yield f"{name}:{number}", _parsed(text)
+            if text.strip():
+                yield f"{name}:{number}", text
 
 
-def _is_message(record: Mapping[str, Any]) -> bool:
-    return {"role", "content"} <= record.keys() or {"from", "value"} <= record.keys()
-
-
-def _parsed(raw: bytes) -> Any:
-    """The JSON value of these bytes, or the reason why there is none."""
+def _is_json(line: bytes) -> bool:
     try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return Dropped("bad", "not UTF-8")
-    if not text.strip():
-        return Dropped("bad", "empty line")
+        parse(line)
+    except Dropped:
+        return False
+    return True
+
+
+def parse(record: Any) -> Any:
+    """The JSON value of a line's bytes. Records that are values already are given back."""
+    if not isinstance(record, bytes):
+        return record
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        return Dropped("bad", f"not JSON ({error.msg})")
-    except (ValueError, RecursionError) as error:  # a number of too many digits, deep nesting
-        return Dropped("bad", f"not JSON ({reason(error)})")
+        return json.loads(record.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise Dropped("bad", f"not JSON in UTF-8 ({first_line(error)})") from None

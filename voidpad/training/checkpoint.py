@@ -1,90 +1,269 @@
-"""Checkpoints that are complete or absent: written in a staging folder, renamed into place, rotated."""
+"""The folder of a run: its lock, its checkpoints, its metrics and its final model.
+
+A checkpoint is written under another name and then renamed, so it is complete or absent, also after `kill -9` or on a
+full disk. Nothing here follows a link or touches a file that no run of ours wrote.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import torch
+from peft import PeftModel
 from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 
-from voidpad.errors import WeightsError
+from voidpad import models
+from voidpad.errors import ConfigError, WeightsError, first_line
+from voidpad.files import store
+from voidpad.models.card import README
+from voidpad.training.recipe import LEARNING_FIELDS, TrainingRecipe, check
 
-STAGING = ".staging"
+FINAL, METRICS, OPTIMIZER, PROGRESS = "model", "metrics.jsonl", "optimizer.pt", "progress.json"
+ADAPTER = "adapter_model.safetensors"
 NAME = re.compile(r"checkpoint-(\d+)")
 # Words in the RuntimeError that torch.save raises when it cannot write.
 TORCH_WRITES = ("iostream", "inline_container", "PytorchStreamWriter")
 SCARCE = 1 << 20  # bytes left on a disk that counts as full
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
-def step_of(folder: Path) -> int:
-    """The update after which a checkpoint was written; -1 for other folders."""
-    match = NAME.fullmatch(folder.name)
-    return int(match[1]) if match else -1
+@dataclass(frozen=True)
+class Progress:
+    """How far a run had come when a checkpoint was written, over all restarts."""
+
+    update: int
+    seconds: float
+    tokens: int
+    best: tuple[int, float] | None = None  # update and held-out loss of the best checkpoint
+
+    def write(self, folder: Path) -> None:
+        (folder / PROGRESS).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, folder: Path) -> Progress:
+        try:
+            values = json.loads((folder / PROGRESS).read_text())
+            best = values.pop("best")
+            return cls(**values, best=tuple(best) if best else None)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(
+                f"--resume: {folder} is no checkpoint of this version ({first_line(error)}); start a new run.output."
+            ) from None
 
 
-def _checkpoints(output: Path) -> list[Path]:
-    """Complete checkpoints, oldest first. Staged ones are not among them."""
-    if not output.is_dir():
-        return []
-    folders = [folder for folder in output.iterdir() if folder.is_dir() and step_of(folder) >= 0]
-    return sorted(folders, key=step_of)
+@contextmanager
+def locked(output: Path) -> Iterator[None]:
+    """The run's folder, made if need be and locked against a second process that trains in it.
+
+    The system releases the lock when the process ends, however it ends. The other processes of a run under `accelerate
+    launch` leave the lock to the first one.
+    """
+    if int(os.environ.get("RANK", 0)):
+        yield
+        return
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        handle = os.open(output / ".lock", os.O_RDWR | os.O_CREAT | NO_LINKS, 0o644)
+    except OSError as error:
+        raise ConfigError(f"run.output: {error.filename}: {error.strerror}; choose another folder.") from None
+    try:
+        try:
+            if os.name == "nt":
+                import msvcrt
+
+                msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+            else:
+                import fcntl
+
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"run.output: another process is training in {output}; wait for it, or choose another folder."
+            ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+# Where a run begins
+
+
+def start(recipe: TrainingRecipe, output: Path, resume: bool | str | Path) -> Path | None:
+    """The checkpoint to continue from, or None for a new run."""
+    last = latest(output)
+    if not resume:
+        found = next((name for name in (METRICS, FINAL) if os.path.lexists(output / name)), None)
+        if last or found:
+            raise ConfigError(
+                f"run.output: {output} already holds {last.name if last else found}; pass --resume or choose another "
+                "folder."
+            )
+        return None
+    chosen = last if resume is True else Path(resume)
+    if chosen is None:
+        return None
+    card = models.read_card(chosen) if chosen.is_dir() else None
+    if card is None:
+        raise ConfigError(f"--from: {chosen} is not a checkpoint folder.")
+    before = check(card.recipe or {}, name=f"--resume: the recipe of {chosen}")
+    if changed := _differences(before.model_dump(mode="json"), recipe.model_dump(mode="json")):
+        raise ConfigError(
+            f"--resume: {', '.join(changed)} differ from the recipe of {chosen}; start a new run.output."
+        )
+    return chosen
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The settings that differ and that a restart may not change."""
+    changed = []
+    for section, values in now.items():
+        if not isinstance(values, dict) or not isinstance(before[section], dict):
+            changed += [section] if values != before[section] else []
+            continue
+        names = LEARNING_FIELDS if section == "run" else values
+        changed += [f"{section}.{name}" for name in names if values[name] != before[section][name]]
+    return changed
 
 
 def latest(output: Path) -> Path | None:
+    """The newest checkpoint."""
     complete = _checkpoints(output)
     return complete[-1] if complete else None
 
 
-def publish(staged: Path, final: Path) -> None:
-    """Rename a complete folder to its final name. A folder that had the name is moved away before it is deleted."""
-    for path in sorted(staged.rglob("*")):
-        if path.is_file():
-            _sync(path)
-    replaced = staged.with_name(f"{final.name}.old")
-    if final.exists():
-        os.replace(final, replaced)
-    os.replace(staged, final)
-    _sync(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+def _checkpoints(output: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    found = [path for path in output.glob("checkpoint-*") if NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
 
 
-def rotate(output: Path, keep: int, *, best: int | None = None) -> None:
-    """Delete all but the newest `keep` and that of update `best`, moving each away before its files are deleted."""
-    for folder in _checkpoints(output)[:-keep]:
-        if step_of(folder) == best:
-            continue
-        doomed = output / STAGING / f"{folder.name}.old"
-        doomed.parent.mkdir(exist_ok=True)
-        os.replace(folder, doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+# Checkpoints
 
 
 @contextmanager
-def explained(output: Path, step: int) -> Iterator[None]:
-    """Turn a failed write into a one-line error that names the last good checkpoint."""
+def staged(output: Path, update: int) -> Iterator[Path]:
+    """A folder to write a checkpoint into; it becomes `checkpoint-N` when the block ends well.
+
+    A write that fails is one line that names the last good checkpoint.
+    """
+    final = output / f"checkpoint-{update}"
+    _remove_leftovers(output)
+    folder = output / f".{final.name}.tmp"
     try:
-        yield
+        folder.mkdir()
+        yield folder
+        for path in folder.rglob("*"):
+            path.chmod(path.stat().st_mode | 0o044)  # safetensors would let only the owner read its files
+            _sync(path)
+        if final.exists():  # of a run that was continued from an earlier checkpoint
+            final.replace(output / f".{final.name}.old.tmp")
+        folder.replace(final)
+        _sync(output)
     except (OSError, SafetensorError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in TORCH_WRITES):
             raise
         full = shutil.disk_usage(output).free < SCARCE
-        shutil.rmtree(output / STAGING, ignore_errors=True)
         last = latest(output)
         kept = f"the last good checkpoint is {last}" if last else "no earlier checkpoint exists"
-        reason = "the disk is full" if full else str(error).strip().splitlines()[0]
         raise WeightsError(
-            f"{output / f'checkpoint-{step}'}: cannot be written ({reason}); {kept}. "
+            f"{final}: cannot be written ({'the disk is full' if full else first_line(error)}); {kept}. "
             "Free some space, then --resume."
         ) from error
+    finally:
+        _remove_leftovers(output)
+
+
+def _remove_leftovers(output: Path) -> None:
+    """Delete what was being written, or about to be deleted, when a process was killed."""
+    for folder in (*output.glob(".checkpoint-*.tmp"), *output.glob(f".{FINAL}.tmp")):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:
+    if os.name == "nt":  # where neither folders nor files opened for reading can be flushed
+        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def rotate(output: Path, keep: int, *, best: int | None) -> None:
+    """Delete all but the newest `keep` checkpoints and that of update `best`."""
+    for folder in _checkpoints(output)[:-keep]:
+        if folder.name != f"checkpoint-{best}":
+            folder.replace(output / f".{folder.name}.old.tmp")  # first, so that no half of it keeps its name
+    _remove_leftovers(output)
+
+
+def write_weights(folder: Path, model: models.Model, gathered: Mapping[str, Tensor] | None) -> None:
+    """The network's weights, or those of its adapter. `gathered` are those of a sharded network."""
+    net, weights = model.net, None
+    if gathered is not None:
+        weights = {name.removeprefix("net."): tensor for name, tensor in gathered.items()}
+    if isinstance(net, PeftModel):
+        net.save_pretrained(str(folder), state_dict=weights, save_embedding_layers=False)
+        (folder / README).unlink(missing_ok=True)  # PEFT's is a form to be filled in
+    else:
+        net.save_pretrained(folder, state_dict=weights, save_original_format=False)
+        model.tokenizer.save_pretrained(folder)
+
+
+def read_weights(folder: Path, model: models.Model) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by the names that the network's parameters have."""
+    if not model.adapted:
+        files = sorted(folder.glob("model*.safetensors"))
+        return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    # PEFT leaves the adapter's name out of its files.
+    names = {name.replace(".default", ""): name for name, _ in model.net.named_parameters()}
+    return {names[name]: tensor for name, tensor in load_file(folder / ADAPTER).items()}
+
+
+def load_weights(model: models.Model, weights: Mapping[str, Tensor]) -> None:
+    missing, surplus = model.net.load_state_dict(weights, strict=False)
+    trained = {name for name, p in model.net.named_parameters() if p.requires_grad}
+    wrong = {*surplus, *(trained & {*missing} - {*model.net.all_tied_weights_keys})}
+    if wrong:
+        raise WeightsError(f"--resume: the checkpoint and the network differ in {sorted(wrong)[0]}.")
+
+
+def export(model: models.Model, stored: Path | None, folder: Path, dtype: str | None) -> None:
+    """Write the final model to `folder`: the network in memory, or the checkpoint `stored`."""
+    if stored:
+        model = models.load(stored)
+    if dtype:
+        model = replace(model, net=model.net.to(getattr(torch, dtype)))
+    if folder.exists():  # of a run that went on after its end
+        folder.replace(folder.with_name(f".{FINAL}.tmp"))
+    models.save(model, folder)
+    _remove_leftovers(folder.parent)
+
+
+# Metrics
+
+
+def append_metrics(output: Path, entries: list[dict[str, float]]) -> None:
+    handle = os.open(output / METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINKS, 0o644)
+    with os.fdopen(handle, "a") as file:
+        file.writelines(f"{json.dumps(entry)}\n" for entry in entries)
+
+
+def trim_metrics(output: Path, update: int) -> None:
+    """Delete the entries of the updates that a restart will make again, and a line that a killed process left torn."""
+    path = output / METRICS
+    if path.is_symlink():
+        raise ConfigError(f"run.output: {path} is a link; remove it or choose another folder.")
+    if path.exists():
+        lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
+        store(path, (f"{line}\n" for line in lines if json.loads(line)["step"] <= update))

@@ -1,18 +1,28 @@
-"""Conversations to a prepared data file: read, filter, tokenise, sample. The defaults are the paper's."""
+"""Conversations to a prepared data file: read, filter, tokenise, sample. The defaults are the paper's.
+
+`prepare` reads its sources once, from start to end. Worker processes turn chunks of records into token ids; this one
+counts what is dropped, leaves out repeats and writes the ids of usable examples to a temporary file, from which the
+sample is taken at the end. Nothing is cached, and memory holds lengths, digests and the result.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from voidpad.errors import ConfigError, DataError
+from voidpad.errors import ConfigError, DataError, first_line
 from voidpad.models.load import vocabulary
 from voidpad.models.text import SpecialTokenError, encode_chat, encode_text, raw_ids
 from voidpad.roles import Roles
@@ -21,17 +31,10 @@ from voidpad.training.chats import REASONS, Dropped, Message
 from voidpad.training.padding import Pairs
 from voidpad.training.prepared import Prepared
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-# Part of the key of every cached stage. `datasets` does not notice that our code has changed: raise this number when
-# the same file would be read, filtered or tokenised differently.
-READER = 4
-CHUNK = 10_000  # examples whose tokens are copied at a time
-COLUMNS = ("prompt", "response", "reason", "detail", "place", "starts")  # of the table that is read
-
-
-_JSON = (".jsonl", ".json", ".ndjson")
+CHUNK = (256, 1 << 20)  # records, or bytes of them, that a worker gets at a time
+LONG_TEXT = 1 << 16  # characters from which on a text is tokenised in pieces to see whether it is too long
+LISTED = 10  # places of odd rows that are named, for each reason
+JSON = (".jsonl", ".json", ".ndjson")
 
 
 @dataclass(frozen=True)
@@ -57,16 +60,23 @@ class Counts:
     sum of the examples dropped and those kept. The reasons are those of chats.REASONS.
     """
 
-    conversations: int
+    conversations: int = 0
     examples: int = 0
     dropped_conversations: dict[str, int] = field(default_factory=dict)
     dropped_examples: dict[str, int] = field(default_factory=dict)
     kept_whole: int = 0
     kept_cut: int = 0  # kept, with the response cut at max_length
+    unknown: int = 0  # examples with characters or words that the tokenizer does not know; they may be kept
+    places: dict[str, list[str]] = field(default_factory=dict)  # by reason, where the first odd rows stand
 
     @property
     def kept(self) -> int:
         return self.kept_whole + self.kept_cut
+
+    def note(self, reason: str, place: str) -> None:
+        places = self.places.setdefault(reason, [])
+        if len(places) < LISTED and place not in places:
+            places.append(place)
 
     def __str__(self) -> str:
         dropped = [*self.dropped_conversations.items(), *self.dropped_examples.items()]
@@ -77,189 +87,171 @@ class Counts:
 def prepare(
     sources: Sequence[str], name: str, request: CorpusRequest | None = None
 ) -> tuple[Prepared, Counts]:
-    """Examples from files and hub data sets, tokenised for the model `name`, and where everything else went.
-
-    `datasets` caches each stage on disk, so a call that was interrupted continues where it stopped.
-    """
-    from datasets import concatenate_datasets
-
+    """Examples from files and hub data sets, tokenised for the model `name`, and where everything else went."""
     request = request or CorpusRequest()
     if request.turns not in chats.TURNS:
         raise ConfigError(f"turns: {request.turns!r} is unknown; use one of {', '.join(chats.TURNS)}.")
-    for source in sources:
-        _check_source(source)
+    for source in sources:  # before a tokenizer is loaded
+        if Path(source).suffix in (*JSON, ".parquet"):
+            if not Path(source).is_file():
+                raise DataError(f"{source}: no such file; check the path.")
+        elif source.split(":")[0].count("/") != 1:
+            raise ConfigError(
+                f"source {source!r}: give a .jsonl or .parquet file, or a hub id owner/name[:config[:split]]."
+            )
     tokenizer, roles = vocabulary(name)
     if not (request.raw or tokenizer.chat_template):
         raise ConfigError(
             f"{name}: this tokenizer has no chat template; `voidpad data prepare --raw` takes chats as plain text."
         )
-    rows = concatenate_datasets([_read(source, request) for source in sources])
-    counts = Counts(int(np.sum(rows["starts"])))
-    rows = _drop(rows, counts.dropped_conversations, skip_bad=request.skip_bad)
-    counts.examples = len(rows)
-    _check_left(rows, counts)
-    rows = _without_repeats(rows, counts, request.processes)
-    rows = rows.map(
-        _encode,
-        fn_kwargs={"tokenizer": tokenizer, "roles": roles, "raw": request.raw, "version": READER},
-        remove_columns=[column for column in rows.column_names if column != "place"],
-        num_proc=_workers(request.processes, rows),
-        desc="tokenise",
-    )
-    rows = _drop(rows, counts.dropped_examples, skip_bad=request.skip_bad)
-    _check_left(rows, counts)
-    pairs = _fit(rows, counts, request)
-    counts.kept_whole = int(pairs.complete.sum())
-    counts.kept_cut = len(pairs) - counts.kept_whole
+    counts, seen = Counts(), set[bytes]()
+    faults: list[tuple[str, str]] = []
+    prompt, response, whole = array("q"), array("q"), array("q")
+    with tempfile.TemporaryFile() as spool:
+        for made in _outcomes(sources, Encoder(tokenizer, roles, request), name):
+            counts.conversations += made.first
+            reason, dropped = made.reason, counts.dropped_conversations
+            if made.digest is not None:  # about an example
+                counts.examples += 1
+                dropped = counts.dropped_examples
+                reason = "repeated" if made.digest in seen else reason
+                seen.add(made.digest)
+            if reason in chats.FAULTS and not request.skip_bad:
+                faults.append((made.place, made.detail))
+                if len(faults) == LISTED:
+                    break
+            if reason:
+                counts.note(reason, made.place)
+                dropped[reason] = dropped.get(reason, 0) + 1
+                continue
+            if made.unknown:
+                counts.unknown += 1
+                counts.note("unknown", made.place)
+            room = min(len(made.response), request.max_length - len(made.prompt))
+            prompt.append(len(made.prompt))
+            response.append(room)
+            whole.append(len(made.response) == room)
+            spool.write(np.array([*made.prompt, *made.response[:room]], dtype=np.int32).tobytes())
+        if faults:
+            place, detail = faults[0]
+            others = f" (also {', '.join(place for place, _ in faults[1:])})" if len(faults) > 1 else ""
+            raise DataError(f"{place}: {detail}{others}; correct it, or pass --skip-bad.")
+        if not prompt:
+            raise DataError(f"nothing to learn; {counts}.")
+        spool.flush()
+        lengths = [np.frombuffer(part, dtype=np.int64) for part in (prompt, response, whole)]
+        order = np.random.default_rng(request.seed).permutation(np.arange(len(prompt)))
+        kept = np.sort(order[: request.sample])
+        counts.dropped_examples["not_sampled"] = len(prompt) - len(kept)
+        sizes = lengths[0] + lengths[1]
+        ends = sizes.cumsum()
+        starts = ends - sizes
+        tokens = np.memmap(spool, dtype=np.int32, mode="r")
+        taken = np.concatenate([tokens[starts[row] : ends[row]] for row in kept])
+    p, r, complete = (torch.from_numpy(part[kept]) for part in lengths)
+    counts.kept_whole = int(complete.sum())
+    counts.kept_cut = len(kept) - counts.kept_whole
     notes = {
         "sources": list(sources),
         "tokenizer": name,
         "counts": asdict(counts),
         "request": asdict(request),
     }
-    return Prepared(pairs, roles, notes), counts
+    return Prepared(Pairs(torch.from_numpy(taken), p, r, complete.bool()), roles, notes), counts
 
 
-def _check_source(source: str) -> None:
-    """Refuse, before a tokenizer is loaded, what is neither a file that is there nor the form of a hub id."""
-    path = Path(source)
-    if path.suffix in (*_JSON, ".parquet"):
-        if not path.is_file():
-            raise DataError(f"{source}: no such file; check the path.")
-    elif source.split(":")[0].count("/") != 1:
-        raise ConfigError(
-            f"source {source!r}: give a .jsonl or .parquet file, or a hub id owner/name[:config[:split]]."
-        )
+# From records to token ids
 
 
-def _check_left(rows: Any, counts: Counts) -> None:
-    if not len(rows):
-        raise DataError(f"nothing to learn; {counts}.")
+class Outcome(NamedTuple):
+    """What became of a record, if it gave no example, or of one of its examples."""
+
+    place: str  # file and line
+    first: bool  # the first outcome of its record
+    reason: str = ""  # a key of chats.REASONS; empty: the example is usable
+    detail: str = ""
+    digest: bytes | None = None  # of the example's text without surrounding blanks; None: about a record
+    prompt: Sequence[int] = ()
+    response: Sequence[int] = ()
+    unknown: bool = False
 
 
-def _read(source: str, request: CorpusRequest) -> Dataset:
-    """A source (JSON lines, JSON array, Parquet, owner/name[:config[:split]]) as rows of COLUMNS."""
-    import datasets
+@dataclass(frozen=True)
+class Encoder:
+    """Turns records into outcomes, for one tokenizer and one request."""
 
-    path, how = Path(source), {"turns": request.turns, "names": dict(request.names), "raw": request.raw}
-    kinds = {"starts": "bool"}
-    features = datasets.Features({name: datasets.Value(kinds.get(name, "string")) for name in COLUMNS})
-    if path.suffix in _JSON:
-        # Size and time of change are part of the cache's key: a changed file is read again.
-        stamp = f"{READER}-{path.stat().st_size}-{path.stat().st_mtime_ns}"
-        arguments = {"path": str(path.resolve()), "name": source, "stamp": stamp, "how": how}
+    tokenizer: Any
+    roles: Roles
+    request: CorpusRequest
+
+    def __call__(self, records: Sequence[tuple[str, Any]]) -> list[Outcome]:
+        return [outcome for place, record in records for outcome in self._outcomes(place, record)]
+
+    def _outcomes(self, place: str, record: Any) -> Iterator[Outcome]:
+        """One outcome for each answer that is asked for, or one that says why there is none.
+
+        Turns only ever make a prompt longer, so after the first prompt that is too long the rest is not tokenised.
+        """
+        request = self.request
         try:
-            return datasets.Dataset.from_generator(_json_rows, gen_kwargs=arguments, features=features)
-        except datasets.exceptions.DatasetGenerationError as error:
-            if isinstance(error.__cause__, DataError):
-                raise error.__cause__ from None
-            raise
-        except ValueError:  # what `datasets` makes of a file without a record
-            raise DataError(f"{source}: the file is empty; put one conversation on each line.") from None
-    table = _table(source, path)
-    return table.map(
-        _table_rows,
-        batched=True,
-        with_indices=True,
-        fn_kwargs={"name": source, "how": how, "version": READER},
-        remove_columns=table.column_names,
-        features=features,
-        num_proc=_workers(request.processes, table),
-        desc="read",
-    )
+            messages = chats.conversation(chats.parse(record), request.names)
+            answers = chats.answers(messages, request.turns)
+            if request.raw and answers[-1] > 1:
+                raise Dropped("needs_template", f"{answers[-1]} messages before the answer")
+        except Dropped as dropped:
+            yield Outcome(place, True, dropped.reason, dropped.detail)
+            return
+        digest, read, too_long = hashlib.blake2b(digest_size=16), 0, False
+        for answer in answers:
+            for message in messages[read:answer]:
+                digest.update(json.dumps([message["role"], message["content"].strip()]).encode())
+            first, read, response = read == 0, answer, messages[answer]["content"]
+            this = digest.copy()
+            this.update(json.dumps(response.strip()).encode())
+            outcome = Outcome(place, first, digest=this.digest())
+            if not too_long:
+                outcome, too_long = self._encode(outcome, messages[:answer], response)
+            yield outcome._replace(reason="too_long") if too_long else outcome
 
-
-def _table(source: str, path: Path) -> Dataset:
-    import datasets
-
-    if path.suffix == ".parquet":
+    def _encode(self, outcome: Outcome, prompt: list[Message], response: str) -> tuple[Outcome, bool]:
+        """The outcome with its ids or the reason why it has none, and whether the prompt alone is too long."""
+        request, longest = self.request, self.request.drop_longer
+        if _exceeds(self.tokenizer, [message["content"] for message in prompt], longest):
+            return outcome, True
+        if _exceeds(self.tokenizer, [response], longest):
+            return outcome._replace(reason="too_long"), False
         try:
-            return datasets.load_dataset("parquet", data_files=str(path), split="train")
-        except (datasets.exceptions.DatasetGenerationError, ValueError) as error:
-            raise DataError(f"{source}: damaged Parquet file ({error.__cause__ or error}).") from None
-    name, config, split = (*source.split(":"), "", "")[:3]
-    try:
-        return datasets.load_dataset(name, config or None, split=split or "train")
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{source}: the hub gave nothing ({str(error).splitlines()[0]}); check the name and the network."
-        ) from None
+            ids, answer = encode_example(self.tokenizer, self.roles, prompt, response, raw=request.raw)
+        except Dropped as dropped:
+            return outcome._replace(reason=dropped.reason, detail=dropped.detail), False
+        reason = ""
+        if not answer:
+            reason = "empty"
+        elif len(ids) + len(answer) > longest:
+            reason = "too_long"
+        elif len(ids) >= request.max_length:
+            reason = "no_room"
+        unknown = self.tokenizer.unk_token_id
+        odd = unknown is not None and (unknown in ids or unknown in answer)
+        return outcome._replace(reason=reason, prompt=ids, response=answer, unknown=odd), len(ids) > longest
 
 
-def _json_rows(path: str, name: str, stamp: str, how: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for place, record in chats.records(Path(path), name):
-        yield from _rows(record, place, **how)
+def _exceeds(tokenizer: Any, texts: Iterable[str], limit: int) -> bool:
+    """Whether a text of millions of characters has far more than `limit` tokens, without tokenising it whole.
 
-
-def _table_rows(
-    batch: Mapping[str, Sequence[Any]], indices: list[int], name: str, how: dict[str, Any], version: int
-) -> dict[str, list[Any]]:
-    records = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
-    rows = [
-        row
-        for index, record in zip(indices, records, strict=True)
-        for row in _rows(record, f"{name} row {index + 1}", **how)
-    ]
-    return {column: [row[column] for row in rows] for column in COLUMNS}
-
-
-def _rows(
-    record: Any, place: str, *, turns: str, names: Mapping[str, str], raw: bool
-) -> list[dict[str, Any]]:
-    """The examples of one record, or one row that says why there is none."""
-    try:
-        if isinstance(record, Dropped):
-            raise record
-        examples = chats.examples(chats.conversation(record, names), turns)
-        if raw and any(len(example.prompt) > 1 for example in examples):
-            raise Dropped("needs_template", f"{len(examples[-1].prompt)} messages before the answer")
-    except Dropped as dropped:
-        return [_row("", "", dropped.reason, dropped.detail, place, True)]
-    return [
-        _row(json.dumps(example.prompt), example.response, "", "", place, number == 0)
-        for number, example in enumerate(examples)
-    ]
-
-
-def _row(*values: Any) -> dict[str, Any]:
-    return dict(zip(COLUMNS, values, strict=True))
-
-
-def _drop(rows: Dataset, dropped: dict[str, int], *, skip_bad: bool) -> Dataset:
-    """The rows without a reason; the others are counted. What is wrong in itself is an error, unless skip_bad."""
-    reasons = np.asarray(rows["reason"], dtype=object)
-    faulty = np.flatnonzero(np.isin(reasons, chats.FAULTS))
-    if len(faulty) and not skip_bad:
-        first = rows[int(faulty[0])]
-        more = f" (and {len(faulty) - 1} more)" if len(faulty) > 1 else ""
-        raise DataError(f"{first['place']}: {first['detail']}{more}; correct it, or pass --skip-bad.")
-    names, counts = np.unique(reasons[reasons != ""], return_counts=True)
-    dropped |= dict(zip(names.tolist(), counts.tolist(), strict=True))
-    return rows.select(np.flatnonzero(reasons == ""))
-
-
-def _without_repeats(rows: Dataset, counts: Counts, processes: int) -> Dataset:
-    workers = _workers(processes, rows)
-    marked = rows.map(_digest, fn_kwargs={"version": READER}, num_proc=workers, desc="compare")
-    first = np.sort(np.unique(np.asarray(marked["digest"]), return_index=True)[1])
-    counts.dropped_examples["repeated"] = len(rows) - len(first)
-    return rows.select(first)
-
-
-def _digest(row: dict[str, str], version: int) -> dict[str, str]:
-    prompt = [(message["role"], message["content"].strip()) for message in json.loads(row["prompt"])]
-    text = json.dumps([prompt, row["response"].strip()])
-    return {"digest": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}
-
-
-def _encode(row: dict[str, str], tokenizer: Any, roles: Roles, raw: bool, version: int) -> dict[str, Any]:
-    """Prompt and response as ids, tokenised apart: a token must not straddle the border between them."""
-    prompt: list[Message] = json.loads(row["prompt"])
-    try:
-        ids = encode_example(tokenizer, roles, prompt, row["response"], raw=raw)
-    except Dropped as dropped:
-        return {"prompt": [], "response": [], "reason": dropped.reason, "detail": dropped.detail}
-    return {"prompt": ids[0], "response": ids[1], "reason": "", "detail": ""}
+    A tokenizer takes hundreds of bytes a token. Each cut adds a few tokens, so the pieces must have twice the limit;
+    what lies between is tokenised and measured exactly.
+    """
+    texts = list(texts)
+    if sum(map(len, texts)) <= LONG_TEXT:
+        return False
+    pieces = (text[at : at + LONG_TEXT] for text in texts for at in range(0, len(text), LONG_TEXT))
+    count = 0
+    for piece in pieces:
+        count += len(encode_text(tokenizer, piece))
+        if count > 2 * limit:
+            return True
+    return False
 
 
 def encode_example(
@@ -267,10 +259,10 @@ def encode_example(
 ) -> tuple[list[int], list[int]]:
     """Ids of the messages, up to where the answer begins, and of the response.
 
-    A special token of the model that is written out in a message (a mask, an end of text, another role's header)
-    stays text; an example where that is impossible is dropped. With `raw` such spellings in the prompt become the
-    tokens themselves, because somebody who goes without the template writes the headers by hand; the mask and the
-    padding tokens are refused there.
+    The two are tokenised apart: a token must not straddle the border between them. A special token of the model that is
+    written out in a message (a mask, an end of text, another role's header) stays text; an example where that is
+    impossible is dropped. With `raw` such spellings in the prompt become the tokens themselves, because somebody who
+    goes without the template writes the headers by hand; the mask and the padding tokens are refused there.
     """
     try:
         answer = encode_text(tokenizer, response, roles=roles)
@@ -291,71 +283,88 @@ def encode_example(
     return ids, answer
 
 
-def _fit(rows: Dataset, counts: Counts, request: CorpusRequest) -> Pairs:
-    """Drop what cannot be used, sample, cut, and lay everything end to end.
-
-    Tokens are copied in chunks from the cache on disk, so that memory holds the result and little else.
-    """
-    sizes = [_sizes(rows, name) for name in ("prompt", "response")]
-    p, r = sizes
-    reasons = {"empty": r == 0, "too_long": p + r > request.drop_longer, "no_room": p >= request.max_length}
-    usable = np.ones(len(p), dtype=bool)
-    for name, hit in reasons.items():
-        counts.dropped_examples[name] = int((hit & usable).sum())
-        usable &= ~hit
-    order = np.random.default_rng(request.seed).permutation(np.flatnonzero(usable))
-    kept = np.sort(order[: request.sample])
-    counts.dropped_examples["not_sampled"] = len(order) - len(kept)
-    _check_left(kept, counts)
-    p, whole = p[kept], r[kept]
-    room = np.minimum(whole, request.max_length - p)
-    tokens = np.empty(int((p + room).sum()), dtype=np.int32)
-    ends = (p + room).cumsum()
-    for first in range(0, len(kept), CHUNK):
-        some = slice(first, first + CHUNK)
-        table = rows.select(kept[some]).with_format("arrow")[:]
-        chunk = _interleave(_lists(table, "prompt"), _lists(table, "response"), room[some])
-        begin = int(ends[first] - p[first] - room[first])
-        tokens[begin : begin + len(chunk)] = chunk
-    lengths = (torch.from_numpy(np.ascontiguousarray(part)) for part in (p, room, room == whole))
-    return Pairs(torch.from_numpy(tokens), *lengths)
+# Reading, and the worker processes
 
 
-def _sizes(rows: Dataset, name: str) -> np.ndarray:
-    """The length of every list of a column, read in chunks."""
-    batches = rows.select_columns([name]).with_format("arrow").iter(CHUNK)
-    return np.concatenate([_lists(table, name).lengths for table in batches])
+def _outcomes(sources: Sequence[str], encoder: Encoder, name: str) -> Iterator[Outcome]:
+    """The outcomes of all records, in order, whatever the number of processes."""
+    chunks = (chunk for source in sources for chunk in _chunks(_records(source)))
+    processes = encoder.request.processes
+    if processes == 1:
+        for chunk in chunks:
+            yield from encoder(chunk)
+        return
+    # Spawned, not forked: the tokenizer's threads do not survive a fork.
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), _set_up, (name, encoder.request))
+    try:
+        waiting: deque[Future[list[Outcome]]] = deque()
+        for chunk in chunks:
+            waiting.append(pool.submit(_encode_chunk, chunk))
+            if len(waiting) > 2 * processes:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-@dataclass(frozen=True)
-class _Lists:
-    """A column of integer lists, flat."""
-
-    values: np.ndarray
-    lengths: np.ndarray
+_encoder: Encoder | None = None  # in a worker
 
 
-def _lists(table: Any, name: str) -> _Lists:
-    column = table[name].combine_chunks()
-    offsets = column.offsets.to_numpy()
-    values = column.values.to_numpy()[offsets[0] : offsets[-1]]
-    return _Lists(values, np.diff(offsets).astype(np.int64))
+def _set_up(name: str, request: CorpusRequest) -> None:
+    global _encoder
+    _encoder = Encoder(*vocabulary(name), request)
 
 
-def _interleave(prompt: _Lists, response: _Lists, room: np.ndarray) -> np.ndarray:
-    """`prompt response prompt response ...`, each response cut to `room`."""
-    lists = (prompt, response)
-    begin = [part.lengths.cumsum() - part.lengths for part in lists]
-    sizes = np.stack([prompt.lengths, room], axis=1).reshape(-1)
-    starts = np.stack([begin[0], begin[1] + len(prompt.values)], axis=1).reshape(-1)
-    ends = sizes.cumsum()
-    index = np.arange(ends[-1]) + np.repeat(starts - (ends - sizes), sizes)
-    tokens: np.ndarray = np.concatenate([part.values for part in lists])[index].astype(np.int32)
-    return tokens
+def _encode_chunk(chunk: Sequence[tuple[str, Any]]) -> list[Outcome]:
+    assert _encoder is not None
+    return _encoder(chunk)
 
 
-def _workers(processes: int, rows: Dataset) -> int | None:
-    return min(processes, len(rows)) if processes > 1 and len(rows) else None
+def _chunks(records: Iterable[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
+    chunk: list[tuple[str, Any]] = []
+    size = 0
+    for place, record in records:
+        chunk.append((place, record))
+        size += len(record) if isinstance(record, bytes) else 0
+        if len(chunk) >= CHUNK[0] or size >= CHUNK[1]:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _records(source: str) -> Iterator[tuple[str, Any]]:
+    """(where it stands, record) of each record of a source: JSON, Parquet, or a hub id owner/name[:config[:split]]."""
+    path = Path(source)
+    if path.suffix in JSON:
+        empty = True
+        for found in chats.records(path, source):
+            empty = False
+            yield found
+        if empty:
+            raise DataError(f"{source}: the file is empty; put one conversation on each line.")
+        return
+    import datasets  # which brings pyarrow
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    rows: Iterable[Any]
+    try:
+        if path.suffix == ".parquet":
+            batches = parquet.ParquetFile(path).iter_batches(CHUNK[0])
+            rows = (row for batch in batches for row in batch.to_pylist())
+        else:
+            name, config, split = (*source.split(":"), "", "")[:3]
+            rows = datasets.load_dataset(name, config or None, split=split or "train")
+        yield from ((f"{source} row {number}", row) for number, row in enumerate(rows, 1))
+    except (arrow.ArrowException, OSError, ValueError) as error:
+        raise DataError(
+            f"{source}: cannot be read ({first_line(error)}); check the name, the file and the network."
+        ) from None
+
+
+# What a prepared file holds
 
 
 @dataclass(frozen=True)
@@ -375,20 +384,19 @@ QUANTILES = {"min": 0.0, "5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 0.75,
 
 def stats(prepared: Prepared) -> Stats:
     pairs = prepared.pairs
-    response = pairs.response.double()
-    steps = sorted({2**k for k in range(3, 14) if 2**k < int(response.max())} | {int(response.max())})
+    prompt, response = pairs.prompt.double().numpy(), pairs.response.double().numpy()
+    longest = int(response.max())
+    steps = [*(2**k for k in range(3, 14) if 2**k < longest), longest]
+
+    def quantiles(lengths: np.ndarray) -> dict[str, float]:
+        values = np.quantile(lengths, [*QUANTILES.values()]).tolist()
+        return {**dict(zip(QUANTILES, values, strict=True)), "mean": float(lengths.mean())}
+
     return Stats(
         examples=len(pairs),
         tokens=len(pairs.tokens),
-        truncated=int((~pairs.complete).sum()),
-        prompt=_quantiles(pairs.prompt),
-        response=_quantiles(pairs.response),
-        cdf={m: (response <= m).double().mean().item() for m in steps},
+        truncated=int((~pairs.complete & ~pairs.has_gaps).sum()),
+        prompt=quantiles(prompt),
+        response=quantiles(response),
+        cdf={m: float((response <= m).mean()) for m in steps},
     )
-
-
-def _quantiles(lengths: torch.Tensor) -> dict[str, float]:
-    values = lengths.double().numpy()
-    return {name: float(np.quantile(values, q)) for name, q in QUANTILES.items()} | {
-        "mean": float(values.mean())
-    }

@@ -1,7 +1,12 @@
-"""The loss of spec 1.4 under either normalisation, with the vocabulary head applied at loss slots only."""
+"""Noise and loss: which slots of a row are hidden (spec 1.3), and what the loss is at these slots (spec 1.4).
+
+A noised batch gives its loss slots, each with a label and a weight; the loss is the weighted sum of the cross
+entropies, and the vocabulary head is applied at loss slots only.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +16,112 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from voidpad.training.noising import NoisedBatch
+from voidpad.decode.noise import absorb, shift_right
 from voidpad.training.padding import Batch
 
+LEVEL, KIND, WIDTH = 1, 2, 3  # names of the numbers that a row draws once, hashed with its key
+GOLDEN_STEP = (math.sqrt(5) - 1) / 2
 RESPONSE, EOS, PADDING = 0, 1, 2  # uint8 codes
 KINDS = ("response", "eos", "padding")
+
+
+# Noise
+
+
+@dataclass(frozen=True)
+class NoisedBatch:
+    """A batch with some of its slots masked, and the probability with which that happened."""
+
+    ids: Tensor  # (B, S): the batch with hidden slots replaced by MASK
+    hidden: Tensor  # (B, S) bool: loss slots
+    rate: Tensor  # (B,): probability with which a slot of the row was hidden
+    forced: bool = False  # every semantic EOS was hidden with probability 1 instead
+
+
+@dataclass(frozen=True)
+class Noising:
+    """Settings of the noise. Draws are keyed by (seed, epoch, example), never by batch, process or restart."""
+
+    seed: int = 42
+    eps: float = 1e-3
+    stratified: bool = False  # noise levels spread evenly over consecutive rows
+    suffix: float = 0.0  # share of rows whose right end is hidden in one piece: the states decoding visits
+
+    def key(self, epoch: Tensor, example: Tensor) -> Tensor:
+        """The hash (B,) int64 from which all draws of these rows are derived."""
+        return absorb(absorb(torch.full_like(example, self.seed), epoch), example)
+
+    def level(self, at: At) -> Tensor:
+        """The noise level t of each row. Stratified levels step by the golden ratio through the epoch's order, so that
+        consecutive rows cover [0, 1) evenly, whatever the batch size."""
+        if not self.stratified:
+            return draw(self.key(at.epoch, at.example), LEVEL)
+        offset = draw(self.key(at.epoch, torch.zeros_like(at.example)), LEVEL)
+        return (offset + at.position.double() * GOLDEN_STEP) % 1.0
+
+    def __call__(self, batch: Batch, mask: int, *, forced: bool, at: At) -> NoisedBatch:
+        """Hide slots of `batch` for the rows `at`; `forced` hides every semantic EOS with weight 1 (VOID)."""
+        rate = rates(self.level(at), self.eps)
+        key = self.key(at.epoch, at.example)
+        draws = _uniform(key, batch.ids.shape[1])
+        if self.suffix:
+            chosen = draw(key, KIND) < self.suffix
+            draws = torch.where(chosen[:, None], from_the_right(batch.target), draws)
+        return corrupt(batch, mask, rate=rate, draws=draws, forced=forced)
+
+
+@dataclass(frozen=True)
+class At:
+    """Which rows of the data a batch holds, and where in the run they stand. All (B,) int64."""
+
+    epoch: Tensor
+    example: Tensor
+    position: Tensor  # in the epoch's order
+
+    def to(self, device: torch.device | str) -> At:
+        return At(*(part.to(device, non_blocking=True) for part in vars(self).values()))
+
+
+def rates(level: Tensor, eps: float = 1e-3) -> Tensor:
+    """p = (1 - eps) t + eps, in float32."""
+    return ((1 - eps) * level + eps).float()
+
+
+def draw(key: Tensor, what: int) -> Tensor:
+    """One float64 number in (0, 1) per row."""
+    return (shift_right(absorb(key, torch.full_like(key, what)), 11).double() + 0.5) * 2.0**-53
+
+
+def _uniform(key: Tensor, slots: int) -> Tensor:
+    """(B, slots) float32 numbers in [0, 1] from one 64-bit key per row.
+
+    A row's slots are a counter hashed in 32 bits with murmur3's constants, the key mixed in twice: a quarter of
+    the memory traffic of a 64-bit hash per slot, on which building a batch spent most of its time. The last shift of
+    the usual finaliser is left out, because it changes only low bits that the float does not keep.
+    """
+    low, high = (part.to(torch.int32)[:, None] for part in (key, key >> 32))
+    # -1640531527 is 2 ** 32 divided by the golden ratio, as a signed 32-bit number.
+    z = low + torch.arange(slots, dtype=torch.int32, device=key.device) * -1640531527
+    z.bitwise_xor_((z >> 16).bitwise_and_(0xFFFF)).mul_(-2048144789)
+    z.bitwise_xor_((z >> 13).bitwise_and_(0x7FFFF)).bitwise_xor_(high).mul_(-1028477387)
+    return z.float().mul_(2.0**-32).add_(0.5)
+
+
+def from_the_right(target: Tensor) -> Tensor:
+    """Draws that hide a suffix: a target slot with k target slots to its right and n in all gets (k + 1/2) / n."""
+    count = target.sum(1, keepdim=True).clamp(min=1)
+    return (count - target.cumsum(1) + 0.5) / count
+
+
+def corrupt(batch: Batch, mask: int, *, rate: Tensor, draws: Tensor, forced: bool) -> NoisedBatch:
+    """Hide the target slots whose draw is below the row's rate (B,); a forced EOS is hidden with probability 1."""
+    hidden = batch.target & (draws < rate[:, None])
+    if forced:
+        hidden |= batch.eos
+    return NoisedBatch(batch.ids.masked_fill(hidden, mask), hidden, rate, forced)
+
+
+# Loss
 
 
 @dataclass(frozen=True)
@@ -91,11 +197,10 @@ class PackedPass:
 class SlotLoss(nn.Module):
     """A language model as a function from rows and loss slots to the cross entropy at each slot, in float32.
 
-    DDP and FSDP wrap this module, so that the head is inside their forward. The head runs in pieces of at most
+    FSDP shards this module, so that the head is inside its forward. The head runs in pieces of at most
     `piece` logits, recomputed in the backward pass: with a vocabulary of 126k no other tensor is as large.
     """
 
-    accepts_loss_kwargs = False  # otherwise Trainer would not divide by the accumulation steps
     PIECE = 1 << 27  # logits
 
     def __init__(self, net: nn.Module, *, piece: int = PIECE, residual: torch.dtype = torch.float32) -> None:
@@ -121,7 +226,22 @@ class SlotLoss(nn.Module):
         embedded = decoder.get_input_embeddings()(ids)
         if embedded.dtype == torch.float32 and torch.is_autocast_enabled(ids.device.type):
             embedded = embedded.to(self.residual)
-        spans = {"attention_mask": self._mask(inside)} if packed is None else self._spans(packed)
+        if packed is not None:
+            # Packed attention takes the queries that share a key head as one segment.
+            groups = self.net.config.num_attention_heads // self.net.config.num_key_value_heads
+            spans = {
+                "position_ids": packed.positions[None],
+                "cu_seq_lens_q": packed.bounds * groups,
+                "cu_seq_lens_k": packed.bounds,
+                "max_length_q": packed.longest * groups,
+                "max_length_k": packed.longest,
+            }
+        elif inside is not None and self.net.config._attn_implementation == "sdpa":
+            # In its final shape already: given a 2-D mask, transformers would wait for the device to learn whether it
+            # is all true.
+            spans = {"attention_mask": inside[:, None, None]}
+        else:
+            spans = {"attention_mask": None if inside is None else inside.long()}
         hidden = decoder(inputs_embeds=embedded, use_cache=False, **spans).last_hidden_state
         chosen = hidden.flatten(0, 1).index_select(0, where)
         rows = max(1, self.piece // self.net.config.vocab_size)
@@ -131,25 +251,6 @@ class SlotLoss(nn.Module):
         return torch.cat(
             [checkpoint(_cross_entropy, head, part, wanted, use_reentrant=False) for part, wanted in pieces]
         )
-
-    def _spans(self, packed: PackedPass) -> dict[str, Any]:
-        """Keyword arguments of the network's packed attention, which takes a key head's queries as one segment."""
-        config = self.net.config
-        groups = config.num_attention_heads // config.num_key_value_heads
-        return {
-            "position_ids": packed.positions[None],
-            "cu_seq_lens_q": packed.bounds * groups,
-            "cu_seq_lens_k": packed.bounds,
-            "max_length_q": packed.longest * groups,
-            "max_length_k": packed.longest,
-        }
-
-    def _mask(self, inside: Tensor | None) -> Tensor | None:
-        """The attention mask over keys. For sdpa it has its final shape already: given a 2-D mask, transformers would
-        wait for the device to learn whether it is all true."""
-        if inside is None:
-            return None
-        return inside[:, None, None] if self.net.config._attn_implementation == "sdpa" else inside.long()
 
 
 def _cross_entropy(head: nn.Module, hidden: Tensor, label: Tensor) -> Tensor:

@@ -29,8 +29,11 @@ def rate_factor(part: OptimPart, progress: float) -> float:
     return rise * (part.floor + (1 - part.floor) * SHAPES[part.shape](left))
 
 
-def optimiser(model: nn.Module, part: OptimPart) -> torch.optim.Optimizer:
-    """AdamW for everything, or Muon for the matrices inside the layers and AdamW for the rest."""
+def optimizers(model: nn.Module, part: OptimPart) -> list[torch.optim.Optimizer]:
+    """AdamW for everything, or Muon for the matrices inside the layers and AdamW for the rest.
+
+    Every group notes its `initial_lr`, which the schedule multiplies.
+    """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = [p for name, p in named if part.name == "muon" and p.ndim == 2 and ".layers." in name]
     chosen = {id(p) for p in matrices}
@@ -41,11 +44,16 @@ def optimiser(model: nn.Module, part: OptimPart) -> torch.optim.Optimizer:
     ]
     groups = [group for group in groups if group["params"]]
     fused = all(p.is_cuda and p.is_floating_point() for p in rest)
-    adamw = torch.optim.AdamW(groups, lr=part.lr, betas=part.betas, fused=fused)
-    if part.name == "adamw":
-        return adamw
-    muon = Muon(matrices, lr=part.muon_lr or part.lr, momentum=part.momentum, weight_decay=part.weight_decay)
-    return Together(muon, adamw)
+    found: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(groups, lr=part.lr, betas=part.betas, fused=fused)
+    ]
+    if part.name == "muon":
+        lr = part.muon_lr or part.lr
+        found.append(Muon(matrices, lr=lr, momentum=part.momentum, weight_decay=part.weight_decay))
+    for optimizer in found:
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]
+    return found
 
 
 class Muon(torch.optim.Optimizer):
@@ -95,34 +103,3 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
-
-
-class Together(torch.optim.Optimizer):
-    """Several optimisers as one, because Trainer, the scheduler and checkpoints expect a single one."""
-
-    def __init__(self, *parts: torch.optim.Optimizer) -> None:
-        self.parts = parts
-        self.defaults: dict[str, Any] = {}
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        return [group for part in self.parts for group in part.param_groups]
-
-    @property
-    def state(self) -> dict[Tensor, Any]:  # type: ignore[override]
-        return {p: value for part in self.parts for p, value in part.state.items()}
-
-    def step(self, closure: Any = None) -> Any:
-        for part in self.parts:
-            part.step()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for part in self.parts:
-            part.zero_grad(set_to_none)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"parts": [part.state_dict() for part in self.parts]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for part, state in zip(self.parts, state_dict["parts"], strict=True):
-            part.load_state_dict(state)

@@ -9,23 +9,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from itertools import groupby
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from voidpad.errors import ConfigError, RoleError
+from voidpad.errors import ConfigError, DataError, RoleError
 from voidpad.models.card import PLANS
 from voidpad.roles import Roles
 
 
 @dataclass(frozen=True)
 class Example:
-    """One prompt and its answer, as ids, without the closing EOS."""
+    """One prompt and its answer, as ids, without the closing EOS.
+
+    For infilling, `fixed` lists the spans (start, end) of the response that are given, as the prompt is: they are never
+    hidden and carry no loss. Such a row ends with its text: neither EOS nor padding follows, and no window cuts it.
+    """
 
     prompt: Sequence[int]
     response: Sequence[int]
     complete: bool = True  # False: the answer was cut, so no EOS may follow it
+    fixed: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True)
@@ -36,16 +42,29 @@ class Pairs:
     prompt: Tensor  # (N,) prompt lengths
     response: Tensor  # (N,) response lengths
     complete: Tensor  # (N,) bool
+    fixed: Tensor | None = None  # (T,) bool: tokens of a response that are given; None: there are none
     begin: Tensor | None = None  # (N,) where each example starts in `tokens`; None: they follow one another
 
     @classmethod
     def of(cls, rows: Sequence[Example]) -> Pairs:
         tokens = [token for row in rows for part in (row.prompt, row.response) for token in part]
+        fixed = torch.zeros(len(tokens), dtype=torch.bool)
+        start = 0
+        for row in rows:
+            start += len(row.prompt)
+            for first, last in row.fixed:
+                if not 0 <= first < last <= len(row.response):
+                    raise DataError(
+                        f"fixed: ({first}, {last}) is no span of a response of {len(row.response)} tokens."
+                    )
+                fixed[start + first : start + last] = True
+            start += len(row.response)
         return cls(
             torch.tensor(tokens, dtype=torch.long),
             torch.tensor([len(row.prompt) for row in rows]),
             torch.tensor([len(row.response) for row in rows]),
-            torch.tensor([row.complete for row in rows]),
+            torch.tensor([row.complete and not row.fixed for row in rows]),
+            fixed if any(row.fixed for row in rows) else None,
         )
 
     def __len__(self) -> int:
@@ -65,15 +84,35 @@ class Pairs:
     def sorted_size(self) -> Tensor:
         return self.size.sort().values
 
+    @cached_property
+    def has_gaps(self) -> Tensor:
+        """Which examples have fixed text in their response, (N,) bool."""
+        if self.fixed is None:
+            return torch.zeros(len(self), dtype=torch.bool, device=self.tokens.device)
+        before = torch.nn.functional.pad(self.fixed.cumsum(0), (1, 0))
+        return before[self.start + self.size] > before[self.start]
+
+    def spans(self, row: int) -> list[tuple[str, list[int]]]:
+        """The parts of an example in order, with their ids: "prompt", then "answer" (learnt) and "fixed" (given), and
+        "end" with none where an EOS follows."""
+        start, border = int(self.start[row]), int(self.start[row] + self.prompt[row])
+        end = border + int(self.response[row])
+        found = [("prompt", self.tokens[start:border].tolist())]
+        given = [False] * (end - border) if self.fixed is None else self.fixed[border:end].tolist()
+        for is_given, part in groupby(
+            zip(given, self.tokens[border:end].tolist(), strict=True), lambda one: one[0]
+        ):
+            found.append(("fixed" if is_given else "answer", [token for _, token in part]))
+        return [*found, ("end", [])] if self.complete[row] else found
+
     def select(self, rows: Tensor) -> Pairs:
         """Some of the examples. The tokens are shared, not copied."""
-        return Pairs(
-            self.tokens, self.prompt[rows], self.response[rows], self.complete[rows], self.start[rows]
-        )
+        lengths = self.prompt[rows], self.response[rows], self.complete[rows]
+        return Pairs(self.tokens, *lengths, self.fixed, self.start[rows])
 
     def to(self, device: torch.device | str) -> Pairs:
-        parts = (self.tokens, self.prompt, self.response, self.complete, self.start)
-        return Pairs(*(part.to(device) for part in parts))
+        parts = (self.tokens, self.prompt, self.response, self.complete, self.fixed, self.start)
+        return Pairs(*(None if part is None else part.to(device) for part in parts))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -126,6 +165,7 @@ class PaddingPolicy:
         return torch.where(padding, torch.tensor(cycle, device=ids.device)[offset % len(cycle)], ids)
 
 
+PolicyName = Literal["eos", "void", "rainbow"]  # what a recipe may say
 POLICIES = {
     policy.name: policy
     for policy in (
@@ -147,7 +187,7 @@ class Batch:
     """Clean rows, and what each slot is. Rows are padded on the right; attention sees the slots in `inside`."""
 
     ids: Tensor  # (B, S) int64
-    target: Tensor  # (B, S) bool: may carry loss - response, EOS and padding
+    target: Tensor  # (B, S) bool: may carry loss - response without its fixed parts, EOS and padding
     eos: Tensor  # (B, S) bool: the semantic EOS
     padding: Tensor  # (B, S) bool: after it
     prompt: Tensor  # (B,)
@@ -169,8 +209,6 @@ def pad(
     """A mini-batch padded to its own width S_B, or row by row to `width` (B,)."""
     how = policy(how) if isinstance(how, str) else how
     pairs = Pairs.of(rows)
-    if not len(pairs):
-        raise ConfigError("pad: no rows given; a mini-batch needs at least one.")
     if width is None:
         width = batch_width(pairs.size, eos=longest_row_gets_eos or how.longest_row_gets_eos)
     return lay_out(pairs, torch.arange(len(pairs)), how, roles, width=width)
@@ -200,4 +238,8 @@ def lay_out(pairs: Pairs, rows: Tensor, how: PaddingPolicy, roles: Roles, *, wid
     ids = pairs.tokens[source].long().masked_fill_(column >= size, roles.eos)  # outside, too: never seen
     ids = how.fill(ids, padding, size, roles)
     target, eos = inside & (column >= prompt), inside & (column == size)
-    return Batch(ids, target, eos, padding, prompt[:, 0], (end - prompt)[:, 0].clamp(min=0), inside)
+    slots = (end - prompt)[:, 0].clamp(min=0)
+    if pairs.fixed is not None:
+        target &= ~(pairs.fixed[source] & (column < size))
+        slots = target.sum(1)
+    return Batch(ids, target, eos, padding, prompt[:, 0], slots, inside)

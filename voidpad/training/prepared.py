@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from voidpad.errors import DataError, RoleError, reason
-from voidpad.files import beside
+from voidpad.errors import DataError, first_line
+from voidpad.files import atomic_file
 from voidpad.roles import Roles
 from voidpad.training.padding import Pairs
 
@@ -29,12 +29,10 @@ class Prepared:
     pairs: Pairs
     roles: Roles
     notes: Mapping[str, Any] = field(default_factory=dict)  # counts, source, tokenizer: facts about the file
-    largest: int | None = None  # the largest token id, as the file says
 
     @property
     def largest_id(self) -> int:
-        """The largest token id. Files written before voidpad noted it are read through to find it."""
-        return int(self.pairs.tokens.max()) if self.largest is None else self.largest
+        return int(self.pairs.tokens.max())
 
 
 def write(path: Path | str, pairs: Pairs, roles: Roles, *, notes: Mapping[str, Any] | None = None) -> None:
@@ -42,70 +40,80 @@ def write(path: Path | str, pairs: Pairs, roles: Roles, *, notes: Mapping[str, A
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: _small(getattr(pairs, name)) for name in TENSORS}
-    metadata = {
-        "format": FORMAT,
-        "version": VERSION,
-        "roles": json.dumps(roles.stored()),
-        "notes": json.dumps(dict(notes or {})),
-        "largest": str(int(pairs.tokens.max())) if len(pairs.tokens) else "0",
-    }
+    if pairs.fixed is not None:
+        tensors["fixed"] = _small(pairs.fixed)
+    facts = {"roles": json.dumps(roles.stored()), "notes": json.dumps(dict(notes or {}))}
     try:
-        with beside(path) as draft:
-            save_file(tensors, draft, metadata=metadata)
+        with atomic_file(path) as draft:
+            save_file(tensors, draft, metadata={"format": FORMAT, "version": VERSION, **facts})
     except (OSError, SafetensorError) as error:
-        raise DataError(f"{path}: cannot be written ({error}).") from None
+        raise DataError(f"{path}: cannot be written ({first_line(error)}).") from None
 
 
 def read(path: Path | str) -> Prepared:
-    """A prepared file, checked: the lengths add up and every example has something to learn.
-
-    The tokens stay in the file: a page of it is read when a row that lies on it is used.
-    """
+    """A prepared file. The tokens stay in it: a page is read when a row that lies on it is used."""
+    if not Path(path).is_file():
+        raise DataError(f"{path}: no such file; make one with `voidpad data prepare`.")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            missing = set(TENSORS) - set(file.keys())
-            if metadata.get("format") != FORMAT or missing:
-                raise DataError(f"{path}: not a prepared data file; make one with `voidpad data prepare`.")
-            if metadata.get("version") != VERSION:
-                raise DataError(
-                    f"{path}: data version {metadata.get('version')!r} is unknown; prepare it again."
-                )
-            pairs = Pairs(*(file.get_tensor(name) for name in TENSORS))
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; make one with `voidpad data prepare`.") from None
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        if Path(path).suffix != ".safetensors":
-            raise DataError(
-                f"{path}: not a prepared data file; make one of it with `voidpad data prepare`."
-            ) from None
-        raise DataError(f"{path}: damaged data file ({reason(error)}); prepare it again.") from None
-    _check(path, pairs)
-    pairs = Pairs(pairs.tokens, pairs.prompt.long(), pairs.response.long(), pairs.complete.bool())
-    try:
-        roles = Roles.parse(json.loads(metadata["roles"]))
-        largest = int(metadata["largest"]) if "largest" in metadata else None
-        notes = json.loads(metadata.get("notes", "{}"))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, RoleError) as error:
-        raise DataError(f"{path}: damaged metadata ({reason(error)}); prepare it again.") from None
-    return Prepared(pairs, roles, notes, largest)
+        raise DataError(
+            f"{path}: not a prepared data file, or a damaged one ({first_line(error)}); make one of it with "
+            "`voidpad data prepare`."
+        ) from None
+    if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
+        raise DataError(f"{path}: not a data file of this version; make one with `voidpad data prepare`.")
+    missing = sorted({"tokens", "prompt", "response", "complete"} - set(tensors))
+    if wrong := f"{missing[0]} is missing" if missing else _fault(tensors):
+        raise DataError(f"{path}: {wrong}; prepare it again.")
+    prompt, response = tensors["prompt"].long(), tensors["response"].long()
+    tokens, complete = tensors["tokens"], tensors["complete"].bool()
+    fixed = tensors["fixed"].bool() if "fixed" in tensors else None
+    roles, notes = Roles.parse(json.loads(metadata["roles"])), json.loads(metadata["notes"])
+    return Prepared(Pairs(tokens, prompt, response, complete, fixed), roles, notes)
 
 
-def _check(path: Path | str, pairs: Pairs) -> None:
-    sizes = {len(pairs.prompt), len(pairs.response), len(pairs.complete)}
-    if sizes == {0} or len(sizes) != 1:
-        raise DataError(
-            f"{path}: it holds no examples, or its length tensors differ in size; prepare it again."
+def _fault(tensors: Mapping[str, Tensor]) -> str:
+    """What is wrong with the tensors of a file; empty if nothing is."""
+    known = {
+        name: tensors[name]
+        for name in ("tokens", "prompt", "response", "complete", "fixed")
+        if name in tensors
+    }
+    for name, values in known.items():
+        if values.ndim != 1 or values.is_floating_point() or values.is_complex():
+            return (
+                f"{name} has shape {tuple(values.shape)} and type {values.dtype}, not a row of whole numbers"
+            )
+        if name != "complete" and not len(values):
+            return "it holds no examples"
+        low, high = (
+            int(value) for value in torch.aminmax(values.byte() if values.dtype == torch.bool else values)
         )
-    if (
-        int(pairs.size.sum()) != len(pairs.tokens)
-        or min(int(pairs.prompt.min()), int(pairs.response.min())) < 0
-    ):
-        raise DataError(f"{path}: lengths do not add up to the {len(pairs.tokens)} tokens; prepare it again.")
-    if bool(((pairs.response == 0) & ~pairs.complete.bool()).any()):
-        raise DataError(
-            f"{path}: an example has an empty response and no EOS, so nothing to learn; prepare it again."
-        )
+        if low < 0 or (name in ("complete", "fixed") and high > 1):
+            return f"{name} holds {low if low < 0 else high}"
+    prompt, response, complete = (known[name].long() for name in ("prompt", "response", "complete"))
+    if not len(prompt) == len(response) == len(complete):
+        return "its length tensors differ in size"
+    tokens = len(known["tokens"])
+    if int((prompt + response).sum()) != tokens:
+        return f"lengths do not add up to the {tokens} tokens"
+    if bool(((response == 0) & (complete == 0)).any()):
+        return "an example has an empty response and no EOS, so nothing to learn"
+    if "fixed" not in known:
+        return ""
+    if len(known["fixed"]) != tokens:
+        return "fixed is not as long as the tokens"
+    before = torch.nn.functional.pad(known["fixed"].long().cumsum(0), (1, 0))
+    end = (prompt + response).cumsum(0)
+    given = before[end] - before[end - response]
+    if bool((before[end - response] - before[end - response - prompt]).any()):
+        return "fixed marks tokens of a prompt"
+    if bool(((given > 0) & ((given == response) | (complete == 1))).any()):
+        return "an example is fixed as a whole, or ends with an EOS after its fixed text"
+    return ""
 
 
 def _small(values: Tensor) -> Tensor:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from voidpad.errors import ConfigError, fault, reason
-from voidpad.files import store
-from voidpad.models.quantizer import TrainingQuantizerName
-from voidpad.training.padding import POLICIES, PaddingPolicy
+from voidpad.errors import ConfigError, format_validation_error
+from voidpad.files import readable, store
+from voidpad.models.device import TrainingQuantizerName
+from voidpad.training.padding import POLICIES, PaddingPolicy, PolicyName
 
 UnitFloat = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(gt=0)]
 Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class RecipeSection(BaseModel):
@@ -53,8 +55,8 @@ class ModelPart(RecipeSection):
     def _one_source(self) -> ModelPart:
         if (self.name is None) == (self.scratch is None):
             raise ValueError("give model.name or [model.scratch], exactly one of them")
-        if self.scratch and self.adapter:
-            raise ValueError("model.adapter needs model.name")
+        if self.scratch and (self.adapter or not self.tokenizer):
+            raise ValueError("model.scratch needs model.tokenizer, and model.adapter needs model.name")
         return self
 
 
@@ -77,7 +79,7 @@ class DataPart(RecipeSection):
 
 
 class PaddingPart(RecipeSection):
-    policy: str = "void"  # a name in training/padding.py
+    policy: PolicyName = "void"
     # batch: the paper's S_B; others: docs/train.md.
     width: Literal["batch", "virtual", "window"] | Count = "batch"
     virtual_batch: Count = 6  # examples in the imagined mini-batch of width = "virtual"
@@ -86,19 +88,10 @@ class PaddingPart(RecipeSection):
     truncated_gets_eos: bool = False  # True: the authors' data
     colours: Count = 7  # Rainbow tokens used
 
-    @field_validator("policy")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        if name not in POLICIES:
-            raise ValueError(f"use one of {', '.join(POLICIES)}")
-        return name
-
     @model_validator(mode="after")
     def _window(self) -> PaddingPart:
         if self.window[0] > self.window[1]:
-            raise ValueError(
-                f"window: {self.window[0]} is more than {self.window[1]}; give the smaller number first"
-            )
+            raise ValueError(f"window: {self.window} must have the smaller number first")
         return self
 
 
@@ -137,6 +130,10 @@ class OptimPart(RecipeSection):
         return self
 
 
+# Settings of [run] that a restart may not change, because they change what is learnt; nor any of the other sections.
+LEARNING_FIELDS = ("global_batch", "micro_batch", "seed", "bf16")
+
+
 class RunPart(RecipeSection):
     output: str
     steps: Count | None = None  # updates; exactly one of steps, epochs, seconds
@@ -153,7 +150,7 @@ class RunPart(RecipeSection):
     checkpointing: bool | Literal["auto"] = "auto"  # gradient checkpointing; auto: as many layers as needed
     fsdp: bool = False
     log_every: Count = 10
-    save_every: Count = 1000
+    save_every: Count | Share = 1000  # updates, or a share of the run
     keep: Count = 2  # checkpoints, besides the one with the lowest held-out loss
     choose: Literal["last", "best"] = "last"  # which weights the final model has; best: lowest held-out loss
     report_to: tuple[str, ...] | None = None  # None: tensorboard where installed
@@ -168,11 +165,23 @@ class RunPart(RecipeSection):
     def _one_length(self) -> RunPart:
         if sum(value is not None for value in (self.steps, self.epochs, self.seconds)) != 1:
             raise ValueError("give exactly one of run.steps, run.epochs, run.seconds")
+        if self.seconds and self.save_every < 1:
+            raise ValueError(
+                "save_every below 1 is a share of run.steps or run.epochs; give a number of updates"
+            )
         if self.global_batch % self.micro_batch:
             raise ValueError(
-                f"global_batch {self.global_batch} is not a multiple of micro_batch {self.micro_batch}"
+                f"global_batch {self.global_batch} is no multiple of micro_batch {self.micro_batch}"
             )
         return self
+
+
+# What the authors' code does where it differs from the paper (spec 1.1, 1.6); explicit settings still win.
+AUTHORS: dict[str, Any] = {
+    "model": {"init_void": "keep"},
+    "padding": {"longest_row_gets_eos": False, "truncated_gets_eos": True},
+    "lora": {"void_rows": False},
+}
 
 
 class TrainingRecipe(RecipeSection):
@@ -190,23 +199,31 @@ class TrainingRecipe(RecipeSection):
         """How answers are padded; None for packed rows, which have no padding."""
         return POLICIES[self.padding.policy] if self.data.layout == "pairs" else None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, values: Any) -> Any:
+        """The preset's settings, over which those of the recipe win."""
+        if not isinstance(values, dict) or values.get("preset") != "authors":
+            return values
+        values = dict(values)
+        for name, settings in AUTHORS.items():
+            given = values.get(name, None if name == "lora" else {})  # the preset does not turn LoRA on
+            if isinstance(given, dict):
+                values[name] = {**settings, **given}
+        return values
+
     @model_validator(mode="after")
     def _combinations(self) -> TrainingRecipe:
         if self.data.group_by_length and self.padding.width == "batch" and self.data.layout == "pairs":
             raise ValueError(
-                'data.group_by_length erases the length signal when padding.width = "batch"; '
-                'use padding.width = "virtual"'
+                'data.group_by_length erases the length signal under padding.width = "batch"; use "virtual" there'
             )
         new_tokens = self.policy is not None and self.policy.adds_tokens
         if self.lora and new_tokens and not self.lora.void_rows and self.model.init_void != "keep":
             raise ValueError('lora.void_rows = false saves no rows, so model.init_void must be "keep"')
-        if self.model.quantize and (
-            self.lora is None or self.run.fsdp or self.model.adapter or self.model.scratch
-        ):
-            raise ValueError(
-                "model.quantize needs [lora] on model.name: quantized weights cannot train, be sharded, or take "
-                "in another adapter"
-            )
+        plain = self.lora and not (self.run.fsdp or self.model.adapter or self.model.scratch)
+        if self.model.quantize and not plain:
+            raise ValueError("model.quantize needs [lora] on model.name, without run.fsdp and model.adapter")
         if self.run.choose == "best" and not self.data.held_out:
             raise ValueError('run.choose = "best" needs data.held_out, the examples to choose by')
         if self.optim.name == "muon" and self.run.fsdp:
@@ -216,22 +233,10 @@ class TrainingRecipe(RecipeSection):
         return self
 
 
-# What the authors' code does where it differs from the paper (spec 1.1, 1.6); explicit settings still win.
-AUTHORS: dict[str, Any] = {
-    "model": {"init_void": "keep"},
-    "padding": {"longest_row_gets_eos": False, "truncated_gets_eos": True},
-    "lora": {"void_rows": False},
-}
-
-
 def read(path: Path | str, changes: Iterable[str] = ()) -> TrainingRecipe:
     """A recipe file with `key=value` changes applied; a relative data path is taken from the working directory."""
-    try:
+    with readable(Path(path), "TOML", ConfigError):
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"recipe {path}: cannot be read ({error.strerror}).") from None
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number too long, deep nesting
-        raise ConfigError(f"recipe {path}: not valid TOML ({reason(error)}).") from None
     for change in changes:
         _apply(values, change)
     return check(values, name=str(path))
@@ -253,24 +258,11 @@ def _by_setting(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def check(values: Mapping[str, Any], *, name: str = "recipe") -> TrainingRecipe:
     """The settings as a recipe. All faults are reported in one message."""
-    values = dict(values)
-    if values.get("preset") == "authors":
-        values = _merge(
-            {key: part for key, part in AUTHORS.items() if key != "lora" or "lora" in values}, values
-        )
     try:
         return TrainingRecipe.model_validate(values)
     except ValidationError as error:
-        faults = "; ".join(map(fault, _by_setting(error.errors())))
+        faults = "; ".join(map(format_validation_error, _by_setting(error.errors())))
         raise ConfigError(f"{name}: {faults}.") from None
-
-
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged
 
 
 LENGTHS = ("steps", "epochs", "seconds")
@@ -283,8 +275,6 @@ def _apply(values: dict[str, Any], change: str) -> None:
         raise ConfigError(f"--set {change!r}: write it as part.field=value, for example run.steps=100.")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except RecursionError:
-        raise ConfigError(f"--set {change[:60]!r}: nested too deeply.") from None
     except ValueError:
         value = text
     *parents, last = key.strip().split(".")
@@ -313,45 +303,64 @@ path = {data_text}
 
 [padding]
 policy = "void"            # what follows an answer's EOS: void, eos or rainbow
+{width}
 
 [lora]                     # without this section every parameter trains
 r = 32
 alpha = 64
 dropout = 0.05
-targets = {targets}
 
 [optim]
-lr = 5e-5                  # larger for small models: about 1e-3 for the built-in ones
+lr = {lr}
 
 [run]
 output = {output_text}
 epochs = 2                 # or steps, or seconds
 global_batch = 16          # examples of an update
 micro_batch = 4            # examples of a mini-batch, which are padded to the same length
-save_every = 200
+save_every = 0.1           # a tenth of the run; 1 or more is a number of updates
 """
+SMALL = 100_000_000  # parameters below which a model learns at a rate that would wreck a large one
 
 
 def write_starter(path: Path, *, model: str, data: str | None = None) -> None:
-    """A recipe for LoRA fine-tuning with VOID padding. Its first lines name the commands to run with it."""
+    """A recipe for LoRA fine-tuning with VOID padding. Its first lines name the commands to run with it.
+
+    A model that is here is looked at: a small one gets a larger learning rate, and one that voidpad trained gets the
+    canvas widths it was trained with. Nothing is downloaded.
+    """
+    from voidpad.models import read_card
     from voidpad.models.adapter import refuse_adapter
-    from voidpad.models.locate import BUILT_IN
+    from voidpad.models.locate import BUILT_IN, locate
+    from voidpad.models.weights import headers
 
     if path.exists():
         raise ConfigError(f"--init {path}: already exists; choose another name.")
-    if model in BUILT_IN or Path(model).is_dir():  # of a hub name nothing is downloaded to write a recipe
+    lr = "5e-5                  # the paper's, for 8 billion parameters"
+    width = 'width = "batch"            # as wide as the longest row of the mini-batch'
+    if model in BUILT_IN or Path(model).is_dir():
         refuse_adapter(model)
+        folder = locate(model)
+        card = read_card(folder)
+        if sum(math.prod(tensor.shape) for tensor in headers(folder).values()) < SMALL:
+            lr = "1e-3                  # for a small model; 5e-5 for billions of parameters"
+        before = (card.recipe if card else {}).get("padding") or {}
+        if before.get("width") == "window":
+            width = (
+                f'width = "window"           # the canvases it was trained on\nwindow = {before["window"]}'
+            )
     data = data or str(path.with_suffix(".safetensors"))
     output = str(path.with_suffix(""))
-    values = {
-        "name": path,
-        "model": model,
-        "data": data,
-        "chats": path.with_name("chats.jsonl"),
-        "output": output,
-        "model_text": json.dumps(model),
-        "data_text": json.dumps(data),
-        "output_text": json.dumps(output),
-        "targets": json.dumps(LoraPart().targets),
-    }
-    store(path, [STARTER.format(**values)])
+    text = STARTER.format(
+        name=path,
+        model=model,
+        data=data,
+        chats=path.with_name("chats.jsonl"),
+        output=output,
+        model_text=json.dumps(model),
+        data_text=json.dumps(data),
+        output_text=json.dumps(output),
+        width=width,
+        lr=lr,
+    )
+    store(path, [text])

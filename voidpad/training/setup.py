@@ -3,104 +3,99 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 
 from voidpad import models
+from voidpad.engine import packed
 from voidpad.errors import ConfigError, DataError
 from voidpad.models.adapter import base_folder, refuse_adapter
 from voidpad.models.text import read_tokenizer
 from voidpad.models.weights import headers, stored_dtype
 from voidpad.training import prepared as data
 from voidpad.training.batches import (
-    BatchLayout,
     BatchShare,
-    BatchWidth,
-    FixedWidth,
+    Objective,
     PackedRows,
     PaddedRows,
-    VirtualWidth,
-    Width,
-    WindowWidth,
+    PassLimit,
+    UpdatePasses,
     shuffled,
 )
-from voidpad.training.losses import NORMALISERS
-from voidpad.training.noising import Noising
-from voidpad.training.padding import Pairs, policy
-from voidpad.training.passes import Objective, PassLimit, UpdatePasses
+from voidpad.training.losses import NORMALISERS, Noising
+from voidpad.training.padding import Pairs
 from voidpad.training.recipe import LoraPart, Scratch, TrainingRecipe
 
+LONG = (300, 600.0)  # updates or seconds of a run that compilation, a minute or two, pays for
+# Parameters from which on a GPU computes rows end to end: faster at 7.6 billion, slower than padding at 2.5 million.
+LARGE = 1_000_000_000
+# Parameters times tokens that a GPU computes in the time which the host needs to launch a pass: an estimate for 20 ms.
+LAUNCHED = 1e12
+ON_CPU = 4096  # tokens of a pass; larger ones are no faster there
+ON_GPU = 2048  # at least: smaller ones leave a GPU's matrix products below full speed
+# Parameters of the layers times tokens of a pass: beyond it a larger pass is no faster on a GPU.
+ENOUGH = 5e13
 
-def network(recipe: TrainingRecipe, prepared: data.Prepared) -> models.Model:
-    """The model to train, with the card that its checkpoints will carry. Its weights are still on the host."""
-    if recipe.model.scratch:
-        model = _from_scratch(recipe, recipe.model.scratch, prepared)
-    else:
-        model = _from_checkpoint(recipe)
-    _check_ids(model, prepared)
-    how, roles = recipe.policy, model.roles
+
+def network(recipe: TrainingRecipe, prepared: data.Prepared, device: torch.device) -> models.Model:
+    """The model to train, with the card that its checkpoints will carry. Only quantized weights are on `device` yet."""
+    scratch, how = recipe.model.scratch, recipe.policy
+    model = _from_scratch(recipe, scratch, prepared) if scratch else _from_checkpoint(recipe, device)
+    theirs, roles, vocabulary = prepared.roles, model.roles, model.net.config.vocab_size
+    if (theirs.mask, theirs.eos) != (roles.mask, roles.eos) or prepared.largest_id >= vocabulary:
+        raise DataError(
+            f"data.path: prepared for mask {theirs.mask}, eos {theirs.eos} and ids up to {prepared.largest_id}, but "
+            f"{model.name} has mask {roles.mask}, eos {roles.eos} and {vocabulary} ids; prepare the data with its "
+            "tokenizer."
+        )
+    if recipe.model.attention:
+        model.net.set_attn_implementation(recipe.model.attention)
     if how:
         roles = how.roles(roles, recipe.padding.colours)
-        if model.card.padding != how.name and not recipe.model.scratch:
-            _init_rows(model, how.new_tokens(roles), recipe.model.init_void)
+        rule: str = recipe.model.init_void
+        net: Any = model.net
+        if model.card.padding != how.name and not scratch and rule != "keep":
+            with torch.no_grad():
+                for table in (net.get_input_embeddings().weight, net.get_output_embeddings().weight):
+                    source = table[roles.eos] if rule == "eos" else table.float().mean(0)
+                    for row in how.new_tokens(roles):
+                        table[row] = source.to(table.dtype)
     card = models.Card(model.family.name, roles, how.name if how else None, recipe.model_dump(mode="json"))
     model = replace(model, roles=roles, card=card, source=None)  # its weights will differ from those files
     return _with_lora(model, recipe) if recipe.lora else model
 
 
-def _from_checkpoint(recipe: TrainingRecipe) -> models.Model:
-    part = recipe.model
+def _from_checkpoint(recipe: TrainingRecipe, device: torch.device) -> models.Model:
+    """Weights that train are float32. Frozen weights under LoRA stay bfloat16 on a GPU if they are stored so."""
+    part, name, dtype = recipe.model, recipe.model.name or "", recipe.model.dtype
     if recipe.lora:
-        refuse_adapter(part.adapter or part.name or "")
-    # Quantized weights are made on their device; all others are moved there by Trainer.
-    device = training_device() if part.quantize else "cpu"
-    model = models.load(
-        part.name or "", part.adapter, device=device, dtype=_dtype(recipe), quantize=part.quantize
-    )
+        refuse_adapter(part.adapter or name)
+    if dtype == "auto":
+        frozen = recipe.lora and torch.cuda.is_available()
+        dtype = "bfloat16" if frozen and stored_dtype(headers(base_folder(name))) == "BF16" else "float32"
+    where = str(device) if part.quantize else "cpu"
+    model = models.load(name, part.adapter, device=where, dtype=dtype, quantize=part.quantize)
     model.require_full_attention("training with padding")
     if model.adapted:
         model = models.merge(model)
         model.net.requires_grad_(True)  # an adapter's base is frozen
-    if part.attention:
-        model.net.set_attn_implementation(part.attention)
     return model
 
 
-def training_device() -> str:
-    """The device of this process."""
-    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-
-
-def _dtype(recipe: TrainingRecipe) -> str:
-    """Weights that train are float32. Frozen weights under LoRA stay bfloat16 on a GPU if they are stored so."""
-    if recipe.model.dtype != "auto":
-        return recipe.model.dtype
-    if recipe.lora is None or not torch.cuda.is_available():
-        return "float32"
-    return "bfloat16" if stored_dtype(headers(base_folder(recipe.model.name or ""))) == "BF16" else "float32"
-
-
 def _from_scratch(recipe: TrainingRecipe, part: Scratch, prepared: data.Prepared) -> models.Model:
-    if part.family not in models.FAMILIES:
-        known = ", ".join(models.FAMILIES)
-        raise ConfigError(f"model.scratch.family: {part.family!r} is unknown; use one of {known}.")
+    dense = [name for name, one in models.FAMILIES.items() if not one.experts and not one.causal_block]
+    if part.family not in dense:
+        raise ConfigError(
+            f"model.scratch.family: {part.family!r} cannot be trained from scratch; use one of {', '.join(dense)}."
+        )
     family = models.FAMILIES[part.family]
-    if family.causal_block:
-        raise ConfigError(
-            f"model.scratch.family: {part.family!r} has block-causal attention, which training does not cover."
-        )
-    if family.experts:
-        dense = ", ".join(n for n, one in models.FAMILIES.items() if not one.experts and not one.causal_block)
-        raise ConfigError(
-            f"model.scratch.family: {part.family!r} is a mixture of experts, which can be tuned but not trained from "
-            f"scratch; use one of {dense}."
-        )
-    if recipe.model.tokenizer is None:
-        raise ConfigError("model.tokenizer: a network from scratch needs the folder of its tokenizer.")
-    tokenizer = read_tokenizer(base_folder(recipe.model.tokenizer))
+    tokenizer = read_tokenizer(base_folder(recipe.model.tokenizer or ""))
     config = family.config(
         {
             "vocab_size": part.vocab or len(tokenizer),
@@ -119,36 +114,8 @@ def _from_scratch(recipe: TrainingRecipe, part: Scratch, prepared: data.Prepared
     with torch.random.fork_rng():
         torch.manual_seed(recipe.run.seed)
         net = family.net_class(config)
-    if recipe.model.attention:
-        net.set_attn_implementation(recipe.model.attention)
-    return models.Model(
-        net, tokenizer, prepared.roles, family, models.Card(family.name, prepared.roles), "scratch"
-    )
-
-
-def _check_ids(model: models.Model, prepared: data.Prepared) -> None:
-    theirs, ours = prepared.roles, model.roles
-    if (theirs.mask, theirs.eos) != (ours.mask, ours.eos):
-        raise DataError(
-            f"data.path: prepared for mask {theirs.mask}, eos {theirs.eos}, but {model.name} has mask {ours.mask}, "
-            f"eos {ours.eos}; prepare the data with this model's tokenizer."
-        )
-    if prepared.largest_id >= model.net.config.vocab_size:
-        raise DataError(
-            f"data.path: token id {prepared.largest_id} is outside the vocabulary of {model.net.config.vocab_size}."
-        )
-
-
-@torch.no_grad()
-def _init_rows(model: models.Model, ids: tuple[int, ...], rule: str) -> None:
-    """Set the padding tokens' rows of embedding and head to EOS's rows (`eos`) or to the mean row (`mean`)."""
-    if rule == "keep":
-        return
-    net: Any = model.net
-    for table in (net.get_input_embeddings().weight, net.get_output_embeddings().weight):
-        source = table[model.roles.eos] if rule == "eos" else table.float().mean(0)
-        for row in ids:
-            table[row] = source.to(table.dtype)
+    card = models.Card(family.name, prepared.roles)
+    return models.Model(config, tokenizer, prepared.roles, family, card, "scratch", net=net)
 
 
 _EXPERT_PARTS = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "gate", "experts"}
@@ -192,81 +159,112 @@ def _with_lora(model: models.Model, recipe: TrainingRecipe) -> models.Model:
     return replace(model, net=net)
 
 
+def compiles(recipe: TrainingRecipe, *, examples: int) -> bool:
+    """Whether the layers are compiled. `auto`: on a GPU, in a run long enough to earn the time back.
+
+    It takes triton, which builds its launchers with a C compiler.
+    """
+    run = recipe.run
+    if run.compile != "auto":
+        return run.compile
+    updates = run.steps or (run.epochs or 0) * examples / run.global_batch
+    if (updates < LONG[0] and (run.seconds or 0) < LONG[1]) or run.fsdp or recipe.model.quantize:
+        return False
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    return torch.cuda.is_available() and find_spec("triton") is not None and compiler is not None
+
+
+def pass_limit(recipe: TrainingRecipe, *, compiled: bool, parameters: int) -> PassLimit:
+    """How rows lie in a pass.
+
+    They lie end to end on a CPU, where attention runs row by row, and for LARGE networks in half precision on a GPU,
+    by a variable-length kernel. Rows of one length need no such thing, compiled code without the kernel has few shapes
+    only if rows are padded, and a `model.attention` that the recipe names is used as it is. A GPU computes padding of a
+    small network faster than the host launches another pass.
+    """
+    uniform = recipe.data.layout == "packed" or isinstance(recipe.padding.width, int)
+    cuda = torch.cuda.is_available()
+    half = recipe.run.computes_in_bfloat16(cuda=cuda)
+    kernel = cuda and half and parameters >= LARGE and packed.kernel_exists()
+    small = int(LAUNCHED / parameters) if cuda else 0
+    if uniform or recipe.model.attention:
+        return PassLimit(multiple=32 if compiled and not uniform else 1, small=small)
+    if kernel or not (cuda or compiled):
+        return PassLimit(packed=True, multiple=128 if kernel else 1)
+    return PassLimit(multiple=32 if compiled else 1, small=small)
+
+
 def update_passes(
     recipe: TrainingRecipe,
     model: models.Model,
     prepared: data.Prepared,
+    accelerator: Accelerator,
     *,
-    share: BatchShare,
-    limit: PassLimit,
+    compiled: bool,
 ) -> tuple[UpdatePasses, UpdatePasses | None]:
-    """The run's passes for one process, and those over the held-out examples."""
-    noise = recipe.noise
-    noising = Noising(recipe.run.seed, noise.eps, noise.stratified, noise.suffix)
-    pairs = prepared.pairs
-    if recipe.padding.truncated_gets_eos:
-        pairs = replace(pairs, complete=torch.ones_like(pairs.complete))
-    how = recipe.policy
+    """The run's passes for this process, and those over the held-out examples."""
+    noise, run, how, pairs = recipe.noise, recipe.run, recipe.policy, prepared.pairs
+    device, processes = accelerator.device, accelerator.num_processes
+    if run.global_batch % (run.micro_batch * processes):
+        raise ConfigError(
+            f"run.global_batch: {run.global_batch} is not a multiple of micro_batch {run.micro_batch} "
+            f"x {processes} processes."
+        )
+    share = BatchShare(run.global_batch, run.micro_batch, accelerator.process_index, processes, even=run.fsdp)
+    limit = pass_limit(recipe, compiled=compiled, parameters=model.parameters)
+    if limit.packed:
+        model.net.set_attn_implementation(packed.NAME)
+    noising = Noising(run.seed, noise.eps, noise.stratified, noise.suffix)
     normaliser = NORMALISERS[noise.normaliser or model.family.loss]
-    objective = Objective(
-        model.roles.mask, normaliser, model.family.shift, forced=how is not None and how.forced
-    )
-    layout = BatchLayout(
-        _width(recipe),
-        recipe.data.align,
-        training_device(),
-        group=recipe.run.global_batch if recipe.data.group_by_length else 0,
-    )
+    forced = how is not None and how.forced
+    objective = Objective(model.roles.mask, normaliser, model.family.shift, forced=forced)
+    if recipe.padding.truncated_gets_eos:
+        pairs = replace(pairs, complete=~pairs.has_gaps)
+    rows: PackedRows | PaddedRows
+    held_out = None
     if how is None:
-        length = recipe.data.length or 0
-        _check_length(model, length)
-        packed = PackedRows(pairs, model.roles, length=length, seed=noising.seed, layout=layout)
-        return UpdatePasses(packed, noising, objective, share=share, limit=limit), None
-    _check_pairs(recipe, model, pairs)
-    held_out, count = None, recipe.data.held_out
-    if count:
-        if count >= len(pairs):
-            raise DataError(f"data.held_out: {count} of only {len(pairs)} examples; hold out fewer.")
-        order = shuffled(len(pairs), recipe.run.seed, -1)
-        chosen, pairs = pairs.select(order[:count].sort().values), pairs.select(order[count:].sort().values)
-        # The same rows with the same noise every time, over all noise levels evenly, so that losses compare.
-        even = replace(noising, stratified=True)
-        rows = PaddedRows(chosen, model.roles, how, noising=even, layout=replace(layout, group=0))
-        held_out = UpdatePasses(rows, even, objective, share=share, limit=limit)
-    rows = PaddedRows(pairs, model.roles, how, noising=noising, layout=layout)
+        rows = PackedRows(pairs, model.roles, recipe.data, seed=run.seed, device=device)
+    else:
+        _check_pairs(recipe, pairs)
+        if count := recipe.data.held_out:
+            order = shuffled(len(pairs), run.seed, -1)
+            kept = pairs.select(order[:count].sort().values)
+            pairs = pairs.select(order[count:].sort().values)
+            # The same rows with the same noise every time, over all noise levels evenly, so that losses compare.
+            even = replace(noising, stratified=True)
+            apart = PaddedRows(kept, model.roles, recipe.padding, noising=even, device=device)
+            held_out = UpdatePasses(apart, even, objective, share=share, limit=limit)
+        group = run.global_batch if recipe.data.group_by_length else 0
+        rows = PaddedRows(pairs, model.roles, recipe.padding, noising=noising, device=device, group=group)
+
+    longest, context = rows.longest, model.net.config.max_position_embeddings
+    if held_out:
+        longest = max(longest, held_out.rows.longest)
+    if longest > context:
+        raise ConfigError(f"rows of {longest} slots are longer than the model's context of {context}.")
+    # Tokens of a pass to begin with; they are halved when a pass does not fit.
+    if isinstance(run.pass_tokens, int):
+        limit.tokens = run.pass_tokens
+    elif not torch.cuda.is_available():
+        limit.tokens = max(ON_CPU, rows.longest)
+    else:
+        inside = sum(p.numel() for p in model.net.get_decoder().layers.parameters())
+        limit.tokens = max(ON_GPU, rows.longest, int(ENOUGH / inside))
     return UpdatePasses(rows, noising, objective, share=share, limit=limit), held_out
 
 
-def _width(recipe: TrainingRecipe) -> Width:
-    part = recipe.padding
-    if isinstance(part.width, int):
-        return FixedWidth(part.width)
-    if part.width == "window":
-        return WindowWidth(*part.window)
-    if part.width == "virtual":
-        return VirtualWidth(part.virtual_batch)
-    return BatchWidth(part.longest_row_gets_eos or policy(part.policy).longest_row_gets_eos)
-
-
-def _check_pairs(recipe: TrainingRecipe, model: models.Model, pairs: Pairs) -> None:
+def _check_pairs(recipe: TrainingRecipe, pairs: Pairs) -> None:
     if int(pairs.prompt.min()) < 1:
         raise DataError("data.path: an example has an empty prompt; prepare the data again.")
-    longest, width = int(pairs.size.max()) + 1, recipe.padding.width
-    if width == "window":
-        _check_length(model, int(pairs.prompt.max()) + recipe.padding.window[1])
+    if recipe.data.held_out >= len(pairs):
+        raise DataError(
+            f"data.held_out: {recipe.data.held_out} of only {len(pairs)} examples; hold out fewer."
+        )
+    needed, width = int(pairs.size.max()) + 1, recipe.padding.width
+    if width == "window":  # cuts answers that are longer
         return
-    for name, limit in (
-        ("data.length", recipe.data.length),
-        ("padding.width", width if isinstance(width, int) else None),
-    ):
-        if limit and longest > limit:
+    for name, slots in (("data.length", recipe.data.length), ("padding.width", width)):
+        if isinstance(slots, int) and needed > slots:
             raise DataError(
-                f"{name}: {limit} slots, but the longest example needs {longest}; prepare the data again."
+                f"{name}: {slots} slots, but the longest example needs {needed}; prepare the data again."
             )
-    _check_length(model, width if isinstance(width, int) else longest)
-
-
-def _check_length(model: models.Model, slots: int) -> None:
-    context = model.net.config.max_position_embeddings
-    if slots > context:
-        raise ConfigError(f"rows of {slots} slots are longer than the model's context of {context}.")

@@ -1,43 +1,52 @@
-"""Training from a recipe: `train(recipe)`, or `voidpad train RECIPE.toml`, or `torchrun -m voidpad.commands.train`."""
+"""Training from a recipe: `train(recipe)`, or `voidpad train RECIPE`, alone or under `accelerate launch`.
+
+How to read this module: `train` is a run from its start, or its last checkpoint, to the final model. `Run` builds what
+the recipe names. `Run.updates` is the loop: each round makes one update (`_update`: the passes of this process, forward
+and backward, the mean over processes, the optimizers' step) and, where it is due, a log entry (`_log`), the loss on the
+held-out examples (`evaluate`) and a checkpoint (`save`). `load` is the way back from a checkpoint.
+
+A restart is exact. Rows, noise, dropout and learning rate are functions of the seed and of the number of the update, so
+a checkpoint holds weights, the optimizers' state and how far the run has come.
+"""
 
 from __future__ import annotations
 
 import math
-import os
-import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import TrainerCallback
-from transformers.trainer_callback import PrinterCallback
+from accelerate import Accelerator
+from accelerate.utils import LoggerType, ProjectConfiguration
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
-from voidpad import models
-from voidpad.engine import packed
-from voidpad.engine.compiled import compile_layers
+from voidpad.engine.packed import compile_layers
 from voidpad.errors import ConfigError
-from voidpad.training import checkpoint
+from voidpad.training import checkpoint, setup
 from voidpad.training import prepared as data
-from voidpad.training.batches import BatchShare
-from voidpad.training.memory_estimate import TrainingMemory
-from voidpad.training.passes import PassLimit
-from voidpad.training.recipe import TrainingRecipe, check
-from voidpad.training.setup import network, training_device, update_passes
-from voidpad.training.sharding import ShardedTrainer
-from voidpad.training.trainer import VoidTrainer, arguments, export
-from voidpad.training.watch import FOREVER, Curve, StopByClock, TrainingClock
+from voidpad.training.losses import KINDS, SlotLoss
+from voidpad.training.optim import optimizers, rate_factor
+from voidpad.training.recipe import TrainingRecipe
 
-FINAL, CURVE = "model", "metrics.jsonl"
-# Settings of [run] that a restart may change, because they do not change what is learnt.
-FREE = {"output", "steps", "epochs", "seconds", "log_every", "save_every", "keep", "choose"}
-FREE |= {"report_to", "export", "compile", "residual", "pass_tokens", "checkpointing"}
-LONG = (300, 600.0)  # updates or seconds of a run that compilation, a minute or two, pays for
-# Parameters from which on a GPU computes rows end to end: faster at 7.6 billion, slower than padding at 2.5 million.
-LARGE = 1_000_000_000
-# Parameters times tokens that a GPU computes in the time which the host needs to launch a pass: an estimate for 20 ms.
-LAUNCHED = 1e12
+Entry = dict[str, float]  # one line of metrics.jsonl
+# A pass of fewer tokens leaves a GPU's matrix products below full speed: rather than halve it, recompute layers.
+EFFICIENT = 2048
+NOT_FOR_THE_NETWORK = {"weight", "kind", "tokens"}  # parts of a pass
 
 
 @dataclass(frozen=True)
@@ -47,32 +56,10 @@ class Trained:
     folder: Path  # the final model, or the checkpoint to resume from
     finished: bool
     steps: int
-    seconds: float
+    seconds: float  # of training, over all restarts
     tokens: int
     best: Path | None = None  # the checkpoint with the lowest held-out loss
     best_loss: float | None = None
-
-
-@dataclass(frozen=True)
-class RunFacts:
-    """What a run is going to do, known before its first step."""
-
-    device: str
-    processes: int
-    precision: str
-    parameters: int
-    trainable: int
-    examples: int  # rows of an epoch
-    held_out: int
-    updates: int  # of the whole run; FOREVER if it ends by the clock
-    updates_per_epoch: int
-    memory: int  # bytes on each device, estimated
-    pass_tokens: int  # the most tokens computed at once
-    passes: int  # of an update in each process, as in the first one
-    packed: bool  # rows lie end to end in a pass, without padding between them
-    layers: int
-    checkpointed: int  # layers that are computed again in the backward pass
-    compiled: bool
 
 
 def train(
@@ -80,258 +67,388 @@ def train(
     *,
     resume: bool | str | Path = False,
     max_seconds: float | None = None,
-    callbacks: Sequence[TrainerCallback] = (),
-    announce: Callable[[RunFacts], None] = lambda facts: None,
+    watch: Callable[[Run, list[Entry]], None] = lambda run, entries: None,
 ) -> Trained:
-    """Run a recipe to its end, or until `max_seconds` have passed here; `resume` continues from a checkpoint.
+    """Run a recipe to its end, or until `max_seconds` have passed here.
 
-    `announce` is called with the facts of the run before its first step.
+    `resume` continues from the last checkpoint in run.output, or from the one it names. `watch` is called before the
+    first update and after every update with the log entries made since.
     """
     output = Path(recipe.run.output)
-    start = _start(recipe, output, resume)
-    if start and (ended := _ended(recipe, start)):
-        return ended
-    trainer = prepare(recipe, max_seconds=max_seconds, callbacks=callbacks)
-    announce(run_facts(trainer))
-    if start:
-        trainer.clock.read(start)
-    trainer.train(resume_from_checkpoint=str(start) if start else None)
-    last = output / f"checkpoint-{trainer.state.global_step}"
-    best_step = trainer.state.best_global_step if trainer.held_out else None
-    best = output / f"checkpoint-{best_step}" if best_step else None
-    finished = trainer.state.global_step >= trainer.args.max_steps
-    if recipe.run.seconds:
-        finished = trainer.clock.total >= recipe.run.seconds
-    if finished and trainer.args.should_save:
-        chosen = best if best and recipe.run.choose == "best" else last
-        # Sharded weights are gathered in checkpoints and nowhere else.
-        model = models.load(chosen) if recipe.run.fsdp or chosen != last else trainer.subject
-        export(model, output / FINAL, recipe.run.export)
-    trainer.accelerator.wait_for_everyone()
-    return Trained(
-        output / FINAL if finished else last,
-        finished,
-        trainer.state.global_step,
-        trainer.clock.total,
-        trainer.clock.tokens,
-        best,
-        trainer.state.best_metric if best else None,
-    )
-
-
-def prepare(
-    recipe: TrainingRecipe, *, max_seconds: float | None = None, callbacks: Sequence[TrainerCallback] = ()
-) -> VoidTrainer:
-    """Everything up to the first step."""
     prepared = data.read(recipe.data.path)
-    model = network(recipe, prepared)
-    compiled = compiles(recipe, examples=len(prepared.pairs))
-    if compiled:
-        # A released model under LoRA is bfloat16: fused kernels then round where separate ones would, and the loss
-        # is that of the run without compilation.
-        options = {"emulate_precision_casts": True} if recipe.lora else None
-        compile_layers(model.net.get_decoder(), options=options)
-    share, limit = _share(recipe), pass_limit(recipe, compiled=compiled, parameters=model.parameters)
-    if limit.packed:
-        model.net.set_attn_implementation(packed.NAME)
-    batches, held_out = update_passes(recipe, model, prepared, share=share, limit=limit)
-    reports = _reports(recipe)
-    layer = type(model.net.get_decoder().layers[0]).__name__
-    run = recipe.run
-    updates = run.steps or math.ceil((run.epochs or 0) * batches.updates_per_epoch)
-    if run.seconds:
-        updates = FOREVER
-    # accelerate shards on GPUs only.
-    trainer_class = VoidTrainer
-    if recipe.run.fsdp and share.processes > 1 and not torch.cuda.is_available():
-        trainer_class = ShardedTrainer
-    trainer = trainer_class(
-        model,
-        recipe,
-        batches,
-        held_out=held_out,
-        arguments=arguments(recipe, updates=updates, layer=layer),
-        callbacks=[Curve(Path(recipe.run.output) / CURVE), *reports, *callbacks],
-    )
-    trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(StopByClock(trainer.clock, max_seconds=max_seconds, budget=recipe.run.seconds))
-    memory = TrainingMemory(recipe, model.net, share.processes)
-    limit.tokens, checkpointed = memory.fit(_available(share.processes), batches.rows.longest)
-    trainer.checkpoint_layers(checkpointed)
-    trainer.compiled = compiled
-    return trainer
-
-
-def compiles(recipe: TrainingRecipe, *, examples: int) -> bool:
-    """Whether the layers are compiled. `auto`: on a GPU, in a run long enough to earn the time back."""
-    run = recipe.run
-    if run.compile != "auto":
-        return run.compile
-    updates = run.steps or (run.epochs or 0) * examples / run.global_batch
-    long = updates >= LONG[0] or (run.seconds or 0) >= LONG[1]
-    return long and not run.fsdp and recipe.model.quantize is None and _can_compile()
-
-
-def _can_compile() -> bool:
-    """Whether torch.compile works here: on a GPU it needs triton, which builds its launchers with a C compiler."""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    return torch.cuda.is_available() and find_spec("triton") is not None and compiler is not None
-
-
-def pass_limit(recipe: TrainingRecipe, *, compiled: bool, parameters: int) -> PassLimit:
-    """How rows lie in a pass; how many fit is found once the network is on its device.
-
-    They lie end to end on a CPU, where attention runs row by row, and for LARGE networks in half precision on a GPU,
-    by a variable-length kernel. Rows of one length need no such thing, compiled code without the kernel has few shapes
-    only if rows are padded, and a `model.attention` that the recipe names is used as it is. A GPU computes padding of a
-    small network faster than the host launches another pass.
-    """
-    uniform = recipe.data.layout == "packed" or isinstance(recipe.padding.width, int)
-    cuda = torch.cuda.is_available()
-    half = recipe.run.computes_in_bfloat16(cuda=cuda)
-    kernel = cuda and half and parameters >= LARGE and packed.kernel_exists()
-    small = int(LAUNCHED / parameters) if cuda else 0
-    if uniform or recipe.model.attention:
-        return PassLimit(multiple=32 if compiled and not uniform else 1, small=small)
-    if kernel or not (cuda or compiled):
-        return PassLimit(packed=True, multiple=128 if kernel else 1)
-    return PassLimit(multiple=32 if compiled else 1, small=small)
-
-
-def _available(processes: int) -> int | None:
-    """Bytes that training may take on this device, the weights that are there already included; None: no limit."""
-    if not torch.cuda.is_available():
-        return None
-    here = torch.device(training_device())
-    free = torch.cuda.mem_get_info(here)[0] + torch.cuda.memory_reserved(here)
-    if processes == 1:
-        return free
-    found = torch.tensor(free, device=here)  # the same for all, because sharded processes must pass alike
-    torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MIN)
-    return int(found)
-
-
-def run_facts(trainer: VoidTrainer) -> RunFacts:
-    """What the trainer is going to do. The device's memory is estimated from shapes."""
-    recipe, parameters = trainer.recipe, list(trainer.subject.net.parameters())
-    device = str(trainer.args.device.type)
-    if device == "cuda":
-        device = f"{torch.cuda.get_device_name(trainer.args.device)} ({trainer.args.device})"
-    quantized = recipe.model.quantize
-    weights = {str(p.dtype).removeprefix("torch.") for p in parameters if p.is_floating_point()}
-    precision = " and ".join([*([quantized] if quantized else []), *sorted(weights)]) + " weights"
-    if trainer.args.bf16:
-        precision += ", computed in bfloat16"
-    rows, planned, limit = trainer.batches.rows, trainer.batches.planned(0), trainer.batches.limit
-    memory = TrainingMemory(recipe, trainer.subject.net, trainer.args.world_size)
-    return RunFacts(
-        device=device,
-        processes=trainer.args.world_size,
-        precision=precision,
-        parameters=trainer.subject.parameters,
-        trainable=sum(p.numel() for p in parameters if p.requires_grad),
-        examples=rows.count,
-        held_out=trainer.held_out.rows.count if trainer.held_out else 0,
-        updates=trainer.args.max_steps,
-        updates_per_epoch=trainer.batches.updates_per_epoch,
-        memory=memory.estimate(max(map(limit.size, planned)), trainer.checkpointed),
-        pass_tokens=limit.tokens,
-        passes=len(planned),
-        packed=limit.packed,
-        layers=memory.layers,
-        checkpointed=trainer.checkpointed,
-        compiled=trainer.compiled,
-    )
-
-
-def _share(recipe: TrainingRecipe) -> BatchShare:
-    rank, processes = (
-        int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1))
-    )
-    run = recipe.run
-    if run.global_batch % (run.micro_batch * processes):
-        raise ConfigError(
-            f"run.global_batch: {run.global_batch} is not a multiple of micro_batch {run.micro_batch} "
-            f"x {processes} processes."
-        )
-    return BatchShare(run.global_batch, run.micro_batch, rank, processes, even=run.fsdp)
+    with checkpoint.locked(output):
+        start = checkpoint.start(recipe, output, resume)
+        if start and (ended := _ended(recipe, start)):
+            return ended
+        run = Run(recipe, prepared)
+        if start:
+            run.load(start)
+        watch(run, [])
+        for entries in run.updates(max_seconds):
+            watch(run, entries)
+        return run.end()
 
 
 def _ended(recipe: TrainingRecipe, start: Path) -> Trained | None:
-    """What a restart of a run that has already ended returns: there is nothing left to do."""
-    clock, steps, folder = TrainingClock(), checkpoint.step_of(start), Path(recipe.run.output) / FINAL
-    clock.read(start)
-    over = (
-        clock.total >= recipe.run.seconds if recipe.run.seconds else steps >= (recipe.run.steps or math.inf)
-    )
-    return Trained(folder, True, steps, clock.total, clock.tokens) if over and folder.is_dir() else None
-
-
-def _start(recipe: TrainingRecipe, output: Path, resume: bool | str | Path) -> Path | None:
-    """The checkpoint to continue from, or None for a new run."""
-    last = checkpoint.latest(output)
-    if not resume:
-        if last:
-            raise ConfigError(
-                f"run.output: {output} already holds {last.name}; pass --resume or choose another folder."
-            )
-        return None
-    chosen = last if resume is True else Path(resume)
-    if chosen is None:
-        return None
-    if not chosen.is_dir():
-        raise ConfigError(f"--from: {chosen} is not a checkpoint folder.")
-    _same_recipe(recipe, chosen)
-    return chosen
-
-
-def _same_recipe(recipe: TrainingRecipe, folder: Path) -> None:
-    card = models.read_card(folder)
-    if card is None:
-        raise ConfigError(f"--resume: {folder} has no voidpad.json, so it is not a complete checkpoint.")
-    before = check(card.recipe or {}, name=f"--resume: the recipe of {folder}").model_dump(mode="json")
-    now = recipe.model_dump(mode="json")
-    changed = []
-    for section, values in now.items():
-        if not isinstance(values, dict) or not isinstance(before[section], dict):
-            changed += [section] if values != before[section] else []
-            continue
-        names = [name for name in values if section != "run" or name not in FREE]
-        changed += [f"{section}.{name}" for name in names if values[name] != before[section][name]]
-    if changed:
+    """What the restart of a run returns that has reached its end already."""
+    state, run = checkpoint.Progress.read(start), recipe.run
+    if run.steps and state.update > run.steps:
         raise ConfigError(
-            f"--resume: {', '.join(changed)} differ from the recipe of {folder}; start a new run.output."
+            f"run.steps: {run.steps}, but {start} has {state.update} updates behind it; give a larger number, or an "
+            "earlier checkpoint with --from."
         )
+    over = state.seconds >= run.seconds if run.seconds else state.update == run.steps
+    folder = Path(run.output) / checkpoint.FINAL
+    if not over or not folder.is_dir():
+        return None
+    return Trained(folder, True, state.update, state.seconds, state.tokens)
 
 
-def _reports(recipe: TrainingRecipe) -> list[TrainerCallback]:
-    """Callbacks of the services in run.report_to; by default TensorBoard, where it is installed."""
+class Run:
+    """A run in one process: the network, its optimizers, its passes, and how far it has come."""
+
+    def __init__(self, recipe: TrainingRecipe, prepared: data.Prepared | None = None) -> None:
+        run, cuda = recipe.run, torch.cuda.is_available()
+        prepared = prepared or data.read(recipe.data.path)
+        self.recipe, self.output = recipe, Path(run.output)
+        self.accelerator = Accelerator(
+            cpu=not cuda,
+            mixed_precision="no",  # what computes in bfloat16 is said in `_forward`
+            log_with=_trackers(recipe) or None,
+            project_config=ProjectConfiguration(logging_dir=str(self.output / "tensorboard")),
+        )
+        self.device, self.processes = self.accelerator.device, self.accelerator.num_processes
+        self.half = run.computes_in_bfloat16(cuda=cuda)
+        self.model = setup.network(recipe, prepared, self.device)
+        self.compiled = setup.compiles(recipe, examples=len(prepared.pairs))
+        self.passes, self.held_out = setup.update_passes(
+            recipe, self.model, prepared, self.accelerator, compiled=self.compiled
+        )
+        self.per_epoch = self.passes.updates_per_epoch
+        # None: the run ends by the clock.
+        self.total = run.steps or (math.ceil(run.epochs * self.per_epoch) if run.epochs else None)
+        self.save_every = run.save_every
+        if isinstance(run.save_every, float):
+            self.save_every = max(1, round(run.save_every * (self.total or 0)))
+
+        if self.compiled:
+            # A released model under LoRA is bfloat16: fused kernels then round where separate ones would, and the loss
+            # is that of the run without compilation.
+            options = {"emulate_precision_casts": True} if recipe.lora else None
+            compile_layers(self.model.net.get_decoder(), options=options)
+        self.module: Any = SlotLoss(self.model.net, residual=getattr(torch, run.residual)).to(self.device)
+        self.checkpointed = 0  # layers that are computed again in the backward pass
+        if run.checkpointing is True:
+            self.checkpoint_layers()
+        # A process that no launcher started has nothing to share its weights with.
+        self.sharded = run.fsdp and torch.distributed.is_initialized()
+        if self.sharded:
+            mesh = init_device_mesh(self.device.type, (self.processes,))
+            for layer in self.model.net.get_decoder().layers:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(self.module, mesh=mesh)
+        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+        self.optimizers = optimizers(self.module, recipe.optim)
+
+        self.update = 0  # updates made, over all restarts, as are seconds and tokens
+        self.tokens = 0
+        self._new_tokens = 0  # of this process, since it last counted together with the others
+        self._seconds = 0.0  # of training before this restart
+        self._began = time.monotonic()
+        self._warm: float | None = None  # when the first update of this process was done
+        self.best: tuple[int, float] | None = None  # update and loss of the best checkpoint
+        # Since the last log entry, on the device: the loss, and cross entropy and number of slots by kind.
+        self._loss = torch.zeros((), device=self.device)
+        self._slots = torch.zeros(2, len(KINDS), device=self.device)
+        self._rate = 1.0  # the factor on the learning rates of the last update
+        self._logged = (0, 0, 0.0)  # update, tokens and seconds at the last log entry
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training over all restarts. Start-up and the first update, which may compile, do not count."""
+        return self._seconds + (0.0 if self._warm is None else time.monotonic() - self._warm)
+
+    @property
+    def finished(self) -> bool:
+        if self.total is None:
+            return self.seconds >= (self.recipe.run.seconds or 0)
+        return self.update >= self.total
+
+    # The loop
+
+    def updates(self, max_seconds: float | None = None) -> Iterator[list[Entry]]:
+        """Train to the end of the run, or until `max_seconds` have passed here. Yields the log entries of each update.
+
+        A checkpoint is written every `run.save_every` updates and after the last one.
+        """
+        self._began, first = time.monotonic(), self.update
+        self._start_reports()
+        stop = self.finished
+        while not stop:
+            norm = self._update()
+            self.update += 1
+            if self.update == first + 1:
+                self._warm = time.monotonic()
+            stop = self._must_stop(max_seconds)
+            entries = []
+            if stop or self.update % self.recipe.run.log_every == 0:
+                entries.append(self._log(norm))
+            save = stop or self.update % self.save_every == 0
+            if save and self.held_out:
+                entries.append(self.evaluate())
+                if self.best is None or entries[-1]["eval_loss"] < self.best[1]:
+                    self.best = (self.update, entries[-1]["eval_loss"])
+            # Before the checkpoint: a restart deletes the entries of updates that it makes again, but adds none.
+            self._report(entries)
+            if save:
+                self.save()
+            yield entries
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
+
+    def _must_stop(self, max_seconds: float | None) -> bool:
+        """Whether this was the last update, of the run or of this process."""
+        if self.total is not None and (self.finished or max_seconds is None):
+            return self.finished
+        spent = self.finished or time.monotonic() - self._began >= (max_seconds or math.inf)
+        if self.processes == 1:
+            return spent
+        if self.update % self.recipe.run.log_every:
+            return False  # clocks differ, so processes agree by a message, which not every update is worth
+        return bool(self.accelerator.reduce(torch.tensor(float(spent), device=self.device), "sum"))
+
+    def _update(self) -> Tensor:
+        """One update of the weights; returns the norm of its gradient.
+
+        When a pass does not fit into memory the update begins again in smaller ones. Its gradients stay the same.
+        """
+        run, optim = self.recipe.run, self.recipe.optim
+        self.module.train()
+        while True:
+            before = self._loss.clone(), self._slots.clone(), self._new_tokens
+            # So that dropout, too, is the same after a restart.
+            torch.manual_seed((run.seed * 1_000_003 + self.update) * 4096 + self.accelerator.process_index)
+            passes = self.passes[self.update]
+            try:
+                for (
+                    inputs
+                ) in passes:  # the loss is a weighted sum over slots, so the passes of an update add up
+                    loss, slots = self._forward(inputs)
+                    loss.backward()
+                    self._loss += loss.detach()
+                    self._slots += slots
+                    self._new_tokens += inputs["tokens"]
+                break
+            except torch.OutOfMemoryError as error:
+                self._make_room(passes, error)
+            self._loss, self._slots, self._new_tokens = before
+            self.module.zero_grad()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if self.processes > 1 and not self.sharded:
+            # Processes meet here, once an update, and not inside their backward passes as under DDP, because they may
+            # make different numbers of passes.
+            for gradient in gradients:
+                torch.distributed.all_reduce(gradient)
+                gradient /= self.processes
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if optim.clip:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, optim.clip, norm)
+        if run.seconds:
+            progress = max(self.seconds / run.seconds, 1e-3 * optim.warmup)
+        else:
+            progress = (self.update + 0.5) / (self.total or 1)
+        self._rate = rate_factor(optim, progress)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * self._rate
+            optimizer.step()
+            optimizer.zero_grad()
+        return norm
+
+    def _forward(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """The loss of a pass; and (2, kinds) sum and number of its cross entropies by kind of slot."""
+        weight, kind = inputs["weight"], inputs["kind"]
+        arguments = {name: part for name, part in inputs.items() if name not in NOT_FOR_THE_NETWORK}
+        with torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext():
+            entropy = self.module(**arguments)
+        member = (kind[:, None] == torch.arange(len(KINDS), device=kind.device)).to(entropy.dtype)
+        return (entropy * weight).sum(), torch.stack([entropy.detach() @ member, member.sum(0)])
+
+    def _make_room(self, passes: list[dict[str, Any]], error: torch.OutOfMemoryError) -> None:
+        """Make the passes half as large. Small ones, and single rows, first have all layers recomputed."""
+        largest = max(inputs["ids"].numel() for inputs in passes)
+        if self.sharded:  # the other processes wait inside this very pass
+            raise ConfigError(
+                f"out of memory in a pass of {largest:,} tokens; set run.pass_tokens lower or run.checkpointing = true."
+            ) from error
+        single_rows = len(passes) == len(self.passes.share.rows())
+        small = largest <= EFFICIENT or single_rows
+        if small and self.recipe.run.checkpointing == "auto" and not self.checkpointed:
+            self.checkpoint_layers()
+        elif not single_rows:
+            self.passes.limit.tokens = largest // 2
+        else:
+            raise ConfigError(
+                f"out of memory in a pass of one row, {largest:,} tokens; shorten the rows."
+            ) from error
+
+    def checkpoint_layers(self) -> None:
+        """Compute every layer again in the backward pass, from now on, instead of keeping what it computed."""
+        self.model.net.gradient_checkpointing_enable({"use_reentrant": False})
+        self.checkpointed = len(self.model.net.get_decoder().layers)
+
+    # What is measured
+
+    def _log(self, norm: Tensor) -> Entry:
+        """The entry of an update: means since the last entry and over all processes."""
+        update, tokens, seconds = self._logged
+        self._count_tokens()
+        entry = {
+            "step": self.update,
+            "epoch": self.update / self.per_epoch,
+            "loss": float(self.accelerator.reduce(self._loss, "mean")) / (self.update - update),
+            **_means(self.accelerator.reduce(self._slots, "sum")),
+            "grad_norm": float(norm.full_tensor() if isinstance(norm, DTensor) else norm),
+            "learning_rate": self.recipe.optim.lr * self._rate,
+            "seconds": round(self.seconds, 3),
+            "tokens": self.tokens,
+            "pass_tokens": self.passes.limit.tokens,
+        }
+        if tokens and self.seconds > seconds:
+            entry["tokens_per_second"] = round((self.tokens - tokens) / (self.seconds - seconds))
+        self._loss, self._slots = torch.zeros_like(self._loss), torch.zeros_like(self._slots)
+        self._logged = (self.update, self.tokens, self.seconds)
+        return entry
+
+    def _count_tokens(self) -> None:
+        mine = torch.tensor(self._new_tokens, device=self.device)
+        self.tokens, self._new_tokens = self.tokens + int(self.accelerator.reduce(mine, "sum")), 0
+
+    @torch.no_grad()
+    def evaluate(self) -> Entry:
+        """The loss on the held-out examples, with the same noise every time. Processes share the passes."""
+        assert self.held_out is not None
+        if self.processes > 1:  # the smallest passes of all, so that all divide the same rows alike
+            tokens = torch.tensor(self.passes.limit.tokens, device=self.device)
+            torch.distributed.all_reduce(tokens, torch.distributed.ReduceOp.MIN)
+            self.passes.limit.tokens = int(tokens)
+        self.module.eval()
+        mine, count = self.accelerator.process_index, self.held_out.rows.count
+        loss, slots = torch.zeros_like(self._loss), torch.zeros_like(self._slots)
+        for position in torch.arange(count).split(self.held_out.share.global_batch):
+            passes = self.held_out.passes(0, position)
+            for first in range(0, len(passes), self.processes):
+                # Sharded weights are gathered in every pass, so all processes make as many; surplus ones do not count.
+                turn = passes[first : first + self.processes]
+                found, kinds = self._forward(turn[mine] if mine < len(turn) else turn[0])
+                if mine < len(turn):
+                    loss += found * len(position)
+                    slots += kinds
+        means = _means(self.accelerator.reduce(slots, "sum"))
+        return {
+            "step": self.update,
+            "epoch": self.update / self.per_epoch,
+            "eval_loss": float(self.accelerator.reduce(loss, "sum")) / count,
+            **{f"eval_{name}": value for name, value in means.items()},
+        }
+
+    def _start_reports(self) -> None:
+        """Begin metrics.jsonl and the trackers of run.report_to. Entries that a restart will make again are deleted."""
+        if self.accelerator.is_main_process:
+            self.output.mkdir(parents=True, exist_ok=True)
+            checkpoint.trim_metrics(self.output, self.update)
+        self.accelerator.init_trackers("voidpad")
+        for tracker in self.accelerator.trackers:
+            if tracker.name != "tensorboard":  # which would begin another folder for them
+                tracker.store_init_configuration(self.recipe.model_dump(mode="json"))
+
+    def _report(self, entries: list[Entry]) -> None:
+        if self.accelerator.is_main_process and entries:
+            checkpoint.append_metrics(self.output, entries)
+        for entry in entries:
+            self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=self.update)
+
+    # Checkpoints
+
+    def save(self) -> None:
+        """Write `checkpoint-N`, complete or not at all. Sharded tensors are gathered, so it loads on any number of
+        processes."""
+        weights: dict[str, Any] | None = None
+        states: list[Any] = [optimizer.state_dict() for optimizer in self.optimizers]
+        if self.sharded:
+            weights = get_model_state_dict(self.module, options=GATHER)
+            states = [get_optimizer_state_dict(self.module, self.optimizers[0], options=GATHER)]
+        self._count_tokens()
+        if self.accelerator.is_main_process:
+            with checkpoint.staged(self.output, self.update) as folder:
+                checkpoint.write_weights(folder, self.model, weights)
+                torch.save(states, folder / checkpoint.OPTIMIZER)
+                checkpoint.Progress(self.update, self.seconds, self.tokens, self.best).write(folder)
+                self.model.card.write(folder)  # last, because without its card a checkpoint does not load
+            checkpoint.rotate(self.output, self.recipe.run.keep, best=self.best[0] if self.best else None)
+        self.accelerator.wait_for_everyone()
+
+    def load(self, folder: Path) -> None:
+        """Go on from a checkpoint."""
+        progress = checkpoint.Progress.read(folder)
+        self.update, self._seconds, self.tokens = progress.update, progress.seconds, progress.tokens
+        self.best = progress.best
+        self._logged = (self.update, self.tokens, self._seconds)
+        main = self.accelerator.is_main_process or not self.sharded
+        states: list[Any] = [{}]
+        if main:
+            states = torch.load(folder / checkpoint.OPTIMIZER, map_location="cpu", weights_only=True)
+        if self.sharded:
+            weights: dict[str, Any] = {}
+            if main:
+                stored = checkpoint.read_weights(folder, self.model)
+                weights = {f"net.{name}": tensor for name, tensor in stored.items()}
+            set_model_state_dict(self.module, weights, options=SCATTER)
+            set_optimizer_state_dict(self.module, self.optimizers[0], states[0], options=SCATTER)
+            return
+        checkpoint.load_weights(self.model, checkpoint.read_weights(folder, self.model))
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
+
+    def end(self) -> Trained:
+        """Export the final model if the run is finished, and say what there is."""
+        last = self.output / f"checkpoint-{self.update}"
+        best = self.output / f"checkpoint-{self.best[0]}" if self.best else None
+        finished = self.finished
+        if finished and self.accelerator.is_main_process:
+            chosen = best if best and self.recipe.run.choose == "best" else last
+            stored = chosen if self.sharded or chosen != last else None
+            checkpoint.export(self.model, stored, self.output / checkpoint.FINAL, self.recipe.run.export)
+        self.accelerator.wait_for_everyone()
+        folder = self.output / checkpoint.FINAL if finished else last
+        lowest = self.best[1] if self.best else None
+        return Trained(folder, finished, self.update, self.seconds, self.tokens, best, lowest)
+
+
+GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
+# Not strict: an adapter's checkpoint has no frozen weights, and those stay as they are.
+SCATTER = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+
+
+def _means(slots: Tensor) -> Entry:
+    sums, counts = slots.tolist()
+    return {f"loss_{name}": s / n for name, s, n in zip(KINDS, sums, counts, strict=True) if n}
+
+
+def _trackers(recipe: TrainingRecipe) -> list[str]:
+    """The services to report to, checked to be installed; by default TensorBoard where it is."""
     names = recipe.run.report_to
     if names is None:
-        names = ("tensorboard",) if find_spec("tensorboard") else ()
-    if not names or int(os.environ.get("RANK", 0)):
-        return []
-    from transformers.integrations.integration_utils import (
-        TensorBoardCallback,
-        get_reporting_integration_callbacks,
-    )
-
-    callbacks: list[TrainerCallback] = []
+        return ["tensorboard"] if find_spec("tensorboard") else []
     for name in names:
+        if name not in LoggerType:
+            raise ConfigError(
+                f"run.report_to: {name!r} is unknown; use some of {', '.join(LoggerType.list())}."
+            )
         if find_spec(name) is None:
             raise ConfigError(
                 f"run.report_to: {name!r} is not installed; pip install {name}, or leave it out."
             )
-        if name == "tensorboard":
-            from torch.utils.tensorboard import SummaryWriter
-
-            writer = SummaryWriter(str(Path(recipe.run.output) / "tensorboard"))
-            callbacks.append(TensorBoardCallback(writer))
-            continue
-        try:
-            callbacks += [kind() for kind in get_reporting_integration_callbacks([name])]
-        except (ValueError, RuntimeError, ImportError) as error:
-            raise ConfigError(
-                f"run.report_to: {name!r} cannot be used ({str(error).splitlines()[0]})."
-            ) from None
-    return callbacks
+    return list(names)

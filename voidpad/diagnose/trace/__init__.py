@@ -1,8 +1,7 @@
 """Traces: what one decode did, pass by pass, as a file that the replay page and the analysis read."""
 
-from voidpad.diagnose.trace.format import VERSION, Edit, Header, Pass, Prompt, Trace
+from voidpad.diagnose.trace.format import VERSION, Edit, Header, Pass, Prompt, Trace, read, records, write
 from voidpad.diagnose.trace.recorder import Recorder
-from voidpad.diagnose.trace.trace_files import read, records, write
 
 __all__ = [
     "VERSION",

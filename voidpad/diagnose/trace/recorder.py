@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +14,9 @@ from voidpad.decode.canvas import Canvas
 from voidpad.decode.loop import Step
 from voidpad.decode.outcome import Outcome
 from voidpad.decode.plan import Plan
-from voidpad.diagnose.trace.format import DETAILS, Detail, Edit, Header, Pass, Prompt, Trace
-from voidpad.diagnose.trace.trace_files import write
+from voidpad.diagnose.trace.format import DETAILS, Detail, Edit, Header, Pass, Phase, Prompt, Trace, write
 from voidpad.engine.events import Event, Finished, Wrote
 from voidpad.errors import ConfigError
-from voidpad.roles import Roles
 
 if TYPE_CHECKING:
     from voidpad.models import Model
@@ -67,8 +63,7 @@ class Recorder:
             canvas = event.step.before.canvas
             for row, handle in enumerate(event.handles):
                 if handle not in self.rows:
-                    prompt = canvas.ids[row, : int(canvas.prompt[row])].tolist()
-                    self.rows[handle] = _Recorded(event.plan, canvas.roles, prompt)
+                    self.rows[handle] = _Recorded(event.plan, self.header_of(event.plan, canvas, row))
                 passes = self.rows[handle].passes
                 passes.append(self.pass_of(event.plan, event.step, row, len(passes)))
         elif isinstance(event, Finished) and event.handle in self.rows:
@@ -80,24 +75,26 @@ class Recorder:
 
     def pass_of(self, plan: Plan, step: Step, row: int, n: int) -> Pass:
         """What one row did in its pass number `n`."""
-        before, after, roles = step.before, step.after, step.before.canvas.roles
-        ids = np.array(after.canvas.answer(row), dtype=np.int64)
-        commits = _committed(step, row)
-        filled = np.array(before.canvas.answer(row), dtype=np.int64)
-        filled[[slot for slot, _, _ in commits]] = [token for _, token, _ in commits]
-        start, length = int(before.open[row] - before.canvas.prompt[row]), len(filled)
+        before, roles = step.before, step.before.canvas.roles
+        ids = np.array(step.after.canvas.answer(row), dtype=np.int64)
+        start, length = int(before.open[row] - before.canvas.prompt[row]), len(before.canvas.answer(row))
+        phase: Phase = "decode"
+        if before.probing[row]:
+            phase = "shared" if step.after.shared[row] > before.shared[row] else "probe"
+        # A rule that watched no slot of this row read nothing.
+        read = step.signal if plan.length.watch(before)[row].any() else {}
         ends = np.flatnonzero(ids == roles.eos)
         return Pass(
             n=n,
-            phase=_phase(step, row),
+            phase=phase,
             length=length,
             open=start,
-            window=max(0, min(int(before.span(plan.block)[row]), length - start)),
-            commits=commits,
-            edits=edits(filled, ids),
+            window=max(0, min(plan.block, length - start)),
+            commits=tuple(step.written(row)),
+            edits=tuple(Edit(*edit) for edit in step.edits_of(row)),
             masks=int((ids == roles.mask).sum()),
             first_eos=int(ends[0]) if len(ends) else None,
-            signal=_signal(plan, step, row),
+            signal={name: float(values[row]) for name, values in read.items()},
             **self._arrays(step, row),
         )
 
@@ -105,7 +102,7 @@ class Recorder:
         if self.detail == "commits":
             return {}
         canvas = step.before.canvas
-        start, length = int(canvas.prompt[row]), int(canvas.length[row])
+        start, length = int(canvas.prompt[row]), len(canvas.answer(row))
         mine = canvas.slots[step.where] & (step.where.nonzero()[:, 0] == row)
         slots = (step.where[row] & canvas.slots[row]).nonzero()[:, 0] - start
         p = step.logits[mine.to(step.logits.device)].float().softmax(-1)
@@ -123,23 +120,25 @@ class Recorder:
             arrays[name] = whole.flatten().numpy()
         return arrays
 
-    def header_of(self, plan: Plan, roles: Roles, prompt: Sequence[int]) -> Header:
-        """What a row's trace says before its first pass."""
+    def header_of(self, plan: Plan, canvas: Canvas, row: int) -> Header:
+        """What a row's trace says before its first pass, from the canvas of that pass."""
+        prompt = canvas.ids[row, : int(canvas.prompt[row])].tolist()
         return Header(
             model=self.model.name,
             family=self.model.family.name,
-            roles=roles,
-            prompt=Prompt(str(self.model.tokenizer.decode(list(prompt))), tuple(prompt)),
+            roles=canvas.roles,
+            prompt=Prompt(str(self.model.tokenizer.decode(prompt)), tuple(prompt)),
             plan=plan.plain(),
             detail=self.detail,
+            template=() if canvas.gaps is None else tuple(canvas.answer(row)),
             **self.about,
         )
 
     def _trace(self, row: _Recorded, outcome: Outcome) -> Trace:
-        header = self.header_of(row.plan, row.roles, row.prompt)
         passes = tuple(row.passes)
         result = self.model.result(outcome, row.plan, cache=self.cache)
-        return Trace(outcome.key, header, passes, result, self._pieces({*row.prompt, *outcome.ids}, passes))
+        named = {*row.header.prompt.ids, *row.header.template, *outcome.ids}
+        return Trace(outcome.key, row.header, passes, result, self._pieces(named, passes))
 
     def _pieces(self, ids: set[int], passes: tuple[Pass, ...]) -> dict[int, str]:
         """The text of every token the trace names, by itself."""
@@ -155,55 +154,5 @@ class _Recorded:
     """A row while it is decoded."""
 
     plan: Plan
-    roles: Roles
-    prompt: list[int]
+    header: Header
     passes: list[Pass] = field(default_factory=list)
-
-
-def _signal(plan: Plan, step: Step, row: int) -> dict[str, float | None]:
-    """What the length rule read in this pass; a rule that watched no slot of this row read nothing."""
-    if not plan.length.watch(step.before)[row].any():
-        return {}
-    return {name: float(values[row]) for name, values in step.signal.items()}
-
-
-def _phase(step: Step, row: int) -> Any:
-    if not step.before.probing[row]:
-        return "decode"
-    return "shared" if step.after.shared[row] > step.before.shared[row] else "probe"
-
-
-def _committed(step: Step, row: int) -> tuple[tuple[int, int, float], ...]:
-    start = int(step.before.canvas.prompt[row])
-    columns = step.chosen[row].nonzero()[:, 0].tolist()
-    return tuple((at - start, int(step.tokens[row, at]), float(step.score[row, at])) for at in columns)
-
-
-def edits(before: np.ndarray, after: np.ndarray) -> tuple[Edit, ...]:
-    """Edits that lead from one canvas to the other: a growth inside it, or a new tail."""
-    shared = min(len(before), len(after))
-    differ = np.flatnonzero(before[:shared] != after[:shared])
-    same = int(differ[0]) if len(differ) else shared
-    if len(differ):
-        count = len(next(_runs(after[same:]))[1])
-        kept = len(after) - same - count
-        if np.array_equal(before[same : same + kept], after[same + count :]):
-            grown = Edit("insert", same, count, int(after[same]))
-            return (grown, *_cut(len(after), len(before) + count))
-    return (*_cut(same, len(before)), *_appended(after, same))
-
-
-def _cut(at: int, length: int) -> tuple[Edit, ...]:
-    return (Edit("cut", at, length - at),) if at < length else ()
-
-
-def _runs(ids: np.ndarray) -> Iterator[tuple[int, list[int]]]:
-    return ((token, list(run)) for token, run in groupby(ids.tolist()))
-
-
-def _appended(canvas: np.ndarray, start: int) -> tuple[Edit, ...]:
-    made: list[Edit] = []
-    for token, run in _runs(canvas[start:]):
-        made.append(Edit("append", start, len(run), token))
-        start += len(run)
-    return tuple(made)

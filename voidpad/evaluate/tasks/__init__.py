@@ -7,4 +7,3 @@ lm-eval cannot say (shots keyed by item, data from a folder, generated code in t
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-FEWSHOT = ("keyed", "stream")  # shots by seed and item, or lm-eval's own stream of draws

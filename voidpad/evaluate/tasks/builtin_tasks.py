@@ -1,11 +1,11 @@
-"""The built-in model's four tasks: their items are made, not read, and the same for everybody."""
+"""The built-in model's tasks: their items are made, not read, and the same for everybody."""
 
 from functools import cache
 from pathlib import Path
 
-from voidpad.builtin.problems import Problem, first_number, last_number
-from voidpad.builtin.tasks import heldout, program
-from voidpad.evaluate.tasks.benchmark_files import Splits, indexed
+from voidpad.builtin.problems import Problem, first_answer
+from voidpad.builtin.tasks import check, heldout, program
+from voidpad.evaluate.tasks.benchmark_files import ITEM, Splits, indexed
 from voidpad.evaluate.tasks.graders import Doc, each
 
 ITEMS = 500
@@ -14,11 +14,14 @@ INVALID = "[invalid]"
 
 
 @cache
-def _made(name: str) -> Splits:
+def _problems(name: str) -> list[Problem]:
     """The first held-out problems of a task."""
+    return heldout(name, ITEMS)
+
+
+def _made(name: str) -> Splits:
     kept = ("task", "prompt", "steps", "target", "stub")
-    problems = heldout(name, ITEMS)
-    return {"test": indexed({key: getattr(problem, key) for key in kept} for problem in problems)}
+    return {"test": indexed({key: getattr(one, key) for key in kept} for one in _problems(name))}
 
 
 def steps(folder: Path | None = None) -> Splits:
@@ -37,20 +40,30 @@ def write(folder: Path | None = None) -> Splits:
     return _made("tiny_write")
 
 
-def _problem_of(doc: Doc) -> Problem:
-    return Problem(doc["task"], doc["prompt"], doc["steps"], doc["target"], doc["stub"])
+def notes(folder: Path | None = None) -> Splits:
+    return _made("tiny_json")
+
+
+def search(folder: Path | None = None) -> Splits:
+    return _made("tiny_search")
+
+
+def problem_of(doc: Doc) -> Problem:
+    """The problem that an item was made from; it knows more than the item says."""
+    return _problems(doc["task"])[doc[ITEM]]
 
 
 def score(doc: Doc, answers: list[str]) -> dict[str, float]:
-    return {"exact_match": float(answers[0] == doc["target"])}
+    """Whether the whole answer is right, names and things included."""
+    return {"exact_match": float(check(problem_of(doc), answers[0]))}
 
 
-# "last" is what the paper's graders do; "first" judges decodes that cannot stop (EOS banned).
-last_number_filter = each(lambda text, doc: last_number(text) or INVALID, lambda reason: INVALID)
-first_number_filter = each(lambda text, doc: first_number(text) or INVALID, lambda reason: INVALID)
+# "last" judges the answer as it is; "first" judges decodes that cannot stop (EOS banned) by what came first.
+last_answer_filter = each(lambda text, doc: text, lambda reason: INVALID)
+first_answer_filter = each(lambda text, doc: first_answer(text), lambda reason: INVALID)
 last_program_filter = each(
-    lambda text, doc: program(_problem_of(doc), text) or NOT_PYTHON, lambda reason: NOT_PYTHON
+    lambda text, doc: program(problem_of(doc), text) or NOT_PYTHON, lambda reason: NOT_PYTHON
 )
 first_program_filter = each(
-    lambda text, doc: program(_problem_of(doc), text, first=True) or NOT_PYTHON, lambda reason: NOT_PYTHON
+    lambda text, doc: program(problem_of(doc), text, first=True) or NOT_PYTHON, lambda reason: NOT_PYTHON
 )

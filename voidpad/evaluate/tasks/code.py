@@ -1,15 +1,18 @@
 """From a model's answer to a program: pure functions on text and syntax trees, shared by HumanEval and MBPP.
 
-`Cleaner` describes what the published post-processors keep; `program.py` is our default, which drops less.
+First the search for the lines that parse, then `Cleaner`, which describes what the published post-processors keep,
+then `program`, our default, which drops less.
 """
 
 import ast
+import builtins
 import itertools
 import re
+import symtable
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 SEARCH_LINES = 100  # the published post-processors look at no more
 PARSED_CHARACTERS = 6_000_000  # more than any answer of a few hundred lines needs; bounds hostile ones
@@ -19,6 +22,9 @@ LINE_END = re.compile("\r\n|\r|\n")  # what ends a line for Python's parser, unl
 UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 Node = TypeVar("Node", bound=Hashable)
 Uses = Callable[[ast.AST], set[str]]
+EMPTY = ast.Module(body=[], type_ignores=[])
+DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+BLOCKS = ast.For | ast.While | ast.If | ast.With | ast.Try
 
 
 def tidy(text: str) -> str:
@@ -136,17 +142,9 @@ def _starts_statement(line: str) -> bool:
     return bool(line[:1].strip()) and line[0] != "#" and CLAUSE.match(line) is None
 
 
-def _has_return(node: ast.AST) -> bool:
-    return any(isinstance(inner, ast.Return) for inner in ast.walk(node))
-
-
 def names(node: ast.AST) -> set[str]:
     """Every name a node mentions, wherever it stands."""
     return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-
-
-def names_and_attributes(node: ast.AST) -> set[str]:
-    return names(node) | {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
 
 
 def _children_outside_attributes(node: ast.AST) -> Iterator[ast.AST]:
@@ -202,7 +200,8 @@ class Cleaner:
         if isinstance(node, ast.ClassDef):
             return node.name
         if isinstance(node, self.functions):
-            return node.name if _has_return(node) or not self.returning else None  # type: ignore[attr-defined]
+            returns = any(isinstance(inner, ast.Return) for inner in ast.walk(node))
+            return node.name if returns or not self.returning else None  # type: ignore[attr-defined]
         if isinstance(node, self.assignments):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target  # type: ignore[attr-defined]
             return target.id if isinstance(target, ast.Name) else None
@@ -243,3 +242,139 @@ def _printed(node: ast.stmt, text: str) -> str:
 
 def defines(source: str, name: str) -> bool:
     return re.search(rf"(?m)^[^\S\n]*def\s+{re.escape(name)}\s*\(", source) is not None
+
+
+# Our default
+
+
+def joined_blocks(blocks: list[str], entry: str) -> str:
+    """The first fenced block that defines the entry point, with the earlier ones that parse: imports and helpers are
+    often shown first. Without such a block, the first."""
+    at = next((n for n, block in enumerate(blocks) if defines(block, entry)), 0)
+    before = [block for block in map(tidy, blocks[:at]) if tree_of(block) is not None]
+    return "\n".join([*before, blocks[at]])
+
+
+def program(text: str, *, entry: str, tests: str) -> str:
+    """The statements that `entry` or the tests may need, in order; every definition if `entry` is missing.
+
+    Functions without `return` (generators, in-place changes) stay, and so does a helper that only the tests call.
+    A loose statement stays if it fills a table that is needed (`table.append(1)`, `fill(table)`, `sieve()`); others
+    (sample calls, prints, prompts for input) go. Python's own scoping decides what a function needs, so a local
+    variable never keeps a top-level statement of the same name alive.
+    """
+    text = tidy(text)
+    tree = tree_of(text)
+    if tree is None:
+        text = fullest_span(text)
+        tree = tree_of(text) or EMPTY
+    tables = {
+        name for node in _inside(tree.body) if not isinstance(node, DEFINITIONS) for name in _bound(node)
+    }
+    functions = {
+        node.name: free_names(node) | _declared_global(node)
+        for node in _inside(tree.body)
+        if isinstance(node, ast.FunctionDef) and node.name not in (entry, "main")
+    }
+    bound = [
+        (node, set().union(*(_bound(inner) | _filled(inner, tables, functions) for inner in _inside([node]))))
+        for node in tree.body
+    ]
+    if any(entry in mine for _, mine in bound):
+        keep = reachable([entry, *names(tree_of(tests) or EMPTY)], _needs(bound))
+    else:
+        keep = set().union(*(mine for node, mine in bound if not isinstance(node, BLOCKS | ast.Expr)))
+    kept = [node for node, mine in bound if mine & keep or imports(node)]
+    # Python wants `from __future__` before all else, but a stub stands before the model's own imports.
+    return source_of(sorted(kept, key=lambda node: getattr(node, "module", None) != "__future__"), text)
+
+
+def _inside(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run with the module: those of `body`, and those inside `if`, `try`, `with` and loops."""
+    for node in body:
+        yield node
+        if isinstance(node, BLOCKS):
+            handlers = getattr(node, "handlers", [])
+            parts = [
+                getattr(part, name, [])
+                for part in (node, *handlers)
+                for name in ("body", "orelse", "finalbody")
+            ]
+            yield from _inside(itertools.chain(*parts))
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    """The top-level names that one statement binds or changes by itself."""
+    if isinstance(node, DEFINITIONS):
+        return {node.name}
+    targets: list[ast.AST] = []
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        targets = [node]
+    elif isinstance(node, ast.For):
+        targets = [node.target]
+    elif isinstance(node, ast.With):
+        targets = [item.optional_vars for item in node.items if item.optional_vars]
+    elif isinstance(node, ast.If | ast.While):
+        targets = [node.test]
+    stored = [
+        inner
+        for target in targets
+        for inner in ast.walk(target)
+        if isinstance(inner, ast.Name | ast.Subscript | ast.Attribute) and isinstance(inner.ctx, ast.Store)
+    ]
+    return set().union(*map(names, stored))
+
+
+def _filled(node: ast.stmt, tables: set[str], functions: Mapping[str, set[str]]) -> set[str]:
+    """The tables that a loose call may fill: whose method it is, which it is given, or which its function uses."""
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+        return set()
+    called = node.value.func
+    if isinstance(called, ast.Name):
+        own = functions.get(called.id, set())
+        if hasattr(builtins, called.id) or "input" in own or called.id not in functions:
+            return set()
+        given = set().union(*(names(argument) for argument in node.value.args))
+        return (own | given) & tables
+    owner = called
+    while isinstance(owner, ast.Attribute | ast.Subscript | ast.Call):
+        owner = owner.func if isinstance(owner, ast.Call) else owner.value
+    given = {argument.id for argument in node.value.args if isinstance(argument, ast.Name)}
+    return (names(owner) | given) & tables
+
+
+def _declared_global(node: ast.AST) -> set[str]:
+    return {name for inner in ast.walk(node) if isinstance(inner, ast.Global) for name in inner.names}
+
+
+def _needs(bound: list[tuple[ast.stmt, set[str]]]) -> dict[str | int, set[Any]]:
+    """A name needs the statements (by number) that bind it, and a statement needs the names it looks up."""
+    needs: dict[str | int, set[Any]] = {}
+    for number, (node, mine) in enumerate(bound):
+        needs[number] = free_names(node)
+        for name in mine:
+            needs.setdefault(name, set()).add(number)
+    return needs
+
+
+def imports(node: ast.stmt) -> bool:
+    """An import, also one that is tried."""
+    if isinstance(node, ast.Try):
+        return all(imports(inner) for inner in node.body)
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def free_names(node: ast.stmt) -> set[str]:
+    """The names a statement looks up at the top level."""
+    try:
+        table = symtable.symtable(ast.unparse(node), "program", "exec")
+    except UNPARSABLE:  # parses, but no compiler takes it, such as `return` outside a function
+        return names(node)
+    inner = (symbol for scope in _scopes(table) for symbol in scope.get_symbols() if symbol.is_global())
+    return {symbol.get_name() for symbol in [*table.get_symbols(), *inner] if symbol.is_referenced()}
+
+
+def _scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    for child in table.get_children():
+        yield child
+        yield from _scopes(child)

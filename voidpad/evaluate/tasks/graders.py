@@ -149,13 +149,14 @@ class _GraderProcess:
         if self._closed:
             raise VoidpadError("the grading processes were closed")
         ours, theirs = socket.socketpair()
-        arguments = (theirs.fileno(), self._module)
-        paths = [path or os.getcwd() for path in sys.path]
+        # Python's own library comes first, then our modules: a file in the current folder hides neither.
+        paths = [os.path.abspath(path) for path in sys.path]
+        boot = f"import sys; sys.path += {paths}; from {__name__} import serve; "
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from {__name__} import serve; serve{arguments}"],
+                [sys.executable, "-I", "-c", f"{boot}serve{(theirs.fileno(), self._module)}"],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                stderr=subprocess.DEVNULL, cwd="/",
                 start_new_session=True,  # an interrupt at the terminal is for the parent, which closes its children
             )  # fmt: skip
         self._socket = ours

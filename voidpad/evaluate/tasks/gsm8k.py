@@ -1,12 +1,23 @@
 """GSM8K: two ways to find the answer in a text, one way to compare it."""
 
 import re
+from pathlib import Path
 
+from voidpad.evaluate.tasks.benchmark_files import Splits, from_hub, indexed, read_lines
 from voidpad.evaluate.tasks.graders import Doc, each
 
 INVALID = "[invalid]"
 STRICT = re.compile(r"#### (-?[0-9.,]+)")
 FLEXIBLE = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")  # the longer form is tried first at each place
+
+
+def items(folder: Path | None = None) -> Splits:
+    parts = ("train", "test")
+    if folder is None:
+        loaded = from_hub("openai/gsm8k", "main")
+        return {part: indexed(loaded[part]) for part in parts}
+    needs = ("question", "answer")
+    return {part: indexed(read_lines(folder, f"gsm8k_{part}.jsonl", needs=needs)) for part in parts}
 
 
 def prompt(doc: Doc) -> str:

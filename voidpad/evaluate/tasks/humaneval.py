@@ -2,25 +2,37 @@
 
 import ast
 import re
+from pathlib import Path
 
+from voidpad.evaluate.tasks.benchmark_files import Splits, from_hub, indexed, read_lines
 from voidpad.evaluate.tasks.code import (
     Cleaner,
     defines,
     fullest_span,
+    imports,
+    joined_blocks,
     names,
     names_and_last_attributes,
+    program,
     reachable,
     source_of,
     tidy,
     tree_of,
 )
 from voidpad.evaluate.tasks.graders import Doc, isolated, no_program
-from voidpad.evaluate.tasks.program import imports, program
 
 PYTHON_FENCE = "```python\n"
 FENCE = "```"
 BLOCK = re.compile(r"```[^\n`]*+\n(.*?)(?:```|\Z)", re.DOTALL)
 CLEANER = Cleaner((ast.FunctionDef,), (ast.Assign,), returning=True, uses=names_and_last_attributes)
+
+
+def items(folder: Path | None = None) -> Splits:
+    needs = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
+    local = folder and read_lines(folder, "HumanEval.jsonl.gz", needs=needs)
+    found = local or from_hub("openai/openai_humaneval")["test"]
+    fields = ({key: item[key] for key in needs} for item in found)
+    return {"test": indexed({**item, "helpers": helpers(item)} for item in fields)}
 
 
 def checks(doc: Doc) -> str:
@@ -41,14 +53,14 @@ def helpers(doc: Doc) -> str:
 
 
 def voidpad_program(answer: str, doc: Doc) -> str:
-    """Our default: the first fenced block that defines the entry point, else the first block, else it all.
+    """Our default: the fenced blocks up to the one that defines the entry point, else the first block, else it all.
 
     Prose around an unfenced function would make a long stub the fullest span that parses, so where the whole does
     not parse, a span of the answer that defines the entry point wins.
     """
     blocks = BLOCK.findall(answer)
     entry = doc["entry_point"]
-    completion = next((block for block in blocks if defines(block, entry)), (blocks or [answer])[0])
+    completion = joined_blocks(blocks, entry) if blocks else answer
     if tree_of(tidy(f"{doc['prompt']}\n{completion}")) is None:
         span = fullest_span(tidy(completion))
         completion = span if defines(span, entry) else completion
@@ -58,26 +70,12 @@ def voidpad_program(answer: str, doc: Doc) -> str:
 def authors_program(answer: str, doc: Doc) -> str:
     """As the paper's release: any fence counts; names are filtered if the answer defines the entry point."""
     fence = PYTHON_FENCE if PYTHON_FENCE in answer else FENCE
-    completion = _fenced(answer, fence)
+    completion = answer.split(fence, 1)[-1].split(FENCE)[0]
     entry = doc["entry_point"] if defines(completion, doc["entry_point"]) else None
-    return _clean(f"{doc['prompt']}\n{completion}", entry)
-
-
-def fast_dllm_program(answer: str, doc: Doc) -> str:
-    """As Fast-dLLM: only a python fence counts; names are always filtered by the entry point."""
-    return _clean(f"{doc['prompt']}\n{_fenced(answer, PYTHON_FENCE)}", doc["entry_point"])
-
-
-def _fenced(answer: str, fence: str) -> str:
-    return answer.split(fence, 1)[-1].split(FENCE)[0]
-
-
-def _clean(text: str, entry: str | None) -> str:
-    span = fullest_span(tidy(text))
+    span = fullest_span(tidy(f"{doc['prompt']}\n{completion}"))
     tree = tree_of(span)
     return CLEANER.emit(tree, entry, span) if tree else ""
 
 
 voidpad_filter = isolated(voidpad_program, no_program)
 authors_filter = isolated(authors_program, no_program)
-fast_dllm_filter = isolated(fast_dllm_program, no_program)

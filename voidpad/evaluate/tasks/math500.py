@@ -1,13 +1,16 @@
-"""MATH500: the last box, judged by math-verify, else by a normalised string."""
+"""MATH500: the last box, judged by math-verify, else by its words.
+
+math-verify and sympy are imported where they are used: reading the items needs neither.
+"""
 
 import re
 import threading
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from math_verify import parse, verify
-from math_verify.errors import TimeoutException
-
-from voidpad.evaluate.tasks.boxes import boxed
+from voidpad.errors import DataError
+from voidpad.evaluate.tasks.benchmark_files import Item, Splits, from_hub, indexed, read_lines
 from voidpad.evaluate.tasks.graders import Doc, isolated
 
 PROMPT = (
@@ -18,6 +21,19 @@ PROMPT = (
 OPENING = re.compile(r"^Therefore,\s*the\s*final\s*answer\s*is:?\s*", re.IGNORECASE)
 TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 SECONDS = 5
+# Spellings of a right answer that math-verify does not read, and what it reads instead.
+STYLED = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+SPACE = r"(?:\\[,;:! ]|\{,\}|[ ~])"
+THOUSANDS = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{SPACE}\d{{3}})+(?![\d.]*\d|{SPACE}\d)")
+REPEATING = re.compile(r"(\d{1,20})\.(\d{0,20})\\overline\s*\{(\d{1,20})\}")
+ROOT = re.compile(r"√\s*(\d+|\w)")
+UNIT = re.compile(
+    r"(?<=[\d}.])\s*(dollars?|cents?|degrees?|inch(?:es)?|in|feet|foot|ft|yards?|miles?|mm|cm|km|m|met(?:er|re)s?"
+    r"|seconds?|minutes?|hours?|days?|years?|units?|square\s+units?|pounds?|grams?|kg|g)\b(\^\{?\d\}?)?\.?\s*$"
+)
+SPACED = re.compile(r"\d\s+\d")
+BASE = re.compile(r"_\{?\(?(?:\\text\{)?(\d+)\)?\}*\s*$")
+ARTICLE = re.compile(r"^(?:an?|the)\s+")
 
 
 @dataclass(frozen=True)
@@ -27,43 +43,120 @@ class Judgement:
     parsed: bool  # math-verify could read both sides
 
 
+def items(folder: Path | None = None) -> Splits:
+    """The hub has the short answer; a local file may have the full solution, whose last box it is."""
+    local = folder and read_lines(folder, "math500.jsonl", needs=("answer",))
+    return {"test": indexed([_item(item) for item in local or from_hub("HuggingFaceH4/MATH-500")["test"]])}
+
+
+def _item(item: Item) -> Item:
+    gold = item["answer"] if "solution" in item else boxed(item["answer"])
+    problem = item.get("problem") or item.get("question")
+    if not gold or not problem or not isinstance(problem, str):
+        raise DataError(
+            f"math500: item {str(item)[:200]} needs a problem (or question) and an answer with a box"
+        )
+    return {"problem": problem, "gold": gold}
+
+
 def prompt(doc: Doc) -> str:
     return f"{PROMPT}{doc['problem']}"
 
 
+def boxed(text: str) -> str | None:
+    """The content of the last box; an unbalanced last box is no box, and earlier ones are not tried."""
+    start = text.rfind(r"\boxed{")
+    if start < 0:
+        return None
+    depth = 0
+    for at in range(start + len(r"\boxed"), len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if depth == 0:
+            return text[start + len(r"\boxed{") : at].strip() or None
+    return None
+
+
+def voidpad_judgement(text: str, doc: Doc) -> Judgement:
+    """Gold and box go to math-verify between dollars: bare, only 449 of 500 golds are equal to themselves.
+
+    An interval may be written as an inequality, and a number may have a unit. Numbers in different bases are
+    different. Where math-verify does not say equal, the words decide, with the spaces between them.
+    """
+    gold, box = doc["gold"], boxed(text)
+    answer = respelled(box) if box else text
+    bases = [BASE.search(side) for side in (gold, answer)]
+    if bases[0] and bases[1] and bases[0][1] != bases[1][1]:
+        return Judgement(False, "none", True)
+    parsed = False
+    without_unit = UNIT.sub(r"\\text{ \1}\2", answer) if box else answer
+    for spelling in dict.fromkeys((answer, without_unit)):
+        if not box or not SPACED.search(spelling):  # math-verify would multiply the two numbers
+            side = f"${spelling}$" if box else spelling
+            same, parsed = _equal(f"${gold}$", side, allow_set_relation_comp=True)
+            if same:
+                return Judgement(True, "math-verify", parsed)
+    same = words(gold) == words(answer)
+    return Judgement(same, "string" if same else "none", parsed)
+
+
+def authors_judgement(text: str, doc: Doc) -> Judgement:
+    """As the paper's harness: no dollars, and a fallback to a string without any spaces."""
+    gold = doc["gold"]
+    same, parsed = _equal(gold, boxed(text) or text)
+    if same:
+        return Judgement(True, "math-verify", parsed)
+    same = plain(gold) == plain(text)
+    return Judgement(same, "string" if same else "none", parsed)
+
+
+def _equal(gold: str, answer: str, **options: Any) -> tuple[bool, bool]:
+    """Whether math-verify says that the two are equal, and whether it could read both."""
+    from math_verify import parse, verify
+    from math_verify.errors import TimeoutException
+
+    # math-verify's clock is a signal, which only the main thread may set; elsewhere it runs without one.
+    seconds = SECONDS if threading.current_thread() is threading.main_thread() else None
+    try:
+        sides = [parse(side, parsing_timeout=seconds) for side in (gold, answer)]
+        return verify(*sides, timeout_seconds=seconds, **options), all(sides)
+    except (Exception, TimeoutException):  # whatever sympy stumbles over in a model's formula is not equal
+        return False, False
+
+
+def respelled(answer: str) -> str:
+    """The content of a box as math-verify can read it: groups of three digits are one number, 0.1\\overline{6} is a
+    fraction, and a root sign is a root."""
+    answer = THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), answer)
+    answer = REPEATING.sub(_fraction, answer)
+    return ROOT.sub(r"\\sqrt{\1}", answer)
+
+
+def _fraction(found: re.Match[str]) -> str:
+    whole, fixed, repeated = found.groups()
+    top = int(whole + fixed + repeated) - int(whole + fixed)
+    bottom = (10 ** len(repeated) - 1) * 10 ** len(fixed)
+    return rf"\frac{{{top}}}{{{bottom}}}"
+
+
+def words(text: str) -> str:
+    """The string that we compare where math-verify does not say equal; spaces count between letters and digits."""
+    text = OPENING.sub("", text.strip()).strip(" $\n\t")
+    text = STYLED.sub(r"\1", text.replace(r"\left", "").replace(r"\right", ""))
+    for mark in (r"\(", r"\)", r"\,", r"\!"):
+        text = text.replace(mark, "")
+    text = re.sub(r"\s+", " ", text).strip(" $").removesuffix(".").strip().lower()
+    text = re.sub(r"\s?([^\w\s.])\s?", r"\1", ARTICLE.sub("", text))
+    return text[1:-1] if re.fullmatch(r"\([a-z]\)", text) else text
+
+
 def plain(text: str) -> str:
-    """The string that is compared where math-verify does not say equal."""
+    """The string that the paper's harness compares where math-verify does not say equal."""
     text = OPENING.sub("", (boxed(text) or text).strip()).strip(" $.\n\t")
     text = text.replace(r"\left", "").replace(r"\right", "")
     text = TEXT.sub(r"\1", text)
     for mark in (r"\(", r"\)", r"\,", r"\!"):
         text = text.replace(mark, "")
     return re.sub(r"\s+", "", text).lower()
-
-
-def voidpad_judgement(text: str, doc: Doc) -> Judgement:
-    """Gold and box go to math-verify between dollars: bare, only 449 of 500 golds are equal to themselves."""
-    gold, box = doc["gold"], boxed(text)
-    return _judge(f"${gold}$", f"${box}$" if box else text, strings=(gold, text))
-
-
-def authors_judgement(text: str, doc: Doc) -> Judgement:
-    """The same without the dollars, as the paper's harness does."""
-    return _judge(doc["gold"], boxed(text) or text, strings=(doc["gold"], text))
-
-
-def _judge(gold: str, candidate: str, *, strings: tuple[str, str]) -> Judgement:
-    # math-verify's clock is a signal, which only the main thread may set; elsewhere it runs without one.
-    seconds = SECONDS if threading.current_thread() is threading.main_thread() else None
-    try:
-        sides = [parse(side, parsing_timeout=seconds) for side in (gold, candidate)]
-        same, parsed = verify(*sides, timeout_seconds=seconds), all(sides)
-    except (Exception, TimeoutException):  # whatever sympy stumbles over in a model's formula is not equal
-        same, parsed = False, False
-    if same:
-        return Judgement(True, "math-verify", parsed)
-    same = plain(strings[0]) == plain(strings[1])
-    return Judgement(same, "string" if same else "none", parsed)
 
 
 def score(doc: Doc, judgements: list[Judgement]) -> dict[str, float]:

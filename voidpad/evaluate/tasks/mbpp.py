@@ -5,27 +5,49 @@ import builtins
 import itertools
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
+from voidpad.evaluate.tasks.benchmark_files import Splits, from_hub, indexed, read_lines
 from voidpad.evaluate.tasks.code import (
     Cleaner,
+    joined_blocks,
     longest_span,
-    names_and_attributes,
     names_outside_attributes,
+    program,
     tidy,
     tree_of,
 )
 from voidpad.evaluate.tasks.graders import Doc, isolated, no_program
-from voidpad.evaluate.tasks.program import program
 
 TESTS = 3
+SHOT_IDS = (2, 3, 4)
+TEST_IDS = range(11, 511)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 AUTHORS = Cleaner(FUNCTIONS, (ast.Assign, ast.AnnAssign), returning=False, uses=names_outside_attributes)
-HELPER = Cleaner((ast.FunctionDef,), (ast.Assign,), returning=True, uses=names_and_attributes)
 BLOCK = re.compile(r"```[^\n`]*+\n?+(.*?)\n?```", re.DOTALL)
 ASSERTED = re.compile(r"assert\s+([A-Za-z_]\w*)\s*\(")
 DEFINED = re.compile(r"^[^\S\n]*(?:async\s+)?def\s+([a-zA-Z_]\w*)", re.MULTILINE)
 NOT_SPACE = re.compile(r"\S")
+MARKED = re.compile(r"\[BEGIN\]|^[ \t]*'?BEGIN'?[ \t]*$", re.MULTILINE)
+ENDED = re.compile(r"'?\s*\[DONE\]|^[ \t]*'?DONE'?[ \t]*$", re.MULTILINE)
 STARTS = ("def ", "async def ", "class ", "import ", "from ")
+
+
+def items(folder: Path | None = None) -> Splits:
+    """One file of 974, or the hub's four parts of it; the test part is the 500 that its authors set aside."""
+    needs = ("task_id", "text", "code", "test_list", "test_setup_code")
+    if folder:
+        found = list(read_lines(folder, "mbpp.jsonl", needs=needs))
+    else:
+        parts = from_hub("google-research-datasets/mbpp", "full").values()
+        found = sorted((item for part in parts for item in part), key=lambda item: item["task_id"])
+    found = [{key: item[key] for key in needs} for item in found]
+    found = [{**item, "entry_point": function_under_test(item)} for item in found]
+    return {
+        "everything": indexed(found),
+        "test": indexed(item for item in found if item["task_id"] in TEST_IDS),
+        "shots": indexed(item for item in found if item["task_id"] in SHOT_IDS),
+    }
 
 
 def prompt(doc: Doc) -> str:
@@ -113,13 +135,7 @@ def _last_quote_before(text: str, done: str) -> int:
     return -1
 
 
-def _from_first_definition(text: str, starts: tuple[str, ...]) -> str:
-    lines = text.splitlines()
-    first = next((at for at, line in enumerate(lines) if line.lstrip().startswith(starts)), 0)
-    return "\n".join(lines[first:]).strip()
-
-
-def _unfenced(text: str) -> str:
+def unfenced(text: str) -> str:
     """Without a closed block: a leading fence line goes, and everything from a later fence."""
     text = text.strip()
     if text.startswith("```"):
@@ -127,22 +143,30 @@ def _unfenced(text: str) -> str:
     return text.split("```", 1)[0]
 
 
-def _extract(answer: str) -> str:
-    blocks = BLOCK.findall(answer.strip())
-    if blocks:
-        return unwrapped(blocks[0])
-    return _from_first_definition(unwrapped(_unfenced(answer)), STARTS)
-
-
 def voidpad_program(answer: str, doc: Doc) -> str:
-    """Our default: as the authors, but constants before the first definition stay, as does all tests need."""
+    """Our default: the fenced blocks up to the one that defines the function, or the answer without its marks.
+
+    Constants before the first definition stay, as does all that the tests need. `[DONE]` ends a program, and so does
+    a line with that word alone; the letters inside a name or a text do not, and a text that parses is not cut.
+    """
     blocks = BLOCK.findall(answer)
-    code = unwrapped(blocks[0] if blocks else _unfenced(answer))
-    return program(code, entry=entry_point(doc) or _first_defined(code) or "", tests=checks(doc))
+    entry = entry_point(doc)
+    code = joined_blocks(blocks, entry or "") if blocks else unfenced(answer)
+    if tree_of(tidy(code)) is None:
+        begun = MARKED.split(code, maxsplit=1)[-1]
+        inside = ENDED.split(begun, maxsplit=1)[0].replace(r"\_", "_").strip()
+        code = inside.strip("'") if inside != code.strip() else inside
+    return program(code, entry=entry or _first_defined(code) or "", tests=checks(doc))
 
 
 def authors_program(answer: str, doc: Doc) -> str:
-    code = _extract(answer)
+    """As the paper's release: the first block, else what follows from the first definition or import on."""
+    if blocks := BLOCK.findall(answer.strip()):
+        code = unwrapped(blocks[0])
+    else:
+        lines = unwrapped(unfenced(answer)).splitlines()
+        first = next((at for at, line in enumerate(lines) if line.lstrip().startswith(STARTS)), 0)
+        code = "\n".join(lines[first:]).strip()
     entry = entry_point(doc) or _first_defined(code)
     text = tidy(code)
     whole = "\n".join(text.splitlines()[:100]).strip()
@@ -153,15 +177,6 @@ def authors_program(answer: str, doc: Doc) -> str:
     return AUTHORS.emit(tree, entry if entry in AUTHORS.definitions(tree) else None, source)
 
 
-def helper_program(answer: str, doc: Doc) -> str:
-    """The release's second cleaner (not wired into its task file): text that does not parse stays as is."""
-    blocks = BLOCK.findall(answer)
-    starts = tuple(start for start in STARTS if start != "async def ")
-    text = tidy(blocks[0] if blocks else _from_first_definition(_unfenced(answer), starts))
-    tree = tree_of(text)
-    return (HELPER.emit(tree, entry_point(doc), text) if tree else "") or text
-
-
 def _first_defined(code: str) -> str | None:
     found = DEFINED.search(code)
     return found[1] if found else None
@@ -169,4 +184,3 @@ def _first_defined(code: str) -> str | None:
 
 voidpad_filter = isolated(voidpad_program, no_program)
 authors_filter = isolated(authors_program, no_program)
-helper_filter = isolated(helper_program, no_program)

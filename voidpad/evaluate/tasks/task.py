@@ -5,15 +5,13 @@ line): `data` (folder with local files), `fewshot` ("keyed" or "stream"), `weak_
 """
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lm_eval.api.task import ConfigurableTask
 
-from voidpad.errors import ConfigError, DataError, reason
-from voidpad.evaluate.tasks import FEWSHOT
+from voidpad.errors import ConfigError, DataError, first_line
 from voidpad.evaluate.tasks.benchmark_files import ITEM
 from voidpad.evaluate.tasks.graders import Doc, shared_processes
 from voidpad.sandbox import ProgramTest, Sandbox, SandboxLimits, Verdict
@@ -29,8 +27,6 @@ class Benchmark(ConfigurableTask):  # type: ignore[misc]  # lm-eval has no types
     def __init__(self, config: dict[str, Any]) -> None:
         self.options = dict(config.get("metadata") or {})
         self.shots_seed: int | None = None
-        if self.options.get("fewshot", "keyed") not in FEWSHOT:
-            raise ConfigError(f"fewshot: {self.options['fewshot']!r} is not one of {', '.join(FEWSHOT)}")
         super().__init__(config={key: value for key, value in config.items() if key != "class"})
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **_: Any) -> None:
@@ -80,7 +76,7 @@ class Benchmark(ConfigurableTask):  # type: ignore[misc]  # lm-eval has no types
         return text
 
     def _seed_shots(self, doc: Doc) -> None:
-        if self.options.get("fewshot", "keyed") == "keyed":
+        if self.options.get("fewshot") != "stream":
             digest = hashlib.sha256(f"{self.shots_seed}:{doc[ITEM]}".encode()).digest()
             self.sampler.set_rnd(int.from_bytes(digest[:8], "big"))
 
@@ -132,7 +128,8 @@ class OwnBenchmark(Benchmark):
     def process_results(self, doc: Doc, results: list[str]) -> dict[str, float]:
         where, metric = f"{self.task_name}:{doc[ITEM]}", self.metrics[0]
         try:
-            scores = {name: float(score) for name, score in self._scores(_without_place(doc), results)}
+            found = super().process_results(_without_place(doc), results)
+            scores = {name: float(score) for name, score in found.items()}
         except Exception as error:
             raise DataError(f"{where}: no score ({_named(error)})") from error
         if not 0 <= scores.get(metric, -1) <= 1:
@@ -140,10 +137,6 @@ class OwnBenchmark(Benchmark):
                 f"{where}: {metric}={scores.get(metric)}, the first metric must score an item from 0 to 1"
             )
         return scores
-
-    def _scores(self, doc: Doc, results: list[str]) -> Iterable[tuple[str, Any]]:
-        scores: dict[str, Any] = super().process_results(doc, results)
-        return scores.items()
 
     def detail(self, doc: Doc, graded: Any) -> dict[str, Any]:
         return {"extracted": str(graded)}
@@ -154,7 +147,7 @@ def _without_place(doc: Doc) -> Doc:
 
 
 def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {reason(error)}"
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 class CodeBenchmark(Benchmark):

@@ -1,1 +1,1 @@
-"""Run folders -> the paper's tables and figures, as Markdown, LaTeX and HTML. `pages` puts them together."""
+"""Run folders -> one DataFrame -> tables and figures, as Markdown, HTML and CSV. `pages` puts them together."""

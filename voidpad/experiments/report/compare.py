@@ -1,17 +1,15 @@
 """Two runs on the same problems: how far their scores are apart, and which answers changed sides."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from voidpad.errors import ConfigError, DataError, printable
 from voidpad.evaluate.folder import RunFolder, read_run
-from voidpad.evaluate.scores import mean, paired
-from voidpad.experiments.report.render import escape, html_page, md
+from voidpad.evaluate.intervals import Interval, mcnemar, mean, paired_bootstrap
+from voidpad.experiments.report.pages import html_page, markdown_table, md
 
-Example = dict[str, Any]  # a line of examples.jsonl
-HEADS = ("task", "items", "first", "second", "difference, paired 95 %", "lost", "gained")
+Example = dict[str, Any]  # a line of examples.jsonl.gz
 
 
 @dataclass(frozen=True)
@@ -28,9 +26,9 @@ class TaskDifference:
         return 100 * mean([one["score"] for one in first]), 100 * mean([one["score"] for one in second])
 
     @property
-    def difference(self) -> tuple[float, float]:
-        """Second minus first in points, and half the paired 95 % interval."""
-        return paired([100 * (second["score"] - first["score"]) for first, second in self.pairs])
+    def interval(self) -> Interval:
+        """The paired 95 % interval of second minus first, in points."""
+        return paired_bootstrap([100 * (second["score"] - first["score"]) for first, second in self.pairs])
 
     @property
     def flipped(self) -> list[tuple[Example, Example]]:
@@ -40,15 +38,14 @@ class TaskDifference:
 
 @dataclass(frozen=True)
 class RunComparison:
-    names: tuple[str, str]
+    names: tuple[str, str]  # of the run folders; as much of their paths as tells them apart
     tasks: tuple[TaskDifference, ...]
-    settings: tuple[tuple[str, Any, Any], ...]  # (name, first, second) where the runs' settings differ
+    settings: tuple[tuple[str, Any, Any], ...]  # (name, first, second) where the runs' configs differ
 
 
 def compare_runs(first: Path, second: Path) -> RunComparison:
     """Pair two judged run folders by task, item and prompt."""
     runs = [_judged(path) for path in (first, second)]
-    names = (str(first), str(second))
     lines = [{(one["task"], one["index"]): one for one in run.examples} for run in runs]
     shared = [key for key in lines[0] if key in lines[1]]
     if not shared:
@@ -63,13 +60,9 @@ def compare_runs(first: Path, second: Path) -> RunComparison:
         TaskDifference(task, tuple((lines[0][key], lines[1][key]) for key in shared if key[0] == task))
         for task in dict.fromkeys(task for task, _ in shared)
     ]
-    mine, theirs = (run.stored_settings for run in runs)
-    differing = [
-        (name, mine.get(name), theirs.get(name))
-        for name in {**mine, **theirs}
-        if mine.get(name) != theirs.get(name) and name != "plan_resolved"
-    ]
-    return RunComparison(names, tuple(tasks), tuple(differing))
+    mine, theirs = (run.config.plain() for run in runs)
+    differing = [(name, mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]]
+    return RunComparison(_names(first, second), tuple(tasks), tuple(differing))
 
 
 def _judged(path: Path) -> RunFolder:
@@ -79,67 +72,39 @@ def _judged(path: Path) -> RunFolder:
     return run
 
 
+def _names(first: Path, second: Path) -> tuple[str, str]:
+    """The last parts of both paths, as many as make them differ."""
+    one, other = first.resolve().parts, second.resolve().parts
+    depth = 1
+    while one[-depth:] == other[-depth:] and depth < min(len(one), len(other)):
+        depth += 1
+    return "/".join(one[-depth:]), "/".join(other[-depth:])
+
+
 def compared_markdown(comparison: RunComparison) -> str:
+    """What differs in the settings, a row for each task, and every item that changed sides, with its texts."""
     first, second = map(md, comparison.names)
     lines = [f"# {second} against {first}", ""]
     lines += [md(f"- {name}: {b} against {a}") for name, a, b in comparison.settings]
-    lines += ["", f"| {' | '.join(HEADS)} |"]
-    lines += ["|---|---:|---:|---:|---:|---:|---:|"]
-    lines += ["| " + " | ".join(map(md, row)) + " |" for row in _rows(comparison)]
+    heads = ["task", "items", first, second, "difference", "paired 95 %", "lost", "gained", "McNemar p"]
+    rows = []
+    for task in comparison.tasks:
+        (before, after), (low, high) = task.scores, task.interval
+        lost = sum(b["score"] < a["score"] for a, b in task.flipped)
+        won = len(task.flipped) - lost
+        row = [md(task.task), str(len(task.pairs)), f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}"]
+        rows.append([*row, f"[{low:+.2f}, {high:+.2f}]", str(lost), str(won), f"{mcnemar(lost, won):.3g}"])
+    lines += ["", *markdown_table(heads, rows)]
     for task in comparison.tasks:
         for a, b in task.flipped:
             lines += ["", f"## {md(task.task)} {a['index']}: {a['score']:g} to {b['score']:g}"]
-            for title, text in _texts(a, b):
-                lines += [
-                    "",
-                    f"{title}:",
-                    "",
-                    *(f"    {line}" for line in text.splitlines() or ["(nothing)"]),
-                ]
+            texts = [("prompt", str(a["prompt"])), ("gold", str(a["gold"]))]
+            for title, text in [*texts, (first, a["output"]), (second, b["output"])]:
+                shown = [printable(line) for line in text.expandtabs().splitlines()] or ["(nothing)"]
+                lines += ["", f"{title}:", "", *(f"    {line}" for line in shown)]
     return "\n".join(lines) + "\n"
 
 
 def compared_html(comparison: RunComparison) -> str:
-    """One file that needs nothing else."""
     first, second = comparison.names
-    top = "".join(f"<th>{head}</th>" for head in HEADS)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in _rows(comparison)
-    )
-    settings = "".join(f"<li>{escape(f'{name}: {b} against {a}')}</li>" for name, a, b in comparison.settings)
-    items = []
-    for task in comparison.tasks:
-        for a, b in task.flipped:
-            texts = "".join(
-                f"<h4>{escape(title)}</h4><pre>{chr(10).join(map(escape, text.splitlines())) or '(nothing)'}</pre>"
-                for title, text in _texts(a, b)
-            )
-            head = f"{task.task} {a['index']}: {a['score']:g} to {b['score']:g}"
-            items.append(f"<details><summary>{escape(head)}</summary>{texts}</details>")
-    body = (
-        f"<ul>{settings}</ul><table><thead><tr>{top}</tr></thead><tbody>{rows}</tbody></table>\n"
-        f"<h2>Items that changed</h2>{''.join(items)}"
-    )
-    return html_page(f"{second} against {first}", body, "pre { white-space: pre-wrap; }")
-
-
-def _rows(comparison: RunComparison) -> Iterator[tuple[str, ...]]:
-    for task in comparison.tasks:
-        (first, second), (mean, half) = task.scores, task.difference
-        lost = sum(b["score"] < a["score"] for a, b in task.flipped)
-        yield (
-            task.task,
-            str(len(task.pairs)),
-            f"{first:.2f}",
-            f"{second:.2f}",
-            f"{mean:+.2f} ± {half:.2f}",
-            str(lost),
-            str(len(task.flipped) - lost),
-        )
-
-
-def _texts(first: Example, second: Example) -> list[tuple[str, str]]:
-    """Titles and texts of one item; runs from before prompts were kept have neither prompt nor gold."""
-    shared = [(name, str(first[name])) for name in ("prompt", "gold") if name in first]
-    texts = [*shared, ("first", first["output"]), ("second", second["output"])]
-    return [(title, "\n".join(map(printable, text.expandtabs().splitlines()))) for title, text in texts]
+    return html_page(f"{second} against {first}", compared_markdown(comparison))

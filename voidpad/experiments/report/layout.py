@@ -1,112 +1,84 @@
 """What a report shows: tables and figures as values, written in a sweep recipe or chosen from the runs."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, geometric_mean
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
-MetricName = Literal[
-    "score",
-    "nfe",
-    "nfe_reduction",
-    "probes",
-    "passes",
-    "canvas",
-    "answer",
-    "slot_passes",
-    "at_cap",
-    "without_eos",
-    "wall",
-    "speedup",
-]
-Selection = dict[str, Any]  # name -> value or list of values; names are model, method, task or a plan field
+SUFFIX = ".sweep.json"  # of the files that list the cells of a sweep, and the layouts of its report
 
 
-class Item(BaseModel):
-    """What every table and figure has: a title, the paper's item it mirrors, and the runs it reads."""
+class Metric(NamedTuple):
+    """A column's meaning. `better`: +1 where larger wins, -1 where smaller wins, 0 where unranked."""
+
+    title: str
+    decimals: int
+    better: int
+    combine: Callable[[Sequence[float]], float] = fmean
+
+
+METRICS: Mapping[str, Metric] = {
+    "score": Metric("Score (%)", 2, +1),
+    "nfe": Metric("NFE", 2, -1),
+    "nfe_reduction": Metric("NFE reduction (%)", 1, +1),
+    "probes": Metric("Probes", 2, -1),
+    "passes": Metric("All passes", 2, -1),
+    "canvas": Metric("Canvas", 1, 0),
+    "answer": Metric("Answer tokens", 1, 0),
+    "slot_passes": Metric("Slot-passes", 0, -1),
+    "tokens_per_pass": Metric("Tokens a pass", 2, +1),
+    "at_cap": Metric("At cap (%)", 1, -1),
+    "without_eos": Metric("Without EOS (%)", 1, -1),
+    "wall": Metric("Wall (s)", 1, -1),
+    "speedup": Metric("Wall speed-up", 2, +1, geometric_mean),
+}
+
+
+def _known(name: str) -> str:
+    if name not in METRICS:
+        raise ValueError(f"no metric {name!r}; use one of {', '.join(METRICS)}")
+    return name
+
+
+MetricName = Annotated[str, AfterValidator(_known)]
+Aggregate = Literal["mean", "best", "worst", "min", "max", "difference"]
+DETAILS = ("score", "nfe", "probes", "passes", "canvas", "answer", "at_cap", "without_eos", "wall")
+
+
+class Layout(BaseModel):
+    """What every table and figure has: a title, the paper's item it mirrors, and the runs it reads.
+
+    A name of a column is `model`, `method`, `task`, `setting` (the plan fields that differ between the runs), a label
+    of the recipe, a field of the plan or a field of the evaluation's config.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     title: str
     reference: str = ""
-    where: Selection = {}
+    where: dict[str, Any] = {}  # column -> value or list of values
     grader: str = ""  # score by another of the task's graders; the reported one if empty
 
 
-class Blocks(Item):
-    """Table 1 and the appendix: a row per task and method, a column per value of a setting, summaries."""
+class TableLayout(Layout):
+    """A pivot table. A cell is the mean over the runs of each task, then the unweighted mean over tasks."""
 
-    kind: Literal["blocks"] = "blocks"
-    metric: MetricName = "score"
-    across: str = "block"
-    summary: tuple[Literal["mean", "best", "worst"], ...] = ("mean",)
-
-
-class Tasks(Item):
-    """Tables 2, 3 and 4: a row per metric and method, a column per task, then the mean over tasks."""
-
-    kind: Literal["tasks"] = "tasks"
-    metrics: tuple[MetricName, ...] = ("score",)
-    baseline: str = "daedal"  # the method a speed-up is measured against
-    split: tuple[str, ...] = ()  # settings that make rows of their own; the others are averaged over
-
-
-class Stopping(Item):
-    """Table 5: each padding under both stopping rules, averaged over tasks and settings."""
-
-    kind: Literal["stopping"] = "stopping"
-    pairs: dict[str, tuple[str, str]]  # row -> (method that decodes to the end, method that terminates)
-
-
-class Spread(Item):
-    """Table 6: the range of mean score and mean NFE while one factor moves and the rest stays at the base."""
-
-    kind: Literal["spread"] = "spread"
-    base: dict[str, Any]
-    factors: dict[str, tuple[str, ...]]  # row -> settings that move together
-
-
-class Methods(Item):
-    """A row per method and setting: the mean score, every task's score, and what the answers cost."""
-
-    kind: Literal["methods"] = "methods"
-    split: tuple[str, ...] = ("block",)  # settings that make rows of their own
-    metrics: tuple[MetricName, ...] = ("answer", "nfe", "probes", "canvas", "slot_passes")
+    index: tuple[str, ...] = ("model", "metric", "method")  # `metric`: a row for each of `values`
+    columns: str | None = "task"  # a column for each value of this; None: one for each metric
+    values: tuple[MetricName, ...] = ("score",)
+    aggregate: tuple[Aggregate, ...] = ("mean",)  # over the columns
+    only_aggregates: bool = False  # leave the columns themselves out
+    extra: tuple[MetricName, ...] = ()  # further metrics, one column each
     exact: bool = False  # a column with the paired difference to the run without approximations
+    baseline: str = "daedal"  # the method that a speed-up is measured against
 
 
-class Details(Item):
-    """One row per run and task with everything else that was measured."""
+class FigureLayout(Layout):
+    """Grouped bars or lines of a metric along `x`, one for each value of `by`; or heat maps over `x` and `by`."""
 
-    kind: Literal["details"] = "details"
-
-
-class Bars(Item):
-    """Grouped bars: one group per value of `across`, one bar per value of `by`."""
-
-    kind: Literal["bars"] = "bars"
+    kind: Literal["bars", "lines", "heat"]
     metric: MetricName = "score"
-    across: str = "task"
+    x: str = "task"
     by: str = "method"
     log: bool = False
-
-
-class Lines(Item):
-    """One line per value of `by` along a setting."""
-
-    kind: Literal["lines"] = "lines"
-    metric: MetricName = "score"
-    across: str = "canvas"
-    by: str = "task"
-
-
-class Heat(Item):
-    """One heat map per task and one of the mean, over two settings."""
-
-    kind: Literal["heat"] = "heat"
-    metric: MetricName = "score"
-    x: str = "tau_nonvoid"
-    y: str = "tau_gap"
-
-
-TableLayout = Annotated[Blocks | Tasks | Stopping | Spread | Methods | Details, Field(discriminator="kind")]
-FigureLayout = Annotated[Bars | Lines | Heat, Field(discriminator="kind")]

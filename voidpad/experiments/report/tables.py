@@ -1,400 +1,262 @@
-"""Layouts and records -> tables: the paper's Tables 1 to 6 and the details behind them."""
+"""Layouts and rows of the frame -> tables."""
+
+from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import singledispatch
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
-from voidpad.decode.switches import APPROXIMATE_FIELDS
-from voidpad.errors import ConfigError
-from voidpad.evaluate.scores import paired
-from voidpad.evaluate.settings import RESOLVED
-from voidpad.experiments.report.layout import Blocks, Details, Item, Methods, Spread, Stopping, Tasks
-from voidpad.experiments.report.records import CellRecord
-from voidpad.experiments.report.reference import Pair, pairs, published_mean
-from voidpad.experiments.report.report_metrics import (
-    METRICS,
-    Metric,
-    Value,
-    combined,
-    mean_value,
-    ordered,
-    ranked,
-    task_value,
-)
+import pandas as pd
 
-MOST_NAMED = 20  # published numbers that a note lists one by one
+from voidpad.decode.presets import APPROXIMATE_FIELDS
+from voidpad.errors import ConfigError
+from voidpad.evaluate.intervals import paired_bootstrap
+from voidpad.experiments.report.frame import (
+    Value,
+    column,
+    combined,
+    graded,
+    ordered,
+    select,
+    verdicts,
+)
+from voidpad.experiments.report.layout import METRICS, TableLayout
+
+_OUTER = ("model", "metric", "task")  # rows that agree in these are compared with each other
 
 
 @dataclass(frozen=True)
 class TableRow:
     head: tuple[str, ...]
     values: tuple[Value, ...]
+    group: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table before it is drawn: groups of rows are compared with each other and set apart by a rule."""
+    """A table before it is drawn; rows of one group are set apart by a rule."""
 
     title: str
     heads: tuple[str, ...]
     columns: tuple[str, ...]
-    groups: tuple[tuple[TableRow, ...], ...]
+    rows: tuple[TableRow, ...]
     reference: str = ""
     notes: tuple[str, ...] = ()
-    records: tuple[CellRecord, ...] = ()
-
-    @property
-    def rows(self) -> list[TableRow]:
-        return [row for group in self.groups for row in group]
+    runs: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False, compare=False)
 
 
-def _title_of(model: str, records: Sequence[CellRecord]) -> str:
-    return next(record.title for record in records if record.model == model)
-
-
-def build(layout: Item, records: Sequence[CellRecord]) -> Table:
-    """The table a layout describes, over the records it selects."""
-    chosen = tuple(record.graded(layout.grader) for record in records if record.matches(layout.where))
-    if not chosen:
+def build(layout: TableLayout, rows: pd.DataFrame) -> Table:
+    """The table that a layout describes, over the rows that it selects."""
+    rows = graded(select(rows, layout.where), layout.grader)
+    if rows.empty:
         raise ConfigError(f"table {layout.title!r}: no finished run matches where={layout.where}.")
-    table = replace(_table_of(layout, chosen), records=chosen, reference=layout.reference)
-    return replace(table, notes=(*table.notes, *_unknown_note(table)))
-
-
-@singledispatch
-def _table_of(layout: Item, records: Sequence[CellRecord]) -> Table:
-    raise TypeError(layout)
-
-
-@_table_of.register
-def _(layout: Blocks, records: Sequence[CellRecord]) -> Table:
-    metric = METRICS[layout.metric]
-    columns = ordered(record.get(layout.across) for record in records)
-    groups = []
-    for model in ordered(record.model for record in records):
-        tasks = ordered(record.task for record in records if record.model == model)
-        for task in [*tasks, "mean"] if len(tasks) > 1 else tasks:
-            inside = [r for r in records if r.model == model and task in (r.task, "mean")]
-            rows = [
-                TableRow(
-                    (_title_of(model, inside), task, method), _block_values(mine, layout, columns, len(tasks))
-                )
-                for method in ordered(r.method for r in inside)
-                for mine in [[r for r in inside if r.method == method]]
-            ]
-            groups.append(_rank(rows, metric.better, len(columns) + len(layout.summary)))
-    names = [f"{layout.across} {column}" for column in columns] + list(layout.summary)
-    return _with_paper_column(Table(layout.title, ("Model", "Task", "Method"), tuple(names), tuple(groups)))
-
-
-def _block_values(
-    mine: Sequence[CellRecord], layout: Blocks, columns: Sequence[Any], tasks: int
-) -> tuple[Value, ...]:
-    """A row of a block table: the columns, the summaries, and the paper's mean where it has one."""
-    metric = METRICS[layout.metric]
-    whole = 1 if len({r.task for r in mine}) == 1 else tasks
-    cells = [
-        complete([r for r in mine if r.get(layout.across) == column], metric, whole) for column in columns
-    ]
-    known = all(cell.number is not None for cell in cells)
-    summaries = [_summary(name, cells, mine, metric) if known else Value() for name in layout.summary]
-    return (*cells, *summaries, published_mean(mine, metric) if known else Value())
-
-
-def _summary(name: str, cells: Sequence[Value], mine: Sequence[CellRecord], metric: Metric) -> Value:
-    if name == "mean":
-        return combined(mine, metric)
-    pick = max if (name == "best") == (metric.better >= 0) else min
-    return pick(cells, key=lambda cell: cell.number if cell.number is not None else 0.0)
-
-
-def complete(records: Sequence[CellRecord], metric: Metric, tasks: int) -> Value:
-    """The mean over tasks, unknown until every task has finished."""
-    return (
-        combined(records, metric)
-        if len({r.task for r in records}) == tasks
-        else Value(decimals=metric.decimals)
-    )
-
-
-@_table_of.register
-def _(layout: Tasks, records: Sequence[CellRecord]) -> Table:
-    tasks = ordered(record.task for record in records)
-    groups = []
-    for model in ordered(record.model for record in records):
-        for metric in (METRICS[name] for name in layout.metrics):
-            inside = [r for r in records if r.model == model]
-            rows = [
-                TableRow(
-                    (_title_of(model, inside), metric.title, label),
-                    _task_values(mine, inside, metric, layout, tasks),
-                )
-                for label, mine in _lines(inside, layout.split)
-            ]
-            groups.append(_rank(rows, metric.better, len(tasks) + 1))
-    names = (*tasks, "mean")
-    table = Table(
-        layout.title, ("Model", "Metric", "Method"), names, tuple(groups), notes=_speed_note(layout)
-    )
-    return _with_paper_column(table)
-
-
-def _lines(records: Sequence[CellRecord], split: Sequence[str]) -> list[tuple[str, list[CellRecord]]]:
-    """Rows of a task table: a method, or a method at one value of each split setting."""
-    names = ordered((r.method, *(r.get(name) for name in split)) for r in records)
-    return [
-        (
-            " ".join([name[0], *(f"{key}={value}" for key, value in zip(split, name[1:], strict=True))]),
-            [r for r in records if (r.method, *(r.get(key) for key in split)) == name],
+    names = [name for name in (*layout.index, layout.columns) if name and name not in ("metric", "examples")]
+    rows = rows.assign(**{f"at.{name}": column(rows, name) for name in names})
+    rows = rows.assign(**{"at.examples": _examples(rows), "speedup": _speedup(rows, layout.baseline)})
+    columns = ordered(rows[f"at.{layout.columns}"]) if layout.columns else []
+    found = []
+    for head, mine, values, tasks in _groups(layout, rows):
+        cells = _cells(layout, mine, values, columns, tasks, rows)
+        group = tuple(text for name, text in zip(layout.index, head, strict=True) if name in _OUTER)
+        found.append(TableRow(head, tuple(cells), group))
+    notes = []
+    if "speedup" in layout.values:
+        notes.append(
+            f"Speed-ups are seconds of {layout.baseline} over seconds of the method; their mean is geometric."
         )
-        for name in names
-    ]
-
-
-def _task_values(
-    mine: Sequence[CellRecord],
-    inside: Sequence[CellRecord],
-    metric: Metric,
-    layout: Tasks,
-    tasks: Sequence[str],
-) -> tuple[Value, ...]:
-    own = ordered(record.task for record in inside)
-    cells = {task: task_value([r for r in mine if r.task == task], metric) for task in own}
-    if metric.name == "speedup":
-        base = [r for r in inside if r.method == layout.baseline]
-        cells = {t: _ratio(task_value([r for r in base if r.task == t], metric), cells[t]) for t in own}
-    mean = mean_value(list(cells.values()), metric)
-    shown = [cells.get(task, Value(blank=True)) for task in tasks]
-    return (*shown, mean, published_mean(mine, metric) if mean.number is not None else Value())
-
-
-def _ratio(over: Value, under: Value) -> Value:
-    if over.number is None or not under.number:
-        return Value(decimals=2)
-    return Value(over.number / under.number, 2)
-
-
-def _speed_note(layout: Tasks) -> tuple[str, ...]:
-    if "speedup" not in layout.metrics:
-        return ()
-    return (
-        f"Speed-ups are seconds of {layout.baseline} over seconds of the method; their mean is geometric.",
+    unknown = sum(value.number is None and not value.blank for row in found for value in row.values)
+    if unknown:
+        notes.append(f"{unknown} values are not known yet, or were not timed alone.")
+    return Table(
+        layout.title,
+        tuple(name.capitalize() if name in (*_OUTER, "method") else name for name in layout.index),
+        tuple(_names(layout, columns)),
+        tuple(_ranked(layout, found)),
+        layout.reference,
+        tuple(notes),
+        rows,
     )
 
 
-@_table_of.register
-def _(layout: Stopping, records: Sequence[CellRecord]) -> Table:
-    score, saved = METRICS["score"], METRICS["nfe_reduction"]
-    groups = []
-    for model in ordered(record.model for record in records):
-        rows = []
-        for name, methods in layout.pairs.items():
-            vanilla, ended = ([r for r in records if (r.model, r.method) == (model, m)] for m in methods)
-            before, after = combined(vanilla, score), combined(ended, score)
-            values = (before, after, combined(ended, saved), _difference(before, after))
-            rows.append(TableRow((_title_of(model, records), name), values))
-        groups.append(_rank(rows, +1, 3))
-    columns = ("vanilla stopping", "[EOS]Termination", "NFE reduction (%)", "difference")
-    return Table(layout.title, ("Model", "Padding"), columns, tuple(groups))
+def _groups(
+    layout: TableLayout, rows: pd.DataFrame
+) -> Iterator[tuple[tuple[str, ...], pd.DataFrame, tuple[str, ...], list[str]]]:
+    """(names of the row, its runs, its metrics, the tasks that its model has) for each row of the table."""
+    index = layout.index
+    inner = [f"at.{name}" for name in index if name not in _OUTER]
+    for model in ordered(rows["model"]) if "model" in index else [None]:
+        inside = rows if model is None else rows[rows["model"] == model]
+        tasks = ordered(inside["task"])
+        shown: list[str | None] = [None]
+        if "task" in index:
+            shown = [*tasks, "mean"] if len(tasks) > 1 and layout.columns else list(tasks)
+        metrics: Sequence[str | None] = layout.values if "metric" in index else [None]
+        for metric in metrics:
+            for task in shown:
+                here = inside if task in (None, "mean") else inside[inside["task"] == task]
+                for key, mine in here.groupby(inner, sort=False, dropna=False) if inner else [((), here)]:
+                    title = METRICS[metric].title if metric else None
+                    known = {"model": model, "metric": title, "task": task}
+                    known |= dict(zip((name[3:] for name in inner), key, strict=True))
+                    head = tuple(_shown(known[name]) for name in index)
+                    one = task is not None and task != "mean"
+                    own = [str(task)] if one else tasks
+                    yield head, mine, (metric,) if metric else layout.values, own
 
 
-def _difference(before: Value, after: Value) -> Value:
-    if before.number is None or after.number is None:
-        return Value()
-    return Value(after.number - before.number)
+def _shown(value: Any) -> str:
+    """A value as a row's name."""
+    [plain] = ordered([value])
+    return "" if plain is None or pd.isna(plain) else str(plain)
 
 
-@_table_of.register
-def _(layout: Spread, records: Sequence[CellRecord]) -> Table:
-    groups = []
-    for model in ordered(record.model for record in records):
-        inside = [record for record in records if record.model == model]
-        rows = [
-            TableRow((_title_of(model, inside), name, _moved(near, axes)), _spread_values(near, axes))
-            for name, axes in layout.factors.items()
-            for near in [
-                [r for r in inside if r.matches({k: v for k, v in layout.base.items() if k not in axes})]
-            ]
-        ]
-        groups.append(tuple(rows))
-    columns = ("score min", "score max", "NFE min", "NFE max")
-    return Table(layout.title, ("Model", "Factor", "Values"), columns, tuple(groups))
+def _cells(
+    layout: TableLayout,
+    mine: pd.DataFrame,
+    values: Sequence[str],
+    columns: Sequence[Any],
+    tasks: Sequence[str],
+    rows: pd.DataFrame,
+) -> list[Value]:
+    cells: list[Value] = []
+    for name in values:
+        along = []
+        for at in columns:
+            if layout.columns == "task":
+                there = combined(mine[mine["task"] == at], name) if at in tasks else Value(blank=True)
+            else:
+                there = combined(mine[mine[f"at.{layout.columns}"] == at], name, len(tasks))
+            along.append(there)
+        if not columns:
+            cells.append(combined(mine, name))
+        if not layout.only_aggregates:
+            cells += along
+        cells += [_aggregate(kind, along, mine, name, len(tasks)) for kind in layout.aggregate if columns]
+    if layout.exact:
+        cells.append(_against_exact(mine, rows))
+    return cells + [combined(mine, name, len(tasks)) for name in layout.extra]
 
 
-def _moved(records: Sequence[CellRecord], axes: Sequence[str]) -> str:
-    """The values a factor took, or how many pairs when several settings moved together."""
-    settings = ordered(tuple(r.get(axis) for axis in axes) for r in records)
-    if len(axes) > 1:
-        return f"{len(settings)} settings"
-    return ", ".join(str(value) for value in ordered(value for (value,) in settings))
+def _aggregate(kind: str, along: Sequence[Value], mine: pd.DataFrame, name: str, tasks: int) -> Value:
+    """A summary of a row's cells, known when all of them are; the mean is taken over the runs."""
+    metric = METRICS[name]
+    known = [value.number for value in along if not value.blank]
+    numbers = [number for number in known if number is not None]
+    if not numbers or (len(numbers) < len(known) and kind not in ("min", "max")):
+        return Value(decimals=metric.decimals)
+    if kind == "mean":
+        return combined(mine, name, tasks)
+    if kind == "difference":
+        return Value(numbers[-1] - numbers[0], metric.decimals)
+    best = max if metric.better >= 0 else min
+    worst = min if metric.better >= 0 else max
+    pick = {"best": best, "worst": worst, "min": min, "max": max}[kind]
+    chosen = pick(numbers)
+    return next(value for value in along if value.number == chosen)
 
 
-def _spread_values(records: Sequence[CellRecord], axes: Sequence[str]) -> tuple[Value, ...]:
-    tasks = len({record.task for record in records})
-    settings = ordered(tuple(r.get(axis) for axis in axes) for r in records)
-    at = [[r for r in records if tuple(r.get(axis) for axis in axes) == setting] for setting in settings]
-    values = []
-    for metric in (METRICS["score"], METRICS["nfe"]):
-        means = [complete(group, metric, tasks).number for group in at]
-        known = [mean for mean in means if mean is not None]
-        ends = (min(known), max(known)) if known and len(known) == len(means) else (None, None)
-        values += [Value(end, metric.decimals) for end in ends]
-    return tuple(values)
+def _names(layout: TableLayout, columns: Sequence[Any]) -> Iterator[str]:
+    """The heads of the columns, in the order of `_cells`."""
+    several = len(layout.values) > 1 and "metric" not in layout.index
+    for name in layout.values[:1] if "metric" in layout.index else layout.values:
+        title = f"{METRICS[name].title}: " if several else ""
+        if not layout.columns:
+            yield METRICS[name].title
+            continue
+        if not layout.only_aggregates:
+            plain = layout.columns in ("task", "method") or not all(
+                isinstance(at, (int, float)) for at in columns
+            )
+            yield from (f"{title}{at}" if plain else f"{title}{layout.columns} {at}" for at in columns)
+        yield from (f"{title}{kind}" for kind in layout.aggregate)
+    if layout.exact:
+        yield "against exact"
+    yield from (METRICS[name].title for name in layout.extra)
 
 
-@_table_of.register
-def _(layout: Methods, records: Sequence[CellRecord]) -> Table:
-    tasks = ordered(record.task for record in records)
-    metrics = [METRICS[name] for name in layout.metrics]
-    groups: list[tuple[TableRow, ...]] = []
-    for method in ordered(record.method for record in records):
-        mine = [record for record in records if record.method == method]
-        rows = []
-        for setting in ordered(tuple(r.get(name) for name in layout.split) for r in mine):
-            cells = [r for r in mine if tuple(r.get(name) for name in layout.split) == setting]
-            whole = len({r.task for r in cells}) == len(tasks)
-            scores = [task_value([r for r in cells if r.task == task], METRICS["score"]) for task in tasks]
-            mean = complete(cells, METRICS["score"], len(tasks))
-            apart = (_against_exact(cells, records),) if layout.exact else ()
-            costs = [
-                combined(cells, metric) if whole else Value(decimals=metric.decimals) for metric in metrics
-            ]
-            values = (mean, *apart, *scores, *costs, _tokens_per_pass(cells))
-            rows.append(TableRow((method, *map(str, setting)), values))
-        groups.append(tuple(rows))
-    heads = ("Method", *layout.split)
-    exact = ("against exact",) if layout.exact else ()
-    names = ("mean", *exact, *tasks, *(metric.title for metric in metrics), "Tokens a pass")
-    return Table(layout.title, heads, names, tuple(groups))
+def _ranked(layout: TableLayout, rows: Sequence[TableRow]) -> list[TableRow]:
+    """The rows with the best and second best of each column of a group marked; what prints alike shares a place."""
+    if "method" not in layout.index[1:] or not layout.columns or layout.only_aggregates:
+        return list(rows)
+    placed = []
+    titles = {metric.title: metric for metric in METRICS.values()}
+    for row in rows:
+        mates = [other for other in rows if other.group == row.group]
+        metric = METRICS[layout.values[0]]
+        if "metric" in layout.index:
+            metric = titles[row.head[layout.index.index("metric")]]
+        values = list(row.values)
+        for at, value in enumerate(row.values):
+            column_values = [other.values[at] for other in mates]
+            printed = {
+                round(metric.better * v.number, v.decimals) for v in column_values if v.number is not None
+            }
+            if metric.better == 0 or len(printed) < 2 or value.number is None:
+                continue
+            order = sorted(printed, reverse=True)[:2]
+            mine = round(metric.better * value.number, value.decimals)
+            values[at] = replace(value, place=order.index(mine) + 1 if mine in order else 0)
+        placed.append(replace(row, values=tuple(values)))
+    return placed
 
 
-def _tokens_per_pass(cells: Sequence[CellRecord]) -> Value:
-    """Answer tokens over decoding passes, both averaged over tasks first."""
-    return _ratio(combined(cells, METRICS["answer"]), combined(cells, METRICS["nfe"]))
+def _speedup(rows: pd.DataFrame, baseline: str) -> pd.Series[Any]:
+    """The baseline's seconds on the same model and task over those of each row."""
+    if "wall" not in rows:
+        return pd.Series(float("nan"), index=rows.index)
+    base = rows[rows["method"] == baseline].groupby(["model", "task"])["wall"].mean().to_dict()
+    keys = zip(rows["model"], rows["task"], strict=True)
+    return pd.Series([base.get(key, float("nan")) for key in keys], index=rows.index) / rows["wall"]
 
 
-def _against_exact(cells: Sequence[CellRecord], records: Sequence[CellRecord]) -> Value:
+def _examples(rows: pd.DataFrame) -> pd.Series[Any]:
+    if "n" not in rows:
+        return pd.Series("", index=rows.index)
+    counts = [
+        "" if pd.isna(n) else f"{n:.0f}" if n == size else f"{n:.0f} of {size:.0f}"
+        for n, size in zip(rows["n"], rows["test_size"], strict=True)
+    ]
+    return pd.Series(counts, index=rows.index, dtype=object)
+
+
+# ----------------------------------------------------------------------------------- approximations against exact runs
+def _against_exact(mine: pd.DataFrame, rows: pd.DataFrame) -> Value:
     """Mean score of approximate runs minus that of exact ones on the same examples, in points."""
-    differences = against_exact(cells, records)
+    differences = against_exact(mine, rows)
     if not differences:
-        return Value(blank=differences is not None)
-    mean, half = paired(differences)
-    return Value(mean, 1, (mean - half, mean + half))
+        return Value(decimals=1, blank=differences is not None)
+    return Value(fmean(differences), 1, paired_bootstrap(differences))
 
 
-def against_exact(cells: Sequence[CellRecord], records: Sequence[CellRecord]) -> list[float] | None:
+def against_exact(mine: pd.DataFrame, rows: pd.DataFrame) -> list[float] | None:
     """The score of every example minus that of the exact run, in points; None until both have finished.
 
-    The exact run of a cell differs from it in the approximations alone. An exact cell has nothing to compare, and its
+    The exact run of a row differs from it in the approximations alone. An exact row has nothing to compare, and its
     list is empty.
     """
-    exact = {_baseline(r): r for r in records if r.done and not r.provenance.get("approximations")}
+    exact = {
+        _without_approximations(row): row
+        for row in rows.to_dict("records")
+        if isinstance(row.get("provenance"), dict) and not row["provenance"]["approximations"]
+    }
     differences: list[float] = []
-    for cell in cells:
-        other = exact.get(_baseline(cell))
-        if not cell.done or other is None:
+    for row in mine.to_dict("records"):
+        other = exact.get(_without_approximations(row))
+        if not isinstance(row.get("provenance"), dict) or other is None:
             return None
-        if other is cell:
+        if other["path"] == row["path"]:
             return []
-        theirs = {one["index"]: one["score"] for one in other.examples}
-        mine = {one["index"]: one["score"] for one in cell.examples}
-        differences += [100 * (mine[index] - theirs[index]) for index in mine.keys() & theirs.keys()]
+        ours, theirs = verdicts(row), verdicts(other)
+        differences += [100 * (ours[index] - theirs[index]) for index in ours.keys() & theirs.keys()]
     return differences or None
 
 
-def _baseline(record: CellRecord) -> str:
-    """Everything that decides a cell but its approximations and the fields that set them."""
-    kept = {
-        name: value
-        for name, value in record.settings.items()
-        if name not in ("cache", "quantize", "fields", RESOLVED)
-    }
-    given = record.settings["fields"]
-    fields = {name: value for name, value in given.items() if name not in APPROXIMATE_FIELDS}
-    return json.dumps(
-        {**kept, "fields": fields, "task": record.task, "grader": record.grader}, sort_keys=True
-    )
-
-
-@_table_of.register
-def _(layout: Details, records: Sequence[CellRecord]) -> Table:
-    metrics = [METRICS[name] for name in DETAILS]
-    moving = [name for name in ordered(key for r in records for key in r.at) if _varies(records, name)]
-    groups: dict[tuple[str, str], list[TableRow]] = {}
-    for record in (record for record in records if record.done):
-        setting = ", ".join(f"{name}={record.at[name]}" for name in moving if name in record.at)
-        head = (record.title, record.task, record.method, setting, _examples(record))
-        values = tuple(task_value([record], metric) for metric in metrics)
-        groups.setdefault((record.model, record.task), []).append(TableRow(head, values))
-    heads = ("Model", "Task", "Method", "Setting", "Examples")
-    return Table(layout.title, heads, tuple(m.title for m in metrics), tuple(map(tuple, groups.values())))
-
-
-DETAILS = ("score", "nfe", "probes", "passes", "canvas", "answer", "at_cap", "without_eos", "wall")
-
-
-def _examples(record: CellRecord) -> str:
-    n, size = record.result["n"], record.result["test_size"]
-    return str(n) if n == size else f"{n} of {size}"
-
-
-def _varies(records: Sequence[CellRecord], name: str) -> bool:
-    return len({str(r.at[name]) for r in records if name in r.at}) > 1
-
-
-def _rank(rows: Sequence[TableRow], better: int, width: int) -> tuple[TableRow, ...]:
-    """Best and second best of each of the first `width` columns, marked."""
-    columns = [ranked([row.values[at] for row in rows], better) for at in range(width)]
-    return tuple(
-        TableRow(row.head, (*(column[at] for column in columns), *row.values[width:]))
-        for at, row in enumerate(rows)
-    )
-
-
-def _with_paper_column(table: Table) -> Table:
-    """Keep the last value of every row, the paper's, if any row has one."""
-    if any(row.values[-1].number is not None for row in table.rows):
-        return replace(table, columns=(*table.columns, "paper"))
-    groups = [tuple(TableRow(row.head, row.values[:-1]) for row in group) for group in table.groups]
-    return replace(table, groups=tuple(groups))
-
-
-def _unknown_note(table: Table) -> tuple[str, ...]:
-    """How many cells are not measured yet; a paper column has gaps of its own."""
-    width = len(table.columns) - (table.columns[-1] == "paper")
-    values = [value for row in table.rows for value in row.values[:width]]
-    missing = sum(value.number is None and not value.blank for value in values)
-    return (f"{missing} values are not known yet, or were not timed alone.",) if missing else ()
-
-
-def comparison(records: Sequence[CellRecord]) -> Table | None:
-    """Paper against measured, one row per published number; None when no run is one of the paper's."""
-    compared = pairs(records)
-    if not compared:
-        return None
-    groups: dict[tuple[str, str], list[TableRow]] = {}
-    for pair in compared:
-        number, decimals = pair.number, pair.measured.decimals
-        setting = ", ".join(f"{name}={value}" for name, value in sorted(number.settings))
-        assert pair.record.published is not None
-        title = pair.record.published.models[number.model].title
-        head = (number.source, title, number.metric, number.task, number.method, setting)
-        values = (pair.measured, Value(number.value, decimals), Value(pair.difference, decimals))
-        groups.setdefault((number.source, number.metric), []).append(TableRow(head, values))
-    judged = [pair.inside for pair in compared if pair.inside is not None]
-    notes = [f"{sum(judged)} of {len(judged)} published scores lie inside our 95 % interval."]
-    if differing := [pair for pair in compared if pair.inside is False]:
-        notes.append(f"Outside it: {'; '.join(map(str, differing[:MOST_NAMED]))}{_more(differing)}.")
-    heads = ("Source", "Model", "Metric", "Task", "Method", "Setting")
-    ours = tuple({id(pair.record): pair.record for pair in compared}.values())
-    rows = tuple(map(tuple, groups.values()))
-    return Table(
-        "Paper versus measured", heads, ("measured", "paper", "difference"), rows, "", tuple(notes), ours
-    )
-
-
-def _more(differing: Sequence[Pair]) -> str:
-    left = len(differing) - MOST_NAMED
-    return f"; and {left} more" if left > 0 else ""
+def _without_approximations(row: dict[str, Any]) -> str:
+    """Everything that decides a run but its approximations and the fields that set them."""
+    config = {name: row[name] for name in row if name.startswith("config.")}
+    config |= {"config.cache": None, "config.quantize": None}
+    given = row["config.fields"]
+    config["config.fields"] = {name: given[name] for name in given if name not in APPROXIMATE_FIELDS}
+    return json.dumps([config, row["task"], row["grader"]], sort_keys=True, default=str)

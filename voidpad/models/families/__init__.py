@@ -3,24 +3,27 @@
 from collections.abc import Mapping
 from typing import Any
 
-from voidpad.errors import ConfigError, WeightsError
+from voidpad.errors import ConfigError, WeightsError, shown
 from voidpad.models.families.dream import DREAM
-from voidpad.models.families.family import Covered, Family, check_sizes, shown
+from voidpad.models.families.family import Covered, Family
 from voidpad.models.families.fast_dllm import FAST_DLLM
+from voidpad.models.families.illada import ILLADA
 from voidpad.models.families.llada import LLADA
+from voidpad.models.families.llada2 import LLADA2
 from voidpad.models.families.llada_moe import LLADA_MOE
 from voidpad.models.families.sdar import SDAR, SDAR_MOE
 
-__all__ = ["DREAM", "FAMILIES", "LLADA", "Covered", "Family", "check_sizes", "recognise"]
+__all__ = ["DREAM", "FAMILIES", "LLADA", "Covered", "Family", "recognise"]
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (LLADA, DREAM, LLADA_MOE, SDAR, SDAR_MOE, FAST_DLLM)
+    family.name: family for family in (LLADA, DREAM, ILLADA, LLADA_MOE, SDAR, SDAR_MOE, FAST_DLLM, LLADA2)
 }
 
-# Masked diffusion models that are not covered, so that the message can name them: model_type -> name.
+# Diffusion models that are not covered, so that the message can name them: model_type -> name.
 _OTHERS = {
-    "illada": "iLLaDA",
-    "llada2_moe": "LLaDA2",
+    "diffusion_gemma": "DiffusionGemma",
+    "nemotron_labs_diffusion": "Nemotron-Labs-Diffusion",
+    "wedlm": "WeDLM",
 }
 
 

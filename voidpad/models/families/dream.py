@@ -13,18 +13,14 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
-from voidpad.decode.plan import FamilyDefaults
+from voidpad.decode.presets import FamilyDefaults
 from voidpad.decode.propose import SampledProposal
-from voidpad.models.families.family import NEUTRAL, STOCK, Covered, Family, stock_values
+from voidpad.models.families.family import STOCK, Covered, Family, stock_values, words
 from voidpad.roles import RoleNames
 
 # The VOID and Rainbow ids of the paper's Dream runs: long runs of spaces, renamed <pad_0> .. <pad_6> in the authors'
 # vocab.json. The first one is 128 spaces.
 AUTHORS_RAINBOW = (56940, 86766, 79871, 65271, 51475, 95429, 97417)
-
-
-# AdaBlock's delimiters for Dream, as the vocabulary spells them: 24 of its 2,178 tokens with a line break.
-NEWLINES = "Ċ ĊĊ čĊ .Ċ .ĊĊ ;Ċ ;ĊĊ ?Ċ ?ĊĊ !Ċ !ĊĊ )Ċ )ĊĊ ]Ċ ]ĊĊ }Ċ }ĊĊ 'Ċ 'ĊĊ \"Ċ \"ĊĊ =Ċ =ĊĊ */Ċ"
 
 
 def _released(config: PretrainedConfig) -> dict[str, Any]:
@@ -60,16 +56,9 @@ DREAM = Family(
     unmarked_types=("qwen2",),
     hub_ids=("fredzzp/open-dcoder-0.5B",),
     covered=Covered(
-        fixed={},
-        optional={
-            "hidden_act": ("silu",),
-            "use_mrope": (False,),  # no released code reads it
-            "use_sliding_window": (False,),
-            "rope_scaling": (None,),
-            "attention_dropout": (0.0,),
-        },
         read=STOCK | {"rope_theta"},
-        ignored=NEUTRAL | {"max_window_layers", "sliding_window"},  # used with a sliding window only
+        optional={"use_mrope": (False,)},  # no released code reads it
+        ignored=words("sliding_window"),  # used with a sliding window only
     ),
     translated=stock_values,
     released=_released,
@@ -77,7 +66,6 @@ DREAM = Family(
     role_names=RoleNames(
         void=("<|dlm_pad|>",),  # DiffuCoder fills the tail of an answer with it
         never=("<|expand|>",),  # DreamOn: becomes two masks in its own loop, and means nothing in ours
-        newline=tuple(NEWLINES.split(" ")),
     ),
     adapter_names={r"^model\.(model\.|lm_head\b)": r"\1"},  # the authors' wrapper: one `model.` more
     adapter_roles=_adapter_roles,
@@ -86,13 +74,14 @@ DREAM = Family(
         schedule="dream",
         scores="renormalised",
         proposal=SampledProposal,
-        authors={"leave_blocks": True},
+        authors={"scores": "renormalised"},
+        leaves_blocks=True,
         fields={
-            "void-expansion": {"tau_nonvoid": 0.15, "tau_gap": 0.55},
-            "ada-block": {"delimiter_threshold": 0.5},
+            # Renormalised scores lose answers on blocks above 32: a slot that wants VOID looks sure.
+            "void": {"scores": "unbanned"},
+            "void-expansion": {"scores": "unbanned", "tau_nonvoid": 0.15, "tau_gap": 0.55},
         },
     ),
     loss="per_slot",
     lora_targets=("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj"),
-    narrow=True,
 )

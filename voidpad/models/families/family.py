@@ -5,6 +5,7 @@ the package asks the family and never compares its name.
 """
 
 import re
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,28 +13,9 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from voidpad.decode.plan import FamilyDefaults
-from voidpad.errors import WeightsError, reason
+from voidpad.decode.presets import FamilyDefaults
+from voidpad.errors import AssumedWarning, WeightsError, first_line, shown
 from voidpad.roles import RoleNames
-
-# The largest sizes that config.json may ask for. Larger values come from damaged or hostile files: building such a
-# network, even without memory for its weights, would take minutes.
-LARGEST = {
-    "vocab_size": 4_000_000,
-    "hidden_size": 100_000,
-    "intermediate_size": 1_000_000,
-    "num_hidden_layers": 1_000,
-    "num_attention_heads": 2_000,
-    "num_key_value_heads": 2_000,
-    "max_position_embeddings": 100_000_000,
-}
-# Those of mixtures of experts; `num_local_experts` is how transformers stores their number.
-LARGEST_EXPERTS = {
-    "num_experts": 100_000,
-    "num_local_experts": 100_000,
-    "num_experts_per_tok": 100_000,
-    "moe_intermediate_size": 1_000_000,
-}
 
 
 def words(names: str) -> frozenset[str]:
@@ -45,34 +27,71 @@ STOCK = words(
     "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size "
     "max_position_embeddings rms_norm_eps tie_word_embeddings"
 )
-# Fields that reach no forward pass: origins, initialisation, ids that the roles resolve.
+# Fields that reach no forward pass: origins, training, initialisation, kernels, ids that the roles resolve.
 NEUTRAL = words(
     "architectures auto_map model_type transformers_version use_cache torch_dtype dtype _name_or_path "
-    "bos_token_id eos_token_id pad_token_id mask_token_id initializer_range"
+    "bos_token_id eos_token_id pad_token_id mask_token_id initializer_range train_max_sequence_length "
+    "output_router_logits router_aux_loss_coef max_window_layers attn_implementation"
 )
+# Fields of many architectures that change the function, and the values with which they do not.
+FUNCTION_FIELDS: dict[str, tuple[Any, ...]] = {
+    "alibi": (False, None),
+    "attention_bias": (False, None),
+    "attention_dropout": (0.0, None),
+    "attention_multiplier": (None, 1.0),
+    "attn_logit_softcapping": (None,),
+    "clip_qkv": (None,),
+    "embedding_multiplier": (None, 1.0),
+    "final_logit_softcapping": (None,),
+    "hidden_act": ("silu",),
+    "logit_scale": (None, 1.0),
+    "logits_scaling": (None, 1.0),
+    "mlp_bias": (False, None),
+    "partial_rotary_factor": (1.0, None),
+    "quantization_config": (None,),
+    "query_pre_attn_scalar": (None,),
+    "residual_multiplier": (None, 1.0),
+    "rope_scaling": (None,),
+    "scale_logits": (False, None),
+    "use_sliding_window": (False, None),
+}
 
 
 @dataclass(frozen=True)
 class Covered:
-    """The fields of a released config.json that we know. Any other might change the function, so it is refused."""
+    """The fields of a released config.json that we know.
 
-    fixed: Mapping[str, tuple[Any, ...]]  # must be there, with one of these values
-    optional: Mapping[str, tuple[Any, ...]]  # one of these values if there
-    read: frozenset[str]
-    ignored: frozenset[str]
+    One that would change the function in a way that the stock class cannot follow is refused. Others that we do not
+    know give one warning.
+    """
+
+    fixed: Mapping[str, tuple[Any, ...]] = field(
+        default_factory=dict
+    )  # must be there, with one of these values
+    optional: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # one of these values if there
+    read: frozenset[str] = frozenset()
+    ignored: frozenset[str] = frozenset()
 
     def check(self, config: Mapping[str, Any], *, where: str) -> None:
         faults = [f"{name} is missing" for name in sorted(self.fixed.keys() - config.keys())]
-        limits = {**self.fixed, **self.optional}
-        for name in sorted(config):
-            value = config[name]
-            if name in limits and not any(_same(value, ok) for ok in limits[name]):
-                faults.append(f"{name}={shown(value)} (covered: {limits[name][0]!r})")
-            elif name not in limits and name not in self.read | self.ignored:
-                faults.append(f"{name}={shown(value)} is unknown")
+        limits = {**FUNCTION_FIELDS, **self.fixed, **self.optional}
+        unknown = []
+        for name in sorted(config.keys() - self.read - self.ignored - NEUTRAL):
+            if name not in limits:
+                unknown.append(shown(name))
+            elif not any(_same(config[name], ok) for ok in limits[name]):
+                faults.append(f"{name}={shown(config[name])} (covered: {limits[name][0]!r})")
         if faults:
             listed = "; ".join(faults[:6]) + ("; ..." if len(faults) > 6 else "")
             raise WeightsError(f"{where}: config.json is not covered: {listed}. Use a released layout.")
+        if unknown:
+            listed = ", ".join(unknown[:6]) + (", ..." if len(unknown) > 6 else "")
+            warnings.warn(
+                f"{where}: config.json has fields that voidpad does not know ({listed}); they are taken to change "
+                "nothing in the network.",
+                AssumedWarning,
+                stacklevel=5,
+            )
 
 
 def _same(value: Any, allowed: Any) -> bool:
@@ -94,19 +113,28 @@ class Family:
     model_types: tuple[str, ...]  # model_type in a released config.json, lower case
     covered: Covered
     translated: Callable[[Mapping[str, Any]], dict[str, Any]]  # released fields -> fields of config_class
-    # The way back: a config of config_class as released fields, those that are always the same left out. None: `export`
-    # needs the config.json of a release.
+    # Fields of config_class that are always the same.
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    # The way back, for models that were trained from scratch: a config of config_class as released fields, those that
+    # are always the same left out. None: `export` needs the config.json of a release.
     released: Callable[[PretrainedConfig], dict[str, Any]] | None = None
     unmarked_types: tuple[str, ...] = ()  # model types that count only when the user names the family
     hub_ids: tuple[str, ...] = ()  # hub checkpoints whose config.json does not name the family
     tensor_names: Mapping[str, str] = field(default_factory=dict)  # pattern -> replacement, as in key_mapping
+    # Released tensors, by their last module after renaming, that hold the rows of several of the stock class.
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # The class of the tokenizer where there is no tokenizer.json.
     tokenizer_class: type[PreTrainedTokenizerBase] = PreTrainedTokenizerFast
     role_names: RoleNames = RoleNames()
+    # Ids of mask and eos where neither config nor tokenizer name them.
+    role_ids: Mapping[str, int] = field(default_factory=dict)
+    # Pattern of a checkpoint's name -> a line to say when it is opened.
+    name_notes: Mapping[str, str] = field(default_factory=dict)
     # Where the size of the blocks of block-causal attention may be found: a field of config.json, and a pattern for
     # the name of the checkpoint.
     block_field: str | None = None
     block_name: str | None = None
+    block_assumed: bool = True  # whether a size that nobody states is a guess, because others are about
 
     # Adapters trained outside voidpad
     # Pattern -> replacement, after peft's prefix.
@@ -123,7 +151,7 @@ class Family:
 
     # Decoding
     decoding: FamilyDefaults = field(kw_only=True)  # score, schedule, scores, proposal, thresholds
-    narrow: bool = False  # whether engine/narrow.py may compute the last layer for the requested tokens only
+    default_plan: str = "original"  # of a release with full attention
 
     @property
     def causal_block(self) -> int:
@@ -149,35 +177,29 @@ class Family:
         both releases, that row would start at zero and never learn.
         """
         fixed = {"is_causal": False, "use_cache": False, "pad_token_id": None}
-        return self.config_class(**{**values, **fixed})
+        return self.config_class(**{**self.constants, **values, **fixed})
 
     def read_config(self, config: Mapping[str, Any], *, where: str) -> PretrainedConfig:
-        """The config of a released config.json; fields that are unknown, absent or absurd are refused by name."""
+        """The config of a released config.json; fields that are not covered are refused by name."""
         self.covered.check(config, where=where)
         try:
-            values = self.translated(config)
+            return self.config(self.translated(config))
         except KeyError as missing:
             raise WeightsError(
                 f"{where}: config.json has no field {missing}; use the released config.json."
             ) from None
-        except TypeError as error:
-            raise WeightsError(
-                f"{where}: config.json has a field of the wrong type ({reason(error)}); use the released config.json."
-            ) from None
-        except ValueError as error:
-            raise WeightsError(
-                f"{where}: config.json is not covered: {reason(error)}. Use a released layout."
-            ) from None
-        check_sizes(values, where=where)
-        return self.checked_config(values, where=where)
-
-    def checked_config(self, values: Mapping[str, Any], *, where: str) -> PretrainedConfig:
-        """`config` with values from a file: what transformers refuses becomes one line."""
-        try:
-            return self.config(values)
         except Exception as error:  # transformers validates fields with many exception types
             raise WeightsError(
-                f"{where}: damaged config.json ({reason(error)}); copy the file again."
+                f"{where}: config.json is not covered ({first_line(error)}); use the released config.json."
+            ) from None
+
+    def saved_config(self, values: Mapping[str, Any], *, where: str) -> PretrainedConfig:
+        """The config of a config.json that voidpad or transformers saved."""
+        try:
+            return self.config(self.config_class.from_dict(dict(values)).to_dict())
+        except Exception as error:  # transformers validates fields with many exception types
+            raise WeightsError(
+                f"{where}: damaged config.json ({first_line(error)}); save the checkpoint again."
             ) from None
 
     def tensor_name(self, name: str) -> str:
@@ -187,6 +209,21 @@ class Family:
     def released_name(self, name: str) -> str:
         """A tensor name of the stock class as the release spells it: the inverse of `tensor_name`."""
         return _renamed(name, self._released_names)
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        """The tensors of the stock class whose rows a released tensor holds; `name` is its own after renaming."""
+        for module, parts in self.joined.items():
+            if f".{module}." in name:
+                return tuple(name.replace(f".{module}.", f".{part}.") for part in parts)
+        return (name,)
+
+    def joined_name(self, name: str) -> str | None:
+        """The name, before renaming, of the released tensor that holds the rows of this one and others, if any."""
+        for module, parts in self.joined.items():
+            for part in parts:
+                if f".{part}." in name:
+                    return name.replace(f".{part}.", f".{module}.")
+        return None
 
     @cached_property
     def _released_names(self) -> dict[str, str]:
@@ -216,46 +253,12 @@ def _renamed(name: str, patterns: Mapping[str, str]) -> str:
     return name
 
 
-def check_sizes(values: Mapping[str, Any], *, where: str) -> None:
-    """Refuse sizes that no real network has, before anything is built from them."""
-    limits = LARGEST | {name: largest for name, largest in LARGEST_EXPERTS.items() if name in values}
-    for name, largest in limits.items():
-        size = values.get(name)
-        if type(size) is not int or not 1 <= size <= largest:
-            raise WeightsError(
-                f"{where}: config.json gives {name}={shown(size)}; it must be a whole number from 1 to {largest}."
-            )
-    hidden, heads, keys = (
-        values[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads")
-    )
-    if hidden % heads or heads % keys:
-        raise WeightsError(
-            f"{where}: config.json gives {hidden} hidden units, {heads} heads and {keys} key heads; "
-            "each must be a multiple of the next."
-        )
-    chosen, experts = (values.get(name) for name in ("num_experts_per_tok", "num_experts"))
-    if chosen is not None and chosen > (experts or values.get("num_local_experts") or 0):
-        raise WeightsError(
-            f"{where}: config.json gives num_experts_per_tok={chosen}, more than there are experts."
-        )
-    epsilon = values.get("rms_norm_eps")
-    if not isinstance(epsilon, float) or not 0 < epsilon < 1:
-        raise WeightsError(
-            f"{where}: config.json gives rms_norm_eps={shown(epsilon)}; it must lie between 0 and 1."
-        )
-
-
 def stock_values(config: Mapping[str, Any], same: Collection[str] = STOCK) -> dict[str, Any]:
     """Fields of a stock class from released ones: those in `same` as they are, and what every class reads alike."""
     copied = {name: config[name] for name in sorted(same)}
-    theta = config["rope_theta"]
-    if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < 1e12:
-        raise TypeError(f"rope_theta={shown(theta)} must be a positive number")
     ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id")}
-    return copied | ids | {"rope_parameters": {"rope_type": "default", "rope_theta": float(theta)}}
-
-
-def shown(value: Any) -> str:
-    """A value for an error message: short and printable."""
-    text = ascii(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return (
+        copied
+        | ids
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": float(config["rope_theta"])}}
+    )

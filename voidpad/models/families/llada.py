@@ -5,10 +5,9 @@ from typing import Any
 
 from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig
 
-from voidpad.decode.plan import FamilyDefaults
+from voidpad.decode.presets import FamilyDefaults
 from voidpad.decode.propose import GumbelProposal
-from voidpad.models.families.family import NEUTRAL, Covered, Family, stock_values, words
-from voidpad.roles import RoleNames
+from voidpad.models.families.family import Covered, Family, stock_values, words
 
 # Released module -> transformers' module. `ff_out` inside a block is its output; at the top level it is the head.
 _BLOCK = {
@@ -101,14 +100,12 @@ LLADA = Family(
             "rope_full_precision": (True,),
             "scale_logits": (False,),
         },
-        optional={"clip_qkv": (None,)},
         read=words(
             "d_model n_layers n_heads n_kv_heads multi_query_attention mlp_hidden_size mlp_ratio rms_norm_eps "
             "rope_theta embedding_size vocab_size max_sequence_length weight_tying"
         ),
         # Initialisation, training and the choice of a kernel: none of these changes a trained forward pass.
-        ignored=NEUTRAL
-        | words(
+        ignored=words(
             "alibi_bias_max attention_layer_norm_with_affine flash_attention flash_attn_varlen "
             "init_cutoff_factor init_device init_fn init_std precision"
         ),
@@ -118,7 +115,6 @@ LLADA = Family(
     tensor_names=_names(r"model\."),
     adapter_names=_names(r"(?:model\.)+"),  # a training wrapper puts one `model.` more before every name
     adapter_modules={"wte": "embed_tokens", "ff_out": "lm_head"},
-    role_names=RoleNames(newline=("Ċ",)),  # AdaBlock's delimiter for LLaDA: the line break alone
     decoding=FamilyDefaults(
         score="confidence",
         schedule="even",
@@ -127,10 +123,8 @@ LLADA = Family(
         authors={"cut": False},
         fields={
             "void-expansion": {"tau_nonvoid": 0.09, "tau_gap": -0.45},
-            "ada-block": {"delimiter_threshold": 0.3},
         },
     ),
     loss="per_row",
     lora_targets=("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
-    narrow=True,
 )

@@ -6,9 +6,10 @@ Its config.json says `llada`, as the dense model's does; the experts tell them a
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import PretrainedConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from voidpad.models.families.family import NEUTRAL, Covered, Family, shown, stock_values, words
+from voidpad.errors import shown
+from voidpad.models.families.family import Covered, Family, stock_values, words
 from voidpad.models.families.llada import LLADA
 
 _SAME = words(  # fields that Qwen3Moe has under the same name
@@ -30,20 +31,6 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _released(config: PretrainedConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in sorted(_SAME)} | {
-        "architectures": ["LLaDAMoEModelLM"],
-        "model_type": "llada",
-        "num_key_value_heads": config.num_key_value_heads,
-        "expert_intermediate_size": config.moe_intermediate_size,
-        "dense_intermediate_size": config.intermediate_size,
-        "moe_layer_freq": [1] * config.num_hidden_layers,
-        "moe_router_enable_expert_bias": False,
-        "rope_theta": config.rope_parameters["rope_theta"],
-        "rope_scaling": None,
-    }
-
-
 LLADA_MOE = Family(
     "llada_moe",
     shift=0,
@@ -58,29 +45,18 @@ LLADA_MOE = Family(
             "shared_expert_intermediate_size": (None,),
             "partial_rotary_factor": (1,),
         },
-        optional={
-            "hidden_act": ("silu",),
-            "attention_bias": (False,),
-            "attention_dropout": (0.0,),
-            "clip_qkv": (None,),
-            "rope_scaling": (None,),
-            "moe_router_enable_expert_bias": (False, None),
-        },
+        optional={"moe_router_enable_expert_bias": (False, None)},
         read=_SAME
         | words(
             "num_key_value_heads expert_intermediate_size dense_intermediate_size moe_layer_freq rope_theta"
         ),
         # The released forward pass reads none of these.
-        ignored=NEUTRAL
-        | words(
-            "moe_router_score_function routed_scaling_factor router_num_group router_topk_group norm_topk_prob "
-            "router_aux_loss_coef output_router_logits"
+        ignored=words(
+            "moe_router_score_function routed_scaling_factor router_num_group router_topk_group norm_topk_prob"
         ),
     ),
     translated=_translated,
-    released=_released,
     decoding=LLADA.decoding,  # the same sampler; the thresholds of VoidExpansion are those of the dense model
     loss="per_row",
     lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"),  # the experts are fused tensors, not linear layers
-    narrow=True,
 )

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformers import (
-    PretrainedConfig,
     Qwen2Tokenizer,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -17,15 +16,13 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from voidpad.decode.causal_preset import CausalPreset
 from voidpad.decode.commit import Dynamic, Sequential, Static
-from voidpad.decode.plan import FamilyDefaults
-from voidpad.decode.propose import GumbelProposal
-from voidpad.models.families.family import NEUTRAL, STOCK, Covered, Family, stock_values, words
+from voidpad.decode.presets import CausalPreset, FamilyDefaults
+from voidpad.decode.propose import TemperedProposal
+from voidpad.models.families.family import STOCK, Covered, Family, stock_values, words
 from voidpad.roles import RoleNames
 
 _READ = STOCK | {"head_dim"}
-_AUTO = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
 _EXPERTS = words("num_experts num_experts_per_tok moe_intermediate_size")
 _OPTIONAL: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
@@ -35,40 +32,11 @@ _OPTIONAL: dict[str, tuple[Any, ...]] = {
     "sliding_window": (None,),
     "use_sliding_window": (False,),
 }
-_IGNORED = NEUTRAL | words(
-    "attn_implementation debug ep_size fuse_cross_entropy max_window_layers micro_forward skip_checkpoint use_deepep"
-)
+_IGNORED = words("debug ep_size fuse_cross_entropy micro_forward skip_checkpoint use_deepep")
 
 
 def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
     return stock_values(config, _READ)
-
-
-def _released(config: PretrainedConfig) -> dict[str, Any]:
-    code = "configuration_sdar.SDARConfig", "modeling_sdar.SDARModel", "modeling_sdar.SDARForCausalLM"
-    return {name: getattr(config, name) for name in sorted(_READ)} | {
-        "architectures": ["SDARForCausalLM"],
-        "auto_map": dict(zip(_AUTO, code, strict=True)),
-        "model_type": "sdar",
-        "rope_theta": config.rope_parameters["rope_theta"],
-        **{name: values[0] for name, values in _OPTIONAL.items()},
-    }
-
-
-def _released_mixture(config: PretrainedConfig) -> dict[str, Any]:
-    code = (
-        "configuration_sdar_moe.SDARMoeConfig",
-        "modeling_sdar_moe.SDARMoeModel",
-        "modeling_sdar_moe.SDARMoeForCausalLM",
-    )
-    return _released(config) | {
-        "architectures": ["SDARMoeForCausalLM"],
-        "auto_map": dict(zip(_AUTO, code, strict=True)),
-        "model_type": "sdar_moe",
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        **{name: getattr(config, name) for name in (*sorted(_EXPERTS), "norm_topk_prob")},
-    }
 
 
 def _translated_mixture(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +44,7 @@ def _translated_mixture(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _DECODING = FamilyDefaults(
-    proposal=GumbelProposal,
+    proposal=TemperedProposal,
     authors={},
     presets={
         "static": CausalPreset("SDAR: the surest slots of a block, evenly over its passes", commit=Static),
@@ -92,17 +60,13 @@ SDAR = Family(
     config_class=Qwen3Config,
     net_class=Qwen3ForCausalLM,
     model_types=("sdar",),
-    covered=Covered(
-        fixed={}, optional=_OPTIONAL, read=_READ | {"rope_theta", "block_size"}, ignored=_IGNORED
-    ),
+    covered=Covered(optional=_OPTIONAL, read=_READ | {"rope_theta", "block_size"}, ignored=_IGNORED),
     translated=_translated,
-    released=_released,
     tokenizer_class=Qwen2Tokenizer,
     role_names=RoleNames(mask=(*RoleNames.mask, "<MASK>")),
     block_field="block_size",
     block_name=r"-b(\d{1,4})$",
     decoding=_DECODING,
-    narrow=True,
 )
 
 SDAR_MOE = Family(
@@ -116,14 +80,12 @@ SDAR_MOE = Family(
         fixed={"norm_topk_prob": (True, False)},  # the stock class follows it, too
         optional=_OPTIONAL | {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)},
         read=_READ | _EXPERTS | {"rope_theta", "block_size"},
-        ignored=_IGNORED | {"output_router_logits", "router_aux_loss_coef"},  # for training
+        ignored=_IGNORED,
     ),
     translated=_translated_mixture,
-    released=_released_mixture,
     tokenizer_class=Qwen2Tokenizer,
     role_names=SDAR.role_names,
     block_field=SDAR.block_field,
     block_name=SDAR.block_name,
     decoding=_DECODING,
-    narrow=True,
 )

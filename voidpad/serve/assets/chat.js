@@ -1,6 +1,7 @@
 // The server's page: a chat whose answers are drawn on the replay page's canvas while they are decoded.
 
 const about = JSON.parse(byId("data").textContent).server;
+const USUAL = ["canvas", "limit", "block", "temperature", "threshold", "entropy_bound"]; // plan fields that are not folded away
 const REDRAW = 120; // milliseconds between two drawings of a canvas that is still changing
 const chat = { turns: [], runs: [], stop: null, drawn: 0, pending: false };
 
@@ -133,6 +134,7 @@ async function ask(event) {
   if (!text.trim() || chat.stop) return;
   const settings = [setting("a"), ...(byId("compare").checked ? [setting("b")] : [])];
   byId("trouble").hidden = true;
+  byId("examples").hidden = true;
   chat.turns.push({ role: "user", content: text });
   bubble("user").lastChild.textContent = text;
   chat.stop = new AbortController();
@@ -176,6 +178,7 @@ function restart() {
   Object.assign(chat, { turns: [], runs: [] });
   byId("talk").replaceChildren();
   byId("trouble").hidden = byId("save").hidden = true;
+  byId("examples").hidden = false;
   byId("prompt").focus();
 }
 
@@ -184,10 +187,15 @@ function planForm(which, chosen) {
   const box = byId(`plan-${which}`), choose = el("select", { "aria-label": "Preset" });
   choose.append(...Object.keys(about.plans).map((name) => el("option", { value: name }, name)));
   choose.value = chosen;
-  const fields = el("div", { class: "fields" });
-  const fill = () => fields.replaceChildren(...about.plans[choose.value].map(planField));
+  const usual = el("div", { class: "fields" }), others = el("div", { class: "fields" });
+  const more = el("details", {}, el("summary", {}, "More fields"), others);
+  const fill = () => {
+    const fields = about.plans[choose.value];
+    usual.replaceChildren(...fields.filter((one) => USUAL.includes(one.name)).map(planField));
+    others.replaceChildren(...fields.filter((one) => !USUAL.includes(one.name)).map(planField));
+  };
   choose.addEventListener("change", fill);
-  box.append(choose, fields);
+  box.append(choose, usual, more);
   fill();
 }
 
@@ -221,7 +229,16 @@ function setting(which) {
 planForm("a", about.plan);
 planForm("b", about.plan === "original" ? Object.keys(about.plans)[0] : "original");
 byId("ask").addEventListener("submit", ask);
-byId("prompt").addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("ask").requestSubmit(); });
+byId("prompt").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  byId("ask").requestSubmit();
+});
+byId("examples").append(...about.examples.map((text) => {
+  const button = el("button", { type: "button", title: text }, text.replaceAll("\n", " "));
+  button.addEventListener("click", () => { byId("prompt").value = text; byId("ask").requestSubmit(); });
+  return button;
+}));
 byId("halt").addEventListener("click", () => chat.stop?.abort());
 byId("fresh").addEventListener("click", restart);
 byId("save").addEventListener("click", save);

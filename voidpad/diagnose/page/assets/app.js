@@ -16,7 +16,7 @@ function palette() {
     return [...getComputedStyle(sample).color.match(/[\d.]+/g).slice(0, 3).map(Number), 255];
   };
   const colours = { mask: read("map-mask"), word: read("map-word"), eos: read("map-eos"), void: read("map-void"),
-    tail: read("map-tail"), cut: read("map-cut"), spare: read("map-cut") };
+    tail: read("map-tail"), cut: read("map-cut"), spare: read("map-cut"), prompt: read("prompt") };
   const ramps = Object.fromEntries(["conf", "eos", "void"].map((kind) => [kind, ramp(colours.mask, read(`heat-${kind}`))]));
   sample.remove();
   const heat = (kind, p) => ramps[kind][Math.max(0, Math.min(100, Math.round(p * 100))) || 0];
@@ -73,7 +73,7 @@ function prompts(chosen) {
 
 // Colours no shown trace can give are switched off, with the reason.
 function offer(chosen) {
-  const missing = { conf: "no confidences recorded", eos: "no probabilities recorded (--trace-detail probs)",
+  const missing = { conf: "no confidences recorded", eos: "no probabilities recorded (--set trace_detail=probs)",
     void: "no VOID probabilities recorded" };
   for (const input of byId("modes").querySelectorAll("input")) {
     const usable = input.value === "state" || chosen.some((replay) => replay.has(input.value));

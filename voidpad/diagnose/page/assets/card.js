@@ -52,6 +52,7 @@ class Card {
 
   since(asked, masked) {
     const { replay } = this.pane;
+    if (replay.state(this.pane.position, this.slot) === "prompt") return "fixed text of the template";
     if (!asked) return masked ? "nothing asked yet" : "placed by the length rule";
     const when = place(replay, asked[0] + 1);
     if (masked) return `as seen in ${when}`;

@@ -30,6 +30,7 @@ function ints(text) {
   return out;
 }
 
+const UNWRITTEN = -1, GIVEN = -2;  // instead of the pass that wrote a slot; GIVEN is the fixed text of a template
 const FIELDS = { conf: "top", eos: "p_eos", void: "p_void" };
 
 // A growing or shrinking typed array: the slots an edit adds hold `value`.
@@ -46,7 +47,7 @@ function joined(...parts) {
   return out;
 }
 
-// Position 0 is the blank canvas; position k shows pass k-1 with its commits, before the edits that follow it,
+// Position 0 is the canvas before the first pass: blank, or a template with gaps; position k shows pass k-1 with its commits, before the edits that follow it,
 // so that what the pass measured lines up with the slots on show.
 class Replay {
   constructor(raw) {
@@ -63,8 +64,10 @@ class Replay {
   }
 
   unroll() {
-    const mask = this.roles.mask, start = this.passes.length ? this.passes[0].length : 0;
-    let ids = new Int32Array(start).fill(mask), born = new Int32Array(start).fill(-1), seat = new Int32Array(start);
+    const mask = this.roles.mask, template = this.header.template ?? [];
+    const blank = new Int32Array(this.passes.length ? this.passes[0].length : 0).fill(mask);
+    let ids = template.length ? Int32Array.from(template) : blank;
+    let born = ids.map((id) => (id === mask ? UNWRITTEN : GIVEN)), seat = new Int32Array(ids.length);
     const frames = [this.frame(null, ids, born, seat)];
     this.passes.forEach((pass, k) => {
       [ids, born, seat] = [ids.slice(), born.slice(), seat.slice()];
@@ -75,7 +78,7 @@ class Replay {
       let kept = Int32Array.from(ids, (_, slot) => slot);
       for (const edit of pass.edits) {
         ids = edited(ids, edit, edit.id);
-        born = edited(born, edit, -1);
+        born = edited(born, edit, UNWRITTEN);
         seat = edited(seat, edit, -1);
         kept = edited(kept, edit, -1);
       }
@@ -149,6 +152,7 @@ class Replay {
   state(position, slot) {
     const frame = this.frames[position], id = frame.ids[slot];
     if (frame.cut && frame.cut.has(slot)) return "cut";
+    if (frame.born[slot] === GIVEN) return "prompt";
     if (id === this.roles.mask) return position === this.frames.length - 1 && slot > frame.eos ? "spare" : "mask";
     if (id === this.roles.eos) return "eos";
     return this.pads.has(id) ? "void" : slot > frame.eos ? "tail" : "word";
@@ -171,7 +175,8 @@ class Replay {
   // The first EOS and the masks left after the position's pass, as the trace recorded them.
   counts(position) {
     if (position) return this.frames[position].pass;
-    return { masks: this.frames[0].length, first_eos: null };
+    const masks = this.frames[0].ids.reduce((sum, id) => sum + (id === this.roles.mask), 0);
+    return { masks, first_eos: null };
   }
 
   // Some tokenizers keep the space in the token, others put it between tokens.

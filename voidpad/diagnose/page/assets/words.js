@@ -29,6 +29,7 @@ const STOPS = {
 };
 
 const STATES = {
+  prompt: "given",
   mask: "masked",
   word: "committed",
   eos: "end of answer",

@@ -1,0 +1,166 @@
+"""The captured pass on a CPU, without a graph: the same tokens, scores and endings as the ordinary path."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from test_fast import BOTH, ragged, tiny
+from voidpad.decode import plan
+from voidpad.decode.commit import EntropyBound, Factor, Threshold, TopK
+from voidpad.engine.batching import Engine
+from voidpad.engine.cache import CachedDenoiser
+from voidpad.engine.cache_policy import CachePolicy
+from voidpad.engine.captured import CapturedPass, StepLimits, kind_of, window_step
+from voidpad.engine.events import Finished, Wrote
+from voidpad.engine.packed import PackedDenoiser
+from voidpad.models import FAMILIES
+
+COMMITS = [
+    {},
+    {"steps": 6},
+    {"threshold": 0.3},
+    {"factor": 0.6},
+    {"entropy_bound": 1.5, "entropy_order": "entropy"},
+    {"entropy_bound": 0.7},
+]
+
+
+def drawn(rng: random.Random, family: str):
+    fields = {"block": 4, "canvas": 12, "ban": rng.choice(["void", "", "void,12"])}
+    fields |= rng.choice(COMMITS) | {"temperature": rng.choice([0.0, 0.0, 0.7])}
+    return plan(rng.choice(["void", "original"]), defaults=FAMILIES[family].decoding, **fields)
+
+
+def run(engine: Engine, prompts, plans) -> tuple[list, list]:
+    """The outcomes by key, and everything that the steps showed."""
+    for key, (prompt, chosen) in enumerate(zip(prompts, plans, strict=True)):
+        engine.submit(prompt, chosen, seed=3, key=key)
+    done, seen = [], []
+    for event in engine.events():
+        if isinstance(event, Finished):
+            done.append(replace(event.outcome, seconds=0.0))
+        elif isinstance(event, Wrote):
+            step = event.step
+            for row, handle in enumerate(event.handles):
+                seen.append(
+                    (engine.passes, handle, *(getattr(step, n)[row].tolist() for n in ("frontier", "chosen")))
+                )
+                seen.append(step.tokens[row][step.frontier[row]].tolist())
+                seen.append(step.score[row][step.frontier[row]].tolist())
+                seen.append(event.after.canvas.answer(row))
+            assert len(step.logits) == int(step.where.sum())
+    return sorted(done, key=lambda row: row.key), seen
+
+
+class Counting(CapturedPass):
+    taken = 0
+
+    def __call__(self, groups):
+        found = super().__call__(groups)
+        self.taken += found is not None
+        return found
+
+
+def engine_of(model, cache: str | None, *, captured: bool) -> Engine:
+    inner = model.denoiser()
+    denoise = CachedDenoiser(inner, 4, CachePolicy.parse(cache)) if cache else PackedDenoiser(inner)
+    ended = {"ended": denoise.forget} if cache else {}
+    return Engine(denoise, model.roles, rows=3, captured=Counting(denoise) if captured else None, **ended)
+
+
+@BOTH
+@pytest.mark.parametrize("cache", [None, "dual", "ahead:2"])
+def test_a_captured_pass_is_the_ordinary_pass(family, cache):
+    reasons = set()
+    for seed in range(12):
+        rng = random.Random(seed)
+        model, prompts = tiny(family, seed), ragged(rng, 5)
+        one = drawn(rng, family)
+        plans = [one] * 5
+
+        watched = engine_of(model, cache, captured=True)
+        found, steps = run(watched, prompts, plans)
+        wanted, ordinary = run(engine_of(model, cache, captured=False), prompts, plans)
+        assert found == wanted, (seed, one)
+        for a, b in zip(steps, ordinary, strict=True):
+            assert a == pytest.approx(b, abs=1e-12) if b and isinstance(b[0], float) else a == b
+        assert watched.captured.taken == watched.passes
+        reasons |= {row.stop_reason for row in found}
+    assert reasons >= {"eos", "full"}
+
+
+@BOTH
+def test_plans_with_other_numbers_share_a_pass_and_other_kinds_do_not(family):
+    model, prompts = tiny(family, 2), ragged(random.Random(2), 4)
+    plans = [model.plan("void", canvas=12, block=4, threshold=t) for t in (0.2, 0.3, 0.4, 0.9)]
+    assert len({kind_of(one) for one in plans}) == 1
+    for mixed, shared in ((plans, True), ([*plans[:3], model.plan("void", canvas=12, block=4)], False)):
+        denoise = PackedDenoiser(model.denoiser())
+        watched = Engine(denoise, model.roles, captured=Counting(denoise))
+        found, _ = run(watched, prompts, mixed)
+        wanted, _ = run(Engine(PackedDenoiser(model.denoiser()), model.roles), prompts, mixed)
+        assert found == wanted
+        assert (watched.captured.taken == watched.passes) is shared
+
+
+@pytest.mark.parametrize("name", ["daedal", "rho-eos", "append-blocks", "eos-penalty"])
+def test_rules_that_edit_the_canvas_or_the_logits_run_outside(name):
+    assert kind_of(plan(name)) is None
+
+
+def test_a_row_that_grew_first_is_captured_once_it_has_settled():
+    model, prompts = tiny("llada", 1), ragged(random.Random(1), 3)
+    grown = {"limit": 16, "window": 3, "tau_nonvoid": 0.3, "tau_gap": -0.3}
+    chosen = model.plan("void-expansion", canvas=4, block=4, **grown)
+    denoise = PackedDenoiser(model.denoiser())
+    watched = Engine(denoise, model.roles, captured=Counting(denoise))
+    found, _ = run(watched, prompts, [chosen] * 3)
+    wanted, _ = run(Engine(PackedDenoiser(model.denoiser()), model.roles), prompts, [chosen] * 3)
+    assert found == wanted
+    assert 0 < watched.captured.taken < watched.passes
+
+
+def test_a_row_whose_every_token_is_banned_fails_alone():
+    model = tiny("llada", 0)
+    good, bad = (model.plan("void", canvas=8, block=4, ban=ban) for ban in ("void", tuple(range(16))))
+    denoise = PackedDenoiser(model.denoiser())
+    engine = Engine(denoise, model.roles, captured=CapturedPass(denoise))
+    handles = [engine.submit([12, 13], one) for one in (good, bad, good)]
+    events = list(engine.events())
+    assert [event.handles for event in events if hasattr(event, "error")] == [(handles[1],)]
+    assert sum(isinstance(event, Finished) for event in events) == 2
+
+
+@pytest.mark.parametrize("commit", [TopK(), Threshold(), Factor(), EntropyBound(), TopK(schedule="dream")])
+def test_a_step_has_static_shapes_and_never_reads_the_device(commit):
+    """Fake tensors have no values: whatever looked at one would fail."""
+    rows, width, columns = 3, 4, 24
+    with FakeTensorMode():
+        zero = torch.zeros(rows, dtype=torch.long)
+        numbers = torch.rand(rows, width, dtype=torch.float64)
+        found = (torch.zeros(rows, width, dtype=torch.long), numbers, numbers)[
+            : 3 if commit.reads_entropy else 2
+        ]
+        ends = (torch.zeros(1, dtype=torch.long),) * 2
+        state = (torch.zeros(rows, columns, dtype=torch.long), *[zero] * 8)
+        small = window_step(commit, StepLimits(4, 5, 0, 0), ends, found, numbers > 0, state)
+    assert small.shape == (rows, 3 * width + 7)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_a_graph_computes_what_the_same_code_computes_without_one(family):
+    from voidpad.engine.graphs import Graphs
+
+    model = tiny(family, 1, dtype=torch.bfloat16, device="cuda")
+    prompts, chosen = ragged(random.Random(1), 4), model.plan("void", canvas=64, block=16)
+
+    def answers(up_to: int) -> list:
+        denoise = CachedDenoiser(model.denoiser(), 16, CachePolicy(), bucket=64, graphs=Graphs(up_to))
+        engine = Engine(denoise, model.roles, ended=denoise.forget, captured=CapturedPass(denoise))
+        return run(engine, prompts, [chosen] * 4)[0]
+
+    assert answers(4096) == answers(0)

@@ -1,0 +1,394 @@
+"""Decoding under constraints: every answer matches, by `re`, whatever the plan, the batch and the model."""
+
+import random
+import re
+from dataclasses import dataclass, replace
+
+import pytest
+
+from cases import case, plan_of
+from toys import Chaos, Toy, words
+from voidpad.constrain import ConstraintError, Vocabulary, regex
+from voidpad.constrain.constraint import lift
+from voidpad.constrain.row import GapConstraints, RowConstraint
+from voidpad.decode import plan as make_plan
+from voidpad.decode.loop import advance, begin, decode, wanted
+from voidpad.engine.batching import Engine
+from voidpad.engine.events import Finished, Wrote
+
+TEXTS = [b"a", b"b", b"c", b"ab", b"ba", b"aa", b"cc", b"abc"]  # of the toys' first words
+
+
+def texts(roles) -> list[bytes | None]:
+    """What each id of the toys writes."""
+    written: list[bytes | None] = [None] * 14
+    for token, text in zip(words(roles), TEXTS, strict=False):
+        written[token] = text
+    return written
+
+
+def small_expression(draw: random.Random, depth: int = 2) -> str:
+    """A regular expression over the letters a, b and c."""
+    parts = []
+    for _ in range(draw.randint(1, 3)):
+        kind = draw.random()
+        if depth and kind < 0.4:
+            inner = "|".join(small_expression(draw, depth - 1) for _ in range(draw.randint(1, 3)))
+            part = f"(?:{inner})"
+        else:
+            part = draw.choice(("a", "b", "c", "[ab]", "[bc]", "[abc]") * 3 + ("[^a]", "."))
+        parts.append(part + draw.choice(("", "", "", "*", "+", "?", "{1,3}", "{2}")))
+    return "".join(parts)
+
+
+def compiled(expression: str, roles, *, closed: bool = False) -> RowConstraint:
+    constraint = regex(expression)
+    return RowConstraint(constraint, lift(constraint.automaton(), Vocabulary.of(texts(roles))), closed)
+
+
+def text_of(tokens, roles) -> str:
+    spelled = texts(roles)
+    kept = tokens[: tokens.index(roles.eos)] if roles.eos in tokens else tokens
+    return b"".join(spelled[token] for token in kept).decode()
+
+
+@dataclass
+class Trial:
+    """A random plan, a random model and one random pattern for each row, some rows without one."""
+
+    case: object
+    plan: object
+    expressions: list[str | None]
+    constraints: list[RowConstraint | None]
+
+    @property
+    def roles(self):
+        return self.case.roles
+
+
+def trial(number: int) -> Trial | None:
+    """Trial `number` of an endless list; None if a pattern does not fit the canvas or the tokens."""
+    made = case(number, ("fixed", "expansion", "crop"))
+    roles, draw = made.roles, random.Random(number)
+    ban = tuple(token for token in made.settings.ban if token != roles.eos)
+    settings = replace(made.settings, ban=ban, mask_proposable=False, leave_blocks=False)
+    if draw.random() < 0.3:
+        tau = draw.choice([0.1, 0.5])
+        settings = replace(settings, commit="entropy", tau=tau, by_entropy=draw.random() < 0.5)
+    plan = plan_of(settings)
+    if draw.random() < 0.3:
+        block = draw.choice([1, 2, 3, 4])
+        temperature = draw.choice([0.0, 1.0])
+        plan = make_plan(
+            "append-blocks", block=block, limit=block * draw.choice([3, 6]), temperature=temperature
+        )
+    expressions, constraints = [], []
+    for _ in made.prompts:
+        if draw.random() < 0.2:
+            expressions.append(None)
+            constraints.append(None)
+            continue
+        expression = small_expression(draw)
+        try:
+            own = compiled(expression, roles)
+        except ConstraintError:
+            return None
+        if own.automaton.shortest > plan.limit:
+            return None
+        expressions.append(expression)
+        constraints.append(own)
+    return Trial(replace(made, settings=settings), plan, expressions, constraints)
+
+
+def outcomes(one: Trial, rows=None) -> dict[int, object]:
+    """The outcome of each row, decoded in company or alone."""
+    rows = range(len(one.case.prompts)) if rows is None else rows
+    state = begin(
+        [one.case.prompts[row] for row in rows],
+        one.roles,
+        one.plan,
+        keys=list(rows),
+        seeds=[one.case.seed] * len(rows),
+        constraints=[one.constraints[row] for row in rows],
+    )
+    denoise, done = Toy(one.case.logits), {}
+    while len(state):
+        where = wanted(state, one.plan)
+        step = advance(state, one.plan, where, denoise(state.canvas, where))
+        done |= {outcome.key: outcome for outcome in step.finished.values()}
+        state = step.live
+    return done
+
+
+def check_trial(number: int) -> bool:
+    one = trial(number)
+    if one is None:
+        return False
+    together = outcomes(one)
+    for row, expression in enumerate(one.expressions):
+        outcome = together[row]
+        alone = outcomes(one, [row])[row] if number % 4 == 0 else outcome
+        assert alone.ids == outcome.ids, number  # whatever its neighbours
+        if expression is None:
+            assert outcome.constraint is None
+            continue
+        assert outcome.stop_reason in ("eos", "full"), number
+        assert re.fullmatch(expression, text_of(outcome.tokens, one.roles)), (number, expression, outcome)
+        assert outcome.constraint.matched
+    return any(expression is not None for expression in one.expressions)
+
+
+def test_answers_match_under_generated_patterns_and_plans():
+    assert sum(check_trial(number) for number in range(100)) > 50
+
+
+@pytest.mark.slow
+def test_answers_match_under_many_generated_patterns_and_plans():
+    assert sum(check_trial(number) for number in range(100, 2000)) > 1000
+
+
+def engine_outcomes(one: Trial) -> dict[int, object]:
+    """The same rows through the engine; every piece that it calls final stays as it is and matches in the end."""
+    engine = Engine(Toy(one.case.logits), one.roles, rows=2)
+    handles = [
+        engine.submit(prompt, one.plan, seed=one.case.seed, key=row, constraint=one.constraints[row])
+        for row, prompt in enumerate(one.case.prompts)
+    ]
+    final: dict[int, list[int]] = {handle: [] for handle in handles}
+    done = {}
+    for event in engine.events():
+        if isinstance(event, Wrote):
+            for row, (handle, size) in enumerate(zip(event.handles, event.final_prefix, strict=True)):
+                prefix = event.step.after.canvas.answer(row)[:size]
+                assert prefix[: len(final[handle])] == final[handle]
+                final[handle] = prefix
+        if isinstance(event, Finished):
+            done[event.outcome.key] = event.outcome
+            streamed = final[event.handle]
+            assert event.outcome.ids[: len(streamed)] == streamed
+    return done
+
+
+@pytest.mark.parametrize("number", range(0, 60, 5))
+def test_the_engine_decodes_constrained_rows_alike_and_streams_what_is_final(number):
+    one = trial(number)
+    if one is None:
+        pytest.skip("the pattern does not fit")
+    plain = outcomes(one)
+    assert {row: outcome.ids for row, outcome in engine_outcomes(one).items()} == {
+        row: outcome.ids for row, outcome in plain.items()
+    }
+
+
+def test_no_commit_leads_into_a_dead_end():
+    """After every pass the written tokens, masks in between, can be completed within the row's limit."""
+    passes = 0
+    for number in range(100, 130):
+        one = trial(number)
+        if one is None:
+            continue
+        roles = one.roles
+        for step in decode(
+            Toy(one.case.logits),
+            one.case.prompts,
+            roles,
+            one.plan,
+            seed=one.case.seed,
+            constraints=one.constraints,
+        ):
+            for row, own in enumerate(step.after.constraints):
+                if own is None:
+                    continue
+                slots = step.after.canvas.answer(row)
+                room = int(step.after.limit[row]) - len(slots) if one.plan.length.appends else 0
+                assert completable(own.automaton, slots, room, roles), number
+                passes += 1
+    assert passes > 100
+
+
+def completable(automaton, slots: list[int], room: int, roles) -> bool:
+    """Whether some text fits the written slots, by sets of states, left to right."""
+    states, ended = {0}, False
+    for token in slots:
+        after, ends = set(), ended
+        for state in states:
+            if token in (roles.mask, *roles.ends) and automaton.accepting[state]:
+                ends = True
+            if token == roles.mask:
+                after |= {int(t) for t in automaton.table[state] if t >= 0}
+            elif token not in roles.ends and automaton.token_class[token] >= 0:
+                after |= {int(automaton.table[state, automaton.token_class[token]])} - {-1}
+        states, ended = after, ends
+    return ended or any(automaton.distance[state] <= room for state in states)
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_a_constraint_that_allows_everything_changes_nothing_slot_by_slot(number):
+    """With blocks of one slot, temperature 0, one end token and no ties, x* is the free answer."""
+    made = case(number, ("fixed",))
+    roles = made.roles
+    letters = [token for token in range(14) if token not in roles.all()]
+    spelled = [chr(97 + letters.index(token)).encode() if token in letters else None for token in range(14)]
+    anything = regex("(?s).*")
+    own = RowConstraint(anything, lift(anything.automaton(), Vocabulary.of(spelled)))
+    rainbow = ("void", "rainbow", "mask")
+    toy = Toy(Chaos(roles, number, 4.0, ((roles.eos, 1.0),)))
+    plan = make_plan("original", block=1, canvas=12, ban=rainbow, stop="eos")
+    free, held = (
+        {
+            outcome.key: outcome.tokens
+            for step in decode(toy, made.prompts, roles, plan, constraints=constraints)
+            for outcome in step.finished.values()
+        }
+        for constraints in (None, [own] * len(made.prompts))
+    )
+    assert free == held
+
+
+def test_a_constraint_that_allows_everything_changes_nothing_in_one_pass():
+    """All slots in one pass, where every slot holds a letter more probably than an end or padding: x* is the free
+    answer."""
+    made = case(0, ("fixed",))
+    roles = made.roles
+    letters = [token for token in range(14) if token not in roles.all()]
+    spelled = [chr(97 + letters.index(token)).encode() if token in letters else None for token in range(14)]
+    anything = regex("(?s).*")
+    own = RowConstraint(anything, lift(anything.automaton(), Vocabulary.of(spelled)))
+    lean = tuple((token, -20.0) for token in roles.all())
+    toy = Toy(Chaos(roles, 5, 4.0, lean))
+    plan = make_plan("original", block=12, canvas=12, threshold=0.0, stop="eos")
+    free, held = (
+        [
+            outcome.ids
+            for step in decode(toy, made.prompts[:1], roles, plan, constraints=constraints)
+            for outcome in step.finished.values()
+        ]
+        for constraints in (None, [own])
+    )
+    assert free == held
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "keyword"),
+    [
+        ("daedal", {}, "length"),
+        ("rho-eos", {}, "length"),
+        ("eos-never", {}, "eos-never"),
+        ("original@authors", {}, "mask_proposable"),
+    ],
+)
+def test_what_a_constraint_cannot_be_had_with_is_refused_by_name(name, fields, keyword):
+    made = case(0, ("fixed",))
+    engine = Engine(Toy(made.logits), made.roles)
+    with pytest.raises(ConstraintError) as refused:
+        engine.submit([1], make_plan(name, **fields), constraint=compiled("a+", made.roles))
+    assert refused.value.keyword == keyword
+
+
+def test_a_text_longer_than_the_canvas_is_refused_with_both_numbers():
+    made = case(0, ("fixed",))
+    own = compiled("(?:abc){9}", made.roles)
+    plan = make_plan("original", canvas=8, block=4)
+    with pytest.raises(ConstraintError) as refused:
+        begin([[5]], made.roles, plan, keys=[0], seeds=[0], constraints=[own])
+    assert {"9", "8"} <= set(re.findall(r"[0-9]+", str(refused.value)))
+    begin(
+        [[5]], made.roles, make_plan("original", canvas=12, block=4), keys=[0], seeds=[0], constraints=[own]
+    )
+
+
+def test_void_expansion_and_smart_crop_leave_room_for_the_shortest_text():
+    """However sure the model is that nothing stands there."""
+    for seed in range(5):
+        roles = case(0).roles
+        own = compiled("(?:ab|c){9}", roles)
+        toy = Toy(Chaos(roles, seed, 1.0, ((roles.eos, 9.0), (roles.void, 9.0))))
+        for plan in (
+            make_plan("void-expansion", canvas=4, limit=40, block=4),
+            make_plan("smart-crop", canvas=40, block=4),
+        ):
+            steps = list(decode(toy, [[5]], roles, plan, constraints=[own]))
+            (outcome,) = steps[-1].finished.values()
+            assert outcome.canvas >= own.shortest > 4
+            assert re.fullmatch("(?:ab|c){9}", text_of(outcome.tokens, roles))
+
+
+def test_a_closed_constraint_fills_its_slots_exactly():
+    """As in a gap: no end token, and the text has as many tokens as there are slots."""
+    made = case(3, ("fixed",))
+    own = compiled("(?:ab|a|b)+c", made.roles, closed=True)
+    for block in (2, 3, 6):
+        plan = make_plan("original", canvas=6, block=block)
+        outcome = next(
+            one
+            for step in decode(Toy(made.logits), made.prompts[:1], made.roles, plan, constraints=[own])
+            for one in step.finished.values()
+        )
+        assert len(outcome.tokens) == 6
+        assert made.roles.eos not in outcome.tokens
+        assert re.fullmatch("(?:ab|a|b)+c", text_of(outcome.tokens, made.roles))
+
+
+def test_filters_never_remove_the_last_text():
+    """top_k=1 keeps one token a slot, which no text that matches has: the answer matches all the same."""
+    made = case(0, ("fixed",))
+    roles = made.roles
+    own = compiled("(?:ab)+c", roles)
+    toy = Toy(Chaos(roles, 1, 1.0, ((words(roles)[1], 9.0),)))  # b everywhere
+    plan = make_plan(
+        "original", canvas=8, block=4, temperature=0.7, top_k=1, top_p=0.5, defaults=dream_defaults()
+    )
+    for seed in range(5):
+        for step in decode(toy, [[5]], roles, plan, seed=seed, constraints=[own]):
+            for outcome in step.finished.values():
+                assert re.fullmatch("(?:ab)+c", text_of(outcome.tokens, roles))
+
+
+def dream_defaults():
+    from voidpad.models import FAMILIES
+
+    return FAMILIES["dream"].decoding
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_each_gap_of_a_template_matches_its_own_constraint(number):
+    """Fixed text stays, a gap without a constraint is free, and a batch equals single rows."""
+    made = case(number, ("fixed",))
+    roles, separator = made.roles, made.prompts[0][-1]
+    mask, word = roles.mask, words(roles)[0]
+    template = [word, separator, mask, mask, mask, word, word, mask, mask, word, mask, mask, mask, mask]
+    expressions = ["(?:ab|a)+c", None, "c*(?:b|ba)+"]
+    held = GapConstraints(tuple(None if e is None else compiled(e, roles, closed=True) for e in expressions))
+    plan = make_plan("original", threshold=0.3, temperature=0.5 * (number % 2)).for_gaps(template, roles)
+    found = []
+    for count in (1, 2):
+        steps = decode(
+            Toy(Chaos(roles, number)),
+            [template] * count,
+            roles,
+            plan,
+            keys=[0] * count,
+            constraints=[held] * count,
+        )
+        found += [outcome for step in steps for outcome in step.finished.values()]
+    assert len({tuple(outcome.ids) for outcome in found}) == 1
+    outcome = found[0]
+    assert outcome.constraint.matched
+    for expression, gap in zip(expressions, outcome.gaps, strict=True):
+        assert roles.mask not in gap
+        if expression is not None:
+            assert re.fullmatch(expression, text_of(list(gap), roles))
+
+
+def test_a_gap_of_a_size_that_no_text_has_is_refused():
+    roles = case(0).roles
+    template = [5, roles.mask, roles.mask, 6]
+    plan = make_plan("original").for_gaps(template, roles)
+    held = GapConstraints((compiled("(?:a|b)c(?:a|b)c(?:a|b)c(?:a|b)c", roles, closed=True),))
+    with pytest.raises(ConstraintError) as refused:
+        begin([template], roles, plan, keys=[0], seeds=[0], constraints=[held])
+    assert refused.value.keyword == "gaps"
+    with pytest.raises(ConstraintError):  # two constraints for one gap
+        begin([template], roles, plan, keys=[0], seeds=[0], constraints=[GapConstraints((None, None))])
+    with pytest.raises(ConstraintError):  # no template
+        begin([[5]], roles, make_plan("original"), keys=[0], seeds=[0], constraints=[held])

@@ -1,0 +1,220 @@
+"""Model folders that are incomplete or damaged: one line that names the file and what is wrong with it."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+
+from originals import write_original
+from voidpad.errors import VoidpadError
+from voidpad.files import read_json
+from voidpad.models import load, random_model, save
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """One folder of each kind: released LLaDA, Dream (sharded) and LLaDA-MoE, one saved by voidpad, and an adapter."""
+    root = tmp_path_factory.mktemp("folders")
+    write_original(random_model("llada"), root / "llada")
+    write_original(random_model("dream"), root / "dream", shards=2)
+    write_original(random_model("llada_moe"), root / "experts")
+    save(random_model("llada"), root / "saved")
+    model = random_model("llada")
+    model.net = get_peft_model(model.net, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    model.net.peft_config["default"].base_model_name_or_path = str(root / "saved")
+    save(model, root / "adapter")
+    return root
+
+
+@pytest.fixture
+def folder(folders, tmp_path):
+    """A fresh copy of a kind."""
+
+    def copy(kind):
+        return shutil.copytree(folders / kind, tmp_path / kind)
+
+    return copy
+
+
+def change(path, **values):
+    path.write_text(json.dumps(read_json(path) | values))
+
+
+def refused(folder, *mentions, prompt=None):
+    def use():
+        model = load(folder)
+        if prompt is not None:
+            model.encode(prompt)
+
+    with pytest.raises(VoidpadError) as caught:
+        use()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.isprintable()
+    assert len(message) < 1000
+    for mention in mentions:
+        assert mention in message
+
+
+FILES = [
+    ("llada", "config.json"),
+    ("llada", "model.safetensors"),
+    ("llada", "tokenizer.json"),
+    ("dream", INDEX),
+    ("dream", "model-00001-of-00002.safetensors"),
+    ("saved", "voidpad.json"),
+    ("adapter", "adapter_config.json"),
+    ("adapter", "adapter_model.safetensors"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), FILES)
+@pytest.mark.parametrize("damage", ["cut", "empty", "binary"])
+def test_a_damaged_file(folder, kind, name, damage):
+    path = folder(kind)
+    content = (path / name).read_bytes()
+    (path / name).write_bytes(
+        {"cut": content[: len(content) // 2], "empty": b"", "binary": b"\xff\xfe" + content[2:]}[damage]
+    )
+    refused(path, "tokenizer" if name == "tokenizer.json" else name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [pair for pair in FILES if pair[1] not in ("voidpad.json", "adapter_config.json", INDEX)],
+)
+def test_a_missing_file(folder, kind, name):
+    path = folder(kind)
+    (path / name).unlink()
+    refused(path, name)
+
+
+@pytest.mark.parametrize("content", ["null", "3", "[]", '"x"', "[" * 100_000])
+def test_json_that_is_no_object(folder, content):
+    path = folder("saved")
+    for name in ("voidpad.json", "config.json"):
+        (path / name).write_text(content)
+        refused(path, name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value", "mention"),
+    [
+        ("llada", "n_layers", 10**6, "layers"),
+        ("dream", "num_hidden_layers", 3, "missing tensor(s)"),
+        ("dream", "vocab_size", 65, "the config asks for [65, 32]"),
+        ("dream", "num_key_value_heads", 3, "config"),
+        ("llada", "embedding_size", "64", "config.json"),
+        ("llada", "rope_theta", None, "config.json"),
+        ("experts", "num_experts", 99_999, "experts"),
+        ("experts", "num_experts", 5, "missing tensor(s)"),
+        ("saved", "hidden_size", None, "config.json"),
+    ],
+)
+def test_a_config_that_does_not_fit_the_files(folder, kind, field, value, mention):
+    path = folder(kind)
+    change(path / "config.json", **{field: value})
+    refused(path, mention)
+
+
+@pytest.mark.parametrize(
+    ("changes", "mention"),
+    [
+        ({"calibration": 3}, "calibration"),
+        ({"padding": "confetti"}, "confetti"),
+        ({"roles": {"mask": 10**9, "eos": 1}}, "outside the embedding"),
+        ({"roles": 4}, "voidpad.json"),
+        ({"family": "gpt"}, "gpt"),
+        ({"version": 9}, "version"),
+    ],
+)
+def test_a_card_that_cannot_be(folder, changes, mention):
+    path = folder("saved")
+    change(path / "voidpad.json", **changes)
+    refused(path, mention)
+
+
+@pytest.mark.parametrize(
+    ("changes", "mention"),
+    [
+        ({"r": 3}, "lora_"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication"),
+        ({"trainable_token_indices": [10**9]}, "trainable_token_indices"),
+        ({"peft_type": "PREFIX_TUNING"}, "PREFIX_TUNING"),
+        ({"base_model_name_or_path": None}, "base"),
+        ({"base_model_name_or_path": "/no/such/folder"}, "no such folder"),
+    ],
+)
+def test_an_adapter_that_cannot_be(folder, changes, mention):
+    path = folder("adapter")
+    change(path / "adapter_config.json", **changes)
+    refused(path, mention)
+
+
+def test_an_adapter_of_an_adapter_is_refused(folder):
+    path = folder("adapter")
+    change(path / "adapter_config.json", base_model_name_or_path=str(path))
+    refused(path, "cannot be the base of another")
+
+
+def test_an_adapter_starts_no_computation(folder):
+    """`pissa` decomposes every weight of the base, and replaces it."""
+    path = folder("adapter")
+    before = load(path).net(torch.tensor([[7, 20]])).logits
+    change(path / "adapter_config.json", init_lora_weights="pissa")
+    assert torch.equal(load(path).net(torch.tensor([[7, 20]])).logits, before)
+
+
+@pytest.mark.parametrize("file", ["../llada/model.safetensors", "/etc/passwd", "x.bin", 3])
+def test_an_index_names_files_of_its_folder(folder, file):
+    path = folder("dream")
+    index = read_json(path / INDEX)
+    index["weight_map"][sorted(index["weight_map"])[0]] = file
+    (path / INDEX).write_text(json.dumps(index))
+    refused(path, "weight_map")
+
+
+def test_a_tensor_name_in_an_error_is_printable_and_short(folder):
+    path = folder("saved")
+    tensors = load_file(path / "model.safetensors")
+    tensors["\x1b[2J\n" + "x" * 5000] = torch.zeros(1)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    refused(path, "1 surplus tensor(s)")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers(folder, value):
+    path = folder("saved")
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = value
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    refused(path, "model.layers.1.mlp.up_proj.weight")
+    adapter = folder("adapter")
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    name = sorted(tensors)[1]
+    tensors[name][0, 0] = value
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    refused(adapter, name)
+
+
+def test_weights_that_are_no_floats(folder):
+    path = folder("saved")
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int64)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    refused(path, "model.norm.weight", "I64")
+
+
+def test_a_tokenizer_beyond_the_embedding(folder):
+    """Its ids would be looked up in rows that are not there."""
+    path = folder("saved")
+    tokenizer = read_json(path / "tokenizer.json")
+    for letter in "hi":
+        tokenizer["model"]["vocab"][letter] += 10_000
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    refused(path, "outside the embedding", prompt="hi")

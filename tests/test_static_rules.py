@@ -1,0 +1,138 @@
+"""Rules compute with static shapes and never read the device: under fake tensors, and on a GPU that refuses to wait."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from toys import LOW
+from voidpad.decode.authors import AuthorsFactor, AuthorsGumbel, AuthorsSampled
+from voidpad.decode.canvas import Canvas
+from voidpad.decode.commit import (
+    BlockProgress,
+    Dynamic,
+    EntropyBound,
+    Factor,
+    HighConfidence,
+    Proposed,
+    Sequential,
+    Static,
+    Threshold,
+    TopK,
+)
+from voidpad.decode.noise import Noise
+from voidpad.decode.penalty import EosPenalty
+from voidpad.decode.propose import Bans, GumbelProposal, MaskLast, SampledProposal, TemperedProposal, index
+from voidpad.decode.rows import Rows
+from voidpad.decode.stop import AfterBlock, EndsTermination, EosTermination, Vanilla
+
+B, W, V = 3, 5, 14
+COMMITS = [TopK(), TopK(schedule="dream"), TopK(position_decay=0.3), Threshold(), HighConfidence(), Static()]
+COMMITS += [
+    Factor(),
+    AuthorsFactor(),
+    EntropyBound(),
+    EntropyBound(entropy_order="entropy"),
+    Dynamic(),
+    Sequential(),
+]
+PROPOSALS = [kind(score=score, temperature=t) for kind in (GumbelProposal, TemperedProposal, AuthorsGumbel)
+             for score in ("confidence", "neg_entropy", "margin", "random") for t in (0.0, 0.7)]  # fmt: skip
+PROPOSALS += [SampledProposal(temperature=t, top_p=0.9, top_k=3) for t in (0.0, 0.7)] + [
+    AuthorsSampled(),
+    MaskLast(),
+]
+STOPS = [Vanilla(), EosTermination(), EndsTermination(), AfterBlock(block=4)]
+
+
+def proposed(device) -> Proposed:
+    numbers = torch.rand(B, W, dtype=torch.float64, device=device)
+    return Proposed(torch.ones(B, W, dtype=torch.long, device=device), numbers, numbers, numbers > 0.3)
+
+
+def progress(device, steps) -> BlockProgress:
+    count = torch.ones(B, dtype=torch.long, device=device)
+    return BlockProgress(count * 3, count * 4, count, steps, W, count * 0)
+
+
+def noise(device, slots: int) -> Noise:
+    part = torch.arange(slots, device=device)
+    return Noise((part, part, part, part), torch.device(device))
+
+
+def rows(device) -> Rows:
+    zero = torch.zeros(B, dtype=torch.long, device=device)
+    ids = torch.zeros(B, 9, dtype=torch.long, device=device)
+    canvas = Canvas(ids, zero + 2, zero + 9, zero, LOW)
+    no = zero > 0
+    return Rows(canvas, zero, zero + 9, zero + 2, zero, zero, zero, no, no, zero, zero, zero)
+
+
+def run_everything(device) -> None:
+    """Every rule once, with numbers and with a value for each row."""
+    for rule in COMMITS:
+        chosen = rule(proposed(device), progress(device, 4))
+        assert chosen.shape == (B, W)
+        floats = {name: value for name, value in vars(rule).items() if isinstance(value, float)}
+        each = {
+            name: torch.full((B, 1), value, dtype=torch.float64, device=device)
+            for name, value in floats.items()
+        }
+        steps = torch.full((B,), 4, device=device)
+        assert rule.with_tensors(**each)(proposed(device), progress(device, steps)).shape == (B, W)
+    for rule in PROPOSALS:
+        logits = torch.randn(B * W, V, device=device)
+        bans = Bans((LOW.eos,), (LOW.void,), LOW.mask)
+        found = rule(logits, bans, noise(device, B * W), entropy=rule.gives_entropy)
+        assert found.tokens.shape == found.score.shape == (B * W,)
+        floats = {name: value for name, value in vars(rule).items() if isinstance(value, float)}
+        each = {
+            name: torch.full((B * W, 1), value, dtype=torch.float64, device=device)
+            for name, value in floats.items()
+        }
+        found = rule.with_tensors(**each)(logits, bans, noise(device, B * W), entropy=rule.gives_entropy)
+        assert found.tokens.shape == (B * W,)
+    for rule in STOPS:
+        assert rule(rows(device).canvas).shape == (B,)
+    for annealing in ("constant", "linear", "dream-coder"):
+        penalty = EosPenalty(eos_annealing=annealing)
+        assert penalty(torch.rand(B, dtype=torch.float64, device=device)).shape == (B,)
+    assert rows(device).advance(4).open.shape == (B,)
+
+
+def test_no_rule_reads_the_device_or_has_a_shape_that_depends_on_values():
+    index.cache_clear()
+    try:
+        with FakeTensorMode():
+            with pytest.raises(DataDependentOutputException):  # what a rule that reads a value gets
+                bool(torch.rand(2).max() > 0)
+            run_everything("cpu")
+    finally:
+        index.cache_clear()
+
+
+@pytest.mark.gpu
+def test_no_rule_makes_the_host_wait():
+    run_everything("cuda")  # ids of bans are sent once
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run_everything("cuda")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 2.0])
+def test_a_value_for_each_row_gives_what_the_number_gives(temperature):
+    logits = torch.randn(6, V, generator=torch.Generator().manual_seed(1))
+    bans = Bans((LOW.eos,), (LOW.void,), LOW.mask)
+    for rule in (
+        GumbelProposal(temperature=temperature),
+        TemperedProposal(temperature=temperature),
+        SampledProposal(temperature=temperature, top_p=0.8, score="confidence"),
+    ):
+        each = {"temperature": torch.full((6, 1), temperature, dtype=torch.float64)}
+        alone, rowwise = (
+            one(logits, bans, noise("cpu", 6), entropy=True) for one in (rule, rule.with_tensors(**each))
+        )
+        assert alone.tokens.tolist() == rowwise.tokens.tolist()
+        assert torch.equal(alone.score, rowwise.score)
+        assert torch.equal(alone.entropy, rowwise.entropy)

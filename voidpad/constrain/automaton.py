@@ -1,0 +1,404 @@
+"""Deterministic automata over bytes: from a pattern to the smallest one that accepts the same texts.
+
+A pattern becomes a nondeterministic automaton (Thompson's construction, built from the end so that parts with the
+same continuation are shared), then a deterministic one (sets of states), then a minimal one (partition refinement),
+in which every state can still reach an accepting one. Bytes that no state tells apart share a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from voidpad.constrain.patterns import (
+    Alternatives,
+    Both,
+    Characters,
+    ConstraintError,
+    Listed,
+    Pattern,
+    Repeated,
+    Sequenced,
+    utf8_ranges,
+)
+
+MOST_STATES = 20_000  # of the minimal automaton
+_MOST_SETS = 4 * MOST_STATES  # of the deterministic automaton before it is minimised
+_MOST_PARTS = 400_000  # of the nondeterministic automaton
+Ints = NDArray[np.int32]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class ByteAutomaton:
+    """A minimal automaton over bytes. State 0 is the start, and every state reaches an accepting one.
+
+    An automaton without states accepts nothing.
+    """
+
+    column: Ints  # (256,) the column of each byte
+    table: Ints  # (states, columns) the next state; -1 where no text continues
+    accepting: Bools  # (states,)
+
+    def accepts(self, text: bytes) -> bool:
+        """Whether the automaton accepts this text."""
+        state = 0 if len(self.table) else -1
+        for byte in text:
+            if state < 0:
+                return False
+            state = int(self.table[state, self.column[byte]])
+        return state >= 0 and bool(self.accepting[state])
+
+
+def automaton_of(pattern: Pattern) -> ByteAutomaton:
+    """The minimal automaton of a pattern; refuses patterns whose automaton has more than MOST_STATES states."""
+    parts = _Sizes().of(pattern)
+    if parts > _MOST_PARTS:
+        raise ConstraintError(
+            f"the constraint has {parts} parts when its repetitions are written out, over the limit of {_MOST_PARTS}; "
+            "use smaller bounds.",
+            "size",
+        )
+    built = _Nondeterministic()
+    try:
+        start = built.add(pattern, built.end)
+    except RecursionError:
+        raise ConstraintError("the constraint is nested too deeply; make it flatter.", "depth") from None
+    minimal = _minimal(*_deterministic(built, start))
+    if len(minimal.table) > MOST_STATES:
+        raise ConstraintError(
+            f"the constraint has {len(minimal.table)} states, over the limit of {MOST_STATES}; use smaller bounds.",
+            "size",
+        )
+    return minimal
+
+
+class _Sizes:
+    """Counts the states that a pattern needs, before any of them is made."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, int] = {}
+
+    def of(self, pattern: Pattern) -> int:
+        if id(pattern) not in self.known:
+            self.known[id(pattern)] = self._count(pattern)
+        return self.known[id(pattern)]
+
+    def _count(self, pattern: Pattern) -> int:
+        match pattern:
+            case Characters():
+                return 1 + len(pattern.ranges)
+            case Sequenced():
+                return sum(map(self.of, pattern.parts))
+            case Alternatives():
+                return 1 + sum(map(self.of, pattern.options))
+            case Repeated():
+                between = self.of(pattern.separator) if pattern.separator is not None else 0
+                times = max(pattern.least + 1 if pattern.most is None else pattern.most, 1)
+                return times * (1 + self.of(pattern.part) + between)
+            case Listed():
+                return sum(2 * self.of(part) + self.of(pattern.separator) + 2 for part, _ in pattern.parts)
+            case Both():
+                return self.of(pattern.one) + self.of(pattern.other)
+
+
+class _Nondeterministic:
+    """States with edges over ranges of bytes and with free edges. State `end` accepts."""
+
+    end = 0
+
+    def __init__(self) -> None:
+        self.edges: list[list[tuple[int, int, int]]] = [[]]  # (first byte, last byte, target) of each state
+        self.free: list[list[int]] = [[]]
+        self._known: dict[tuple[int, int], int] = {}
+        self._tails: dict[tuple[tuple[tuple[int, int], ...], int], int] = {}
+
+    def state(self) -> int:
+        self.edges.append([])
+        self.free.append([])
+        return len(self.edges) - 1
+
+    def add(self, pattern: Pattern, then: int) -> int:
+        """A state from which this pattern leads to the state `then`."""
+        key = (id(pattern), then)
+        if key not in self._known:
+            self._known[key] = self._added(pattern, then)
+        return self._known[key]
+
+    def _added(self, pattern: Pattern, then: int) -> int:
+        match pattern:
+            case Characters():
+                start = self.state()
+                for spelling in utf8_ranges(pattern.ranges):
+                    self.edges[start].append((*spelling[0], self._tail(spelling[1:], then)))
+                return start
+            case Sequenced():
+                for part in reversed(pattern.parts):
+                    then = self.add(part, then)
+                return then
+            case Alternatives():
+                return self._fork(self.add(option, then) for option in pattern.options)
+            case Repeated():
+                return self._repeated(pattern, then)
+            case Listed():
+                return self._listed(pattern, then)
+            case Both():
+                return self._spliced(automaton_of(pattern.one), automaton_of(pattern.other), then)
+
+    def _tail(self, spelling: tuple[tuple[int, int], ...], then: int) -> int:
+        """A state from which these bytes lead to `then`."""
+        if not spelling:
+            return then
+        if (spelling, then) not in self._tails:
+            following = self._tail(spelling[1:], then)
+            self._tails[spelling, then] = start = self.state()
+            self.edges[start].append((*spelling[0], following))
+        return self._tails[spelling, then]
+
+    def _fork(self, targets: Iterable[int]) -> int:
+        start = self.state()
+        self.free[start] += targets
+        return start
+
+    def _repeated(self, pattern: Repeated, then: int) -> int:
+        separator = pattern.separator
+
+        def joined(after: int) -> int:  # a separator and one more part
+            inner = self.add(pattern.part, after)
+            return inner if separator is None else self.add(separator, inner)
+
+        if pattern.most == 0:
+            return then
+        if pattern.most is None:
+            after = self.state()
+            self.free[after] += [joined(after), then]
+            further = pattern.least - 1
+        else:
+            after = then
+            for _ in range(pattern.most - max(pattern.least, 1)):
+                after = self._fork((joined(after), then))
+            further = pattern.least - 1
+        for _ in range(further):
+            after = joined(after)
+        first = self.add(pattern.part, after)
+        return first if pattern.least else self._fork((first, then))
+
+    def _listed(self, pattern: Listed, then: int) -> int:
+        """Two rows of states: nothing is written yet, and something is, so that a separator comes next."""
+        written, fresh = then, then
+        for part, required in reversed(pattern.parts):
+            inner = self.add(part, written)
+            separated = self.add(pattern.separator, inner)
+            written = separated if required else self._fork((separated, written))
+            fresh = inner if required else self._fork((inner, fresh))
+        return fresh
+
+    def _spliced(self, one: ByteAutomaton, other: ByteAutomaton, then: int) -> int:
+        """The product of two automata as states of this one."""
+        start = self.state()
+        if not len(one.table) or not len(other.table):
+            return start
+        places = {(0, 0): start}
+        queue = [(0, 0)]
+        columns = sorted({(int(a), int(b)) for a, b in zip(one.column, other.column, strict=True)})
+        bytes_of = {
+            pair: _runs(np.flatnonzero((one.column == pair[0]) & (other.column == pair[1])))
+            for pair in columns
+        }
+        while queue:
+            left, right = queue.pop()
+            here = places[left, right]
+            if one.accepting[left] and other.accepting[right]:
+                self.free[here].append(then)
+            for (a, b), runs in bytes_of.items():
+                target = (int(one.table[left, a]), int(other.table[right, b]))
+                if min(target) < 0:
+                    continue
+                if target not in places:
+                    if len(places) > _MOST_SETS:
+                        raise _too_many_sets()
+                    places[target] = self.state()
+                    queue.append(target)
+                self.edges[here] += [(first, last, places[target]) for first, last in runs]
+        return start
+
+
+def _runs(values: NDArray[np.intp]) -> list[tuple[int, int]]:
+    """Ascending numbers as ranges."""
+    breaks = np.flatnonzero(np.diff(values) != 1) + 1
+    return [(int(run[0]), int(run[-1])) for run in np.split(values, breaks)]
+
+
+def _too_many_sets() -> ConstraintError:
+    return ConstraintError(
+        f"the constraint has more than {_MOST_SETS} states before it is minimised, over the limit of {_MOST_SETS}; "
+        "use smaller bounds or fewer alternatives.",
+        "size",
+    )
+
+
+def _deterministic(built: _Nondeterministic, start: int) -> tuple[Ints, Ints, Bools]:
+    """The automaton whose states are sets of states: column of each byte, table (-1: nothing follows), accepting."""
+    cuts = sorted({0, 256, *(edge for row in built.edges for a, b, _ in row for edge in (a, b + 1))})
+    column = (np.searchsorted(cuts, np.arange(256), side="right") - 1).astype(np.int32)
+    at = {cut: index for index, cut in enumerate(cuts)}
+    closures: dict[int, frozenset[int]] = {}
+
+    def closure(state: int) -> frozenset[int]:
+        """The states with edges, or the end, that free edges reach."""
+        if state not in closures:
+            seen, stack, kept = {state}, [state], []
+            while stack:
+                one = stack.pop()
+                if built.edges[one] or one == built.end:
+                    kept.append(one)
+                fresh = [other for other in built.free[one] if other not in seen]
+                seen.update(fresh)
+                stack += fresh
+            closures[state] = frozenset(kept)
+        return closures[state]
+
+    placed = [[(at[a], at[b + 1], target) for a, b, target in row] for row in built.edges]
+    together: dict[frozenset[int], frozenset[int]] = {}  # the closures of several targets
+    numbers = {closure(start): 0}
+    queue = [closure(start)]
+    rows: list[Ints] = []
+
+    def number(states: frozenset[int]) -> int:
+        if states not in numbers:
+            if len(numbers) > _MOST_SETS:
+                raise _too_many_sets()
+            numbers[states] = len(numbers)
+            queue.append(states)
+        return numbers[states]
+
+    for states in queue:  # it grows while we read it
+        row = np.full(len(cuts) - 1, -1, dtype=np.int32)
+        edges = sorted({edge for state in states for edge in placed[state]})
+        if all(one[1] <= other[0] for one, other in pairwise(edges)):
+            for first, last, target in edges:
+                row[first:last] = number(closure(target))
+        else:  # cut where an edge begins or ends; in between, the same edges apply
+            for first, last in pairwise(sorted({cut for edge in edges for cut in edge[:2]})):
+                those = frozenset(
+                    target for begins, ends, target in edges if begins <= first and last <= ends
+                )
+                if those not in together:
+                    together[those] = frozenset().union(*map(closure, those))
+                if those:
+                    row[first:last] = number(together[those])
+        rows.append(row)
+    accepting = np.array([built.end in states for states in queue])
+    return column, np.stack(rows), accepting
+
+
+def _minimal(column: Ints, table: Ints, accepting: Bools) -> ByteAutomaton:
+    """The smallest automaton that accepts the same texts, without states that lead nowhere."""
+    distance = distances(table, accepting)
+    live = distance >= 0
+    if not live[0]:
+        return ByteAutomaton(column, np.zeros((0, 1), np.int32), np.zeros(0, bool))
+    number = np.where(live, np.cumsum(live) - 1, -1).astype(np.int32)
+    table = np.where(table[live] >= 0, number[table[live]], -1).astype(np.int32)
+    accepting = accepting[live]
+    block = _blocks(table, np.unique(distance[live], return_inverse=True)[1])
+    # Number the blocks by their first state, so that the start stays state 0.
+    _, first, inverse = np.unique(block, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    block, first = rank[inverse], first[order]
+    small = np.where(table[first] >= 0, block[table[first]], -1).astype(np.int32)
+    if not np.array_equal(np.where(table >= 0, block[table], -1), small[block]):
+        raise AssertionError("states were merged that differ: two hashes of 64 bits collided")
+    return ByteAutomaton(*_merged_columns(column, small), accepting[first])
+
+
+def _merged_columns(column: Ints, table: Ints) -> tuple[Ints, Ints]:
+    """The same table with equal columns merged."""
+    known: dict[bytes, int] = {}
+    new = np.array([known.setdefault(one.tobytes(), len(known)) for one in table.T], dtype=np.int32)
+    kept = np.array([int(np.flatnonzero(new == index)[0]) for index in range(len(known))])
+    return new[column], np.ascontiguousarray(table[:, kept])
+
+
+def _blocks(table: Ints, block: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Which states are equivalent, given a first partition (n,) that tells no equivalent states apart.
+
+    Refines until the states of a block go to equal blocks under every column. After a split only the states that
+    lead into the smaller parts are looked at again.
+    """
+    states, columns = table.shape
+    random = np.random.default_rng(0)
+    weight = random.integers(1, 2**63, size=columns, dtype=np.uint64) | np.uint64(1)
+    name = random.integers(
+        1, 2**63, size=states + 1, dtype=np.uint64
+    )  # a random number for each block, 0 for none
+    name[-1] = 0
+    sources, _, starts = incoming(table)
+    block = block.astype(np.int64)
+    count = int(block.max()) + 1
+    target = np.where(table >= 0, table, states)
+    signature = np.zeros(states, np.uint64)
+    dirty = np.arange(states)
+    while len(dirty):
+        named = np.append(name[block], np.uint64(0))
+        signature[dirty] = (named[target[dirty]] * weight).sum(1, dtype=np.uint64)
+        touched = np.zeros(count, bool)
+        touched[block[dirty]] = True
+        members = np.flatnonzero(touched[block])
+        order = members[np.lexsort((signature[members], block[members]))]
+        same_block = block[order][1:] == block[order][:-1]
+        opens = np.append(True, ~(same_block & (signature[order][1:] == signature[order][:-1])))
+        group = np.cumsum(opens) - 1
+        sizes = np.bincount(group)
+        owner = block[order][opens]
+        # The largest group of each block keeps its number; the others get new ones.
+        largest = np.lexsort((-sizes, owner))
+        keeps = np.zeros(len(sizes), bool)
+        keeps[largest[np.append(True, owner[largest][1:] != owner[largest][:-1])]] = True
+        fresh = np.where(keeps, owner, 0)
+        fresh[~keeps] = count + np.arange(int((~keeps).sum()))
+        count += int((~keeps).sum())
+        block[order] = fresh[group]
+        moved = order[~keeps[group]]
+        dirty = _gathered(sources, starts, moved)
+    return block
+
+
+def incoming(table: Ints) -> tuple[Ints, Ints, NDArray[np.intp]]:
+    """The distinct edges of a table, by target: sources, targets, and where each target's edges start (n + 1,)."""
+    source = np.repeat(np.arange(len(table), dtype=np.int64), table.shape[1])
+    target = table.ravel().astype(np.int64)
+    alive = target >= 0
+    pairs = np.unique(target[alive] * len(table) + source[alive])
+    targets, sources = np.divmod(pairs, max(len(table), 1))
+    starts = np.searchsorted(targets, np.arange(len(table) + 1))
+    return sources.astype(np.int32), targets.astype(np.int32), starts
+
+
+def _gathered(sources: Ints, starts: NDArray[np.intp], states: NDArray[np.intp]) -> NDArray[np.intp]:
+    """The states with an edge into one of these."""
+    if not len(states):
+        return np.zeros(0, np.intp)
+    counts = starts[states + 1] - starts[states]
+    offsets = np.repeat(starts[states] - np.append(0, np.cumsum(counts)[:-1]), counts)
+    return np.unique(sources[offsets + np.arange(int(counts.sum()))]).astype(np.intp)
+
+
+def distances(table: Ints, accepting: Bools) -> Ints:
+    """The fewest steps (n,) from each state to an accepting one; -1 where there is no way."""
+    sources, _, starts = incoming(table)
+    found = np.where(accepting, 0, -1).astype(np.int32)
+    level = np.flatnonzero(accepting)
+    steps = 0
+    while len(level):
+        steps += 1
+        level = _gathered(sources, starts, level)
+        level = level[found[level] < 0]
+        found[level] = steps
+    return found

@@ -1,0 +1,142 @@
+"""Typed answers: the probability of each of a few choices, instead of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from voidpad.constrain import bytes_of_tokens, choice
+from voidpad.constrain.messages import (
+    FRONTIER,
+    Window,
+    backward,
+    beliefs_of,
+    final_weights,
+    log_probabilities,
+    slot_weights,
+)
+from voidpad.decode.canvas import Canvas
+from voidpad.errors import ConfigError
+from voidpad.models.text import encode_text
+
+if TYPE_CHECKING:
+    from voidpad.models.model import Model
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How probable each choice is, among these choices."""
+
+    probabilities: dict[str, float]  # they add up to 1
+    estimate: Literal["product", "chain"]  # of one pass, or token by token
+    passes: int  # forward passes; those of the chain rule run over all choices at once
+
+    @property
+    def best(self) -> str:
+        """The most probable choice, the first of equals."""
+        return max(self.probabilities, key=self.probabilities.__getitem__)
+
+
+def decide(
+    model: Model, prompt: Sequence[int], choices: Sequence[str], *, exact: bool, canvas: int | None = None
+) -> Decision:
+    """The probability of each choice as the answer to a prompt of token ids. See `Model.decide`."""
+    texts = list(dict.fromkeys(choices))
+    choice(texts)  # refuses what is no list of texts
+    ids = [encode_text(model.tokenizer, text, roles=model.roles) for text in texts]
+    slots = canvas or max(map(len, ids)) + 1
+    if slots < max(map(len, ids)):
+        raise ConfigError(f"canvas={slots} does not hold a choice of {max(map(len, ids))} tokens; raise it.")
+    if model.card.causal_block:
+        slots = -(-(len(prompt) + slots) // model.card.causal_block) * model.card.causal_block - len(prompt)
+    model.check_prompt(prompt, canvas=slots)
+    shared = _shared(ids, model)
+    with torch.inference_mode():
+        logs = (_chain if exact else _product)(model, prompt, ids, slots, shared)
+        shares = torch.tensor(logs, dtype=torch.float64).softmax(0).tolist()
+    passes = max(map(len, ids)) - shared + 1 if exact else 1
+    return Decision(dict(zip(texts, shares, strict=True)), "chain" if exact else "product", passes)
+
+
+def _shared(choices: Sequence[list[int]], model: Model) -> int:
+    """How many tokens all choices begin with; what follows them is text in every choice."""
+    first = choices[0]
+    size = next(
+        (n for n, column in enumerate(zip(*choices, strict=False)) if len(set(column)) > 1), len(first)
+    )
+    size = min(size, *(len(tokens) - 1 for tokens in choices))
+    return next(
+        n for n in range(size, -1, -1) if all(_text(tokens[n:], model) is not None for tokens in choices)
+    )
+
+
+def _text(tokens: Sequence[int], model: Model) -> str | None:
+    """The text of some tokens; None if they begin or end inside a character."""
+    spelled = bytes_of_tokens(model.tokenizer)
+    try:
+        return b"".join(spelled[token] or b"" for token in tokens).decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _written(
+    model: Model, prompt: Sequence[int], choices: Sequence[list[int]], slots: int, shared: int
+) -> Canvas:
+    """A row for each choice, with the tokens that all choices share written, and masks after them."""
+    blank = Canvas.blank([prompt] * len(choices), slots, model.roles, list(range(len(choices))))
+    ids = blank.ids.clone()
+    ids[:, len(prompt) : len(prompt) + shared] = torch.tensor(choices[0][:shared], dtype=torch.long)
+    return replace(blank, ids=ids)
+
+
+def _product(
+    model: Model, prompt: Sequence[int], choices: Sequence[list[int]], slots: int, shared: int
+) -> list[float]:
+    """The log-weight of each choice in one pass: the product of its slots' probabilities, over all its spellings.
+
+    Slots after a choice count by the model's belief that nothing stands there.
+    """
+    roles = model.roles
+    row = _written(model, prompt, choices[:1], slots, shared)
+    log_p = log_probabilities(model.default_denoiser()(row, row.masked))[None]
+    padding = sorted({*roles.rainbow, *(() if roles.void is None else (roles.void,))} - set(roles.ends))
+    ends, rest = (torch.tensor(ids, dtype=torch.long, device=log_p.device) for ids in (roles.ends, padding))
+    kind = torch.full((1, slots - shared), FRONTIER, device=log_p.device)
+    start = torch.zeros(1, dtype=torch.long, device=log_p.device)
+    found = []
+    for tokens in choices:
+        text = _text(tokens[shared:], model)
+        assert text, "the shared tokens leave some text of every choice"
+        own = model.compiler(choice([text]))
+        tables = own.tables(log_p.device)
+        final = final_weights(own.automaton, tables.states, left=0).to(log_p.device)
+        window = Window(kind, torch.full_like(kind, roles.mask), kind < 0, start, final[None])
+        weights = slot_weights(tables, window, beliefs_of(tables, log_p, ends=ends, padding=rest), best=False)
+        found.append(float(backward(tables, window, weights, best=False)[0, 0, 0]))
+    return found
+
+
+def _chain(
+    model: Model, prompt: Sequence[int], choices: Sequence[list[int]], slots: int, shared: int
+) -> list[float]:
+    """The log-probability of each choice by the chain rule: its tokens from left to right, then the end."""
+    roles, first = model.roles, len(prompt)
+    denoise = model.default_denoiser()
+    rows = _written(model, prompt, choices, slots, shared)
+    ids, found = rows.ids.clone(), torch.zeros(len(choices), dtype=torch.float64)
+    for place in range(shared, min(max(map(len, choices)) + 1, slots)):
+        live = [row for row, tokens in enumerate(choices) if place <= len(tokens)]
+        canvas = replace(rows, ids=ids.clone()).select(torch.tensor(live))
+        where = torch.zeros_like(canvas.ids, dtype=torch.bool)
+        where[:, first + place] = True
+        log_p = log_probabilities(denoise(canvas, where)).cpu()
+        for number, row in enumerate(live):
+            if place < len(choices[row]):
+                ids[row, first + place] = choices[row][place]
+                found[row] += log_p[number, choices[row][place]]
+            else:
+                found[row] += log_p[number, list(roles.ends)].logsumexp(0)
+    return found.tolist()

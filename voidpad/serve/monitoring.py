@@ -1,0 +1,97 @@
+"""What an operator sees: figures for Prometheus and the lines of the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from voidpad.errors import printable
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class Metrics:
+    """One registry per server, so that two servers in one process do not share counts."""
+
+    def __init__(self, model: str, *, waiting: Callable[[], int], live: Callable[[], int]) -> None:
+        self.registry = CollectorRegistry()
+        own: dict[str, Any] = {"registry": self.registry}
+        timed: dict[str, Any] = {**own, "buckets": SECONDS}
+        Gauge("voidpad_model", "The model that is served", ["name"], **own).labels(model).set(1)
+        self.requests = Counter(
+            "voidpad_requests", "Requests by route and status", ["route", "status"], **own
+        )
+        self.prompt_tokens = Counter("voidpad_prompt_tokens", "Tokens of accepted prompts", **own)
+        self.answer_tokens = Counter("voidpad_answer_tokens", "Tokens of answers, before their end", **own)
+        self.passes = Counter("voidpad_passes", "Forward passes of the engine", **own)
+        self.row_passes = Counter(
+            "voidpad_row_passes", "Passes that finished rows took part in", ["kind"], **own
+        )
+        self.cancelled = Counter(
+            "voidpad_rows_cancelled", "Rows that ended before their answer", ["why"], **own
+        )
+        self.queue_seconds = Histogram(
+            "voidpad_queue_seconds", "In the queue, of rows that have ended", **timed
+        )
+        self.decode_seconds = Histogram(
+            "voidpad_decode_seconds", "From leaving the queue to the end of the row", **timed
+        )
+        self.first_token_seconds = Histogram(
+            "voidpad_time_to_first_token_seconds", "From submission to the first final token", **timed
+        )
+        self.tokens_per_pass = Histogram(
+            "voidpad_tokens_per_pass",
+            "Answer tokens of a finished row for each pass that it took part in",
+            buckets=(0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32),
+            **own,
+        )
+        Gauge("voidpad_rows_waiting", "Rows in the queue", **own).set_function(waiting)
+        Gauge("voidpad_rows_live", "Rows that take part in passes", **own).set_function(live)
+        memory = Gauge("voidpad_device_memory_bytes", "Memory that torch holds on the GPU", **own)
+        memory.set_function(lambda: torch.cuda.memory_allocated() if torch.cuda.is_available() else 0)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class LogLines(logging.Formatter):
+    """One line for each request, as words or as JSON. Nothing that a client sent can write to the terminal."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+        self.as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        about: dict[str, Any] | None = getattr(record, "request", None)
+        if self.as_json:
+            content = {
+                "time": self.formatTime(record),
+                "level": record.levelname,
+                "message": record.getMessage(),
+            }
+            if record.exc_info:
+                content["error"] = self.formatException(record.exc_info)
+            return json.dumps({**content, **(about or {})}, ensure_ascii=True)
+        if about is not None:
+            record.msg = " ".join(f"{name}={printable(str(value))}" for name, value in about.items())
+            record.args = ()
+        return super().format(record)
+
+    def formatException(self, info: Any) -> str:
+        """A traceback whose last lines, which quote the error, hold no control characters."""
+        return "\n".join(printable(line) for line in super().formatException(info).split("\n"))
+
+
+def log_to_stderr(*, as_json: bool) -> None:
+    """Write the log lines of requests to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogLines(as_json=as_json))
+    logger = logging.getLogger("voidpad.serve")
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)
