@@ -20,7 +20,7 @@ def test_processes_never_share_a_cell(tmp_path):
     """Recipes of one folder may have cells in common, one process writes a run at a time, and done is done."""
 
     def cell(name, block):
-        return {"folder": f"cells/{name}", "model": "tiny", "method": "void", "at": {"block": block}}
+        return {"folder": f"cells/{name}", "model": "tiny", "method": "void", "plan": {"block": block}}
 
     for recipe, some in {
         "a": [cell("x", 32), cell("y", 32), cell("z", 8)],

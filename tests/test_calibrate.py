@@ -105,26 +105,14 @@ def test_the_frontier_rises_and_nothing_beats_it(seen):
     assert choose(found, 1.0) in best
 
 
-def test_wider_thresholds_never_ask_for_a_longer_canvas(seen):
-    by_window: dict[tuple, list[Setting]] = {}
-    for setting in settings(seen, SEARCH):
-        by_window.setdefault((setting.window, setting.tau_gap), []).append(setting)
-    for group in by_window.values():
-        canvases = [s.canvas for s in sorted(group, key=lambda s: s.tau_nonvoid)]
-        assert canvases == sorted(canvases, reverse=True)
-
-
 def test_a_chosen_setting_becomes_the_checkpoints_default(model, seen):
     chosen = choose(settings(seen, SEARCH), 0.5)
     card = replace(model.card, calibration={"void-expansion": fields(chosen, SEARCH)})
     kept = replace(model, card=card).plan("void-expansion")
-    length = kept.length
-    assert (length.canvas, length.limit, kept.block) == (4, 24, 4)
-    assert (length.window, length.tau_nonvoid, length.tau_gap) == (
-        chosen.window,
-        chosen.tau_nonvoid,
-        chosen.tau_gap,
-    )
+    values = {
+        name: getattr(kept.length, name) for name in ("canvas", "limit", "window", "tau_nonvoid", "tau_gap")
+    }
+    assert {**values, "block": kept.block} == fields(chosen, SEARCH)
     assert replace(model, card=card).plan("void-expansion", window=3).length.window == 3  # the caller wins
     assert replace(model, card=card).plan("void").length == model.plan("void").length
 
@@ -166,28 +154,24 @@ class WorldModel:
         pass
 
 
-# ------------------------------------------------------------------------------------------- refusals
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("values", "field"),
     [
-        ({"start": 6, "limit": 24, "block": 4}, "canvas=6 and limit=24 must be multiples of block=4"),
-        ({"start": 4, "limit": 26, "block": 4}, "canvas=4 and limit=26 must be multiples of block=4"),
-        ({"block": 0}, "multiples of block=0"),
-        ({"start": 0}, "canvas=0"),
-        ({"start": 64, "limit": 32}, "limit=32 is below canvas=64"),
-        ({"fit": 1.5}, r"fit=1.5 must lie in \(0, 1\]"),
+        ({"start": 6, "limit": 24, "block": 4}, "canvas=6"),
+        ({"block": 0}, "block=0"),
+        ({"start": 64, "limit": 32}, "limit=32"),
+        ({"fit": 1.5}, "fit=1.5"),
     ],
 )
-def test_impossible_searches_are_refused(values, message):
-    with pytest.raises(ConfigError, match=message):
+def test_impossible_searches_are_refused(values, field):
+    with pytest.raises(ConfigError, match=field):
         Search(**values)
 
 
 def test_models_and_prompts_that_cannot_be_calibrated_are_refused(model):
-    with pytest.raises(ConfigError, match="no prompts to calibrate on"):
+    with pytest.raises(ConfigError, match="no prompts"):
         survey(model, [], SEARCH)
-    with pytest.raises(ConfigError, match="over the model's context of 512"):
+    with pytest.raises(ConfigError, match="context of 512"):
         survey(model, [[12] * 500], SEARCH)
-    bare = replace(model, roles=Roles(mask=0, eos=1))
-    with pytest.raises(RoleError, match="no VOID token, so nothing to calibrate"):
-        survey(bare, [[12]], SEARCH)
+    with pytest.raises(RoleError, match="VOID"):
+        survey(replace(model, roles=Roles(mask=0, eos=1)), [[12]], SEARCH)

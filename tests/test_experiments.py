@@ -18,7 +18,7 @@ from voidpad.evaluate.folder import RunFolder, read_run
 from voidpad.evaluate.run import evaluate
 from voidpad.experiments.cluster import parts_of, store
 from voidpad.experiments.sweep import Loader, begin, missing, only, run_local
-from voidpad.experiments.sweep_recipe import SweepCell, cells, families, parse, read, with_folders
+from voidpad.experiments.sweep_recipe import SweepCell, cells, parse, read, with_folders
 from voidpad.models import FAMILIES, random_model, save
 
 ROOT = Path(__file__).parents[1]
@@ -81,39 +81,24 @@ def test_a_group_overrides_the_recipe():
 
 
 def test_ids_depend_on_what_decides_the_result_and_on_nothing_else():
-    first = cells(parse(raw(), "r"))
-    group = {**raw()["group"][0], "method": "another name", "of": "another model"}
-    renamed = cells(parse(raw(title="another title", group=[group]), "r"))
-    seeded = cells(parse(raw(seed=1), "r"))
-    assert [cell.id for cell in first] == [cell.id for cell in renamed]
-    assert {cell.id for cell in first}.isdisjoint(cell.id for cell in seeded)
-    assert len({cell.id for cell in first}) == 4
-
-
-def test_a_cache_makes_another_cell_and_none_leaves_the_id():
     group = raw()["group"][0]
-    exact, cached = (cells(parse(raw(group=[{**group, "cache": cache}]), "r")) for cache in (None, "dual"))
-    assert [cell.id for cell in exact] == [cell.id for cell in cells(parse(raw(), "r"))]
-    assert {cell.id for cell in exact}.isdisjoint(cell.id for cell in cached)
-    assert {(cell.method, cell.config.cache) for cell in cached} == {("void cache=dual", "dual")}
+    first = {cell.id for cell in cells(parse(raw(), "r"))}
+    named = {**group, "method": "another name", "of": "another model", "cache": None}
+    assert len(first) == 4
+    assert first == {cell.id for cell in cells(parse(raw(title="another title", group=[named]), "r"))}
+    for changed in (raw(seed=1), raw(group=[{**group, "cache": "dual"}])):
+        assert first.isdisjoint(cell.id for cell in cells(parse(changed, "r")))
 
 
-def test_a_model_on_this_machine_says_its_family(tmp_path):
+def test_fields_are_checked_against_the_models_family_or_against_every_one(tmp_path):
     save(random_model("dream"), tmp_path / "mine")
     save(random_model("llada"), tmp_path / "other")
-    group = {"model": str(tmp_path / "mine"), "plan": "void", "fields": {"top_p": 0.9, "temperature": 1.0}}
-    assert families(str(tmp_path / "mine")) == ("dream",)
-    assert len(cells(parse(raw(group=[group]), "r"))) == 2
-    with pytest.raises(ConfigError, match="has no field top_p"):
-        parse(raw(group=[{**group, "model": str(tmp_path / "other")}]), "r")
-
-
-def test_fields_of_a_model_that_is_not_there_yet_are_checked_against_every_family():
-    group = {"model": "runs/not/trained/yet", "plan": "void", "fields": {"top_p": 0.9, "temperature": 1.0}}
-    assert set(families(group["model"])) == set(FAMILIES)
-    assert len(cells(parse(raw(group=[group]), "r"))) == 2
-    with pytest.raises(ConfigError, match="has no field colour"):
-        parse(raw(group=[{**group, "fields": {"colour": "red"}}]), "r")
+    group = {"plan": "void", "fields": {"top_p": 0.9, "temperature": 1.0}}
+    for model in (str(tmp_path / "mine"), "runs/not/trained/yet"):
+        assert len(cells(parse(raw(group=[{**group, "model": model}]), "r"))) == 2
+    for wrong in ({"model": str(tmp_path / "other")}, {"model": "absent", "fields": {"colour": "red"}}):
+        with pytest.raises(ConfigError, match="has no field"):
+            parse(raw(group=[{**group, **wrong}]), "r")
 
 
 def test_other_weights_under_the_same_name_make_other_cells(tmp_path):
@@ -143,32 +128,28 @@ def test_a_cell_of_two_groups_is_run_once():
 
 
 @pytest.mark.parametrize(
-    ("changes", "parts"),
+    ("changes", "named"),
     [
-        ({"titel": "x"}, ["titel: no such setting"]),
-        ({"tasks": [], "group": []}, ["tasks: ", "group: "]),
-        ({"fields": {"canvas": 60}}, ["group 0: canvas=60", "block=16", "block=32"]),
-        ({"fields": {"canvs": 64}}, ["canvs", "canvas?"]),
-        ({"tasks": ["gsm9k"]}, ["'gsm9k'"]),
-        ({"group": [{"model": "m", "plan": "voit"}]}, ["plan 'voit'"]),
-        ({"table": [{"kind": "chart", "title": "t"}]}, ["table.0.kind"]),
+        ({"titel": "x"}, "titel"),
+        ({"tasks": []}, "tasks"),
+        ({"fields": {"canvas": 60}}, "group 0: canvas=60"),
+        ({"fields": {"canvs": 64}}, "canvs"),
+        ({"tasks": ["gsm9k"]}, "gsm9k"),
+        ({"group": [{"model": "m", "plan": "voit"}]}, "voit"),
+        ({"table": [{"kind": "chart", "title": "t"}]}, r"table\.0\.kind"),
     ],
 )
-def test_faults_are_named_together(changes, parts):
-    with pytest.raises(ConfigError) as caught:
+def test_a_fault_is_named_with_the_recipe(changes, named, tmp_path):
+    with pytest.raises(ConfigError, match=rf"recipe r\.toml: .*{named}"):
         parse(raw(**changes), "r.toml")
-    assert str(caught.value).startswith("recipe r.toml: ")
-    assert all(part in str(caught.value) for part in parts), str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_recipe_that_cannot_be_read(tmp_path):
     broken = tmp_path / "broken.toml"
     broken.write_text("title = ")
-    with pytest.raises(ConfigError, match="TOML"):
-        read(broken)
-    with pytest.raises(ConfigError, match="no such file"):
-        read(tmp_path / "absent.toml")
+    for path in (broken, tmp_path / "absent.toml"):
+        with pytest.raises(ConfigError, match=path.name):
+            read(path)
 
 
 def test_only_takes_prefixes_and_refuses_unknown_ones():
@@ -177,8 +158,6 @@ def test_only_takes_prefixes_and_refuses_unknown_ones():
     assert only(found, []) == found
     with pytest.raises(ConfigError, match="only=zzz: "):
         only(found, [found[0].id, "zzz"])
-    with pytest.raises(ConfigError, match=f"only={found[0].id}: "):  # an id belongs to one limit
-        only(cells(parse(raw(limit=4), "r")), [found[0].id])
 
 
 def test_cells_of_one_model_run_together(tmp_path):
@@ -336,8 +315,6 @@ def test_the_page_on_reproducing_names_every_recipe_of_the_paper():
         ("auto", {"CPU": 8.0}, 0),
         ("auto", {"CPU": 8.0, "GPU": 2.0}, 1),
         ("cpu", {"CPU": 8.0, "GPU": 2.0}, 0),
-        ("mps", {"CPU": 8.0}, 0),
-        ("cuda", {"CPU": 8.0}, 1),
         ("cuda:1", {"CPU": 8.0, "GPU": 2.0}, 1),
     ],
 )

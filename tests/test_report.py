@@ -20,11 +20,10 @@ from studies.paper.measured import pairs
 from voidpad.commands.cli import app
 from voidpad.errors import DataError
 from voidpad.evaluate import EvalConfig
-from voidpad.evaluate.intervals import paired_bootstrap
 from voidpad.experiments.report.figures import plots
 from voidpad.experiments.report.frame import combined, frame, graded, read, select
 from voidpad.experiments.report.layout import METRICS, FigureLayout, TableLayout
-from voidpad.experiments.report.pages import Report, as_html, as_markdown, as_verdicts, md, provenance, report
+from voidpad.experiments.report.pages import as_html, as_markdown, as_verdicts, md, provenance, report
 from voidpad.experiments.report.tables import build
 from voidpad.experiments.sweep_recipe import SweepCell, cells
 from voidpad.experiments.sweep_recipe import read as read_recipe
@@ -86,18 +85,6 @@ def test_table_1_has_a_row_per_task_and_method_and_the_means(paper_runs):
     row = cells_of(table, LLADA, "gsm8k", "void")
     assert [row[name].text for name in table.columns] == ["78.00", "78.00", "79.00", "78.33"]
     assert cells_of(table, DREAM, "mean", "void")["mean"].number == pytest.approx(60.21, abs=0.25)
-
-
-def test_the_best_value_of_a_column_is_bold_and_the_second_underlined(paper_runs):
-    table = build(BLOCKS, rows_of(paper_runs, "paper-table1"))
-    places = {
-        method: cells_of(table, LLADA, "gsm8k", method)["mean"].place
-        for method in ("original", "rainbow", "void")
-    }
-    assert places == {"void": 1, "rainbow": 2, "original": 0}
-    text = as_markdown(Report("t", (), pd.DataFrame())) + as_markdown(report([paper_runs]))
-    assert "**78.33** [69.3, 85.3]" in text
-    assert "<u>71.67</u>" in text
 
 
 def test_table_2_averages_over_blocks_and_reduces_against_the_canvas(paper_runs):
@@ -191,7 +178,6 @@ def test_parity_runs_are_reported_by_the_authors_graders(paper_runs):
 def test_the_audit_lists_the_papers_disagreements():
     shown = "\n".join(audit())
     assert "360 of 360 derived numbers" in shown
-    assert all(f"## {finding.rule}\n" in shown for finding in findings(published()))
     assert shown.count("\n- ") == len(findings(published()))
 
 
@@ -201,6 +187,7 @@ def test_the_audit_lists_the_papers_disagreements():
 def test_the_report_of_the_built_in_models_is_as_recorded(tiny_page):
     """VOIDPAD_SNAPSHOTS=write records it anew; the difference is then reviewed like code."""
     text = as_markdown(replace(tiny_page, sections=tiny_page.sections[:-1]))
+    text = re.sub(r"(?m)^- (?!Runs|Plans).*\n", "", text)  # the other facts have a test of their own
     path = ROOT / "snapshots" / "tiny.md"
     if os.environ.get("VOIDPAD_SNAPSHOTS") == "write":
         path.write_text(text, encoding="utf-8")
@@ -241,19 +228,6 @@ def test_intervals_follow_from_the_verdicts_that_a_report_keeps(tmp_path):
     for method, value in shown.items():
         low, high = value.interval
         assert computed[method] == f"{value.text} [{low:.1f}, {high:.1f}]"
-    first, second = list(shown)[:2]
-    at = next(line for line in lines if line["method"] == first)["fields"]
-    same = [{**line, "fields": at} for line in lines]
-    (said,) = intervals.paired(same, first, second)
-    by = {(line["method"], line["task"]): line["score"] for line in lines}
-    changes = [
-        100 * (b - a)
-        for (method, task), scores in by.items()
-        if method == first
-        for a, b in zip(scores, by[second, task], strict=True)
-    ]
-    low, high = paired_bootstrap(changes)
-    assert f"{fmean(changes):+.2f} [{low:+.2f}, {high:+.2f}] points" in said
 
 
 # ----- loose runs ----------------------------------------------------------------------------------------------
@@ -284,20 +258,17 @@ def test_every_approximation_is_another_method(tmp_path):
         "void-expansion cache=dual",
         "void-expansion threshold=0.9 trim=True quantize=8bit",
     ]
-    assert 'cache=null / "dual"' in dict(provenance(rows[:2]))["Settings"]
+    assert 'cache=null / "dual"' in dict(provenance(rows[:2]))["Settings other than the defaults"]
 
 
 @pytest.mark.parametrize("content", ["{", '{"version": 9}', '{"version": 3}'])
-def test_a_damaged_file_is_named(tmp_path, content):
+def test_a_damaged_file_is_named_and_a_folder_without_runs_refused(tmp_path, content):
+    with pytest.raises(DataError, match="no run here"):
+        report([tmp_path])
     run = write_run(cells(read_recipe(SWEEPS / "paper-table3.toml"))[0], tmp_path)
     (run / "results.json").write_text(content)
     with pytest.raises(DataError, match=r"results\.json"):
         report([run])
-
-
-def test_a_folder_without_runs_is_refused(tmp_path):
-    with pytest.raises(DataError, match="no run here"):
-        report([tmp_path])
 
 
 # ----- the command ---------------------------------------------------------------------------------------------
@@ -328,7 +299,7 @@ def test_provenance_names_what_made_the_numbers(paper_runs):
     assert facts["Device"] == "cpu"
     assert "gsm8k 100 of 200" in facts["Test sets"]
     assert "void@authors (canvas 512, block 64/128/512)" in facts["Plans"]
-    assert 'parity="llada" / "dream"' in facts["Settings"]
+    assert 'parity="llada" / "dream"' in facts["Settings other than the defaults"]
     rounded = {"device": "NVIDIA H200", "device_count": 2, "tf32": True}
     first = rows[:1].assign(provenance=[{**rows["provenance"][0], **rounded}])
     assert dict(provenance(first))["Device"] == "NVIDIA H200 x 2, float32 products in TF32"

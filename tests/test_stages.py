@@ -19,7 +19,7 @@ from voidpad.evaluate.answer import load_run
 from voidpad.evaluate.folder import AnswerRecord
 from voidpad.evaluate.prepare import load_tasks
 from voidpad.evaluate.run import answer, judge, prepare
-from voidpad.experiments.report.compare import compare_runs, compared_html, compared_markdown
+from voidpad.experiments.report.compare import compare_runs
 from voidpad.models import random_model, save
 
 CODE = Resources(allow_code_execution=True)
@@ -235,26 +235,22 @@ def test_two_runs_are_compared_item_by_item(settings, tmp_path):
     lines, results = second.examples, second.results
     lines[2] |= {"score": 1.0, "output": "<b>#### 7</b>"}  # as if the second run had one more right
     second.write_results(lines, results)
-    comparison = compare_runs(*paths)
-    (task,) = comparison.tasks
-    assert comparison.names == ("a", "b")
-    assert task.scores == (0.0, 25.0)
-    assert task.interval == (0.0, 75.0)
-    assert [first["index"] for first, _ in task.flipped] == [2]
-    assert comparison.settings == (("seed", 0, 1),)
-    text = compared_markdown(comparison)
+    title, text = compare_runs(*paths)
+    assert title == "b against a"
+    assert "- seed: 1 against 0\n" in text
+    assert text.count("\n## ") == 1
     assert "| task | items | a | b | difference |" in text
     assert "| tiny_steps | 4 | 0.00 | 25.00 | +25.00 | [+0.00, +75.00] | 0 | 1 | 1 |" in text
     assert "## tiny_steps 2: 0 to 1" in text
     assert lines[2]["prompt"].splitlines()[0] in text
-    assert "&lt;b&gt;#### 7&lt;/b&gt;" in compared_html(comparison)
     shown = CliRunner().invoke(whole, ["report", "--compare", *map(str, paths)])
     assert shown.output == text
     done = CliRunner().invoke(
         whole, ["report", "--compare", *map(str, paths), "--out", str(tmp_path / "out")]
     )
     assert done.exit_code == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"compare.md", "compare.html"}
+    assert (tmp_path / "out" / "compare.md").read_text() == text
+    assert "&lt;b&gt;#### 7&lt;/b&gt;" in (tmp_path / "out" / "compare.html").read_text()
 
 
 def test_runs_that_cannot_be_compared_are_refused(settings, tmp_path):

@@ -44,7 +44,7 @@ def groups(paths: Sequence[Path]) -> Iterator[tuple[Path, str, list[str]]]:
                 place = file.parent / cell["folder"]
                 if place not in seen and not answered(place):
                     seen.add(place)
-                    same = json.dumps([cell["model"], cell["method"], cell["at"]])
+                    same = json.dumps([cell["model"], cell["method"], cell["plan"]])
                     together.setdefault(same, []).append(place.name)
             for ids in together.values():
                 yield file.parent, file.name.removesuffix(SUFFIX), ids

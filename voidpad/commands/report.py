@@ -73,18 +73,19 @@ def report(
 
 
 def _compare_two(folders: list[Path], out: Path | None) -> None:
-    from voidpad.experiments.report.compare import compare_runs, compared_html, compared_markdown
+    from voidpad.experiments.report.compare import compare_runs
+    from voidpad.experiments.report.pages import html_page
 
     if len(folders) != 2:
         raise ConfigError(
             f"compare: takes two run folders, got {len(folders)}; name the first and the second."
         )
-    comparison = compare_runs(*folders)
+    title, text = compare_runs(*folders)
     if out is None:
-        typer.echo(compared_markdown(comparison), nl=False)
+        typer.echo(text, nl=False)
         return
-    _write(out / "compare.md", compared_markdown(comparison))
-    _write(out / "compare.html", compared_html(comparison))
+    _write(out / "compare.md", text)
+    _write(out / "compare.html", html_page(title, text))
     typer.echo(f"{out}: compare.md, compare.html")
 
 

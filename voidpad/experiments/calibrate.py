@@ -8,7 +8,7 @@ answer fits (quality), and the token-passes it would cost.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 
 import torch
@@ -34,14 +34,11 @@ class Search:
     fit: float = 0.98  # share of answers that must fit
 
     def __post_init__(self) -> None:
-        if self.block < 1 or self.start < 1 or self.start % self.block or self.limit % self.block:
-            raise ConfigError(
-                f"canvas={self.start} and limit={self.limit} must be multiples of block={self.block}."
-            )
-        if self.start > self.limit:
-            raise ConfigError(
-                f"limit={self.limit} is below canvas={self.start}; raise limit or lower canvas."
-            )
+        start, limit, block = self.start, self.limit, self.block
+        if block < 1 or start < 1 or start % block or limit % block:
+            raise ConfigError(f"canvas={start} and limit={limit} must be multiples of block={block}.")
+        if start > limit:
+            raise ConfigError(f"limit={limit} is below canvas={start}; raise limit or lower canvas.")
         if not 0 < self.fit <= 1:
             raise ConfigError(f"fit={self.fit} must lie in (0, 1].")
 
@@ -81,9 +78,7 @@ def survey(
     """Decode every prompt once on the longest canvas and probe it at every length."""
     model.require_full_attention("VoidExpansion's calibration")
     if model.roles.void is None:
-        raise RoleError(
-            f"{model.name}: no VOID token, so nothing to calibrate. Use a VOID-trained checkpoint."
-        )
+        raise RoleError(f"{model.name}: no VOID token to calibrate; use a VOID-trained checkpoint.")
     if not prompts:
         raise ConfigError("no prompts to calibrate on; give at least one.")
     for prompt in prompts:
@@ -177,8 +172,8 @@ def frontier(found: Sequence[Setting]) -> list[Setting]:
 
 def fields(setting: Setting, search: Search) -> dict[str, float | int]:
     """The chosen setting as plan fields of `void-expansion`."""
-    chosen = {k: v for k, v in asdict(setting).items() if k in ("window", "tau_nonvoid", "tau_gap")}
-    return {"canvas": search.start, "limit": search.limit, "block": search.block, **chosen}
+    given = {"canvas": search.start, "limit": search.limit, "block": search.block}
+    return {**given, **{name: getattr(setting, name) for name in ("window", "tau_nonvoid", "tau_gap")}}
 
 
 HEADS = ("", "window", "tau_nonvoid", "tau_gap", "answers that fit", "token-passes", "mean canvas")
@@ -200,15 +195,9 @@ class Calibration:
     def rows(self) -> list[tuple[str, ...]]:
         """Cells under HEADS for the settings worth a row: those no other beats, and the chosen one, marked."""
         best = frontier(self.tried)
-        return [
-            (
-                "chosen" if one == self.chosen else "",
-                str(one.window),
-                f"{one.tau_nonvoid:.4f}",
-                f"{one.tau_gap:.4f}",
-                f"{one.fit:.1%}",
-                f"{one.cost:.1%}",
-                f"{one.canvas:.1f}",
-            )
-            for one in (best if self.chosen in best else [*best, self.chosen])
-        ]
+        rows = []
+        for one in best if self.chosen in best else [*best, self.chosen]:
+            taus = f"{one.tau_nonvoid:.4f}", f"{one.tau_gap:.4f}"
+            seen = f"{one.fit:.1%}", f"{one.cost:.1%}", f"{one.canvas:.1f}"
+            rows.append(("chosen" if one == self.chosen else "", str(one.window), *taus, *seen))
+        return rows

@@ -16,8 +16,8 @@ LINE: Any = {"color": "black", "linestyle": "--", "linewidth": 0.8}
 TEXT = """# {title}
 
 {count} prompts ({prompts}). Each was decoded once on the full canvas of {limit} slots, which gives the length of its
-answer, and probed once at each of {lengths} lengths from {start} in steps of {block}. All {tried} settings were
-replayed on these numbers.
+answer ({answer:.1f} tokens on average), and probed once at each of {lengths} lengths from {start} in steps of {block}.
+All {tried} settings were replayed on these numbers.
 
 ## The choice
 
@@ -32,21 +32,12 @@ slots on average. {missed}
 Every dot is a setting, the line joins those that no other beats, the star is the chosen one. The dashed line is the
 share of answers that must fit.
 
-## What was measured
-
-![Length of the answers](lengths)
-
-Tokens up to and with the EOS, on the full canvas. The dashed line is the mean canvas of the chosen setting.
-
 ![The tail of an empty canvas](tails)
 
 Means over the last slots of the chosen window, one dot for each prompt and length. A canvas stops growing in the corner
 that the thresholds cut off: little probability outside VOID, and VOID ahead of the best other token.
 
-## To keep it
-
-`voidpad calibrate --save FOLDER` writes this into the checkpoint's `voidpad.json`, where the plan `void-expansion`
-finds it:
+`voidpad calibrate --save FOLDER` writes the choice into the checkpoint's `voidpad.json`:
 
 ```
 {values}
@@ -56,15 +47,16 @@ finds it:
 
 def calibration_html(done: Calibration) -> str:
     """One file that needs nothing else."""
-    chosen, search = done.chosen, done.search
+    chosen, search, seen = done.chosen, done.search, done.seen
     title = f"VoidExpansion thresholds for {done.model}" + (f" with {done.adapter}" if done.adapter else "")
     missed = f"No setting reaches the {search.fit:.0%} asked for; this one keeps most."
     text = TEXT.format(
         title=md(title),
-        count=len(done.seen.answer),
+        count=len(seen.answer),
         prompts=md(done.prompts),
+        answer=float(seen.answer.double().mean()),
         limit=search.limit,
-        lengths=len(done.seen.lengths),
+        lengths=len(seen.lengths),
         start=search.start,
         block=search.block,
         tried=len(done.tried),
@@ -74,8 +66,8 @@ def calibration_html(done: Calibration) -> str:
         values=json.dumps({"void-expansion": fields(chosen, search)}, indent=1),
     )
     with matplotlib.rc_context(LOOK):
-        figures = {"trade_off": trade_off(done), "lengths": _lengths(done), "tails": _tails(done)}
-        return html_page(title, text, {name: svg_bytes(figure) for name, figure in figures.items()})
+        pictures = {"trade_off": svg_bytes(trade_off(done)), "tails": svg_bytes(_tails(done))}
+    return html_page(title, text, pictures)
 
 
 def trade_off(done: Calibration) -> Figure:
@@ -97,18 +89,8 @@ def trade_off(done: Calibration) -> Figure:
     return figure
 
 
-def _lengths(done: Calibration) -> Figure:
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    axes = figure.subplots()
-    edges = range(0, done.search.limit + done.search.block, done.search.block)
-    axes.hist(done.seen.answer.tolist(), bins=list(edges))
-    axes.axvline(done.chosen.canvas, **LINE)
-    axes.set(xlabel="tokens", ylabel="prompts")
-    axes.grid(alpha=0.3)
-    return figure
-
-
 def _tails(done: Calibration) -> Figure:
+    """The two measures at every prompt and length, and the corner that the thresholds cut off."""
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
     nonvoid, gap = measures(done.seen, done.chosen.window)
@@ -120,7 +102,6 @@ def _tails(done: Calibration) -> Figure:
     axes.axhline(done.chosen.tau_gap, **LINE)
     axes.set_xlabel("best token other than VOID (at most tau_nonvoid)")
     axes.set_ylabel("VOID minus that (at least tau_gap)")
-    axes.set_ylim(min(-0.05, float(gap.min())), 1.05)
     axes.grid(alpha=0.3)
     axes.legend(loc="upper right")
     return figure

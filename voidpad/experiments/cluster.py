@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from voidpad.errors import ConfigError, VoidpadError, first_line
 from voidpad.evaluate.config import EvalConfig, Resources
@@ -19,26 +19,22 @@ from voidpad.evaluate.folder import RunFolder
 from voidpad.evaluate.run import evaluate, join
 from voidpad.experiments.sweep import CellOutcome, Loader
 from voidpad.experiments.sweep_recipe import SweepCell
+from voidpad.files import fresh_folder
 from voidpad.models.device import gpus_per_task
 
 LOADER = Loader()  # of this worker process
 
 
-class _Parcel(NamedTuple):
-    """A finished run folder, and how many models the worker that sends it has loaded so far."""
+def _evaluate_shard(config: EvalConfig, resources: Resources) -> tuple[dict[str, bytes], str, int]:
+    """What one Ray task does: the files of the run folder, the worker's name, how many models it has loaded so far.
 
-    files: dict[str, bytes]
-    worker: str
-    loads: int
-
-
-def _evaluate_shard(config: EvalConfig, resources: Resources) -> _Parcel:
-    """What one Ray task does. The folder's files travel back, because nodes need not share a disk."""
+    The files travel back, because nodes need not share a disk.
+    """
     model = LOADER(config, resources)
     with tempfile.TemporaryDirectory(prefix="voidpad-") as folder:
         evaluate(config, Path(folder), model=model, resources=resources)
         files = {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
-    return _Parcel(files, f"{platform.node()}:{os.getpid()}", LOADER.loads)
+    return files, f"{platform.node()}:{os.getpid()}", LOADER.loads
 
 
 @dataclass(frozen=True)
@@ -107,26 +103,23 @@ def _drive(
         (ready,), _ = ray.wait(list(running))
         part, parts = running.pop(ready)
         try:
-            parcel = ray.get(ready)
+            files, worker, loads = ray.get(ready)
         except ray.exceptions.RayTaskError as fault:
             if not isinstance(fault.cause, VoidpadError):
                 raise
             yield CellOutcome(part.cell, error=fault.cause)  # what voidpad refused on the worker
             continue
-        store(parcel.files, part.folder(out))
+        store(files, part.folder(out))
         if all(RunFolder(one.folder(out)).complete for one in parts):
-            yield replace(_finish(parts, out, resources), worker=parcel.worker, loads=parcel.loads)
+            yield replace(_finish(parts, out, resources), worker=worker, loads=loads)
 
 
 def store(files: dict[str, bytes], folder: Path) -> None:
-    """A whole folder at once: written under another name, then renamed over whatever an interrupted run left."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
-    draft.chmod(0o755)
-    for name, content in files.items():
-        (draft / name).write_bytes(content)
+    """A whole folder at once, in the place of whatever an interrupted run left."""
     shutil.rmtree(folder, ignore_errors=True)
-    draft.rename(folder)
+    with fresh_folder(folder) as draft:
+        for name, content in files.items():
+            (draft / name).write_bytes(content)
 
 
 def _finish(parts: Sequence[ShardPart], out: Path, resources: Resources) -> CellOutcome:

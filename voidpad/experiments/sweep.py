@@ -15,7 +15,7 @@ from voidpad.evaluate.config import EvalConfig, Resources
 from voidpad.evaluate.folder import VERSION, RunFolder, damaged, read_versioned
 from voidpad.evaluate.run import answer, evaluate, judge, prepare
 from voidpad.experiments.report.layout import SUFFIX
-from voidpad.experiments.sweep_recipe import SweepCell, SweepRecipe, cells, families, resolved_fields
+from voidpad.experiments.sweep_recipe import SweepCell, SweepRecipe, cells
 from voidpad.files import store
 from voidpad.models import Model
 
@@ -36,21 +36,10 @@ class CellOutcome:
 def begin(recipe: SweepRecipe, name: str, out: Path, *, download: bool = False) -> list[SweepCell]:
     """Write NAME.sweep.json, which tells the report what the cells are; return the cells."""
     every = cells(recipe, download=download)
-    known = {model: families(model) for model in {cell.config.model for cell in every}}
-    rows = []
-    for cell in every:
-        config = cell.config
-        assert isinstance(config.plan, str)
-        row = {
-            "folder": cell.folder,
-            "model": cell.model,
-            "method": cell.method,
-            "grader": cell.grader,
-            "labels": dict(cell.labels),
-            "config": config.plain(),
-            "plan": resolved_fields(config.plan, config.fields, known[config.model]),
-        }
-        rows.append(row)
+    names = ("folder", "model", "method", "grader", "labels", "plan")
+    rows = [
+        {**{name: getattr(cell, name) for name in names}, "config": cell.config.plain()} for cell in every
+    ]
     content = {
         "version": VERSION,
         "title": recipe.title,
@@ -69,10 +58,10 @@ def stored_cells(name: str, out: Path) -> list[SweepCell]:
     path = out / f"{name}{SUFFIX}"
     rows = read_versioned(path)["cells"]
     with damaged(path, "run the sweep again"):
-        return [
-            SweepCell(row["model"], row["method"], EvalConfig(**row["config"]), row["grader"], row["labels"])
-            for row in rows
-        ]
+        for row in rows:
+            del row["folder"]  # follows from the config
+            row["config"] = EvalConfig(**row["config"])
+        return [SweepCell(**row) for row in rows]
 
 
 def missing(every: Iterable[SweepCell], out: Path) -> list[SweepCell]:

@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from voidpad.decode.plan import Plan
 from voidpad.decode.presets import describe
 from voidpad.errors import ConfigError, VoidpadError, format_validation_error
 from voidpad.evaluate.config import EvalConfig
@@ -95,6 +94,7 @@ class SweepCell:
     config: EvalConfig = field(hash=False)
     grader: str = ""
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    plan: Fields = field(default_factory=dict, hash=False)  # every field of the plan with its value
 
     @property
     def id(self) -> str:
@@ -123,25 +123,14 @@ def read(path: Path) -> SweepRecipe:
 
 
 def parse(raw: Mapping[str, Any], name: str) -> SweepRecipe:
-    """The recipe; what the plans and the evaluation refuse is named by group, all faults at once."""
+    """The recipe. What a plan or the evaluation refuses is named with its group."""
     try:
         recipe = SweepRecipe.model_validate(raw)
+        list(_combinations(recipe))
     except ValidationError as error:
         raise ConfigError(f"recipe {name}: {format_validation_error(error)}") from None
-    refused: dict[str, list[str]] = {}
-    known: dict[str, tuple[str, ...]] = {}
-    for at, group in enumerate(recipe.groups):
-        for point in _points(recipe, group):
-            try:
-                if point.model not in known:
-                    known[point.model] = families(point.model)
-                resolved_fields(point.plan, point.fields, known[point.model])
-                _cell(recipe, group, point)
-            except VoidpadError as error:
-                refused.setdefault(str(error)[:400], []).append(str(at))
-    if refused:
-        faults = [f"group {', '.join(dict.fromkeys(at))}: {said}" for said, at in refused.items()]
-        raise ConfigError(f"recipe {name}: {'; '.join(faults)}")
+    except VoidpadError as error:
+        raise ConfigError(f"recipe {name}: {error}") from None
     return recipe
 
 
@@ -178,17 +167,7 @@ def of_family(recipe: SweepRecipe, family: str) -> SweepRecipe:
         raise ConfigError(f"family={family}: the recipe names no built-in model; use --use NAME=FOLDER.")
     moved = with_folders(recipe, {name: places[name] for name in named})
     groups = [group.model_copy(update={"of": own}) if group.of == "tiny" else group for group in moved.groups]
-    if (scores := recipe.family_scores.get(family)) is not None:
-        groups = [_with_scores(group, scores) for group in groups]
     return moved.model_copy(update={"groups": groups, "title": f"{recipe.title} ({family} family)"})
-
-
-def _with_scores(group: Group, scores: str) -> Group:
-    """The group with these scores, if its plans ban VOID and it does not say how they score."""
-    bans_void = set(_listed(group.plan)) <= {"void", "void-expansion"}
-    if not bans_void or "scores" in {**group.fields, **group.grid}:
-        return group
-    return group.model_copy(update={"fields": {**group.fields, "scores": scores}})
 
 
 # ---------------------------------------------------------------------------------------------------------- cells
@@ -200,66 +179,58 @@ def cells(recipe: SweepRecipe, *, download: bool = False) -> list[SweepCell]:
     """
     known: dict[tuple[str, str | None], str | None] = {}
     found: dict[Any, SweepCell] = {}
-    for group in recipe.groups:
-        for point in _points(recipe, group):
-            cell = _cell(recipe, group, point)
-            pair = (cell.config.model, cell.config.adapter)
-            if pair not in known:
-                known[pair] = cell.config.with_weights(download=download).weights
-            cell = replace(cell, config=cell.config.model_copy(update={"weights": known[pair]}))
-            found.setdefault((cell.id, cell.model, cell.method, cell.grader, str(cell.labels)), cell)
+    for cell in _combinations(recipe):
+        pair = (cell.config.model, cell.config.adapter)
+        if pair not in known:
+            known[pair] = cell.config.with_weights(download=download).weights
+        cell = replace(cell, config=cell.config.model_copy(update={"weights": known[pair]}))
+        found.setdefault((cell.id, cell.model, cell.method, cell.grader, str(cell.labels)), cell)
     return list(found.values())
 
 
-def families(model: str) -> tuple[str, ...]:
+def _combinations(recipe: SweepRecipe) -> Iterator[SweepCell]:
+    """Models x plans x the grid x tasks of every group. A group's own field or axis replaces the recipe's."""
+    known: dict[str, list[str]] = {}  # model -> the families it may be of
+    for at, group in enumerate(recipe.groups):
+        models, tasks = _listed(group.model), group.tasks or recipe.tasks
+        given = {**recipe.fields, **group.fields}
+        grid = {**{name: recipe.grid[name] for name in recipe.grid if name not in group.fields}, **group.grid}
+        try:
+            base = EvalConfig(**{**recipe.config, **group.config, "model": models[0], "tasks": tasks})
+            known |= {model: families(model) for model in models if model not in known}
+            for model, plan, values in product(models, _listed(group.plan), product(*grid.values())):
+                fields = {**given, **dict(zip(grid, values, strict=True))}
+                if len(known[model]) == 1 and plan in ("void", "void-expansion") and "scores" not in fields:
+                    pinned = recipe.family_scores.get(known[model][0])
+                    fields |= {"scores": pinned} if pinned else {}
+                resolved = _resolved(plan, fields, known[model])
+                point = base.model_copy(update={"model": model, "plan": plan, "fields": fields})
+                changed = [f"cache={base.cache}"] if base.cache else []
+                method = group.method or " ".join([plan, *changed, *(["hide_eos"] if base.hide_eos else [])])
+                for task in tasks:
+                    config = point.model_copy(update={"tasks": (task,)})
+                    yield SweepCell(group.of or model, method, config, group.grader, group.labels, resolved)
+        except VoidpadError as error:
+            raise ConfigError(f"group {at}: {error}") from None
+
+
+def families(model: str) -> list[str]:
     """The family of a model that is on this machine, from its card or config; every family for any other."""
     try:
-        return (open_checkpoint(model, download=False).family.name,)
+        return [open_checkpoint(model, download=False).family.name]
     except VoidpadError:  # loading the model says what is wrong with it
-        return tuple(FAMILIES)
+        return list(FAMILIES)
 
 
-def resolved_fields(plan: str | Plan, fields: Fields, families: Sequence[str]) -> Fields:
+def _resolved(plan: str, fields: Fields, families: Sequence[str]) -> Fields:
     """Every field of the plan with its value, for the first of the families that accepts the fields."""
-    refused: VoidpadError | None = None
+    refused: list[VoidpadError] = []
     for family in families:
         try:
             return describe(plan, defaults=FAMILIES[family].decoding, **fields)[1]
         except VoidpadError as error:
-            refused = refused or error
-    assert refused is not None
-    raise refused
-
-
-class _Point(NamedTuple):
-    """One combination of a group."""
-
-    model: str
-    plan: str
-    task: str
-    fields: Fields
-
-
-def _points(recipe: SweepRecipe, group: Group) -> Iterator[_Point]:
-    """Models x plans x the grid x tasks. A group's own field or axis replaces the recipe's."""
-    grid = _grid(recipe, group)
-    for model, plan in product(_listed(group.model), _listed(group.plan)):
-        for values in product(*grid.values()):
-            fields = {**recipe.fields, **group.fields, **dict(zip(grid, values, strict=True))}
-            yield from (_Point(model, plan, task, fields) for task in group.tasks or recipe.tasks)
-
-
-def _grid(recipe: SweepRecipe, group: Group) -> Grid:
-    return {**{k: v for k, v in recipe.grid.items() if k not in group.fields}, **group.grid}
-
-
-def _cell(recipe: SweepRecipe, group: Group, point: _Point) -> SweepCell:
-    place = {"model": point.model, "plan": point.plan, "tasks": (point.task,), "fields": point.fields}
-    config = EvalConfig(**{**recipe.config, **group.config, **place})
-    changed = [f"cache={config.cache}"] if config.cache else []
-    changed += ["hide_eos"] if config.hide_eos else []
-    method = group.method or " ".join([point.plan, *changed])
-    return SweepCell(group.of or point.model, method, config, group.grader, group.labels)
+            refused.append(error)
+    raise refused[0]
 
 
 def _listed(value: str | Sequence[str]) -> Sequence[str]:

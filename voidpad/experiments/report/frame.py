@@ -7,7 +7,7 @@ Columns: `model`, `method`, `task`, `grader`, the recipe's labels; `plan.*` (eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -44,68 +44,61 @@ def frame(folders: Iterable[Path]) -> pd.DataFrame:
 
 def read(path: Path) -> list[Source]:
     """The sources of a folder of sweeps, one NAME.sweep.json, a run folder, or a folder of run folders."""
-    sweeps = [path] if path.name.endswith(SUFFIX) else sorted(path.glob(f"*{SUFFIX}"))
-    if sweeps:
+    if sweeps := [path] if path.name.endswith(SUFFIX) else sorted(path.glob(f"*{SUFFIX}")):
         return [_read_sweep(sweep) for sweep in sweeps]
-    own = [path] if (path / "config.json").is_file() else []
-    runs = own or sorted(config.parent for config in path.glob("*/config.json"))
+    runs = [path] if (path / "config.json").is_file() else sorted(path.glob("*/config.json"))
     if not runs:
         raise DataError(f"{path}: no run here; give a folder written by `voidpad eval` or `voidpad sweep`.")
-    rows = [row for run in runs if RunFolder(run).complete for row in _finished(RunFolder(run), {})]
-    return [Source(path.name, _table(rows))]
+    folders = [RunFolder(run.parent if run.is_file() else run) for run in runs]
+    return [Source(path.name, _table(row for run in folders if run.complete for row in _rows(run, {})))]
 
 
 def _read_sweep(path: Path) -> Source:
     sweep = read_versioned(path)
-    rows: list[dict[str, Any]] = []
     with damaged(path, "run the sweep again"):
-        for cell in sweep["cells"]:
-            run = RunFolder(path.parent / cell["folder"])
-            if run.complete:
-                rows += _finished(run, cell)
-            else:
-                rows.append(_named(run.path, cell, cell) | {"task": cell["config"]["tasks"][0]})
+        rows = [
+            row for cell in sweep["cells"] for row in _rows(RunFolder(path.parent / cell["folder"]), cell)
+        ]
     return Source(path.name.removesuffix(SUFFIX), _table(rows), sweep)
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Numbers as numbers, everything else as it is in the files."""
-    found = pd.DataFrame(rows, dtype=object)
-    for name in (*METRICS, "n", "test_size", "correct"):
-        if name in found:
-            found[name] = pd.to_numeric(found[name])
+def _table(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Numbers as numbers, also where no run has finished; everything else as it is in the files."""
+    found = pd.DataFrame(list(rows), dtype=object)
+    measured = [name for name in METRICS if name not in ("tokens_per_pass", "speedup")]  # these are computed
+    for name in (*measured, "n", "test_size", "correct"):
+        found[name] = pd.to_numeric(found[name]) if name in found else float("nan")
     return found
 
 
-def _named(path: Path, head: Mapping[str, Any], labels: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a run that are known before it is finished; a sweep's labels name its row, else the config."""
-    config, plan = head["config"], head["plan"] or {}
-    # A run that reads canvases as the paper's harness does is graded as the paper graded.
-    grader = labels.get("grader") or ("authors" if config["parity"] else "")
-    return {
-        "path": str(path),
-        "model": labels.get("model") or " + ".join(filter(None, (config["model"], config["adapter"]))),
-        "method": labels.get("method") or _method_label(config),
-        "grader": grader,
-        **labels.get("labels", {}),
-        **{f"plan.{name}": value for name, value in plan.items()},
+def _rows(run: RunFolder, cell: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each task of a run. A sweep's `cell` names the row, and describes a run that has not finished."""
+    results = run.results
+    head = run.head if results else cell
+    config = head["config"]
+    named = {
+        "path": str(run.path),
+        "model": cell.get("model") or " + ".join(filter(None, (config["model"], config["adapter"]))),
+        "method": cell.get("method") or _method_label(config),
+        # A run that reads canvases as the paper's harness does is graded as the paper graded.
+        "grader": cell.get("grader") or ("authors" if config["parity"] else ""),
+        **cell.get("labels", {}),
+        **{f"plan.{name}": value for name, value in head["plan"].items()},
         **{f"config.{name}": value for name, value in config.items()},
     }
-
-
-def _finished(run: RunFolder, labels: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each task of a complete run folder."""
-    head, results = run.head, run.results
-    assert results is not None
+    if results is None:
+        return [{**named, "task": config["tasks"][0]}]
     rows = []
     with damaged(run.path / "results.json"):
         facts = results["provenance"]
+        # An adaptive length has no number of passes to the end of its canvas.
+        steps = head["plan"].get("steps") if facts["fixed_canvas"] else None
+        # Tasks that shared a run have no wall time of their own.
+        wall = results["wall_seconds"] if len(results["tasks"]) == 1 else None
         for task, found in results["tasks"].items():
-            row = _named(run.path, head, labels)
             nfe = found["passes_decode"]
-            # An adaptive length has no number of passes to the end of its canvas.
-            steps = head["plan"].get("steps") if facts["fixed_canvas"] else None
-            row |= {
+            row = {
+                **named,
                 "task": task,
                 "provenance": facts,
                 "n": found["n"],
@@ -123,8 +116,7 @@ def _finished(run: RunFolder, labels: Mapping[str, Any]) -> list[dict[str, Any]]
                 "slot_passes": found["slot_passes"],
                 "at_cap": 100 * found["share_at_cap"],
                 "without_eos": 100 * found["share_without_eos"],
-                # Tasks that shared a run have no wall time of their own.
-                "wall": results["wall_seconds"] if len(results["tasks"]) == 1 else None,
+                "wall": wall,
             }
             rows.append(_graded(row, row["grader"]))
     return rows
@@ -132,7 +124,7 @@ def _finished(run: RunFolder, labels: Mapping[str, Any]) -> list[dict[str, Any]]
 
 def _graded(row: dict[str, Any], grader: str) -> dict[str, Any]:
     """The same generations under another grader of the task; a task without it keeps its own."""
-    correct = (row.get("scores") or {}).get(grader)
+    correct = row["scores"].get(grader)
     if correct is None:
         return row
     return {**row, "correct": correct, "score": 100 * correct / row["n"], "filter": grader, "grader": grader}
@@ -162,12 +154,9 @@ def plan_label(plan: Any) -> str:
 
 def verdicts(row: Mapping[str, Any]) -> dict[int, float]:
     """The score of every example of a row by its index, by the grader of the row."""
-    grader = row["grader"]
-    return {
-        one["index"]: one["scores"].get(grader, one["score"])
-        for one in RunFolder(Path(row["path"])).examples
-        if one["task"] == row["task"]
-    }
+    examples = RunFolder(Path(row["path"])).examples
+    mine = [one for one in examples if one["task"] == row["task"]]
+    return {one["index"]: one["scores"].get(row["grader"], one["score"]) for one in mine}
 
 
 # -------------------------------------------------------------------------------------------------- choosing, combining
@@ -177,27 +166,21 @@ def column(rows: pd.DataFrame, name: str) -> pd.Series[Any]:
         return _settings(rows)
     for full in (name, f"plan.{name}", f"config.{name}"):
         # Names of metrics are names of plan fields too (`canvas`, `score`), and layouts mean the plan's.
-        if full in rows and not (full == name and name in METRICS):
-            found = rows[full]
-            return found.map(lambda value: str(value) if isinstance(value, (list, dict)) else value)
-    return pd.Series([None] * len(rows), index=rows.index, dtype=object)
+        if full in rows and full not in METRICS:
+            values = [str(value) if isinstance(value, (list, dict)) else value for value in rows[full]]
+            return pd.Series(values, index=rows.index, dtype=object)
+    return pd.Series(None, index=rows.index, dtype=object)
 
 
 def _settings(rows: pd.DataFrame) -> pd.Series[Any]:
     """The plan fields that differ between the rows, as text."""
-    plans = [name for name in rows if name.startswith("plan.")]
-    moving = [name for name in plans if rows[name].dropna().map(str).nunique() > 1]
-
-    def text(row: pd.Series[Any]) -> str:
-        there = [name for name in moving if isinstance(row[name], (list, dict)) or not pd.isna(row[name])]
-        return ", ".join(f"{name[5:]}={_plain(row[name])}" for name in there)
-
-    return rows.apply(text, axis=1).astype(object) if len(rows) else pd.Series(dtype=object)
-
-
-def _plain(value: Any) -> Any:
-    """Columns with gaps hold whole numbers as floats."""
-    return int(value) if isinstance(value, float) and value.is_integer() and value >= 1 else value
+    plans = {name[5:]: column(rows, name) for name in rows if name.startswith("plan.")}
+    moving = {name: values for name, values in plans.items() if values.nunique() > 1}
+    texts = [
+        ", ".join(f"{name}={values[at]}" for name, values in moving.items() if not pd.isna(values[at]))
+        for at in rows.index
+    ]
+    return pd.Series(texts, index=rows.index, dtype=object)
 
 
 def select(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
@@ -209,7 +192,7 @@ def select(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
 
 def ordered(values: Iterable[Any]) -> list[Any]:
     """Distinct values: numbers ascending, anything else as first met."""
-    distinct = list(dict.fromkeys(map(_plain, values)))
+    distinct = list(dict.fromkeys(values))
     return sorted(distinct) if all(isinstance(value, (int, float)) for value in distinct) else distinct
 
 
@@ -230,25 +213,25 @@ class Value:
         return f"{self.number:.{self.decimals}f}"
 
 
-def combined(rows: pd.DataFrame, name: str, tasks: int | None = None) -> Value:
+def combined(rows: pd.DataFrame, name: str, tasks: int = 1) -> Value:
     """A metric over runs: averaged over the runs of a task, then unweighted over tasks.
 
     Unknown until every run has finished, and while there are fewer than so many `tasks`.
     """
     metric = METRICS[name]
+    unknown = Value(decimals=metric.decimals)
     groups = [group for _, group in rows.groupby("task", sort=False)]
-    if not groups or len(groups) < (tasks or 1):
-        return Value(decimals=metric.decimals)
+    if len(groups) < tasks:
+        return unknown
     if name == "tokens_per_pass":
         answer, nfe = combined(rows, "answer", tasks).number, combined(rows, "nfe", tasks).number
-        return Value(answer / nfe if answer is not None and nfe else None, metric.decimals)
-    if name not in rows or rows[name].isna().any():
-        return Value(decimals=metric.decimals)
+        return Value(answer / nfe, metric.decimals) if answer is not None and nfe else unknown
+    if rows[name].isna().any():
+        return unknown
     means = [fmean(group[name]) for group in groups]
     interval = None
     if name == "score":
-        shares = [_wilson(group) for group in groups]
-        interval = mean_of_tasks(list(zip(means, shares, strict=True)))
+        interval = mean_of_tasks(list(zip(means, map(_wilson, groups), strict=True)))
     return Value(metric.combine(means), metric.decimals, interval)
 
 

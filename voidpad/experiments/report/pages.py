@@ -16,11 +16,19 @@ import pandas as pd
 from markdown_it import MarkdownIt
 
 from voidpad.errors import DataError, printable
+from voidpad.evaluate.config import EvalConfig
 from voidpad.evaluate.folder import damaged
 from voidpad.experiments.report.figures import Plot, plots
 from voidpad.experiments.report.frame import Source, plan_label, read, select, verdicts
-from voidpad.experiments.report.layout import DETAILS, FigureLayout, Layout, TableLayout
+from voidpad.experiments.report.layout import FigureLayout, TableLayout
 from voidpad.experiments.report.tables import Table, build
+
+DETAILS = TableLayout(
+    title="Everything that was measured",
+    index=("model", "task", "method", "setting", "examples"),
+    columns=None,
+    values=("score", "nfe", "probes", "passes", "canvas", "answer", "at_cap", "without_eos", "wall"),
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ def report(folders: Sequence[Path]) -> Report:
     """Everything the folders ask for; runs without a recipe get the layouts that their settings suggest."""
     sources = [source for folder in folders for source in read(folder)]
     rows = pd.concat([source.frame for source in sources], ignore_index=True)
-    if "n" not in rows or not rows["n"].notna().any():
+    if not rows["n"].notna().any():
         raise DataError(f"{', '.join(map(str, folders))}: no finished run yet; finish one, then report.")
     sections = [_section(source) for source in sources if source.sweep]
     if loose := [source.frame for source in sources if not source.sweep]:
@@ -52,57 +60,44 @@ def report(folders: Sequence[Path]) -> Report:
         sections.append(_section(Source("runs", pd.concat(loose, ignore_index=True))))
     title = sections[0].title if len(sections) == 1 else f"{len(sections)} sweeps"
     rows = rows.drop_duplicates(["path", "task"], ignore_index=True)
-    details = TableLayout(
-        title="Everything that was measured",
-        index=("model", "task", "method", "setting", "examples"),
-        columns=None,
-        values=DETAILS,
-    )
-    every = build(details, rows[rows["n"].notna()])
+    every = build(DETAILS, rows[rows["n"].notna()])
     return Report(title, (*sections, Section("All runs", (every,))), rows)
 
 
 def _section(source: Source) -> Section:
-    """The layouts of a source over its rows; a sweep may be reported half done."""
+    """The layouts of a source over its rows, as far as they have finished."""
     rows, sweep = source.frame, source.sweep
-    if "n" not in rows:
-        rows = rows.assign(n=float("nan"))
-    tables, figures = _suggested(rows)
     if sweep:
         with damaged(f"{source.name}.sweep.json", "run the sweep again"):
             tables = [TableLayout(**table) for table in sweep["tables"]]
             figures = [FigureLayout(**figure) for figure in sweep["figures"]]
-    drawn = [plot for layout in figures if _shown(layout, rows) for plot in plots(layout, rows)]
+    else:
+        tables = [TableLayout(title="Score and NFE", values=("score", "nfe"))]
+        if "plan.block" in rows and rows["plan.block"].nunique() > 1:
+            by_block: dict[str, Any] = {"index": ("model", "task", "method"), "columns": "block"}
+            score = TableLayout(title="Score by block size", **by_block)
+            tables = [score, TableLayout(title="NFE by block size", values=("nfe",), **by_block)]
+        figures = [FigureLayout(kind="bars", title="Score by task")]
+    drawn = [plot for layout in figures if _finished(rows, layout.where) for plot in plots(layout, rows)]
     left = int(rows["n"].isna().sum())
     return Section(
         sweep["title"] if sweep else "Evaluation",
-        tuple(build(layout, rows) for layout in tables if _shown(layout, rows)),
+        tuple(build(layout, rows) for layout in tables if _finished(rows, layout.where)),
         tuple(replace(plot, name=f"{source.name}-{plot.name}") for plot in drawn),
         (f"{source.name}: {left} cells have not finished.",) if left else (),
     )
 
 
-def _shown(layout: Layout, rows: pd.DataFrame) -> bool:
-    return bool(select(rows, layout.where)["n"].notna().any())
-
-
-def _suggested(rows: pd.DataFrame) -> tuple[list[TableLayout], list[FigureLayout]]:
-    """Layouts for runs that no recipe describes: by task, and by block where the block was varied."""
-    tables = [TableLayout(title="Score and NFE", values=("score", "nfe"))]
-    if "plan.block" in rows and rows["plan.block"].nunique() > 1:
-        by_block: dict[str, Any] = {"index": ("model", "task", "method"), "columns": "block"}
-        tables = [
-            TableLayout(title="Score by block size", **by_block),
-            TableLayout(title="NFE by block size", values=("nfe",), **by_block),
-        ]
-    return tables, [FigureLayout(kind="bars", title="Score by task")]
+def _finished(rows: pd.DataFrame, where: Mapping[str, Any]) -> bool:
+    """Whether one of the runs that a layout reads has finished."""
+    return bool(select(rows, where)["n"].notna().any())
 
 
 # --------------------------------------------------------------------------------------------------- files of a report
 def as_csv(page: Report) -> str:
     """A line for each task of each run: names, settings and metrics."""
     objects = ["provenance", "scores", "config.fields", "config.own_tasks"]
-    text: str = page.frame.drop(columns=objects, errors="ignore").to_csv(index=False)
+    text: str = page.frame.drop(columns=objects).to_csv(index=False)
     return text
 
 
@@ -205,55 +200,39 @@ def html_page(title: str, markdown: str, pictures: Mapping[str, bytes] | None = 
 
 # ------------------------------------------------------------------------------------ where a table's numbers come from
 VERSIONS = ("voidpad", "python", "torch", "transformers", "lm_eval", "math_verify")
-COMMON = (
-    "dtype",
-    "quantize",
-    "cache",
-    "seed",
-    "fewshot",
-    "fewshot_seed",
-    "parity",
-    "system",
-    "raw",
-    "merge",
-    "limit",
-)
+ELSEWHERE = ("model", "adapter", "tasks", "plan", "fields", "weights", "own_tasks")  # not among the settings
 
 
 def provenance(runs: pd.DataFrame) -> list[tuple[str, str]]:
     """Facts under a table, by name. A fact that differs between the runs lists every value."""
     done = runs[runs["n"].notna()].to_dict("records")
     facts = [row["provenance"] for row in done]
-    models = [
-        " with adapter ".join(
-            name for name in (row["config.model"], row["config.adapter"]) if isinstance(name, str)
-        )
-        for row in done
-    ]
-    finished = len({row["path"] for row in done})
-    sizes: dict[str, dict[str, None]] = {}
+    models, sizes, settings = [], [], []
+    plans: dict[str, dict[str, dict[str, None]]] = {}  # preset -> field that was given -> its values
     for row in done:
-        sizes.setdefault(row["task"], {})[f"{row['n']:.0f} of {row['test_size']:.0f}"] = None
-    common = ", ".join(
-        f"{name}={_distinct((json.dumps(row[f'config.{name}']) for row in done), ' / ')}" for name in COMMON
-    )
-    plans = sorted({plan_label(row["config.plan"]) for row in done})
+        models.append(" with adapter ".join(filter(None, (row["config.model"], row["config.adapter"]))))
+        sizes.append(f"{row['task']} {row['n']:.0f} of {row['test_size']:.0f}")
+        given = plans.setdefault(plan_label(row["config.plan"]), {})
+        for name, value in row["config.fields"].items():
+            given.setdefault(name, {})[str(value)] = None
+    for name, field in EvalConfig.model_fields.items():
+        values = [] if name in ELSEWHERE else [row[f"config.{name}"] for row in done]
+        if any(value != field.default for value in values):
+            settings.append(f"{name}={_distinct(map(json.dumps, values), ' / ')}")
+    one_of = {name: _distinct((str(fact.get(name) or "none") for fact in facts), " / ") for name in facts[0]}
     return [
-        ("Runs", f"{finished} finished of {runs['path'].nunique()}"),
+        ("Runs", f"{len({row['path'] for row in done})} finished of {runs['path'].nunique()}"),
         ("Models", _distinct(models)),
-        (
-            "Plans",
-            _distinct(_plan([row for row in done if plan_label(row["config.plan"]) == p], p) for p in plans),
-        ),
-        ("Settings", common),
-        ("Test sets", ", ".join(f"{task} {' / '.join(counts)}" for task, counts in sizes.items())),
+        ("Plans", "; ".join(_plan(name, plans[name]) for name in sorted(plans))),
+        ("Settings other than the defaults", ", ".join(settings) or "none"),
+        ("Test sets", _distinct(sizes, ", ")),
         ("Graders", _distinct((f"{row['task']} {row['filter']}" for row in done), ", ")),
         ("Passes", "NFE counts decoding passes; probe passes are not in it and are listed in the details"),
-        ("Versions", ", ".join(f"{name} {_one_of(facts, name)}" for name in VERSIONS)),
+        ("Versions", ", ".join(f"{name} {one_of[name]}" for name in VERSIONS)),
         ("Commit", _distinct(map(_commit, facts))),
         ("Device", _distinct(map(_device, facts))),
-        ("Batching", f"at most {_one_of(facts, 'rows')} rows and {_one_of(facts, 'tokens')} tokens a pass"),
-        ("Data", _one_of(facts, "data")),
+        ("Batching", f"at most {one_of['rows']} rows and {one_of['tokens']} tokens a pass"),
+        ("Data", one_of["data"]),
         ("Code execution", _distinct(map(_sandbox, facts))),
         (
             "Intervals",
@@ -266,36 +245,25 @@ def _distinct(values: Iterable[str], between: str = "; ") -> str:
     return between.join(dict.fromkeys(values))
 
 
-def _one_of(facts: Sequence[Mapping[str, Any]], name: str) -> str:
-    return _distinct((str(one.get(name) or "none") for one in facts), " / ")
-
-
-def _plan(rows: Sequence[Mapping[str, Any]], name: str) -> str:
-    """A preset with the fields its runs gave, each with all its values."""
-    given: dict[str, dict[str, None]] = {}
-    for row in rows:
-        for field, value in row["config.fields"].items():
-            given.setdefault(field, {})[str(value)] = None
-    shown = ", ".join(f"{field} {'/'.join(values)}" for field, values in given.items())
-    return f"{name} ({shown})" if shown else name
+def _plan(name: str, given: Mapping[str, Iterable[str]]) -> str:
+    fields = ", ".join(f"{field} {'/'.join(values)}" for field, values in given.items())
+    return f"{name} ({fields})" if fields else name
 
 
 def _commit(facts: Mapping[str, Any]) -> str:
-    commit = facts.get("commit")
-    return f"{commit[:12]}{' with local changes' if facts.get('dirty') else ''}" if commit else "unknown"
+    return (
+        f"{facts['commit'][:12]}{' with local changes' if facts['dirty'] else ''}"
+        if facts["commit"]
+        else "unknown"
+    )
 
 
 def _device(facts: Mapping[str, Any]) -> str:
-    count = facts.get("device_count") or 1
-    times = f" x {count}" if count > 1 else ""
-    rounded = ", float32 products in TF32" if facts.get("tf32") else ""
-    return f"{facts.get('device') or 'unknown'}{times}{rounded}"
+    times = f" x {facts['device_count']}" if facts["device_count"] > 1 else ""
+    return f"{facts['device']}{times}{', float32 products in TF32' if facts.get('tf32') else ''}"
 
 
 def _sandbox(facts: Mapping[str, Any]) -> str:
-    sandbox = facts.get("sandbox")
-    if sandbox is None:
-        return "unknown"
-    if not sandbox["allowed"]:
+    if not facts["sandbox"]["allowed"]:
         return "off"
-    return "sandboxed, weak layers allowed" if sandbox["weak"] else "sandboxed"
+    return "sandboxed, weak layers allowed" if facts["sandbox"]["weak"] else "sandboxed"

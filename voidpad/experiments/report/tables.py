@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -13,15 +13,7 @@ import pandas as pd
 from voidpad.decode.presets import APPROXIMATE_FIELDS
 from voidpad.errors import ConfigError
 from voidpad.evaluate.intervals import paired_bootstrap
-from voidpad.experiments.report.frame import (
-    Value,
-    column,
-    combined,
-    graded,
-    ordered,
-    select,
-    verdicts,
-)
+from voidpad.experiments.report.frame import Value, column, combined, graded, ordered, select, verdicts
 from voidpad.experiments.report.layout import METRICS, TableLayout
 
 _OUTER = ("model", "metric", "task")  # rows that agree in these are compared with each other
@@ -52,179 +44,133 @@ def build(layout: TableLayout, rows: pd.DataFrame) -> Table:
     rows = graded(select(rows, layout.where), layout.grader)
     if rows.empty:
         raise ConfigError(f"table {layout.title!r}: no finished run matches where={layout.where}.")
-    names = [name for name in (*layout.index, layout.columns) if name and name not in ("metric", "examples")]
-    rows = rows.assign(**{f"at.{name}": column(rows, name) for name in names})
-    rows = rows.assign(**{"at.examples": _examples(rows), "speedup": _speedup(rows, layout.baseline)})
-    columns = ordered(rows[f"at.{layout.columns}"]) if layout.columns else []
-    found = []
-    for head, mine, values, tasks in _groups(layout, rows):
-        cells = _cells(layout, mine, values, columns, tasks, rows)
-        group = tuple(text for name, text in zip(layout.index, head, strict=True) if name in _OUTER)
-        found.append(TableRow(head, tuple(cells), group))
-    notes = []
-    if "speedup" in layout.values:
-        notes.append(
-            f"Speed-ups are seconds of {layout.baseline} over seconds of the method; their mean is geometric."
-        )
-    unknown = sum(value.number is None and not value.blank for row in found for value in row.values)
-    if unknown:
-        notes.append(f"{unknown} values are not known yet, or were not timed alone.")
+    rows = rows.assign(examples=_examples(rows), speedup=_speedup(rows, layout.baseline))
+    names = [name for name in layout.index if name != "metric"]
+    placed = [*names, layout.columns] if layout.columns else names
+    rows = rows.assign(**{f"at.{name}": column(rows, name) for name in placed})
+    every = rows
+    if "task" in names and layout.columns and rows["task"].nunique() > 1:
+        every = pd.concat([rows, rows.assign(**{"at.task": "mean"})])
+    found: list[tuple[TableRow, str]] = []
+    heads: dict[str, None] = {}
+    for metric in layout.values if "metric" in layout.index else [None]:
+        for key, mine in every.groupby([f"at.{name}" for name in names], sort=False, dropna=False):
+            known = dict(zip(names, key, strict=True))
+            known["metric"] = METRICS[metric].title if metric else None
+            inside = rows[rows["model"] == known["model"]] if "model" in known else rows
+            tasks = ordered(inside["task"]) if known.get("task", "mean") == "mean" else [known["task"]]
+            cells = _cells(layout, [metric] if metric else layout.values, mine, rows, tasks)
+            heads |= dict.fromkeys(cells)
+            head = tuple("" if pd.isna(known[name]) else str(known[name]) for name in layout.index)
+            group = tuple(text for name, text in zip(layout.index, head, strict=True) if name in _OUTER)
+            found.append((TableRow(head, tuple(cells.values()), group), metric or layout.values[0]))
+    # Rows of one model, metric and task stand together, each of these in the order in which it came first.
+    places = {
+        text: at for at, text in enumerate(dict.fromkeys(text for row, _ in found for text in row.group))
+    }
+    found.sort(key=lambda one: [places[text] for text in one[0].group])
+    shown = [row for row, _ in found]
+    if "method" in layout.index[1:] and layout.columns and not layout.only_aggregates:
+        shown = [_ranked(row, METRICS[metric].better, shown) for row, metric in found]
     return Table(
         layout.title,
         tuple(name.capitalize() if name in (*_OUTER, "method") else name for name in layout.index),
-        tuple(_names(layout, columns)),
-        tuple(_ranked(layout, found)),
+        tuple(heads),
+        tuple(shown),
         layout.reference,
-        tuple(notes),
+        tuple(_notes(layout, shown)),
         rows,
     )
 
 
-def _groups(
-    layout: TableLayout, rows: pd.DataFrame
-) -> Iterator[tuple[tuple[str, ...], pd.DataFrame, tuple[str, ...], list[str]]]:
-    """(names of the row, its runs, its metrics, the tasks that its model has) for each row of the table."""
-    index = layout.index
-    inner = [f"at.{name}" for name in index if name not in _OUTER]
-    for model in ordered(rows["model"]) if "model" in index else [None]:
-        inside = rows if model is None else rows[rows["model"] == model]
-        tasks = ordered(inside["task"])
-        shown: list[str | None] = [None]
-        if "task" in index:
-            shown = [*tasks, "mean"] if len(tasks) > 1 and layout.columns else list(tasks)
-        metrics: Sequence[str | None] = layout.values if "metric" in index else [None]
-        for metric in metrics:
-            for task in shown:
-                here = inside if task in (None, "mean") else inside[inside["task"] == task]
-                for key, mine in here.groupby(inner, sort=False, dropna=False) if inner else [((), here)]:
-                    title = METRICS[metric].title if metric else None
-                    known = {"model": model, "metric": title, "task": task}
-                    known |= dict(zip((name[3:] for name in inner), key, strict=True))
-                    head = tuple(_shown(known[name]) for name in index)
-                    one = task is not None and task != "mean"
-                    own = [str(task)] if one else tasks
-                    yield head, mine, (metric,) if metric else layout.values, own
-
-
-def _shown(value: Any) -> str:
-    """A value as a row's name."""
-    [plain] = ordered([value])
-    return "" if plain is None or pd.isna(plain) else str(plain)
-
-
 def _cells(
     layout: TableLayout,
+    metrics: Sequence[str],
     mine: pd.DataFrame,
-    values: Sequence[str],
-    columns: Sequence[Any],
-    tasks: Sequence[str],
     rows: pd.DataFrame,
-) -> list[Value]:
-    cells: list[Value] = []
-    for name in values:
-        along = []
-        for at in columns:
+    tasks: Sequence[str],
+) -> dict[str, Value]:
+    """The cells of one row by the heads of their columns. `tasks` are those that the row's model has."""
+    cells: dict[str, Value] = {}
+    for name in metrics:
+        title = METRICS[name].title
+        if not layout.columns:
+            cells[title] = combined(mine, name)
+            continue
+        prefix = f"{title}: " if len(metrics) > 1 else ""
+        along: dict[str, Value] = {}
+        for at in ordered(rows[f"at.{layout.columns}"]):
+            here = mine[mine[f"at.{layout.columns}"] == at]
             if layout.columns == "task":
-                there = combined(mine[mine["task"] == at], name) if at in tasks else Value(blank=True)
+                along[at] = combined(here, name) if at in tasks else Value(blank=True)
             else:
-                there = combined(mine[mine[f"at.{layout.columns}"] == at], name, len(tasks))
-            along.append(there)
-        if not columns:
-            cells.append(combined(mine, name))
+                label = f"{layout.columns} {at}" if isinstance(at, (int, float)) else str(at)
+                along[label] = combined(here, name, len(tasks))
         if not layout.only_aggregates:
-            cells += along
-        cells += [_aggregate(kind, along, mine, name, len(tasks)) for kind in layout.aggregate if columns]
+            cells |= {f"{prefix}{label}": value for label, value in along.items()}
+        for kind in layout.aggregate:
+            cells[f"{prefix}{kind}"] = _aggregate(kind, list(along.values()), mine, name, len(tasks))
     if layout.exact:
-        cells.append(_against_exact(mine, rows))
-    return cells + [combined(mine, name, len(tasks)) for name in layout.extra]
+        cells["against exact"] = _difference(against_exact(mine, rows))
+    return cells | {METRICS[name].title: combined(mine, name, len(tasks)) for name in layout.extra}
 
 
 def _aggregate(kind: str, along: Sequence[Value], mine: pd.DataFrame, name: str, tasks: int) -> Value:
     """A summary of a row's cells, known when all of them are; the mean is taken over the runs."""
     metric = METRICS[name]
-    known = [value.number for value in along if not value.blank]
-    numbers = [number for number in known if number is not None]
-    if not numbers or (len(numbers) < len(known) and kind not in ("min", "max")):
+    wanted = [value for value in along if not value.blank]
+    known = [value for value in wanted if value.number is not None]
+    numbers = [value.number for value in known if value.number is not None]
+    if not known or (len(known) < len(wanted) and kind not in ("min", "max")):
         return Value(decimals=metric.decimals)
     if kind == "mean":
         return combined(mine, name, tasks)
     if kind == "difference":
         return Value(numbers[-1] - numbers[0], metric.decimals)
-    best = max if metric.better >= 0 else min
-    worst = min if metric.better >= 0 else max
-    pick = {"best": best, "worst": worst, "min": min, "max": max}[kind]
-    chosen = pick(numbers)
-    return next(value for value in along if value.number == chosen)
+    largest = kind == "max" or kind == ("best" if metric.better >= 0 else "worst")
+    return known[numbers.index(max(numbers) if largest else min(numbers))]
 
 
-def _names(layout: TableLayout, columns: Sequence[Any]) -> Iterator[str]:
-    """The heads of the columns, in the order of `_cells`."""
-    several = len(layout.values) > 1 and "metric" not in layout.index
-    for name in layout.values[:1] if "metric" in layout.index else layout.values:
-        title = f"{METRICS[name].title}: " if several else ""
-        if not layout.columns:
-            yield METRICS[name].title
-            continue
-        if not layout.only_aggregates:
-            plain = layout.columns in ("task", "method") or not all(
-                isinstance(at, (int, float)) for at in columns
-            )
-            yield from (f"{title}{at}" if plain else f"{title}{layout.columns} {at}" for at in columns)
-        yield from (f"{title}{kind}" for kind in layout.aggregate)
-    if layout.exact:
-        yield "against exact"
-    yield from (METRICS[name].title for name in layout.extra)
+def _ranked(row: TableRow, better: int, rows: Sequence[TableRow]) -> TableRow:
+    """The row with the best and second best values of its group marked; what prints alike shares a place."""
+    mates = [other for other in rows if other.group == row.group]
+    values = []
+    for at, value in enumerate(row.values):
+        printed = {float(mate.values[at].text) for mate in mates if mate.values[at].number is not None}
+        best = sorted(printed, reverse=better > 0)[:2]
+        ranked = better and len(printed) > 1 and value.number is not None and float(value.text) in best
+        values.append(replace(value, place=1 + best.index(float(value.text))) if ranked else value)
+    return replace(row, values=tuple(values))
 
 
-def _ranked(layout: TableLayout, rows: Sequence[TableRow]) -> list[TableRow]:
-    """The rows with the best and second best of each column of a group marked; what prints alike shares a place."""
-    if "method" not in layout.index[1:] or not layout.columns or layout.only_aggregates:
-        return list(rows)
-    placed = []
-    titles = {metric.title: metric for metric in METRICS.values()}
-    for row in rows:
-        mates = [other for other in rows if other.group == row.group]
-        metric = METRICS[layout.values[0]]
-        if "metric" in layout.index:
-            metric = titles[row.head[layout.index.index("metric")]]
-        values = list(row.values)
-        for at, value in enumerate(row.values):
-            column_values = [other.values[at] for other in mates]
-            printed = {
-                round(metric.better * v.number, v.decimals) for v in column_values if v.number is not None
-            }
-            if metric.better == 0 or len(printed) < 2 or value.number is None:
-                continue
-            order = sorted(printed, reverse=True)[:2]
-            mine = round(metric.better * value.number, value.decimals)
-            values[at] = replace(value, place=order.index(mine) + 1 if mine in order else 0)
-        placed.append(replace(row, values=tuple(values)))
-    return placed
+def _notes(layout: TableLayout, rows: Sequence[TableRow]) -> list[str]:
+    notes = []
+    if "speedup" in layout.values:
+        notes.append(
+            f"Speed-ups are seconds of {layout.baseline} over seconds of the method; their mean is geometric."
+        )
+    if unknown := sum(value.number is None and not value.blank for row in rows for value in row.values):
+        notes.append(f"{unknown} values are not known yet, or were not timed alone.")
+    return notes
 
 
 def _speedup(rows: pd.DataFrame, baseline: str) -> pd.Series[Any]:
     """The baseline's seconds on the same model and task over those of each row."""
-    if "wall" not in rows:
-        return pd.Series(float("nan"), index=rows.index)
     base = rows[rows["method"] == baseline].groupby(["model", "task"])["wall"].mean().to_dict()
     keys = zip(rows["model"], rows["task"], strict=True)
     return pd.Series([base.get(key, float("nan")) for key in keys], index=rows.index) / rows["wall"]
 
 
-def _examples(rows: pd.DataFrame) -> pd.Series[Any]:
-    if "n" not in rows:
-        return pd.Series("", index=rows.index)
-    counts = [
+def _examples(rows: pd.DataFrame) -> list[str]:
+    """How many problems each run answered, and of how many where it was not all."""
+    return [
         "" if pd.isna(n) else f"{n:.0f}" if n == size else f"{n:.0f} of {size:.0f}"
         for n, size in zip(rows["n"], rows["test_size"], strict=True)
     ]
-    return pd.Series(counts, index=rows.index, dtype=object)
 
 
 # ----------------------------------------------------------------------------------- approximations against exact runs
-def _against_exact(mine: pd.DataFrame, rows: pd.DataFrame) -> Value:
-    """Mean score of approximate runs minus that of exact ones on the same examples, in points."""
-    differences = against_exact(mine, rows)
+def _difference(differences: list[float] | None) -> Value:
     if not differences:
         return Value(decimals=1, blank=differences is not None)
     return Value(fmean(differences), 1, paired_bootstrap(differences))
@@ -236,15 +182,17 @@ def against_exact(mine: pd.DataFrame, rows: pd.DataFrame) -> list[float] | None:
     The exact run of a row differs from it in the approximations alone. An exact row has nothing to compare, and its
     list is empty.
     """
+    if mine["n"].isna().any():
+        return None
     exact = {
         _without_approximations(row): row
-        for row in rows.to_dict("records")
-        if isinstance(row.get("provenance"), dict) and not row["provenance"]["approximations"]
+        for row in rows[rows["n"].notna()].to_dict("records")
+        if not row["provenance"]["approximations"]
     }
     differences: list[float] = []
     for row in mine.to_dict("records"):
         other = exact.get(_without_approximations(row))
-        if not isinstance(row.get("provenance"), dict) or other is None:
+        if other is None:
             return None
         if other["path"] == row["path"]:
             return []
