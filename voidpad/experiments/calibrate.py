@@ -195,7 +195,7 @@ class Calibration:
     def rows(self) -> list[tuple[str, ...]]:
         """Cells under HEADS for the settings worth a row: those no other beats, and the chosen one, marked."""
         best = frontier(self.tried)
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for one in best if self.chosen in best else [*best, self.chosen]:
             taus = f"{one.tau_nonvoid:.4f}", f"{one.tau_gap:.4f}"
             seen = f"{one.fit:.1%}", f"{one.cost:.1%}", f"{one.canvas:.1f}"
