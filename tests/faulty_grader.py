@@ -13,4 +13,6 @@ def spell(text, doc):
         os._exit(1)
     if text == "raise":
         raise KeyError("\x1b[31m\ud800\n" + text)
+    if text == "print":
+        print("not a reply")
     return f"{text}/{doc['n']}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from voidpad.decode.presets import describe
 from voidpad.engine.cache_policy import CachePolicy
-from voidpad.evaluate.folder import RunFolder
+from voidpad.evaluate.folder import VERSION, RunFolder
 from voidpad.evaluate.intervals import mean
 from voidpad.evaluate.judge import slot_passes, summary
 from voidpad.experiments.sweep import begin
@@ -97,6 +97,7 @@ def write_run(cell: SweepCell, out: Path, *, size: int = 40, draw: Draw = drawn)
     entry = {"test_size": 200, "metric": "score", "filter": graders[0], **summary(lines), "extra": {}}
     entry["slot_passes"] = slot_passes(lines, head)
     results = {
+        "version": VERSION,
         "tasks": {cell.task: entry},
         "mean": {"score": entry["score"], "passes_decode": mean([one["passes_decode"] for one in lines])},
         "wall_seconds": entry["seconds"],

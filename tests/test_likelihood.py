@@ -117,5 +117,3 @@ def test_lm_eval_asks_for_it(model):
     assert (
         lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, ("the cat",), 0, ("t", 0, 1))])[0] < 0
     )
-    with pytest.raises(ConfigError, match="generates only"):
-        VoidpadLM(lm.answering).loglikelihood([ask])

@@ -15,7 +15,7 @@ from voidpad.commands.cli import app as whole
 from voidpad.commands.eval import evaluate as command
 from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate import EvalConfig, Resources, RunFolder, evaluate, read_run
-from voidpad.evaluate.answer import load_run
+from voidpad.evaluate.answer import load_model, load_run
 from voidpad.evaluate.folder import AnswerRecord
 from voidpad.evaluate.prepare import load_tasks
 from voidpad.evaluate.run import answer, judge, prepare
@@ -198,12 +198,12 @@ def test_an_adapter_may_be_merged_first(tmp_path):
     """The same function, rounded differently: another setting of the run, not another approximation."""
     exact = EvalConfig(model="tiny-void", tasks=("tiny_expr",), limit=1)
     merged = load_run(exact.updated(merge=True), Resources())
-    assert type(merged.answering.model.net).__name__ == "LlamaForCausalLM"
     assert merged.config.merge is True
     assert merged.config.weights == load_run(exact, Resources()).config.weights
     assert merged.provenance["approximations"] == []
-    plain = load_run(exact.updated(model="tiny-instruct", merge=True), Resources())  # nothing to merge
-    assert plain.answering.model.name == "tiny-instruct"
+    net = load_model(exact.updated(merge=True), Resources()).net
+    assert type(net).__name__ == "LlamaForCausalLM"
+    assert load_model(exact.updated(model="tiny-instruct", merge=True), Resources()).name == "tiny-instruct"
 
 
 @pytest.mark.parametrize("kind", ["8bit", "fp8"])

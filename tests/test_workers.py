@@ -44,8 +44,8 @@ def test_a_process_imports_nothing_from_the_current_folder(settings, tmp_path, m
     (tmp_path / "pickle.py").write_text("open('imported', 'w').close()")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    workers = Workers(settings, Resources(), ["cpu"])
-    workers.close()
+    with Workers(settings, Resources(), ["cpu"]):
+        pass
     assert not (tmp_path / "imported").exists()
     assert "PYTHONSAFEPATH" not in os.environ
 
@@ -69,12 +69,10 @@ def test_each_needs_a_gpu(settings):
 
 @pytest.mark.slow
 def test_a_process_that_dies_is_named_and_leaves_no_other(settings):
-    workers = Workers(settings, Resources(), ["cpu", "cpu"])
-    os.kill(workers.processes[1].pid, signal.SIGKILL)
     asked = [AnswerRequest(name=f"tiny_steps:{item}", prompt="one") for item in range(4)]
-    try:
+    with Workers(settings, Resources(), ["cpu", "cpu"]) as workers:
+        processes = list(workers.processes.values())
+        os.kill(processes[1].pid, signal.SIGKILL)
         with pytest.raises(VoidpadError, match=r"the process on cpu died \(status -9\)"):
             list(workers.run(asked))
-    finally:
-        workers.close()
-    assert not any(process.is_alive() for process in workers.processes)
+    assert not any(process.is_alive() for process in processes)

@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,10 +38,8 @@ def readable(path: Path, kind: str, error: type[VoidpadError] = WeightsError) ->
 
 def _parser_errors() -> tuple[type[Exception], ...]:
     """What parsers raise on damaged files; a library that was not imported can have raised nothing."""
-    errors: list[type[Exception]] = [
-        ValueError,
-        RecursionError,
-    ]  # of json and tomllib, and of text that is not UTF-8
+    # Of json and tomllib, of text that is not UTF-8, and of gzip.
+    errors: list[type[Exception]] = [ValueError, RecursionError, EOFError, zlib.error]
     for module, name in (("yaml", "YAMLError"), ("safetensors", "SafetensorError")):
         if module in sys.modules:
             errors.append(getattr(sys.modules[module], name))

@@ -8,11 +8,11 @@ without `return`, and keeps a text that does not parse as it stands. Prints how 
 
 import argparse
 import ast
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from voidpad.evaluate import read_run
 from voidpad.evaluate.tasks import mbpp
 from voidpad.evaluate.tasks.code import Cleaner, names, tidy, tree_of
 from voidpad.evaluate.tasks.task import program_test
@@ -48,8 +48,7 @@ def main() -> None:
     splits = {"mbpp": "test", "mbpp_974": "everything"}
     docs = mbpp.items(options.data)
     jobs = []
-    for line in (options.run / "examples.jsonl").read_text("utf-8").splitlines():
-        example = json.loads(line)
+    for example in read_run(options.run).examples:
         if example["task"] in splits:
             doc = docs[splits[example["task"]]][example["index"]]
             jobs.append(program_test(helper_program(example["output"], doc), mbpp.checks(doc), doc))

@@ -234,7 +234,7 @@ def _chosen_tasks(
     words = tuple(word.strip() for word in tasks.split(",") if word.strip())
     if not include_path and not any(word.endswith((".yaml", ".yml")) for word in words):
         return words, {}, ()
-    from voidpad.evaluate.own_tasks import choose_tasks
+    from voidpad.evaluate.prepare import choose_tasks
 
     return choose_tasks(words, include_path)
 

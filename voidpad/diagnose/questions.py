@@ -25,10 +25,10 @@ class Question:
 
 def with_number(prompt: Any, answer: str) -> Question:
     """Right is an answer whose last number is the reference's, as GSM8K is graded."""
-    from voidpad.evaluate.tasks.gsm8k import bare, flexible_extract
+    from voidpad.evaluate.tasks.gsm8k import final_number
 
-    target = bare(flexible_extract(bare(answer)))
-    return Question(prompt, lambda text: bare(flexible_extract(text)) == target)
+    target = final_number(answer.rpartition("#### ")[2])
+    return Question(prompt, lambda text: final_number(text) == target)
 
 
 # The tasks of the built-in models.

@@ -18,10 +18,10 @@ progress.jsonl, the journal of *answer*: one line per answer in the order they e
     line is dropped. The fields of `AnswerRecord`. A run that was killed goes on from here.
 
 examples.jsonl.gz, written by *judge*: one line per example, by task and index
-    task, index (in the whole test set), scores (by grader), score (the task's primary grader), detail (of the primary
-    grader), prompt, gold, prompt_sha256 (of the prompt's text), prompt_tokens, output (the text that was scored),
-    passes_decode, passes_probe, passes_shared, canvas (final length), answer_tokens (before the first end),
-    stop_reason, eos (the canvas holds an end), at_cap (it holds none and may not grow), seconds
+    task, index (in the whole test set), scores (by grader), score (the task's primary grader), detail (what the primary
+    grader extracted, or its verdict and reason), prompt, gold, prompt_sha256 (of the prompt's text), prompt_tokens,
+    output (the text that was scored), passes_decode, passes_probe, passes_shared, canvas (final length), answer_tokens
+    (before the first end), stop_reason, eos (the canvas holds an end), at_cap (it holds none and may not grow), seconds
 
 results.json, written last: its presence means the run is complete
     version, provenance, finished, wall_seconds (generation, without loading the model, over all starts),

@@ -5,11 +5,13 @@ or the benchmarks' data.
 """
 
 import json
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,51 +32,43 @@ from voidpad.models.text import raw_ids
 Progress = Callable[[int, int], None]  # (examples done, examples in all)
 
 
-# ------------------------------------------------------------------ from a decoded canvas to the text that is scored
-# From model, slots, stop strings and cut to the text.
-Reader = Callable[[Model, Sequence[int], Sequence[str], bool], str]
 LLADA_MARKERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
 
-def cut_first(model: Model, slots: Sequence[int], stops: Sequence[str], cut: bool = True) -> str:
-    """Ours: cut at the first end unless the plan says not to, drop special tokens by id, then the stop strings."""
-    return _until(model.text(slots, cut=cut), stops)
+def scored_text(
+    model: Model,
+    slots: Sequence[int],
+    stops: Sequence[str] = (),
+    *,
+    cut: bool = True,
+    parity: str | None = None,
+) -> str:
+    """From a decoded canvas to the text that is scored.
 
-
-def llada_harness(model: Model, slots: Sequence[int], stops: Sequence[str], cut: bool = True) -> str:
-    """The paper's LLaDA harness: text after an EOS counts.
-
-    Special tokens go by tokenising the text once more. HumanEval has no stop strings, and loses the chat markers, which
-    this harness's tokenizer spells out.
+    By default it ends at the first end, unless the plan says not to `cut`, special tokens are dropped by id, and then
+    the stop strings apply. `parity` names one of the paper's two evaluation harnesses, which are not the model families
+    of these names. "llada" scores text after an EOS too, and drops special tokens by tokenising the text once more;
+    HumanEval, which has no stop strings, loses the chat markers that this harness's tokenizer spells out. "dream" cuts
+    where EOS is spelled and leaves every other special token as literal text.
     """
-    if not stops:
-        text = model.text(slots, cut=False)
-        for marker in LLADA_MARKERS:
-            text = text.replace(marker, "")
-        return text
-    text = _until(str(model.tokenizer.decode(list(slots))), stops)
-    return model.text(raw_ids(model.tokenizer, text), cut=False)
+    spelled = str(model.tokenizer.decode(list(slots)))
+    match parity:
+        case "dream":
+            return _before(spelled, [str(model.tokenizer.decode([model.roles.eos])), *stops])
+        case "llada" if stops:
+            return model.text(raw_ids(model.tokenizer, _before(spelled, stops)), cut=False)
+        case "llada":
+            return re.sub("|".join(map(re.escape, LLADA_MARKERS)), "", model.text(slots, cut=False))
+    return _before(model.text(slots, cut=cut), stops)
 
 
-def dream_harness(model: Model, slots: Sequence[int], stops: Sequence[str], cut: bool = True) -> str:
-    """The paper's Dream harness: cut where EOS is spelled; every other special token stays as literal text."""
-    text = str(model.tokenizer.decode(list(slots)))
-    return _until(text.split(str(model.tokenizer.decode([model.roles.eos])), 1)[0], stops)
-
-
-def _until(text: str, stops: Sequence[str]) -> str:
+def _before(text: str, stops: Sequence[str]) -> str:
     """The text before the first occurrence of each stop string; the strings are applied in their order."""
-    for stop in stops:
-        if stop:
-            text = text.split(stop, 1)[0]
+    for stop in filter(None, stops):
+        text = text.split(stop, 1)[0]
     return text
 
 
-# By `EvalConfig.parity`: the two evaluation harnesses of the paper, which are not the model families of these names.
-READERS: dict[str | None, Reader] = {None: cut_first, "llada": llada_harness, "dream": dream_harness}
-
-
-# ------------------------------------------------------------------------------------------------------- answering
 @dataclass(frozen=True)
 class Answering:
     """How prompts become answers."""
@@ -88,20 +82,11 @@ class Answering:
         self.model.roles.ids(self.plan.names)  # a role the model lacks is refused here
         self.engine()  # and so are a cache or limits that cannot be
 
-    @property
-    def approximations(self) -> tuple[str, ...]:
-        """What makes these answers differ from plain decoding, as `Result` names it."""
-        return self.model.approximations(self.plan, cache=self.config.cache)
-
     def engine(self) -> Engine:
         rows, tokens = self.resources.rows, self.resources.tokens
         if self.config.hide_eos:
             return Engine(self.model.denoiser(forbid=hidden_eos), self.model.roles, rows=rows, tokens=tokens)
         return self.model.engine(rows=rows, tokens=tokens, cache=self.config.cache, block=self.plan.block)
-
-    def encode(self, request: AnswerRequest) -> list[int]:
-        bare = request.rendered or self.config.raw
-        return self.model.encode(request.prompt, raw=bare, system=None if bare else self.config.system)
 
     def run(self, requests: Sequence[AnswerRequest]) -> Iterator[list[AnswerRecord]]:
         """All requests as one pool; after each pass, the records of the rows that finished."""
@@ -109,8 +94,10 @@ class Answering:
         engine = self.engine()
         waiting: dict[int, tuple[AnswerRequest, int, Plan]] = {}
         for request in requests:
+            bare = request.rendered or self.config.raw
+            system = None if bare else self.config.system
             try:
-                ids = self.encode(request)
+                ids = self.model.encode(request.prompt, raw=bare, system=system)
                 plan = self.model.fit(ids, self.plan)
             except VoidpadError as error:
                 raise type(error)(f"{request.name}: {error}") from None
@@ -120,7 +107,9 @@ class Answering:
             done = []
             for event in engine.step():
                 if isinstance(event, Failed):
-                    raise _failed_pass(event.error, [waiting[handle][0].name for handle in event.handles])
+                    names = ", ".join(waiting[handle][0].name for handle in event.handles[:3])
+                    what = f"{type(event.error).__name__}: {first_line(event.error)}"
+                    raise VoidpadError(f"{names}: {what}") from event.error
                 if isinstance(event, Finished):
                     record = self._record(event.outcome, *waiting.pop(event.handle))
                     done.append(replace(record, elapsed=time.perf_counter() - start))
@@ -139,32 +128,18 @@ class Answering:
             name=request.name,
             prompt_sha256=request.prompt_sha256,
             prompt_tokens=prompt_tokens,
-            output=READERS[self.config.parity](self.model, slots, request.stop, plan.cut),
+            output=scored_text(self.model, slots, request.stop, cut=plan.cut, parity=self.config.parity),
             answer_tokens=sum(token not in roles.all() for token in answer),
             eos=bool(ends),
             at_cap=not ends and outcome.canvas >= plan.limit,
         )
 
 
-def _failed_pass(error: Exception, names: Sequence[str]) -> VoidpadError:
-    """The error with the tasks and items that were decoded together when it came."""
-    kind = type(error) if isinstance(error, VoidpadError) else VoidpadError
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    said = str(error) if isinstance(error, VoidpadError) else f"{type(error).__name__}: {first_line(error)}"
-    failed = kind(f"{shown}: {said}")
-    failed.__cause__ = error
-    return failed
-
-
-class _Answers(Protocol):
-    def run(self, requests: Sequence[AnswerRequest]) -> Iterator[list[AnswerRecord]]: ...
-
-
 @dataclass(frozen=True)
 class LoadedRun:
     """A model that is ready to answer a run's requests, and what the model decides about the run."""
 
-    answering: _Answers  # `Answering`, or `Workers` where there are several devices
+    answer: Callable[[Sequence[AnswerRequest]], Iterator[list[AnswerRecord]]]
     config: EvalConfig  # with the fingerprint of the weights
     plan: dict[str, Any]  # every field of the plan with its value, as config.json holds them
     provenance: dict[str, Any]
@@ -179,11 +154,10 @@ def opened_run(
     if model is not None or len(devices) == 1:
         yield load_run(config, replace(resources, device=devices[0]), model=model)
         return
-    workers = Workers(config, resources, devices)
-    try:
-        yield LoadedRun(workers, workers.config, workers.plan, workers.provenance)
-    finally:
-        workers.close()
+    with Workers(config, resources, devices) as workers:
+        loaded, plan, facts = workers.loaded[0]
+        names = [facts["device"] for _, _, facts in workers.loaded]
+        yield LoadedRun(workers.run, loaded, plan, {**facts, "devices": names})
 
 
 def devices_of(names: str) -> list[str]:
@@ -212,12 +186,12 @@ def load_run(config: EvalConfig, resources: Resources, *, model: Model | None = 
     config = config.updated(weights=weights)
     answering = Answering(model, plan, config, resources)
     facts = answer_provenance(model, resources) | {
-        "approximations": list(answering.approximations),
+        "approximations": list(model.approximations(plan, cache=config.cache)),
         "length_rule": type(plan.length).__name__,
         # Whether `steps` is the number of passes to the end of the canvas: an adaptive length rule says no.
         "fixed_canvas": bool(getattr(plan.length, "steps_are_total", False)),
     }
-    return LoadedRun(answering, config, json.loads(json.dumps(fields)), facts)
+    return LoadedRun(answering.run, config, json.loads(json.dumps(fields)), facts)
 
 
 def load_model(config: EvalConfig, resources: Resources) -> Model:
@@ -234,23 +208,24 @@ def load_model(config: EvalConfig, resources: Resources) -> Model:
 
 def answer_requests(
     run: LoadedRun, requests: Sequence[AnswerRequest], journal: Journal, progress: Progress | None = None
-) -> dict[str, AnswerRecord]:
-    """The answers to all requests by name; those that the journal has are not decoded again."""
-    check_prompts(requests, journal)
+) -> None:
+    """Answer the requests that the journal has no answer to, and add the answers to it."""
+    check_prompts(requests, journal.records, journal.path)
     missing = [request for request in requests if request.name not in journal.records]
     done = len(requests) - len(missing)
     show = progress or (lambda done, total: None)
     show(done, len(requests))
-    for records in run.answering.run(missing) if missing else ():
+    for records in run.answer(missing) if missing else ():
         journal.append(replace(record, attempt=journal.attempt) for record in records)
         done += len(records)
         show(done, len(requests))
-    return journal.records
 
 
-def check_prompts(requests: Sequence[AnswerRequest], journal: Journal) -> None:
-    """Another prompt under the same name is another run's."""
+def check_prompts(
+    requests: Sequence[AnswerRequest], records: Mapping[str, AnswerRecord], where: Path
+) -> None:
+    """Refuse answers to other prompts under the same names."""
     for request in requests:
-        record = journal.records.get(request.name)
+        record = records.get(request.name)
         if record is not None and record.prompt_sha256 != request.prompt_sha256:
-            raise DataError(f"{journal.path}: {request.name} has another prompt; use another folder")
+            raise DataError(f"{where}: {request.name} has another prompt; use another folder")

@@ -6,6 +6,7 @@ run folder stores it, lm-eval's `--model_args` fill it, and reports read it back
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -71,37 +72,32 @@ class EvalConfig(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        known, faults = known_tasks(), []
-        for task in self.tasks:
-            if task in known and task in self.own_tasks:
-                faults.append(
-                    f"task {task!r} of your own has the name of a task of voidpad; give it another name"
-                )
-            if task not in known and task not in self.own_tasks:
-                others = "--include-path finds tasks of your own, python -m voidpad.evaluate.lm_eval runs lm-eval's"
-                faults.append(f"task {task!r} is unknown; use one of {', '.join(known)} ({others})")
-        if len(set(self.tasks)) < len(self.tasks):
-            faults.append(f"tasks: {', '.join(self.tasks)} names one twice")
-        if self.cache is not None and (wrong := cache_fault(self.cache)):
-            faults.append(wrong)
-        if self.hide_eos and self.cache:
-            faults.append(f"hide_eos and cache={self.cache!r} exclude each other; drop one")
-        if self.merge and self.quantize:
-            faults.append(
-                f"merge and quantize={self.quantize!r} exclude each other; write the merged model with "
-                "`voidpad merge` and evaluate that folder without merge and adapter"
-            )
-        if self.shard is not None:
-            part, parts = self.shard
-            if not 0 <= part < parts:
-                faults.append(f"shard={part}/{parts}: the first number must lie in 0..{parts - 1}")
-            if self.fewshot == "stream":
-                faults.append(
-                    "fewshot=stream depends on the order of all items; drop the shard or use fewshot=keyed"
-                )
-        if faults:
+        if faults := list(self._faults()):
             raise ConfigError("; ".join(faults))
         return self
+
+    def _faults(self) -> Iterator[str]:
+        known = known_tasks()
+        for task in self.tasks:
+            if task in known and task in self.own_tasks:
+                yield f"task {task!r} of your own has the name of a task of voidpad; give it another name"
+            if task not in known and task not in self.own_tasks:
+                others = "--include-path finds tasks of your own, python -m voidpad.evaluate.lm_eval runs lm-eval's"
+                yield f"task {task!r} is unknown; use one of {', '.join(known)} ({others})"
+        if len(set(self.tasks)) < len(self.tasks):
+            yield f"tasks: {', '.join(self.tasks)} names one twice"
+        if self.cache is not None and (wrong := cache_fault(self.cache)):
+            yield wrong
+        if self.hide_eos and self.cache:
+            yield f"hide_eos and cache={self.cache!r} exclude each other; drop one"
+        if self.merge and self.quantize:
+            advice = "write the merged model with `voidpad merge` and evaluate that folder without merge and adapter"
+            yield f"merge and quantize={self.quantize!r} exclude each other; {advice}"
+        part, parts = self.shard or (0, 1)
+        if not 0 <= part < parts:
+            yield f"shard={part}/{parts}: the first number must lie in 0..{parts - 1}"
+        if self.shard is not None and self.fewshot == "stream":
+            yield "fewshot=stream depends on the order of all items; drop the shard or use fewshot=keyed"
 
     def require_tasks(self) -> None:
         """Refuse a config without tasks, which only lm-eval's own command line can use."""
@@ -132,12 +128,11 @@ class EvalConfig(BaseModel):
 
         Nothing is fetched from the hub unless `download` is set.
         """
-        known = None
         try:
-            if download or on_this_machine(self.model, self.adapter):
-                known = fingerprint(self.model, self.adapter)
+            there = download or on_this_machine(self.model, self.adapter)
+            known = fingerprint(self.model, self.adapter) if there else None
         except (VoidpadError, OSError):
-            pass  # loading the model says what is wrong with it
+            known = None  # loading the model says what is wrong with it
         return self.model_copy(update={"weights": known})
 
 
@@ -165,12 +160,3 @@ class Resources:
     workers: int = 1  # programs tested side by side
     include_path: tuple[Path, ...] = ()  # YAML files, or folders of them, with tasks that are not voidpad's
     trust_tasks: bool = False  # such files may run code: the functions they name, and templates
-
-    def task_options(self, config: EvalConfig) -> dict[str, Any]:
-        """What the tasks of lm-eval read as their metadata."""
-        return {
-            "data": str(self.data) if self.data else None,
-            "fewshot": config.fewshot,
-            "weak_sandbox": self.weak_sandbox,
-            "workers": self.workers,
-        }

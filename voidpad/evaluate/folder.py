@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,15 @@ class AnswerRequest:
     stop: tuple[str, ...] = ()  # the answer's text ends before the first of these
     gold: Any = None  # the right answer, for whoever reads the files; only the graders decide
     rendered: bool = False  # the chat template is in the prompt already
+
+    @property
+    def task(self) -> str:
+        return self.name.rpartition(":")[0]
+
+    @property
+    def index(self) -> int:
+        """The item's place in the whole test set."""
+        return int(self.name.rpartition(":")[2])
 
     @property
     def key(self) -> int:
@@ -68,10 +77,9 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         raw = path.read_bytes() if path.exists() else b""
-        self._whole = raw[: raw.rfind(b"\n") + 1]
-        self._torn = len(self._whole) < len(raw)
+        self._end = raw.rfind(b"\n") + 1  # of the last whole line
         self.records: dict[str, AnswerRecord] = {}
-        for number, line in enumerate(self._whole.splitlines(), 1):
+        for number, line in enumerate(raw[: self._end].splitlines(), 1):
             with damaged(f"{path}:{number}", "remove the line and run again"):
                 record = AnswerRecord(**json.loads(line))
                 self.records[record.name] = record
@@ -81,15 +89,11 @@ class Journal:
         fresh = list(records)
         if not fresh:
             return
-        file = os.fdopen(open_own(self.path, os.O_WRONLY | os.O_APPEND), "ab")
-        if self._torn:
-            file.close()
-            with atomic_file(self.path) as draft:
-                draft.write_bytes(self._whole)
-            self._torn = False
-            file = os.fdopen(open_own(self.path, os.O_WRONLY | os.O_APPEND), "ab")
-        with file:
+        with os.fdopen(open_own(self.path), "r+b") as file:
+            file.truncate(self._end)
+            file.seek(self._end)
             file.write(b"".join(json.dumps(asdict(record)).encode() + b"\n" for record in fresh))
+            self._end = file.tell()
             file.flush()
             os.fsync(file.fileno())
         self.records |= {record.name: record for record in fresh}
@@ -108,7 +112,6 @@ class RunFolder:
     """A run folder. Every property reads its file anew."""
 
     path: Path
-    _locked: bool = field(default=False, repr=False)
 
     @property
     def head(self) -> dict[str, Any]:
@@ -154,23 +157,20 @@ class RunFolder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """One process writes a run at a time. The folder is made; the same object may nest this."""
-        if self._locked:
-            yield
-            return
+        """One process writes a run at a time. The folder is made."""
+        import fcntl  # where it is missing, the rest of the command line works
+
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = open_own(self.path / ".lock", os.O_RDWR)
+        lock = open_own(self.path / ".lock")
         try:
             try:
-                _lock(lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise ConfigError(
                     f"{self.path}: another process is writing this run; use another --out"
                 ) from None
-            self._locked = True
             yield
         finally:
-            self._locked = False
             os.close(lock)  # this releases the lock, as the end of the process does
 
     def begin(
@@ -207,8 +207,7 @@ class RunFolder:
         lines = "".join(json.dumps(one) + "\n" for one in examples)
         with atomic_file(self.path / "examples.jsonl.gz") as draft:
             draft.write_bytes(gzip.compress(lines.encode(), mtime=0))
-        content = {"version": VERSION, **results}
-        store(self.path / "results.json", [json.dumps(content, indent=1), "\n"])
+        store(self.path / "results.json", [json.dumps(results, indent=1), "\n"])
 
 
 def read_run(folder: Path) -> RunFolder:
@@ -249,25 +248,13 @@ def read_versioned(path: Path) -> dict[str, Any]:
     return content
 
 
-def open_own(path: Path, flags: int) -> int:
+def open_own(path: Path) -> int:
     """Open or create a file of the run folder; a link is refused, because its target is not ours to change."""
     try:
-        return os.open(path, flags | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ConfigError(
                 f"{path}: is a symbolic link, which is not followed for writing; remove it."
             ) from None
         raise VoidpadError(f"{path}: cannot be written ({error.strerror}); use another --out.") from None
-
-
-def _lock(file: int) -> None:
-    """Take the lock or raise an OSError. The system releases it when the process dies."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        import msvcrt
-
-        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-    else:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

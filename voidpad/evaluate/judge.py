@@ -5,12 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lm_eval.api.instance import Instance
-
 from voidpad.errors import DataError
 from voidpad.evaluate.folder import AnswerRecord, AnswerRequest
 from voidpad.evaluate.intervals import mean, wilson
-from voidpad.evaluate.tasks.benchmark_files import ITEM
+from voidpad.evaluate.prepare import naming
 from voidpad.evaluate.tasks.task import Benchmark
 
 # Fields of a journal record that an example's line leaves out.
@@ -30,8 +28,8 @@ def grade(
     examples: list[dict[str, Any]] = []
     results = {}
     for name, task in tasks.items():
-        mine = [request for request in requests if request.name.rpartition(":")[0] == name]
-        lines, shares = _grade_task(task, mine, records)
+        mine = [request for request in requests if request.task == name]
+        lines, extra = _grade_task(task, mine, records)
         examples += lines
         metric, primary = task.primary
         results[name] = {
@@ -39,54 +37,49 @@ def grade(
             "metric": metric,
             "filter": primary,
             **summary(lines),
-            "extra": shares,
+            "extra": {f"{other}_share": mean(values) for other, values in extra.items()},
         }
     return examples, results
 
 
 def _grade_task(
     task: Benchmark, requests: Sequence[AnswerRequest], records: Mapping[str, AnswerRecord]
-) -> tuple[list[dict[str, Any]], dict[str, float]]:
+) -> tuple[list[dict[str, Any]], dict[str, list[float]]]:
     """The lines of a task: prompt and gold, what was generated, and every grader's score of it.
 
-    lm-eval's filters are the graders. They see the documents and the answers, and no prompt is built for them. The
-    second value holds the shares that only the primary grader knows, such as math500's fallbacks.
+    The second value holds the primary grader's other metrics, such as math500's fallbacks.
     """
     metric, primary = task.primary
-    documents = task.eval_docs
-    instances = []
-    for request in requests:
-        index = int(request.name.rpartition(":")[2])
-        doc = documents[index]
-        assert doc[ITEM] == index
-        answer = [records[request.name].output]
-        instances.append(Instance("generate_until", doc, (), 0, (task.task_name, index, 1), resps=answer))
-    task._instances = instances
-    task.apply_filters()
-    lines, measured = [], []
-    for request, instance in zip(requests, instances, strict=True):
+    docs = [task.eval_docs[request.index] for request in requests]
+    graded = task.grade(docs, [records[request.name].output for request in requests])
+    extra: dict[str, list[float]] = {other: [] for other in task.metrics[1:]}
+    lines = []
+    for request, doc, by_grader in zip(requests, docs, graded, strict=True):
+        with naming(f"{request.name}: no score"):
+            found = {grader: task.process_results(doc, [value]) for grader, value in by_grader.items()}
+            scores = {grader: float(metrics[metric]) for grader, metrics in found.items()}
+            for other, values in extra.items():
+                values.append(float(found[primary][other]))
+        if not all(0 <= score <= 1 for score in scores.values()):
+            raise DataError(
+                f"{request.name}: {metric}={scores[primary]}, the first metric must be from 0 to 1"
+            )
         record = records[request.name]
-        scores = {}
-        for grader, graded in instance.filtered_resps.items():
-            found = task.process_results(instance.doc, [graded])
-            scores[grader] = found[metric]
-            if grader == primary:
-                measured.append(found)
-        kept = {name: value for name, value in asdict(record).items() if name not in _UNSCORED}
+        detail = by_grader[primary]
         line = {
-            "task": task.task_name,
-            "index": instance.doc_id,
+            "task": request.task,
+            "index": request.index,
             "scores": scores,
             "score": scores[primary],
-            "detail": task.detail(instance.doc, instance.filtered_resps[primary]),
+            "detail": detail if isinstance(detail, dict) else {"extracted": str(detail)},
             "prompt": request.prompt,
             "gold": request.gold,
-            **kept,
+            **{name: value for name, value in asdict(record).items() if name not in _UNSCORED},
             "canvas": record.canvas,
         }
         lines.append(line)
     lines.sort(key=lambda line: line["index"])
-    return lines, {f"{name}_share": mean([one[name] for one in measured]) for name in task.metrics[1:]}
+    return lines, extra
 
 
 def summary(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

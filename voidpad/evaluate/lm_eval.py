@@ -7,6 +7,7 @@ before it hands over. Our `gsm8k`, `humaneval` and `mbpp` then stand in for lm-e
 """
 
 import sys
+from collections import Counter
 from typing import Any
 
 import lm_eval.models  # noqa: F401  before registering ours, or lm-eval's own models vanish from its registry
@@ -21,12 +22,13 @@ from tqdm import tqdm
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate.answer import Answering, load_model
 from voidpad.evaluate.config import EvalConfig, Resources
+from voidpad.evaluate.folder import AnswerRequest
 from voidpad.evaluate.likelihood import Bound
-from voidpad.evaluate.prepare import requests_of
+from voidpad.evaluate.prepare import stop_strings
 from voidpad.evaluate.tasks import FOLDER
 
 # Fields of `EvalConfig` and `Resources` that `--model_args` takes; lm-eval itself decides about tasks, shots, limits.
-_CONFIG = (
+_CONFIG = {
     "plan",
     "adapter",
     "merge",
@@ -38,22 +40,22 @@ _CONFIG = (
     "raw",
     "cache",
     "hide_eos",
-)
-_RESOURCES = ("device", "rows", "tokens")
+}
+_RESOURCES = {"device", "rows", "tokens"}
 
 
 @register_model("voidpad")
 class VoidpadLM(LM):  # type: ignore[misc]  # lm-eval has no types
     """Generation through the engine, all requests as one pool; likelihoods through `bound`.
 
-    `--model_args` takes `pretrained`, the names below, `mc_samples` and `check_greedy` of the likelihood bound, and the
+    `--model_args` takes `pretrained`, the names above, `mc_samples` and `check_greedy` of the likelihood bound, and the
     fields of the plan.
     """
 
     def __init__(self, answering: Answering, *, bound: Bound | None = None, show: bool = False) -> None:
         super().__init__()
         self.answering = answering
-        self.bound = bound
+        self.bound = bound or Bound(answering.model)
         self.show = show  # a progress bar the way lm-eval's own models have one
         self.rendered: set[str] = set()
 
@@ -78,13 +80,12 @@ class VoidpadLM(LM):  # type: ignore[misc]  # lm-eval has no types
         if str(batch).isdigit() and int(batch) > 1:
             given.setdefault("rows", int(batch))
         samples, greedy = given.pop("mc_samples", 128), given.pop("check_greedy", True)
-        resources = Resources(**{name: given.pop(name) for name in _RESOURCES if name in given})
-        values = {"model": given.pop("pretrained", "tiny-void")}
-        values |= {name: given.pop(name) for name in _CONFIG if name in given}
+        resources = Resources(**{name: given.pop(name) for name in _RESOURCES & given.keys()})
+        values = {name: given.pop(name) for name in _CONFIG & given.keys()}
         plan = values.pop("plan", None)  # None: the one that fits the checkpoint's padding
-        config = EvalConfig(**values, fields=given)
+        config = EvalConfig(model=given.pop("pretrained", "tiny-void"), **values, fields=given)
         model = load_model(config, resources)
-        answering = Answering(model, model.plan(plan, **given), config, resources)
+        answering = Answering(model, model.plan(plan, **config.fields), config, resources)
         bound = Bound(model, samples=samples, seed=config.seed, tokens=resources.tokens, greedy=greedy)
         return cls(answering, bound=bound, show=True)
 
@@ -110,7 +111,7 @@ class VoidpadLM(LM):  # type: ignore[misc]  # lm-eval has no types
         return self.answering.model.name.replace("/", "__")
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        wanted = requests_of(requests, self.rendered)
+        wanted = self._requests(requests)
         outputs: dict[str, str] = {}
         with tqdm(total=len(wanted), desc="Answering", disable=not self.show) as bar:
             for done in self.answering.run(wanted):
@@ -118,16 +119,29 @@ class VoidpadLM(LM):  # type: ignore[misc]  # lm-eval has no types
                 bar.update(len(done))
         return [outputs[request.name] for request in wanted]
 
+    def _requests(self, instances: list[Instance]) -> list[AnswerRequest]:
+        """lm-eval's requests by name; a repeated request for the same example has a name of its own."""
+        seen: Counter[str] = Counter()
+        requests = []
+        for instance in instances:
+            prompt, options = instance.args
+            name = f"{instance.task_name}:{instance.doc_id}"
+            repeat = f":{seen[name]}" if seen[name] else ""
+            seen[name] += 1
+            request = AnswerRequest(
+                name=name + repeat,
+                prompt=prompt,
+                stop=stop_strings(name, options),
+                rendered=prompt in self.rendered,
+            )
+            requests.append(request)
+        return requests
+
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        return self._bound().pairs([request.args for request in requests])
+        return self.bound.pairs([request.args for request in requests])
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        return self._bound().texts([request.args[0] for request in requests])
-
-    def _bound(self) -> Bound:
-        if self.bound is None:
-            raise ConfigError("this model generates only; give it a likelihood bound (`bound=Bound(model)`).")
-        return self.bound
+        return self.bound.texts([request.args[0] for request in requests])
 
 
 def with_our_tasks(arguments: list[str]) -> list[str]:

@@ -27,7 +27,7 @@ from voidpad.evaluate.intervals import mean
 from voidpad.evaluate.provenance import judge_provenance, now
 from voidpad.models import Model
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these need lm-eval, which a machine that only answers need not have
     from voidpad.evaluate.tasks.task import Benchmark
 
 
@@ -47,16 +47,15 @@ def evaluate(
 
     resources = resources or Resources()
     tasks = load_tasks(config, resources)
-    with opened_run(config, resources, model=model) as run:
-        requests = build_requests(tasks, config)
-        folder = RunFolder(out)
-        with folder.writing():
-            facts = run.provenance | judge_provenance(config.tasks, resources)
-            head = folder.begin(run.config, facts, run.plan)
-            folder.write_requests(requests)
-            journal = folder.journal
-            answer_requests(run, requests, journal, progress)
-            return _finish(folder, head, tasks, requests, journal)
+    requests = build_requests(tasks, config)
+    folder = RunFolder(out)
+    with opened_run(config, resources, model=model) as run, folder.writing():
+        facts = run.provenance | judge_provenance(config.tasks, resources)
+        head = folder.begin(run.config, facts, run.plan)
+        folder.write_requests(requests)
+        journal = folder.journal
+        answer_requests(run, requests, journal, progress)
+        return _finish(folder, head, tasks, requests, journal)
 
 
 def prepare(
@@ -99,7 +98,7 @@ def judge(folder: RunFolder, *, resources: Resources | None = None) -> dict[str,
     tasks = load_tasks(folder.config, resources)
     with folder.writing():
         requests, journal = folder.requests, folder.journal
-        check_prompts(requests, journal)
+        check_prompts(requests, journal.records, folder.path)
         head = folder.head
         head["provenance"] |= judge_provenance(tuple(tasks), resources)
         folder.write_head(head)
@@ -119,6 +118,7 @@ def _finish(
     for name, result in by_task.items():
         result["slot_passes"] = slot_passes([one for one in examples if one["task"] == name], head)
     results = {
+        "version": VERSION,
         "tasks": by_task,
         "mean": {
             name: mean([task[name] for task in by_task.values()]) for name in ("score", "passes_decode")
@@ -128,7 +128,7 @@ def _finish(
         "finished": now(),
     }
     folder.write_results(examples, results)
-    return {"version": VERSION, **results}
+    return results
 
 
 def join(parts: Sequence[Path], out: Path, *, resources: Resources | None = None) -> dict[str, Any]:
@@ -144,7 +144,6 @@ def join(parts: Sequence[Path], out: Path, *, resources: Resources | None = None
     if not runs:
         raise ConfigError("join: no parts; name the run folders to join")
     config = runs[0].config.updated(shard=None)
-    owners: dict[str, Path] = {}
     records: dict[str, AnswerRecord] = {}
     for run in runs:
         mine = run.config.updated(shard=None)
@@ -155,29 +154,23 @@ def join(parts: Sequence[Path], out: Path, *, resources: Resources | None = None
             )
         if run.path.resolve() == Path(out).resolve():
             raise ConfigError(f"{out}: is one of the parts; use another --out")
-        names, answered = [request.name for request in run.requests], run.journal.records
-        for name in names:
-            if name in owners:
-                raise ConfigError(f"{run.path}: {name} is in {owners[name]} too; leave one of the two out")
-            owners[name] = run.path
-        if missing := [name for name in names if name not in answered]:
-            raise DataError(
-                f"{run.path}: {len(missing)} of {len(names)} items have no answer, the first is {missing[0]}; "
-                f"run `voidpad eval --stage answer --out {run.path}` first"
-            )
+        answered = run.journal.records
+        if double := records.keys() & answered.keys():
+            raise ConfigError(f"{run.path}: {min(double)} is in another part too; leave one of the two out")
         records |= answered
     tasks = load_tasks(config, resources)
     requests = build_requests(tasks, config)
-    if absent := [request.name for request in requests if request.name not in owners]:
+    if absent := [request.name for request in requests if request.name not in records]:
         raise DataError(
-            f"{len(absent)} items are in none of the parts, the first is {absent[0]}; name the missing part too"
+            f"{len(absent)} items have no answer in these parts, the first is {absent[0]}; name the missing part, "
+            "or run `voidpad eval --stage answer` on an unfinished one"
         )
+    check_prompts(requests, records, runs[0].path)
     folder = RunFolder(out)
     with folder.writing():
         facts = runs[0].head["provenance"] | judge_provenance(config.tasks, resources)
         head = folder.begin(config, facts, runs[0].head["plan"])
         folder.write_requests(requests)
         journal = folder.journal
-        check_prompts(requests, journal)
         journal.append(record for name, record in records.items() if name not in journal.records)
         return _finish(folder, head, tasks, requests, journal)

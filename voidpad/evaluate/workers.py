@@ -8,10 +8,10 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Self
 
 from voidpad.errors import VoidpadError, first_line
 from voidpad.evaluate.config import EvalConfig, Resources
@@ -19,38 +19,47 @@ from voidpad.evaluate.folder import AnswerRecord, AnswerRequest
 
 
 class Workers:
-    """The processes, each with its model loaded. `config`, `plan` and `provenance` are those of a `LoadedRun`."""
+    """The processes, each with its model loaded; `loaded` has each one's config, plan and provenance."""
 
     def __init__(self, config: EvalConfig, resources: Resources, devices: Sequence[str]) -> None:
         context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-        self.devices = list(devices)
-        self.pipes: list[Connection] = []
-        self.processes: list[Any] = []
+        self.devices: dict[Connection, str] = {}
+        self.processes: dict[Connection, Any] = {}
+        before = os.environ.get("PYTHONSAFEPATH")
+        os.environ["PYTHONSAFEPATH"] = "1"  # they import nothing from the current folder
         try:
             for device in devices:
                 mine, theirs = context.Pipe()
                 work = (theirs, config, replace(resources, device=device))
                 process = context.Process(target=_work, args=work, daemon=True)
-                with _safe_path():
-                    process.start()
+                process.start()
                 theirs.close()
-                self.pipes.append(mine)
-                self.processes.append(process)
-            loaded = [self._receive(pipe) for pipe in self.pipes]
+                self.devices[mine], self.processes[mine] = device, process
+        finally:
+            del os.environ["PYTHONSAFEPATH"]
+            if before is not None:
+                os.environ["PYTHONSAFEPATH"] = before
+
+    def __enter__(self) -> Self:
+        try:
+            self.loaded = [self._receive(pipe) for pipe in self.devices]
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
-        self.config: EvalConfig = loaded[0][0]
-        self.plan: dict[str, Any] = loaded[0][1]
-        names = [facts["device"] for _, _, facts in loaded]
-        self.provenance: dict[str, Any] = {**loaded[0][2], "devices": names}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe, process in self.processes.items():
+            pipe.close()
+            process.terminate()
+            process.join()
 
     def run(self, requests: Sequence[AnswerRequest]) -> Iterator[list[AnswerRecord]]:
         """Answer each request once, on one of the devices; yields records in the order they end."""
-        for part, pipe in enumerate(self.pipes):
+        busy = list(self.devices)
+        for part, pipe in enumerate(self.devices):
             with suppress(BrokenPipeError):  # a dead process is named when its records are read
-                pipe.send(list(requests)[part :: len(self.pipes)])
-        busy = list(self.pipes)
+                pipe.send(requests[part :: len(self.devices)])
         while busy:
             for ready in wait(busy):
                 assert isinstance(ready, Connection)
@@ -60,40 +69,20 @@ class Workers:
                 else:
                     yield done
 
-    def close(self) -> None:
-        for pipe in self.pipes:
-            pipe.close()
-        for process in self.processes:
-            process.terminate()
-            process.join()
-
     def _receive(self, pipe: Connection) -> Any:
         """What a process sent. An error of its own is raised here, and so is its sudden end."""
-        at = self.pipes.index(pipe)
         try:
             sent = pipe.recv()
         except (EOFError, ConnectionResetError):
-            self.processes[at].join(5)
+            process = self.processes[pipe]
+            process.join(5)
             raise VoidpadError(
-                f"the process on {self.devices[at]} died (status {self.processes[at].exitcode}); what was answered "
-                "is kept, and the same command goes on from there"
+                f"the process on {self.devices[pipe]} died (status {process.exitcode}); what was answered is kept, "
+                "and the same command goes on from there"
             ) from None
         if isinstance(sent, VoidpadError):
             raise sent
         return sent
-
-
-@contextmanager
-def _safe_path() -> Iterator[None]:
-    """A Python that starts inside imports nothing from the current folder, where a `pickle.py` may lie."""
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        yield
-    finally:
-        del os.environ["PYTHONSAFEPATH"]
-        if before is not None:
-            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _work(pipe: Connection, config: EvalConfig, resources: Resources) -> None:
@@ -102,17 +91,15 @@ def _work(pipe: Connection, config: EvalConfig, resources: Resources) -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # as on the command line: it warns at import
     from voidpad.evaluate.answer import load_run
 
-    gone = (EOFError, BrokenPipeError, ConnectionResetError)  # the first process has ended
-    with suppress(*gone):
-        try:
-            loaded = load_run(config, resources)
-            pipe.send((loaded.config, loaded.plan, loaded.provenance))
-            for done in loaded.answering.run(pipe.recv()):
-                pipe.send(done)
-            pipe.send(None)
-        except VoidpadError as error:
-            pipe.send(error)
-        except gone:
-            raise
-        except Exception as error:
-            pipe.send(VoidpadError(f"{resources.device}: {type(error).__name__}: {first_line(error)}"))
+    try:
+        loaded = load_run(config, resources)
+        pipe.send((loaded.config, loaded.plan, loaded.provenance))
+        for done in loaded.answer(pipe.recv()):
+            pipe.send(done)
+        pipe.send(None)
+    except VoidpadError as error:
+        pipe.send(error)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the first process has ended
+    except Exception as error:
+        pipe.send(VoidpadError(f"{resources.device}: {type(error).__name__}: {first_line(error)}"))

@@ -1,9 +1,56 @@
-"""Benchmarks as lm-eval tasks: one YAML per task, pure scoring functions, one module that reads the data.
+"""Benchmarks as lm-eval tasks: one YAML per task, graders beside it, and here how their items are read.
 
-The YAML names what lm-eval needs (prompt, stop strings, graders as filters, metrics); `task.py` adds what
-lm-eval cannot say (shots keyed by item, data from a folder, generated code in the sandbox).
+The YAML names what lm-eval needs (prompt, stop strings, graders as filters, metrics); `task.py` adds what lm-eval
+cannot say (data from a folder, the number of shots, generated programs in the sandbox).
 """
 
+import gzip
+import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from voidpad.errors import DataError
+from voidpad.files import readable
+
+if TYPE_CHECKING:  # the graders' processes need no data
+    from datasets import Dataset, DatasetDict
 
 FOLDER = Path(__file__).parent
+Item = dict[str, Any]
+Splits = dict[str, "Dataset"]
+
+
+def from_hub(*name: str) -> "DatasetDict":
+    import datasets
+
+    try:
+        return datasets.load_dataset(*name)
+    except Exception as error:  # the hub fails in many ways; the user needs one
+        raise DataError(
+            f"data: no {name[0]} from the hub ({error}); pass --data DIR with local files"
+        ) from error
+
+
+def split_of(items: Iterable[Item]) -> "Dataset":
+    import datasets
+
+    return datasets.Dataset.from_list(list(items))
+
+
+def read_lines(folder: Path, name: str, *, needs: tuple[str, ...]) -> list[Item]:
+    """The items of a JSON-lines file, zipped or not; all have the fields that the task needs."""
+    plain = folder / name
+    path = plain if plain.is_file() else plain.with_name(f"{name}.gz")
+    if not path.is_file():
+        raise DataError(f"data: no {name} in {folder}")
+    with readable(path, "JSON", DataError):
+        content = path.read_bytes()
+        lines = (gzip.decompress(content) if path.suffix == ".gz" else content).splitlines()
+        items = [json.loads(line) for line in lines]
+    for number, item in enumerate(items, 1):
+        if not isinstance(item, dict) or not set(needs) <= set(item):
+            raise DataError(f"data: {path}:{number}: an item needs the fields {', '.join(needs)}")
+    if not items:
+        raise DataError(f"data: {path} is empty")
+    return items

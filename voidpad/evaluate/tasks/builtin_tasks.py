@@ -5,52 +5,27 @@ from pathlib import Path
 
 from voidpad.builtin.problems import Problem, first_answer
 from voidpad.builtin.tasks import check, heldout, program
-from voidpad.evaluate.tasks.benchmark_files import ITEM, Splits, indexed
-from voidpad.evaluate.tasks.graders import Doc, each
+from voidpad.evaluate.tasks import Splits, split_of
+from voidpad.evaluate.tasks.graders import Doc, each, no_program
 
 ITEMS = 500
-NOT_PYTHON = "raise SyntaxError('the answer is not Python')"
-INVALID = "[invalid]"
 
 
 @cache
-def _problems(name: str) -> list[Problem]:
+def _problems(task: str) -> list[Problem]:
     """The first held-out problems of a task."""
-    return heldout(name, ITEMS)
+    return heldout(task, ITEMS)
 
 
-def _made(name: str) -> Splits:
+def items(folder: Path | None = None, *, task: str) -> Splits:
     kept = ("task", "prompt", "steps", "target", "stub")
-    return {"test": indexed({key: getattr(one, key) for key in kept} for one in _problems(name))}
-
-
-def steps(folder: Path | None = None) -> Splits:
-    return _made("tiny_steps")
-
-
-def expr(folder: Path | None = None) -> Splits:
-    return _made("tiny_expr")
-
-
-def complete(folder: Path | None = None) -> Splits:
-    return _made("tiny_complete")
-
-
-def write(folder: Path | None = None) -> Splits:
-    return _made("tiny_write")
-
-
-def notes(folder: Path | None = None) -> Splits:
-    return _made("tiny_json")
-
-
-def search(folder: Path | None = None) -> Splits:
-    return _made("tiny_search")
+    made = [{key: getattr(one, key) for key in kept} for one in _problems(task)]
+    return {"test": split_of({**item, "item": number} for number, item in enumerate(made))}
 
 
 def problem_of(doc: Doc) -> Problem:
     """The problem that an item was made from; it knows more than the item says."""
-    return _problems(doc["task"])[doc[ITEM]]
+    return _problems(doc["task"])[doc["item"]]
 
 
 def score(doc: Doc, answers: list[str]) -> dict[str, float]:
@@ -58,12 +33,15 @@ def score(doc: Doc, answers: list[str]) -> dict[str, float]:
     return {"exact_match": float(check(problem_of(doc), answers[0]))}
 
 
+def last_program(text: str, doc: Doc) -> str:
+    return program(problem_of(doc), text) or no_program("it is not Python")
+
+
+def first_program(text: str, doc: Doc) -> str:
+    return program(problem_of(doc), text, first=True) or no_program("it is not Python")
+
+
 # "last" judges the answer as it is; "first" judges decodes that cannot stop (EOS banned) by what came first.
-last_answer_filter = each(lambda text, doc: text, lambda reason: INVALID)
-first_answer_filter = each(lambda text, doc: first_answer(text), lambda reason: INVALID)
-last_program_filter = each(
-    lambda text, doc: program(problem_of(doc), text) or NOT_PYTHON, lambda reason: NOT_PYTHON
-)
-first_program_filter = each(
-    lambda text, doc: program(problem_of(doc), text, first=True) or NOT_PYTHON, lambda reason: NOT_PYTHON
-)
+first_answer_filter = each(lambda text, doc: first_answer(text), lambda reason: "[invalid]")
+last_program_filter = each(last_program, no_program)
+first_program_filter = each(first_program, no_program)

@@ -1,35 +1,32 @@
-"""Graders as lm-eval's filters, which see a whole task at once. No answer stops a run.
+"""Graders as filters of lm-eval, which hand over all answers of a task at once. No answer stops a run.
 
-A grader is a function of one answer and its item. A grader that raises has met an answer that cannot be read,
-which is a wrong answer. Graders whose time or memory depends on what a model wrote (parsers, computer algebra) run
-in child processes with hard limits: Python cannot interrupt a library that computes a huge number.
+A grader is a function of one answer and its item that gives a JSON value. A grader that raises has met an answer that
+cannot be read, which is a wrong answer. Graders whose time or memory depends on what a model wrote (parsers, computer
+algebra) run in child processes with hard limits: Python cannot interrupt a library that computes a huge number.
 """
 
 import importlib
-import itertools
 import json
 import os
-import queue
 import resource
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, is_dataclass
+from contextlib import suppress
 from typing import Any
 
-from voidpad.errors import VoidpadError
+from voidpad.errors import VoidpadError, printable
 
 Doc = dict[str, Any]
 Filter = Callable[[Sequence[Sequence[str]], Sequence[Doc]], list[Any]]
-Grader = Callable[[str, Doc], Any]  # gives a text, or a dataclass of JSON values
+Grader = Callable[[str, Doc], Any]
 Wrong = Callable[[str], Any]  # from a reason to what the grader gives for a wrong answer
 SECONDS = 20.0  # for one answer; more than the sum of math-verify's own limits
 MEMORY = 4 << 30  # bytes for one child process
 PROCESSES = 8  # at most, and not more than there are cores
-_START_SECONDS = 120.0
+START_SECONDS = 120.0
 
 
 def no_program(reason: str) -> str:
@@ -40,10 +37,11 @@ def no_program(reason: str) -> str:
 def each(grade: Grader, wrong: Wrong) -> Filter:
     """A filter that hands the first (only) answer of every item, with its item, to `grade`, in this process."""
 
-    def apply(answers: Sequence[Sequence[str]], docs: Sequence[Doc]) -> list[Any]:
-        return [guarded(grade, answer[0], doc, wrong) for answer, doc in zip(answers, docs, strict=True)]
+    def judge(answer: Sequence[str], doc: Doc) -> Any:
+        outcome, value = _outcome(grade, answer[0], doc)
+        return wrong(value) if outcome == "raised" else value
 
-    return apply
+    return lambda answers, docs: list(map(judge, answers, docs))
 
 
 def isolated(grade: Grader, wrong: Wrong, *, seconds: float = SECONDS) -> Filter:
@@ -53,162 +51,105 @@ def isolated(grade: Grader, wrong: Wrong, *, seconds: float = SECONDS) -> Filter
     """
 
     def apply(answers: Sequence[Sequence[str]], docs: Sequence[Doc]) -> list[Any]:
-        with shared_processes() as started:
-            count = max(1, min(len(answers), len(os.sched_getaffinity(0)), PROCESSES))
-            processes = started.setdefault(grade.__module__, [])
-            processes += [_GraderProcess(grade.__module__) for _ in range(count - len(processes))]
-            idle: queue.SimpleQueue[_GraderProcess] = queue.SimpleQueue()
-            for process in processes[:count]:
-                idle.put(process)
+        mine = threading.local()  # every thread has a child of its own
+        children: list[_Child] = []
 
-            def judge(answer: Sequence[str], doc: Doc) -> Any:
-                process = idle.get()
-                try:
-                    return process.grade(grade.__name__, answer[0], doc, wrong=wrong, seconds=seconds)
-                finally:
-                    idle.put(process)
+        def judge(answer: Sequence[str], doc: Doc) -> Any:
+            if not hasattr(mine, "child"):
+                mine.child = _Child(grade)
+                children.append(mine.child)
+            outcome, value = mine.child.grade(answer[0], doc, seconds)
+            return wrong(value) if outcome == "raised" else value
 
-            with ThreadPoolExecutor(count) as pool:
-                try:
-                    waiting = [pool.submit(judge, *pair) for pair in zip(answers, docs, strict=True)]
-                    return [one.result() for one in waiting]
-                except BaseException:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    for process in processes:
-                        process.close()
-                    raise
+        count = max(1, min(len(answers), len(os.sched_getaffinity(0)), PROCESSES))
+        with ThreadPoolExecutor(count) as pool:
+            try:
+                return list(pool.map(judge, answers, docs))
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in children:
+                    child.stop()
 
     return apply
 
 
-_started: dict[str, list["_GraderProcess"]] | None = None
+class _Child:
+    """A child process that grades; started when first used, and again after it was stopped."""
 
+    def __init__(self, grade: Grader) -> None:
+        self._grader = (grade.__module__, grade.__name__)
+        self._process: subprocess.Popen[str] | None = None
 
-@contextmanager
-def shared_processes() -> Iterator[dict[str, list["_GraderProcess"]]]:
-    """Within this context, filters of one module use the same processes, so that these import it once.
-
-    Gives the processes by module. They end with the outermost context.
-    """
-    global _started
-    if _started is not None:
-        yield _started
-        return
-    _started = {}
-    try:
-        yield _started
-    finally:
-        for process in itertools.chain(*_started.values()):
-            process.close()
-        _started = None
-
-
-def guarded(grade: Grader, answer: str, doc: Doc, wrong: Wrong) -> Any:
-    """The grade, or that of a wrong answer where the grader raises."""
-    try:
-        return grade(answer, doc)
-    except Exception as error:
-        return wrong(reason_of(error))
-
-
-def reason_of(error: Exception) -> str:
-    """An exception in one short printable line."""
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except Exception:  # an exception whose text cannot be made, such as an integer of too many digits
-        text = type(error).__name__
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:200])
-
-
-class _GraderProcess:
-    """A child process for the graders of one module; started when first used, replaced when it dies."""
-
-    def __init__(self, module: str) -> None:
-        self._module = module
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
-        self._closed = False
-
-    def grade(self, name: str, answer: str, doc: Doc, *, wrong: Wrong, seconds: float) -> Any:
-        """What the grader `name` gives, or `wrong` of a reason if it raises, dies or takes over `seconds`."""
-        channel = self._socket or self._start()
-        reply = None
-        with suppress(OSError, ValueError):
-            channel.settimeout(seconds)
-            channel.sendall(json.dumps([name, answer, doc]).encode() + b"\n")
-            reply = _read_line(channel)
-        if reply is None:
-            self._stop()
-            return wrong(f"grading was stopped: it takes over {seconds:g} seconds or too much memory")
+    def grade(self, answer: str, doc: Doc, seconds: float) -> tuple[str, Any]:
+        """The grader's value, or the reason why there is none."""
+        if self._process is None:
+            self._start()
+        reply = self._ask(json.dumps([answer, doc]), seconds)
+        if not reply:
+            self.stop()
+            return "raised", f"grading was stopped: it takes over {seconds:g} seconds or too much memory"
         outcome, value = json.loads(reply)
-        if outcome == "raised":
-            return wrong(value)
-        return type(wrong(""))(**value) if outcome == "fields" else value
+        return outcome, value
 
-    def _start(self) -> socket.socket:
-        if self._closed:
-            raise VoidpadError("the grading processes were closed")
-        ours, theirs = socket.socketpair()
+    def _start(self) -> None:
         # Python's own library comes first, then our modules: a file in the current folder hides neither.
         paths = [os.path.abspath(path) for path in sys.path]
-        boot = f"import sys; sys.path += {paths}; from {__name__} import serve; "
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", f"{boot}serve{(theirs.fileno(), self._module)}"],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, cwd="/",
-                start_new_session=True,  # an interrupt at the terminal is for the parent, which closes its children
-            )  # fmt: skip
-        self._socket = ours
-        ours.settimeout(_START_SECONDS)
-        if _read_line(ours) is None:
-            self._stop()
-            raise VoidpadError(f"the grading process for {self._module} did not start")
-        return ours
+        code = f"import sys; sys.path += {paths}; from {__name__} import serve; serve{self._grader}"
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd="/",
+            start_new_session=True,  # an interrupt at the terminal is for the parent, which stops its children
+        )
+        if not self._ask("", START_SECONDS):
+            self.stop()
+            raise VoidpadError(f"the grading process for {self._grader[0]} did not start")
 
-    def _stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        if self._socket is not None:
-            self._socket.close()
-        self._process = self._socket = None
+    def _ask(self, line: str, seconds: float) -> str:
+        """The reply to a line; empty if the process died, or was killed because it took too long."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        timer = threading.Timer(seconds, self._process.kill)
+        timer.start()
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+            return self._process.stdout.readline()
+        except OSError:
+            return ""
+        finally:
+            timer.cancel()
 
-    def close(self) -> None:
-        self._closed = True
-        self._stop()
-
-
-def _read_line(channel: socket.socket) -> bytes | None:
-    """One line, or None when the other side is gone or too late."""
-    parts = []
-    try:
-        while part := channel.recv(1 << 16):
-            parts.append(part)
-            if part.endswith(b"\n"):
-                return b"".join(parts)
-    except OSError:
-        return None
-    return None
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            with suppress(OSError), process:  # closes the pipes and waits
+                pass
 
 
-def serve(fd: int, module_name: str) -> None:
-    """In a child process: grade the answers that come, one line each, until the parent goes away."""
-    module = importlib.import_module(module_name)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with socket.socket(fileno=fd) as channel:
-        channel.sendall(b"ready\n")
-        while (line := _read_line(channel)) is not None:
-            name, answer, doc = json.loads(line)
-            channel.sendall(json.dumps(_outcome(getattr(module, name), answer, doc)).encode() + b"\n")
+def serve(module: str, name: str) -> None:
+    """In a child process: reply to each line with a line, until the parent goes away."""
+    with os.fdopen(os.dup(1), "w") as replies:
+        os.dup2(2, 1)  # what a library prints is no reply
+        grade = getattr(importlib.import_module(module), name)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for line in sys.stdin:
+            reply = _outcome(grade, *json.loads(line)) if line.strip() else "ready"
+            print(json.dumps(reply), file=replies, flush=True)
 
 
 def _outcome(grade: Grader, answer: str, doc: Doc) -> tuple[str, Any]:
     try:
-        value = grade(answer, doc)
+        return "value", grade(answer, doc)
     except Exception as error:
-        return "raised", reason_of(error)
-    return (
-        ("fields", asdict(value)) if is_dataclass(value) and not isinstance(value, type) else ("value", value)
-    )
+        try:
+            reason = f"{type(error).__name__}: {error}"
+        except Exception:  # an exception whose text cannot be made, such as an integer of too many digits
+            reason = type(error).__name__
+        return "raised", printable(reason[:200])

@@ -4,12 +4,11 @@ import ast
 import re
 from pathlib import Path
 
-from voidpad.evaluate.tasks.benchmark_files import Splits, from_hub, indexed, read_lines
+from voidpad.evaluate.tasks import Splits, from_hub, read_lines, split_of
 from voidpad.evaluate.tasks.code import (
     Cleaner,
     defines,
     fullest_span,
-    imports,
     joined_blocks,
     names,
     names_and_last_attributes,
@@ -29,10 +28,11 @@ CLEANER = Cleaner((ast.FunctionDef,), (ast.Assign,), returning=True, uses=names_
 
 def items(folder: Path | None = None) -> Splits:
     needs = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
-    local = folder and read_lines(folder, "HumanEval.jsonl.gz", needs=needs)
+    local = folder and read_lines(folder, "HumanEval.jsonl", needs=needs)
     found = local or from_hub("openai/openai_humaneval")["test"]
-    fields = ({key: item[key] for key in needs} for item in found)
-    return {"test": indexed({**item, "helpers": helpers(item)} for item in fields)}
+    return {
+        "test": split_of({key: item[key] for key in needs} | {"helpers": helpers(item)} for item in found)
+    }
 
 
 def checks(doc: Doc) -> str:
@@ -45,11 +45,13 @@ def helpers(doc: Doc) -> str:
     if tree is None or tests is None:
         return ""
     entry = doc["entry_point"]
-    before = [node for node in tree.body if getattr(node, "name", None) != entry]
-    functions = {node.name: node for node in before if isinstance(node, ast.FunctionDef)}
+    functions = {
+        node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name != entry
+    }
     called = reachable(names(tests) & set(functions), {name: names(node) for name, node in functions.items()})
     kept = [node for name, node in functions.items() if name in called]
-    return source_of([*filter(imports, before), *kept], doc["prompt"]) if kept else ""
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    return source_of([*imports, *kept], doc["prompt"]) if kept else ""
 
 
 def voidpad_program(answer: str, doc: Doc) -> str:
@@ -64,7 +66,7 @@ def voidpad_program(answer: str, doc: Doc) -> str:
     if tree_of(tidy(f"{doc['prompt']}\n{completion}")) is None:
         span = fullest_span(tidy(completion))
         completion = span if defines(span, entry) else completion
-    return program(f"{doc['prompt']}\n{completion}", entry=entry, tests=checks(doc))
+    return program(f"{doc['prompt']}\n{completion}", entry=entry)
 
 
 def authors_program(answer: str, doc: Doc) -> str:

@@ -5,12 +5,11 @@ math-verify and sympy are imported where they are used: reading the items needs 
 
 import re
 import threading
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from voidpad.errors import DataError
-from voidpad.evaluate.tasks.benchmark_files import Item, Splits, from_hub, indexed, read_lines
+from voidpad.evaluate.tasks import Item, Splits, from_hub, read_lines, split_of
 from voidpad.evaluate.tasks.graders import Doc, isolated
 
 PROMPT = (
@@ -36,8 +35,7 @@ BASE = re.compile(r"_\{?\(?(?:\\text\{)?(\d+)\)?\}*\s*$")
 ARTICLE = re.compile(r"^(?:an?|the)\s+")
 
 
-@dataclass(frozen=True)
-class Judgement:
+class Judgement(TypedDict):
     correct: bool
     by: str  # "math-verify", "string" or "none"
     parsed: bool  # math-verify could read both sides
@@ -46,7 +44,7 @@ class Judgement:
 def items(folder: Path | None = None) -> Splits:
     """The hub has the short answer; a local file may have the full solution, whose last box it is."""
     local = folder and read_lines(folder, "math500.jsonl", needs=("answer",))
-    return {"test": indexed([_item(item) for item in local or from_hub("HuggingFaceH4/MATH-500")["test"]])}
+    return {"test": split_of(map(_item, local or from_hub("HuggingFaceH4/MATH-500")["test"]))}
 
 
 def _item(item: Item) -> Item:
@@ -86,7 +84,7 @@ def voidpad_judgement(text: str, doc: Doc) -> Judgement:
     answer = respelled(box) if box else text
     bases = [BASE.search(side) for side in (gold, answer)]
     if bases[0] and bases[1] and bases[0][1] != bases[1][1]:
-        return Judgement(False, "none", True)
+        return Judgement(correct=False, by="none", parsed=True)
     parsed = False
     without_unit = UNIT.sub(r"\\text{ \1}\2", answer) if box else answer
     for spelling in dict.fromkeys((answer, without_unit)):
@@ -94,9 +92,9 @@ def voidpad_judgement(text: str, doc: Doc) -> Judgement:
             side = f"${spelling}$" if box else spelling
             same, parsed = _equal(f"${gold}$", side, allow_set_relation_comp=True)
             if same:
-                return Judgement(True, "math-verify", parsed)
+                return Judgement(correct=True, by="math-verify", parsed=parsed)
     same = words(gold) == words(answer)
-    return Judgement(same, "string" if same else "none", parsed)
+    return Judgement(correct=same, by="string" if same else "none", parsed=parsed)
 
 
 def authors_judgement(text: str, doc: Doc) -> Judgement:
@@ -104,9 +102,9 @@ def authors_judgement(text: str, doc: Doc) -> Judgement:
     gold = doc["gold"]
     same, parsed = _equal(gold, boxed(text) or text)
     if same:
-        return Judgement(True, "math-verify", parsed)
+        return Judgement(correct=True, by="math-verify", parsed=parsed)
     same = plain(gold) == plain(text)
-    return Judgement(same, "string" if same else "none", parsed)
+    return Judgement(correct=same, by="string" if same else "none", parsed=parsed)
 
 
 def _equal(gold: str, answer: str, **options: Any) -> tuple[bool, bool]:
@@ -162,14 +160,14 @@ def plain(text: str) -> str:
 def score(doc: Doc, judgements: list[Judgement]) -> dict[str, float]:
     found = judgements[0]
     return {
-        "accuracy": float(found.correct),
-        "fallback": float(found.by == "string"),
-        "unparsed": float(not found.parsed),
+        "accuracy": float(found["correct"]),
+        "fallback": float(found["by"] == "string"),
+        "unparsed": float(not found["parsed"]),
     }
 
 
 def wrong(reason: str) -> Judgement:
-    return Judgement(False, "none", False)
+    return Judgement(correct=False, by="none", parsed=False)
 
 
 voidpad_filter = isolated(voidpad_judgement, wrong)

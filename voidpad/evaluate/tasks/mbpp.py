@@ -2,12 +2,11 @@
 
 import ast
 import builtins
-import itertools
 import re
-from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
-from voidpad.evaluate.tasks.benchmark_files import Splits, from_hub, indexed, read_lines
+from voidpad.evaluate.tasks import Splits, from_hub, read_lines, split_of
 from voidpad.evaluate.tasks.code import (
     Cleaner,
     joined_blocks,
@@ -27,10 +26,26 @@ AUTHORS = Cleaner(FUNCTIONS, (ast.Assign, ast.AnnAssign), returning=False, uses=
 BLOCK = re.compile(r"```[^\n`]*+\n?+(.*?)\n?```", re.DOTALL)
 ASSERTED = re.compile(r"assert\s+([A-Za-z_]\w*)\s*\(")
 DEFINED = re.compile(r"^[^\S\n]*(?:async\s+)?def\s+([a-zA-Z_]\w*)", re.MULTILINE)
-NOT_SPACE = re.compile(r"\S")
 MARKED = re.compile(r"\[BEGIN\]|^[ \t]*'?BEGIN'?[ \t]*$", re.MULTILINE)
 ENDED = re.compile(r"'?\s*\[DONE\]|^[ \t]*'?DONE'?[ \t]*$", re.MULTILINE)
 STARTS = ("def ", "async def ", "class ", "import ", "from ")
+# The published patterns, in their order: text between the marks that is quoted, half quoted or bare, then the remains.
+WRAPPERS = [
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        *(
+            begin + inside + done
+            for inside, done, begin in product(
+                (r"\s*'(.*)'\s*", r"\s*'(.*)\s*", r"\s*(.*)\s*"),
+                (r"\[DONE\]", "DONE"),
+                (r"\[BEGIN\]", "BEGIN"),
+            )
+        ),
+        r"\[BEGIN\]\s*'(.*)",
+        r"\[BEGIN\](.*)",
+        r"'(.*)'\s*\[DONE\]",
+    )
+]
 
 
 def items(folder: Path | None = None) -> Splits:
@@ -41,12 +56,11 @@ def items(folder: Path | None = None) -> Splits:
     else:
         parts = from_hub("google-research-datasets/mbpp", "full").values()
         found = sorted((item for part in parts for item in part), key=lambda item: item["task_id"])
-    found = [{key: item[key] for key in needs} for item in found]
-    found = [{**item, "entry_point": function_under_test(item)} for item in found]
+    found = [{key: item[key] for key in needs} | {"entry_point": function_under_test(item)} for item in found]
     return {
-        "everything": indexed(found),
-        "test": indexed(item for item in found if item["task_id"] in TEST_IDS),
-        "shots": indexed(item for item in found if item["task_id"] in SHOT_IDS),
+        "everything": split_of(found),
+        "test": split_of(item for item in found if item["task_id"] in TEST_IDS),
+        "shots": split_of(item for item in found if item["task_id"] in SHOT_IDS),
     }
 
 
@@ -81,58 +95,12 @@ def function_under_test(doc: Doc) -> str | None:
 
 def unwrapped(text: str) -> str:
     """The inside of the first wrapper that fits; quotes go only with a wrapper, `DONE` always ends it."""
-    inside = _inside(text)
-    text = text if inside is None else inside
-    done = text.find("DONE")
-    if done >= 0:
-        text = text[:done].removesuffix("[").rstrip()
+    inside = next((found[1] for found in (wrapper.search(text) for wrapper in WRAPPERS) if found), None)
+    text = re.split(r"\s*\[?DONE\]?", text if inside is None else inside, maxsplit=1)[0]
     text = text.replace(r"\_", "_").strip()
     if inside is not None and len(text) > 1 and text[0] == text[-1] == "'":
         text = text[1:-1]
     return text.strip()
-
-
-def _inside(text: str) -> str | None:
-    """What the published patterns capture: quoted, half quoted or bare text between `[BEGIN]` and `[DONE]`, the
-    brackets optional, then other remains of a wrapper. As searches, because the patterns take quadratic time.
-    """
-    dones = {done: text.rfind(done) for done in ("[DONE]", "DONE")}
-    closing = {done: _last_quote_before(text, done) for done in dones}
-    for quoted, end in ((True, closing), (True, dones), (False, dones)):
-        for done, begin in itertools.product(dones, ("[BEGIN]", "BEGIN")):
-            for start in _insides(text, begin, quoted=quoted):
-                if start <= end[done]:
-                    return text[start : end[done]]
-    for start in _insides(text, "[BEGIN]", quoted=True):
-        return text[start:]
-    if "[BEGIN]" in text:
-        return text.partition("[BEGIN]")[2]
-    quote = text.find("'")
-    return text[quote + 1 : closing["[DONE]"]] if 0 <= quote < closing["[DONE]"] else None
-
-
-def _insides(text: str, begin: str, *, quoted: bool) -> Iterator[int]:
-    """Where the text inside each `begin` starts: after white space, and after a quote that must be there."""
-    at = text.find(begin)
-    while at >= 0:
-        start = NOT_SPACE.search(text, at + len(begin))
-        first = start.start() if start else len(text)
-        if not quoted:
-            yield first
-        elif text.startswith("'", first):
-            yield first + 1
-        at = text.find(begin, at + len(begin))
-
-
-def _last_quote_before(text: str, done: str) -> int:
-    """The last quote that only white space separates from `done`, or -1."""
-    at = text.rfind("'")
-    while at >= 0:
-        after = NOT_SPACE.search(text, at + 1)
-        if after and text.startswith(done, after.start()):
-            return at
-        at = text.rfind("'", 0, at)
-    return -1
 
 
 def unfenced(text: str) -> str:
@@ -146,8 +114,8 @@ def unfenced(text: str) -> str:
 def voidpad_program(answer: str, doc: Doc) -> str:
     """Our default: the fenced blocks up to the one that defines the function, or the answer without its marks.
 
-    Constants before the first definition stay, as does all that the tests need. `[DONE]` ends a program, and so does
-    a line with that word alone; the letters inside a name or a text do not, and a text that parses is not cut.
+    `[DONE]` ends a program, and so does a line with that word alone; the letters inside a name or a text do not, and
+    a text that parses is not cut.
     """
     blocks = BLOCK.findall(answer)
     entry = entry_point(doc)
@@ -156,7 +124,7 @@ def voidpad_program(answer: str, doc: Doc) -> str:
         begun = MARKED.split(code, maxsplit=1)[-1]
         inside = ENDED.split(begun, maxsplit=1)[0].replace(r"\_", "_").strip()
         code = inside.strip("'") if inside != code.strip() else inside
-    return program(code, entry=entry or _first_defined(code) or "", tests=checks(doc))
+    return program(code, entry=entry or _first_defined(code) or "")
 
 
 def authors_program(answer: str, doc: Doc) -> str:
