@@ -78,7 +78,7 @@ def test_prior_is_what_the_padded_rows_hold(lengths, size, seed):
         for rows in batches:
             examples = [Example([5] * int(pairs.prompt[r]), [8] * lengths[r]) for r in rows.tolist()]
             batch = pad(examples, policy, LOW)
-            for ids, prompt in zip(batch.ids.tolist(), batch.prompt.tolist(), strict=True):
+            for ids, prompt in zip(batch.ids.tolist(), pairs.prompt[rows].tolist(), strict=True):
                 for slot, found in enumerate(ids[prompt:]):
                     slots[slot].append(found == token)
         _, target, count = shares(data, late=late)

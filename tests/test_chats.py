@@ -30,7 +30,6 @@ LONG = said(("system", "s"), ("user", "q"), ("assistant", "a"), ("user", "r"), (
             {"instruction": "add", "input": "1 2", "output": "3"},
             said(("user", "add\n\n1 2"), ("assistant", "3")),
         ),
-        ({"instruction": "r", "output": "b", "history": [["q", "a"]], "system": "s"}, LONG),
         ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, SHORT),
         (
             {
@@ -44,7 +43,6 @@ LONG = said(("system", "s"), ("user", "q"), ("assistant", "a"), ("user", "r"), (
         ),
         ({"conversations": SHORT, "system": ""}, SHORT),
         ({"messages": said(("Human", "q"), ("MODEL", "a"))}, SHORT),
-        ({"messages": {"role": ["user", "assistant"], "content": ["q", "a"]}}, SHORT),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}, SHORT[1]]},
             SHORT,
@@ -71,8 +69,6 @@ def test_formats_are_recognised(record, messages):
         ("bad", {"messages": [{"content": "q"}, SHORT[1]]}),
         ("bad", {"messages": said(("user", 3), ("assistant", "a"))}),
         ("bad", {"messages": [1, 2]}),
-        ("bad", {"instruction": "q", "output": "a", "history": ["q", "a"]}),
-        ("bad", {"instruction": "q", "output": "a", "history": 3}),
         ("bad", {"prompt": " ", "response": "a"}),
         ("bad", {"prompt": "\ud800", "response": "a"}),
         ("bad", {"text": "x"}),
@@ -126,24 +122,18 @@ def test_reading_a_file_stops_at_what_gives_no_example(tmp_path):
 
 
 def found(path):
-    return [(place, parse(record)) for place, record in records(path, "x")]
+    return [(place.removeprefix(str(path)), parse(record)) for place, record in records(path)]
 
 
 def test_json_files_hold_lines_or_an_array(tmp_path):
-    path = tmp_path / "x.json"
-    rows = [{"messages": SHORT}, {"messages": LONG}]
-    expected = [("x item 1", rows[0]), ("x item 2", rows[1])]
-    path.write_text(json.dumps(rows, indent=2))
-    assert found(path) == expected
-    path.write_text("\ufeff" + json.dumps(rows))
-    assert found(path) == expected
+    path, rows = tmp_path / "x.json", [{"messages": SHORT}, {"messages": LONG}]
+    for text in (json.dumps(rows, indent=2), "\ufeff" + json.dumps(rows)):
+        path.write_text(text)
+        assert found(path) == [(" item 1", rows[0]), (" item 2", rows[1])]
     path.write_text(json.dumps(SHORT))
-    assert found(path) == [("x item 1", SHORT)]
-    path.write_text("\ufeff" + "".join(json.dumps(row) + "\n" for row in rows))
-    assert found(path) == [("x:1", rows[0]), ("x:2", rows[1])]
+    assert found(path) == [(" item 1", SHORT)]
+    path.write_text("\ufeff" + "".join(json.dumps(row) + "\n\n" for row in rows))
+    assert found(path) == [(":1", rows[0]), (":3", rows[1])]
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps(SHORT) + "\n" + json.dumps(LONG) + "\n")  # a bare conversation on each line
-    assert found(path) == [("x:1", SHORT), ("x:2", LONG)]
-    path.write_text("[\n{")
-    with pytest.raises(DataError, match="x: not JSON"):
-        found(path)
+    assert found(path) == [(":1", SHORT), (":2", LONG)]

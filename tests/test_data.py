@@ -424,10 +424,8 @@ def test_statistics_of_the_spec_example():
 
     rows = [Example([5] * p, [8] * r) for p, r in ((2, 1), (1, 4), (3, 2), (1, 1))]
     found = stats(data.Prepared(Pairs.of(rows), ROLES))
-    assert found.cdf[4] == 1
-    assert (found.examples, found.tokens, found.truncated) == (4, 15, 0)
-    assert found.response["mean"] == 2
-    assert (found.response["min"], found.response["max"]) == (1, 4)
+    assert (found["examples"], found["tokens"], found["truncated"], found["cdf"][4]) == (4, 15, 0, 1)
+    assert [found["response"][name] for name in ("mean", "min", "max")] == [2, 1, 4]
 
 
 def test_data_commands(tmp_path, tokenizer):

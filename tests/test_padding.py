@@ -160,17 +160,17 @@ def test_fixed_parts_of_an_answer_are_given_and_nothing_follows_them():
         Pairs.of([Example([5], [8, 9], fixed=[(1, 3)])])
 
 
-@pytest.mark.parametrize("width", [{}, {"width": "window", "window": (1, 3)}, {"width": 9}])
-def test_a_row_with_gaps_is_as_wide_as_its_text(tmp_path, width):
+@pytest.mark.parametrize("part", [{}, {"width": "window", "window": (1, 3)}, {"width": 9}])
+def test_a_row_with_gaps_is_as_wide_as_its_text(tmp_path, part):
     """Whatever the others are padded to; and only its gaps are ever hidden."""
     prepared.write(tmp_path / "x.safetensors", Pairs.of(GAPS * 4), ROLES)
     pairs = prepared.read(tmp_path / "x.safetensors").pairs
-    rows = PaddedRows(pairs, ROLES, PaddingPart(**width), noising=Noising())
+    rows = PaddedRows(pairs, ROLES, PaddingPart(**part), noising=Noising())
     for epoch in range(5):
-        lengths = rows.lengths(epoch, torch.arange(8), 4)
-        batch, at = rows(epoch, torch.arange(8), lengths.width)
+        width, end = rows.lengths(epoch, torch.arange(8), 4)
+        batch, at = rows(epoch, torch.arange(8), width)
         gaps = at.example % 2 == 0
-        assert (lengths.end[gaps] == 7).all()
+        assert (end[gaps] == 7).all()
         noised = rows.noising(batch, ROLES.mask, forced=True, at=at)
         assert noised.hidden[gaps].any(0).nonzero().flatten().tolist() in ([3, 4], [3], [4], [])
         assert torch.equal(noised.ids[gaps][:, [0, 1, 2, 5, 6]], batch.ids[gaps][:, [0, 1, 2, 5, 6]])

@@ -9,7 +9,7 @@ from voidpad.roles import Roles
 from voidpad.training.batches import BatchShare, Objective, PackedRows, PaddedRows, PassLimit, UpdatePasses
 from voidpad.training.losses import NORMALISERS, Noising
 from voidpad.training.padding import Example, Pairs
-from voidpad.training.recipe import DataPart, PaddingPart
+from voidpad.training.recipe import PaddingPart
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(3, 10)))
 WIDTHS = {
@@ -28,14 +28,14 @@ def examples(count=30, seed=0):
     ]
 
 
-def padded(width="virtual", count=30, **layout):
+def padded(width="virtual", count=30):
     pairs = Pairs.of(examples(count))
-    return PaddedRows(pairs, ROLES, WIDTHS[width], noising=Noising(), **layout)
+    return PaddedRows(pairs, ROLES, WIDTHS[width], noising=Noising())
 
 
 def batches(rows, share, **limit):
     goal = Objective(ROLES.mask, NORMALISERS["per_row"], forced=True)
-    return UpdatePasses(rows, Noising(), goal, share=share, limit=PassLimit(**limit))
+    return UpdatePasses(rows, goal, share, PassLimit(**limit))
 
 
 def rows_of(passes):
@@ -69,9 +69,8 @@ def test_any_batch_can_be_asked_for_at_any_time():
     assert [ids(two, update) for update in reversed(range(12))] == forward[::-1]
 
 
-@pytest.mark.parametrize("group", [0, 6])
-def test_an_epoch_shows_every_example_once(group):
-    rows = padded(count=30, group=group)
+def test_an_epoch_shows_every_example_once():
+    rows = padded(count=30)
     seen = torch.cat([rows(3, torch.arange(k, k + 6))[1].example for k in range(0, 30, 6)])
     assert sorted(seen.tolist()) == list(range(30))
     assert seen.tolist() != sorted(seen.tolist())
@@ -83,16 +82,6 @@ def test_a_short_epoch_wraps_round():
     run = batches(padded(count=5), BatchShare(4, 4))
     assert run.updates_per_epoch == 2
     assert len(rows_of(run[1])) == 4
-
-
-def test_grouping_orders_an_updates_rows_by_width_and_leaves_the_update_alone():
-    plain, grouped = padded(), padded(group=10)
-    for first in range(0, 30, 10):
-        position = torch.arange(first, first + 10)
-        one, two = plain(0, position)[1].example, grouped(0, position)[1].example
-        assert set(one.tolist()) == set(two.tolist())
-        widths = grouped._width(0, two)
-        assert torch.equal(widths, widths.sort().values)
 
 
 def test_extra_columns_for_the_compiler_are_invisible():
@@ -110,10 +99,6 @@ def test_no_mask_is_passed_when_every_slot_is_visible():
     assert "inside" not in inputs
 
 
-def packed(length, **part):
-    return DataPart(path="x", layout="packed", length=length, **part)
-
-
 def stream(order, store):
     """The plain writer of a packed epoch."""
     ids = []
@@ -122,20 +107,9 @@ def stream(order, store):
     return ids
 
 
-def test_packed_rows_are_the_stream_cut_in_pieces():
-    store = examples()
-    rows = PackedRows(Pairs.of(store), ROLES, packed(16, align=False), seed=1)
-    order = rows.stream(0)[0].tolist()
-    text = stream(order, store)
-    batch, _ = rows(0, torch.arange(rows.count))
-    assert batch.ids.flatten().tolist() == text[: rows.count * 16]
-    assert batch.target.all()
-    assert torch.equal(batch.eos, batch.ids == ROLES.eos)
-
-
 def test_aligned_rows_begin_with_a_whole_document():
     store = examples()
-    rows = PackedRows(Pairs.of(store), ROLES, packed(16), seed=1)
+    rows = PackedRows(Pairs.of(store), ROLES, 16, noising=Noising())
     text = stream(rows.stream(0)[0].tolist(), store)
     starts, position = set(), 0
     for k in rows.stream(0)[0].tolist():
@@ -148,9 +122,9 @@ def test_aligned_rows_begin_with_a_whole_document():
 
 
 def test_packed_noise_reaches_prompts():
-    rows = PackedRows(Pairs.of(examples(200)), ROLES, packed(32), seed=1)
+    rows = PackedRows(Pairs.of(examples(200)), ROLES, 32, noising=Noising())
     goal = Objective(ROLES.mask, NORMALISERS["per_row"])
-    run = UpdatePasses(rows, Noising(), goal, share=BatchShare(30, 30), limit=PassLimit())
+    run = UpdatePasses(rows, goal, BatchShare(30, 30), PassLimit())
     label = torch.cat([inputs["label"] for inputs in run[0]])
     assert (label >= 100).any()  # prompt tokens
     assert (label == ROLES.eos).any()

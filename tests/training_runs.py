@@ -73,7 +73,7 @@ def entries(output: Path) -> list[dict]:
 def gradients(run: Run, update: int = 0) -> tuple[dict, float]:
     """Gradients and loss of an update, by the loop's own code up to the optimizer's step, which is left out."""
     found: dict = {}
-    run.update, run._loss = update, torch.zeros_like(run._loss)
+    run.update, run._sums = update, torch.zeros_like(run._sums)
 
     def note(*_: object) -> None:
         named = run.module.named_parameters()
@@ -87,4 +87,4 @@ def gradients(run: Run, update: int = 0) -> tuple[dict, float]:
     finally:
         for optimizer, step in steps:
             optimizer.step = step  # type: ignore[method-assign]
-    return found, float(run._loss)
+    return found, float(run._sums[0])

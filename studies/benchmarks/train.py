@@ -93,7 +93,7 @@ def collate(_: argparse.Namespace) -> None:
     def ours(batch: int) -> None:
         asked = Objective(roles.mask, NORMALISERS["per_row"], forced=True)
         everything = PassLimit(10**9)
-        batches = UpdatePasses(store, Noising(), asked, share=BatchShare(batch, batch), limit=everything)
+        batches = UpdatePasses(store, asked, BatchShare(batch, batch), everything)
         for k in range(len(rows) // batch):
             batches[k]
 
@@ -147,7 +147,7 @@ class Stopwatch:
                 torch.cuda.synchronize()
             self.at[run.update] = time.perf_counter()
             self.processor[run.update] = time.process_time()
-            self.tokens[run.update] = run.tokens + run._new_tokens
+            self.tokens[run.update] = run.tokens + int(run._sums[1])
             self.graphs[run.update] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
             if run.update == last:
                 return

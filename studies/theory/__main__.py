@@ -29,7 +29,8 @@ from voidpad.decode.presets import plan
 from voidpad.diagnose.questions import file_pairs, has_builtin_vocab, task_names
 from voidpad.errors import ConfigError
 from voidpad.models import Model, load
-from voidpad.training.padding import POLICIES, policy
+from voidpad.models.card import PLANS
+from voidpad.training.padding import POLICIES
 
 out = Console(highlight=False, soft_wrap=True)
 Told = tuple[str, str, OracleDecode]  # a padding, how it was decoded, what happened
@@ -126,15 +127,14 @@ def oracle_decodes(
     half = next(size for size in range(max(1, prediction.block // 2), 0, -1) if not prediction.canvas % size)
     told: list[Told] = []
     for name in paddings:
-        padding = policy(name)
-        oracle = LengthOracle(lengths, padding, prediction.canvas, symbols)
-        usual = plan(padding.plan, stop="vanilla", **shape)
+        oracle = LengthOracle(lengths, POLICIES[name], prediction.canvas, symbols)
+        usual = plan(PLANS[name], stop="vanilla", **shape)
         if not usual.ban:
             told.append((name, "no ban", decode_oracle(oracle, usual)))
             continue
         banned = ", ".join(map(str, usual.ban)).upper()
-        early = plan(padding.plan, canvas=prediction.canvas, block=half)
-        unbanned = plan(padding.plan, ban="", stop="vanilla", **shape)
+        early = plan(PLANS[name], canvas=prediction.canvas, block=half)
+        unbanned = plan(PLANS[name], ban="", stop="vanilla", **shape)
         told.append((name, f"{banned} banned", decode_oracle(oracle, usual)))
         told.append((name, "no ban", decode_oracle(oracle, unbanned)))
         told.append((name, f"{banned} banned, stop at EOS, block {half}", decode_oracle(oracle, early)))

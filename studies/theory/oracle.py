@@ -39,7 +39,7 @@ class LengthOracle:
     def answers(self) -> Tensor:
         """(K, L) one padded answer for each length; WORD stands for every symbol."""
         rows = [Example([WORD], [WORD] * length) for length, _ in self.lengths.weights]
-        return pad(rows, self.padding, ROLES, width=torch.full((len(rows),), 1 + self.canvas)).ids[:, 1:]
+        return pad(rows, self.padding.name, ROLES, width=torch.full((len(rows),), 1 + self.canvas)).ids[:, 1:]
 
     @cached_property
     def chance(self) -> Tensor:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -15,9 +14,6 @@ from rich.table import Table
 from voidpad.commands.ui import file_to_write, out, picture_to_write
 from voidpad.errors import ConfigError, printable
 from voidpad.files import atomic_file, refuse_own_source
-
-if TYPE_CHECKING:
-    from voidpad.training.corpus import Stats
 
 data = typer.Typer(help="Prepare training data and look at it.", no_args_is_help=True)
 
@@ -154,21 +150,20 @@ def stats(
     if plot is not None:
         _draw(plot, prepared.pairs.prompt.tolist(), prepared.pairs.response.tolist())
     if as_json:
-        typer.echo(json.dumps(asdict(lengths)))
+        typer.echo(json.dumps(lengths))
         return
     _show(file, lengths)
 
 
-def _show(file: Path, lengths: Stats) -> None:
-    out.print(
-        f"{file}: {lengths.examples:,} examples, {lengths.tokens:,} tokens, {lengths.truncated:,} responses cut"
-    )
-    table = Table("tokens", *lengths.prompt)
+def _show(file: Path, lengths: dict[str, Any]) -> None:
+    counts = f"{lengths['examples']:,} examples, {lengths['tokens']:,} tokens, {lengths['truncated']:,} responses cut"
+    out.print(f"{file}: {counts}")
+    table = Table("tokens", *lengths["prompt"])
     for name in ("prompt", "response"):
-        table.add_row(name, *(f"{value:.1f}" for value in getattr(lengths, name).values()))
+        table.add_row(name, *(f"{value:.1f}" for value in lengths[name].values()))
     out.print(table)
-    table = Table("m", *(str(m) for m in lengths.cdf))
-    table.add_row("F(m)", *(f"{value:.3f}" for value in lengths.cdf.values()))
+    table = Table("m", *(str(m) for m in lengths["cdf"]))
+    table.add_row("F(m)", *(f"{value:.3f}" for value in lengths["cdf"].values()))
     out.print(table)
 
 

@@ -25,7 +25,7 @@ from voidpad.errors import DataError
 from voidpad.roles import Roles
 from voidpad.training.losses import WIDTH, At, Noising, Normaliser, PackedPass, Slots, draw, loss_slots
 from voidpad.training.padding import POLICIES, Batch, Pairs, batch_width, lay_out
-from voidpad.training.recipe import DataPart, PaddingPart
+from voidpad.training.recipe import PaddingPart
 
 # Bytes of tokens that may live on the GPU; larger data stays on the host, mapped from its file.
 ON_DEVICE = 4 << 30
@@ -34,14 +34,6 @@ EVEN = 0.75
 
 
 # Rows
-
-
-@dataclass(frozen=True)
-class RowLengths:
-    """How long some rows are, known on the host before the rows are made. Both (B,)."""
-
-    width: Tensor  # how far a row with an EOS is padded
-    end: Tensor  # its slots, padding tokens included; fewer than the width where an answer was cut
 
 
 def shuffled(count: int, seed: int, epoch: int) -> Tensor:
@@ -82,11 +74,7 @@ def _stored(pairs: Pairs, device: torch.device) -> Pairs:
 
 
 class PaddedRows:
-    """Prompt, response, EOS and padding, one example per row.
-
-    Positions (B,) are those of an epoch's order and live on the host. With `group`, the rows of an update, which are so
-    many, are ordered by width.
-    """
+    """Prompt, response, EOS and padding, one example per row. Positions (B,) in an epoch's order live on the host."""
 
     def __init__(
         self,
@@ -96,23 +84,25 @@ class PaddedRows:
         *,
         noising: Noising,
         device: torch.device | str = "cpu",
-        group: int = 0,
     ) -> None:
         self.count, self.device = len(pairs), torch.device(device)
         self.host, self.pairs = pairs, _stored(pairs, self.device)
-        self.roles, self.part, self.noising, self.group = roles, part, noising, group
+        self.roles, self.part, self.noising = roles, part, noising
         widest = row_widths(
             part, pairs, torch.arange(len(pairs)), lambda: torch.full((len(pairs),), 1 - 1e-6)
         )
         self.longest = int(torch.where(pairs.has_gaps, pairs.size, widest).max())  # slots of the longest row
-        self.order = lru_cache(2)(self._order)
+        self.order = lru_cache(2)(lambda epoch: shuffled(len(pairs), noising.seed, epoch))
 
-    def lengths(self, epoch: int, position: Tensor, mini_batch: int) -> RowLengths:
-        """The lengths of rows that are mini-batches of so many rows, one after the other."""
+    def lengths(self, epoch: int, position: Tensor, mini_batch: int) -> tuple[Tensor, Tensor]:
+        """How far each row is padded, and its slots, both (B,): fewer where an answer was cut.
+
+        The rows are mini-batches of so many rows, one after the other.
+        """
         example = self.order(epoch)[position]
         width = torch.cat([self._width(epoch, rows) for rows in example.split(mini_batch)])
         cut = torch.minimum(self.host.size[example], width)
-        return RowLengths(width, torch.where(self.host.complete[example], width, cut))
+        return width, torch.where(self.host.complete[example], width, cut)
 
     def __call__(self, epoch: int, position: Tensor, width: Tensor | None = None) -> tuple[Batch, At]:
         """The rows, each padded to its own width (B,); without widths, as one mini-batch."""
@@ -130,57 +120,38 @@ class PaddedRows:
             return width
         return torch.where(self.host.has_gaps[example], self.host.size[example], width)
 
-    def _order(self, epoch: int) -> Tensor:
-        """Shuffled. With groups, each update's rows are sorted by width: its mini-batches become even, and the
-        update still has the same rows."""
-        order = shuffled(self.count, self.noising.seed, epoch)
-        if self.group > 1:
-            widths = self._width(epoch, order)
-            update = torch.arange(self.count) // self.group
-            order = order[(update * (int(widths.max()) + 1) + widths).argsort(stable=True)]
-        return order
-
 
 class PackedRows:
-    """Documents `prompt response EOS` end to end, cut into rows of fixed length; masks anywhere."""
+    """Documents `prompt response EOS` end to end; masks anywhere.
+
+    There are as many rows as pieces of `length` slots. A row begins with the document that its piece begins in.
+    """
 
     def __init__(
-        self,
-        pairs: Pairs,
-        roles: Roles,
-        part: DataPart,
-        *,
-        seed: int,
-        device: torch.device | str = "cpu",
+        self, pairs: Pairs, roles: Roles, length: int, *, noising: Noising, device: torch.device | str = "cpu"
     ) -> None:
-        length = part.length or 0
-        self.device, self.roles = torch.device(device), roles
-        self.pairs, self.length, self.align = _stored(pairs, self.device), length, part.align
-        self.longest = length
+        self.device, self.roles, self.noising = torch.device(device), roles, noising
+        self.pairs, self.length, self.longest = _stored(pairs, self.device), length, length
         self.total = int((pairs.size + pairs.complete).sum())
         self.count = self.total // length
-        self.stream = lru_cache(1)(lambda epoch: self._stream(shuffled(len(pairs), seed, epoch)))
+        self.stream = lru_cache(1)(lambda epoch: self._stream(shuffled(len(pairs), noising.seed, epoch)))
         if not self.count:
-            raise DataError(
-                f"data.length: {length} slots per row, but the data has only {self.total} tokens."
-            )
+            raise DataError(f"data.length: {length} slots a row, but the data has only {self.total} tokens.")
 
     def _stream(self, order: Tensor) -> tuple[Tensor, Tensor]:
         """The epoch's order of documents, and where each of them ends when they are laid end to end."""
         order = order.to(self.pairs.tokens.device)
         return order, (self.pairs.size + self.pairs.complete)[order].cumsum(0)
 
-    def lengths(self, epoch: int, position: Tensor, mini_batch: int) -> RowLengths:
+    def lengths(self, epoch: int, position: Tensor, mini_batch: int) -> tuple[Tensor, Tensor]:
         whole = torch.full_like(position, self.length)
-        return RowLengths(whole, whole)
+        return whole, whole
 
     def __call__(self, epoch: int, position: Tensor, width: Tensor | None = None) -> tuple[Batch, At]:
         order, ends = self.stream(epoch)
         rows = position.to(ends.device, non_blocking=True)
-        begin = rows * self.length
-        if self.align:  # back to the start of the document that holds the first slot
-            document = torch.searchsorted(ends, begin, right=True)
-            begin = torch.where(document > 0, ends[document - 1], 0)
+        document = torch.searchsorted(ends, rows * self.length, right=True)
+        begin = torch.where(document > 0, ends[document - 1], 0)
         slot = begin[:, None] + torch.arange(self.length, device=ends.device)
         document = torch.searchsorted(ends, slot, right=True)
         example = order[document]
@@ -189,8 +160,7 @@ class PackedRows:
         source = (self.pairs.start[example] + offset).clamp(max=len(self.pairs.tokens) - 1)
         ids = torch.where(eos, self.roles.eos, self.pairs.tokens[source].long())
         everywhere, nowhere = torch.ones_like(eos), torch.zeros_like(eos)
-        whole = torch.full_like(rows, self.length)
-        batch = Batch(ids, everywhere, eos, nowhere, torch.zeros_like(rows), whole)
+        batch = Batch(ids, everywhere, eos, nowhere, everywhere)
         return batch.to(self.device), At(torch.full_like(rows, epoch), rows, rows).to(self.device)
 
 
@@ -222,50 +192,31 @@ class PassLimit:
     multiple: int = 1  # the sequence, or each padded row, is brought to a multiple of this: few shapes
     small: int = 0  # tokens of a padded pass up to which a further pass would cost more than uneven rows
 
-    def size(self, lengths: Sequence[int]) -> int:
-        """Tokens that a pass over rows of these lengths computes."""
-        if self.packed:
-            return self.rounded(sum(lengths))
-        return len(lengths) * self.rounded(max(lengths))
-
     def rounded(self, tokens: int) -> int:
         return -(-tokens // self.multiple) * self.multiple
 
 
 def plan(lengths: Sequence[int], limit: PassLimit, *, least: int = 1) -> list[list[int]]:
-    """Rows, by number, divided into passes of about equal size, long rows first, and no fewer passes than `least`."""
-    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    found = _filled(order, lengths, limit, limit.tokens)
-    low, high = 0, limit.tokens if len(found) > 1 else 0
-    while high - low > 1:  # the smallest bound with as few passes makes them equal
-        middle = (low + high) // 2
-        tried = _filled(order, lengths, limit, middle)
-        if len(tried) == len(found):
-            found, high = tried, middle
-        else:
-            low = middle
-    while len(found) < least:
-        largest = max(range(len(found)), key=lambda number: len(found[number]))
-        rows = found[largest]
-        found[largest : largest + 1] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
-    return found
-
-
-def _filled(order: Sequence[int], lengths: Sequence[int], limit: PassLimit, tokens: int) -> list[list[int]]:
-    """Passes filled one after the other with rows, which come in order of falling length."""
+    """Rows, by number, divided into passes, long rows first; no fewer passes than `least`."""
     passes: list[list[int]] = []
-    total = 0  # tokens of the rows in the last pass
-    for row in order:
-        if passes:
-            first, rows = lengths[passes[-1][0]], len(passes[-1]) + 1
-            padded = rows * limit.rounded(first)
-            size = limit.rounded(total + lengths[row]) if limit.packed else padded
-            if size <= tokens and (limit.packed or size <= limit.small or lengths[row] >= EVEN * first):
-                passes[-1].append(row)
-                total += lengths[row]
-                continue
-        passes.append([row])
-        total = lengths[row]
+    longest = used = 0  # of the last pass: its first row, and the tokens of all its rows
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        length, fits = lengths[row], False
+        if passes and limit.packed:
+            fits = limit.rounded(used + length) <= limit.tokens
+        elif passes:
+            size = (len(passes[-1]) + 1) * limit.rounded(longest)
+            fits = size <= limit.tokens and (size <= limit.small or length >= EVEN * longest)
+        if fits:
+            passes[-1].append(row)
+            used += length
+        else:
+            passes.append([row])
+            longest = used = length
+    while len(passes) < least:
+        largest = max(passes, key=len)
+        passes.append(largest[len(largest) // 2 :])
+        del largest[len(largest) // 2 :]
     return passes
 
 
@@ -279,6 +230,7 @@ class Objective:
     forced: bool = False
 
 
+@dataclass
 class UpdatePasses:
     """Item u is update number u: the passes that compute this process's rows of it.
 
@@ -286,19 +238,15 @@ class UpdatePasses:
     `tokens` in its rows.
     """
 
-    def __init__(
-        self,
-        rows: PackedRows | PaddedRows,
-        noising: Noising,
-        objective: Objective,
-        *,
-        share: BatchShare,
-        limit: PassLimit,
-    ) -> None:
-        self.rows, self.noising, self.objective = rows, noising, objective
-        self.share, self.limit = share, limit
-        self.updates_per_epoch = -(-rows.count // share.global_batch)
-        self.side: torch.cuda.Stream | None = None
+    rows: PackedRows | PaddedRows
+    objective: Objective
+    share: BatchShare
+    limit: PassLimit
+    side: torch.cuda.Stream | None = None  # where passes are built on a GPU
+
+    @property
+    def updates_per_epoch(self) -> int:
+        return -(-self.rows.count // self.share.global_batch)
 
     def __getitem__(self, update: int) -> list[dict[str, Any]]:
         """Where every process must make as many passes, each finds the largest number by itself."""
@@ -309,7 +257,7 @@ class UpdatePasses:
     def planned(self, update: int, rank: int | None = None) -> list[list[int]]:
         """The lengths of the rows in each pass of an update, in this process or in the one of that rank."""
         epoch, position = self._place(update, rank)
-        lengths = self.rows.lengths(epoch, position, self.share.micro_batch).end.tolist()
+        lengths = self.rows.lengths(epoch, position, self.share.micro_batch)[1].tolist()
         return [[lengths[row] for row in rows] for rows in plan(lengths, self.limit)]
 
     def _place(self, update: int, rank: int | None = None) -> tuple[int, Tensor]:
@@ -342,44 +290,42 @@ class UpdatePasses:
 
     def _built(self, epoch: int, position: Tensor, least: int) -> list[dict[str, Any]]:
         size, goal = self.share.micro_batch, self.objective
-        lengths = self.rows.lengths(epoch, position, size)
-        planned = plan(lengths.end.tolist(), self.limit, least=least)
+        width, end = self.rows.lengths(epoch, position, size)
+        planned = plan(end.tolist(), self.limit, least=least)
         order = torch.tensor([row for rows in planned for row in rows])
-        batch, at = self.rows(epoch, position[order], lengths.width[order])
-        noised = self.noising(batch, goal.mask, forced=goal.forced, at=at)
+        batch, at = self.rows(epoch, position[order], width[order])
+        noised = self.rows.noising(batch, goal.mask, forced=goal.forced, at=at)
         mini_batch = (order // size).to(batch.ids.device, non_blocking=True)
         slots = loss_slots(batch, noised, goal.normaliser, shift=goal.shift, mini_batch=mini_batch)
         bounds = list(accumulate(map(len, planned), initial=0))
         columns = batch.ids.shape[1]
         edges = torch.tensor([row * columns for row in bounds]).to(slots.where.device, non_blocking=True)
         cuts = torch.searchsorted(slots.where, edges).tolist()
-        ends = lengths.end[order]
-        lay = self._packed if self.limit.packed else self._padded
         passes = []
         for (first, last), (a, b) in zip(pairwise(bounds), pairwise(cuts), strict=True):
             part = Slots(*(value[a:b] for value in vars(slots).values()))
             row, column = part.where // columns - first, part.where % columns
-            end = ends[first:last]
-            inputs = lay(noised.ids[first:last], batch, end, row, column, first)
+            ids, ends = noised.ids[first:last], end[order[first:last]]
+            if self.limit.packed:
+                inputs = self._packed(ids, ends, row, column)
+            else:
+                inputs = self._padded(ids, batch.inside[first:last], ends, row, column)
             inputs |= {"label": part.label, "weight": part.weight, "kind": part.kind}
-            passes.append(inputs | {"tokens": int(end.sum())})
+            passes.append(inputs | {"tokens": int(ends.sum())})
         return passes
 
     def _padded(
-        self, ids: Tensor, batch: Batch, end: Tensor, row: Tensor, column: Tensor, first: int
+        self, ids: Tensor, inside: Tensor, end: Tensor, row: Tensor, column: Tensor
     ) -> dict[str, Any]:
         """Rows (R, S) padded to the longest of them. Where nothing is hidden no mask is given: the plain attention
         kernel is the fast one."""
         columns = self.limit.rounded(int(end.max()))
         inputs = {"ids": _columns(ids, columns), "where": row * columns + column}
-        if bool((end == columns).all()):
-            return inputs
-        assert batch.inside is not None
-        return inputs | {"inside": _columns(batch.inside[first : first + len(ids)], columns)}
+        if bool((end < columns).any()):
+            inputs["inside"] = _columns(inside, columns)
+        return inputs
 
-    def _packed(
-        self, ids: Tensor, batch: Batch, end: Tensor, row: Tensor, column: Tensor, first: int
-    ) -> dict[str, Any]:
+    def _packed(self, ids: Tensor, end: Tensor, row: Tensor, column: Tensor) -> dict[str, Any]:
         """Rows (R, S) end to end as one sequence (1, T). The filler after them is a row of its own; rows of length zero
         bring their number to a power of two, again for few shapes."""
         device, tokens = ids.device, int(end.sum())

@@ -27,7 +27,7 @@ ROLES = {
         ("tool", "function", "function_call", "tool_call", "tool_response", "observation"), "tool"
     ),
 }
-TURNS = ("last", "every", "single")
+
 SURROGATE = re.compile("[\ud800-\udfff]")
 MAPPED = ("messages", "role", "content", "prompt", "response", "system")
 
@@ -124,32 +124,22 @@ def answers(messages: Sequence[Message], turns: str = "last") -> list[int]:
 
 
 def _messages(fields: Mapping[str, Any], names: Mapping[str, str]) -> list[Message]:
-    mapped = {ours: theirs for ours, theirs in names.items() if ours not in ("role", "content", "system")}
-    absent = [theirs for theirs in mapped.values() if theirs not in fields]
-    if absent:
-        raise Dropped(
-            "bad", f"no field {absent[0]!r} (--map); it has {', '.join(map(repr, fields)) or 'none'}"
-        )
-    listed = next(
-        (name for name in (names.get("messages"), "messages", "conversations") if name in fields), None
-    )
-    if "prompt" not in names and listed:
-        return _listed(fields[listed], listed, names)
-    prompt, response = names.get("prompt", "prompt"), names.get("response", "response")
-    if response not in fields and "completion" in fields:
-        response = "completion"
+    for ours in ("messages", "prompt", "response"):
+        if ours in names and names[ours] not in fields:
+            raise Dropped(
+                "bad", f"no field {names[ours]!r} (--map); it has {', '.join(map(repr, fields)) or 'none'}"
+            )
+    listed = [name for name in (names.get("messages", ""), "messages", "conversations") if name in fields]
+    if listed and "prompt" not in names:
+        return _listed(fields[listed[0]], listed[0], names)
+    prompt = names.get("prompt", "prompt")
+    response = names.get("response", "response" if "response" in fields else "completion")
     if prompt in fields and response in fields:
         return _pair(_content(fields[prompt], prompt), _content(fields[response], response))
     if "instruction" in fields and "output" in fields:
         parts = [_content(fields[name], name) for name in ("instruction", "input") if name in fields]
-        text = "\n\n".join(part for part in parts if part.strip())
-        earlier: list[Message] = []
-        history = fields.get("history") or []
-        for pair in history if isinstance(history, list) else [history]:
-            if not isinstance(pair, list) or len(pair) != 2:
-                raise Dropped("bad", "history is not a list of [prompt, response]")
-            earlier += _pair(_content(pair[0], "history"), _content(pair[1], "history"))
-        return [*earlier, *_pair(text, _content(fields["output"], "output"))]
+        question = "\n\n".join(part for part in parts if part.strip())
+        return _pair(question, _content(fields["output"], "output"))
     raise Dropped(
         "bad",
         "neither 'messages' or 'conversations', nor 'prompt' and 'response', nor 'instruction' and 'output'; "
@@ -162,9 +152,6 @@ def _pair(prompt: str, response: str) -> list[Message]:
 
 
 def _listed(value: Any, name: str, names: Mapping[str, str]) -> list[Message]:
-    """A list of messages; Parquet may store it as one list for each field."""
-    if isinstance(value, Mapping) and value and all(isinstance(part, list) for part in value.values()):
-        value = [dict(zip(value, parts, strict=False)) for parts in zip(*value.values(), strict=False)]
     if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
         raise Dropped("bad", f"{name} is not a list of objects with a role and a content")
     messages = []
@@ -172,40 +159,38 @@ def _listed(value: Any, name: str, names: Mapping[str, str]) -> list[Message]:
         where = f"{name}[{place}]"
         sharegpt = "role" not in names and "role" not in message and "from" in message
         given = message.get("from" if sharegpt else names.get("role", "role"))
-        content = message.get("value" if sharegpt else names.get("content", "content"))
-        role = ROLES.get(given.strip().lower()) if isinstance(given, str) else None
+        role = ROLES.get(str(given).strip().lower())
         if role is None:
             known = ", ".join(sorted({*ROLES.values()}))
             raise Dropped("bad", f"{where}: role {given!r:.60} is unknown; use one of {known}")
         if role == "tool" or message.get("tool_calls") or message.get("function_call"):
             raise Dropped("tools", f"{where} calls a tool or holds its result")
+        content = message.get("value" if sharegpt else names.get("content", "content"))
         messages.append({"role": role, "content": _content(content, where)})
     return messages
 
 
 def _content(value: Any, where: str) -> str:
     """A text, or a list of parts of which all are text."""
-    if isinstance(value, list):
-        texts = []
-        for part in value:
-            if isinstance(part, Mapping) and part.get("type", "text") != "text":
-                raise Dropped("not_text", f"{where} has a part of type {part['type']!r}")
-            text = part.get("text") if isinstance(part, Mapping) else part
-            if not isinstance(text, str):
-                raise Dropped("bad", f"{where} has a part without text")
-            texts.append(text)
-        value = "".join(texts)
-    if not isinstance(value, str):
-        raise Dropped("bad", f"{where} has no text")
-    if SURROGATE.search(value):
-        raise Dropped("bad", f"{where} holds half a character (a lone surrogate)")
-    return value
+    parts = value if isinstance(value, list) else [value]
+    texts = []
+    for part in parts:
+        if isinstance(part, Mapping) and part.get("type", "text") != "text":
+            raise Dropped("not_text", f"{where} has a part of type {part['type']!r}")
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if not isinstance(text, str) or SURROGATE.search(text):
+            raise Dropped("bad", f"{where} has no text, or half a character (a lone surrogate)")
+        texts.append(text)
+    return "".join(texts)
+
+
+# Files
 
 
 def read(path: Path) -> Iterator[tuple[str, list[Message], str]]:
     """(where it stands, prompt, last answer) of each conversation of a JSON file. A record without one is an error."""
     with readable(path, "text", DataError):
-        for place, record in records(path, str(path)):
+        for place, record in records(path):
             try:
                 messages = conversation(parse(record))
                 (answer,) = answers(messages)
@@ -214,43 +199,25 @@ def read(path: Path) -> Iterator[tuple[str, list[Message], str]]:
             yield place, messages[:answer], messages[answer]["content"]
 
 
-def records(path: Path, name: str) -> Iterator[tuple[str, Any]]:
-    """(where it stands, record) of each record of a JSON file: JSON lines, or one array of records.
+def records(path: Path) -> Iterator[tuple[str, Any]]:
+    """(where it stands, record) of each record of a JSON file: an array of records in a .json file, or JSON lines.
 
     A line is given as it stands, for `parse`. Blank lines are left out, but they count as lines.
     """
-    with path.open("rb") as file:
-        start = b""
-        while not start and (line := file.readline()):
-            start = line.removeprefix(codecs.BOM_UTF8).strip()
-        file.seek(0)
-        if start.startswith(b"[") and (path.suffix == ".json" or not _is_json(start)):
-            try:
-                whole = parse(file.read().removeprefix(codecs.BOM_UTF8))
-            except Dropped as dropped:
-                raise DataError(
-                    f"{name}: {dropped.detail}; a file that begins with [ is read as one JSON array."
-                ) from None
-            if whole and all(
-                isinstance(one, dict)
-                and ({"role", "content"} <= one.keys() or {"from", "value"} <= one.keys())
-                for one in whole
-            ):
+    if path.suffix == ".json":
+        try:
+            whole = json.loads(path.read_text(encoding="utf-8-sig"))
+        except (ValueError, RecursionError):
+            whole = None  # JSON lines, whatever the name says
+        if isinstance(whole, list):
+            if whole and all(isinstance(one, dict) and one.keys() & {"role", "from"} for one in whole):
                 whole = [whole]  # the file is one conversation
-            yield from ((f"{name} item {number}", record) for number, record in enumerate(whole, 1))
+            yield from ((f"{path} item {number}", record) for number, record in enumerate(whole, 1))
             return
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            if text.strip():
-                yield f"{name}:{number}", text
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        parse(line)
-    except Dropped:
-        return False
-    return True
+            if text := line.removeprefix(codecs.BOM_UTF8).strip():
+                yield f"{path}:{number}", text
 
 
 def parse(record: Any) -> Any:

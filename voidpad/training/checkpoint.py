@@ -24,17 +24,13 @@ from torch import Tensor
 
 from voidpad import models
 from voidpad.errors import ConfigError, WeightsError, first_line
-from voidpad.files import store
+from voidpad.files import read_json, store
 from voidpad.models.card import README
 from voidpad.training.recipe import LEARNING_FIELDS, TrainingRecipe, check
 
 FINAL, METRICS, OPTIMIZER, PROGRESS = "model", "metrics.jsonl", "optimizer.pt", "progress.json"
 ADAPTER = "adapter_model.safetensors"
 NAME = re.compile(r"checkpoint-(\d+)")
-# Words in the RuntimeError that torch.save raises when it cannot write.
-TORCH_WRITES = ("iostream", "inline_container", "PytorchStreamWriter")
-SCARCE = 1 << 20  # bytes left on a disk that counts as full
-NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 @dataclass(frozen=True)
@@ -51,14 +47,7 @@ class Progress:
 
     @classmethod
     def read(cls, folder: Path) -> Progress:
-        try:
-            values = json.loads((folder / PROGRESS).read_text())
-            best = values.pop("best")
-            return cls(**values, best=tuple(best) if best else None)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(
-                f"--resume: {folder} is no checkpoint of this version ({first_line(error)}); start a new run.output."
-            ) from None
+        return cls(**read_json(folder / PROGRESS, ConfigError))
 
 
 @contextmanager
@@ -73,7 +62,8 @@ def locked(output: Path) -> Iterator[None]:
         return
     try:
         output.mkdir(parents=True, exist_ok=True)
-        handle = os.open(output / ".lock", os.O_RDWR | os.O_CREAT | NO_LINKS, 0o644)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        handle = os.open(output / ".lock", flags, 0o644)
     except OSError as error:
         raise ConfigError(f"run.output: {error.filename}: {error.strerror}; choose another folder.") from None
     try:
@@ -87,9 +77,7 @@ def locked(output: Path) -> Iterator[None]:
 
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ConfigError(
-                f"run.output: another process is training in {output}; wait for it, or choose another folder."
-            ) from None
+            raise ConfigError(f"run.output: another process is training in {output}; wait for it.") from None
         yield
     finally:
         os.close(handle)
@@ -104,9 +92,9 @@ def start(recipe: TrainingRecipe, output: Path, resume: bool | str | Path) -> Pa
     if not resume:
         found = next((name for name in (METRICS, FINAL) if os.path.lexists(output / name)), None)
         if last or found:
+            kept = last.name if last else found
             raise ConfigError(
-                f"run.output: {output} already holds {last.name if last else found}; pass --resume or choose another "
-                "folder."
+                f"run.output: {output} already holds {kept}; pass --resume, or name another folder."
             )
         return None
     chosen = last if resume is True else Path(resume)
@@ -115,24 +103,22 @@ def start(recipe: TrainingRecipe, output: Path, resume: bool | str | Path) -> Pa
     card = models.read_card(chosen) if chosen.is_dir() else None
     if card is None:
         raise ConfigError(f"--from: {chosen} is not a checkpoint folder.")
-    before = check(card.recipe or {}, name=f"--resume: the recipe of {chosen}")
-    if changed := _differences(before.model_dump(mode="json"), recipe.model_dump(mode="json")):
-        raise ConfigError(
-            f"--resume: {', '.join(changed)} differ from the recipe of {chosen}; start a new run.output."
-        )
+    before = _learnt(check(card.recipe or {}, name=f"--resume: the recipe of {chosen}"))
+    if changed := [name for name, value in _learnt(recipe).items() if before.get(name) != value]:
+        names = ", ".join(changed)
+        raise ConfigError(f"--resume: {names} differ from the recipe of {chosen}; start a new run.output.")
     return chosen
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The settings that differ and that a restart may not change."""
-    changed = []
-    for section, values in now.items():
-        if not isinstance(values, dict) or not isinstance(before[section], dict):
-            changed += [section] if values != before[section] else []
-            continue
-        names = LEARNING_FIELDS if section == "run" else values
-        changed += [f"{section}.{name}" for name in names if values[name] != before[section][name]]
-    return changed
+def _learnt(recipe: TrainingRecipe) -> dict[str, Any]:
+    """The settings that a restart may not change, by their full names."""
+    values = recipe.model_dump(mode="json")
+    values["run"] = {name: values["run"][name] for name in LEARNING_FIELDS}
+    found: dict[str, Any] = {}
+    for section, part in values.items():
+        fields = part.items() if isinstance(part, dict) else [("", part)]
+        found |= {f"{section}.{name}".rstrip("."): value for name, value in fields}
+    return found
 
 
 def latest(output: Path) -> Path | None:
@@ -169,16 +155,10 @@ def staged(output: Path, update: int) -> Iterator[Path]:
             final.replace(output / f".{final.name}.old.tmp")
         folder.replace(final)
         _sync(output)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not any(word in str(error) for word in TORCH_WRITES):
-            raise
-        full = shutil.disk_usage(output).free < SCARCE
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
         last = latest(output)
         kept = f"the last good checkpoint is {last}" if last else "no earlier checkpoint exists"
-        raise WeightsError(
-            f"{final}: cannot be written ({'the disk is full' if full else first_line(error)}); {kept}. "
-            "Free some space, then --resume."
-        ) from error
+        raise WeightsError(f"{final}: cannot be written ({first_line(error)}); {kept}.") from error
     finally:
         _remove_leftovers(output)
 
@@ -230,14 +210,6 @@ def read_weights(folder: Path, model: models.Model) -> dict[str, Tensor]:
     return {names[name]: tensor for name, tensor in load_file(folder / ADAPTER).items()}
 
 
-def load_weights(model: models.Model, weights: Mapping[str, Tensor]) -> None:
-    missing, surplus = model.net.load_state_dict(weights, strict=False)
-    trained = {name for name, p in model.net.named_parameters() if p.requires_grad}
-    wrong = {*surplus, *(trained & {*missing} - {*model.net.all_tied_weights_keys})}
-    if wrong:
-        raise WeightsError(f"--resume: the checkpoint and the network differ in {sorted(wrong)[0]}.")
-
-
 def export(model: models.Model, stored: Path | None, folder: Path, dtype: str | None) -> None:
     """Write the final model to `folder`: the network in memory, or the checkpoint `stored`."""
     if stored:
@@ -254,16 +226,15 @@ def export(model: models.Model, stored: Path | None, folder: Path, dtype: str | 
 
 
 def append_metrics(output: Path, entries: list[dict[str, float]]) -> None:
-    handle = os.open(output / METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINKS, 0o644)
-    with os.fdopen(handle, "a") as file:
+    with (output / METRICS).open("a") as file:
         file.writelines(f"{json.dumps(entry)}\n" for entry in entries)
 
 
 def trim_metrics(output: Path, update: int) -> None:
-    """Delete the entries of the updates that a restart will make again, and a line that a killed process left torn."""
+    """Delete the entries of the updates that a restart will make again, and a line that a killed process left torn.
+
+    The file is written anew, so a link in its place is replaced, and what it points to stays as it is.
+    """
     path = output / METRICS
-    if path.is_symlink():
-        raise ConfigError(f"run.output: {path} is a link; remove it or choose another folder.")
-    if path.exists():
-        lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
-        store(path, (f"{line}\n" for line in lines if json.loads(line)["step"] <= update))
+    lines = path.read_text().splitlines() if path.exists() else []
+    store(path, (f"{line}\n" for line in lines if line.endswith("}") and json.loads(line)["step"] <= update))

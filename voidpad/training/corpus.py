@@ -1,6 +1,6 @@
 """Conversations to a prepared data file: read, filter, tokenise, sample. The defaults are the paper's.
 
-`prepare` reads its sources once, from start to end. Worker processes turn chunks of records into token ids; this one
+`prepare` reads its sources once, from start to end. Records become token ids here or in worker processes; this process
 counts what is dropped, leaves out repeats and writes the ids of usable examples to a temporary file, from which the
 sample is taken at the end. Nothing is cached, and memory holds lengths, digests and the result.
 """
@@ -12,9 +12,11 @@ import json
 import tempfile
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache, partial
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from voidpad.errors import ConfigError, DataError, first_line
+from voidpad.errors import ConfigError, DataError
+from voidpad.files import readable
 from voidpad.models.load import vocabulary
 from voidpad.models.text import SpecialTokenError, encode_chat, encode_text, raw_ids
 from voidpad.roles import Roles
@@ -31,10 +34,10 @@ from voidpad.training.chats import REASONS, Dropped, Message
 from voidpad.training.padding import Pairs
 from voidpad.training.prepared import Prepared
 
-CHUNK = (256, 1 << 20)  # records, or bytes of them, that a worker gets at a time
-LONG_TEXT = 1 << 16  # characters from which on a text is tokenised in pieces to see whether it is too long
+CHUNK = 64  # records that a worker gets at a time
+# Characters of a token. A text of millions of them is too long without being tokenised, which would take a gigabyte.
+LONGEST_TOKEN = 32
 LISTED = 10  # places of odd rows that are named, for each reason
-JSON = (".jsonl", ".json", ".ndjson")
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class CorpusRequest:
     raw: bool = False  # the prompt without the chat template
     skip_bad: bool = False
     processes: int = 1
-    turns: str = "last"  # chats.TURNS
+    turns: str = "last"  # or every, single: see chats.answers
     names: Mapping[str, str] = field(default_factory=dict)  # chats.field_map
 
 
@@ -89,67 +92,50 @@ def prepare(
 ) -> tuple[Prepared, Counts]:
     """Examples from files and hub data sets, tokenised for the model `name`, and where everything else went."""
     request = request or CorpusRequest()
-    if request.turns not in chats.TURNS:
-        raise ConfigError(f"turns: {request.turns!r} is unknown; use one of {', '.join(chats.TURNS)}.")
-    for source in sources:  # before a tokenizer is loaded
-        if Path(source).suffix in (*JSON, ".parquet"):
-            if not Path(source).is_file():
-                raise DataError(f"{source}: no such file; check the path.")
-        elif source.split(":")[0].count("/") != 1:
-            raise ConfigError(
-                f"source {source!r}: give a .jsonl or .parquet file, or a hub id owner/name[:config[:split]]."
-            )
     tokenizer, roles = vocabulary(name)
     if not (request.raw or tokenizer.chat_template):
         raise ConfigError(
             f"{name}: this tokenizer has no chat template; `voidpad data prepare --raw` takes chats as plain text."
         )
     counts, seen = Counts(), set[bytes]()
-    faults: list[tuple[str, str]] = []
-    prompt, response, whole = array("q"), array("q"), array("q")
+    rows = array(
+        "q"
+    )  # of each usable example: tokens of the prompt and of the response, and whether it is whole
     with tempfile.TemporaryFile() as spool:
-        for made in _outcomes(sources, Encoder(tokenizer, roles, request), name):
-            counts.conversations += made.first
-            reason, dropped = made.reason, counts.dropped_conversations
-            if made.digest is not None:  # about an example
-                counts.examples += 1
-                dropped = counts.dropped_examples
-                reason = "repeated" if made.digest in seen else reason
-                seen.add(made.digest)
-            if reason in chats.FAULTS and not request.skip_bad:
-                faults.append((made.place, made.detail))
-                if len(faults) == LISTED:
-                    break
-            if reason:
-                counts.note(reason, made.place)
-                dropped[reason] = dropped.get(reason, 0) + 1
-                continue
-            if made.unknown:
-                counts.unknown += 1
-                counts.note("unknown", made.place)
-            room = min(len(made.response), request.max_length - len(made.prompt))
-            prompt.append(len(made.prompt))
-            response.append(room)
-            whole.append(len(made.response) == room)
-            spool.write(np.array([*made.prompt, *made.response[:room]], dtype=np.int32).tobytes())
-        if faults:
-            place, detail = faults[0]
-            others = f" (also {', '.join(place for place, _ in faults[1:])})" if len(faults) > 1 else ""
-            raise DataError(f"{place}: {detail}{others}; correct it, or pass --skip-bad.")
-        if not prompt:
+        for place, outcomes in _encoded(sources, name, request):
+            counts.conversations += 1
+            for made in outcomes:
+                reason, dropped = made.reason, counts.dropped_conversations
+                if made.digest is not None:  # about an example
+                    counts.examples += 1
+                    dropped = counts.dropped_examples
+                    reason = "repeated" if made.digest in seen else reason
+                    seen.add(made.digest)
+                if reason in chats.FAULTS and not request.skip_bad:
+                    raise DataError(f"{place}: {made.detail}; correct it, or pass --skip-bad.")
+                if reason:
+                    counts.note(reason, place)
+                    dropped[reason] = dropped.get(reason, 0) + 1
+                    continue
+                ids = [*made.prompt, *made.response][: request.max_length]
+                if tokenizer.unk_token_id in ids:
+                    counts.unknown += 1
+                    counts.note("unknown", place)
+                answer = len(ids) - len(made.prompt)
+                rows.extend((len(made.prompt), answer, answer == len(made.response)))
+                spool.write(np.array(ids, dtype=np.int32).tobytes())
+        if not rows:
             raise DataError(f"nothing to learn; {counts}.")
         spool.flush()
-        lengths = [np.frombuffer(part, dtype=np.int64) for part in (prompt, response, whole)]
-        order = np.random.default_rng(request.seed).permutation(np.arange(len(prompt)))
+        lengths = np.frombuffer(rows, dtype=np.int64).reshape(-1, 3)
+        order = np.random.default_rng(request.seed).permutation(len(lengths))
         kept = np.sort(order[: request.sample])
-        counts.dropped_examples["not_sampled"] = len(prompt) - len(kept)
-        sizes = lengths[0] + lengths[1]
-        ends = sizes.cumsum()
-        starts = ends - sizes
+        counts.dropped_examples["not_sampled"] = len(lengths) - len(kept)
+        ends = np.concatenate([[0], lengths[:, :2].sum(1).cumsum()])
         tokens = np.memmap(spool, dtype=np.int32, mode="r")
-        taken = np.concatenate([tokens[starts[row] : ends[row]] for row in kept])
-    p, r, complete = (torch.from_numpy(part[kept]) for part in lengths)
-    counts.kept_whole = int(complete.sum())
+        taken = torch.from_numpy(np.concatenate([tokens[ends[row] : ends[row + 1]] for row in kept]))
+    prompt, response, whole = torch.from_numpy(lengths[kept]).unbind(1)
+    counts.kept_whole = int(whole.sum())
     counts.kept_cut = len(kept) - counts.kept_whole
     notes = {
         "sources": list(sources),
@@ -157,7 +143,7 @@ def prepare(
         "counts": asdict(counts),
         "request": asdict(request),
     }
-    return Prepared(Pairs(torch.from_numpy(taken), p, r, complete.bool()), roles, notes), counts
+    return Prepared(Pairs(taken, prompt, response, whole.bool()), roles, notes), counts
 
 
 # From records to token ids
@@ -166,92 +152,117 @@ def prepare(
 class Outcome(NamedTuple):
     """What became of a record, if it gave no example, or of one of its examples."""
 
-    place: str  # file and line
-    first: bool  # the first outcome of its record
     reason: str = ""  # a key of chats.REASONS; empty: the example is usable
     detail: str = ""
     digest: bytes | None = None  # of the example's text without surrounding blanks; None: about a record
     prompt: Sequence[int] = ()
     response: Sequence[int] = ()
-    unknown: bool = False
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """Turns records into outcomes, for one tokenizer and one request."""
+Encoded = tuple[str, list[Outcome]]  # where a record stands, and what became of it
 
-    tokenizer: Any
-    roles: Roles
-    request: CorpusRequest
 
-    def __call__(self, records: Sequence[tuple[str, Any]]) -> list[Outcome]:
-        return [outcome for place, record in records for outcome in self._outcomes(place, record)]
+def _encoded(sources: Sequence[str], name: str, request: CorpusRequest) -> Iterator[Encoded]:
+    """All records in order, whatever the number of processes."""
+    records = (found for source in sources for found in _records(source))
+    chunks = iter(lambda: list(islice(records, CHUNK)), [])
+    encode = partial(_encode_chunk, name, request)
+    if request.processes == 1:
+        for chunk in chunks:
+            yield from encode(chunk)
+        return
+    # Spawned, not forked: the tokenizer's threads do not survive a fork.
+    with ProcessPoolExecutor(request.processes, get_context("spawn")) as pool:
+        waiting: deque[Future[list[Encoded]]] = deque()
+        for chunk in chunks:
+            waiting.append(pool.submit(encode, chunk))
+            if len(waiting) > 2 * request.processes:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
 
-    def _outcomes(self, place: str, record: Any) -> Iterator[Outcome]:
-        """One outcome for each answer that is asked for, or one that says why there is none.
 
-        Turns only ever make a prompt longer, so after the first prompt that is too long the rest is not tokenised.
-        """
-        request = self.request
+def _records(source: str) -> Iterator[tuple[str, Any]]:
+    """(where it stands, record) of each record of a source: JSON, Parquet, or a hub id owner/name[:config[:split]]."""
+    path, number = Path(source), 0
+    with readable(path, path.suffix[1:] or "data", DataError):
+        if path.suffix in (".jsonl", ".json", ".ndjson"):
+            for number, found in enumerate(chats.records(path), 1):  # noqa: B007
+                yield found
+        elif path.suffix == ".parquet":
+            from pyarrow import parquet
+
+            with path.open("rb") as file:
+                rows = (
+                    row for batch in parquet.ParquetFile(file).iter_batches() for row in batch.to_pylist()
+                )
+                for number, row in enumerate(rows, 1):
+                    yield f"{source} row {number}", row
+        elif source.split(":")[0].count("/") == 1:
+            import datasets
+
+            hub, config, split = (*source.split(":"), "", "")[:3]
+            for number, row in enumerate(
+                datasets.load_dataset(hub, config or None, split=split or "train"), 1
+            ):
+                yield f"{source} row {number}", row
+        else:
+            raise ConfigError(
+                f"source {source!r}: give a .jsonl or .parquet file, or a hub id owner/name[:config[:split]]."
+            )
+    if not number:
+        raise DataError(f"{source}: the file is empty; put one conversation on each line.")
+
+
+def _encode_chunk(name: str, request: CorpusRequest, chunk: Sequence[tuple[str, Any]]) -> list[Encoded]:
+    return [(place, _outcomes(name, request, record)) for place, record in chunk]
+
+
+_vocabulary = lru_cache(1)(vocabulary)
+
+
+def _outcomes(name: str, request: CorpusRequest, record: Any) -> list[Outcome]:
+    """One outcome for each answer that is asked for, or one that says why there is none.
+
+    Turns only ever make a prompt longer, so after the first prompt that is too long the rest is not tokenised.
+    """
+    try:
+        messages = chats.conversation(chats.parse(record), request.names)
+        answers = chats.answers(messages, request.turns)
+        if request.raw and answers[-1] > 1:
+            raise Dropped("needs_template", f"{answers[-1]} messages before the answer")
+    except Dropped as dropped:
+        return [Outcome(dropped.reason, dropped.detail)]
+    tokenizer, roles = _vocabulary(name)
+    digest, read, characters, room = hashlib.blake2b(digest_size=16), 0, 0, request.drop_longer
+    outcomes, too_long = [], False
+    for answer in answers:
+        for message in messages[read:answer]:
+            digest.update(json.dumps([message["role"], message["content"].strip()]).encode())
+            characters += len(message["content"])
+        read, response = answer, messages[answer]["content"]
+        this = digest.copy()
+        this.update(json.dumps(response.strip()).encode())
+        outcome = Outcome(digest=this.digest())
+        too_long = too_long or characters > LONGEST_TOKEN * room
+        if too_long or len(response) > LONGEST_TOKEN * room:
+            outcomes.append(outcome._replace(reason="too_long"))
+            continue
         try:
-            messages = chats.conversation(chats.parse(record), request.names)
-            answers = chats.answers(messages, request.turns)
-            if request.raw and answers[-1] > 1:
-                raise Dropped("needs_template", f"{answers[-1]} messages before the answer")
+            ids, text = encode_example(tokenizer, roles, messages[:answer], response, raw=request.raw)
         except Dropped as dropped:
-            yield Outcome(place, True, dropped.reason, dropped.detail)
-            return
-        digest, read, too_long = hashlib.blake2b(digest_size=16), 0, False
-        for answer in answers:
-            for message in messages[read:answer]:
-                digest.update(json.dumps([message["role"], message["content"].strip()]).encode())
-            first, read, response = read == 0, answer, messages[answer]["content"]
-            this = digest.copy()
-            this.update(json.dumps(response.strip()).encode())
-            outcome = Outcome(place, first, digest=this.digest())
-            if not too_long:
-                outcome, too_long = self._encode(outcome, messages[:answer], response)
-            yield outcome._replace(reason="too_long") if too_long else outcome
-
-    def _encode(self, outcome: Outcome, prompt: list[Message], response: str) -> tuple[Outcome, bool]:
-        """The outcome with its ids or the reason why it has none, and whether the prompt alone is too long."""
-        request, longest = self.request, self.request.drop_longer
-        if _exceeds(self.tokenizer, [message["content"] for message in prompt], longest):
-            return outcome, True
-        if _exceeds(self.tokenizer, [response], longest):
-            return outcome._replace(reason="too_long"), False
-        try:
-            ids, answer = encode_example(self.tokenizer, self.roles, prompt, response, raw=request.raw)
-        except Dropped as dropped:
-            return outcome._replace(reason=dropped.reason, detail=dropped.detail), False
+            outcomes.append(outcome._replace(reason=dropped.reason, detail=dropped.detail))
+            continue
+        too_long = len(ids) > room
         reason = ""
-        if not answer:
+        if not text:
             reason = "empty"
-        elif len(ids) + len(answer) > longest:
+        elif len(ids) + len(text) > room:
             reason = "too_long"
         elif len(ids) >= request.max_length:
             reason = "no_room"
-        unknown = self.tokenizer.unk_token_id
-        odd = unknown is not None and (unknown in ids or unknown in answer)
-        return outcome._replace(reason=reason, prompt=ids, response=answer, unknown=odd), len(ids) > longest
-
-
-def _exceeds(tokenizer: Any, texts: Iterable[str], limit: int) -> bool:
-    """Whether a text of millions of characters has far more than `limit` tokens, without tokenising it whole.
-
-    A tokenizer takes hundreds of bytes a token. Each cut adds a few tokens, so the pieces must have twice the limit;
-    what lies between is tokenised and measured exactly.
-    """
-    texts = list(texts)
-    if sum(map(len, texts)) <= LONG_TEXT:
-        return False
-    pieces = (text[at : at + LONG_TEXT] for text in texts for at in range(0, len(text), LONG_TEXT))
-    count = 0
-    for piece in pieces:
-        count += len(encode_text(tokenizer, piece))
-        if count > 2 * limit:
-            return True
-    return False
+        outcomes.append(outcome._replace(reason=reason, prompt=ids, response=text))
+    return outcomes
 
 
 def encode_example(
@@ -267,8 +278,7 @@ def encode_example(
     try:
         answer = encode_text(tokenizer, response, roles=roles)
         if not raw:
-            turns = [dict(message) for message in prompt]
-            return encode_chat(tokenizer, turns, roles=roles), answer
+            return encode_chat(tokenizer, [dict(message) for message in prompt], roles=roles), answer
     except SpecialTokenError as error:
         raise Dropped("special_tokens", str(error).rstrip(".")) from None
     except ConfigError as error:
@@ -276,127 +286,29 @@ def encode_example(
             raise
         raise Dropped("bad", str(error).rstrip(".")) from None
     ids = raw_ids(tokenizer, prompt[-1]["content"])
-    for token in ids:
-        if token in (roles.mask, roles.void, *roles.rainbow):
-            name = tokenizer.convert_ids_to_tokens(token)
-            raise Dropped("special_tokens", f"the prompt contains the model's special token {name}")
+    if special := {*ids} & {roles.mask, roles.void, *roles.rainbow}:
+        token = tokenizer.convert_ids_to_tokens(min(special))
+        raise Dropped("special_tokens", f"the prompt contains the model's special token {token}")
     return ids, answer
-
-
-# Reading, and the worker processes
-
-
-def _outcomes(sources: Sequence[str], encoder: Encoder, name: str) -> Iterator[Outcome]:
-    """The outcomes of all records, in order, whatever the number of processes."""
-    chunks = (chunk for source in sources for chunk in _chunks(_records(source)))
-    processes = encoder.request.processes
-    if processes == 1:
-        for chunk in chunks:
-            yield from encoder(chunk)
-        return
-    # Spawned, not forked: the tokenizer's threads do not survive a fork.
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), _set_up, (name, encoder.request))
-    try:
-        waiting: deque[Future[list[Outcome]]] = deque()
-        for chunk in chunks:
-            waiting.append(pool.submit(_encode_chunk, chunk))
-            if len(waiting) > 2 * processes:
-                yield from waiting.popleft().result()
-        while waiting:
-            yield from waiting.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-_encoder: Encoder | None = None  # in a worker
-
-
-def _set_up(name: str, request: CorpusRequest) -> None:
-    global _encoder
-    _encoder = Encoder(*vocabulary(name), request)
-
-
-def _encode_chunk(chunk: Sequence[tuple[str, Any]]) -> list[Outcome]:
-    assert _encoder is not None
-    return _encoder(chunk)
-
-
-def _chunks(records: Iterable[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
-    chunk: list[tuple[str, Any]] = []
-    size = 0
-    for place, record in records:
-        chunk.append((place, record))
-        size += len(record) if isinstance(record, bytes) else 0
-        if len(chunk) >= CHUNK[0] or size >= CHUNK[1]:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-def _records(source: str) -> Iterator[tuple[str, Any]]:
-    """(where it stands, record) of each record of a source: JSON, Parquet, or a hub id owner/name[:config[:split]]."""
-    path = Path(source)
-    if path.suffix in JSON:
-        empty = True
-        for found in chats.records(path, source):
-            empty = False
-            yield found
-        if empty:
-            raise DataError(f"{source}: the file is empty; put one conversation on each line.")
-        return
-    import datasets  # which brings pyarrow
-    import pyarrow as arrow
-    from pyarrow import parquet
-
-    rows: Iterable[Any]
-    try:
-        if path.suffix == ".parquet":
-            batches = parquet.ParquetFile(path).iter_batches(CHUNK[0])
-            rows = (row for batch in batches for row in batch.to_pylist())
-        else:
-            name, config, split = (*source.split(":"), "", "")[:3]
-            rows = datasets.load_dataset(name, config or None, split=split or "train")
-        yield from ((f"{source} row {number}", row) for number, row in enumerate(rows, 1))
-    except (arrow.ArrowException, OSError, ValueError) as error:
-        raise DataError(
-            f"{source}: cannot be read ({first_line(error)}); check the name, the file and the network."
-        ) from None
 
 
 # What a prepared file holds
 
-
-@dataclass(frozen=True)
-class Stats:
-    """Lengths of a prepared file."""
-
-    examples: int
-    tokens: int
-    truncated: int
-    prompt: dict[str, float]
-    response: dict[str, float]
-    cdf: dict[int, float]  # F(m): share of examples whose response has at most m tokens
-
-
 QUANTILES = {"min": 0.0, "5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "95 %": 0.95, "max": 1.0}
 
 
-def stats(prepared: Prepared) -> Stats:
+def stats(prepared: Prepared) -> dict[str, Any]:
+    """Lengths of a prepared file. `cdf` is F(m), the share of examples whose response has at most m tokens."""
     pairs = prepared.pairs
-    prompt, response = pairs.prompt.double().numpy(), pairs.response.double().numpy()
+    response = pairs.response.double()
     longest = int(response.max())
-    steps = [*(2**k for k in range(3, 14) if 2**k < longest), longest]
-
-    def quantiles(lengths: np.ndarray) -> dict[str, float]:
+    found: dict[str, Any] = {
+        "examples": len(pairs),
+        "tokens": len(pairs.tokens),
+        "truncated": int((~pairs.complete & ~pairs.has_gaps).sum()),
+    }
+    for name, lengths in (("prompt", pairs.prompt.double().numpy()), ("response", response.numpy())):
         values = np.quantile(lengths, [*QUANTILES.values()]).tolist()
-        return {**dict(zip(QUANTILES, values, strict=True)), "mean": float(lengths.mean())}
-
-    return Stats(
-        examples=len(pairs),
-        tokens=len(pairs.tokens),
-        truncated=int((~pairs.complete & ~pairs.has_gaps).sum()),
-        prompt=quantiles(prompt),
-        response=quantiles(response),
-        cdf={m: float((response <= m).mean()) for m in steps},
-    )
+        found[name] = {**dict(zip(QUANTILES, values, strict=True)), "mean": float(lengths.mean())}
+    steps = [*(2**k for k in range(3, 14) if 2**k < longest), longest]
+    return {**found, "cdf": {m: float((response <= m).double().mean()) for m in steps}}

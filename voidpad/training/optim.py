@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,18 +15,11 @@ from voidpad.training.recipe import OptimPart
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
-SHAPES: dict[str, Callable[[float], float]] = {  # of the part of the decay that is left
-    "linear": lambda left: left,
-    "cosine": lambda left: (1 - math.cos(math.pi * left)) / 2,
-    "sqrt": lambda left: 1 - math.sqrt(1 - left),
-}
-
-
 def rate_factor(part: OptimPart, progress: float) -> float:
     """The factor on the learning rate after the share `progress` of the run: warm-up, stable, decay."""
     rise = min(1.0, progress / part.warmup) if part.warmup else 1.0
-    left = min(1.0, max(0.0, 1 - progress) / part.decay) if part.decay else 1.0
-    return rise * (part.floor + (1 - part.floor) * SHAPES[part.shape](left))
+    fall = min(1.0, max(0.0, 1 - progress) / part.decay) if part.decay else 1.0
+    return rise * fall
 
 
 def optimizers(model: nn.Module, part: OptimPart) -> list[torch.optim.Optimizer]:

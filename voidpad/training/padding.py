@@ -1,7 +1,7 @@
 """Padding policies: which tokens follow the EOS of an answer. In nothing else do the three trainings differ.
 
-`POLICIES` is the table of them. A policy knows its tokens, how its EOS is noised and which plan decodes a model that
-was trained with it. A new policy also needs its plan and its advice in `models/card.py` (`PLANS`, `_ADVICE`).
+`POLICIES` is the table of them. A new policy also needs the plan that decodes a model trained with it, and its advice,
+in `models/card.py` (`PLANS`, `_ADVICE`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from voidpad.errors import ConfigError, DataError, RoleError
-from voidpad.models.card import PLANS
+from voidpad.errors import DataError, RoleError
 from voidpad.roles import Roles
 
 
@@ -55,7 +54,7 @@ class Pairs:
             for first, last in row.fixed:
                 if not 0 <= first < last <= len(row.response):
                     raise DataError(
-                        f"fixed: ({first}, {last}) is no span of a response of {len(row.response)} tokens."
+                        f"fixed: ({first}, {last}) is no span of {len(row.response)} response tokens."
                     )
                 fixed[start + first : start + last] = True
             start += len(row.response)
@@ -134,35 +133,16 @@ class PaddingPolicy:
 
     @property
     def adds_tokens(self) -> bool:
-        """Whether it pads with tokens that the model has yet to learn."""
+        """Whether it pads with tokens that only padding uses, so that the model has yet to learn them."""
         return self.role != "eos"
 
-    @property
-    def plan(self) -> str:
-        """The decoding plan for models that were trained with this padding."""
-        return PLANS[self.name]
-
-    def new_tokens(self, roles: Roles) -> tuple[int, ...]:
-        """The tokens that only padding uses, so that the model has yet to learn them."""
-        return self.tokens(roles) if self.adds_tokens else ()
-
     def roles(self, roles: Roles, colours: int) -> Roles:
-        """The roles of a model trained with this policy: a policy of several tokens uses the first `colours`."""
-        several = getattr(roles, self.role)
-        if not isinstance(several, tuple):
+        """The roles of a model trained with this policy: of several tokens it uses the first `colours`."""
+        if self.role != "rainbow":
             return roles
-        if len(several) < colours:
-            raise RoleError(f"padding.colours: {colours} requested, but the model has {len(several)}.")
-        change: dict[str, Any] = {self.role: several[:colours]}
-        return replace(roles, **change)
-
-    def fill(self, ids: Tensor, padding: Tensor, eos: Tensor, roles: Roles) -> Tensor:
-        """`ids` (B, S) with the padding slots filled; `eos` (B, 1) is the column of each row's EOS."""
-        cycle = self.tokens(roles)
-        if len(cycle) == 1:
-            return ids.masked_fill_(padding, cycle[0])
-        offset = torch.arange(ids.shape[1], device=ids.device) - eos - 1
-        return torch.where(padding, torch.tensor(cycle, device=ids.device)[offset % len(cycle)], ids)
+        if len(roles.rainbow) < colours:
+            raise RoleError(f"padding.colours: {colours} requested, but the model has {len(roles.rainbow)}.")
+        return replace(roles, rainbow=roles.rainbow[:colours])
 
 
 PolicyName = Literal["eos", "void", "rainbow"]  # what a recipe may say
@@ -176,12 +156,6 @@ POLICIES = {
 }
 
 
-def policy(name: str) -> PaddingPolicy:
-    if name not in POLICIES:
-        raise ConfigError(f"padding.policy: {name!r} is unknown; use one of {', '.join(POLICIES)}.")
-    return POLICIES[name]
-
-
 @dataclass(frozen=True)
 class Batch:
     """Clean rows, and what each slot is. Rows are padded on the right; attention sees the slots in `inside`."""
@@ -190,28 +164,30 @@ class Batch:
     target: Tensor  # (B, S) bool: may carry loss - response without its fixed parts, EOS and padding
     eos: Tensor  # (B, S) bool: the semantic EOS
     padding: Tensor  # (B, S) bool: after it
-    prompt: Tensor  # (B,)
-    slots: Tensor  # (B,): L_{B,k}, the target slots of each row
-    inside: Tensor | None = None  # (B, S) bool; None: every slot of every row
+    inside: Tensor  # (B, S) bool
+
+    @property
+    def slots(self) -> Tensor:
+        """L_{B,k}, the target slots of each row, (B,)."""
+        return self.target.sum(1)
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(*(None if part is None else part.to(device) for part in vars(self).values()))  # type: ignore[arg-type]
+        return Batch(*(part.to(device) for part in vars(self).values()))
 
 
 def pad(
     rows: Sequence[Example],
-    how: PaddingPolicy | str,
+    how: str,
     roles: Roles,
     *,
     longest_row_gets_eos: bool = True,
     width: Tensor | None = None,
 ) -> Batch:
     """A mini-batch padded to its own width S_B, or row by row to `width` (B,)."""
-    how = policy(how) if isinstance(how, str) else how
-    pairs = Pairs.of(rows)
+    pairs, policy = Pairs.of(rows), POLICIES[how]
     if width is None:
-        width = batch_width(pairs.size, eos=longest_row_gets_eos or how.longest_row_gets_eos)
-    return lay_out(pairs, torch.arange(len(pairs)), how, roles, width=width)
+        width = batch_width(pairs.size, eos=longest_row_gets_eos or policy.longest_row_gets_eos)
+    return lay_out(pairs, torch.arange(len(pairs)), policy, roles, width=width)
 
 
 def batch_width(sizes: Tensor, *, eos: bool = True) -> Tensor:
@@ -236,10 +212,11 @@ def lay_out(pairs: Pairs, rows: Tensor, how: PaddingPolicy, roles: Roles, *, wid
     source = (pairs.start[rows, None] + column).clamp_(max=len(pairs.tokens) - 1)
     padding = (column > size) & inside
     ids = pairs.tokens[source].long().masked_fill_(column >= size, roles.eos)  # outside, too: never seen
-    ids = how.fill(ids, padding, size, roles)
+    cycle = torch.tensor(how.tokens(roles), device=device)
+    ids = torch.where(
+        padding, cycle[(column - size - 1) % len(cycle)], ids
+    )  # counted from each row's own EOS
     target, eos = inside & (column >= prompt), inside & (column == size)
-    slots = (end - prompt)[:, 0].clamp(min=0)
     if pairs.fixed is not None:
         target &= ~(pairs.fixed[source] & (column < size))
-        slots = target.sum(1)
-    return Batch(ids, target, eos, padding, prompt[:, 0], slots, inside)
+    return Batch(ids, target, eos, padding, inside)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from voidpad.errors import DataError, first_line
-from voidpad.files import atomic_file
+from voidpad.files import atomic_file, readable
 from voidpad.roles import Roles
 from voidpad.training.padding import Pairs
 
@@ -52,66 +52,52 @@ def write(path: Path | str, pairs: Pairs, roles: Roles, *, notes: Mapping[str, A
 
 def read(path: Path | str) -> Prepared:
     """A prepared file. The tokens stay in it: a page is read when a row that lies on it is used."""
-    if not Path(path).is_file():
-        raise DataError(f"{path}: no such file; make one with `voidpad data prepare`.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise DataError(
-            f"{path}: not a prepared data file, or a damaged one ({first_line(error)}); make one of it with "
-            "`voidpad data prepare`."
-        ) from None
+    with readable(Path(path), "`voidpad data prepare`", DataError), safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
         raise DataError(f"{path}: not a data file of this version; make one with `voidpad data prepare`.")
-    missing = sorted({"tokens", "prompt", "response", "complete"} - set(tensors))
-    if wrong := f"{missing[0]} is missing" if missing else _fault(tensors):
+    if wrong := _fault(tensors):
         raise DataError(f"{path}: {wrong}; prepare it again.")
-    prompt, response = tensors["prompt"].long(), tensors["response"].long()
-    tokens, complete = tensors["tokens"], tensors["complete"].bool()
+    lengths = tensors["prompt"].long(), tensors["response"].long(), tensors["complete"].bool()
     fixed = tensors["fixed"].bool() if "fixed" in tensors else None
     roles, notes = Roles.parse(json.loads(metadata["roles"])), json.loads(metadata["notes"])
-    return Prepared(Pairs(tokens, prompt, response, complete, fixed), roles, notes)
+    return Prepared(Pairs(tensors["tokens"], *lengths, fixed), roles, notes)
 
 
 def _fault(tensors: Mapping[str, Tensor]) -> str:
-    """What is wrong with the tensors of a file; empty if nothing is."""
-    known = {
-        name: tensors[name]
-        for name in ("tokens", "prompt", "response", "complete", "fixed")
-        if name in tensors
-    }
-    for name, values in known.items():
+    """What is wrong with the tensors of a file; empty if nothing is. A run must not train on what was tampered with."""
+    if missing := {*TENSORS} - tensors.keys():
+        return f"{min(missing)} is missing"
+    for name, values in tensors.items():
         if values.ndim != 1 or values.is_floating_point() or values.is_complex():
-            return (
-                f"{name} has shape {tuple(values.shape)} and type {values.dtype}, not a row of whole numbers"
-            )
-        if name != "complete" and not len(values):
+            return f"{name} is not a row of whole numbers"
+        if not len(values):
             return "it holds no examples"
-        low, high = (
-            int(value) for value in torch.aminmax(values.byte() if values.dtype == torch.bool else values)
-        )
-        if low < 0 or (name in ("complete", "fixed") and high > 1):
-            return f"{name} holds {low if low < 0 else high}"
-    prompt, response, complete = (known[name].long() for name in ("prompt", "response", "complete"))
+        largest = 1 if name in ("complete", "fixed") else torch.iinfo(torch.int64).max
+        if not 0 <= int(values.min()) <= int(values.max()) <= largest:
+            return f"{name} holds a number that it cannot have"
+    prompt, response, complete = (tensors[name].long() for name in ("prompt", "response", "complete"))
     if not len(prompt) == len(response) == len(complete):
         return "its length tensors differ in size"
-    tokens = len(known["tokens"])
+    tokens = len(tensors["tokens"])
     if int((prompt + response).sum()) != tokens:
         return f"lengths do not add up to the {tokens} tokens"
-    if bool(((response == 0) & (complete == 0)).any()):
+    if ((response == 0) & (complete == 0)).any():
         return "an example has an empty response and no EOS, so nothing to learn"
-    if "fixed" not in known:
+    if "fixed" not in tensors:
         return ""
-    if len(known["fixed"]) != tokens:
+    if len(tensors["fixed"]) != tokens:
         return "fixed is not as long as the tokens"
-    before = torch.nn.functional.pad(known["fixed"].long().cumsum(0), (1, 0))
+    before = torch.nn.functional.pad(
+        tensors["fixed"].long().cumsum(0), (1, 0)
+    )  # fixed tokens up to each place
     end = (prompt + response).cumsum(0)
-    given = before[end] - before[end - response]
-    if bool((before[end - response] - before[end - response - prompt]).any()):
+    border = end - response
+    given = before[end] - before[border]
+    if (before[border] > before[border - prompt]).any():
         return "fixed marks tokens of a prompt"
-    if bool(((given > 0) & ((given == response) | (complete == 1))).any()):
+    if ((given > 0) & ((given == response) | (complete == 1))).any():
         return "an example is fixed as a whole, or ends with an EOS after its fixed text"
     return ""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -63,9 +63,7 @@ class ModelPart(RecipeSection):
 class DataPart(RecipeSection):
     path: str  # a file made by `voidpad data prepare` or voidpad.training.prepared.write
     layout: Literal["pairs", "packed"] = "pairs"  # packed: prompt response EOS prompt response EOS ...
-    length: Count | None = None  # packed: slots per row; pairs: longer examples are refused
-    align: bool = True  # packed: every row starts with a whole document
-    group_by_length: bool = False  # refused unless padding.width is not taken from the batch
+    length: Count | None = None  # packed: slots of a row, which begins with a whole document
     # Examples kept apart; their loss is measured at every checkpoint.
     held_out: Annotated[int, Field(ge=0)] = 0
 
@@ -118,10 +116,8 @@ class OptimPart(RecipeSection):
     betas: tuple[UnitFloat, UnitFloat] = (0.9, 0.999)
     momentum: UnitFloat = 0.95
     clip: Annotated[float, Field(ge=0)] = 0.0  # 0: no clipping, as in the paper
-    warmup: UnitFloat = 0.0  # shares of the run
+    warmup: UnitFloat = 0.0  # shares of the run, linear both
     decay: UnitFloat = 0.0
-    shape: Literal["linear", "cosine", "sqrt"] = "linear"  # of the decay
-    floor: UnitFloat = 0.0  # the learning rate ends at floor * lr
 
     @model_validator(mode="after")
     def _room(self) -> OptimPart:
@@ -214,10 +210,6 @@ class TrainingRecipe(RecipeSection):
 
     @model_validator(mode="after")
     def _combinations(self) -> TrainingRecipe:
-        if self.data.group_by_length and self.padding.width == "batch" and self.data.layout == "pairs":
-            raise ValueError(
-                'data.group_by_length erases the length signal under padding.width = "batch"; use "virtual" there'
-            )
         new_tokens = self.policy is not None and self.policy.adds_tokens
         if self.lora and new_tokens and not self.lora.void_rows and self.model.init_void != "keep":
             raise ValueError('lora.void_rows = false saves no rows, so model.init_void must be "keep"')
@@ -242,27 +234,12 @@ def read(path: Path | str, changes: Iterable[str] = ()) -> TrainingRecipe:
     return check(values, name=str(path))
 
 
-def _by_setting(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One error a setting, where pydantic has one for every type that the setting may have: a number or `auto`."""
-    found: dict[Any, dict[str, Any]] = {}
-    for error in errors:
-        *outer, last = error["loc"] or ("",)
-        is_type = re.fullmatch(r"bool|int|float|str|constrained-\w+|literal\[.*\]", str(last)) is not None
-        key = tuple(outer) if is_type else len(found)  # other errors stand for themselves
-        if key in found:
-            found[key]["msg"] += " or " + error["msg"].removeprefix("Input should be ")
-        else:
-            found[key] = {**error, "loc": tuple(outer) if is_type else error["loc"]}
-    return list(found.values())
-
-
 def check(values: Mapping[str, Any], *, name: str = "recipe") -> TrainingRecipe:
     """The settings as a recipe. All faults are reported in one message."""
     try:
         return TrainingRecipe.model_validate(values)
     except ValidationError as error:
-        faults = "; ".join(map(format_validation_error, _by_setting(error.errors())))
-        raise ConfigError(f"{name}: {faults}.") from None
+        raise ConfigError(f"{name}: {format_validation_error(error)}.") from None
 
 
 LENGTHS = ("steps", "epochs", "seconds")
@@ -288,38 +265,6 @@ def _apply(values: dict[str, Any], change: str) -> None:
     values[last] = value
 
 
-STARTER = """\
-# A starter recipe. Every setting and its default: voidpad/training/recipe.py; explanations: docs/train.md.
-# 1. voidpad data prepare {data} --from {chats} --model {model}
-# 2. voidpad train {name}
-# 3. voidpad generate --model {model} --adapter {output}/model "a prompt"
-
-[model]
-name = {model_text}
-
-[data]
-path = {data_text}
-# held_out = 100           # examples kept apart; their loss is measured at every checkpoint
-
-[padding]
-policy = "void"            # what follows an answer's EOS: void, eos or rainbow
-{width}
-
-[lora]                     # without this section every parameter trains
-r = 32
-alpha = 64
-dropout = 0.05
-
-[optim]
-lr = {lr}
-
-[run]
-output = {output_text}
-epochs = 2                 # or steps, or seconds
-global_batch = 16          # examples of an update
-micro_batch = 4            # examples of a mini-batch, which are padded to the same length
-save_every = 0.1           # a tenth of the run; 1 or more is a number of updates
-"""
 SMALL = 100_000_000  # parameters below which a model learns at a rate that would wreck a large one
 
 
@@ -349,18 +294,9 @@ def write_starter(path: Path, *, model: str, data: str | None = None) -> None:
             width = (
                 f'width = "window"           # the canvases it was trained on\nwindow = {before["window"]}'
             )
-    data = data or str(path.with_suffix(".safetensors"))
-    output = str(path.with_suffix(""))
-    text = STARTER.format(
-        name=path,
-        model=model,
-        data=data,
-        chats=path.with_name("chats.jsonl"),
-        output=output,
-        model_text=json.dumps(model),
-        data_text=json.dumps(data),
-        output_text=json.dumps(output),
-        width=width,
-        lr=lr,
-    )
-    store(path, [text])
+    data, output = data or str(path.with_suffix(".safetensors")), str(path.with_suffix(""))
+    words = {"model": model, "data": data, "output": output}
+    quoted = {f"{name}_text": json.dumps(text) for name, text in words.items()}  # as TOML strings
+    chats = path.with_name("chats.jsonl")
+    text = (files("voidpad") / "recipes" / "starter.txt").read_text(encoding="utf-8")
+    store(path, [text.format(name=path, chats=chats, width=width, lr=lr, **words, **quoted)])

@@ -29,7 +29,6 @@ from voidpad.training.batches import (
     shuffled,
 )
 from voidpad.training.losses import NORMALISERS, Noising
-from voidpad.training.padding import Pairs
 from voidpad.training.recipe import LoraPart, Scratch, TrainingRecipe
 
 LONG = (300, 600.0)  # updates or seconds of a run that compilation, a minute or two, pays for
@@ -57,15 +56,14 @@ def network(recipe: TrainingRecipe, prepared: data.Prepared, device: torch.devic
     if recipe.model.attention:
         model.net.set_attn_implementation(recipe.model.attention)
     if how:
-        roles = how.roles(roles, recipe.padding.colours)
-        rule: str = recipe.model.init_void
+        roles, rule = how.roles(roles, recipe.padding.colours), recipe.model.init_void
         net: Any = model.net
-        if model.card.padding != how.name and not scratch and rule != "keep":
+        learnt = model.card.padding == how.name or scratch  # the rows of its padding tokens have their values
+        if how.adds_tokens and not learnt and rule != "keep":
             with torch.no_grad():
                 for table in (net.get_input_embeddings().weight, net.get_output_embeddings().weight):
-                    source = table[roles.eos] if rule == "eos" else table.float().mean(0)
-                    for row in how.new_tokens(roles):
-                        table[row] = source.to(table.dtype)
+                    row = table[roles.eos].clone() if rule == "eos" else table.float().mean(0)
+                    table[list(how.tokens(roles))] = row.to(table.dtype)
     card = models.Card(model.family.name, roles, how.name if how else None, recipe.model_dump(mode="json"))
     model = replace(model, roles=roles, card=card, source=None)  # its weights will differ from those files
     return _with_lora(model, recipe) if recipe.lora else model
@@ -91,9 +89,7 @@ def _from_checkpoint(recipe: TrainingRecipe, device: torch.device) -> models.Mod
 def _from_scratch(recipe: TrainingRecipe, part: Scratch, prepared: data.Prepared) -> models.Model:
     dense = [name for name, one in models.FAMILIES.items() if not one.experts and not one.causal_block]
     if part.family not in dense:
-        raise ConfigError(
-            f"model.scratch.family: {part.family!r} cannot be trained from scratch; use one of {', '.join(dense)}."
-        )
+        raise ConfigError(f"model.scratch.family: {part.family!r} is not one of {', '.join(dense)}.")
     family = models.FAMILIES[part.family]
     tokenizer = read_tokenizer(base_folder(recipe.model.tokenizer or ""))
     config = family.config(
@@ -118,31 +114,20 @@ def _from_scratch(recipe: TrainingRecipe, part: Scratch, prepared: data.Prepared
     return models.Model(config, tokenizer, prepared.roles, family, card, "scratch", net=net)
 
 
-_EXPERT_PARTS = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "gate", "experts"}
-
-
 def _with_lora(model: models.Model, recipe: TrainingRecipe) -> models.Model:
     part, how = recipe.lora or LoraPart(), recipe.policy
-    ids = list(how.new_tokens(model.roles)) if how else []
     targets = part.targets
     if "targets" not in part.model_fields_set and (recipe.preset == "authors" or model.family.experts):
         targets = model.family.lora_targets
-    inside = sorted({name.split(".")[-1] for name in targets} & _EXPERT_PARTS) if model.family.experts else []
-    if inside:
-        raise ConfigError(
-            f"lora.targets: {inside[0]} is part of the experts, which LoRA does not cover; use "
-            f"{', '.join(model.family.lora_targets)}."
-        )
     modules = {name for name, _ in model.net.named_modules()}
     for wanted in targets:
         if not any(name == wanted or name.endswith(f".{wanted}") for name in modules):
-            raise ConfigError(
-                f"lora.targets: this network has no module {wanted!r}; the paper's are "
-                f"{', '.join(model.family.lora_targets)}."
-            )
-    rows = {"embed_tokens": ids, "lm_head": ids} if part.void_rows and ids else None
-    if rows and model.net.config.tie_word_embeddings:
-        rows = {"embed_tokens": ids}
+            known = ", ".join(model.family.lora_targets)
+            raise ConfigError(f"lora.targets: LoRA finds no module {wanted!r} here; the paper's are {known}.")
+    rows = None
+    if how and how.adds_tokens and part.void_rows:
+        tables = ["embed_tokens"] if model.net.config.tie_word_embeddings else ["embed_tokens", "lm_head"]
+        rows = {name: list(how.tokens(model.roles)) for name in tables}
     config = LoraConfig(
         r=part.r,
         lora_alpha=part.alpha,
@@ -182,16 +167,16 @@ def pass_limit(recipe: TrainingRecipe, *, compiled: bool, parameters: int) -> Pa
     only if rows are padded, and a `model.attention` that the recipe names is used as it is. A GPU computes padding of a
     small network faster than the host launches another pass.
     """
-    uniform = recipe.data.layout == "packed" or isinstance(recipe.padding.width, int)
     cuda = torch.cuda.is_available()
-    half = recipe.run.computes_in_bfloat16(cuda=cuda)
-    kernel = cuda and half and parameters >= LARGE and packed.kernel_exists()
+    uniform = recipe.data.layout == "packed" or isinstance(recipe.padding.width, int)
+    if not (uniform or recipe.model.attention):
+        half = recipe.run.computes_in_bfloat16(cuda=cuda)
+        if cuda and half and parameters >= LARGE and packed.kernel_exists():
+            return PassLimit(packed=True, multiple=128)
+        if not (cuda or compiled):
+            return PassLimit(packed=True)
     small = int(LAUNCHED / parameters) if cuda else 0
-    if uniform or recipe.model.attention:
-        return PassLimit(multiple=32 if compiled and not uniform else 1, small=small)
-    if kernel or not (cuda or compiled):
-        return PassLimit(packed=True, multiple=128 if kernel else 1)
-    return PassLimit(multiple=32 if compiled else 1, small=small)
+    return PassLimit(multiple=32 if compiled and not uniform else 1, small=small)
 
 
 def update_passes(
@@ -206,10 +191,8 @@ def update_passes(
     noise, run, how, pairs = recipe.noise, recipe.run, recipe.policy, prepared.pairs
     device, processes = accelerator.device, accelerator.num_processes
     if run.global_batch % (run.micro_batch * processes):
-        raise ConfigError(
-            f"run.global_batch: {run.global_batch} is not a multiple of micro_batch {run.micro_batch} "
-            f"x {processes} processes."
-        )
+        together = f"micro_batch {run.micro_batch} x {processes} processes"
+        raise ConfigError(f"run.global_batch: {run.global_batch} is not a multiple of {together}.")
     share = BatchShare(run.global_batch, run.micro_batch, accelerator.process_index, processes, even=run.fsdp)
     limit = pass_limit(recipe, compiled=compiled, parameters=model.parameters)
     if limit.packed:
@@ -223,19 +206,22 @@ def update_passes(
     rows: PackedRows | PaddedRows
     held_out = None
     if how is None:
-        rows = PackedRows(pairs, model.roles, recipe.data, seed=run.seed, device=device)
+        rows = PackedRows(pairs, model.roles, recipe.data.length or 0, noising=noising, device=device)
     else:
-        _check_pairs(recipe, pairs)
-        if count := recipe.data.held_out:
+        needed, width, count = int(pairs.size.max()) + 1, recipe.padding.width, recipe.data.held_out
+        if isinstance(width, int) and needed > width:
+            raise DataError(f"padding.width: {width} slots, but the longest example needs {needed}.")
+        if count >= len(pairs):
+            raise DataError(f"data.held_out: {count} of only {len(pairs)} examples; hold out fewer.")
+        if count:
             order = shuffled(len(pairs), run.seed, -1)
             kept = pairs.select(order[:count].sort().values)
             pairs = pairs.select(order[count:].sort().values)
             # The same rows with the same noise every time, over all noise levels evenly, so that losses compare.
             even = replace(noising, stratified=True)
             apart = PaddedRows(kept, model.roles, recipe.padding, noising=even, device=device)
-            held_out = UpdatePasses(apart, even, objective, share=share, limit=limit)
-        group = run.global_batch if recipe.data.group_by_length else 0
-        rows = PaddedRows(pairs, model.roles, recipe.padding, noising=noising, device=device, group=group)
+            held_out = UpdatePasses(apart, objective, share, limit)
+        rows = PaddedRows(pairs, model.roles, recipe.padding, noising=noising, device=device)
 
     longest, context = rows.longest, model.net.config.max_position_embeddings
     if held_out:
@@ -250,21 +236,4 @@ def update_passes(
     else:
         inside = sum(p.numel() for p in model.net.get_decoder().layers.parameters())
         limit.tokens = max(ON_GPU, rows.longest, int(ENOUGH / inside))
-    return UpdatePasses(rows, noising, objective, share=share, limit=limit), held_out
-
-
-def _check_pairs(recipe: TrainingRecipe, pairs: Pairs) -> None:
-    if int(pairs.prompt.min()) < 1:
-        raise DataError("data.path: an example has an empty prompt; prepare the data again.")
-    if recipe.data.held_out >= len(pairs):
-        raise DataError(
-            f"data.held_out: {recipe.data.held_out} of only {len(pairs)} examples; hold out fewer."
-        )
-    needed, width = int(pairs.size.max()) + 1, recipe.padding.width
-    if width == "window":  # cuts answers that are longer
-        return
-    for name, slots in (("data.length", recipe.data.length), ("padding.width", width)):
-        if isinstance(slots, int) and needed > slots:
-            raise DataError(
-                f"{name}: {slots} slots, but the longest example needs {needed}; prepare the data again."
-            )
+    return UpdatePasses(rows, objective, share, limit), held_out

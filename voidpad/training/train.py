@@ -47,6 +47,9 @@ Entry = dict[str, float]  # one line of metrics.jsonl
 # A pass of fewer tokens leaves a GPU's matrix products below full speed: rather than halve it, recompute layers.
 EFFICIENT = 2048
 NOT_FOR_THE_NETWORK = {"weight", "kind", "tokens"}  # parts of a pass
+GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
+# Not strict: an adapter's checkpoint has no frozen weights, and those stay as they are.
+SCATTER = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,6 @@ def train(
     prepared = data.read(recipe.data.path)
     with checkpoint.locked(output):
         start = checkpoint.start(recipe, output, resume)
-        if start and (ended := _ended(recipe, start)):
-            return ended
         run = Run(recipe, prepared)
         if start:
             run.load(start)
@@ -87,21 +88,6 @@ def train(
         for entries in run.updates(max_seconds):
             watch(run, entries)
         return run.end()
-
-
-def _ended(recipe: TrainingRecipe, start: Path) -> Trained | None:
-    """What the restart of a run returns that has reached its end already."""
-    state, run = checkpoint.Progress.read(start), recipe.run
-    if run.steps and state.update > run.steps:
-        raise ConfigError(
-            f"run.steps: {run.steps}, but {start} has {state.update} updates behind it; give a larger number, or an "
-            "earlier checkpoint with --from."
-        )
-    over = state.seconds >= run.seconds if run.seconds else state.update == run.steps
-    folder = Path(run.output) / checkpoint.FINAL
-    if not over or not folder.is_dir():
-        return None
-    return Trained(folder, True, state.update, state.seconds, state.tokens)
 
 
 class Run:
@@ -150,18 +136,15 @@ class Run:
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.optimizers = optimizers(self.module, recipe.optim)
 
-        self.update = 0  # updates made, over all restarts, as are seconds and tokens
+        self.update = 0  # updates made, over all restarts; as of the last log entry are seconds and tokens
         self.tokens = 0
-        self._new_tokens = 0  # of this process, since it last counted together with the others
+        self.best: tuple[int, float] | None = None  # update and loss of the best checkpoint
         self._seconds = 0.0  # of training before this restart
         self._began = time.monotonic()
         self._warm: float | None = None  # when the first update of this process was done
-        self.best: tuple[int, float] | None = None  # update and loss of the best checkpoint
-        # Since the last log entry, on the device: the loss, and cross entropy and number of slots by kind.
-        self._loss = torch.zeros((), device=self.device)
-        self._slots = torch.zeros(2, len(KINDS), device=self.device)
-        self._rate = 1.0  # the factor on the learning rates of the last update
-        self._logged = (0, 0, 0.0)  # update, tokens and seconds at the last log entry
+        # Since the last log entry, of this process: the loss, tokens, and cross entropy and slots of each kind.
+        self._sums = torch.zeros(2 + 2 * len(KINDS), dtype=torch.float64, device=self.device)
+        self._logged = (0, 0.0)  # update and seconds at the last log entry
 
     @property
     def seconds(self) -> float:
@@ -190,10 +173,10 @@ class Run:
             if self.update == first + 1:
                 self._warm = time.monotonic()
             stop = self._must_stop(max_seconds)
-            entries = []
-            if stop or self.update % self.recipe.run.log_every == 0:
-                entries.append(self._log(norm))
             save = stop or self.update % self.save_every == 0
+            entries = []
+            if save or self.update % self.recipe.run.log_every == 0:
+                entries.append(self._log(norm))
             if save and self.held_out:
                 entries.append(self.evaluate())
                 if self.best is None or entries[-1]["eval_loss"] < self.best[1]:
@@ -225,26 +208,23 @@ class Run:
         run, optim = self.recipe.run, self.recipe.optim
         self.module.train()
         while True:
-            before = self._loss.clone(), self._slots.clone(), self._new_tokens
             # So that dropout, too, is the same after a restart.
             torch.manual_seed((run.seed * 1_000_003 + self.update) * 4096 + self.accelerator.process_index)
-            passes = self.passes[self.update]
+            passes, sums = self.passes[self.update], torch.zeros_like(self._sums)
             try:
-                for (
-                    inputs
-                ) in passes:  # the loss is a weighted sum over slots, so the passes of an update add up
-                    loss, slots = self._forward(inputs)
+                # The loss is a weighted sum over slots, so the passes of an update add up.
+                for inputs in passes:
+                    loss, found = self._forward(inputs)
                     loss.backward()
-                    self._loss += loss.detach()
-                    self._slots += slots
-                    self._new_tokens += inputs["tokens"]
+                    sums += found
                 break
             except torch.OutOfMemoryError as error:
                 self._make_room(passes, error)
-            self._loss, self._slots, self._new_tokens = before
             self.module.zero_grad()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+        self._sums += sums
+
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if self.processes > 1 and not self.sharded:
             # Processes meet here, once an update, and not inside their backward passes as under DDP, because they may
@@ -255,33 +235,36 @@ class Run:
         norm = torch.nn.utils.get_total_norm(gradients)
         if optim.clip:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, optim.clip, norm)
+
         if run.seconds:
             progress = max(self.seconds / run.seconds, 1e-3 * optim.warmup)
         else:
             progress = (self.update + 0.5) / (self.total or 1)
-        self._rate = rate_factor(optim, progress)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * self._rate
+                group["lr"] = group["initial_lr"] * rate_factor(optim, progress)
             optimizer.step()
             optimizer.zero_grad()
         return norm
 
     def _forward(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """The loss of a pass; and (2, kinds) sum and number of its cross entropies by kind of slot."""
+        """The loss of a pass, and what it adds to `_sums`."""
         weight, kind = inputs["weight"], inputs["kind"]
         arguments = {name: part for name, part in inputs.items() if name not in NOT_FOR_THE_NETWORK}
         with torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext():
             entropy = self.module(**arguments)
-        member = (kind[:, None] == torch.arange(len(KINDS), device=kind.device)).to(entropy.dtype)
-        return (entropy * weight).sum(), torch.stack([entropy.detach() @ member, member.sum(0)])
+        loss = (entropy * weight).sum()
+        member = (kind[:, None] == torch.arange(len(KINDS), device=kind.device)).double()
+        tokens = torch.full_like(loss, inputs["tokens"], dtype=torch.float64)
+        sums = [loss.detach()[None], tokens[None], entropy.detach().double() @ member, member.sum(0)]
+        return loss, torch.cat(sums)
 
     def _make_room(self, passes: list[dict[str, Any]], error: torch.OutOfMemoryError) -> None:
         """Make the passes half as large. Small ones, and single rows, first have all layers recomputed."""
         largest = max(inputs["ids"].numel() for inputs in passes)
         if self.sharded:  # the other processes wait inside this very pass
             raise ConfigError(
-                f"out of memory in a pass of {largest:,} tokens; set run.pass_tokens lower or run.checkpointing = true."
+                f"out of memory in a pass of {largest:,} tokens; lower run.pass_tokens."
             ) from error
         single_rows = len(passes) == len(self.passes.share.rows())
         small = largest <= EFFICIENT or single_rows
@@ -290,9 +273,7 @@ class Run:
         elif not single_rows:
             self.passes.limit.tokens = largest // 2
         else:
-            raise ConfigError(
-                f"out of memory in a pass of one row, {largest:,} tokens; shorten the rows."
-            ) from error
+            raise ConfigError(f"out of memory in a pass of one row of {largest:,} tokens.") from error
 
     def checkpoint_layers(self) -> None:
         """Compute every layer again in the backward pass, from now on, instead of keeping what it computed."""
@@ -303,61 +284,47 @@ class Run:
 
     def _log(self, norm: Tensor) -> Entry:
         """The entry of an update: means since the last entry and over all processes."""
-        update, tokens, seconds = self._logged
-        self._count_tokens()
+        update, seconds = self._logged
+        loss, tokens, *slots = self.accelerator.reduce(self._sums, "sum").tolist()
+        self.tokens += int(tokens)
         entry = {
             "step": self.update,
             "epoch": self.update / self.per_epoch,
-            "loss": float(self.accelerator.reduce(self._loss, "mean")) / (self.update - update),
-            **_means(self.accelerator.reduce(self._slots, "sum")),
+            "loss": loss / self.processes / (self.update - update),
+            **_means(slots),
             "grad_norm": float(norm.full_tensor() if isinstance(norm, DTensor) else norm),
-            "learning_rate": self.recipe.optim.lr * self._rate,
+            "learning_rate": self.optimizers[0].param_groups[0]["lr"],
             "seconds": round(self.seconds, 3),
             "tokens": self.tokens,
             "pass_tokens": self.passes.limit.tokens,
         }
-        if tokens and self.seconds > seconds:
-            entry["tokens_per_second"] = round((self.tokens - tokens) / (self.seconds - seconds))
-        self._loss, self._slots = torch.zeros_like(self._loss), torch.zeros_like(self._slots)
-        self._logged = (self.update, self.tokens, self.seconds)
+        if update and self.seconds > seconds:
+            entry["tokens_per_second"] = round(tokens / (self.seconds - seconds))
+        self._sums = torch.zeros_like(self._sums)
+        self._logged = (self.update, self.seconds)
         return entry
-
-    def _count_tokens(self) -> None:
-        mine = torch.tensor(self._new_tokens, device=self.device)
-        self.tokens, self._new_tokens = self.tokens + int(self.accelerator.reduce(mine, "sum")), 0
 
     @torch.no_grad()
     def evaluate(self) -> Entry:
-        """The loss on the held-out examples, with the same noise every time. Processes share the passes."""
+        """The loss on the held-out examples, with the same noise every time. Every process measures all of them."""
         assert self.held_out is not None
-        if self.processes > 1:  # the smallest passes of all, so that all divide the same rows alike
-            tokens = torch.tensor(self.passes.limit.tokens, device=self.device)
-            torch.distributed.all_reduce(tokens, torch.distributed.ReduceOp.MIN)
-            self.passes.limit.tokens = int(tokens)
         self.module.eval()
-        mine, count = self.accelerator.process_index, self.held_out.rows.count
-        loss, slots = torch.zeros_like(self._loss), torch.zeros_like(self._slots)
+        count, loss, slots = self.held_out.rows.count, 0.0, torch.zeros_like(self._sums[2:])
         for position in torch.arange(count).split(self.held_out.share.global_batch):
-            passes = self.held_out.passes(0, position)
-            for first in range(0, len(passes), self.processes):
-                # Sharded weights are gathered in every pass, so all processes make as many; surplus ones do not count.
-                turn = passes[first : first + self.processes]
-                found, kinds = self._forward(turn[mine] if mine < len(turn) else turn[0])
-                if mine < len(turn):
-                    loss += found * len(position)
-                    slots += kinds
-        means = _means(self.accelerator.reduce(slots, "sum"))
+            for inputs in self.held_out.passes(0, position):
+                found, sums = self._forward(inputs)
+                loss += float(found) * len(position)
+                slots += sums[2:]
         return {
             "step": self.update,
             "epoch": self.update / self.per_epoch,
-            "eval_loss": float(self.accelerator.reduce(loss, "sum")) / count,
-            **{f"eval_{name}": value for name, value in means.items()},
+            "eval_loss": loss / count,
+            **{f"eval_{name}": value for name, value in _means(slots.tolist()).items()},
         }
 
     def _start_reports(self) -> None:
         """Begin metrics.jsonl and the trackers of run.report_to. Entries that a restart will make again are deleted."""
         if self.accelerator.is_main_process:
-            self.output.mkdir(parents=True, exist_ok=True)
             checkpoint.trim_metrics(self.output, self.update)
         self.accelerator.init_trackers("voidpad")
         for tracker in self.accelerator.trackers:
@@ -380,7 +347,6 @@ class Run:
         if self.sharded:
             weights = get_model_state_dict(self.module, options=GATHER)
             states = [get_optimizer_state_dict(self.module, self.optimizers[0], options=GATHER)]
-        self._count_tokens()
         if self.accelerator.is_main_process:
             with checkpoint.staged(self.output, self.update) as folder:
                 checkpoint.write_weights(folder, self.model, weights)
@@ -394,21 +360,18 @@ class Run:
         """Go on from a checkpoint."""
         progress = checkpoint.Progress.read(folder)
         self.update, self._seconds, self.tokens = progress.update, progress.seconds, progress.tokens
-        self.best = progress.best
-        self._logged = (self.update, self.tokens, self._seconds)
-        main = self.accelerator.is_main_process or not self.sharded
+        self.best, self._logged = progress.best, (progress.update, progress.seconds)
+        weights: dict[str, Tensor] = {}
         states: list[Any] = [{}]
-        if main:
+        if self.accelerator.is_main_process or not self.sharded:
+            weights = checkpoint.read_weights(folder, self.model)
             states = torch.load(folder / checkpoint.OPTIMIZER, map_location="cpu", weights_only=True)
         if self.sharded:
-            weights: dict[str, Any] = {}
-            if main:
-                stored = checkpoint.read_weights(folder, self.model)
-                weights = {f"net.{name}": tensor for name, tensor in stored.items()}
-            set_model_state_dict(self.module, weights, options=SCATTER)
+            named: dict[str, Any] = {f"net.{name}": tensor for name, tensor in weights.items()}
+            set_model_state_dict(self.module, named, options=SCATTER)
             set_optimizer_state_dict(self.module, self.optimizers[0], states[0], options=SCATTER)
             return
-        checkpoint.load_weights(self.model, checkpoint.read_weights(folder, self.model))
+        self.model.net.load_state_dict(weights, strict=False)  # an adapter's has no frozen weights
         for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.load_state_dict(state)
 
@@ -427,13 +390,9 @@ class Run:
         return Trained(folder, finished, self.update, self.seconds, self.tokens, best, lowest)
 
 
-GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
-# Not strict: an adapter's checkpoint has no frozen weights, and those stay as they are.
-SCATTER = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
-
-
-def _means(slots: Tensor) -> Entry:
-    sums, counts = slots.tolist()
+def _means(slots: list[float]) -> Entry:
+    """The mean cross entropy of each kind of slot, of their sums and counts."""
+    sums, counts = slots[: len(KINDS)], slots[len(KINDS) :]
     return {f"loss_{name}": s / n for name, s, n in zip(KINDS, sums, counts, strict=True) if n}
 
 
@@ -443,12 +402,7 @@ def _trackers(recipe: TrainingRecipe) -> list[str]:
     if names is None:
         return ["tensorboard"] if find_spec("tensorboard") else []
     for name in names:
-        if name not in LoggerType:
-            raise ConfigError(
-                f"run.report_to: {name!r} is unknown; use some of {', '.join(LoggerType.list())}."
-            )
-        if find_spec(name) is None:
-            raise ConfigError(
-                f"run.report_to: {name!r} is not installed; pip install {name}, or leave it out."
-            )
+        if name not in LoggerType or find_spec(name) is None:
+            known = ", ".join(LoggerType.list())
+            raise ConfigError(f"run.report_to: {name!r} is not installed, or is none of {known}.")
     return list(names)
