@@ -1,4 +1,4 @@
-# expect: memory
+# expect: memory, exited
 # Closes its channel, so that its checks end, and only then takes memory, a part in each of several processes.
 import os
 import time

@@ -11,13 +11,12 @@ import weakref
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from voidpad.errors import ConfigError, SandboxError, printable
-from voidpad.sandbox import cgroup
 
 _LOG = logging.getLogger("voidpad.sandbox")
 _PACKAGE = Path(__file__).parents[1]
@@ -31,10 +30,8 @@ sys.modules["voidpad"] = package
 inner = types.ModuleType("voidpad.sandbox")
 inner.__path__ = [sys.argv[1] + "/sandbox"]
 sys.modules["voidpad.sandbox"] = package.sandbox = inner
-from voidpad.sandbox import cgroup, supervisor
-control, mode, *group = sys.argv[2:]
-supervisor.main(socket.socket(fileno=int(control)), weak=mode == "weak",
-                group=cgroup.MemoryGroup(*map(int, group)) if group else None)
+from voidpad.sandbox import supervisor
+supervisor.main(socket.socket(fileno=int(sys.argv[2])), weak=sys.argv[3] == "weak")
 """
 _REPLY_SECONDS = 10.0  # beyond a program's time limit; a supervisor that is later counts as dead
 _START_SECONDS = 60.0
@@ -46,9 +43,9 @@ class SandboxLimits:
     """The resources that one program and its checks may use together."""
 
     seconds: float = 3.0  # wall clock, program and checks together
-    memory_mb: int = 1024  # per process, and for all of its processes together
+    memory_mb: int = 1024  # of the program's process, and of the checks'
     disk_mb: int = 16
-    processes: int = 64  # threads count as well
+    processes: int = 64  # the program's threads; it cannot start processes
     output_kb: int = 64
 
     def __post_init__(self) -> None:
@@ -106,13 +103,10 @@ def _verdict(
 
 @cache
 def layers() -> dict[str, bool]:
-    """By name, whether this kernel lets this user have the namespaces of the full mode, and a control group.
-
-    Without a control group a program may have threads, but no further processes.
-    """
+    """Whether this kernel lets this user have the namespaces of the full mode."""
     supervisor = _SupervisorHandle(weak=False)
     supervisor.close()
-    return {"namespaces": not supervisor.problem, "control group": supervisor.forks}
+    return {"namespaces": not supervisor.problem}
 
 
 class _SupervisorHandle:
@@ -120,25 +114,15 @@ class _SupervisorHandle:
 
     def __init__(self, *, weak: bool) -> None:
         self._weak = weak
-        created = None if weak else cgroup.create()
-        self._group, inherited = (created[0], astuple(created[1])) if created else ("", ())
-        self.forks = bool(inherited)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            arguments = [
-                str(_PACKAGE),
-                str(theirs.fileno()),
-                "weak" if weak else "full",
-                *map(str, inherited),
-            ]
+            arguments = [str(_PACKAGE), str(theirs.fileno()), "weak" if weak else "full"]
             self._process = subprocess.Popen(
                 [sys.executable, "-S", "-s", "-P", "-B", "-c", _BOOT, *arguments],
-                pass_fds=[theirs.fileno(), *inherited], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL, cwd="/", env={"PYTHONHASHSEED": "0", "LANG": "C.UTF-8"},
                 start_new_session=True,  # an interrupt at the terminal is for the caller
             )  # fmt: skip
-        for fd in inherited:
-            os.close(fd)
         self._control.settimeout(_START_SECONDS)
         hello = self._receive()
         self.problem = hello["problem"] if hello else "the supervisor process did not start"
@@ -146,7 +130,7 @@ class _SupervisorHandle:
     def run(self, test: ProgramTest, limits: SandboxLimits) -> Verdict | None:
         """The verdict, or None when the supervisor process died."""
         reading, writing = os.pipe()
-        task = test._asdict() | {"limits": asdict(limits) | {"forks": self.forks}, "weak": self._weak}
+        task = test._asdict() | {"limits": asdict(limits), "weak": self._weak}
         texts = [_memory_file(text) for text in (test.program, json.dumps(task))]
         try:
             self._control.settimeout(limits.seconds + _REPLY_SECONDS)
@@ -179,8 +163,6 @@ class _SupervisorHandle:
                 break
             stop()
         self._process.wait()
-        if self._group:
-            cgroup.remove(self._group, seconds=_STOP_SECONDS[0])
 
 
 def _memory_file(text: str) -> int:

@@ -9,22 +9,14 @@ import operator
 import os
 import re
 import socket
-import sys
 import types
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from voidpad.sandbox.wire import (
-    Channel,
-    ChannelClosed,
-    Peer,
-    ProgramExit,
-    ProtocolError,
-    exception_from,
-    is_programs,
-)
+from voidpad.sandbox.wire import ChannelClosed, Peer, ProgramExit, ProtocolError, exception_from, is_programs
 
 _DETAIL_LIMIT = 1500
 # Modules that the checks may use because the program's text imports them; the checks get their own copy.
@@ -53,27 +45,36 @@ class CheckerTask:
     weak: bool = False  # for messages
 
 
-class ProgramConnection:
-    """The checks' connection to the program's process.
+class ProgramConnection(Peer):
+    """The checks' end of the connection.
 
     After the program has exited or violated the protocol, `lost` is set and every further request fails.
     """
 
     def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
         self.lost: StopChecks | None = None
         self.handles: dict[str, None] = {}  # the class names of the objects that crossed as handles
-        self._exported: list[object] = []
-        self._peer = Peer(
-            Channel(sock),
-            {"call": self._call_back, "next": self._next_back},
-            keep=self._may_export,
-            remote=self._remote,
+        self.verbs = {
+            "call": lambda target, *args, **named: self._passed(target, _FUNCTIONS)(*args, **named),
+            "next": lambda target: next(self._passed(target, Iterator)),
+        }
+
+    def _passed(self, target: Any, kinds: Any) -> Any:
+        """A function or iterator that the checks have passed to the program; it may use nothing else."""
+        if not isinstance(target, kinds) or not any(target is one for one in self.kept):
+            raise PermissionError("the checks never passed this to the program")
+        return target
+
+    def may_keep(self, value: object) -> bool:
+        """The program may get handles for functions and iterators, which it may use up."""
+        return isinstance(value, _FUNCTIONS) or (
+            hasattr(value, "__next__") and type(value) is not RemoteObject
         )
 
-    @property
-    def notes(self) -> list[str]:
-        """What the sandbox does differently from one process, as far as it was noticed."""
-        return list(self._peer.notes)
+    def make_remote(self, label: str) -> "RemoteObject":
+        self.handles[label] = None
+        return RemoteObject(self, label)
 
     def give_up(self, detail: str, reason: str = "opaque") -> StopChecks:
         """Mark the program as lost and return the exception to raise, which every later request raises again."""
@@ -81,56 +82,34 @@ class ProgramConnection:
         return self.lost
 
     def ask(self, verb: str, *args: object, **named: object) -> Any:
-        try:
-            return self._guard(lambda: self._peer.ask(verb, *args, **named))
-        except StopIteration as error:
-            if verb == "next":
-                raise
-            # StopIteration from a call would silently end a loop of the checks.
-            raise exception_from(
-                ("RuntimeError",), (), f"the program raised StopIteration: {error}"
-            ) from None
+        with self._connected():
+            try:
+                return super().ask(verb, *args, **named)
+            except StopIteration as error:
+                if verb == "next":
+                    raise
+                # StopIteration from a call would silently end a loop of the checks.
+                text = f"the program raised StopIteration: {error}"
+                raise exception_from(("RuntimeError",), (), text) from None
 
     def await_ready(self) -> None:
-        self._guard(self._peer.await_ready)
+        with self._connected():
+            super().await_ready()
 
-    def _guard(self, act: Callable[[], Any]) -> Any:
-        if self.lost is None:
-            try:
-                return act()
-            except ChannelClosed:
-                self.give_up("the program ended before its checks did", "gone")
-            except ProgramExit as ended:
-                name, text = ended.args
-                self.give_up(f"{name}: {text}", "opaque" if name == "Uncrossable" else "exited")
-            except ProtocolError as error:
-                self.give_up(str(error))
-        raise self.lost or AssertionError("unreachable")
-
-    def _remote(self, label: str) -> "RemoteObject":
-        self.handles[label] = None
-        return RemoteObject(self, label)
-
-    def _may_export(self, value: object) -> bool:
-        """Whether the program may get a handle for `value`: for functions and iterators, which it may use up."""
-        allowed = isinstance(value, _FUNCTIONS) or (
-            hasattr(value, "__next__") and type(value) is not RemoteObject
-        )
-        if allowed:
-            self._exported.append(value)
-        return allowed
-
-    def _call_back(self, target: Any, *args: Any, **named: Any) -> Any:
-        function: Any = target if isinstance(target, _FUNCTIONS) else None
-        return self._exported_by_checks(function)(*args, **named)
-
-    def _next_back(self, target: Any) -> Any:
-        return next(self._exported_by_checks(target))
-
-    def _exported_by_checks(self, target: Any) -> Any:
-        if not any(target is exported for exported in self._exported):
-            raise PermissionError("the checks never passed this to the program")
-        return target
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        """Inside, the end of the connection and a violation of the protocol end the checks."""
+        if self.lost is not None:
+            raise self.lost
+        try:
+            yield
+        except ChannelClosed:
+            raise self.give_up("the program ended before its checks did", "gone") from None
+        except ProgramExit as ended:
+            name, text = ended.args
+            raise self.give_up(f"{name}: {text}", "opaque" if name == "Uncrossable" else "exited") from None
+        except ProtocolError as error:
+            raise self.give_up(str(error)) from None
 
 
 class RemoteObject:
@@ -336,49 +315,27 @@ def _line(error: BaseException, task: CheckerTask, program: ProgramConnection) -
     except BaseException:  # the message contains a RemoteObject, and the program did not provide its text
         message = "<unprintable>"
     text = f"{f'line {at}: {check}: ' if check else ''}{type(error).__name__}: {message}".removesuffix(": ")
-    hints = program.notes
+    hints = list(program.notes)
     if program.handles and re.search(r"\btype\(|__class__|\bcallable\(|\bawait\b|asyncio", check):
-        hints = [f"the checks see a handle of the program's {', '.join(program.handles)}", *hints]
-    if is_programs(error):
-        hints = [*filter(None, [_restriction(error, message, task)]), *hints]
+        hints.append(f"the checks see a handle of the program's {', '.join(program.handles)}")
+    if is_programs(error) and _may_be_a_restriction(error, message):
+        hints.append(_allowed(task))
     hint = f" (in the sandbox {'; '.join(hints)})" if hints else ""
     return text[: _DETAIL_LIMIT - len(hint)] + hint
 
 
-def _restriction(error: BaseException, message: str, task: CheckerTask) -> str:
-    """What the sandbox does not allow, where an exception of the program looks like the result of that."""
-    limits = task.limits
-    missing = re.match(r"No module named '(\w+)", message)
-    if isinstance(error, ModuleNotFoundError) and missing:
-        if missing[1] in sys.stdlib_module_names:
-            return "of the weak mode only the usual modules of the standard library can be imported"
-        return "only Python's standard library can be imported"
-    allowed = {
-        "can't start new thread": "{processes} processes and threads are allowed",
-        "[Errno 11]": "{processes} processes and threads are allowed",
-        "[Errno 12]": "{memory_mb} MB of memory are allowed",
-        "[Errno 24]": "256 open files are allowed",
-        "[Errno 27]": "{disk_mb} MB of files are allowed",
-        "[Errno 28]": "{disk_mb} MB of files are allowed",
-    }
-    for words, what in allowed.items():
-        if words in message:
-            return what.format_map(limits)
-    if isinstance(error, MemoryError):
-        return f"{limits.get('memory_mb')} MB of memory are allowed"
-    if type(error).__name__ == "gaierror":
-        return "there is no network"
-    if type(error).__name__ == "ZoneInfoNotFoundError":
-        return "there are no files of time zones"
-    if isinstance(error, PermissionError):
-        none = ["no other programs", "no network"] + ["no files"] * task.weak
-        none += ["no further processes"] * (not limits.get("forks"))
-        return f"this system call is refused: {', '.join(none)}"
-    if isinstance(error, OSError | ImportError) and task.weak:
-        return "there are no files"
-    if isinstance(error, OSError) and re.search(r"\[Errno 30\]|: '/(?!tmp/)", message):
-        return "there are Python's library and an empty folder, no other files"
-    return ""
+def _may_be_a_restriction(error: BaseException, message: str) -> bool:
+    named = "can't start new thread" in message or type(error).__name__ == "ZoneInfoNotFoundError"
+    return named or isinstance(error, OSError | ImportError | MemoryError)
+
+
+def _allowed(task: CheckerTask) -> str:
+    """What a program has, for one that failed for the lack of something."""
+    files = "no files" if task.weak else "Python's library and {disk_mb} MB in /tmp, no other files"
+    return (
+        f"a program has only Python's standard library, {{memory_mb}} MB of memory, {{processes}} threads, "
+        f"256 open files, {files}; further processes, other programs and the network are refused"
+    ).format_map(task.limits)
 
 
 def main(sock: socket.socket, task: CheckerTask, verdict: int) -> bool:

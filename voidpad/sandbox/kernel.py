@@ -110,7 +110,7 @@ _CALLS = {
         rt_sigaction 13 rt_sigprocmask 14 rt_sigreturn 15 ioctl 16 pread64 17 pwrite64 18 readv 19 writev 20
         pipe 22 select 23 sched_yield 24 mremap 25 msync 26 mincore 27 madvise 28 dup 32 dup2 33 pause 34
         nanosleep 35 getitimer 36 alarm 37 setitimer 38 getpid 39 sendto 44 recvfrom 45 recvmsg 47 shutdown 48
-        getsockname 51 getpeername 52 socketpair 53 getsockopt 55 clone 56 fork 57 vfork 58 exit 60 wait4 61
+        getsockname 51 getpeername 52 socketpair 53 getsockopt 55 clone 56 exit 60 wait4 61
         kill 62 uname 63 fcntl 72 flock 73 fsync 74 fdatasync 75 ftruncate 77 getcwd 79 umask 95
         gettimeofday 96 getrlimit 97 getrusage 98 sysinfo 99 times 100 getuid 102 getgid 104 geteuid 107
         getegid 108 setpgid 109 getppid 110 getpgrp 111 setsid 112 getgroups 115 getresuid 118 getresgid 120
@@ -168,24 +168,17 @@ _CLONE_THREAD = 0x10000
 _SOCK_STREAM, _SOCK_SEQPACKET = 1, 5
 # Locks, flags and copies of descriptors; not the size of a pipe, and not whom the kernel signals.
 _FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
-_IOCTL = (
-    0x5401,
-    0x5411,
-    0x5413,
-    0x541B,
-    0x5421,
-    0x5450,
-    0x5451,
-)  # is it a terminal, how much is there, flags
+# Is it a terminal, how much is there, flags.
+_IOCTL = (0x5401, 0x5411, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 _PRCTL = (3, 15, 16, 21, 23, 39, 0x53564D41)  # names of threads and memory, and questions
 _Step = tuple[int, int, int, int]
 
 
-def seccomp_filter(*, files: bool, forks: bool) -> bytes:
+def seccomp_filter(*, files: bool) -> bytes:
     """A BPF filter for this process (its pid is in it): the calls that Python programs need, no others.
 
-    Without `files` no file can be opened, looked at or changed. Without `forks` there are threads but no further
-    processes, and signals to this process alone.
+    There are threads but no further processes, and signals to this process alone. Without `files` no file can be
+    opened, looked at or changed.
     """
     machine = platform.machine()
     if machine not in _CALLS:
@@ -193,27 +186,26 @@ def seccomp_filter(*, files: bool, forks: bool) -> bytes:
     texts = (_CALLS[machine], _COMMON, *((_FILE_CALLS[machine], _COMMON_FILE_CALLS) if files else ()))
     words = " ".join(texts).split()
     number = {name: int(text) for name, text in zip(words[::2], words[1::2], strict=True)}
-    clone = [(_LOAD, 0, 0, _ARGUMENT[0]), (_ANY_BIT, 0, 1, _NAMESPACES), (_RETURN, 0, 0, _REFUSE)]
-    clone += [] if forks else [(_ANY_BIT, 1, 0, _CLONE_THREAD), (_RETURN, 0, 0, _REFUSE)]
+    thread = [(_LOAD, 0, 0, _ARGUMENT[0]), (_ANY_BIT, 0, 1, _NAMESPACES), (_RETURN, 0, 0, _REFUSE)]
+    thread += [(_ANY_BIT, 1, 0, _CLONE_THREAD), (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
     # A pair of datagram sockets can send to any path, which a filter cannot see.
     pair = [(_LOAD, 0, 0, _ARGUMENT[1]), (_AND, 0, 0, 0xF), (_EQUAL, 1, 0, _SOCK_STREAM)]
     pair += [(_EQUAL, 0, 1, _SOCK_SEQPACKET), (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
     conditions = {
-        "clone": [*clone, (_RETURN, 0, 0, _ALLOW)],
+        "clone": thread,
         "socketpair": pair,
         "fcntl": _one_of(_FCNTL, argument=1),
         "ioctl": _one_of(_IOCTL, argument=1),
         "prctl": _one_of(_PRCTL, argument=0),
         "prlimit64": _one_of((0, os.getpid()), argument=0),
+        "kill": _one_of((os.getpid(),), argument=0),
+        "tgkill": _one_of((os.getpid(),), argument=0),
     }
-    if not forks:
-        conditions |= {name: _one_of((os.getpid(),), argument=0) for name in ("kill", "tgkill")}
     steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _AUDIT_ARCH[machine]), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     if machine == "x86_64":  # the x32 calls have other numbers for the same things
         steps += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _KILL)]
-    refused = () if forks else ("fork", "vfork")
     for name in number:  # the most frequent come first
-        if name not in refused and name not in conditions:
+        if name not in conditions:
             steps += [(_EQUAL, 0, 1, number[name]), (_RETURN, 0, 0, _ALLOW)]
     for name, then in conditions.items():
         steps += [(_EQUAL, 0, len(then), number[name]), *then]
@@ -228,10 +220,10 @@ def _one_of(values: Iterable[int], *, argument: int) -> list[_Step]:
     return [*steps, (_RETURN, 0, 0, _REFUSE)]
 
 
-def restrict_calls(*, files: bool, forks: bool) -> None:
+def restrict_calls(*, files: bool) -> None:
     """Give up privileges that an exec could restore, and install the filter, for good."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    code = seccomp_filter(files=files, forks=forks)
+    code = seccomp_filter(files=files)
     buffer = ctypes.create_string_buffer(code, len(code))
 
     class Program(ctypes.Structure):

@@ -11,7 +11,7 @@ import sys
 import types
 from typing import Any
 
-from voidpad.sandbox.wire import Channel, ChannelClosed, Peer, ProtocolError
+from voidpad.sandbox.wire import ChannelClosed, Peer, ProtocolError
 
 
 def main(sock: socket.socket, program: str) -> None:
@@ -19,8 +19,7 @@ def main(sock: socket.socket, program: str) -> None:
     os.system = _no_other_programs  # which would only return a number
     module = types.ModuleType("candidate")
     sys.modules["candidate"] = module
-    verbs = _verbs(vars(module))
-    peer = Peer(Channel(sock), verbs, keep=lambda value: True, remote=lambda label: _Callback(peer))
+    peer = _ChecksConnection(sock, vars(module))
     try:
         exec(compile(program, "<program>", "exec", dont_inherit=True), vars(module))
     except BaseException as error:
@@ -39,6 +38,23 @@ def _no_other_programs(command: object) -> int:
     raise PermissionError(1, "Operation not permitted")
 
 
+class _ChecksConnection(Peer):
+    """The program's end of the connection; every object of the program may cross as a handle."""
+
+    def __init__(self, sock: socket.socket, names: dict[str, Any]) -> None:
+        super().__init__(sock)
+        self.verbs = {
+            "name": lambda name: _name(names, name),
+            "call": lambda target, *args, **named: target(*args, **named),
+            "getattr": getattr, "setattr": setattr, "delattr": delattr, "getitem": operator.getitem,
+            "setitem": operator.setitem, "delitem": operator.delitem, "iter": iter, "next": next, "len": len,
+            "bool": bool, "str": str, "repr": repr,
+        }  # fmt: skip
+
+    def make_remote(self, label: str) -> object:
+        return _Callback(self)
+
+
 class _Callback:
     """Stands for a function or an iterator of the checks; using it sends a request to the checks' process."""
 
@@ -53,16 +69,6 @@ class _Callback:
 
     def __next__(self) -> Any:
         return self._peer.ask("next", self)
-
-
-def _verbs(names: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "name": lambda name: _name(names, name),
-        "call": lambda target, *args, **named: target(*args, **named),
-        "getattr": getattr, "setattr": setattr, "delattr": delattr, "getitem": operator.getitem,
-        "setitem": operator.setitem, "delitem": operator.delitem, "iter": iter, "next": next, "len": len,
-        "bool": bool, "str": str, "repr": repr,
-    }  # fmt: skip
 
 
 def _name(names: dict[str, Any], name: str) -> tuple[str, Any]:

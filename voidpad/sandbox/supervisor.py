@@ -21,10 +21,9 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import Any
 
 from voidpad.sandbox import checker, kernel, program
-from voidpad.sandbox.cgroup import MemoryGroup
 
 # Modules that programs often import; loaded here once, and inherited by every jail.
 _PRELOADED = ("array", "bisect", "calendar", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal",
@@ -49,8 +48,6 @@ _HOME, _SHARED_MEMORY = "/tmp", "/dev/shm"
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
 _SEALED = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-_OVERHEAD = 64 << 20  # bytes that two idle interpreters use
-_LOOK_SECONDS = 0.1  # between two looks at whether the kernel killed a process for its memory
 _LOST = 3  # exit status of checks whose program went away
 
 
@@ -58,22 +55,14 @@ class JailError(Exception):
     """A jail could not be closed; nothing was run in it."""
 
 
-@dataclass(frozen=True)
-class SandboxRequest:
-    """What the library sends for one program; the texts come with it as descriptors."""
-
-    seconds: float
-    memory_mb: int
-    disk_mb: int
-    processes: int
-    output_kb: int
+Limits = dict[str, Any]  # the fields of `SandboxLimits`
 
 
 class Supervisor:
     """Runs the requests that come over the control socket, one at a time."""
 
-    def __init__(self, control: socket.socket, group: MemoryGroup | None, tree: "FileTree | None") -> None:
-        self._control, self._group, self._tree = control, group, tree
+    def __init__(self, control: socket.socket, tree: "FileTree | None") -> None:
+        self._control, self._tree = control, tree
 
     def serve(self) -> None:
         """Handle requests one after another until the library closes its socket."""
@@ -83,7 +72,7 @@ class Supervisor:
                 return
             start = time.monotonic()
             try:
-                ended, status = self.run(SandboxRequest(**json.loads(message)), fds, start)
+                ended, status = self.run(json.loads(message), fds, start)
                 reply = (ended, time.monotonic() - start, status)
             except (OSError, JailError) as error:
                 reply = ("broken", 0.0, str(error))
@@ -91,13 +80,11 @@ class Supervisor:
                 os.close(fd)
             self._control.send(json.dumps(reply).encode())
 
-    def run(self, request: SandboxRequest, fds: list[int], start: float) -> tuple[str, int | str | None]:
+    def run(self, limits: Limits, fds: list[int], start: float) -> tuple[str, int | str | None]:
         """Run one program: how it ended, and its exit status if it exited by itself."""
         text, checks, verdict = fds
         if self._tree is not None:
-            self._tree.renew(request.disk_mb << 20)
-        if self._group is not None:
-            self._group.set_limit((request.memory_mb + request.disk_mb << 20) + _OVERHEAD)
+            self._tree.renew(limits["disk_mb"] << 20)
         asking, answering = socket.socketpair()
         output, program_output = os.pipe()
         pids: list[int] = []
@@ -105,27 +92,26 @@ class Supervisor:
             # The program is started last, so that the time limit is watched from its first instruction on.
             with asking, answering, open(program_output, "wb"), open(os.devnull, "wb") as null:
                 inherited = (null.fileno(), asking.fileno(), checks, verdict)
-                pids.append(self._start(_run_checks, inherited, request))
-                pids.append(self._start(_run_program, (program_output, answering.fileno(), text), request))
-            ended = self._watch(pids[0], request, output, start + request.seconds)
+                pids.append(self._start(_run_checks, inherited, limits))
+                pids.append(self._start(_run_program, (program_output, answering.fileno(), text), limits))
+            ended = self._watch(pids[0], limits, output, start + limits["seconds"])
             if ended == "done" and _status(pids[0]) == _LOST:
                 # The program closed its channel. When it has exited, its status says whether by a signal.
-                ended = self._watch(pids[1], request, output, start + request.seconds)
+                ended = self._watch(pids[1], limits, output, start + limits["seconds"])
             return ended, _status(pids[1])
         finally:
             os.close(output)
-            self._kill(pids)
+            _kill(pids)
 
-    def _watch(self, pid: int, request: SandboxRequest, output: int, deadline: float) -> str:
+    def _watch(self, pid: int, limits: Limits, output: int, deadline: float) -> str:
         """Wait until a process ends ("done") or a limit is reached, and say which."""
-        done, room = os.pidfd_open(pid), request.output_kb << 10
-        kills = self._group.kills() if self._group else 0
+        done, room = os.pidfd_open(pid), limits["output_kb"] << 10
         poll = select.poll()
         for fd in (done, output, self._control.fileno()):
             poll.register(fd, select.POLLIN)
         try:
             while (left := deadline - time.monotonic()) > 0:
-                ready = {fd for fd, _ in poll.poll(1000 * min(left, _LOOK_SECONDS))}
+                ready = {fd for fd, _ in poll.poll(1000 * left)}
                 if self._control.fileno() in ready:
                     os._exit(0)  # the library is gone, and with this process all others end
                 if output in ready:
@@ -135,15 +121,13 @@ class Supervisor:
                         poll.unregister(output)
                 if room < 0:
                     return "output"
-                if self._group is not None and self._group.kills() > kills:
-                    return "memory"
                 if done in ready:
                     return "done"
             return "timeout"
         finally:
             os.close(done)
 
-    def _start(self, act: Callable[[], None], fds: tuple[int, ...], request: SandboxRequest) -> int:
+    def _start(self, act: Callable[[], None], fds: tuple[int, ...], limits: Limits) -> int:
         """Fork a process into a jail; `fds` become its descriptors 1 (and 2), 3, 4, ..."""
         reading, writing = os.pipe()
         pid = os.fork()
@@ -152,7 +136,7 @@ class Supervisor:
             try:
                 kept = _arrange(fds, writing)
                 try:
-                    self._close_jail(request)
+                    self._close_jail(limits)
                 except (OSError, ValueError) as error:
                     problem = f"{type(error).__name__}: {error}"
                 os.write(kept, problem.encode())
@@ -170,12 +154,10 @@ class Supervisor:
             raise JailError(problem)
         return pid
 
-    def _close_jail(self, request: SandboxRequest) -> None:
+    def _close_jail(self, limits: Limits) -> None:
         """In the forked process: give up files, rights, resources and system calls, in this order."""
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
-        if self._tree is not None:
-            self._tree.be_killed_first()
         if os.geteuid() == 0:
             try:
                 os.setgroups([])
@@ -189,10 +171,10 @@ class Supervisor:
         os.chdir(_HOME if self._tree is not None else "/")
         os.umask(0o077)
         for what, limit in {
-            resource.RLIMIT_CPU: int(request.seconds) + 2,
-            resource.RLIMIT_AS: request.memory_mb << 20,
-            resource.RLIMIT_FSIZE: request.disk_mb << 20,
-            resource.RLIMIT_NPROC: request.processes,
+            resource.RLIMIT_CPU: int(limits["seconds"]) + 2,
+            resource.RLIMIT_AS: limits["memory_mb"] << 20,
+            resource.RLIMIT_FSIZE: limits["disk_mb"] << 20,
+            resource.RLIMIT_NPROC: limits["processes"],
             resource.RLIMIT_NOFILE: 256,
             resource.RLIMIT_SIGPENDING: 1024,
             resource.RLIMIT_CORE: 0,
@@ -205,20 +187,14 @@ class Supervisor:
         if self._tree is not None:
             kernel.drop_capabilities()
         kernel.die_with_parent()
-        kernel.restrict_calls(files=self._tree is not None, forks=self._group is not None)
+        kernel.restrict_calls(files=self._tree is not None)
 
-    def _kill(self, pids: list[int]) -> None:
-        """Kill what the jails ran. The first process of a PID namespace can kill all others in it at once; in weak
-        mode a jail has one process."""
-        if self._tree is not None:
-            with suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGKILL)
-            with suppress(ChildProcessError):
-                while True:
-                    os.waitpid(-1, 0)
-        for pid in pids if self._tree is None else []:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+
+def _kill(pids: list[int]) -> None:
+    """Kill the jails with all their threads; none of them can start a further process."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def _run_program() -> None:
@@ -258,7 +234,6 @@ class FileTree:
     """What full mode shows instead of the machine's files: Python's library, a few devices and a bounded /tmp."""
 
     def __init__(self) -> None:
-        self._proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
         root = "/tmp"
         links, sources = {}, {}
@@ -302,13 +277,6 @@ class FileTree:
         kernel.mount("tmpfs", _SHARED_MEMORY, "tmpfs", flags=_SEALED, data="size=1m,nr_inodes=256,mode=1777")
         for path, fd in self._below_home.items():
             _bind(fd, path)
-
-    def be_killed_first(self) -> None:
-        """Let the kernel choose this process, not the supervisor, where a control group is short of memory."""
-        with suppress(OSError):
-            fd = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=self._proc)
-            os.write(fd, b"1000")
-            os.close(fd)
 
 
 def _library_paths() -> list[str]:
@@ -371,7 +339,7 @@ def _write_maps(process: str, texts: dict[str, str]) -> None:
             file.write(text)
 
 
-def main(control: socket.socket, *, weak: bool, group: MemoryGroup | None) -> None:
+def main(control: socket.socket, *, weak: bool) -> None:
     """Enter the mode that was asked for, say whether that worked, and handle requests.
 
     In full mode this process waits for its child, which is the first process of the new PID namespace and does the
@@ -388,26 +356,17 @@ def main(control: socket.socket, *, weak: bool, group: MemoryGroup | None) -> No
             if (child := os.fork()) != 0:
                 control.close()
                 os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
-            if os.getpid() != 1:  # it kills every process that it can see
-                raise OSError(1, "not the first process of a PID namespace")
             kernel.die_with_parent()
             kernel.set_hostname("sandbox")
-            if group is not None:
-                group.join()  # once, because joining waits for all processors; the jails inherit it
             tree = FileTree()
         gc.freeze()
-        supervisor = Supervisor(control, group, tree)
-        _try_out(supervisor)
+        supervisor = Supervisor(control, tree)
+        with open(os.devnull, "wb") as null:  # one empty jail, to learn now whether that works
+            limits = {"seconds": 2, "memory_mb": 1024, "disk_mb": 1, "processes": 64}
+            _kill([supervisor._start(lambda: None, (null.fileno(),), limits)])
         control.send(json.dumps({"problem": ""}).encode())
         supervisor.serve()
     except (OSError, JailError) as error:
         control.send(json.dumps({"problem": str(error)}).encode())
     finally:
         os._exit(0)
-
-
-def _try_out(supervisor: Supervisor) -> None:
-    """Start and end one empty jail, to learn now whether that works."""
-    with open(os.devnull, "wb") as null:
-        request = SandboxRequest(2, 1024, 1, 64, 1)
-        supervisor._kill([supervisor._start(lambda: None, (null.fileno(),), request)])

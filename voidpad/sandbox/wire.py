@@ -149,18 +149,15 @@ class Encoder:
         if kind is tuple or kind is frozenset:
             return [kind.__name__, *map(self.encode, value)]
         if kind is type:
-            return self._class(value)
+            if _TYPES.get(value.__name__) is value or _is_builtin_exception(value):
+                return ["type", value.__name__]
+            return ["exception", *_names(value)] if issubclass(value, Exception) else self._handle(value)
         if kind in _SCALARS and (kind is not memoryview or (value.c_contiguous and value.ndim == 1)):
             zone = getattr(value, "tzinfo", None)
             if zone is not None and type(zone) not in (timezone, ZoneInfo):  # a class of the program's own
                 value = value.replace(tzinfo=timezone(value.utcoffset()))
             return [kind.__name__, *map(self.encode, _SCALARS[kind][0](value))]
         return self._subclass(value, kind)
-
-    def _class(self, value: type) -> list[Any]:
-        if _TYPES.get(value.__name__) is value or _is_builtin_exception(value):
-            return ["type", value.__name__]
-        return ["exception", *_names(value)] if issubclass(value, Exception) else self._handle(value)
 
     def contents(self, value: Any) -> list[Any]:
         """The encoded contents of a mutable container."""
@@ -362,17 +359,8 @@ def is_programs(error: BaseException) -> bool:
 # Requests
 
 
-def snapshot(shared: list[Any]) -> list[Any]:
-    """The current contents of each container; `changed` compares them by identity, so no __eq__ is called."""
-    return [_items(value) for value in shared]
-
-
-def changed(shared: list[Any], before: list[Any]) -> list[int]:
-    """The numbers of the containers whose contents are no longer the same objects."""
-    return [n for n, old in enumerate(before) if not _same(_items(shared[n]), old)]
-
-
 def _items(value: Any) -> list[Any] | bytes:
+    """The contents of a container, which `_same` compares by identity, so that no __eq__ is called."""
     if type(value) is bytearray:
         return bytes(value)
     if isinstance(value, dict):
@@ -380,30 +368,40 @@ def _items(value: Any) -> list[Any] | bytes:
     return list(value)
 
 
-def _same(now: Any, old: Any) -> bool:
-    if type(now) is bytes:
-        return bool(now == old)
-    return len(now) == len(old) and all(a is b for a, b in zip(now, old, strict=True))
+def _same(value: Any, before: list[Any] | bytes) -> bool:
+    now = _items(value)
+    if isinstance(now, bytes):
+        return now == before
+    return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
 
 
 class Peer:
     """One end of the connection: remote calls in both directions.
 
-    An object that cannot be sent by value stays in this process, in `_kept`, and the other side gets its number as
+    An object that cannot be sent by value stays in this process, in `kept`, and the other side gets its number as
     a handle. If the other side changes an argument in place during the call, the original is changed as well, and
     a container that is sent back arrives as the same object: a program that sorts its argument and returns it
     behaves as usual. Changes after the call do not cross; `notes` says so where one was seen.
     """
 
-    def __init__(self, channel: Channel, verbs: dict[str, Callable[..., Any]], *, keep: Callable[[object], bool],
-                 remote: Callable[[str], object]) -> None:  # fmt: skip
-        self._channel, self._verbs, self._keep, self._remote = channel, verbs, keep, remote
-        self._kept: list[object] = []
+    verbs: dict[str, Callable[..., Any]]  # what the other side may ask for
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._channel = Channel(sock)
+        self.kept: list[object] = []
         self._number: dict[int, int] = {}
         self._remotes: dict[int, object] = {}
         self._handle_of: dict[int, int] = {}
         self._past: deque[tuple[Any, Any]] = deque(maxlen=32)  # containers of earlier requests
         self.notes: dict[str, None] = {}
+
+    def may_keep(self, value: object) -> bool:
+        """Whether the other side may get a handle for a value of this one."""
+        return True
+
+    def make_remote(self, label: str) -> object:
+        """The stand-in for an object of the other side, whose class has this name."""
+        raise NotImplementedError
 
     def ask(self, verb: str, *args: object, **named: object) -> Any:
         """Call `verb` on the other side. An exception there is raised here; changes to `args` are made here."""
@@ -411,8 +409,8 @@ class Peer:
         if self._changed_late():
             self.notes["the checks change a value after they have passed it to the program"] = None
         with _room_for_nesting():
-            self._channel.send(["do", verb, [sent.encode(a) for a in args],
-                                [[k, sent.encode(v)] for k, v in named.items()]])  # fmt: skip
+            plain = [[name, sent.encode(value)] for name, value in named.items()]
+            self._channel.send(["do", verb, [sent.encode(value) for value in args], plain])
         while (message := self._message())[0] == "do":
             self._serve(message)
         error, result = self._outcome(message, sent.shared)
@@ -423,12 +421,13 @@ class Peer:
 
     def _outcome(self, message: list[Any], shared: list[Any]) -> tuple[BaseException | None, Any]:
         received = Decoder(self._import, shared)
-        outcome, value, changes = message
+        outcome, value, changes, notes = message
         try:
             with _room_for_nesting():
                 result = received.decode(value)
                 for n, body in changes:
                     received.fill(shared[n], body)
+            self.notes |= dict.fromkeys(str(note)[:200] for note in notes[:4]) if len(self.notes) < 4 else {}
             return (exception_from(*result), None) if outcome == "raise" else (None, result)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise ProtocolError(f"a malformed answer ({type(error).__name__}: {error})"[:200]) from None
@@ -440,7 +439,7 @@ class Peer:
     def report(self, error: BaseException | None) -> None:
         """Tell the other side that the program is ready, or which exception stopped it."""
         value = None if error is None else Encoder(self._export).encode(describe(error))
-        self._channel.send(["ok" if error is None else "raise", value, []])
+        self._channel.send(["ok" if error is None else "raise", value, [], []])
 
     def await_ready(self) -> None:
         message = self._message()
@@ -451,55 +450,50 @@ class Peer:
             raise error
 
     def _message(self) -> list[Any]:
-        """The next request or answer; notes that come before it are kept."""
-        while True:
-            with _room_for_nesting():
-                message = self._channel.receive()
-            sizes = {"do": 4, "ok": 3, "raise": 3, "note": 2}
-            if type(message) is not list or not message or sizes.get(str(message[0])) != len(message):
-                raise ProtocolError("a message of no known form")
-            if message[0] != "note":
-                return message
-            if len(self.notes) < 4:
-                self.notes[str(message[1])[:200]] = None
+        """The next request (`do`, verb, arguments, named ones) or answer (`ok` or `raise`, value, changes, notes)."""
+        with _room_for_nesting():
+            message = self._channel.receive()
+        if type(message) is not list or len(message) != 4 or message[0] not in ("do", "ok", "raise"):
+            raise ProtocolError("a message of no known form")
+        return message
 
     def _serve(self, message: list[Any]) -> None:
         received = Decoder(self._import)
-        verb = self._verbs.get(str(message[1]))
+        verb = self.verbs.get(str(message[1]))
         if message[0] != "do" or verb is None:
             raise ProtocolError(f"a request that is not served ({str(message[1])[:40]})")
         with _room_for_nesting():
-            args = [received.decode(a) for a in message[2]]
-            named = {str(k): received.decode(v) for k, v in message[3]}
-        before = snapshot(received.shared)
+            args = [received.decode(value) for value in message[2]]
+            named = {str(name): received.decode(value) for name, value in message[3]}
+        before = [_items(value) for value in received.shared]
         try:
             outcome, value = "ok", verb(*args, **named)
         except Exception as error:
             outcome, value = "raise", describe(error)
-        if self._changed_late():
-            self._channel.send(
-                ["note", "the program changes a value after the call, and the checks have a copy"]
-            )
         answer = Encoder(self._export, received.shared)
         try:
             with _room_for_nesting():
                 encoded = answer.encode(value)
-                changes = [[n, answer.contents(received.shared[n])] for n in changed(received.shared, before)]
-            for one in dict.fromkeys(answer.flattened[:4]):
-                self._channel.send(["note", f"the checks see a {one}"])
-            self._channel.send([outcome, encoded, changes])
+                changes = [
+                    [n, answer.contents(received.shared[n])]
+                    for n, old in enumerate(before)
+                    if not _same(received.shared[n], old)
+                ]
+            notes = [f"the checks see a {one}" for one in dict.fromkeys(answer.flattened[:4])]
+            if self._changed_late():
+                notes.append("the program changes a value after the call, and the checks have a copy")
+            self._channel.send([outcome, encoded, changes, notes])
         except ProtocolError as error:
             refusal = (("Uncrossable",), (), f"the result cannot cross: {error}")
-            self._channel.send(["raise", Encoder(self._export).encode(refusal), []])
+            self._channel.send(["raise", Encoder(self._export).encode(refusal), [], []])
         self._remember(answer.shared)
 
     def _remember(self, shared: list[Any]) -> None:
-        small = [value for value in shared[:32] if len(value) <= 1000]
-        self._past.extend(zip(small, snapshot(small), strict=True))
+        self._past.extend((value, _items(value)) for value in shared[:32] if len(value) <= 1000)
 
     def _changed_late(self) -> bool:
         """Whether a container of an earlier request was changed since; the other side does not see that."""
-        late = any(not _same(_items(value), old) for value, old in self._past)
+        late = any(not _same(value, before) for value, before in self._past)
         if late:
             self._past.clear()
         return late
@@ -507,18 +501,18 @@ class Peer:
     def _export(self, value: object) -> list[Any]:
         if id(value) in self._handle_of:
             return ["yours", self._handle_of[id(value)]]
-        if not self._keep(value):
+        if not self.may_keep(value):
             raise ProtocolError(f"the checks pass a {type(value).__name__}, which cannot cross as plain data")
         if id(value) not in self._number:
-            self._number[id(value)] = len(self._kept)
-            self._kept.append(value)
+            self._number[id(value)] = len(self.kept)
+            self.kept.append(value)
         return ["mine", self._number[id(value)], type(value).__name__]
 
     def _import(self, tagged: list[Any]) -> object:
         if tagged[0] == "yours":
-            return self._kept[tagged[1]]
+            return self.kept[tagged[1]]
         handle = int(tagged[1])
         if handle not in self._remotes:
-            remote = self._remotes[handle] = self._remote(str(tagged[2])[:80])
+            remote = self._remotes[handle] = self.make_remote(str(tagged[2])[:80])
             self._handle_of[id(remote)] = handle
         return self._remotes[handle]

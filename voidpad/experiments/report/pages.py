@@ -266,4 +266,4 @@ def _device(facts: Mapping[str, Any]) -> str:
 def _sandbox(facts: Mapping[str, Any]) -> str:
     if not facts["sandbox"]["allowed"]:
         return "off"
-    return "sandboxed, weak layers allowed" if facts["sandbox"]["weak"] else "sandboxed"
+    return "weak sandbox" if facts["sandbox"]["weak"] else "sandboxed"
