@@ -31,7 +31,7 @@ import jsonschema
 
 import voidpad
 from voidpad.builtin.tasks import check, heldout
-from voidpad.decode import constrained
+from voidpad.constrain.messages import TokenTables
 from voidpad.evaluate.intervals import mean, paired_bootstrap
 
 ROOT = Path(__file__).parents[1]
@@ -107,14 +107,14 @@ def run(options: argparse.Namespace) -> None:
 
 def tail_of_weight_one() -> AbstractContextManager[Any]:
     """Inside, a slot after the end of a text weighs 1."""
-    measured = constrained._reduced
+    measured = TokenTables.beliefs
 
-    def free(*arguments: Any) -> Any:
-        found = measured(*arguments)
+    def free(tables: TokenTables, log_p: Any) -> Any:
+        found = measured(tables, log_p)
         found[:, -1] = 0.0
         return found
 
-    return patch.object(constrained, "_reduced", free)
+    return patch.object(TokenTables, "beliefs", free)
 
 
 def constraint_of(problem: Any) -> voidpad.constrain.Constraint:

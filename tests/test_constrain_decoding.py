@@ -9,8 +9,8 @@ import pytest
 from cases import case, plan_of
 from toys import Chaos, Toy, words
 from voidpad.constrain import ConstraintError, Vocabulary, regex
-from voidpad.constrain.constraint import lift
 from voidpad.constrain.row import GapConstraints, RowConstraint
+from voidpad.constrain.tokens import lift
 from voidpad.decode import plan as make_plan
 from voidpad.decode.loop import advance, begin, decode, wanted
 from voidpad.engine.batching import Engine

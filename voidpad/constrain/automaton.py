@@ -56,54 +56,23 @@ class ByteAutomaton:
 
 def automaton_of(pattern: Pattern) -> ByteAutomaton:
     """The minimal automaton of a pattern; refuses patterns whose automaton has more than MOST_STATES states."""
-    parts = _Sizes().of(pattern)
-    if parts > _MOST_PARTS:
-        raise ConstraintError(
-            f"the constraint has {parts} parts when its repetitions are written out, over the limit of {_MOST_PARTS}; "
-            "use smaller bounds.",
-            "size",
-        )
     built = _Nondeterministic()
     try:
         start = built.add(pattern, built.end)
     except RecursionError:
         raise ConstraintError("the constraint is nested too deeply; make it flatter.", "depth") from None
     minimal = _minimal(*_deterministic(built, start))
-    if len(minimal.table) > MOST_STATES:
-        raise ConstraintError(
-            f"the constraint has {len(minimal.table)} states, over the limit of {MOST_STATES}; use smaller bounds.",
-            "size",
-        )
+    _limited(len(minimal.table), MOST_STATES, "states")
     return minimal
 
 
-class _Sizes:
-    """Counts the states that a pattern needs, before any of them is made."""
-
-    def __init__(self) -> None:
-        self.known: dict[int, int] = {}
-
-    def of(self, pattern: Pattern) -> int:
-        if id(pattern) not in self.known:
-            self.known[id(pattern)] = self._count(pattern)
-        return self.known[id(pattern)]
-
-    def _count(self, pattern: Pattern) -> int:
-        match pattern:
-            case Characters():
-                return 1 + len(pattern.ranges)
-            case Sequenced():
-                return sum(map(self.of, pattern.parts))
-            case Alternatives():
-                return 1 + sum(map(self.of, pattern.options))
-            case Repeated():
-                between = self.of(pattern.separator) if pattern.separator is not None else 0
-                times = max(pattern.least + 1 if pattern.most is None else pattern.most, 1)
-                return times * (1 + self.of(pattern.part) + between)
-            case Listed():
-                return sum(2 * self.of(part) + self.of(pattern.separator) + 2 for part, _ in pattern.parts)
-            case Both():
-                return self.of(pattern.one) + self.of(pattern.other)
+def _limited(count: int, most: int, what: str) -> None:
+    if count > most:
+        raise ConstraintError(
+            f"the constraint has {count} {what} or more, over the limit of {most}; use smaller bounds or fewer "
+            "alternatives.",
+            "size",
+        )
 
 
 class _Nondeterministic:
@@ -120,6 +89,7 @@ class _Nondeterministic:
     def state(self) -> int:
         self.edges.append([])
         self.free.append([])
+        _limited(len(self.edges), _MOST_PARTS, "parts with its repetitions written out")
         return len(self.edges) - 1
 
     def add(self, pattern: Pattern, then: int) -> int:
@@ -173,16 +143,14 @@ class _Nondeterministic:
 
         if pattern.most == 0:
             return then
+        after = then
         if pattern.most is None:
             after = self.state()
             self.free[after] += [joined(after), then]
-            further = pattern.least - 1
         else:
-            after = then
             for _ in range(pattern.most - max(pattern.least, 1)):
                 after = self._fork((joined(after), then))
-            further = pattern.least - 1
-        for _ in range(further):
+        for _ in range(pattern.least - 1):
             after = joined(after)
         first = self.add(pattern.part, after)
         return first if pattern.least else self._fork((first, then))
@@ -202,43 +170,26 @@ class _Nondeterministic:
         start = self.state()
         if not len(one.table) or not len(other.table):
             return start
-        places = {(0, 0): start}
-        queue = [(0, 0)]
-        columns = sorted({(int(a), int(b)) for a, b in zip(one.column, other.column, strict=True)})
-        bytes_of = {
-            pair: _runs(np.flatnonzero((one.column == pair[0]) & (other.column == pair[1])))
-            for pair in columns
-        }
-        while queue:
-            left, right = queue.pop()
+        places, queue = {(0, 0): start}, [(0, 0)]
+        # Bytes in a row that share a column in both automata share an edge.
+        cuts = np.flatnonzero(np.diff(one.column) | np.diff(other.column)) + 1
+        ranges = [(int(run[0]), int(run[-1])) for run in np.split(np.arange(256), cuts)]
+        for left, right in queue:  # it grows while we read it
             here = places[left, right]
             if one.accepting[left] and other.accepting[right]:
                 self.free[here].append(then)
-            for (a, b), runs in bytes_of.items():
-                target = (int(one.table[left, a]), int(other.table[right, b]))
+            for first, last in ranges:
+                target = (
+                    int(one.table[left, one.column[first]]),
+                    int(other.table[right, other.column[first]]),
+                )
                 if min(target) < 0:
                     continue
                 if target not in places:
-                    if len(places) > _MOST_SETS:
-                        raise _too_many_sets()
                     places[target] = self.state()
                     queue.append(target)
-                self.edges[here] += [(first, last, places[target]) for first, last in runs]
+                self.edges[here].append((first, last, places[target]))
         return start
-
-
-def _runs(values: NDArray[np.intp]) -> list[tuple[int, int]]:
-    """Ascending numbers as ranges."""
-    breaks = np.flatnonzero(np.diff(values) != 1) + 1
-    return [(int(run[0]), int(run[-1])) for run in np.split(values, breaks)]
-
-
-def _too_many_sets() -> ConstraintError:
-    return ConstraintError(
-        f"the constraint has more than {_MOST_SETS} states before it is minimised, over the limit of {_MOST_SETS}; "
-        "use smaller bounds or fewer alternatives.",
-        "size",
-    )
 
 
 def _deterministic(built: _Nondeterministic, start: int) -> tuple[Ints, Ints, Bools]:
@@ -270,8 +221,7 @@ def _deterministic(built: _Nondeterministic, start: int) -> tuple[Ints, Ints, Bo
 
     def number(states: frozenset[int]) -> int:
         if states not in numbers:
-            if len(numbers) > _MOST_SETS:
-                raise _too_many_sets()
+            _limited(len(numbers), _MOST_SETS, "states before it is minimised")
             numbers[states] = len(numbers)
             queue.append(states)
         return numbers[states]
@@ -299,31 +249,33 @@ def _deterministic(built: _Nondeterministic, start: int) -> tuple[Ints, Ints, Bo
 def _minimal(column: Ints, table: Ints, accepting: Bools) -> ByteAutomaton:
     """The smallest automaton that accepts the same texts, without states that lead nowhere."""
     distance = distances(table, accepting)
-    live = distance >= 0
-    if not live[0]:
+    if distance[0] < 0:
         return ByteAutomaton(column, np.zeros((0, 1), np.int32), np.zeros(0, bool))
-    number = np.where(live, np.cumsum(live) - 1, -1).astype(np.int32)
-    table = np.where(table[live] >= 0, number[table[live]], -1).astype(np.int32)
-    accepting = accepting[live]
-    block = _blocks(table, np.unique(distance[live], return_inverse=True)[1])
+    live = distance >= 0
+    table, accepting, distance = kept_states(table, live), accepting[live], distance[live]
+    block = _blocks(table, np.unique(distance, return_inverse=True)[1])
     # Number the blocks by their first state, so that the start stays state 0.
     _, first, inverse = np.unique(block, return_index=True, return_inverse=True)
     order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    block, first = rank[inverse], first[order]
+    block, first = np.argsort(order)[inverse], first[order]
     small = np.where(table[first] >= 0, block[table[first]], -1).astype(np.int32)
     if not np.array_equal(np.where(table >= 0, block[table], -1), small[block]):
         raise AssertionError("states were merged that differ: two hashes of 64 bits collided")
-    return ByteAutomaton(*_merged_columns(column, small), accepting[first])
+    return ByteAutomaton(*merged_columns(column, small), accepting[first])
 
 
-def _merged_columns(column: Ints, table: Ints) -> tuple[Ints, Ints]:
-    """The same table with equal columns merged."""
+def kept_states(table: Ints, kept: Bools) -> Ints:
+    """The table of these states alone, numbered anew; -1 where another state would follow."""
+    number = np.where(kept, np.cumsum(kept) - 1, -1)
+    return np.where(table[kept] >= 0, number[table[kept]], -1).astype(np.int32)
+
+
+def merged_columns(column: Ints, table: Ints) -> tuple[Ints, Ints]:
+    """The same table (states, columns) with equal columns merged; `column` says which column something has."""
     known: dict[bytes, int] = {}
     new = np.array([known.setdefault(one.tobytes(), len(known)) for one in table.T], dtype=np.int32)
-    kept = np.array([int(np.flatnonzero(new == index)[0]) for index in range(len(known))])
-    return new[column], np.ascontiguousarray(table[:, kept])
+    first = np.unique(new, return_index=True)[1]
+    return new[column], np.ascontiguousarray(table[:, first])
 
 
 def _blocks(table: Ints, block: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -334,71 +286,56 @@ def _blocks(table: Ints, block: NDArray[np.intp]) -> NDArray[np.intp]:
     """
     states, columns = table.shape
     random = np.random.default_rng(0)
-    weight = random.integers(1, 2**63, size=columns, dtype=np.uint64) | np.uint64(1)
-    name = random.integers(
-        1, 2**63, size=states + 1, dtype=np.uint64
-    )  # a random number for each block, 0 for none
-    name[-1] = 0
-    sources, _, starts = incoming(table)
-    block = block.astype(np.int64)
-    count = int(block.max()) + 1
-    target = np.where(table >= 0, table, states)
-    signature = np.zeros(states, np.uint64)
-    dirty = np.arange(states)
+    weight = random.integers(1, 2**63, size=columns, dtype=np.uint64)
+    source_name, target_name = random.integers(1, 2**63, size=(2, states), dtype=np.uint64)  # of blocks
+    incoming = _Incoming(table)
+    block, count = block.astype(np.int64), int(block.max()) + 1
+    signature, dirty = np.zeros(states, np.uint64), np.arange(states)
     while len(dirty):
-        named = np.append(name[block], np.uint64(0))
-        signature[dirty] = (named[target[dirty]] * weight).sum(1, dtype=np.uint64)
+        named = np.append(target_name[block], np.uint64(0))  # the last entry is for -1, no state
+        signature[dirty] = (named[table[dirty]] * weight).sum(1, dtype=np.uint64)
         touched = np.zeros(count, bool)
         touched[block[dirty]] = True
         members = np.flatnonzero(touched[block])
-        order = members[np.lexsort((signature[members], block[members]))]
-        same_block = block[order][1:] == block[order][:-1]
-        opens = np.append(True, ~(same_block & (signature[order][1:] == signature[order][:-1])))
-        group = np.cumsum(opens) - 1
-        sizes = np.bincount(group)
-        owner = block[order][opens]
+        hashed = signature[members] + source_name[block[members]]
+        _, first, group, sizes = np.unique(hashed, return_index=True, return_inverse=True, return_counts=True)
         # The largest group of each block keeps its number; the others get new ones.
-        largest = np.lexsort((-sizes, owner))
-        keeps = np.zeros(len(sizes), bool)
-        keeps[largest[np.append(True, owner[largest][1:] != owner[largest][:-1])]] = True
-        fresh = np.where(keeps, owner, 0)
-        fresh[~keeps] = count + np.arange(int((~keeps).sum()))
+        owner, by_size = block[members[first]], np.argsort(sizes, kind="stable")
+        largest = np.full(count, -1)
+        largest[owner[by_size]] = by_size  # of equal owners the last one stays
+        keeps = largest[owner] == np.arange(len(owner))
+        block[members] = np.where(keeps, owner, count + np.cumsum(~keeps) - 1)[group]
         count += int((~keeps).sum())
-        block[order] = fresh[group]
-        moved = order[~keeps[group]]
-        dirty = _gathered(sources, starts, moved)
+        dirty = incoming.into(members[~keeps[group]])
     return block
 
 
-def incoming(table: Ints) -> tuple[Ints, Ints, NDArray[np.intp]]:
-    """The distinct edges of a table, by target: sources, targets, and where each target's edges start (n + 1,)."""
-    source = np.repeat(np.arange(len(table), dtype=np.int64), table.shape[1])
-    target = table.ravel().astype(np.int64)
-    alive = target >= 0
-    pairs = np.unique(target[alive] * len(table) + source[alive])
-    targets, sources = np.divmod(pairs, max(len(table), 1))
-    starts = np.searchsorted(targets, np.arange(len(table) + 1))
-    return sources.astype(np.int32), targets.astype(np.int32), starts
+class _Incoming:
+    """The states with an edge into a state, for tables (states, columns)."""
 
+    def __init__(self, table: Ints) -> None:
+        source, column = np.nonzero(table >= 0)
+        target = table[source, column].astype(np.int64)
+        pairs = np.unique(target * len(table) + source)
+        target, self.sources = np.divmod(pairs, max(len(table), 1))
+        self.starts = np.searchsorted(target, np.arange(len(table) + 1))
 
-def _gathered(sources: Ints, starts: NDArray[np.intp], states: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The states with an edge into one of these."""
-    if not len(states):
-        return np.zeros(0, np.intp)
-    counts = starts[states + 1] - starts[states]
-    offsets = np.repeat(starts[states] - np.append(0, np.cumsum(counts)[:-1]), counts)
-    return np.unique(sources[offsets + np.arange(int(counts.sum()))]).astype(np.intp)
+    def into(self, states: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The states with an edge into one of these."""
+        counts = self.starts[states + 1] - self.starts[states]
+        offsets = np.repeat(self.starts[states] - np.cumsum(counts) + counts, counts)
+        return np.unique(self.sources[offsets + np.arange(int(counts.sum()))])
 
 
 def distances(table: Ints, accepting: Bools) -> Ints:
     """The fewest steps (n,) from each state to an accepting one; -1 where there is no way."""
-    sources, _, starts = incoming(table)
+    incoming = _Incoming(table)
     found = np.where(accepting, 0, -1).astype(np.int32)
     level = np.flatnonzero(accepting)
     steps = 0
     while len(level):
         steps += 1
-        level = _gathered(sources, starts, level)
+        level = incoming.into(level)
         level = level[found[level] < 0]
         found[level] = steps
     return found

@@ -11,12 +11,14 @@ Keywords that restrict a value and are not listed here are refused by name.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
-from typing import Any
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Len
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
 
 from voidpad.constrain.patterns import (
-    EMPTY,
     Alternatives,
     Both,
     Characters,
@@ -38,38 +40,8 @@ from voidpad.constrain.patterns import (
 DEFAULT_DEPTH = 3  # of objects and arrays in a value about which the schema says nothing
 _DEEPEST = 60  # schemas inside schemas
 _DIGITS = 15
-_FRACTION = 6  # digits after the point in a number with bounds: few enough that a float keeps the order
-_LARGEST_BOUND = 10**9
-_ANNOTATIONS = frozenset(
-    (
-        "$anchor",
-        "$comment",
-        "$defs",
-        "$id",
-        "$schema",
-        "default",
-        "definitions",
-        "deprecated",
-        "description",
-        "discriminator",
-        "examples",
-        "readOnly",
-        "title",
-        "writeOnly",
-    )
-)
-_TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
-_OF_TYPE: dict[str, set[str]] = {
-    "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties"},
-    "array": {"items", "prefixItems", "minItems", "maxItems", "uniqueItems"},
-    "string": {"minLength", "maxLength", "pattern", "format"},
-    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
-    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
-    "boolean": set(),
-    "null": set(),
-}
-_KNOWN = _ANNOTATIONS.union(*_OF_TYPE.values(), {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"})
-_CONTROL: Ranges = ((0, 31),)
+_PLACES = 6  # digits after the point in a number with bounds: few enough that a float keeps the order
+_LARGEST_BOUND = 10**9  # of a number with a fraction
 _PLAIN: Ranges = complement(((0, 31), (34, 34), (92, 92)))  # characters that stand for themselves in a string
 _ESCAPED = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}
 
@@ -99,24 +71,109 @@ FORMATS = {
 }  # fmt: skip
 
 
+_ANNOTATIONS = {"$anchor", "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description",
+                "discriminator", "examples", "readOnly", "title", "writeOnly"}  # fmt: skip
+_Type = Literal["object", "array", "string", "integer", "number", "boolean", "null"]
+_TYPES: tuple[_Type, ...] = ("object", "array", "string", "integer", "number", "boolean", "null")
+_BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+_OF_TYPE: dict[str, set[str]] = {
+    "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties"},
+    "array": {"items", "prefixItems", "minItems", "maxItems", "uniqueItems"},
+    "string": {"minLength", "maxLength", "pattern", "format"},
+    "integer": _BOUNDS,
+    "number": _BOUNDS,
+    "boolean": set(),
+    "null": set(),
+}
+_Count = Annotated[int, Ge(0)]
+_Options = Annotated[list["Schema"], Len(1)]
+
+
+class Schema(BaseModel):
+    """The keywords that we know. Annotations are dropped; `true` is the schema that allows everything."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel)
+
+    type: _Type | Annotated[list[_Type], Len(1)] | None = None
+    enum: Annotated[list[Any], Len(1)] = []
+    const: Any = None
+    ref: str = Field("", alias="$ref")
+    any_of: _Options = []
+    one_of: _Options = []
+    all_of: Annotated[list[Schema], Len(1, 1)] = []  # several would have to be merged
+    properties: dict[str, Schema] | None = None
+    required: list[str] = []
+    additional_properties: Schema | Literal[False] | None = None
+    min_properties: _Count = 0
+    max_properties: _Count | None = None
+    items: Schema | Literal[False] | None = None
+    prefix_items: list[Schema] = []
+    min_items: _Count = 0
+    max_items: _Count | None = None
+    unique_items: Literal[False] = False
+    min_length: _Count = 0
+    max_length: _Count | None = None
+    pattern: str = ""
+    format: str = ""
+    minimum: int | float | None = None
+    maximum: int | float | None = None
+    exclusive_minimum: int | float | None = None
+    exclusive_maximum: int | float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_annotations(cls, value: Any) -> Any:
+        value = {} if value is True else value
+        return {k: v for k, v in value.items() if k not in _ANNOTATIONS} if isinstance(value, dict) else value
+
+    @property
+    def given(self) -> set[str]:
+        """The keywords that the schema has."""
+        return {str(type(self).model_fields[name].alias) for name in self.model_fields_set}
+
+    @property
+    def values(self) -> list[Any] | None:
+        """The only values that are allowed; None if the schema does not list them."""
+        return [self.const] if "const" in self.given else self.enum or None
+
+    @property
+    def types(self) -> list[_Type]:
+        return [self.type] if isinstance(self.type, str) else self.type or list(_TYPES)
+
+
 def schema_pattern(schema: Any, *, depth: int = DEFAULT_DEPTH) -> Pattern:
     """The pattern of a schema's JSON texts; `depth` bounds values about which the schema says nothing."""
-    return _Translator(schema, depth).value(schema, "#", ())
+    try:
+        return _Translator(schema, depth).value(_read(schema, "#"), "#", ())
+    except RecursionError:
+        raise refused("#", "schema", "is nested too deeply") from None
 
 
 def object_pattern(depth: int = DEFAULT_DEPTH) -> Pattern:
     """Any JSON object in which objects and arrays are nested at most `depth` deep, itself included."""
     if not 1 <= depth <= 5:
         raise ConstraintError(f"json_object: depth {depth} is outside 1 to 5.", "depth")
-    return _any_object(_any_value(depth - 1))
+    return _map(_any_value(depth - 1))
 
 
-def spelled(value: Any) -> str:
-    """A JSON value in the one spelling that we write."""
+def refused(path: str, keyword: str, why: str) -> ConstraintError:
+    """The refusal of one keyword, with its place in the schema."""
+    return ConstraintError(f"json_schema: {keyword} {why} (at {path[:200]}).", keyword)
+
+
+def _read(schema: Any, path: str) -> Schema:
+    """The keywords of a schema; the first that is unknown, or has a value that it cannot have, is refused."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        raise ConstraintError(f"{value!r:.60}: is no JSON value.", "const") from None
+        return Schema.model_validate(schema)
+    except ValidationError as error:
+        found = error.errors(include_url=False)[0]
+    aliases = {str(field.alias) for field in Schema.model_fields.values()}
+    place = [str(part) for part in found["loc"]]
+    unknown = found["type"] == "extra_forbidden"
+    keywords = [part for part in place if part in aliases]
+    keyword = place[-1] if unknown else (keywords or ["schema"])[-1]
+    why = "is not supported" if unknown else f"is not supported as {found['input']!r:.60}"
+    raise refused("/".join([path, *place]), keyword, why)
 
 
 class _Translator:
@@ -127,337 +184,216 @@ class _Translator:
         self.depth = depth
         self.definitions: dict[str, Pattern] = {}
 
-    def value(self, schema: Any, path: str, references: tuple[str, ...]) -> Pattern:
-        if schema is True:
-            schema = {}
-        if not isinstance(schema, Mapping):
-            raise refused(path, "schema", f"is {json_type(schema)}, not an object")
+    def value(self, schema: Schema, path: str, references: tuple[str, ...]) -> Pattern:
         if path.count("/") > 2 * _DEEPEST:
             raise refused(path, "schema", "is nested too deeply")
-        unknown = [keyword for keyword in schema if keyword not in _KNOWN]
-        if unknown:
-            raise refused(path, str(unknown[0]), "is not supported")
-        rest = {keyword: value for keyword, value in schema.items() if keyword not in _ANNOTATIONS}
-        for keyword, read in self._whole_values().items():
-            if keyword in rest:
-                return read(rest.pop(keyword), rest, path, references)
-        return self._typed(rest, path, references)
+        for keyword in ("$ref", "const", "enum", "anyOf", "oneOf", "allOf"):  # they say all there is to say
+            if keyword in schema.given:
+                if beside := sorted(schema.given - {keyword, "type"}):
+                    raise refused(path, beside[0], f"beside {keyword} is not supported")
+                if keyword == "$ref":
+                    return self._reference(schema.ref, path, references)
+                if schema.values is not None:
+                    return _listed(keyword, schema.values, schema.types, path)
+                return self._options(keyword, schema, path, references)
+        return self._typed(schema, path, references)
 
-    def _whole_values(self) -> dict[str, Callable[..., Pattern]]:
-        """Keywords that say all there is to say about a value, in the order in which they are looked for."""
-        return {
-            "$ref": self._reference,
-            "const": lambda value, rest, path, _: self._values("const", [value], rest, path),
-            "enum": lambda values, rest, path, _: self._values("enum", values, rest, path),
-            "anyOf": self._any_of,
-            "oneOf": self._one_of,
-            "allOf": self._all_of,
-        }
-
-    def _reference(self, target: Any, rest: Any, path: str, references: tuple[str, ...]) -> Pattern:
-        _alone("$ref", rest, path)
-        if not isinstance(target, str) or not target.startswith("#"):
-            raise refused(path, "$ref", f"{target!r:.60} leads out of the schema, which is not supported")
+    def _reference(self, target: str, path: str, references: tuple[str, ...]) -> Pattern:
         if target in references or target == "#":
             raise refused(path, "$ref", f"{target!r:.60} is recursive, which is not supported")
+        if len(references) > _DEEPEST:
+            raise refused(path, "$ref", "is nested too deeply")
         if target not in self.definitions:
-            found = self.root
-            for step in target[1:].split("/")[1:]:
-                step = step.replace("~1", "/").replace("~0", "~")
-                if not isinstance(found, Mapping) or step not in found:
-                    raise refused(path, "$ref", f"{target!r:.60} names nothing in the schema")
-                found = found[step]
-            if len(references) > _DEEPEST:
-                raise refused(path, "$ref", "is nested too deeply")
+            found = self._resolved(target, path)
             self.definitions[target] = self.value(found, target, (*references, target))
         return self.definitions[target]
 
-    def _values(self, keyword: str, values: Any, rest: dict[str, Any], path: str) -> Pattern:
-        allowed = rest.pop("type", _TYPES)
-        allowed = [allowed] if isinstance(allowed, str) else allowed
-        _alone(keyword, rest, path)
-        if not isinstance(values, list) or not values:
-            raise refused(path, keyword, "is no list of values")
-        fitting = [value for value in values if _is_a(value, allowed)]
-        if not fitting:
-            raise refused(path, keyword, f"has no value of type {', '.join(map(str, allowed))}")
-        return one_of(*dict.fromkeys(spelled(value) for value in fitting))
+    def _resolved(self, target: str, path: str) -> Schema:
+        found = self.root
+        if not target.startswith("#"):
+            raise refused(path, "$ref", f"{target!r:.60} leads out of the schema, which is not supported")
+        for step in target[1:].split("/")[1:]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            if not isinstance(found, dict) or step not in found:
+                raise refused(path, "$ref", f"{target!r:.60} names nothing in the schema")
+            found = found[step]
+        return _read(found, target)
 
-    def _any_of(self, options: Any, rest: Any, path: str, references: tuple[str, ...]) -> Pattern:
-        _alone("anyOf", rest, path)
-        return Alternatives(tuple(self._options("anyOf", options, path, references)))
-
-    def _one_of(self, options: Any, rest: Any, path: str, references: tuple[str, ...]) -> Pattern:
-        """Like anyOf, where no value can fit two options: their types differ, or a required constant does."""
-        _alone("oneOf", rest, path)
-        patterns = self._options("oneOf", options, path, references)
-        facts = [self._facts(option) for option in options]
-        for index, one in enumerate(facts):
-            for other in facts[index + 1 :]:
-                apart = not (one[0] & other[0]) or any(
-                    not (set(values) & set(other[1][name]))
-                    for name, values in one[1].items()
-                    if name in other[1]
-                )
-                if not apart:
+    def _options(self, keyword: str, schema: Schema, path: str, references: tuple[str, ...]) -> Pattern:
+        options = schema.any_of or schema.one_of or schema.all_of
+        patterns = [self.value(one, f"{path}/{keyword}/{n}", references) for n, one in enumerate(options)]
+        # Of oneOf, no value may fit two options: their types differ, or a required constant does.
+        facts = [self._facts(option, path) for option in schema.one_of]
+        for index, (types, constants) in enumerate(facts):
+            for other_types, other in facts[index + 1 :]:
+                shared = constants.keys() & other.keys()
+                if types & other_types and not any(
+                    constants[name].isdisjoint(other[name]) for name in shared
+                ):
                     raise refused(path, "oneOf", "has options that one value could fit at once; use anyOf")
         return Alternatives(tuple(patterns))
 
-    def _facts(self, schema: Any) -> tuple[set[str], dict[str, list[str]]]:
-        """The types of a schema's values, and the required properties that can have few values: these, spelled."""
-        for _ in range(_DEEPEST):
-            if not isinstance(schema, Mapping) or "$ref" not in schema:
-                break
-            found = self.root
-            for step in str(schema["$ref"])[1:].split("/")[1:]:
-                found = found[step.replace("~1", "/").replace("~0", "~")]
-            schema = found
-        if not isinstance(schema, Mapping):
-            return set(_TYPES), {}
-        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        types = (
-            [json_type(value) for value in values] if values is not None else schema.get("type", list(_TYPES))
-        )
-        named = {types} if isinstance(types, str) else set(types)
-        if "number" in named:
-            named.add("integer")
-        fixed: dict[str, list[str]] = {}
-        for name, inner in schema.get("properties", {}).items():
-            if name in schema.get("required", ()) and isinstance(inner, Mapping):
-                few = inner.get("enum", [inner["const"]] if "const" in inner else None)
-                if few is not None:
-                    fixed[name] = [spelled(value) for value in few]
-        return named, fixed if named == {"object"} else {}
+    def _facts(self, schema: Schema, path: str) -> tuple[set[str], dict[str, set[str]]]:
+        """The types of a schema's values, and, of objects, the required properties that can have few values."""
+        while schema.ref:
+            schema = self._resolved(schema.ref, path)
+        types = set(schema.types if schema.values is None else map(json_type, schema.values))
+        if "number" in types:
+            types.add("integer")
+        constants: dict[str, set[str]] = {}
+        for name, inner in (schema.properties or {}).items():
+            if name in schema.required and inner.values is not None and types == {"object"}:
+                constants[name] = {spelled(value) for value in inner.values}
+        return types, constants
 
-    def _all_of(self, options: Any, rest: Any, path: str, references: tuple[str, ...]) -> Pattern:
-        _alone("allOf", rest, path)
-        patterns = self._options("allOf", options, path, references)
-        if len(patterns) != 1:
-            raise refused(path, "allOf", "with several schemas is not supported; write them as one")
-        return patterns[0]
-
-    def _options(self, keyword: str, options: Any, path: str, references: tuple[str, ...]) -> list[Pattern]:
-        if not isinstance(options, list) or not options:
-            raise refused(path, keyword, "is no list of schemas")
-        return [self.value(one, f"{path}/{keyword}/{index}", references) for index, one in enumerate(options)]
-
-    def _typed(self, rest: dict[str, Any], path: str, references: tuple[str, ...]) -> Pattern:
-        types = rest.pop("type", None)
-        if types is None:
-            owners = [name for name in ("object", "array", "string") if rest.keys() & _OF_TYPE[name]]
-            if rest and (len(owners) != 1 or not rest.keys() <= _OF_TYPE[owners[0]]):
-                raise refused(path, next(iter(rest)), "needs a type beside it")
-            if not rest:
+    def _typed(self, schema: Schema, path: str, references: tuple[str, ...]) -> Pattern:
+        given, types = schema.given - {"type"}, schema.types
+        if "type" not in schema.given:
+            if not given:
                 return _any_value(self.depth - 1)
-            types = owners[0]
-        names = [types] if isinstance(types, str) else types
-        if not isinstance(names, list) or not names or any(name not in _TYPES for name in names):
-            raise refused(path, "type", f"{types!r:.60} is unknown; use some of {', '.join(_TYPES)}")
-        for keyword in rest:
-            if not any(keyword in _OF_TYPE[name] for name in names):
-                raise refused(path, keyword, f"does not go with type {', '.join(names)}")
-        readers: dict[str, Callable[[dict[str, Any], str, tuple[str, ...]], Pattern]] = {
-            "object": self._object,
-            "array": self._array,
-            "string": lambda fields, place, _: _string(fields, place),
-            "integer": lambda fields, place, _: _number(fields, place, whole=True),
-            "number": lambda fields, place, _: _number(fields, place, whole=False),
-            "boolean": lambda *_: one_of("true", "false"),
-            "null": lambda *_: literal("null"),
-        }
-        options = []
-        for name in names:
-            fields = {keyword: value for keyword, value in rest.items() if keyword in _OF_TYPE[name]}
-            options.append(readers[name](fields, path, references))
-        return options[0] if len(options) == 1 else Alternatives(tuple(options))
+            types = [name for name in ("object", "array", "string") if given <= _OF_TYPE[name]]
+            if not types:
+                raise refused(path, sorted(given)[0], "needs a type beside it")
+        for keyword in sorted(given):
+            if not any(keyword in _OF_TYPE[name] for name in types):
+                raise refused(path, keyword, f"does not go with type {', '.join(types)}")
+        return one_of(*(self._of_type(name, schema, path, references) for name in types))
 
-    def _object(self, fields: dict[str, Any], path: str, references: tuple[str, ...]) -> Pattern:
-        properties, required = fields.get("properties"), fields.get("required", [])
-        further = fields.get("additionalProperties", True)
-        if properties is not None and not isinstance(properties, Mapping):
-            raise refused(path, "properties", "is no object of schemas")
-        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-            raise refused(path, "required", "is no list of names")
-        if not isinstance(further, bool | Mapping):
-            raise refused(path, "additionalProperties", "is neither a schema nor true nor false")
-        missing = [name for name in required if name not in (properties or {})]
+    def _of_type(self, name: str, schema: Schema, path: str, references: tuple[str, ...]) -> Pattern:
+        match name:
+            case "object":
+                return self._object(schema, path, references)
+            case "array":
+                return self._array(schema, path, references)
+            case "string":
+                return _string(schema, path)
+            case "boolean":
+                return one_of("true", "false")
+            case "null":
+                return literal("null")
+        return _number(schema, path, whole=name == "integer")
+
+    def _object(self, schema: Schema, path: str, references: tuple[str, ...]) -> Pattern:
+        properties, further = schema.properties, schema.additional_properties
+        least, most = schema.min_properties, schema.max_properties
+        missing = [name for name in schema.required if name not in (properties or {})]
         if missing:
             raise refused(path, "required", f"names {missing[0]!r:.60}, which properties does not describe")
-        least, most = (_count(fields, keyword, path) for keyword in ("minProperties", "maxProperties"))
         if properties:
-            if least is not None and least > len(required):
+            if least > len(schema.required):
                 raise refused(
                     path, "minProperties", "above the number of required properties is not supported"
                 )
             if most is not None and most < len(properties):
                 raise refused(path, "maxProperties", "below the number of properties is not supported")
-            members = tuple(
-                (
-                    sequence(
-                        f"{spelled(name)}: ", self.value(inner, f"{path}/properties/{name}", references)
-                    ),
-                    name in required,
-                )
-                for name, inner in properties.items()
-            )
-            return sequence("{", Listed(members, literal(", ")), "}")
+            members = []
+            for name, inner in properties.items():
+                value = self.value(inner, f"{path}/properties/{name}", references)
+                members.append((sequence(f"{spelled(name)}: ", value), name in schema.required))
+            return sequence("{", Listed(tuple(members), literal(", ")), "}")
         if further is False or properties is not None:
             return literal("{}")
-        # A name could come twice, so a second member may not be counted on.
-        if least is not None and least > 1:
+        if least > 1:  # a name could come twice, so a second member may not be counted on
             raise refused(path, "minProperties", "above 1 needs properties beside it")
-        inner = (
-            self.value(further, f"{path}/additionalProperties", references)
-            if isinstance(further, Mapping)
-            else _any_value(max(self.depth - 2, 0))
-        )
-        member = sequence(_any_string(), ": ", inner)
-        return sequence("{", Repeated(member, least or 0, most, literal(", ")), "}")
+        if further is None:
+            return _map(_any_value(self.depth - 2), least, most)
+        return _map(self.value(further, f"{path}/additionalProperties", references), least, most)
 
-    def _array(self, fields: dict[str, Any], path: str, references: tuple[str, ...]) -> Pattern:
-        if fields.get("uniqueItems"):
-            raise refused(path, "uniqueItems", "is not supported")
-        least, most = _count(fields, "minItems", path) or 0, _count(fields, "maxItems", path)
-        first = fields.get("prefixItems", [])
-        if not isinstance(first, list):
-            raise refused(path, "prefixItems", "is no list of schemas")
-        heads = [
-            self.value(one, f"{path}/prefixItems/{index}", references) for index, one in enumerate(first)
+    def _array(self, schema: Schema, path: str, references: tuple[str, ...]) -> Pattern:
+        least, most = schema.min_items, schema.max_items
+        first = [
+            self.value(one, f"{path}/prefixItems/{index}", references)
+            for index, one in enumerate(schema.prefix_items)
         ]
-        items = fields.get("items", True)
-        if items is False:
-            most = len(heads) if most is None else min(most, len(heads))
+        if first or schema.items is False:
+            if schema.items or least > len(first):
+                raise refused(path, "items", "beside prefixItems is not supported, unless it is false")
+            most = len(first) if most is None else min(most, len(first))
         if most is not None and least > most:
             raise refused(path, "minItems", f"{least} is more than the {most} items that the array may have")
-        if not heads:
-            if most == 0:
-                return literal("[]")
-            inner = (
-                _any_value(max(self.depth - 2, 0))
-                if items is True
-                else self.value(items, f"{path}/items", references)
-            )
-            return sequence("[", Repeated(inner, least, most, literal(", ")), "]")
-        if most is None or most > len(heads):
-            if "items" in fields or least > len(heads):
-                raise refused(path, "items", "beside prefixItems is not supported, unless it is false")
-            most = len(heads)
-        tail: Pattern = EMPTY
-        for index in range(most - 1, -1, -1):
-            head = sequence(", ", heads[index], tail) if index else sequence(heads[0], tail)
-            tail = head if index < least else optional(head)
-        return sequence("[", tail, "]")
+        if first:
+            tail = literal("")
+            for index in range(most or 0, 0, -1):
+                head = sequence(", " if index > 1 else "", first[index - 1], tail)
+                tail = head if index <= least else optional(head)
+            return sequence("[", tail, "]")
+        if schema.items:
+            inner = self.value(schema.items, f"{path}/items", references)
+        else:
+            inner = _any_value(self.depth - 2)
+        return sequence("[", Repeated(inner, least, most, literal(", ")), "]")
 
 
-def refused(path: str, keyword: str, why: str) -> ConstraintError:
-    """The refusal of one keyword, with its place in the schema."""
-    return ConstraintError(f"json_schema: {keyword} {why} (at {path[:200]}).", keyword)
+# Values that are listed
+
+
+def _listed(keyword: str, values: list[Any], types: list[_Type], path: str) -> Pattern:
+    """The values of these types."""
+    fitting = [value for value in values if _is_a(value, types)]
+    if not fitting:
+        raise refused(path, keyword, f"has no value of type {', '.join(types)}")
+    return one_of(*dict.fromkeys(spelled(value) for value in fitting))
+
+
+def spelled(value: Any) -> str:
+    """A JSON value in the one spelling that we write."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def json_type(value: Any) -> str:
     """The JSON Schema type of a value, integer before number."""
-    if isinstance(value, bool):
-        return "boolean"
-    names = {
-        dict: "object",
-        list: "array",
-        str: "string",
-        int: "integer",
-        float: "number",
-        type(None): "null",
-    }
-    return names.get(type(value), type(value).__name__)
+    names = {dict: "object", list: "array", str: "string", int: "integer", float: "number", bool: "boolean"}
+    return names.get(type(value), "null")
 
 
-def _is_a(value: Any, types: Sequence[str]) -> bool:
+def _is_a(value: Any, types: list[_Type]) -> bool:
     kind = json_type(value)
-    return (
-        kind in types
-        or (kind == "integer" and "number" in types)
-        or (kind == "number" and "integer" in types and float(value).is_integer())
-    )
-
-
-def _alone(keyword: str, rest: Mapping[str, Any], path: str) -> None:
-    """Refuse keywords beside one that says everything. A type beside it says nothing more."""
-    beside = [name for name in rest if name != "type"]
-    if beside:
-        raise refused(path, beside[0], f"beside {keyword} is not supported")
-
-
-def _count(fields: Mapping[str, Any], keyword: str, path: str) -> int | None:
-    value = fields.get(keyword)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise refused(path, keyword, f"{value!r:.60} is no count")
-    return value
+    whole = kind == "integer" or (kind == "number" and float(value).is_integer())
+    return kind in types or (kind == "integer" and "number" in types) or (whole and "integer" in types)
 
 
 # Strings
 
 
-def _any_string() -> Pattern:
-    return sequence('"', Repeated(_letter(), 0, None), '"')
-
-
 def _letter() -> Pattern:
     """One character of a free string, spelled in JSON. Control characters without a short escape are left out."""
-    return Alternatives((Characters(_PLAIN), sequence("\\", Characters(_points("".join(_ESCAPED.values()))))))
+    escapes = tuple((ord(letter), ord(letter)) for letter in sorted(_ESCAPED.values()))
+    return one_of(Characters(_PLAIN), sequence("\\", Characters(escapes)))
 
 
-def _points(letters: str) -> Ranges:
-    return tuple((ord(letter), ord(letter)) for letter in sorted(letters))
-
-
-def _in_json(pattern: Pattern, known: dict[int, Pattern] | None = None) -> Pattern:
+def _in_json(pattern: Pattern) -> Pattern:
     """A pattern of texts as the pattern of their spellings inside a JSON string."""
-    known = {} if known is None else known
-    if id(pattern) in known:
-        return known[id(pattern)]
-    made: Pattern
     match pattern:
         case Characters():
-            special = [
-                point for point in (*range(32), 34, 92) if intersection(pattern.ranges, ((point, point),))
-            ]
+            special = [p for p in (*range(32), 34, 92) if intersection(pattern.ranges, ((p, p),))]
             escapes = [f"\\{_ESCAPED[p]}" if p in _ESCAPED else f"\\u{p:04x}" for p in special]
-            plain = intersection(pattern.ranges, _PLAIN)
-            made = one_of(*([Characters(plain)] if plain else []), *escapes)
+            return one_of(Characters(intersection(pattern.ranges, _PLAIN)), *escapes)
         case Sequenced():
-            made = Sequenced(tuple(_in_json(part, known) for part in pattern.parts))
+            return Sequenced(tuple(map(_in_json, pattern.parts)))
         case Alternatives():
-            made = Alternatives(tuple(_in_json(option, known) for option in pattern.options))
+            return Alternatives(tuple(map(_in_json, pattern.options)))
         case Repeated():
-            made = Repeated(_in_json(pattern.part, known), pattern.least, pattern.most)
-        case _:
-            raise TypeError(pattern)
-    known[id(pattern)] = made
-    return made
+            return Repeated(_in_json(pattern.part), pattern.least, pattern.most)
+    raise TypeError(pattern)
 
 
-def _string(fields: dict[str, Any], path: str) -> Pattern:
-    least, most = _count(fields, "minLength", path), _count(fields, "maxLength", path)
-    if most is not None and (least or 0) > most:
+def _string(schema: Schema, path: str) -> Pattern:
+    least, most = schema.min_length, schema.max_length
+    if most is not None and least > most:
         raise refused(path, "minLength", f"{least} is more than maxLength {most}")
     contents: list[Pattern] = []
-    if "format" in fields:
-        expression = FORMATS.get(fields["format"]) if isinstance(fields["format"], str) else None
-        if expression is None:
-            raise refused(
-                path, "format", f"{fields['format']!r:.60} is unknown; use one of {', '.join(FORMATS)}"
-            )
-        contents.append(parse(expression))
-    if "pattern" in fields:
-        if not isinstance(fields["pattern"], str):
-            raise refused(path, "pattern", "is no text")
+    if "format" in schema.given:
+        if schema.format not in FORMATS:
+            raise refused(path, "format", f"{schema.format!r:.60} is unknown; use {', '.join(FORMATS)}")
+        contents.append(parse(FORMATS[schema.format]))
+    if "pattern" in schema.given:
         try:
-            contents.append(_in_json(parse(fields["pattern"])))
+            contents.append(_in_json(parse(schema.pattern)))
         except ConstraintError as error:
             raise refused(path, "pattern", str(error).removesuffix(".")) from None
-    if least is not None or most is not None or not contents:
+    if schema.given & {"minLength", "maxLength"} or not contents:
         any_letter = _in_json(Characters(((0, 0x10FFFF),))) if contents else _letter()
-        contents.append(Repeated(any_letter, least or 0, most))
+        contents.append(Repeated(any_letter, least, most))
     content = contents[0]
     for other in contents[1:]:
         content = Both(content, other)
@@ -467,171 +403,72 @@ def _string(fields: dict[str, Any], path: str) -> Pattern:
 # Numbers
 
 
-def _number(fields: dict[str, Any], path: str, *, whole: bool) -> Pattern:
-    """Numbers within bounds. Those without any have at most 15 digits before and after the point."""
-    low, low_open = _bound(fields, "minimum", "exclusiveMinimum", path, max)
-    high, high_open = _bound(fields, "maximum", "exclusiveMaximum", path, min)
-    if whole:
-        limit = 10**_DIGITS - 1
-        first = -max(limit, -int(high or 0)) if low is None else -int((-low).__floor__())
-        last = max(limit, first) if high is None else int(high.__floor__())
-        first += low is not None and low_open and first == low
-        last -= high is not None and high_open and last == high
-        if first > last:
-            raise refused(path, "minimum", "and the maximum leave no whole number between them")
-        return _whole_range(first, last)
-    if low is None and high is None:
+def _number(schema: Schema, path: str, *, whole: bool) -> Pattern:
+    """Numbers within bounds. Those without any have at most 15 digits before and after the point.
+
+    With at most `places` decimals, a bound is a whole number of units of the last place.
+    """
+    keywords = sorted(schema.given & _BOUNDS)
+    if not whole and not keywords:
         return parse(
             rf"-?(?:0|[1-9][0-9]{{0,{_DIGITS - 1}}})(?:\.[0-9]{{1,{_DIGITS}}})?(?:[eE][+-]?[0-9]{{1,2}})?"
         )
-    keyword = next(
-        name for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum") if name in fields
+    places = 0 if whole else _PLACES
+    bounds = (schema.minimum, schema.exclusive_minimum, schema.maximum, schema.exclusive_maximum)
+    largest = 10**30 if whole else _LARGEST_BOUND
+    if any(bound is not None and not -largest <= bound <= largest for bound in bounds):
+        raise refused(path, keywords[0], f"is supported up to {largest}")
+    minimum, above, maximum, below = (
+        None if bound is None else Decimal(str(bound)).scaleb(places) for bound in bounds
     )
-    for bound in (low, high):
-        places = -int(bound.as_tuple().exponent) if bound is not None else 0
-        if bound is not None and (abs(bound) > _LARGEST_BOUND or places > _FRACTION):
-            raise refused(
-                path, keyword, f"of a number is supported up to {_LARGEST_BOUND} and {_FRACTION} decimals"
-            )
-    pattern = _decimals(low, low_open, high, high_open)
-    if pattern is None:
-        raise refused(path, keyword, "leaves no number")
-    return pattern
+    lows = [] if minimum is None else [int(minimum.to_integral_value(ROUND_CEILING))]
+    lows += [] if above is None else [int(above.to_integral_value(ROUND_FLOOR)) + 1]
+    highs = [] if maximum is None else [int(maximum.to_integral_value(ROUND_FLOOR))]
+    highs += [] if below is None else [int(below.to_integral_value(ROUND_CEILING)) - 1]
+    limit = 10 ** (_DIGITS + places) - 1
+    low = max(lows) if lows else -max(limit, -min(highs, default=0))
+    high = min(highs) if highs else max(limit, low)
+    if low > high:
+        raise refused(path, keywords[0], "leaves no number")
+    options = [_digits(max(0, low), high, places)] if high >= 0 else []
+    if low < 0:
+        options.append(sequence("-", _digits(max(1, -high), -low, places)))
+    return one_of(*options)
 
 
-def _bound(
-    fields: dict[str, Any], inclusive: str, exclusive: str, path: str, tighter: Callable[..., Any]
-) -> tuple[Decimal | None, bool]:
-    """The tighter of two bounds, and whether the bound itself is excluded."""
-    found: list[tuple[Decimal, bool]] = []
-    for keyword in (inclusive, exclusive):
-        value = fields.get(keyword)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise refused(path, keyword, f"{value!r:.60} is no number")
-        try:
-            found.append((Decimal(str(value)).normalize() + 0, keyword == exclusive))
-        except InvalidOperation:
-            raise refused(path, keyword, f"{value!r:.60} is no number") from None
-        if not found[-1][0].is_finite() or abs(found[-1][0]) > Decimal(10) ** 30:
-            raise refused(path, keyword, f"{value!r:.60} is too large")
-    if not found:
-        return None, False
-    edge = tighter(value for value, _ in found)
-    return edge, any(opened for value, opened in found if value == edge)
+def _digits(low: int, high: int, places: int) -> Pattern:
+    """The decimal numbers from low to high, not negative, counted in units of the last of `places` decimals."""
+    options = []
+    for size in range(max(len(str(low)), places + 1), max(len(str(high)), places + 1) + 1):
+        first = max(low, 10 ** (size - 1) if size > places + 1 else 0)
+        options.append(_between(f"{first:0{size}}", f"{min(high, 10**size - 1):0{size}}", places))
+    return one_of(*options)
 
 
-def _whole_range(first: int, last: int) -> Pattern:
-    """The whole numbers from first to last."""
-    options: list[Pattern] = []
-    if first < 0:
-        options.append(sequence("-", _digits(max(1, -last), -first)))
-    if last >= 0:
-        options.append(_digits(max(0, first), last))
-    return options[0] if len(options) == 1 else Alternatives(tuple(options))
+def _between(low: str, high: str, places: int) -> Pattern:
+    """Texts of digits from low to high, which have one length; the last `places` of them stand after a point.
 
-
-def _digits(first: int, last: int) -> Pattern:
-    """The numbers from first to last, not negative, without leading zeros."""
-    options: list[Pattern] = []
-    for size in range(len(str(first)), len(str(last)) + 1):
-        low, high = max(first, 10 ** (size - 1) if size > 1 else 0), min(last, 10**size - 1)
-        options.append(_same_length(str(low), str(high)))
-    return options[0] if len(options) == 1 else Alternatives(tuple(options))
-
-
-def _same_length(low: str, high: str) -> Pattern:
-    """Texts of digits from low to high, all of one length."""
-    if not low:
-        return EMPTY
-    if low == "0" * len(low) and high == "9" * len(high):
-        return Repeated(_digit(0, 9), len(low), len(low))
-    if low[0] == high[0]:
-        return sequence(low[0], _same_length(low[1:], high[1:]))
-    rest = len(low) - 1
-    options = [
-        sequence(low[0], _same_length(low[1:], "9" * rest)),
-        sequence(high[0], _same_length("0" * rest, high[1:])),
-    ]
-    if int(high[0]) - int(low[0]) > 1:
-        options.append(
-            sequence(_digit(int(low[0]) + 1, int(high[0]) - 1), _same_length("0" * rest, "9" * rest))
-        )
-    return Alternatives(tuple(options))
-
-
-def _digit(first: int, last: int) -> Pattern:
-    return Characters(((48 + first, 48 + last),))
-
-
-def _decimals(low: Decimal | None, low_open: bool, high: Decimal | None, high_open: bool) -> Pattern | None:
-    """Decimal numbers between two bounds, without exponent; None if there are none."""
-    limit = Decimal(10) ** _DIGITS - 1
-    low, high = -limit if low is None else low, limit if high is None else high
-    if low > high or (low == high and (low_open or high_open)):
-        return None
-    options: list[Pattern] = []
-    if low < 0:  # the negative ones, mirrored
-        floor, opened = (-high, high_open) if high < 0 else (Decimal(0), True)
-        options += [sequence("-", part) for part in _positive(floor, opened, -low, low_open)]
-    if high > 0 or (high == 0 and not high_open):
-        floor, opened = (low, low_open) if low >= 0 else (Decimal(0), False)
-        options += _positive(floor, opened, high, high_open)
-    return Alternatives(tuple(options)) if options else None
-
-
-def _positive(low: Decimal, low_open: bool, high: Decimal, high_open: bool) -> list[Pattern]:
-    """Decimal numbers from low to high, 0 <= low, by their whole part: that of low, that of high, those between."""
-    first, last = int(low), int(high)
-    above = str(low - first)[2:] if low != first else ""
-    below = str(high - last)[2:] if high != last else ""
-    options: list[Pattern] = []
-    if first == last:
-        inside = _fraction(above, low_open, below, high_open, size=_FRACTION, started=False)
-        return [sequence(str(first), inside)] if inside is not None else []
-    from_low = _fraction(above, low_open, None, False, size=_FRACTION, started=False)
-    to_high = _fraction("", False, below, high_open, size=_FRACTION, started=False)
-    options += [sequence(str(first), from_low)] if from_low is not None else []
-    options += [sequence(str(last), to_high)] if to_high is not None else []
-    if last - first > 1:
-        free = _fraction("", False, None, False, size=_FRACTION, started=False)
-        assert free is not None
-        options.append(sequence(_digits(first + 1, last - 1), free))
-    return options
-
-
-def _fraction(
-    low: str, low_open: bool, high: str | None, high_open: bool, *, size: int, started: bool
-) -> Pattern | None:
-    """What may follow the whole part: nothing, or a point and up to `size` digits, between two fractions.
-
-    The bounds are digits after the point; high is None where nothing bounds the number from above. `started`: the
-    point is written, and we are at a digit that may be left out because one stands before it.
+    Of the digits after the point, any may be left out at the end if zeros in their place are in the range.
     """
-    stop_fits = not low.strip("0") and not low_open
-    if high is not None and high_open and not high.strip("0"):
-        return None  # smaller than the rest of the bound, which is zero: impossible
-    options: list[Pattern] = [EMPTY] if stop_fits else []
-    if size:
-        a = int(low[0]) if low else 0
-        b = int(high[0]) if high else (0 if high is not None else 9)
-        groups: dict[tuple[bool, bool], list[int]] = {}
-        for digit in range(a, b + 1):
-            groups.setdefault((digit == a, high is not None and digit == b), []).append(digit)
-        for (at_low, at_high), digits in groups.items():
-            rest = _fraction(
-                low[1:] if at_low else "",
-                low_open and at_low,
-                (high or "")[1:] if at_high else None,
-                high_open and at_high,
-                size=size - 1,
-                started=True,
-            )
-            if rest is not None:
-                point = "" if started else "."
-                options.append(sequence(point, _digit(digits[0], digits[-1]), rest))
-    return Alternatives(tuple(options)) if options else None
+    if not low:
+        return literal("")
+    nines, rest = "9" * (len(low) - 1), len(low) - 1
+    if int(low) == 0 and high == "9" * len(high):
+        ranges = [("0", "9", low[1:], nines)]
+    elif low[0] == high[0]:
+        ranges = [(low[0], low[0], low[1:], high[1:])]
+    else:
+        ranges = [(low[0], low[0], low[1:], nines), (high[0], high[0], "0" * rest, high[1:])]
+        if int(high[0]) - int(low[0]) > 1:
+            ranges.append((chr(ord(low[0]) + 1), chr(ord(high[0]) - 1), "0" * rest, nines))
+    options = []
+    for first, last, low_rest, high_rest in ranges:
+        tail = _between(low_rest, high_rest, places)
+        if rest and rest <= places:  # the digits that follow stand after the point
+            tail = sequence("." if rest == places else "", tail)
+            tail = optional(tail) if int(low_rest) == 0 else tail
+        options.append(sequence(Characters(((ord(first), ord(last)),)), tail))
+    return one_of(*options)
 
 
 # Values about which nothing is said
@@ -639,14 +476,18 @@ def _fraction(
 
 def _any_value(depth: int) -> Pattern:
     """Any JSON value with at most `depth` objects and arrays inside one another."""
-    scalars = (_any_string(), _number({}, "#", whole=False), one_of("true", "false", "null"))
+    scalars = (_any_string(), _number(_read({}, "#"), "#", whole=False), one_of("true", "false", "null"))
     if depth <= 0:
-        return Alternatives(scalars)
+        return one_of(*scalars)
     inner = _any_value(depth - 1)
-    array = sequence("[", Repeated(inner, 0, None, literal(", ")), "]")
-    return Alternatives((*scalars, _any_object(inner), array))
+    return one_of(*scalars, _map(inner), sequence("[", Repeated(inner, 0, None, literal(", ")), "]"))
 
 
-def _any_object(inner: Pattern) -> Pattern:
+def _any_string() -> Pattern:
+    return sequence('"', Repeated(_letter(), 0, None), '"')
+
+
+def _map(inner: Pattern, least: int = 0, most: int | None = None) -> Pattern:
+    """An object whose members have any names and values of this pattern."""
     member = sequence(_any_string(), ": ", inner)
-    return sequence("{", Repeated(member, 0, None, literal(", ")), "}")
+    return sequence("{", Repeated(member, least, most, literal(", ")), "}")

@@ -22,8 +22,6 @@ from voidpad.errors import ConfigError
 
 LAST_CHARACTER = 0x10FFFF
 _sre: Any = importlib.import_module("re._parser")  # Python's own parser; it has no public name
-_DEEPEST = 100  # groups inside groups
-_DIGIT, _WORD, _SPACE = "category_digit", "category_word", "category_space"
 
 
 class ConstraintError(ConfigError):
@@ -88,7 +86,6 @@ class Both:
 
 
 Pattern = Characters | Sequenced | Alternatives | Repeated | Listed | Both
-EMPTY = Sequenced(())
 
 
 def literal(text: str) -> Pattern:
@@ -142,88 +139,77 @@ def parse(expression: str) -> Pattern:
     """The pattern of a regular expression in our dialect; what the dialect lacks is refused by name."""
     try:
         parsed = _sre.parse(expression)
+        return _Reader(expression).group(list(parsed), parsed.state.flags, first=True, last=True)
     except re.error as error:
-        raise ConstraintError(f"regex {_short(expression)}: {error}.", "regex") from None
+        raise ConstraintError(f"regex {expression!r:.60}: {error}.", "regex") from None
     except (RecursionError, OverflowError):
         raise ConstraintError(
-            f"regex {_short(expression)}: is nested too deeply or counts too far.", "regex"
+            f"regex {expression!r:.60}: is nested too deeply or counts too far.", "regex"
         ) from None
-    flags = parsed.state.flags
-    _refuse_flags(expression, flags)
-    return _Reader(expression).sequence(list(parsed), flags & re.DOTALL, first=True, last=True, depth=0)
 
 
-def _refuse_flags(expression: str, flags: int) -> None:
-    for letter, flag in (("i", re.IGNORECASE), ("m", re.MULTILINE), ("L", re.LOCALE)):
-        if flags & flag:
-            raise ConstraintError(f"regex {_short(expression)}: the flag {letter} is not supported.", letter)
+_LACKING = {
+    "assert": "look-around",
+    "assert_not": "look-around",
+    "groupref": "a back-reference",
+    "groupref_exists": "a conditional group",
+    "atomic_group": "an atomic group",
+    "possessive_repeat": "a possessive quantifier",
+    "at_boundary": "\\b",
+    "at_non_boundary": "\\B",
+}
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Turns what Python's parser found into a pattern."""
+    """Turns what Python's parser found into a pattern. `flags` are those of `re` where a group stands."""
 
     expression: str
 
-    def sequence(self, items: Sequence[Any], dotall: int, *, first: bool, last: bool, depth: int) -> Pattern:
+    def group(self, items: Sequence[Any], flags: int, *, first: bool, last: bool) -> Pattern:
         """`first`, `last`: whether these items may touch the beginning and the end of the text, for ^ and $."""
-        if depth > _DEEPEST:
-            raise self.refused("groups nested so deeply")
+        for letter, flag in (("i", re.IGNORECASE), ("m", re.MULTILINE), ("L", re.LOCALE)):
+            if flags & flag:
+                raise self.refused(f"the flag {letter}", letter)
         parts: list[Pattern] = []
-        for index, item in enumerate(items):
+        for index, (kind, value) in enumerate(items):
             at_start = first and not parts
             at_end = last and all(str(op) == "AT" for op, _ in items[index + 1 :])
-            part = self.one(item, dotall, at_start, at_end, depth)
+            part = self.item(str(kind).lower(), value, flags, at_start, at_end)
             if part is not None:
                 parts.append(part)
         return parts[0] if len(parts) == 1 else Sequenced(tuple(parts))
 
-    def one(self, item: Any, dotall: int, first: bool, last: bool, depth: int) -> Pattern | None:
+    def item(self, kind: str, value: Any, flags: int, first: bool, last: bool) -> Pattern | None:
         """The pattern of one item; None for an anchor that holds anyway."""
-        kind, value = str(item[0]).lower(), item[1]
-        if kind == "literal":
-            return Characters(((value, value),))
-        if kind == "not_literal":
-            return Characters(complement(((value, value),)))
-        if kind == "any":
-            return Characters(((0, LAST_CHARACTER),) if dotall else complement(((10, 10),)))
-        if kind == "in":
-            return Characters(_character_set(value))
-        if kind == "branch":
-            branches = [
-                self.sequence(list(branch), dotall, first=first, last=last, depth=depth + 1)
-                for branch in value[1]
-            ]
-            return Alternatives(tuple(branches))
-        if kind == "subpattern":
-            _, added, removed, items = value
-            _refuse_flags(self.expression, added)
-            dotall = (dotall | (added & re.DOTALL)) & ~removed
-            return self.sequence(list(items), dotall, first=first, last=last, depth=depth + 1)
-        if kind in ("max_repeat", "min_repeat"):
-            least, most, items = value
-            part = self.sequence(list(items), dotall, first=False, last=False, depth=depth + 1)
-            return Repeated(part, int(least), None if most == _sre.MAXREPEAT else int(most))
-        if kind == "at":
-            anchor = str(value).lower()
-            if (anchor in ("at_beginning", "at_beginning_string") and first) or (
-                anchor in ("at_end", "at_end_string") and last
-            ):
-                return None
-            names = {"at_boundary": "\\b", "at_non_boundary": "\\B"}
-            raise self.refused(names.get(anchor, "^ or $ inside the pattern"))
-        names = {
-            "assert": "look-around",
-            "assert_not": "look-around",
-            "groupref": "a back-reference",
-            "groupref_exists": "a conditional group",
-            "atomic_group": "an atomic group",
-            "possessive_repeat": "a possessive quantifier",
-        }
-        raise self.refused(names.get(kind, kind))
+        match kind:
+            case "literal":
+                return Characters(((value, value),))
+            case "not_literal":
+                return Characters(complement(((value, value),)))
+            case "any":
+                return Characters(((0, LAST_CHARACTER),) if flags & re.DOTALL else complement(((10, 10),)))
+            case "in":
+                return Characters(_character_set(value))
+            case "branch":
+                options = [self.group(list(one), flags, first=first, last=last) for one in value[1]]
+                return Alternatives(tuple(options))
+            case "subpattern":
+                _, added, removed, items = value
+                return self.group(list(items), (flags | added) & ~removed, first=first, last=last)
+            case "max_repeat" | "min_repeat":
+                least, most, items = value
+                part = self.group(list(items), flags, first=False, last=False)
+                return Repeated(part, int(least), None if most == _sre.MAXREPEAT else int(most))
+            case "at":
+                anchor = str(value).lower()
+                if (first and anchor.startswith("at_beginning")) or (last and anchor.startswith("at_end")):
+                    return None
+                raise self.refused(_LACKING.get(anchor, "^ or $ inside the pattern"))
+        raise self.refused(_LACKING.get(kind, kind))
 
-    def refused(self, what: str) -> ConstraintError:
-        return ConstraintError(f"regex {_short(self.expression)}: {what} is not supported.", what)
+    def refused(self, what: str, keyword: str = "") -> ConstraintError:
+        return ConstraintError(f"regex {self.expression!r:.60}: {what} is not supported.", keyword or what)
 
 
 def _character_set(items: Sequence[Any]) -> Ranges:
@@ -241,41 +227,32 @@ def _character_set(items: Sequence[Any]) -> Ranges:
     return complement(found) if negated else found
 
 
-def _category(name: str, *, generous: bool) -> Ranges:
-    """A category's characters: those of both the ASCII and the Unicode rules, or, if generous, those of either."""
-    if "_not_" in name:
-        return complement(_category(name.replace("_not_", "_"), generous=not generous))
-    return _unicode_category(name) if generous else _ASCII[name]
-
-
-_ASCII = {
-    _DIGIT: ((48, 57),),
-    _WORD: ((48, 57), (65, 90), (95, 95), (97, 122)),
-    _SPACE: ((9, 13), (32, 32)),
+_CATEGORIES = {  # the ASCII characters, and an expression for the Unicode ones
+    "category_digit": (((48, 57),), r"\d+"),
+    "category_word": (((48, 57), (65, 90), (95, 95), (97, 122)), r"\w+"),
+    "category_space": (((9, 13), (32, 32)), r"\s+"),
 }
 
 
 @cache
-def _unicode_category(name: str) -> Ranges:
-    letter = {_DIGIT: r"\d+", _WORD: r"\w+", _SPACE: r"\s+"}[name]
+def _category(name: str, *, generous: bool) -> Ranges:
+    """A category's characters: those of both the ASCII and the Unicode rules, or, if generous, those of either."""
+    if "_not_" in name:
+        return complement(_category(name.replace("_not_", "_"), generous=not generous))
+    ascii_ranges, expression = _CATEGORIES[name]
+    if not generous:
+        return ascii_ranges
     everything = "".join(map(chr, range(LAST_CHARACTER + 1)))
-    return tuple((found.start(), found.end() - 1) for found in re.finditer(letter, everything))
+    return tuple((found.start(), found.end() - 1) for found in re.finditer(expression, everything))
 
 
-def _short(expression: str) -> str:
-    return repr(expression if len(expression) <= 60 else f"{expression[:57]}...")
+_UTF8 = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, LAST_CHARACTER))
 
 
 def utf8_ranges(ranges: Ranges) -> Iterator[tuple[tuple[int, int], ...]]:
     """The UTF-8 spellings of a set of characters: sequences of byte ranges. Surrogates have no spelling."""
     for first, last in ranges:
-        for low, high in (
-            (0, 0x7F),
-            (0x80, 0x7FF),
-            (0x800, 0xD7FF),
-            (0xE000, 0xFFFF),
-            (0x10000, LAST_CHARACTER),
-        ):
+        for low, high in _UTF8:
             if max(first, low) <= min(last, high):
                 yield from _split(max(first, low), min(last, high))
 

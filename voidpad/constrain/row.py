@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Lock
+from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
-from voidpad.constrain.constraint import Constraint, TokenAutomaton
-from voidpad.constrain.host import HostAutomaton
-from voidpad.constrain.messages import Tables, tables_of
+from voidpad.constrain.compile import compile_constraint
+from voidpad.constrain.constraint import Constraint, as_constraint
+from voidpad.constrain.messages import Messages, TokenTables
+from voidpad.constrain.tokens import TokenAutomaton, Vocabulary, bytes_of_tokens
+from voidpad.roles import Roles
+
+_MOST_KEPT = 64  # compiled constraints in memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,19 +27,16 @@ class RowConstraint:
     constraint: Constraint
     automaton: TokenAutomaton
     closed: bool = False
-    _tables: dict[torch.device, Tables] = field(default_factory=dict, repr=False)
-
-    def tables(self, device: torch.device) -> Tables:
-        """The automaton as tensors on a device."""
-        if device not in self._tables:
-            with torch.inference_mode(False):
-                self._tables[device] = tables_of([self.automaton], device)
-        return self._tables[device]
+    _tables: dict[tuple[Roles, torch.device], TokenTables] = field(default_factory=dict, repr=False)
 
     @cached_property
-    def host(self) -> HostAutomaton:
-        """The automaton with what messages on the host need."""
-        return HostAutomaton(self.automaton)
+    def messages(self) -> Messages:
+        return Messages(self.automaton)
+
+    def tables(self, roles: Roles, device: torch.device) -> TokenTables:
+        if (roles, device) not in self._tables:
+            self._tables[roles, device] = TokenTables(self.messages, roles, device)
+        return self._tables[roles, device]
 
     @property
     def shortest(self) -> int:
@@ -41,9 +45,8 @@ class RowConstraint:
 
     def accepts(self, tokens: Sequence[int], ends: Sequence[int]) -> bool:
         """Whether an answer, up to its first end token, matches."""
-        text = [*tokens]
-        stop = next((place for place, token in enumerate(text) if token in ends), len(text))
-        state = self.automaton.state_after(text[:stop])
+        stop = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+        state = self.automaton.state_after(tokens[:stop])
         return state >= 0 and bool(self.automaton.accepting[state])
 
 
@@ -52,3 +55,53 @@ class GapConstraints:
     """The constraints of a template's gaps, from left to right, None for a gap without one. Each must be closed."""
 
     gaps: tuple[RowConstraint | None, ...]
+
+
+class Compiler:
+    """Compiles constraints for a tokenizer and keeps what it has made. Threads may share one."""
+
+    def __init__(self, tokenizer: Any, roles: Roles, size: int) -> None:
+        """`size` is the number of ids that the network knows, which may be more than the tokenizer's."""
+        self._tokenizer = ref(tokenizer)  # weak: the compiler is kept for as long as its tokenizer is
+        self.roles, self.size = roles, size
+        self._vocabularies: dict[frozenset[int], Vocabulary] = {}
+        self._made: dict[tuple[Constraint, frozenset[int], bool], RowConstraint] = {}
+        self._lock = Lock()
+
+    def vocabulary(self, ban: Iterable[int] = ()) -> Vocabulary:
+        """The tokens that are text, without special tokens, tokens with a role and banned ones."""
+        banned = frozenset(ban) | self.roles.all()
+        with self._lock:
+            if banned not in self._vocabularies:
+                tokens = bytes_of_tokens(self._tokenizer())
+                self._vocabularies[banned] = Vocabulary.of(tokens, exclude=banned, size=self.size)
+            return self._vocabularies[banned]
+
+    def __call__(
+        self, constraint: Any, *, ban: Iterable[int] = (), closed: bool = False, worker: bool = False
+    ) -> RowConstraint:
+        """A constraint as rows carry it; a pydantic model class stands for its schema.
+
+        `ban` are ids that the plan never writes. `closed`: the text fills its slots exactly, without an end token.
+        With `worker`, compiling happens in a process that is killed when it takes too much time or memory.
+        """
+        ready = as_constraint(constraint)
+        key = (ready, frozenset(ban), closed)
+        with self._lock:
+            if key in self._made:
+                self._made[key] = self._made.pop(key)  # the least recently used one stands first
+                return self._made[key]
+        automaton = compile_constraint(ready, self.vocabulary(ban), worker=worker)
+        with self._lock:
+            self._made[key] = RowConstraint(ready, automaton, closed)
+            for old in list(self._made)[:-_MOST_KEPT]:
+                del self._made[old]
+            return self._made[key]
+
+
+_compilers: WeakKeyDictionary[Any, dict[tuple[Roles, int], Compiler]] = WeakKeyDictionary()
+
+
+def compiler_for(tokenizer: Any, roles: Roles, size: int) -> Compiler:
+    """The compiler of a model; every call for the same tokenizer, roles and size returns the same one."""
+    return _compilers.setdefault(tokenizer, {}).setdefault((roles, size), Compiler(tokenizer, roles, size))

@@ -8,7 +8,7 @@ the text's end propose nothing. `voidpad.constrain.messages` has the mathematics
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,33 +17,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from voidpad.constrain import ConstraintError
-from voidpad.constrain.host import HostBeliefs, HostWeights, HostWindow
 from voidpad.constrain.messages import (
     FRONTIER,
-    NEVER,
+    NOTHING,
     WILDCARD,
     WRITTEN,
-    Marginals,
-    Path,
-    Tables,
-    beliefs_of,
-    final_weights,
+    Beliefs,
+    Floats,
+    Window,
     log_probabilities,
-    path_tokens,
 )
 from voidpad.constrain.row import GapConstraints, RowConstraint
 from voidpad.decode.canvas import Canvas, send
 from voidpad.decode.noise import Noise
 from voidpad.decode.plan import Plan
 from voidpad.decode.propose import (
-    NOTHING,
     Bans,
     Sampler,
     Scored,
     SlotProposal,
     TemperedProposal,
     divisor,
-    index,
 )
 from voidpad.decode.rules import name_of
 from voidpad.roles import Roles
@@ -111,7 +105,7 @@ class Place:
     room: int  # slots by which the canvas may still grow
     roles: Roles
 
-    def window(self, own: RowConstraint) -> tuple[HostWindow, NDArray[np.intp]]:
+    def window(self, own: RowConstraint) -> tuple[Window, NDArray[np.intp]]:
         """The slots from the first masked one to the last that is written or on the frontier, and the numbers of
         those on the frontier among them."""
         automaton, ends = own.automaton, self.roles.ends
@@ -122,11 +116,10 @@ class Place:
         prefix = slots[:first].tolist()
         start = automaton.states if not set(ends).isdisjoint(prefix) else automaton.state_after(prefix)
         assert start >= 0, "a written prefix that no matching text has"
-        left = len(slots) - last + self.room
+        final = own.messages.final(len(slots) - last + self.room, closed=own.closed)
         slots, frontier, masked = slots[first:last], frontier[first:last], masked[first:last]
         kind = np.where(masked, np.where(frontier, FRONTIER, WILDCARD), WRITTEN)
-        final = final_weights(automaton, automaton.states, left=left, closed=own.closed).numpy()
-        window = HostWindow(kind, automaton.token_class[slots], np.isin(slots, ends), start, final)
+        window = Window(kind, automaton.token_class[slots], np.isin(slots, ends), start, final)
         return window, np.flatnonzero(frontier)
 
 
@@ -163,123 +156,65 @@ def propose_constrained(
 ) -> SlotProposal:
     """Tokens, scores and, if asked, entropies of the frontier's slots of one row, from their logits (N, V).
 
-    A slot after the text's end has the token NOTHING, score minus infinity and infinite entropy. Distributions over the
-    vocabulary are made twice, in tiles of at most 256 MB: once for the messages, once for tokens and scores.
+    A slot after the text's end has the token NOTHING, score minus infinity and infinite entropy. LLaDA scores at
+    temperature 1, Dream and SDAR at the temperature at which they draw. Distributions over the vocabulary are made
+    twice, in tiles of at most 256 MB: once for the messages, once for tokens and scores.
     """
-    roles, tables, device = place.roles, own.tables(logits.device), logits.device
+    tables, messages = own.tables(place.roles, logits.device), own.messages
     window, at = place.window(own)
-    random = bool(rule.temperature) and (noise.greedy is None or not bool(noise.greedy.any()))
     size = max(1, (1 << 25) // logits.shape[1])
-    tiles = [_Distributions.of(rule, part, bans, random=random) for part in logits.split(size)]
+    random = bool(rule.temperature) and (noise.greedy is None or not bool(noise.greedy.any()))
 
-    def sums(name: str) -> _Sums:
-        parts = [_reduced(tables, getattr(tile, name)(), roles) for tile in tiles]
-        return _Sums.of(own, window, at, torch.cat(parts).cpu().numpy(), device)
+    def drawn(z: Tensor) -> Tensor:
+        return _drawn(rule, z, bans)
 
-    scored = sums("scored")
-    drawn = sums("drawn") if random and tiles[0].two else scored
+    scored = drawn if isinstance(rule, TemperedProposal) else log_probabilities
+
+    def solved(distribution: Callable[[Tensor], Tensor]) -> tuple[Beliefs, Floats, Floats, Tensor]:
+        """What the slots say, the weights and sums that follow, and the marginals on the device."""
+        parts = [tables.beliefs(distribution(tile)) for tile in logits.split(size)]
+        beliefs = Beliefs.of(torch.cat(parts).cpu().numpy())
+        weights = messages.weights(window, beliefs, best=False)
+        sums = messages.backward(window, weights, best=False)
+        found = messages.marginals(at, weights, messages.forward(window, weights), sums)
+        return beliefs, weights, sums, send(torch.from_numpy(found), logits.device)
+
+    beliefs, weights, sums, marginals = solved(scored)
+    sampled = marginals
     if random:
+        if drawn is not scored:
+            _, weights, sums, sampled = solved(drawn)
         uniform = np.full(len(window.kind), 0.5)
         uniform[at] = noise.per_path().cpu().numpy()
-        path = own.host.follow(window, drawn.weights, drawn.messages, uniform)
+        path = messages.follow(window, weights, sums, uniform)
     else:
-        best = own.host.weights(window, scored.beliefs, best=True)
-        path = own.host.follow(window, best, own.host.backward(window, best, best=True))
-    sets, ends = (send(torch.from_numpy(part[at]), device)[None] for part in path)
-    found: list[SlotProposal] = []
-    for number, (tile, draws) in enumerate(zip(tiles, noise.split(size), strict=True)):
-        part = slice(number * size, number * size + len(tile.logits))
-        log_p = tile.scored()
-        wish = tile.drawn() + draws.gumbel(log_p.shape[1]) if random else log_p
-        tokens = path_tokens(tables, Path(sets[:, part], ends[:, part]), wish[None], eos=roles.eos)[0]
-        p = scored.distribution(tables, log_p, part, roles)
-        judged = Scored(tokens, p, p.argmax(1) if random else tokens)
-        nothing = tokens == NOTHING
-        score = judged.score(rule.score, draws).masked_fill(nothing, -torch.inf)
-        spread = None
+        weights = messages.weights(window, beliefs, best=True)
+        path = messages.follow(window, weights, messages.backward(window, weights, best=True))
+    steps = send(torch.from_numpy(path[at]), logits.device)
+    found = []
+    pieces = (part.split(size) for part in (logits, steps, marginals, sampled))
+    for z, step, share, draw_share, draws in zip(*pieces, noise.split(size), strict=True):
+        log_p = scored(z)
+        wish = drawn(z) + draws.gumbel(z.shape[1]) if random else log_p
+        tokens = tables.tokens(step, wish)
+        p = tables.distribution(share, log_p)
+        judged, nothing = Scored(tokens, p, p.argmax(1) if random else tokens), tokens == NOTHING
+        proposal = [tokens.double(), judged.score(rule.score, draws).masked_fill(nothing, -torch.inf)]
         if entropy:
-            sampled = p if drawn is scored else drawn.distribution(tables, tile.drawn(), part, roles)
-            spread = judged.entropy(sampled).masked_fill(nothing, torch.inf)
-        found.append(SlotProposal(tokens, score, spread))
-    return SlotProposal(
-        torch.cat([one.tokens for one in found]),
-        torch.cat([one.score for one in found]),
-        torch.cat([one.entropy for one in found if one.entropy is not None]) if entropy else None,
-    )
+            q = p if sampled is marginals else tables.distribution(draw_share, drawn(z))
+            proposal.append(judged.entropy(q).masked_fill(nothing, torch.inf))
+        found.append(torch.stack(proposal))
+    tokens, score, *spread = torch.cat(found, 1)
+    return SlotProposal(tokens.long(), score, spread[0] if entropy else None)
 
 
-@dataclass(frozen=True)
-class _Distributions:
-    """The distributions of some slots (N, V), in log space: by which tokens are scored, and from which they are drawn.
-
-    LLaDA scores at temperature 1, Dream and SDAR at the temperature at which they draw.
+def _drawn(rule: Sampler, logits: Tensor, bans: Bans) -> Tensor:
+    """The distributions (N, V) from which tokens are drawn, in log space: tempered, and with a penalty on tokens that
+    top-p or top-k removes. It is so large that such a token is taken only where no text that matches can do without it.
     """
-
-    rule: Sampler
-    logits: Tensor
-    bans: Bans
-    two: bool  # whether the two differ
-
-    @classmethod
-    def of(cls, rule: Sampler, logits: Tensor, bans: Bans, *, random: bool) -> _Distributions:
-        return cls(rule, logits, bans, random and not isinstance(rule, TemperedProposal))
-
-    def scored(self) -> Tensor:
-        return log_probabilities(self.logits) if not isinstance(self.rule, TemperedProposal) else self.drawn()
-
-    def drawn(self) -> Tensor:
-        """Tempered, and with a penalty on tokens that top-p or top-k removes. It is so large that such a token is
-        taken only where no text that matches can do without it."""
-        z = self.logits.double() / divisor(self.rule.temperature)
-        if not isinstance(self.rule, TemperedProposal):
-            return log_probabilities(z)
-        kept = self.rule.filtered(z, self.rule.choice_ban(self.bans))
-        if kept is z:
-            return log_probabilities(z)
-        last_resort = log_probabilities(z).clamp(min=-_FILTERED) - _FILTERED
-        return torch.where(kept == -torch.inf, last_resort, log_probabilities(kept))
-
-
-@dataclass(frozen=True)
-class _Sums:
-    """Sums over all texts that match: what they were made from, the messages, and the frontier's distributions."""
-
-    beliefs: HostBeliefs
-    weights: HostWeights
-    messages: NDArray[np.float64]
-    marginals: Marginals  # of the N slots of the frontier, on the device
-
-    @classmethod
-    def of(
-        cls,
-        own: RowConstraint,
-        window: HostWindow,
-        at: NDArray[np.intp],
-        reduced: NDArray[np.float64],
-        device: torch.device,
-    ) -> _Sums:
-        classes = own.automaton.classes
-        beliefs = HostBeliefs(
-            reduced[:, :classes], reduced[:, classes : 2 * classes], reduced[:, -2], reduced[:, -1]
-        )
-        weights = own.host.weights(window, beliefs, best=False)
-        messages = own.host.backward(window, weights, best=False)
-        per_class, end, after = own.host.marginals(weights, own.host.forward(window, weights), messages)
-        nothing = np.full((len(at), 1), NEVER)  # for tokens without a class
-        parts = (np.concatenate([per_class[at], nothing], 1), end[at], after[at])
-        found = Marginals(*(send(torch.from_numpy(part), device)[None] for part in parts))
-        return cls(beliefs, weights, messages, found)
-
-    def distribution(self, tables: Tables, log_p: Tensor, part: slice, roles: Roles) -> Tensor:
-        """The constrained marginals (N, V) of some slots, whose distributions in log space are log_p (N, V)."""
-        found = self.marginals
-        some = Marginals(found.classes[:, part], found.end[:, part], found.after[:, part])
-        return some.tokens(log_p[None], tables.token_class, eos=roles.eos, mask=roles.mask)[0]
-
-
-def _reduced(tables: Tables, log_p: Tensor, roles: Roles) -> Tensor:
-    """What distributions (N, V) say: totals and maxima of the classes, the end and the tail, (N, 2 C + 2)."""
-    padding = {*roles.rainbow, *(() if roles.void is None else (roles.void,))} - set(roles.ends)
-    ends, rest = (index(tuple(sorted(ids)), log_p.device) for ids in (roles.ends, padding))
-    found = beliefs_of(tables, log_p[None], ends=ends, padding=rest.long())
-    return torch.cat([found.total[0], found.best[0], found.end[0, :, None], found.tail[0, :, None]], 1)
+    z = logits.double() / divisor(rule.temperature)
+    kept = rule.filtered(z, rule.choice_ban(bans)) if isinstance(rule, TemperedProposal) else z
+    if kept is z:
+        return log_probabilities(z)
+    last_resort = log_probabilities(z).clamp(min=-_FILTERED) - _FILTERED
+    return torch.where(kept == -torch.inf, last_resort, log_probabilities(kept))

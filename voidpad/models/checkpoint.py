@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from voidpad.constrain.compiler import Compiler, compiler_for
-from voidpad.constrain.row import RowConstraint
+from voidpad.constrain.row import Compiler, RowConstraint, compiler_for
 from voidpad.decode.constrained import check_constrained
 from voidpad.decode.presets import build_plan
 from voidpad.errors import ConfigError

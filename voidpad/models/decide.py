@@ -6,18 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 
 from voidpad.constrain import bytes_of_tokens, choice
-from voidpad.constrain.messages import (
-    FRONTIER,
-    Window,
-    backward,
-    beliefs_of,
-    final_weights,
-    log_probabilities,
-    slot_weights,
-)
+from voidpad.constrain.messages import FRONTIER, Beliefs, Window, log_probabilities
 from voidpad.decode.canvas import Canvas
 from voidpad.errors import ConfigError
 from voidpad.models.text import encode_text
@@ -99,23 +92,17 @@ def _product(
 
     Slots after a choice count by the model's belief that nothing stands there.
     """
-    roles = model.roles
     row = _written(model, prompt, choices[:1], slots, shared)
-    log_p = log_probabilities(model.default_denoiser()(row, row.masked))[None]
-    padding = sorted({*roles.rainbow, *(() if roles.void is None else (roles.void,))} - set(roles.ends))
-    ends, rest = (torch.tensor(ids, dtype=torch.long, device=log_p.device) for ids in (roles.ends, padding))
-    kind = torch.full((1, slots - shared), FRONTIER, device=log_p.device)
-    start = torch.zeros(1, dtype=torch.long, device=log_p.device)
-    found = []
+    log_p = log_probabilities(model.default_denoiser()(row, row.masked))
+    kind, found = np.full(slots - shared, FRONTIER), []
     for tokens in choices:
         text = _text(tokens[shared:], model)
         assert text, "the shared tokens leave some text of every choice"
         own = model.compiler(choice([text]))
-        tables = own.tables(log_p.device)
-        final = final_weights(own.automaton, tables.states, left=0).to(log_p.device)
-        window = Window(kind, torch.full_like(kind, roles.mask), kind < 0, start, final[None])
-        weights = slot_weights(tables, window, beliefs_of(tables, log_p, ends=ends, padding=rest), best=False)
-        found.append(float(backward(tables, window, weights, best=False)[0, 0, 0]))
+        beliefs = Beliefs.of(own.tables(model.roles, log_p.device).beliefs(log_p).cpu().numpy())
+        window = Window(kind, kind, kind < 0, 0, own.messages.final(0, closed=False))
+        weights = own.messages.weights(window, beliefs, best=False)
+        found.append(float(own.messages.backward(window, weights, best=False)[0, 0]))
     return found
 
 
