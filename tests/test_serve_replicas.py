@@ -16,9 +16,8 @@ from test_serve_process import start
 from voidpad.engine.batching import Engine
 from voidpad.errors import ConfigError
 from voidpad.models import load, random_model, save
-from voidpad.serve.access import Access
+from voidpad.serve.options import Access, ServeOptions
 from voidpad.serve.replicas import ReplicaOptions, application
-from voidpad.serve.server import ServeOptions
 
 CLIENTS = 8
 PLAN = {"plan": "void", "canvas": 48, "block": 16}

@@ -179,20 +179,18 @@ def test_a_run_folder_holds_the_switches_of_its_speed(voidpad, tmp_path):
 
 def test_a_server_decodes_at_its_speed(voidpad, monkeypatch):
     from voidpad.serve import server
-    from voidpad.serve.access import read_access
+    from voidpad.serve.requests import ServedModel
 
-    states = []
+    served = []
 
     def listen_to_nobody(load, options, *, ready):
-        states.append(server.make_state(load(), options, read_access("127.0.0.1", None, no_auth=False)))
+        served.append(ServedModel(load(), options))
         return 0
 
     monkeypatch.setattr(server, "serve", listen_to_nobody)
     assert voidpad("serve", "--speed", "fastest")[0] == 0
-    [state] = states
-    speed = SPEEDS["fastest"]
-    assert state.served.plan(state.served.plan_name, {}).approximations == ("entropy_bound",)
-    assert state.served.cache == speed.cache
+    assert served[0].default.approximations == ("entropy_bound",)
+    assert served[0].options.cache == SPEEDS["fastest"].cache
 
 
 def test_the_help_names_every_speed_with_its_price(voidpad, monkeypatch):

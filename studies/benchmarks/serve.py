@@ -133,8 +133,7 @@ def engine_alone(
     model: Any, load: list[LoadRequest], plan: Any, *, rows: int, tokens: int
 ) -> tuple[dict[int, str], float, float]:
     """The same rows through the engine by itself: their texts, and the seconds and processor seconds they took."""
-    from voidpad.serve.answer_text import Choice
-    from voidpad.serve.engine_thread import text_rules
+    from voidpad.serve.answer_text import AnswerText, text_rules
 
     rules, engine = text_rules(model), model.engine(rows=rows, tokens=tokens, block=plan.block)
     places = {}
@@ -144,7 +143,7 @@ def engine_alone(
         places[engine.submit(one.ids, plan, seed=one.seed, limit=limit)] = place
     texts = {}
     for handle, outcome in engine.outcomes():
-        choice = Choice(rules, limit=load[places[handle]].max_tokens)
+        choice = AnswerText(rules, limit=load[places[handle]].max_tokens)
         choice.feed(outcome.tokens)
         choice.end()
         texts[places[handle]] = choice.text
@@ -172,9 +171,7 @@ def measure(model: Any, load: list[LoadRequest], *, plan: str, fields: dict[str,
     with serving(
         model, plan=plan, fields=fields, rows=rows, tokens=tokens, queue=4096, timeout=900.0
     ) as running:
-        process = context.Process(
-            target=clients_process, args=(running.url, running.state.served.name, load, clients, back)
-        )
+        process = context.Process(target=clients_process, args=(running.url, model.name, load, clients, back))
         used, early = time.process_time(), None
         process.start()
         report: LoadReport | None = None
@@ -191,9 +188,9 @@ def measure(model: Any, load: list[LoadRequest], *, plan: str, fields: dict[str,
         used = time.process_time() - used
         process.join(60)
         end = time.monotonic() + 30
-        while running.state.engine.rows and time.monotonic() < end:
+        while running.engine.rows and time.monotonic() < end:
             time.sleep(0.05)
-        left = len(running.state.engine.rows)
+        left = len(running.engine.rows)
     wrong = [place for place, text in report.texts.items() if text != expected[place]]
     missing = [place for place in places if load[place].kind != "leaves" and place not in report.texts]
     latencies = sorted(report.latencies)
@@ -232,7 +229,7 @@ def one_client(
     times: dict[str, list[float]] = {"generate": [], "server": []}
     with serving(model, plan=plan, fields=fields) as running, httpx.Client(timeout=300) as http:
         body = {
-            "model": running.state.served.name,
+            "model": model.name,
             "messages": [{"role": "user", "content": prompt}],
             "stream": True,
         }

@@ -97,7 +97,7 @@ def serve(
     if plan is not None and ":" in plan:
         raise ConfigError(f"plan {plan!r}: a plan from a module cannot be served; give the name of a preset.")
     size = _bytes_of(max_body)
-    from voidpad.serve.server import ServeOptions
+    from voidpad.serve.options import ServeOptions
 
     options = ServeOptions(
         plan=plan,
@@ -125,7 +125,7 @@ def serve(
     # What is wrong with the options is said before weights are loaded, and before Ray starts.
     options.access()
     from voidpad.commands.loading import check_device, load_opened, open_model
-    from voidpad.serve.server import usual_plan
+    from voidpad.serve.requests import usual_plan
 
     check_device(device, dtype, quantize)
     opened = open_model(model, adapter)

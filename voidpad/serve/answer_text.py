@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tokenizers import decoders
+
+from voidpad.models.text import special_ids
+from voidpad.serve.logprobs import TokenLogprob
+
+if TYPE_CHECKING:
+    from voidpad.models import Model
 
 UNFINISHED = "\ufffd"  # what a tokenizer gives for bytes that are no whole character yet
 CLEANED = 5  # characters that `clean_up_tokenization_spaces` may still change: " n't" and the like
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """A committed token with its log-probability in the pass that committed it."""
-
-    id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()  # the likeliest ids of that pass with their log-probabilities
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,23 @@ class TextRules:
     joins: bool = False  # ids after a whole character can be decoded by themselves
 
 
+def text_rules(model: Model) -> TextRules:
+    """How this model's ids become text, gathered once."""
+    tokenizer = model.tokenizer
+    cleaned = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    joins = backend is not None and isinstance(backend.decoder, decoders.ByteLevel | decoders.Fuse)
+    return TextRules(
+        decode=lambda ids: str(tokenizer.decode(ids)),
+        ends=frozenset(model.roles.ends),
+        dropped=frozenset(special_ids(tokenizer) | model.roles.all()),
+        cleaned=cleaned,
+        joins=joins and not cleaned,
+    )
+
+
 @dataclass
-class Choice:
+class AnswerText:
     """One answer: `feed` takes final tokens, `take` gives text that may be sent.
 
     `limit` is the most tokens the answer may have; what lies beyond is dropped and the answer counts as cut.
@@ -53,9 +68,8 @@ class Choice:
     finish_reason: str | None = None  # "stop" or "length" once the answer is complete
     # What ended the answer, if its row did not: "eos", "stop" (a stop string) or "max_tokens".
     stop_reason: str | None = None
-    seen: int = 0  # final slots read so far
-    whole: int = 0  # leading ids whose text ends with a whole character; `whole_text` is their text
-    whole_text: str = ""
+    decoded: int = 0  # leading ids whose text ends with a whole character; `decoded_text` is their text
+    decoded_text: str = ""
     stale: bool = False  # there are ids that are not in `text` yet
 
     @property
@@ -64,21 +78,18 @@ class Choice:
 
     def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> None:
         """Take the next final tokens of the row, left to right; tokens after the end are ignored."""
-        added = False
         for place, token in enumerate(tokens):
             if self.complete:
                 break
-            self.seen += 1
             if token in self.rules.ends:
                 self.finish_reason, self.stop_reason = "stop", "eos"
             elif self.limit is not None and len(self.ids) >= self.limit:
                 self.finish_reason, self.stop_reason = "length", "max_tokens"
             else:
-                added = True
+                self.stale = True
                 self.ids.append(token)
                 if logprobs is not None:
                     self.logprobs.append(logprobs[place])
-        self.stale = self.stale or added
         if self.stops or self.complete:
             self._decode()
 
@@ -106,12 +117,10 @@ class Choice:
         if not self.stale:
             return
         self.stale = False
-        dropped = self.rules.dropped
-        text = self.whole_text + self.rules.decode(
-            [one for one in self.ids[self.whole :] if one not in dropped]
-        )
+        fresh = [one for one in self.ids[self.decoded :] if one not in self.rules.dropped]
+        text = self.decoded_text + self.rules.decode(fresh)
         if self.rules.joins and not text.endswith(UNFINISHED):
-            self.whole, self.whole_text = len(self.ids), text
+            self.decoded, self.decoded_text = len(self.ids), text
         # The stop string that is complete first counts, so that the pieces in which a text arrives do not matter.
         places = [(text.find(stop), stop) for stop in self.stops]
         first = min(((place + len(stop), place) for place, stop in places if place >= 0), default=None)

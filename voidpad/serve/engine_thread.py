@@ -10,119 +10,40 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from functools import partial
+from typing import Any
 
-from tokenizers import decoders
-
-from voidpad.constrain.row import RowConstraint
 from voidpad.decode.outcome import Outcome
-from voidpad.diagnose.trace.format import End, end_record, header_record, pass_record
-from voidpad.diagnose.trace.recorder import Recorder
-from voidpad.engine.batching import Engine
 from voidpad.engine.events import Failed, Finished, Wrote
-from voidpad.errors import ConfigError
-from voidpad.serve.answer_text import Choice, TextRules, TokenLogprob
-from voidpad.serve.logprobs import SlotLogprobs
+from voidpad.serve.live import Choice, LiveRequest
+from voidpad.serve.logprobs import TokenLogprob, prompt_passes
 from voidpad.serve.monitoring import Metrics
 from voidpad.serve.protocol import RequestError
-from voidpad.serve.requests import GenerationRequest
+from voidpad.serve.requests import ServedModel
 
-if TYPE_CHECKING:
-    from voidpad.models import Model
-
-MOST_RECORDS = 4096  # canvas events a client may leave unread
-
-
-@dataclass
-class LiveRequest:
-    """A request whose rows are in the engine. Used by the event loop only."""
-
-    request: GenerationRequest
-    choices: list[Choice]
-    prompt_tokens: int
-    token_text: Callable[[int], str]
-    handles: list[int] = field(default_factory=list)
-    reports: list[dict[str, Any]] = field(default_factory=list)  # empty until the choice has ended
-    error: RequestError | None = None
-    gone: bool = False  # the client has left
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    finished: asyncio.Event = field(default_factory=asyncio.Event)
-    records: deque[tuple[int, dict[str, Any]]] = field(default_factory=deque)
-    stop: Callable[[list[int]], None] = lambda handles: None
-
-    def cancel(self) -> None:
-        """End the rows that are still being decoded, before their next pass."""
-        left = [handle for handle, report in zip(self.handles, self.reports, strict=True) if not report]
-        if left:
-            self.stop(left)
-
-    def take_records(self) -> list[tuple[int, dict[str, Any]]]:
-        records, self.records = list(self.records), deque()
-        return records
-
-    def fail(self, error: RequestError) -> None:
-        self.error = self.error or error
-        self.changed.set()
-        self.finished.set()
-
-
-@dataclass
-class _Row:
-    """A row as the engine thread sees it."""
-
-    live: LiveRequest
-    index: int  # of the choice
-    submitted: float
-    final: int = 0  # leading slots that were handed over
-    ending: bool = False  # the engine was told that the answer is complete
-    recorder: Recorder | None = None  # where the client wants to see the canvas
-    passes: int = 0  # recorded so far
-    named: set[int] = field(default_factory=set)  # tokens whose text the client has
-    scores: SlotLogprobs | None = None  # where logprobs were requested
-
-
-@dataclass(frozen=True)
-class _Update:
-    """What one pass changed for one row."""
-
-    row: _Row
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] | None = None
-    records: list[dict[str, Any]] = field(default_factory=list)
-    report: dict[str, Any] | None = None
-    stop_reason: str | None = None
-    error: RequestError | None = None
-    filled: tuple[str, list[int]] | None = None  # the text and the tokens of a template's gaps
+Update = Callable[[], None]  # a change that the event loop makes
 
 
 class EngineThread:
-    """Runs an engine until it is closed. `submit` is called from the event loop."""
+    """Runs the engine of a model until it is closed. `submit` is called from the event loop."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        rules: TextRules,
-        *,
-        model: Model,
-        cache: str | None = None,
-        token_text: Callable[[int], str],
-        queue: int = 256,
-        name: str = "",
-    ) -> None:
-        self.engine, self.rules, self.model, self.cache = engine, rules, model, cache
-        self.token_text, self.queue = token_text, queue
-        self.on_failure: Callable[[BaseException], None] = lambda error: None
-        self.rows: dict[int, _Row] = {}
+    def __init__(self, served: ServedModel, metrics: Metrics) -> None:
+        options = served.options
+        self.served, self.metrics, self.queue = served, metrics, options.queue
+        self.engine = served.model.engine(
+            rows=options.rows, tokens=options.tokens, cache=options.cache, block=served.default.block
+        )
+        self.on_failure: Callable[[BaseException], object] = lambda error: None
+        self.rows: dict[int, Choice] = {}  # by handle
         self.loop: asyncio.AbstractEventLoop | None = None
         self.registering = threading.Lock()  # no event of a row is read before the row is in `rows`
         self.calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()  # to be made between passes
         self.closing = False
         self.alive = False
         self.thread = threading.Thread(target=self._run, name="voidpad-engine", daemon=True)
-        self.metrics = Metrics(name, waiting=lambda: engine.waiting, live=lambda: self.live)
 
     @property
     def live(self) -> int:
@@ -135,17 +56,17 @@ class EngineThread:
 
     def give_up(self) -> None:
         """Fail every request whose rows have not ended: the server stops now. Called from the event loop."""
-        for row in list(self.rows.values()):
-            row.live.fail(
+        for choice in list(self.rows.values()):
+            self._fail(
+                choice,
                 RequestError(
                     "the server stopped before the answer was complete.",
                     status=503,
                     kind="server_error",
                     code="shutting_down",
                     headers={"Retry-After": "5"},
-                )
+                ),
             )
-            row.live.cancel()
 
     def close(self) -> None:
         """Stop after the pass that is running; rows that are left are dropped."""
@@ -154,11 +75,61 @@ class EngineThread:
         if self.thread.is_alive():
             self.thread.join(timeout=60)
 
-    def submit(self, request: GenerationRequest, *, deadline: float) -> LiveRequest:
-        """Queue all rows of a request, or refuse it where the queue is full or no block fits the context."""
+    def submit(self, live: LiveRequest, *, deadline: float) -> None:
+        """Queue all rows of a request, or refuse it where the queue is full."""
+        self._check_room(len(live.choices))
+        with self.registering:
+            for choice in live.choices:
+                place, key = divmod(choice.index, live.body.n)
+                choice.handle = self.engine.submit(
+                    live.prompts[place],
+                    live.plan,
+                    seed=live.seed,
+                    key=key,
+                    limit=live.limits[place],
+                    deadline=deadline,
+                    observe=choice.canvas.observe if choice.canvas else None,
+                    constraint=live.constraint,
+                )
+                self.rows[choice.handle] = choice
+
+    def cancel(self, live: LiveRequest) -> None:
+        """End the rows that are still being decoded, before their next pass."""
+        for choice in live.choices:
+            if choice.handle in self.rows:
+                self.engine.cancel(choice.handle)
+
+    async def score(self, live: LiveRequest, *, deadline: float) -> None:
+        """Answer each prompt with itself, its tokens' log-probabilities, and the likeliest next token if wanted."""
+        served, more = self.served, live.max_tokens or 0
+        for choice, ids in zip(live.choices, live.prompts, strict=True):
+            found = [TokenLogprob(ids[0], None)]
+            top, tokens = live.top_logprobs or 0, served.options.tokens
+            for score in prompt_passes(served.model, ids, top=top, more=more, tokens=tokens):
+                left = max(0.0, deadline - time.monotonic())
+                found += await asyncio.to_thread(self.between_passes, score, timeout=left)
+            added = [one.id for one in found[len(ids) :]]
+            choice.logprobs = found
+            choice.finish(served.rules.decode([*ids, *added]), added)
+            choice.report = {"stop_reason": "echo"}
+        live.finished.set()
+
+    def between_passes(self, call: Callable[[], Any], *, timeout: float = 60.0) -> Any:
+        """The result of a call that the engine's thread makes before a pass; blocks the calling thread."""
+        self._check_room(len(self.calls))
+        done: Future[Any] = Future()
+        self.calls.append((call, done))
+        self.engine.wake()
+        try:
+            return done.result(timeout)
+        except TimeoutError:
+            done.cancel()
+            raise _timed_out() from None
+
+    def _check_room(self, rows: int) -> None:
         if not self.alive:
             raise RequestError("the engine has stopped.", status=503, kind="server_error")
-        if self.engine.waiting + request.rows > self.queue and self.rows:
+        if self.engine.waiting + rows > self.queue and self.rows:
             raise RequestError(
                 f"the queue is full ({self.engine.waiting} of {self.queue} rows wait); try again later.",
                 status=429,
@@ -166,243 +137,142 @@ class EngineThread:
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
-        filling = request.layout is not None
-        limits = [
-            None if filling else _canvas_limit(request, prompt, self.model) for prompt in request.prompts
-        ]
-        if isinstance(request.constraint, RowConstraint) and request.constraint.shortest > min(
-            filter(None, limits)
-        ):
-            raise RequestError(
-                f"the shortest answer that matches takes {request.constraint.shortest} tokens; max_tokens, the plan "
-                f"and the context leave {min(filter(None, limits))}.",
-                param="max_tokens",
-            )
-        count = request.rows
-        choices = [Choice(self.rules, request.stops, request.max_tokens) for _ in range(count)]
-        live = LiveRequest(
-            request,
-            choices,
-            sum(len(prompt) for prompt in request.prompts),
-            self.token_text,
-            reports=[{} for _ in range(count)],
-            stop=self._cancel,
-        )
-        now = time.monotonic()
-        with self.registering:
-            for index in range(count):
-                prompt, recorder = request.prompts[index // request.n], self._recorder(request)
-                handle = self.engine.submit(
-                    prompt,
-                    request.plan,
-                    seed=request.seed,
-                    key=index % request.n,
-                    limit=limits[index // request.n],
-                    deadline=deadline,
-                    observe=recorder.observe if recorder else None,
-                    constraint=request.constraint,
-                )
-                live.handles.append(handle)
-                self.rows[handle] = _Row(
-                    live,
-                    index,
-                    now,
-                    recorder=recorder,
-                    scores=SlotLogprobs(request.top_logprobs) if request.logprobs else None,
-                )
-        return live
-
-    def between_passes(self, call: Callable[[], Any], *, timeout: float = 60.0) -> Any:
-        """The result of a call that the engine's thread makes before its next pass; blocks the calling thread."""
-        if not self.alive:
-            raise RequestError("the engine has stopped.", status=503, kind="server_error")
-        done: Future[Any] = Future()
-        self.calls.append((call, done))
-        self.engine.wake()
-        return done.result(timeout)
-
-    def _cancel(self, handles: list[int]) -> None:
-        for handle in handles:
-            if handle in self.rows:
-                self.engine.cancel(handle)
 
     # The engine's thread
 
     def _run(self) -> None:
         try:
             while True:
-                self.engine.wait()
+                if not self.calls:
+                    self.engine.wait()
                 with self.registering:  # the rows of a request start in the same pass
                     if self.closing:
                         return
-                while self.calls:
-                    call, done = self.calls.popleft()
-                    try:
-                        done.set_result(call())
-                    except Exception as error:
-                        done.set_exception(error)
+                if self.calls:
+                    self._make_call(*self.calls.popleft())
                 events = self.engine.step()
                 self.metrics.passes.inc()
                 with self.registering:
-                    updates = self._updates(events)
-                self._hand_over(updates)
+                    self._hand_over([update for event in events for update in self._updates(event)])
         except BaseException as error:
-            self._hand_over(
-                [_Update(row, error=_server_error("the engine failed.")) for row in list(self.rows.values())]
-            )
+            failed = _server_error("the engine failed.")
+            self._hand_over([partial(self._fail, choice, failed) for choice in list(self.rows.values())])
             self.on_failure(error)
         finally:
             self.alive = False
 
-    def _hand_over(self, updates: list[_Update]) -> None:
+    def _make_call(self, call: Callable[[], Any], done: Future[Any]) -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            done.set_result(call())
+        except Exception as error:
+            done.set_exception(error)
+
+    def _hand_over(self, updates: list[Update]) -> None:
+        def deliver() -> None:
+            for update in updates:
+                update()
+
         if updates and self.loop is not None and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._deliver, updates)
+            self.loop.call_soon_threadsafe(deliver)
 
-    def _updates(self, events: list[Any]) -> list[_Update]:
-        updates: list[_Update] = []
-        for event in events:
-            if isinstance(event, Wrote):
-                updates += self._written(event)
-            elif isinstance(event, Failed):
-                error = _server_error(f"a pass failed: {event.error}")
-                rows = [self.rows.pop(handle) for handle in event.handles if handle in self.rows]
-                updates += [_Update(row, error=error) for row in rows]
-            elif isinstance(event, Finished) and (row := self.rows.pop(event.handle, None)) is not None:
-                updates.append(self._ended(row, event.outcome))
-        return updates
+    def _updates(self, event: Any) -> list[Update]:
+        if isinstance(event, Wrote):
+            return self._written(event)
+        if isinstance(event, Failed):
+            error = _server_error(f"a pass failed: {event.error}")
+            rows = [self.rows.pop(handle) for handle in event.handles if handle in self.rows]
+            return [partial(self._fail, choice, error) for choice in rows]
+        if isinstance(event, Finished) and (choice := self.rows.pop(event.handle, None)) is not None:
+            return [partial(self._ended, choice, event.outcome)]
+        return []
 
-    def _written(self, event: Wrote) -> list[_Update]:
+    def _written(self, event: Wrote) -> list[Update]:
         """Tokens that became final in this pass; a row whose answer is complete is told to end."""
-        updates = []
-        after, final = event.after, event.final_prefix
-        starts = after.canvas.prompt.tolist()
+        updates: list[Update] = []
+        canvas, final = event.after.canvas, event.final_prefix
+        starts = canvas.prompt.tolist()
         for place, handle in enumerate(event.handles):
-            row = self.rows.get(handle)
-            if row is None:
+            choice = self.rows.get(handle)
+            if choice is None:
                 continue
-            if row.scores is not None:
-                row.scores.add(event.step, place)
-            tokens: list[int] = []
-            if final[place] > row.final:
-                start = starts[place]
-                tokens = after.canvas.ids[place, start + row.final : start + final[place]].tolist()
-            logprobs = row.scores.take(row.final, len(tokens)) if row.scores is not None else None
-            if tokens and not row.final:
-                self.metrics.first_token_seconds.observe(time.monotonic() - row.submitted)
-            row.final += len(tokens)
-            if tokens or row.live.request.canvas_events:
-                updates.append(_Update(row, tokens, logprobs, records=self._records(row, event, place)))
-            if not row.ending and not self.rules.ends.isdisjoint(tokens):
-                row.ending = True
+            start, known = starts[place], choice.final
+            tokens = canvas.ids[place, start + known : start + max(known, final[place])].tolist()
+            logprobs = None
+            if choice.scores is not None:
+                choice.scores.add(event.step, place)
+                logprobs = choice.scores.take(range(known, known + len(tokens)))
+            records = choice.canvas.passed(event, place) if choice.canvas is not None else []
+            if tokens and not known:
+                self.metrics.first_token_seconds.observe(time.monotonic() - choice.live.submitted)
+            choice.final += len(tokens)
+            if tokens or records:
+                updates.append(partial(self._wrote, choice, tokens, logprobs, records))
+            if not choice.ending and not self.served.rules.ends.isdisjoint(tokens):
+                choice.ending = True
                 self.engine.end_early(handle)
         return updates
 
-    def _recorder(self, request: GenerationRequest) -> Recorder | None:
-        if not request.canvas_events:
-            return None
-        return Recorder(self.model, plan_name=request.plan_name, seed=request.seed, cache=self.cache)
+    # The event loop
 
-    def _records(self, row: _Row, event: Wrote, place: int) -> list[dict[str, Any]]:
-        """The lines of a trace that this pass adds, each with the text of the tokens it names first."""
-        if row.recorder is None:
-            return []
-        records, canvas = [], event.step.before.canvas
-        if not row.passes:
-            header = row.recorder.header_of(event.plan, canvas, place)
-            named = [*header.prompt.ids, *header.template]
-            records.append(self._with_pieces(row, header_record(row.index, header), named))
-        step = row.recorder.pass_of(event.plan, event.step, place, row.passes)
-        row.passes += 1
-        named = [token for _, token, _ in step.commits] + [
-            edit.id for edit in step.edits if edit.id is not None
-        ]
-        return [*records, self._with_pieces(row, pass_record(row.index, step), named)]
+    def _fail(self, choice: Choice, error: RequestError) -> None:
+        choice.live.fail(error)
+        self.cancel(choice.live)
 
-    def _with_pieces(self, row: _Row, record: dict[str, Any], tokens: Iterable[int]) -> dict[str, Any]:
-        fresh = [token for token in dict.fromkeys(tokens) if token not in row.named]
-        row.named.update(fresh)
-        return {"record": record, "pieces": {token: self.token_text(token) for token in fresh}}
+    def _wrote(
+        self,
+        choice: Choice,
+        tokens: list[int],
+        logprobs: list[TokenLogprob] | None,
+        records: list[dict[str, Any]],
+    ) -> None:
+        choice.feed(tokens, logprobs)
+        choice.live.add_records(choice.index, records)
+        if choice.live.error is not None:
+            self.cancel(choice.live)
+        elif choice.complete and not choice.ending:  # by a stop string, or by its number of tokens
+            choice.ending = True
+            self.engine.end_early(choice.handle)
+        choice.live.changed.set()
 
-    def _ended(self, row: _Row, outcome: Outcome) -> _Update:
+    def _ended(self, choice: Choice, outcome: Outcome) -> None:
         """The rest of a row that has ended, and what it cost."""
-        layout = row.live.request.layout
-        tokens = outcome.tokens[row.final :] if layout is None else []
-        mask = self.engine.roles.mask
-        logprobs = row.scores.take(row.final, len(tokens)) if row.scores is not None else None
-        if mask in tokens:  # a stalled or cancelled row: its unwritten slots are no text
-            kept = [place for place, token in enumerate(tokens) if token != mask]
-            logprobs = None if logprobs is None else [logprobs[place] for place in kept]
-            tokens = [tokens[place] for place in kept]
-        queued = max(0.0, time.monotonic() - row.submitted - outcome.seconds)
+        live, layout, model = choice.live, choice.live.layout, self.served.model
+        queued = max(0.0, time.monotonic() - live.submitted - outcome.seconds)
         report = {
             "passes_decode": outcome.passes_decode,
             "passes_probe": outcome.passes_probe,
             "passes_shared": outcome.passes_shared,
             "canvas": outcome.canvas,
             **({} if outcome.constraint is None else {"constraint": asdict(outcome.constraint)}),
-            "approximations": list(self.model.approximations(row.live.request.plan, cache=self.cache)),
+            "approximations": list(model.approximations(live.plan, cache=self.served.options.cache)),
             "queue_seconds": round(queued, 4),
             "decode_seconds": round(outcome.seconds, 4),
         }
-        text = None
         if layout is not None:
-            gaps = layout.written(self.model, outcome)
-            text = gaps[0] if row.live.request.only_gap else layout.whole(gaps)
+            gaps = layout.written(model, outcome)
             report |= {"gaps": list(gaps), "slots": list(layout.slots), "passes_probe": layout.passes_probe}
-        self.metrics.queue_seconds.observe(queued)
-        self.metrics.decode_seconds.observe(outcome.seconds)
-        passes = outcome.passes_decode + outcome.passes_probe - outcome.passes_shared
-        if passes:
-            self.metrics.tokens_per_pass.observe(len(outcome.tokens) / passes)
-        self.metrics.row_passes.labels("decode").inc(outcome.passes_decode)
-        self.metrics.row_passes.labels("probe").inc(outcome.passes_probe)
-        if outcome.stop_reason in ("cancelled", "deadline"):
-            self.metrics.cancelled.labels(outcome.stop_reason).inc()
-        records = []
-        if row.recorder is not None and row.passes:
-            result = self.model.result(outcome, row.live.request.plan, cache=self.cache)
-            pieces = {token: self.token_text(token) for token in sorted(row.named)}
-            records.append({"record": end_record(row.index, End(result, pieces))})
-        filled = None if text is None else (text, [token for gap in outcome.gaps for token in gap])
-        return _Update(row, tokens, logprobs, records, report, outcome.stop_reason, filled=filled)
-
-    # The event loop
-
-    def _deliver(self, updates: list[_Update]) -> None:
-        """Give every change of a pass to its request; ends rows whose text holds a stop string."""
-        for update in updates:
-            live, index = update.row.live, update.row.index
-            choice = live.choices[index]
-            if update.error is not None:
-                live.fail(update.error)
-                live.cancel()
-                continue
-            if update.tokens:
-                choice.feed(update.tokens, update.logprobs)
-            if update.records:
-                live.records.extend((index, record) for record in update.records)
-                if len(live.records) > MOST_RECORDS:
-                    live.fail(RequestError("the client reads canvas events too slowly.", status=400))
-                    live.cancel()
-            if update.filled is not None and update.stop_reason == "full":
-                choice.finish(*update.filled)
-            if update.report is not None:
-                if update.stop_reason == "deadline" and not choice.complete:
-                    live.fail(_timed_out())
-                    live.cancel()
-                choice.end()
-                # The text says what ended the answer: its row may have gone on, or was told to end.
-                live.reports[index] = {
-                    **update.report,
-                    "stop_reason": choice.stop_reason or update.stop_reason,
-                }
-                if all(live.reports):
-                    live.finished.set()
-            elif choice.complete and not update.row.ending:
-                update.row.ending = True
-                self.engine.end_early(live.handles[index])
-            if live.request.stream:
-                live.changed.set()
+            if outcome.stop_reason == "full":
+                ids = [token for gap in outcome.gaps for token in gap]
+                choice.finish(gaps[0] if live.only_gap else layout.whole(gaps), ids)
+        else:
+            # Unwritten slots of a stalled or cancelled row are no text.
+            places = range(choice.final, len(outcome.tokens))
+            kept = [place for place in places if outcome.tokens[place] != model.roles.mask]
+            logprobs = choice.scores.take(kept) if choice.scores is not None else None
+            choice.feed([outcome.tokens[place] for place in kept], logprobs)
+        if outcome.stop_reason == "deadline" and not choice.complete:
+            self._fail(choice, _timed_out())
+        choice.end()
+        if choice.canvas is not None:
+            live.add_records(choice.index, choice.canvas.ended(outcome, live.plan))
+        # The text says what ended the answer: its row may have gone on, or was told to end.
+        choice.report = {**report, "stop_reason": choice.stop_reason or outcome.stop_reason}
+        self.metrics.count_row(outcome, queued)
+        live.changed.set()
+        if all(one.report is not None for one in live.choices):
+            live.finished.set()
 
 
 def _server_error(message: str) -> RequestError:
@@ -416,30 +286,4 @@ def _timed_out() -> RequestError:
         kind="timeout_error",
         code="timeout",
         headers={"x-should-retry": "false"},
-    )
-
-
-def _canvas_limit(request: GenerationRequest, prompt: Sequence[int], model: Model) -> int:
-    """The longest canvas of a row: what the client asked for, in whole blocks, and what the context leaves."""
-    try:
-        return model.row_limit(prompt, request.plan, max_tokens=request.max_tokens)
-    except ConfigError as error:
-        param = "messages" if request.route == "chat" else "prompt"
-        raise RequestError(str(error), param=param, code="context_length_exceeded") from None
-
-
-def text_rules(model: Model) -> TextRules:
-    """How this model's ids become text, gathered once."""
-    from voidpad.models.text import special_ids
-
-    tokenizer = model.tokenizer
-    cleaned = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    joins = backend is not None and isinstance(backend.decoder, decoders.ByteLevel | decoders.Fuse)
-    return TextRules(
-        decode=lambda ids: str(tokenizer.decode(ids)),
-        ends=frozenset(model.roles.ends),
-        dropped=frozenset(special_ids(tokenizer) | model.roles.all()),
-        cleaned=cleaned,
-        joins=joins and not cleaned,
     )

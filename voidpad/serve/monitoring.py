@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from voidpad.decode.outcome import Outcome
 from voidpad.errors import printable
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -19,42 +20,43 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 class Metrics:
     """One registry per server, so that two servers in one process do not share counts."""
 
-    def __init__(self, model: str, *, waiting: Callable[[], int], live: Callable[[], int]) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        own: dict[str, Any] = {"registry": self.registry}
-        timed: dict[str, Any] = {**own, "buckets": SECONDS}
-        Gauge("voidpad_model", "The model that is served", ["name"], **own).labels(model).set(1)
-        self.requests = Counter(
-            "voidpad_requests", "Requests by route and status", ["route", "status"], **own
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry, buckets=SECONDS)
+        self.model = gauge("voidpad_model", "A model that is served", ["name"])
+        self.requests = counter("voidpad_requests", "Requests by route and status", ["route", "status"])
+        self.prompt_tokens = counter("voidpad_prompt_tokens", "Tokens of accepted prompts")
+        self.answer_tokens = counter("voidpad_answer_tokens", "Tokens of answers, before their end")
+        self.passes = counter("voidpad_passes", "Forward passes of the engine")
+        self.row_passes = counter("voidpad_row_passes", "Passes that finished rows took part in", ["kind"])
+        self.cancelled = counter("voidpad_rows_cancelled", "Rows that ended before their answer", ["why"])
+        self.queue_seconds = histogram("voidpad_queue_seconds", "In the queue, of rows that have ended")
+        self.decode_seconds = histogram("voidpad_decode_seconds", "From leaving the queue to the row's end")
+        self.first_token_seconds = histogram(
+            "voidpad_time_to_first_token_seconds", "From submission to the first final token"
         )
-        self.prompt_tokens = Counter("voidpad_prompt_tokens", "Tokens of accepted prompts", **own)
-        self.answer_tokens = Counter("voidpad_answer_tokens", "Tokens of answers, before their end", **own)
-        self.passes = Counter("voidpad_passes", "Forward passes of the engine", **own)
-        self.row_passes = Counter(
-            "voidpad_row_passes", "Passes that finished rows took part in", ["kind"], **own
-        )
-        self.cancelled = Counter(
-            "voidpad_rows_cancelled", "Rows that ended before their answer", ["why"], **own
-        )
-        self.queue_seconds = Histogram(
-            "voidpad_queue_seconds", "In the queue, of rows that have ended", **timed
-        )
-        self.decode_seconds = Histogram(
-            "voidpad_decode_seconds", "From leaving the queue to the end of the row", **timed
-        )
-        self.first_token_seconds = Histogram(
-            "voidpad_time_to_first_token_seconds", "From submission to the first final token", **timed
-        )
-        self.tokens_per_pass = Histogram(
+        self.tokens_per_pass = histogram(
             "voidpad_tokens_per_pass",
             "Answer tokens of a finished row for each pass that it took part in",
             buckets=(0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32),
-            **own,
         )
-        Gauge("voidpad_rows_waiting", "Rows in the queue", **own).set_function(waiting)
-        Gauge("voidpad_rows_live", "Rows that take part in passes", **own).set_function(live)
-        memory = Gauge("voidpad_device_memory_bytes", "Memory that torch holds on the GPU", **own)
+        self.waiting = gauge("voidpad_rows_waiting", "Rows in the queue")
+        self.live = gauge("voidpad_rows_live", "Rows that take part in passes")
+        memory = gauge("voidpad_device_memory_bytes", "Memory that torch holds on the GPU")
         memory.set_function(lambda: torch.cuda.memory_allocated() if torch.cuda.is_available() else 0)
+
+    def count_row(self, outcome: Outcome, queued: float) -> None:
+        """Count a row that has ended after so many seconds in the queue."""
+        self.queue_seconds.observe(queued)
+        self.decode_seconds.observe(outcome.seconds)
+        passes = outcome.passes_decode + outcome.passes_probe - outcome.passes_shared
+        if passes:
+            self.tokens_per_pass.observe(len(outcome.tokens) / passes)
+        self.row_passes.labels("decode").inc(outcome.passes_decode)
+        self.row_passes.labels("probe").inc(outcome.passes_probe)
+        if outcome.stop_reason in ("cancelled", "deadline"):
+            self.cancelled.labels(outcome.stop_reason).inc()
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

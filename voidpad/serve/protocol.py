@@ -1,4 +1,4 @@
-"""What clients may send, as pydantic models: OpenAI's two generation routes and the extension object `voidpad`.
+"""What clients may send, as pydantic models: OpenAI's generation routes and the extension object `voidpad`.
 
 FastAPI validates bodies against these models and makes the OpenAPI page from them. A field of OpenAI's interface is
 honoured, accepted where its value changes nothing, or refused by its name. With `--lenient` fields of the last kind
@@ -7,10 +7,20 @@ are ignored, and the reply names them in a header.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from voidpad.errors import VoidpadError, printable
 
@@ -23,7 +33,6 @@ MOST_BIASES = 1024
 MOST_TOKENS = 1 << 20
 MOST_PATTERN = 1 << 16  # characters of a regular expression
 MOST_TOOLS = 64
-Route = Literal["chat", "completions"]
 
 
 class RequestError(VoidpadError):
@@ -43,101 +52,79 @@ class RequestError(VoidpadError):
         self.param, self.status, self.code, self.kind = param, status, code, kind
         self.headers = dict(headers or {})
 
+    @property
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        content = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": content}
+
 
 def invalid(errors: Sequence[Any]) -> RequestError:
     """The refusal for pydantic's errors about a body: the first one, named by its field as clients write it."""
-    error = errors[0]
-    param = field_name(error["loc"])
+    error, param = errors[0], ""
     if error["type"] == "json_invalid":
-        reason = error.get("ctx", {}).get("error", "not JSON")
-        return RequestError(f"the body is not valid JSON: {printable(str(reason))[:160]}.")
-    if error["type"] == "missing" and not param:
-        return RequestError("the body must be a JSON object.")
-    message = "is missing" if error["type"] == "missing" else error["msg"].removeprefix("Value error, ")
-    message = " ".join(printable(message).split())[:300].rstrip(".")
+        return RequestError("the body is not valid JSON.")
+    for part in error["loc"]:
+        param += f"[{part}]" if isinstance(part, int) else f".{printable(part)[:60]}"
+    param = param.removeprefix(".body").lstrip(".")
+    message = " ".join(printable(error["msg"]).split())[:300].removeprefix("Value error, ").rstrip(".")
     return RequestError(f"{param or 'the body'}: {message}.", param=param or None)
 
 
-def field_name(location: Sequence[int | str]) -> str:
-    """A place in a body as clients write it: `messages[0].role`."""
-    name = ""
-    for part in location:
-        if part == "body" and not name:
-            continue
-        name += f"[{part}]" if isinstance(part, int) else f".{printable(part)[:60]}"
-    return name.lstrip(".")
-
-
-def _plain(text: str) -> str:
-    """Text that is valid Unicode: JSON can spell one half of a surrogate pair, which no encoding has."""
-    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise ValueError("holds half of a surrogate pair")
-    return text
-
-
-def _text_of_content(content: Any) -> Any:
+def _joined_parts(content: Any) -> Any:
     """Text, or a list of text parts joined; other kinds of parts are refused."""
-    if isinstance(content, str):
-        return _plain(content)
-    if not isinstance(content, list) or not content:
-        raise ValueError("must be text or a list of text parts")
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError("only parts of type text are supported")
-    return _plain("".join(part["text"] for part in content))
+    if isinstance(content, list) and content:
+        for part in content:
+            if not isinstance(part, dict) or part.get("type") not in ("text", "input_text", "output_text"):
+                raise ValueError("only parts of type text are supported")
+        texts = [part.get("text") for part in content]
+        return "".join(texts) if all(isinstance(text, str) for text in texts) else None
+    return content
 
 
 def _listed_stops(stop: Any) -> Any:
     stops = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list | tuple) or not all(isinstance(one, str) for one in stops):
+    if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
         raise ValueError("must be text or a list of texts")
-    if len(stops) > MOST_STOPS:
-        raise ValueError(f"has {len(stops)} texts; at most {MOST_STOPS}")
-    if any(len(one) > LONGEST_STOP for one in stops):
-        raise ValueError(f"a stop text may have at most {LONGEST_STOP} characters")
-    return tuple(dict.fromkeys(_plain(one) for one in stops if one))
+    if len(stops) > MOST_STOPS or any(len(one) > LONGEST_STOP for one in stops):
+        raise ValueError(f"at most {MOST_STOPS} texts of at most {LONGEST_STOP} characters")
+    return tuple(dict.fromkeys(filter(None, stops)))
 
 
 def _listed_prompts(prompt: Any) -> Any:
     """A string, a list of strings, token ids, or a list of lists of token ids, as a tuple of prompts."""
     prompts = [prompt] if isinstance(prompt, str) or _are_ids(prompt) else prompt
-    if not isinstance(prompts, list) or not prompts:
+    if (
+        not isinstance(prompts, list)
+        or not prompts
+        or not all(isinstance(p, str) or _are_ids(p) for p in prompts)
+    ):
         raise ValueError("must be text, token ids, or a list of either")
     if len(prompts) > MOST_ROWS:
         raise ValueError(f"has {len(prompts)} entries; at most {MOST_ROWS}")
-    if not all(isinstance(one, str) or _are_ids(one) for one in prompts):
-        raise ValueError("must be text, token ids, or a list of either")
-    return tuple(_plain(one) if isinstance(one, str) else tuple(one) for one in prompts)
+    return tuple(one if isinstance(one, str) else tuple(one) for one in prompts)
 
 
 def _are_ids(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(one, int) and not isinstance(one, bool) for one in value)
-    )
+    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
 
 
 def _banned_ids(biases: Any) -> Any:
     """`logit_bias` of -100 bans a token; other values would need scores that no decoding rule has."""
-    if not isinstance(biases, dict):
-        raise ValueError("must be an object of token ids and biases")
-    if len(biases) > MOST_BIASES:
-        raise ValueError(f"has {len(biases)} entries; at most {MOST_BIASES}")
+    if not isinstance(biases, dict) or len(biases) > MOST_BIASES:
+        raise ValueError(f"must be an object of at most {MOST_BIASES} token ids and biases")
     for token, bias in biases.items():
         if not (token.isascii() and token.isdigit() and len(token) <= 9):
             raise ValueError(f"{token[:40]!r} is no token id")
         if isinstance(bias, bool) or bias not in (-100, 0):
             raise ValueError(f"{token}={str(bias)[:40]} cannot be honoured; only -100 (never write it) can")
-    return {token: int(bias) for token, bias in biases.items()}
+    return tuple(int(token) for token, bias in biases.items() if bias)
 
 
-class _Body(BaseModel):
-    """Strict types; null counts as absent; what is not honoured is collected in `unused`, by name."""
+class Body(BaseModel):
+    """Strict types and no unknown fields; null counts as absent."""
 
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, frozen=True)
-    # Fields whose listed values change nothing. Any other value asks for something this server does not do.
-    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -146,57 +133,35 @@ class _Body(BaseModel):
             return given
         return {name: value for name, value in given.items() if value is not None}
 
-    @property
-    def unused(self) -> dict[str, str]:
-        """Fields that have no effect although their values ask for one, with the reason."""
-        reasons: dict[str, str] = {}
-        for name, value in (self.model_extra or {}).items():
-            neutral = self.neutral.get(name)
-            if neutral is None:
-                reasons[name] = "this route has no such field"
-            elif not any(_same(value, one) for one in neutral):
-                accepted = " or ".join(map(repr, neutral)) or "null"
-                reasons[name] = f"cannot be honoured; leave it out or send {accepted}"
-        return reasons
 
-
-def _same(value: Any, neutral: Any) -> bool:
-    is_zero = neutral == 0 and isinstance(value, int | float) and not isinstance(value, bool)
-    return bool(value == neutral) and (is_zero or type(value) is type(neutral))
-
-
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class StreamOptions(Body):
     include_usage: bool = False
 
 
-class StructuredOutputs(_Body):
+class StructuredOutputs(Body):
     """vLLM's extension: the answer is one of these texts, matches an expression, or is JSON of a schema."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     regex: str | None = Field(default=None, max_length=MOST_PATTERN)
     choice: list[str] | None = None
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
 
     @model_validator(mode="after")
     def _one(self) -> StructuredOutputs:
-        if sum(one is not None for one in (self.regex, self.choice, self.json_)) != 1:
+        if len(self.model_fields_set) != 1:
             raise ValueError("give one of regex, choice and json")
         return self
 
 
-class NamedSchema(_Body):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class NamedSchema(Body):
     name: str = ""
     description: str | None = None
     schema_: dict[str, Any] = Field(default={}, alias="schema")
     strict: bool | None = None
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(Body):
     """OpenAI's `response_format`. A schema is always honoured to the letter, with `strict` or without."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
@@ -207,33 +172,31 @@ class ResponseFormat(_Body):
         return self
 
 
-class Function(_Body):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class Function(Body):
     name: str = Field(pattern=r"^[\w.-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
     strict: bool | None = None
 
 
-class Tool(_Body):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class Tool(Body):
     type: Literal["function"]
     function: Function
 
 
-class Message(_Body):
+class Message(Body):
     """One turn of a chat. Text in it never becomes a special token."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_text_of_content)]
+    content: Annotated[str, BeforeValidator(_joined_parts)]
     name: str | None = None
     refusal: str | None = None
 
 
-class Extension(_Body):
+class Extension(Body):
     """The object `voidpad` of a request: the plan, its fields by name, and what only this server has."""
 
+    model_config = ConfigDict(extra="allow")
     plan: str | None = Field(default=None, max_length=60, description="a preset that `voidpad plans` lists")
     special_tokens: bool = Field(
         default=False, description="spelled special tokens of a text prompt become their ids"
@@ -249,18 +212,38 @@ class Extension(_Body):
     def _canvas_of_true(cls, given: Any) -> Any:
         """`canvas: true` asks for canvas events; a number is the plan's field."""
         if isinstance(given, dict) and isinstance(given.get("canvas"), bool):
-            given = {**given, "canvas_events": given["canvas"] or given.get("canvas_events", False)}
+            given = {"canvas_events": given["canvas"], **given}
             del given["canvas"]
         return given
 
-    @property
-    def fields(self) -> dict[str, Any]:
-        """The plan's fields."""
-        return dict(self.model_extra or {})
+
+class Neutral(Body):
+    """Fields of OpenAI's interface that this server cannot honour; accepted with the values that change nothing."""
+
+    frequency_penalty: float = Field(default=0, ge=0, le=0)
+    presence_penalty: float = Field(default=0, ge=0, le=0)
+    best_of: Literal[1] = 1
+    store: Literal[False] = False
+    service_tier: Literal["auto", "default"] = "auto"
+    metadata: dict[str, Any] = Field(default={}, max_length=0)
 
 
-class GenerationBody(_Body):
-    """What both routes share."""
+class NeutralChat(Neutral):
+    """The same for chats."""
+
+    parallel_tool_calls: bool = True
+    functions: list[Any] = Field(default=[], max_length=0)
+    function_call: Literal["none", "auto"] = "auto"
+    modalities: list[Literal["text"]] = ["text"]
+    audio: None = None
+    prediction: None = None
+    reasoning_effort: Literal["none"] = "none"
+    verbosity: Literal["medium"] = "medium"
+    web_search_options: None = None
+
+
+class GenerationBody(Neutral):
+    """What all routes share."""
 
     model: str = Field(max_length=1024)
     max_tokens: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
@@ -271,24 +254,44 @@ class GenerationBody(_Body):
     stop: Annotated[tuple[str, ...], BeforeValidator(_listed_stops)] = ()
     stream: bool = False
     stream_options: StreamOptions | None = None
-    logit_bias: Annotated[dict[str, int], BeforeValidator(_banned_ids)] = {}
+    logit_bias: Annotated[tuple[int, ...], BeforeValidator(_banned_ids)] = ()
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     structured_outputs: StructuredOutputs | None = None
     voidpad: Extension = Extension()
+    # pydantic's errors about fields that cannot be honoured, by name. A lenient server ignores these fields.
+    _unsupported: dict[str, Any] = PrivateAttr(default={})
 
-    neutral = {
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
-        "best_of": (1,),
-        "store": (False,),
-        "service_tier": ("auto", "default"),
-        "metadata": ({},),
-    }
+    @model_validator(mode="wrap")
+    @classmethod
+    def _collect_unsupported(cls, given: Any, validate: ModelWrapValidatorHandler[Any]) -> Any:
+        try:
+            return validate(given)
+        except ValidationError as error:
+            unsupported = {
+                str(one["loc"][0]): one
+                for one in error.errors()
+                if one["loc"] and (one["loc"][0] in NEUTRAL or one["loc"][0] not in cls.model_fields)
+            }
+            if not unsupported:
+                raise
+            body = validate({name: value for name, value in given.items() if name not in unsupported})
+            body._unsupported = unsupported
+            return body
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_json(cls, given: Any) -> Any:
+        """Python's parser accepts NaN and halves of surrogate pairs, which no reply could quote."""
+        try:
+            json.dumps(given, ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, RecursionError):
+            raise ValueError("is not JSON: it holds NaN, half of a surrogate pair, or is too deep") from None
+        return given
 
 
-class ChatBody(GenerationBody):
+class ChatBody(NeutralChat, GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
@@ -299,26 +302,19 @@ class ChatBody(GenerationBody):
     tools: list[Tool] = Field(default=[], max_length=MOST_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
 
-    neutral = {
-        **GenerationBody.neutral,
-        "parallel_tool_calls": (True, False),
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "modalities": (["text"],),
-        "audio": (),
-        "prediction": (),
-        "reasoning_effort": ("none",),
-        "verbosity": ("medium",),
-        "web_search_options": (),
-    }
-
 
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
+    max_tokens: int | None = Field(default=None, ge=0, le=MOST_TOKENS)
     prompt: Annotated[tuple[str | tuple[int, ...], ...], BeforeValidator(_listed_prompts)]
     logprobs: int | None = Field(default=None, ge=0, le=5)
-
     suffix: str | None = Field(default=None, max_length=1 << 20)
+    echo: bool = Field(default=False, description="score the prompt, with max_tokens 0 or 1")
 
-    neutral = {**GenerationBody.neutral, "echo": (False,)}
+    @property
+    def fills_gaps(self) -> bool:
+        return self.suffix is not None or self.voidpad.template is not None
+
+
+NEUTRAL = frozenset(NeutralChat.model_fields)

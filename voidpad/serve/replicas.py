@@ -18,10 +18,11 @@ from pydantic import TypeAdapter, ValidationError
 from voidpad import models
 from voidpad.errors import ConfigError, VoidpadError, format_validation_error
 from voidpad.models.device import gpus_per_task
-from voidpad.serve.access import Access
-from voidpad.serve.app import build_app
+from voidpad.serve.app import ServerState, build_app
 from voidpad.serve.monitoring import log_to_stderr
-from voidpad.serve.server import ServeOptions, address_of, listen, make_state
+from voidpad.serve.options import Access, ServeOptions
+from voidpad.serve.requests import ServedModel
+from voidpad.serve.server import address_of, bind
 
 NAME = "voidpad"  # of Ray's application and of its one deployment
 # Replicas write the log lines of requests themselves.
@@ -45,7 +46,7 @@ class ReplicaOptions:
         model = models.load(
             self.model, self.adapter, device=self.device, dtype=self.dtype, quantize=self.quantize
         )
-        state = make_state(model, options, access)
+        state = ServerState([ServedModel(model, options)], options, access)
         log_to_stderr(as_json=options.log_json)
 
         @contextlib.asynccontextmanager
@@ -56,10 +57,12 @@ class ReplicaOptions:
                 # Ray starts another replica when this process has ended.
                 loop.call_soon_threadsafe(loop.call_later, SECONDS_TO_TELL, os._exit, 1)
 
-            state.engine.on_failure = failed
-            state.engine.start(loop)
+            for engine in state.engines.values():
+                engine.on_failure = failed
+                engine.start(loop)
             yield
-            await asyncio.to_thread(state.engine.close)
+            for engine in state.engines.values():
+                await asyncio.to_thread(engine.close)
 
         return build_app(state, lifespan)
 
@@ -120,7 +123,7 @@ def serve_replicas(
     """Serve with Ray on this machine until SIGTERM or SIGINT; then live answers may finish. Returns 0."""
     ray, serve = _ray_serve()
     access = options.access()
-    with contextlib.closing(listen(options.host, options.port)) as listener:  # refuses a port that is in use
+    with contextlib.closing(bind(options.host, options.port)) as listener:  # refuses a port that is in use
         address = address_of(listener)
     stop = threading.Event()
     ray.init(address="local", include_dashboard=False)
