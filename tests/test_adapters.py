@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -95,31 +94,26 @@ def test_trained_rows_move_the_embedding_and_the_head(bases, tmp_path, family):
         assert set((before != after).any(1).nonzero()[:, 0].tolist()) == moved
 
 
+def set_config(folder, **changes):
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(read_json(path) | changes))
+
+
 def test_an_adapter_folder_names_its_base(bases, tmp_path):
-    trained = adapted("llada")
-    save(trained, tmp_path / "adapter")
-    config = read_json(tmp_path / "adapter" / "adapter_config.json")
-    (tmp_path / "adapter" / "adapter_config.json").write_text(
-        json.dumps(config | {"base_model_name_or_path": str(bases["llada"])})
-    )
-    loaded = load(tmp_path / "adapter")
+    trained, folder = adapted("llada"), tmp_path / "adapter"
+    save(trained, folder)
+    set_config(folder, base_model_name_or_path=str(bases["llada"]))
+    loaded = load(folder)
     assert (logits(loaded) - logits(trained)).abs().max() == 0.0
-    assert loaded.name == str(tmp_path / "adapter")
-    with pytest.raises(
-        ConfigError, match=r"is an adapter itself, of .*; for another adapter give that base as the model"
-    ):
-        load(tmp_path / "adapter", tmp_path / "adapter")
+    assert loaded.name == str(folder)
+    with pytest.raises(ConfigError, match="is an adapter itself"):
+        load(folder, folder)
     save(loaded, tmp_path / "again")
-    assert read_json(tmp_path / "again" / "adapter_config.json")["base_model_name_or_path"] == str(
-        bases["llada"]
-    )
-    (tmp_path / "adapter" / "adapter_config.json").write_text(
-        json.dumps(config | {"base_model_name_or_path": None})
-    )
-    with pytest.raises(
-        WeightsError, match=r"adapter_config.json names no base; load the base and pass adapter="
-    ):
-        load(tmp_path / "adapter")
+    again = read_json(tmp_path / "again" / "adapter_config.json")
+    assert again["base_model_name_or_path"] == str(bases["llada"])
+    set_config(folder, base_model_name_or_path=None)
+    with pytest.raises(WeightsError, match="names no base"):
+        load(folder)
 
 
 def test_built_in_names(tmp_path, monkeypatch):
@@ -133,7 +127,7 @@ def test_built_in_names(tmp_path, monkeypatch):
     assert (loaded.name, load("tiny-instruct").name) == ("tiny-void", "tiny-instruct")
     assert loaded.net.dtype == torch.float32
     assert (logits(loaded) - logits(load("tiny-instruct", "tiny-void"))).abs().max() == 0.0
-    with pytest.raises(WeightsError, match="tiny-eos: the built-in weights are not in this installation"):
+    with pytest.raises(WeightsError, match="tiny-eos"):
         load("tiny-eos")
 
 
@@ -166,14 +160,6 @@ def test_a_saved_model_says_what_it_is(bases, tmp_path, family):
     whole = (tmp_path / "merged" / "README.md").read_text()
     assert "A whole model" in whole
     assert not any(word in text + whole for word in ("More Information Needed", str(tmp_path)))
-
-
-def test_a_model_is_called_what_its_user_calls_it(bases, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # peft warns where names differ
-        net = load("llada").net
-        get_peft_model(net, LoraConfig(target_modules=["q_proj"], base_model_name_or_path="llada"))
 
 
 def test_what_an_adapter_does_not_say_about_canvases_its_base_does(bases, tmp_path):
@@ -213,12 +199,7 @@ PAPER_NAMES = ["q_proj", "k_proj", "v_proj", "ff_proj", "up_proj", "ff_out"]
     ("ours", "theirs"),
     [
         (PAPER, {"target_modules": PAPER_NAMES}),
-        (PAPER, {"target_modules": r".*\.(q_proj|k_proj|v_proj|ff_proj|up_proj|ff_out)"}),
         ({"target_modules": ["o_proj", "down_proj"]}, {"target_modules": r".*blocks.*(attn_out|ff_out)"}),
-        (
-            {"target_modules": ["q_proj"], "layers_to_transform": [1]},
-            {"target_modules": ["q_proj"], "layers_to_transform": [1], "layers_pattern": "blocks"},
-        ),
         (
             PAPER | {"rank_pattern": {"lm_head": 2, "down_proj": 3}, "alpha_pattern": {"lm_head": 32}},
             {
@@ -236,7 +217,7 @@ PAPER_NAMES = ["q_proj", "k_proj", "v_proj", "ff_proj", "up_proj", "ff_out"]
             {"target_modules": ["q_proj"], "modules_to_save": ["wte"]},
         ),
     ],
-    ids=["paper", "regex", "blocks only", "one layer", "patterns", "token rows", "saved module"],
+    ids=["paper", "regex", "patterns", "token rows", "saved module"],
 )
 def test_original_names_are_translated(tmp_path, ours, theirs):
     trained = adapted("llada", **ours)
@@ -267,45 +248,29 @@ def test_translation_equals_a_merge_by_hand(tmp_path):
 
 
 def test_adapters_that_do_not_fit(bases, tmp_path):
-    save(adapted("llada"), tmp_path / "adapter")
     folder, path = tmp_path / "adapter", tmp_path / "adapter" / "adapter_model.safetensors"
-    with pytest.raises(WeightsError, match=r"an adapter of family 'llada', but .* is of family 'dream'"):
+    save(adapted("llada"), folder)
+    with pytest.raises(WeightsError, match=r"'llada', but .* 'dream'"):
         load(bases["dream"], folder)
     whole = load_file(path)
     first = sorted(whole)[0]
-    save_file({name: tensor for name, tensor in whole.items() if name != first}, path)
-    with pytest.raises(
-        WeightsError, match=r"1 missing tensor\(s\): base_model.model.model.layers.0.mlp.down"
+    for tensors, message in (
+        ({name: tensor for name, tensor in whole.items() if name != first}, f"missing .*{first}"),
+        (whole | {"base_model.model.other.lora_A.weight": torch.zeros(4, 4)}, "surplus .*other.lora_A"),
+        (whole | {first: torch.zeros(4, 7)}, "does not fit"),
     ):
-        load(bases["llada"], folder)
-    save_file(whole | {"base_model.model.other.lora_A.weight": torch.zeros(4, 4)}, path)
-    with pytest.raises(WeightsError, match=r"1 surplus tensor\(s\): base_model.model.other.lora_A.weight"):
-        load(bases["llada"], folder)
-    save_file(whole | {first: torch.zeros(4, 7)}, path)
-    with pytest.raises(WeightsError, match=r"is \[4, 7\], the config asks for \[4, 128\]"):
-        load(bases["llada"], folder)
-    path.write_bytes(b"no tensors")
-    with pytest.raises(WeightsError, match=r"adapter_model.safetensors: damaged safetensors file"):
-        load(bases["llada"], folder)
+        save_file(tensors, path)
+        with pytest.raises(WeightsError, match=message):
+            load(bases["llada"], folder)
     path.rename(folder / "adapter_model.bin")
-    with pytest.raises(WeightsError, match=r"adapter_model.bin: pickle weights can run code"):
-        load(bases["llada"], folder)
-    (folder / "adapter_model.bin").unlink()
     with pytest.raises(WeightsError, match=r"adapter_model.safetensors: no such file"):
         load(bases["llada"], folder)
-
-
-def test_a_folder_that_is_no_adapter_says_what_it_is(bases, tmp_path):
-    with pytest.raises(ConfigError, match="is a whole model, not an adapter; give it as the model"):
+    set_config(folder, layer_replication=[[0, 1]])
+    with pytest.raises(WeightsError, match="layer_replication"):
+        load(bases["llada"], folder)
+    with pytest.raises(ConfigError, match="whole model"):
         load(bases["llada"], bases["llada"])
-    (tmp_path / "run" / "model").mkdir(parents=True)
-    (tmp_path / "run" / "model" / "adapter_config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"run: holds no adapter itself; use .*run/model"):
-        load(bases["llada"], tmp_path / "run")
-
-
-def test_nothing_to_merge():
-    with pytest.raises(ConfigError, match="random-llada: has no adapter to merge"):
+    with pytest.raises(ConfigError, match="no adapter to merge"):
         merge(random_model())
 
 
@@ -320,7 +285,7 @@ def test_quantized_weights_carry_an_adapter(tmp_path, family, bits):
     assert pair.corrcoef()[0, 1] > 0.95
     [answer] = loaded.generate("hi", "void", canvas=8, block=4, threshold=0.9)
     assert answer.approximations == (f"{bits} weights", "threshold")
-    with pytest.raises(ConfigError, match="cannot merge into quantized weights; load it without quantize"):
+    with pytest.raises(ConfigError, match="quantize"):
         merge(loaded)
 
 
@@ -369,9 +334,7 @@ def test_adapters_of_a_training_wrapper(tmp_path, family, settings):
 def test_a_wrapped_dream_adapter_asks_for_its_void_id(tmp_path):
     wrapped_adapter(adapted("dream"), tmp_path / "adapter")
     base = write_original(plain("dream"), tmp_path / "base")
-    with pytest.raises(
-        ConfigError, match=r"VOID id cannot be recognised .* give it: roles=\{\"void\": <id>\}"
-    ):
+    with pytest.raises(ConfigError, match="--roles void=<id>"):
         load(base, tmp_path / "adapter")
     assert load(base, tmp_path / "adapter", roles={"void": 30}).roles.void == 30
 

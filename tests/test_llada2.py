@@ -13,7 +13,7 @@ from voidpad.files import read_json
 from voidpad.models import FAMILIES, Model, character_tokenizer, export, load, random_model, save
 from voidpad.models.families import recognise
 from voidpad.models.fresh import random_net
-from voidpad.models.weights import expected_shapes, split_experts
+from voidpad.models.weights import split_experts
 
 LLADA2 = FAMILIES["llada2"]
 MINIS = pytest.mark.parametrize("name", ["llada2.0-mini", "llada2.1-mini"])
@@ -92,18 +92,16 @@ def test_every_released_tensor_has_a_place(data_dir, name):
         config = recognise(values, where=name).read_config(values, where=name)
     names = list(read_json(folder / "model.safetensors.index.json")["weight_map"])
     placed = [part for one in names for part in LLADA2.parts(LLADA2.tensor_name(one))]
-    expected = []
-    for part, shape in expected_shapes(LLADA2, config).items():
-        expected += [one for one, _ in split_experts(part, torch.empty(shape, device="meta"))]
+    with torch.device("meta"):
+        network = LLADA2.net_class(config).state_dict()
+    expected = [one for part, tensor in network.items() for one, _ in split_experts(part, tensor)]
     assert len(names) == 14813
     assert sorted(placed) == sorted(expected)
     assert all(LLADA2.released_name(LLADA2.tensor_name(one)) == one for one in names)
     # The released total size is that of these shapes in bfloat16, 2.1's biases in float32: it pins them all at once.
-    shapes = expected_shapes(LLADA2, config)
     wide = 2 if name == "llada2.1-mini" else 0
     size = sum(
-        (2 + wide * part.endswith("correction_bias")) * torch.Size(shape).numel()
-        for part, shape in shapes.items()
+        (2 + wide * part.endswith("correction_bias")) * tensor.numel() for part, tensor in network.items()
     )
     assert read_json(folder / "model.safetensors.index.json")["metadata"]["total_size"] == size
 
@@ -253,7 +251,7 @@ def test_a_joined_tensor_of_another_size_is_refused(released):
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.1.attention.query_key_value.weight"
     save_file(tensors | {name: tensors[name][:-1].clone()}, folder / "model.safetensors")
-    with pytest.raises(WeightsError, match="qkv_proj"):
+    with pytest.raises(WeightsError):
         load(folder)
 
 

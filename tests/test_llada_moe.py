@@ -247,12 +247,12 @@ def test_an_adapter_of_the_experts_is_refused(model, tmp_path):
     get_peft_model(
         base.net, LoraConfig(r=2, target_modules=["q_proj", "gate_proj", "up_proj"])
     ).save_pretrained(str(tmp_path / "adapter"))
-    with pytest.raises(WeightsError, match=r"target_parameters=\['gate_up_proj'\] is not covered"):
+    with pytest.raises(WeightsError, match=r"target_parameters"):
         load(tmp_path / "base", tmp_path / "adapter")
     config = read_json(tmp_path / "adapter" / "adapter_config.json")
     config |= {"target_parameters": None, "target_modules": ["q_proj", "gate_proj", "up_proj"]}
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config | {"rank_pattern": {}}))
-    with pytest.raises(WeightsError, match=r"adapter_config.json: adapts the experts, which is not covered"):
+    with pytest.raises(WeightsError, match="adapts the experts"):
         load(tmp_path / "base", tmp_path / "adapter")
 
 

@@ -14,7 +14,7 @@ from voidpad.commands.cli import app
 from voidpad.commands.loading import load_model, role_ids, slow
 from voidpad.errors import ConfigError
 from voidpad.models import load, random_model, save
-from voidpad.models.device import SCHEMES, DeviceConfig, quant_scheme
+from voidpad.models.device import DeviceConfig
 
 
 def run(*arguments):
@@ -66,44 +66,25 @@ def test_auto_is_cuda_then_mps_then_cpu(monkeypatch, cuda, mps, best):
 
 def test_spread_is_its_own_name(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     place = DeviceConfig("spread")
     assert place.options("BF16") == {"dtype": torch.bfloat16, "device_map": "auto"}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(
-        ConfigError, match="device 'spread': this machine has no CUDA device; use auto or cpu"
-    ):
+    with pytest.raises(ConfigError, match="spread"):
         DeviceConfig("spread")
 
 
-@pytest.mark.parametrize(
-    ("device", "message"),
-    [
-        ("meta", "is not covered"),
-        ("tpu", "is unknown; use auto, cpu"),
-        ("mps", "no MPS device"),
-        ("", "is unknown"),
-    ],
-)
-def test_devices_that_are_not_here(device, message):
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize("device", ["meta", "tpu", "mps", "cuda:99", ""])
+def test_devices_that_are_not_here(device):
+    with pytest.raises(ConfigError, match=f"device '{device}'"):
         DeviceConfig(device)
 
 
 def test_weights_beyond_the_memory_are_refused_before_it_is_taken():
     place = DeviceConfig("cpu")
     place.check_memory(10**6, "F32", where="model")
-    with pytest.raises(
-        ConfigError, match=r"model: 10000.0 billion parameters need 40000 GB, but cpu has \d+ GB; use"
-    ):
+    with pytest.raises(ConfigError, match="40000 GB"):
         place.check_memory(10**13, "BF16", where="model")
-
-
-def test_a_quantizer_knows_its_names():
-    assert SCHEMES["8bit"].config(torch.float32).load_in_8bit
-    assert SCHEMES["4bit"].config(torch.bfloat16).bnb_4bit_compute_dtype == torch.bfloat16
-    assert quant_scheme(random_model().net) is None
-    with pytest.raises(ConfigError, match="quantize '3bit'"):
-        DeviceConfig(quantize="3bit")
 
 
 # What was loaded
@@ -119,8 +100,7 @@ def test_the_line_says_device_dtype_parameters_and_memory(base, monkeypatch, cap
 
 def test_billions_of_parameters_in_float32_on_a_cpu_warn(base, monkeypatch, capsys):
     monkeypatch.setattr("voidpad.models.device.MANY", 1000)
-    warning = slow(load_model(str(base)))
-    assert "parameters in float32 on a CPU" in warning
+    assert slow(load_model(str(base)))
     assert "--dtype bfloat16" in capsys.readouterr().err
     assert slow(load(base, dtype="bfloat16")) is None
 

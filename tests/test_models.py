@@ -10,12 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from originals import original_name, write_original
 from plain_forward import plain_forward
-from voidpad.errors import AssumedWarning, ConfigError, WeightsError
+from voidpad.errors import AssumedWarning, ConfigError, ModelNotFoundError, WeightsError
 from voidpad.files import read_json
-from voidpad.models import DREAM, FAMILIES, LLADA, Card, load, open_checkpoint, random_model, save
+from voidpad.models import DREAM, FAMILIES, Card, load, random_model, save
 from voidpad.models.families import recognise
 from voidpad.models.fresh import random_net
-from voidpad.models.weights import TensorHeader, check
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
 
@@ -59,30 +58,6 @@ def test_every_released_tensor_has_its_place(data_dir, name, count):
     # The released total size is that of these shapes in bfloat16, which pins them all at once.
     total = read_json(folder / "model.safetensors.index.json")["metadata"]["total_size"]
     assert 2 * sum(torch.Size(shape).numel() for shape in wanted.values()) == total
-    check(
-        {tensor: TensorHeader(wanted[family.tensor_name(tensor)], "BF16") for tensor in released},
-        family,
-        config,
-        where=name,
-    )
-
-
-def test_released_shapes(data_dir):
-    values = read_json(data_dir / "hub" / "llada-8b-instruct" / "config.json")
-    family = recognise(values, where="")
-    config = family.read_config(values, where="")
-    assert (family, config.hidden_size, config.intermediate_size) == (LLADA, 4096, 12288)
-    assert (config.num_key_value_heads, config.vocab_size, config.max_position_embeddings) == (
-        32,
-        126464,
-        4096,
-    )
-    assert config.rope_parameters["rope_theta"] == 500000.0
-    values = read_json(data_dir / "hub" / "dream-7b-instruct" / "config.json")
-    family = recognise(values, where="")
-    config = family.read_config(values, where="")
-    assert (family, config.num_key_value_heads, config.vocab_size) == (DREAM, 4, 152064)
-    assert (config.rms_norm_eps, config.rope_parameters["rope_theta"]) == (1e-6, 1000000.0)
 
 
 def plain_llada(tensors, config, ids):
@@ -228,13 +203,11 @@ def test_a_failed_save_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_half_precision_on_disk_is_float32_on_a_cpu(models, tmp_path):
+def test_half_precision_on_disk_is_float32_on_a_cpu(tmp_path):
     half = random_model(seed=5)
     half.net.half()
     save(half, tmp_path / "half")
-    loaded = load(tmp_path / "half")
-    assert {tensor.dtype for tensor in loaded.net.state_dict().values()} == {torch.float32}
-    assert {t.dtype for t in load_file(tmp_path / "half" / "model.safetensors").values()} == {torch.float16}
+    assert load(tmp_path / "half").net.dtype == torch.float32
     assert load(tmp_path / "half", dtype="bfloat16").net.dtype == torch.bfloat16
 
 
@@ -242,25 +215,23 @@ def test_half_precision_on_disk_is_float32_on_a_cpu(models, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("family", "field", "value"),
     [
-        ("alibi", True),
-        ("block_type", "sequential"),
-        ("layer_norm_type", "default"),
-        ("include_bias", True),
-        ("include_qkv_bias", True),
-        ("scale_logits", True),
-        ("input_emb_norm", True),
-        ("activation_type", "swiglu"),
-        ("attention_layer_norm", True),
-        ("rope", False),
-        ("block_group_size", 2),
-        ("clip_qkv", 8.0),
+        ("llada", "alibi", True),
+        ("llada", "block_type", "sequential"),
+        ("llada", "layer_norm_type", "default"),
+        ("llada", "include_qkv_bias", True),
+        ("llada", "block_group_size", 2),
+        ("llada", "clip_qkv", 8.0),
+        ("dream", "use_sliding_window", True),
+        ("dream", "use_mrope", True),
+        ("dream", "rope_scaling", {"type": "yarn"}),
+        ("dream", "hidden_act", "gelu"),
     ],
 )
-def test_llada_config_fields_we_do_not_cover(models, tmp_path, field, value):
-    folder = write_original(models["llada"], tmp_path / "llada", **{field: value})
-    with pytest.raises(WeightsError, match=f"config.json is not covered: {field}={value!r} \\(covered: "):
+def test_config_fields_that_change_the_function_are_refused(models, tmp_path, family, field, value):
+    folder = write_original(models[family], tmp_path / "odd", **{field: value})
+    with pytest.raises(WeightsError, match=field):
         load(folder)
 
 
@@ -290,101 +261,54 @@ def test_a_field_that_the_authors_class_writes_is_silent(models, tmp_path, famil
         assert torch.equal(logits(load(folder), ROWS), logits(models[family], ROWS))
 
 
-@pytest.mark.parametrize("right", [0, 1])
-def test_of_a_tensor_in_two_shards_the_index_decides(models, tmp_path, right):
-    folder = write_original(models["dream"], tmp_path / "shards", shards=2)
-    shards = sorted(folder.glob("*.safetensors"))
-    name = "model.norm.weight"
-    for number, path in enumerate(shards):
-        tensors = load_file(path)
-        tensors[name] = models["dream"].net.state_dict()[name] + (0 if number == right else 1)
-        save_file(tensors, path, metadata={"format": "pt"})
-    index = read_json(folder / "model.safetensors.index.json")
-    index["weight_map"][name] = shards[right].name
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert torch.equal(logits(load(folder), ROWS), logits(models["dream"], ROWS))
-
-
 def test_absent_config_fields(llada):
     config = read_json(llada / "config.json")
-    for field, message in [("block_type", "block_type is missing"), ("d_model", "has no field 'd_model'")]:
+    for field in ("block_type", "d_model"):
         (llada / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != field}))
-        with pytest.raises(WeightsError, match=message):
+        with pytest.raises(WeightsError, match=field):
             load(llada)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("use_sliding_window", True),
-        ("use_mrope", True),
-        ("rope_scaling", {"type": "yarn"}),
-        ("hidden_act", "gelu"),
-    ],
-)
-def test_dream_config_fields_we_do_not_cover(models, tmp_path, field, value):
-    folder = write_original(models["dream"], tmp_path / "dream", **{field: value})
-    with pytest.raises(WeightsError, match=f"config.json is not covered: {field}="):
-        load(folder)
-
-
-def test_a_model_with_an_adapter_inside_is_refused(llada):
-    (llada / "adapter_config.json").write_text("{}")
-    with pytest.raises(WeightsError, match=r"holds a whole model and an adapter; move adapter_config.json"):
-        load(llada)
-
-
-def test_card_and_config_must_agree(models, tmp_path):
-    save(models["llada"], tmp_path / "saved")
-    Card("dream", models["llada"].roles).write(tmp_path / "saved")
-    with pytest.raises(
-        WeightsError, match=r"model_type 'llama' in config.json, but the card's family 'dream'"
-    ):
-        load(tmp_path / "saved")
-
-
-def test_missing_surplus_and_misshapen_tensors(llada):
+def test_missing_surplus_misshapen_and_broken_tensors(llada):
     path = llada / "model.safetensors"
     whole = load_file(path)
     norm, head = original_name("model.norm.weight"), original_name("lm_head.weight")
-    save_file({k: v for k, v in whole.items() if k != norm}, path)
-    with pytest.raises(WeightsError, match=r"1 missing tensor\(s\): model.norm.weight"):
+    for tensors, message in [
+        ({k: v for k, v in whole.items() if k != norm}, r"1 missing tensor\(s\): model.norm.weight"),
+        (
+            whole | {"model.transformer.wpe.weight": torch.zeros(2)},
+            r"surplus .*: model.transformer.wpe.weight",
+        ),
+        (whole | {head: torch.zeros(63, 32)}, r"lm_head.weight \[63, 32\] instead of \[64, 32\]"),
+        (whole | {norm: torch.full((32,), torch.nan)}, r"model.norm.weight holds NaN"),
+    ]:
+        save_file(tensors, path)
+        with pytest.raises(WeightsError, match=message):
+            load(llada)
+    path.write_bytes(b"no tensors")
+    with pytest.raises(WeightsError, match="damaged safetensors file"):
         load(llada)
-    save_file(whole | {"model.transformer.wpe.weight": torch.zeros(2)}, path)
-    with pytest.raises(WeightsError, match=r"1 surplus tensor\(s\): model.transformer.wpe.weight"):
-        load(llada)
-    save_file(whole | {head: torch.zeros(63, 32)}, path)
-    with pytest.raises(WeightsError, match=r"lm_head.weight is \[63, 32\], the config asks for \[64, 32\]"):
+    path.rename(llada / "pytorch_model.bin")
+    with pytest.raises(WeightsError, match="no pickles"):
         load(llada)
 
 
-def test_an_index_must_tell_the_truth(models, tmp_path):
+def test_a_missing_shard_is_named(models, tmp_path):
     folder = write_original(models["dream"], tmp_path / "sharded", shards=2)
-    index = read_json(folder / "model.safetensors.index.json")
-    index["weight_map"]["model.ghost.weight"] = "model-00001-of-00002.safetensors"
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(WeightsError, match=r"index.json: 1 missing tensor\(s\): model.ghost.weight"):
-        load(folder)
     (folder / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(WeightsError, match=r"model-00002-of-00002.safetensors: no such file"):
         load(folder)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt"])
-def test_pickles_are_refused(llada, name):
-    (llada / "model.safetensors").rename(llada / name)
-    with pytest.raises(WeightsError, match=f"{name}: pickle weights can run code; convert"):
-        load(llada)
-
-
 def test_names_that_lead_nowhere(tmp_path, monkeypatch):
-    with pytest.raises(WeightsError, match=r"nowhere: no such folder; use tiny-instruct, .* or a hub id"):
-        load("nowhere")
-    with pytest.raises(WeightsError, match="no such folder; use tiny-instruct"):
-        load(tmp_path / "gone")
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(WeightsError, match="is a file; give the folder"):
-        load(tmp_path / "model.safetensors")
+    for name in ("nowhere", tmp_path / "gone", tmp_path / "model.safetensors", "nobody/nothing"):
+        with pytest.raises(ModelNotFoundError, match=str(name)) as caught:
+            load(name)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_hub_id_is_its_snapshot(models, tmp_path, monkeypatch):
@@ -401,41 +325,15 @@ def test_a_hub_id_is_its_snapshot(models, tmp_path, monkeypatch):
     assert (logits(loaded, ROWS) - logits(models["dream"], ROWS)).abs().max() == 0.0
 
 
-def test_an_unreachable_hub_is_one_line(monkeypatch, tmp_path):
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        WeightsError,
-        match="nobody/nothing: no such folder, and not in the hub's cache; HF_HUB_OFFLINE is set",
-    ) as caught:
-        load("nobody/nothing")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_no_cuda_here():
-    with pytest.raises(ConfigError, match="device 'cuda': this machine has no CUDA device; use cpu"):
-        load("nowhere", device="cuda")
-
-
 def test_quantize_without_its_package(monkeypatch):
     monkeypatch.setattr("voidpad.models.device.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="quantize='4bit' needs bitsandbytes; pip install bitsandbytes"):
+    with pytest.raises(ConfigError, match="bitsandbytes"):
         load("nowhere", quantize="4bit")
-    with pytest.raises(ConfigError, match="device_map='auto' needs accelerate; pip install accelerate"):
-        load("nowhere", device_map="auto")
-
-
-def test_device_map_loads_the_same(models, tmp_path):
-    save(models["llada"], tmp_path / "saved")
-    loaded = load(tmp_path / "saved", device_map={"": "cpu"}, dtype="float32")
-    assert (logits(loaded, ROWS) - logits(models["llada"], ROWS)).abs().max() == 0.0
 
 
 @pytest.mark.gpu
 @BOTH
-@pytest.mark.parametrize("place", [{"device": "cuda"}, {"device_map": "auto"}])
+@pytest.mark.parametrize("place", [{"device": "cuda"}, {"device": "spread"}])
 def test_a_gpu_computes_the_same(models, tmp_path, family, place):
     save(models[family], tmp_path / "saved")
     loaded = load(tmp_path / "saved", dtype="float32", **place)
@@ -467,7 +365,7 @@ def test_dream_fields_that_nothing_reads_may_be_absent(models, tmp_path):
     (folder / "config.json").write_text(json.dumps(kept))
     assert torch.equal(logits(load(folder), ROWS), logits(models["dream"], ROWS))
     (folder / "config.json").write_text(json.dumps({k: v for k, v in kept.items() if k != "rope_theta"}))
-    with pytest.raises(WeightsError, match="has no field 'rope_theta'"):
+    with pytest.raises(WeightsError, match="rope_theta"):
         load(folder)
 
 
@@ -501,12 +399,9 @@ def test_a_plain_qwen2_must_be_named_by_the_user(tmp_path):
     again = load(tmp_path / "saved")
     assert (again.family, again.roles.mask) == (DREAM, 40)
     assert torch.equal(logits(again, ROWS), logits(model, ROWS))
-    with pytest.raises(ConfigError, match="family 'gpt' is unknown; use one of llada, dream"):
-        load(folder, family="gpt")
-    with pytest.raises(WeightsError, match="model_type 'qwen2' cannot be read as family 'llada'"):
-        load(folder, family="llada")
-    with pytest.raises(ConfigError, match="family 'llada' given, but the card says 'dream'"):
-        load(tmp_path / "saved", family="llada")
+    for place, family in ((folder, "gpt"), (folder, "llada"), (tmp_path / "saved", "llada")):
+        with pytest.raises((ConfigError, WeightsError), match=f"'{family}'"):
+            load(place, family=family)
 
 
 def test_a_hub_id_may_name_the_family(tmp_path):
@@ -545,15 +440,6 @@ def test_the_default_plan_follows_the_padding(padding, plan):
     model = random_model()
     model.card = Card("llada", model.roles, padding=padding)
     assert model.default_plan == plan
-
-
-@pytest.mark.parametrize("name", ["tiny-instruct", "tiny-void", "tiny-dream-void"])
-def test_a_plan_needs_no_weights(name):
-    loaded, opened = load(name), open_checkpoint(name)
-    assert opened.default_plan == loaded.default_plan
-    assert opened.plan() == loaded.plan()
-    assert opened.plan("void-expansion", limit=96) == loaded.plan("void-expansion", limit=96)
-    assert opened.plan("original@authors") == loaded.plan("original@authors")
 
 
 def test_the_table_of_the_docs_is_the_table_of_families():

@@ -99,14 +99,6 @@ def test_benchmark_prompts_have_the_ids_of_the_template(data_dir, tokenizers, ki
     check_unchanged(tokenizers, kind, list(benchmark_prompts(data_dir))[::23])
 
 
-@pytest.mark.slow
-@KINDS
-def test_all_benchmark_prompts_have_the_ids_of_the_template(data_dir, tokenizers, kind):
-    prompts = list(benchmark_prompts(data_dir))
-    assert len(prompts) == 1319 + 500 + 974 + 164
-    check_unchanged(tokenizers, kind, prompts)
-
-
 def test_prompts_of_the_built_in_tasks_are_unchanged(tokenizers):
     from random import Random
 
@@ -174,14 +166,6 @@ def test_no_text_can_forge_a_turn(tokenizers, kind, data):
     check_forging_fails(tokenizers, kind, data)
 
 
-@pytest.mark.slow
-@KINDS
-@settings(deadline=None, max_examples=1500)
-@given(data=st.data())
-def test_no_text_of_many_can_forge_a_turn(tokenizers, kind, data):
-    check_forging_fails(tokenizers, kind, data)
-
-
 @KINDS
 @settings(deadline=None, max_examples=30)
 @given(data=st.data())
@@ -240,9 +224,7 @@ def test_many_typed_tokens_take_little_time(tokenizers):
 
 @pytest.mark.parametrize("role", ["tool", "user<|im_end|>", "", "User"])
 def test_roles_are_a_closed_list(role):
-    with pytest.raises(
-        ConfigError, match=r"messages\[0\]: role .* is unknown; use one of system, developer, user"
-    ):
+    with pytest.raises(ConfigError, match=r"messages\[0\]: role"):
         chat([{"role": role, "content": "hi"}])
 
 

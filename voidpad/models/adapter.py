@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from contextlib import nullcontext
-from copy import deepcopy
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from voidpad.errors import ConfigError, WeightsError, first_line, shown
+from voidpad.errors import ConfigError, WeightsError, first_line
 from voidpad.files import read_json
 from voidpad.models.card import Card, read_card
 from voidpad.models.families import Family
 from voidpad.models.locate import locate
-from voidpad.models.weights import compare, read_headers, refuse_nan, refuse_pickles
+from voidpad.models.weights import read_headers, refuse_nan, refuse_unplaced
 from voidpad.models.without_bitsandbytes import without_bitsandbytes
 
 CONFIG = "adapter_config.json"
@@ -27,17 +27,8 @@ TENSORS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 # What peft puts behind the name of the module it changes; a plain weight belongs to modules_to_save.
 CHANGE = re.compile(r"\.(lora_\w+|token_adapter|weight|bias)\b.*$")
-# Settings that rebuild the base network or start a computation of their own; none belongs to a trained adapter.
-_REFUSED = (
-    "layer_replication",
-    "megatron_config",
-    "loftq_config",
-    "eva_config",
-    "corda_config",
-    "arrow_config",
-    "alora_invocation_tokens",
-    "target_parameters",
-)
+# Settings of peft that the decoder cannot follow; target_parameters adapts the experts of a mixture.
+_NOT_COVERED = ("target_parameters", "layer_replication", "alora_invocation_tokens")
 
 
 @dataclass(frozen=True)
@@ -70,9 +61,9 @@ def is_adapter(folder: Path) -> bool:
 def base_of(folder: Path, config: Mapping[str, Any] | None = None) -> str:
     """The base model that an adapter folder names."""
     base = (config or read_json(folder / CONFIG)).get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
+    if not base:
         raise WeightsError(f"{folder}: {CONFIG} names no base; load the base and pass adapter={folder}.")
-    return base
+    return str(base)
 
 
 def base_folder(name: str | Path, *, download: bool = True) -> Path:
@@ -84,32 +75,29 @@ def base_folder(name: str | Path, *, download: bool = True) -> Path:
 def refuse_adapter(name: str) -> None:
     """Refuse an adapter as the model of a new one, which would belong to weights that were saved nowhere."""
     folder = locate(name)
-    if not is_adapter(folder):
-        return
-    base = base_of(folder)
-    raise ConfigError(
-        f"{name}: is an adapter of {base}; fine-tune that (model.name, --model {base}), or make one model of both with "
-        f"`voidpad merge {name} --out merged` and fine-tune the merged one."
-    )
+    if is_adapter(folder):
+        raise ConfigError(
+            f"{name}: is an adapter of {base_of(folder)}; fine-tune that, or make one model of both with "
+            f"`voidpad merge {name} --out merged` and fine-tune the merged one."
+        )
 
 
 def open_adapter(folder: Path, name: str) -> Adapter:
     """The adapter of a folder; one that is no LoRA adapter, or that our base networks cannot carry, is refused."""
-    if not (folder / CONFIG).is_file() and (folder / "config.json").is_file():
-        raise ConfigError(f"{name}: is a whole model, not an adapter; give it as the model.")
-    if not (folder / CONFIG).is_file() and (folder / "model" / CONFIG).is_file():
-        raise ConfigError(f"{name}: holds no adapter itself; use {Path(name) / 'model'}.")
-    config = read_json(folder / CONFIG)
-    if config.get("peft_type") != "LORA":
-        kind = shown(config.get("peft_type"))
-        raise WeightsError(f"{folder / CONFIG}: peft_type {kind} is not covered; use a LORA adapter.")
-    refused = next((name for name in _REFUSED if config.get(name)), None)
-    if refused:
-        raise WeightsError(
-            f"{folder / CONFIG}: {refused}={shown(config[refused])} is not covered; use a plain LoRA adapter."
+    if not (folder / CONFIG).is_file():
+        whole = (folder / "config.json").is_file()
+        hint = (
+            "it is a whole model, give it as the model"
+            if whole
+            else "of a training run, use the folder model"
         )
-    if not (folder / TENSORS).is_file():
-        refuse_pickles(folder, TENSORS)
+        raise ConfigError(f"{name}: holds no {CONFIG}; {hint}.")
+    config = read_json(folder / CONFIG)
+    refused = next((field for field in _NOT_COVERED if config.get(field)), None)
+    if refused or config.get("peft_type") != "LORA":
+        raise WeightsError(
+            f"{folder / CONFIG}: {refused or 'peft_type'} is not covered; use a plain LoRA adapter."
+        )
     return Adapter(folder, name, config, read_card(folder), tuple(read_headers(folder / TENSORS)))
 
 
@@ -117,54 +105,35 @@ def attach(
     net: PreTrainedModel, adapter: Adapter, family: Family, base: str, *, quantized: bool
 ) -> PeftModel:
     """The network with the adapter around it, not merged. `base` is the name of the network's checkpoint."""
-    folder = adapter.folder
-    config = _peft_config(adapter, base)
-    tensors = load_file(folder / TENSORS)
-    refuse_nan(tensors.items(), where=str(folder / TENSORS))
-    if adapter.original(family):
-        config, tensors = _from_original(config, tensors, family)
-    rows = net.config.vocab_size
-    if any(not 0 <= token < rows for token in adapter.trained_tokens):
-        raise WeightsError(
-            f"{folder / CONFIG}: trainable_token_indices has an id outside the embedding (0 to {rows - 1})."
-        )
-    try:
-        with nullcontext() if quantized else without_bitsandbytes():
-            adapted = PeftModel(net, config)
-    except Exception as error:  # peft checks how a config fits with many exception types
-        raise WeightsError(
-            f"{folder}: does not fit {base} ({first_line(error)}); use the adapter's own base."
-        ) from None
-    if config.target_parameters:  # peft turns targets inside a mixture of experts into these
-        raise WeightsError(
-            f"{folder / CONFIG}: adapts the experts, which is not covered; use an adapter of the attention."
-        )
-    expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    # peft may have stored the untouched rows of a targeted embedding or head as well; the base has them.
-    given = {name: tuple(tensor.shape) for name, tensor in tensors.items() if ".base_layer." not in name}
-    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
-    compare(shapes, given, where=f"{folder} on {base}")
-    set_peft_model_state_dict(adapted, tensors)
-    return adapted.eval()
-
-
-def _peft_config(adapter: Adapter, base: str) -> LoraConfig:
-    try:
+    where = f"{adapter.folder} on {base}"
+    tensors = load_file(adapter.folder / TENSORS)
+    refuse_nan(tensors.items(), where=where)
+    try:  # peft checks its fields, and how they fit the network, with many exception types
         values = {name: value for name, value in adapter.config.items() if name != "runtime_config"}
         config: LoraConfig = LoraConfig.from_peft_type(**LoraConfig.check_kwargs(**values))
-    except Exception as error:  # peft checks its fields with many exception types
+        config.base_model_name_or_path = base
+        config.inference_mode = True
+        config.init_lora_weights = (
+            True  # others decompose the base's weights; the file's tensors replace these
+        )
+        if adapter.original(family):
+            config, tensors = _from_original(config, tensors, family)
+        with nullcontext() if quantized else without_bitsandbytes():
+            adapted = PeftModel(net, config)
+        if config.target_parameters:  # peft turns targets inside a mixture of experts into these
+            raise ValueError("it adapts the experts, which is not covered")
+        expected = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
+        # peft may have stored the untouched rows of a targeted embedding or head as well; the base has them.
+        given = {name for name in tensors if ".base_layer." not in name}
+        refuse_unplaced(expected - given, given - expected, where=where)
+        set_peft_model_state_dict(adapted, tensors)
+    except WeightsError:
+        raise
+    except Exception as error:
         raise WeightsError(
-            f"{adapter.folder / CONFIG}: damaged adapter config ({first_line(error)})."
-        ) from None
-    config.base_model_name_or_path = base
-    config.inference_mode = True
-    config.init_lora_weights = (
-        True  # others decompose the base's weights; the file's tensors replace these anyway
-    )
-    return config
-
-
-# Adapters of a family's original code
+            f"{where}: does not fit ({first_line(error)}); use the adapter's own base."
+        ) from error
+    return adapted.eval()
 
 
 def _from_original(
@@ -179,14 +148,22 @@ def _from_original(
     saved: set[str] = set()
     for name in tensors:
         module, kind = CHANGE.sub("", name.removeprefix(PREFIX)), CHANGE.search(name)
-        (lora if kind and kind[1].startswith("lora_") else saved).add(module)
-        if kind and kind[1] == "token_adapter":
-            saved.discard(module)
-    renamed = deepcopy(config)
+        if kind is None or kind[1] != "token_adapter":
+            (lora if kind and kind[1].startswith("lora_") else saved).add(module)
+
+    def by_module(patterns: Mapping[str, int] | None) -> dict[str, int]:
+        """Ranks or alphas by pattern of the original name, as ones by the full new name."""
+        found = {name: get_pattern_key(list(patterns or {}), name) for name in lora}
+        return {
+            f"^{re.escape(_module(name, family))}": patterns[key]
+            for name, key in found.items()
+            if patterns and key in patterns
+        }
+
+    renamed = copy(config)
     renamed.target_modules = sorted(_module(name, family) for name in lora)
     renamed.modules_to_save = sorted(_module(name, family) for name in saved) or None
-    renamed.rank_pattern = _patterns(config.rank_pattern or {}, lora, family)
-    renamed.alpha_pattern = _patterns(config.alpha_pattern or {}, lora, family)
+    renamed.rank_pattern, renamed.alpha_pattern = map(by_module, (config.rank_pattern, config.alpha_pattern))
     renamed.layers_to_transform = renamed.layers_pattern = renamed.exclude_modules = None
     if isinstance(config.trainable_token_indices, dict):
         rows = {name.split(".")[-1]: ids for name, ids in config.trainable_token_indices.items()}
@@ -198,15 +175,4 @@ def _from_original(
 
 def _module(name: str, family: Family) -> str:
     """A tensor or module of an adapter by its name in transformers' own class, without peft's prefix."""
-    bare = name.removeprefix(PREFIX)
-    return family.adapter_name(f"{bare}.").removesuffix(".")
-
-
-def _patterns(patterns: Mapping[str, int], modules: set[str], family: Family) -> dict[str, int]:
-    """Ranks or alphas by pattern of the original name, as ones by the full new name."""
-    matched = {name: get_pattern_key(list(patterns), name) for name in modules}
-    return {
-        f"^{re.escape(_module(name, family))}": patterns[key]
-        for name, key in matched.items()
-        if key in patterns
-    }
+    return family.adapter_name(f"{name.removeprefix(PREFIX)}.").removesuffix(".")

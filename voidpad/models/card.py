@@ -72,21 +72,7 @@ def read_card(folder: Path) -> Card | None:
         raise WeightsError(
             f"{path}: family {shown(card.family)} is unknown; use one of {', '.join(FAMILIES)}."
         )
-    check_causal_block(card.causal_block, FAMILIES[card.family], where=str(path))
     return card
-
-
-def check_causal_block(size: Any, family: Family, *, where: str) -> None:
-    """Refuse a size of blocks that the family's attention cannot have."""
-    if family.causal_block and (type(size) is not int or not 1 <= size <= 1_000_000):
-        raise WeightsError(
-            f"{where}: causal_block={shown(size)} must be a whole number from 1: the attention of family "
-            f"{family.name!r} is block-causal."
-        )
-    if not family.causal_block and size != 0:
-        raise WeightsError(
-            f"{where}: causal_block={shown(size)}, but family {family.name!r} has full attention; drop it."
-        )
 
 
 def default_plan(card: Card, family: Family) -> str:

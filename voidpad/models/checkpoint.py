@@ -17,6 +17,7 @@ from voidpad.decode.constrained import check_constrained
 from voidpad.decode.presets import build_plan
 from voidpad.errors import ConfigError
 from voidpad.models.card import Card, default_plan
+from voidpad.models.device import DeviceConfig
 from voidpad.models.families import Family
 from voidpad.models.text import Messages, chat, encode_chat, raw_ids, special_ids
 from voidpad.roles import Roles
@@ -77,18 +78,11 @@ class Checkpoint:
         positions = int(self.config.max_position_embeddings)
         return positions - positions % (self.card.causal_block or 1)
 
-    def load_weights(
-        self,
-        device: str = "cpu",
-        dtype: str = "auto",
-        quantize: str | None = None,
-        *,
-        device_map: str | dict[str, Any] | None = None,
-    ) -> "Model":
+    def load_weights(self, device: str = "cpu", dtype: str = "auto", quantize: str | None = None) -> "Model":
         """The model: this checkpoint with its network, an adapter included. `load` explains the options."""
         from voidpad.models.load import load_weights
 
-        return load_weights(self, device, dtype, quantize, device_map=device_map)
+        return load_weights(self, DeviceConfig(device, dtype, quantize))
 
     # Plans
 

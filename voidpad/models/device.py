@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Annotated, Any
 
@@ -39,7 +39,6 @@ class QuantScheme:
     packages: tuple[str, ...] = ()
     rounds: str = "weights"  # what is approximate
     packs: bool = False  # whether packed passes and CUDA graphs were made to work with it
-    saves: bool = True  # whether the weights can be written to a folder
     trains: bool = True  # whether an adapter can be trained around it
 
     def apply(self, net: Any) -> None:
@@ -47,20 +46,6 @@ class QuantScheme:
         if self.convert is not None:
             self.convert(net)
             net.config.quantization_config = {self.marker: True}
-
-    def check(self, device: str, dtype: str, *, spread: bool) -> None:
-        """Refuse a machine, a device or a dtype that this quantization cannot have."""
-        said = f"quantize={self.name!r}"
-        for package in self.packages:
-            _need(package, said)
-        if self.convert is None:
-            return
-        if fault := fp8.device_fault(device):
-            raise ConfigError(f"{said} {fault}.")
-        if spread:
-            raise ConfigError(f"{said} needs the network on one device; drop device=spread.")
-        if dtype not in ("auto", self.dtype):
-            raise ConfigError(f"{said} computes in {self.dtype}; drop dtype={dtype!r}.")
 
 
 _BITSANDBYTES = ("bitsandbytes", "accelerate")
@@ -92,7 +77,6 @@ SCHEMES = {
             dtype="bfloat16",
             rounds="weights and activations",
             packs=True,
-            saves=False,
             trains=False,
         ),
     )
@@ -121,29 +105,34 @@ class DeviceConfig:
     """Device, precision and quantization of a model to load, checked when made.
 
     `device` is cpu, cuda, cuda:<n>, mps, auto (CUDA, then MPS, then CPU) or spread (the layers over all GPUs).
-    `device_map` gives accelerate's own placement instead.
     """
 
     device: str = "cpu"
     dtype: str = "auto"
     quantize: str | None = None
-    device_map: str | dict[str, Any] | None = None
+    spread: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", *LOADABLE):
             raise ConfigError(f"dtype {self.dtype!r} is unknown; use auto, {' or '.join(LOADABLE)}.")
         if self.quantize is not None and self.quantize not in SCHEMES:
             raise ConfigError(f"quantize {self.quantize!r} is unknown; use one of {', '.join(SCHEMES)}.")
-        if self.device_map is not None:
-            _need("accelerate", f"device_map={self.device_map!r}")
-        if self.device == "spread":
-            _need("accelerate", "device 'spread'")
-            if not torch.cuda.is_available():
-                raise ConfigError("device 'spread': this machine has no CUDA device; use auto or cpu.")
-            object.__setattr__(self, "device_map", self.device_map or "auto")
+        object.__setattr__(self, "spread", self.device == "spread")
         object.__setattr__(self, "device", _device(self.device))
-        if self.scheme is not None:
-            self.scheme.check(self.device, self.dtype, spread=self.device_map is not None)
+        scheme = self.scheme
+        packages = (*(scheme.packages if scheme else ()), *(("accelerate",) if self.spread else ()))
+        missing = next((package for package in packages if find_spec(package) is None), None)
+        if missing is not None:
+            raise ConfigError(f"device or quantize needs {missing}; pip install {missing}.")
+        if scheme is None or scheme.convert is None:
+            return
+        fault = fp8.device_fault(self.device)
+        if self.spread:
+            fault = "needs the network on one device; drop device=spread"
+        elif self.dtype not in ("auto", scheme.dtype):
+            fault = f"computes in {scheme.dtype}; drop dtype={self.dtype!r}"
+        if fault:
+            raise ConfigError(f"quantize={self.quantize!r} {fault}.")
 
     @property
     def scheme(self) -> QuantScheme | None:
@@ -155,15 +144,14 @@ class DeviceConfig:
         options: dict[str, Any] = {"dtype": dtype}
         if self.scheme is not None and self.scheme.config is not None:
             options["quantization_config"] = self.scheme.config(dtype)
-            options["device_map"] = self.device_map or {"": self.device}
-        elif self.device_map is not None:
-            options["device_map"] = self.device_map
+            options["device_map"] = {"": self.device}
+        if self.spread:
+            options["device_map"] = "auto"
         return options
 
     def move(self, net: PreTrainedModel) -> PreTrainedModel:
         """Put a freshly read network on its device, unless from_pretrained has."""
-        placed = self.scheme is not None and self.scheme.config is not None
-        if self.device_map is None and not placed:
+        if not self.spread and (self.scheme is None or self.scheme.config is None):
             torch.nn.Module.to(net, self.device)
         return net
 
@@ -173,20 +161,16 @@ class DeviceConfig:
             return DTYPES[self.scheme.dtype]
         if self.dtype != "auto":
             return DTYPES[self.dtype]
-        on_cpu = self.device_map is None and torch.device(self.device).type == "cpu"
-        return torch.bfloat16 if stored == "BF16" and not on_cpu else torch.float32
+        return torch.bfloat16 if stored == "BF16" and self.device != "cpu" else torch.float32
 
     def check_memory(self, parameters: int, stored: str, *, where: str) -> None:
         """Refuse weights that cannot fit into the memory of the device, before any of it is taken."""
-        weight = self.scheme.weight_bytes if self.scheme else self.torch_dtype(stored).itemsize
-        size = weight * parameters
-        kind = torch.device(self.device).type
-        if kind == "cuda" and self.device_map is None:
+        size = parameters * (self.scheme.weight_bytes if self.scheme else self.torch_dtype(stored).itemsize)
+        room = 0
+        if self.device.startswith("cuda") and not self.spread:
             room = torch.cuda.get_device_properties(torch.device(self.device)).total_memory
-        elif kind == "cpu" and self.device_map is None:
-            room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-        else:
-            return
+        elif self.device == "cpu" and hasattr(os, "sysconf"):
+            room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if 0 < room < size:
             raise ConfigError(
                 f"{where}: {parameters / 1e9:.1f} billion parameters need {size / 1e9:.0f} GB, but {self.device} has "
@@ -196,24 +180,22 @@ class DeviceConfig:
 
 def _device(name: str) -> str:
     """A device name of torch; auto and spread become the best device of this machine."""
-    if name in ("auto", "spread"):
-        if torch.cuda.is_available():
-            return "cuda"
-        return "mps" if torch.backends.mps.is_available() else "cpu"
-    known = "use auto, cpu, cuda, cuda:<n>, mps or spread"
-    try:
-        kind = torch.device(name).type
-    except RuntimeError:
-        raise ConfigError(f"device {name!r} is unknown; {known}.") from None
-    if kind not in ("cpu", "cuda", "mps"):
-        raise ConfigError(f"device {name!r} is not covered; {known}.")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r}: this machine has no CUDA device; use cpu.")
-    if kind == "cuda" and (torch.device(name).index or 0) >= torch.cuda.device_count():
+    there: dict[str, Callable[[], bool]] = {
+        "cuda": torch.cuda.is_available,
+        "mps": torch.backends.mps.is_available,
+        "cpu": lambda: True,
+    }
+    if name == "auto":
+        return next(kind for kind, available in there.items() if available())
+    wanted = "cuda" if name == "spread" else name
+    kind, _, number = wanted.partition(":")
+    if kind not in there or (number and not number.isdecimal()):
+        raise ConfigError(f"device {name!r} is unknown; use auto, cpu, cuda, cuda:<n>, mps or spread.")
+    if not there[kind]():
+        raise ConfigError(f"device {name!r}: this machine has no {kind.upper()} device; use auto or cpu.")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device {name!r}: this machine has {torch.cuda.device_count()} CUDA device(s).")
-    if kind == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(f"device {name!r}: this machine has no MPS device; use cpu.")
-    return name
+    return wanted
 
 
 def gpus_per_task(device: str, cluster: Mapping[str, float]) -> int:
@@ -223,24 +205,12 @@ def gpus_per_task(device: str, cluster: Mapping[str, float]) -> int:
     return int(device not in ("cpu", "mps"))
 
 
-def _need(package: str, field: str) -> None:
-    if find_spec(package) is None:
-        raise ConfigError(f"{field} needs {package}; pip install {package}.")
-
-
-def _known_scheme(name: str) -> str:
-    if name not in SCHEMES:
-        raise ValueError(f"quantize {name!r} is unknown; use one of {', '.join(SCHEMES)}")
-    return name
-
-
 def _training_scheme(name: str) -> str:
-    if not SCHEMES[_known_scheme(name)].trains:
-        usable = " or ".join(scheme.name for scheme in SCHEMES.values() if scheme.trains)
-        raise ValueError(f"quantize {name!r} is for decoding only; use {usable}")
+    usable = [scheme.name for scheme in SCHEMES.values() if scheme.trains]
+    if name not in usable:
+        raise ValueError(f"quantize {name!r} cannot be trained around; use {' or '.join(usable)}")
     return name
 
 
-# The types of a recipe's field: of one that decodes, and of one that trains an adapter around the weights.
-QuantizerName = Annotated[str, AfterValidator(_known_scheme)]
+# The type of a recipe's field that names the quantization to train an adapter around.
 TrainingQuantizerName = Annotated[str, AfterValidator(_training_scheme)]

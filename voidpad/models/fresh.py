@@ -5,7 +5,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from voidpad.errors import ConfigError
-from voidpad.models.card import Card, check_causal_block
+from voidpad.models.card import Card
 from voidpad.models.families import FAMILIES
 from voidpad.models.model import Model
 from voidpad.roles import RAINBOW_NAMES, VOID_NAME, resolve
@@ -96,7 +96,7 @@ def random_model(
     names = FAMILIES[family].role_names
     roles = resolve(tokenizer, {}, rows=vocab, names=names)
     size = FAMILIES[family].causal_block if causal_block is None else causal_block
-    check_causal_block(size, FAMILIES[family], where=f"random-{family}")
+    FAMILIES[family].check_causal_block(size, where=f"random-{family}")
     card = Card(family, roles, causal_block=size)
     return Model(config, tokenizer, roles, FAMILIES[family], card, f"random-{family}", net=net)
 

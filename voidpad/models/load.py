@@ -15,16 +15,15 @@ from transformers.utils import logging
 
 from voidpad.errors import AssumedWarning, ConfigError, WeightsError, first_line
 from voidpad.files import fresh_folder, read_json
-from voidpad.models.adapter import CONFIG as ADAPTER_CONFIG
 from voidpad.models.adapter import Adapter, attach, base_of, is_adapter, open_adapter
-from voidpad.models.card import Card, check_causal_block, read_card, write_readme
+from voidpad.models.card import Card, read_card, write_readme
 from voidpad.models.checkpoint import Checkpoint, Source
-from voidpad.models.device import DeviceConfig, quant_scheme
-from voidpad.models.families import FAMILIES, Family, recognise
+from voidpad.models.device import DeviceConfig
+from voidpad.models.families import FAMILIES, recognise
 from voidpad.models.locate import locate
 from voidpad.models.model import Model
 from voidpad.models.text import read_tokenizer
-from voidpad.models.weights import check, headers, open_tensors, refuse_nan, stored_dtype
+from voidpad.models.weights import headers, open_tensors, refuse_nan, refuse_unplaced, stored_dtype
 from voidpad.roles import Roles, build, resolve
 
 
@@ -35,7 +34,6 @@ def load(
     device: str = "cpu",
     dtype: str = "auto",
     quantize: str | None = None,
-    device_map: str | dict[str, Any] | None = None,
     family: str | None = None,
     roles: Mapping[str, Any] | None = None,
     causal_block: int | None = None,
@@ -46,9 +44,9 @@ def load(
     float32, bfloat16 or auto (float32 on a CPU, else bfloat16 where the weights are). `open_checkpoint` explains the
     other options.
     """
-    DeviceConfig(device, dtype, quantize, device_map)  # refuse these before a file is read
+    DeviceConfig(device, dtype, quantize)  # refuse these before a file is read
     checkpoint = open_checkpoint(name, adapter, family=family, roles=roles, causal_block=causal_block)
-    return checkpoint.load_weights(device, dtype, quantize, device_map=device_map)
+    return checkpoint.load_weights(device, dtype, quantize)
 
 
 # Opening
@@ -70,20 +68,18 @@ def open_checkpoint(
     those of the checkpoint and of the adapter. `causal_block` is the block size of block-causal attention, where
     the checkpoint does not say it or says it wrong. Without `download` a hub id must be on this machine already.
     """
-    folder, title, tuned = locate(name, download=download), str(name), None
+    folder, base, title, tuned = locate(name, download=download), str(name), str(name), None
     if is_adapter(folder):
         if adapter is not None:
             raise ConfigError(
-                f"{name}: is an adapter itself, of {base_of(folder)}; for another adapter give that base as the model."
+                f"{name}: is an adapter itself, of {base_of(folder)}; give that base as the model."
             )
-        tuned = open_adapter(folder, str(name))
+        tuned = open_adapter(folder, base)
         base = base_of(folder, tuned.config)
         folder = locate(base, download=download)
-    else:
-        base = str(name)
-        if adapter is not None:
-            tuned = open_adapter(locate(adapter, download=download), str(adapter))
-            title = f"{name}+{adapter}"
+    elif adapter is not None:
+        tuned = open_adapter(locate(adapter, download=download), str(adapter))
+        title = f"{name}+{adapter}"
     opened = _open_base(folder, base, family, causal_block)
     if tuned is not None:
         opened = _with_adapter(opened, tuned, roles or {})
@@ -103,84 +99,61 @@ def vocabulary(name: str) -> tuple[PreTrainedTokenizerBase, Roles]:
 
 def _open_base(folder: Path, name: str, family: str | None, causal_block: int | None) -> Checkpoint:
     """A whole model's folder, released or saved by voidpad."""
-    if (folder / ADAPTER_CONFIG).is_file():  # transformers would attach it without a word
-        if is_adapter(folder):
-            raise WeightsError(
-                f"{name}: is an adapter and cannot be the base of another; use `voidpad merge` first."
-            )
-        raise WeightsError(f"{folder}: holds a whole model and an adapter; move {ADAPTER_CONFIG} elsewhere.")
     values, card, where = read_json(folder / "config.json"), read_card(folder), str(folder)
-    if card is None:
-        known = recognise(values, where=where, name=name, given=family)
-    else:
-        known = FAMILIES[card.family]
-        if family not in (None, known.name):
-            raise ConfigError(
-                f"{folder}: family {family!r} given, but the card says {known.name!r}; drop family."
-            )
-    if card is None or str(values.get("model_type")).lower() in known.model_types:
-        config = known.read_config(values, where=where)
-    elif values.get("model_type") != known.model_type:
-        raise WeightsError(
-            f"{folder}: model_type {values.get('model_type')!r} in config.json, but the card's family "
-            f"{known.name!r} is saved as {known.model_type!r}; save the checkpoint again."
-        )
-    else:
-        config = known.saved_config(values, where=where)
+    known = FAMILIES[card.family] if card else recognise(values, where=where, name=name, given=family)
+    if family not in (None, known.name):
+        raise ConfigError(f"{folder}: is of family {known.name!r}, not {family!r}; drop family.")
+    released = card is None or str(values.get("model_type")).lower() in known.model_types
+    config = (known.read_config if released else known.saved_config)(values, where=where)
     tokenizer = read_tokenizer(folder, known.tokenizer_class)
-    block = _causal_block(known, values, card, name, causal_block, where=where)
     for pattern, note in known.name_notes.items():
         if re.search(pattern, f"{name} {folder.name}"):
             _warn_assumed(f"{where}: {note}")
+    if causal_block is None:
+        causal_block = card.causal_block if card else known.stated_block(values, name)
+    if causal_block is None:  # a wrong one is a wrong network
+        causal_block = known.causal_block
+        if causal_block and known.block_assumed:
+            _warn_assumed(
+                f"{where}: does not say in which blocks its attention runs; {causal_block} is the usual size "
+                "(causal_block, --causal-block)."
+            )
+    known.check_causal_block(causal_block, where=where)
     if card is None:
         roles = resolve(tokenizer, values, rows=config.vocab_size, names=known.role_names, ids=known.role_ids)
         card = Card(known.name, roles)
-    card = replace(card, causal_block=block)
+    card = replace(card, causal_block=causal_block)
     return Checkpoint(config, tokenizer, card.roles, known, card, name, Source(name, folder, values))
-
-
-def _causal_block(
-    family: Family, config: Mapping[str, Any], card: Card | None, name: str, given: int | None, *, where: str
-) -> int:
-    """The size of the blocks of block-causal attention, 0 for full attention: as given, or as the files say it.
-
-    Where nobody says it, a warning names the usual size that was taken: a wrong one is a wrong network.
-    """
-    stated = given
-    if stated is None:
-        stated = card.causal_block if card else family.stated_block(config, name)
-    if stated is None and family.causal_block:
-        stated = family.causal_block
-        if family.block_assumed:
-            _warn_assumed(
-                f"{where}: does not say in which blocks its attention runs; {stated} is the usual size "
-                "(causal_block, --causal-block)."
-            )
-    check_causal_block(stated or 0, family, where=where)
-    return stated or 0
 
 
 def _with_adapter(base: Checkpoint, adapter: Adapter, given: Mapping[str, Any]) -> Checkpoint:
     """The base with the adapter's card, or with what can be known about an adapter that has none."""
     assert base.source is not None
-    own, source = adapter.card, replace(base.source, adapter=adapter)
+    own, family, source = adapter.card, base.family, replace(base.source, adapter=adapter)
     if own is not None:
-        if own.family != base.family.name:
+        if own.family != family.name:
             raise WeightsError(
                 f"{adapter.folder}: an adapter of family {own.family!r}, but {base.name} is of family "
-                f"{base.family.name!r}; use the adapter's own base."
+                f"{family.name!r}; use the adapter's own base."
             )
-        calibration = {**_canvases(base.card), **own.calibration}
-        own = replace(own, calibration=calibration, causal_block=base.card.causal_block)
+        # An adapter inherits its base's canvases, but not its thresholds, which were chosen for its probabilities.
+        kept = ("canvas", "limit", "block")
+        calibration = {
+            plan: {field: value for field, value in said.items() if field in kept}
+            for plan, said in base.card.calibration.items()
+        }
+        own = replace(
+            own, calibration={**calibration, **own.calibration}, causal_block=base.card.causal_block
+        )
         return replace(base, card=own, roles=own.roles, source=source)
     roles = base.roles
     if "void" in given:
         roles = replace(roles, void=given["void"])
-    elif adapter.original(base.family) and base.family.adapter_roles is not None:
-        ids = base.family.adapter_roles(base.tokenizer)
+    elif adapter.original(family) and family.adapter_roles is not None:
+        ids = family.adapter_roles(base.tokenizer)
         if not ids:
             raise ConfigError(
-                f"{adapter.folder}: was trained by the original {base.family.name} code, and its VOID id cannot be "
+                f"{adapter.folder}: was trained by the original {family.name} code, and its VOID id cannot be "
                 'recognised with this tokenizer; give it: roles={"void": <id>} (--roles void=<id>).'
             )
         roles = replace(roles, **ids)
@@ -191,21 +164,12 @@ def _with_adapter(base: Checkpoint, adapter: Adapter, given: Mapping[str, Any]) 
         _warn_assumed(
             f"{adapter.folder}: has no voidpad.json; its VOID id {roles.void} chooses the plan void."
         )
-    elif card.padding is None and not base.card.causal_block:
+    elif card.padding is None and not card.causal_block:
         _warn_assumed(
             f"{adapter.folder}: has no voidpad.json, so its padding is unknown and VOID is not banned; if it was "
             "trained with VOID, use --plan void."
         )
     return replace(base, card=card, roles=roles, source=source)
-
-
-def _canvases(card: Card) -> dict[str, dict[str, Any]]:
-    """The part of a base's calibration that an adapter inherits: canvas, longest canvas and block of each plan.
-
-    Thresholds are left out: they were chosen for the probabilities of the base.
-    """
-    kept = ("canvas", "limit", "block")
-    return {plan: {k: v for k, v in said.items() if k in kept} for plan, said in card.calibration.items()}
 
 
 def _warn_assumed(message: str) -> None:
@@ -215,49 +179,48 @@ def _warn_assumed(message: str) -> None:
 # Weights
 
 
-def load_weights(
-    checkpoint: Checkpoint,
-    device: str = "cpu",
-    dtype: str = "auto",
-    quantize: str | None = None,
-    *,
-    device_map: str | dict[str, Any] | None = None,
-) -> Model:
+def load_weights(checkpoint: Checkpoint, place: DeviceConfig) -> Model:
     """The checkpoint with its network, the adapter around it."""
     source, family = checkpoint.source, checkpoint.family
-    place = DeviceConfig(device, dtype, quantize, device_map)
     if source is None:
         raise ConfigError(f"{checkpoint.name}: was made in this process and has no files to load.")
-    folder, where = source.folder, str(source.folder)
-    if quantize is not None and family.experts:
+    if place.quantize is not None and family.experts:
         raise ConfigError(
-            f"{folder}: quantize={quantize!r} reaches linear layers only, not the experts, which hold nearly all "
-            "weights; drop quantize."
+            f"{checkpoint.name}: quantize={place.quantize!r} reaches linear layers only, not the experts, which hold "
+            "nearly all weights; drop quantize."
         )
-    found = headers(folder)
-    check(found, family, checkpoint.config, where=where)
+    where, found = str(source.folder), headers(source.folder)
+    if checkpoint.config.num_hidden_layers > len(found):  # building such a network would take all memory
+        raise WeightsError(f"{where}: config.json asks for more layers than the files hold.")
     stored = stored_dtype(found)
     place.check_memory(sum(torch.Size(t.shape).numel() for t in found.values()), stored, where=where)
     try:
-        with _quiet(), open_tensors(folder, family, checkpoint.config) as tensors:
-            net = family.net_class.from_pretrained(
+        with _quiet(), open_tensors(source.folder, family, checkpoint.config) as tensors:
+            loaded: Any = family.net_class.from_pretrained(
                 None,
                 config=checkpoint.config,
                 state_dict=tensors,
                 generation_config=GenerationConfig(),  # a release's own is about its remote decoding code
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
                 **place.options(stored),
             )
-    except (TypeError, ValueError, KeyError, AttributeError, OSError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, OSError) as error:
         raise WeightsError(
-            f"{folder}: cannot be loaded ({type(error).__name__}: {first_line(error)})."
+            f"{where}: cannot be loaded ({type(error).__name__}: {first_line(error)})."
         ) from error
+    net, placed = loaded
+    misshapen = [
+        f"{name} {list(given)} instead of {list(own)}" for name, given, own in placed["mismatched_keys"]
+    ]
+    refuse_unplaced(placed["missing_keys"], placed["unexpected_keys"], misshapen=misshapen, where=where)
     refuse_nan(net.named_parameters(), where=where)
     net.name_or_path = source.name  # peft and the hub quote it
     # Forget the old names, or a later save_pretrained by a trainer writes them beside our config.
     net.__dict__.pop("_weight_conversions", None)
     model = Model(**vars(checkpoint), net=place.move(net))
     if source.adapter is not None:
-        model.net = attach(net, source.adapter, family, source.name, quantized=quantize is not None)
+        model.net = attach(net, source.adapter, family, source.name, quantized=place.quantize is not None)
     if place.scheme is not None:
         place.scheme.apply(model.base)
     return model
@@ -265,12 +228,14 @@ def load_weights(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars: whether to show progress is the caller's choice."""
-    shown = logging.is_progress_bar_enabled()
+    """Without transformers' progress bars and reports: what to show is the caller's choice."""
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
 
@@ -280,8 +245,7 @@ def _quiet() -> Iterator[None]:
 
 def save(model: Model, folder: str | Path) -> None:
     """Write a folder that `load` reads: the whole model, or the adapter alone where it is not merged."""
-    scheme = quant_scheme(model.net)
-    if scheme is not None and not scheme.saves and not model.adapted:
+    if model.quantized and not model.adapted:
         raise ConfigError(
             f"{model.name}: {model.quantized} weights cannot be saved; load it without quantize."
         )

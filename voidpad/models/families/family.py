@@ -165,6 +165,14 @@ class Family:
         found = re.search(self.block_name, name) if self.block_name else None
         return int(found[1]) if found else None
 
+    def check_causal_block(self, size: int, *, where: str) -> None:
+        """Refuse a size of blocks that the family's attention cannot have."""
+        if bool(self.causal_block) != (size > 0):
+            attention = "block-causal" if self.causal_block else "full"
+            raise WeightsError(
+                f"{where}: causal_block={shown(size)}, but family {self.name!r} has {attention} attention."
+            )
+
     @property
     def model_type(self) -> str:
         """The model_type of config.json in a folder saved by voidpad."""
