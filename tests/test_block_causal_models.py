@@ -46,9 +46,8 @@ def made(name: str, **fields) -> Model:
         values |= {"norm_topk_prob": True}
     model.net = random_net(model.family.config(values), seed=5)
     with torch.no_grad():
-        for (
-            parameter
-        ) in model.net.parameters():  # norms and biases start as ones and zeros, which would hide them
+        for parameter in model.net.parameters():
+            # Norms and biases start as ones and zeros, which would hide them.
             if parameter.dim() == 1:
                 parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
     return model
@@ -138,7 +137,7 @@ def test_a_slot_sees_its_block_and_nothing_after_it(models, name):
 
 def test_the_block_is_given_or_stored_or_stated_or_the_usual_one(models, tmp_path):
     plain = write_released(models["sdar"], tmp_path / "plain")
-    with pytest.warns(AssumedWarning, match=r"plain: does not say in which blocks .*; 4 is the usual size"):
+    with pytest.warns(AssumedWarning, match="4 is the usual size"):
         assert load(plain).card.causal_block == 4
     stated = write_released(models["sdar"], tmp_path / "SDAR-1.7B-Chat-b16")
     assert load(stated).card.causal_block == 16
@@ -148,39 +147,29 @@ def test_the_block_is_given_or_stored_or_stated_or_the_usual_one(models, tmp_pat
     save(load(plain, causal_block=2), tmp_path / "saved")
     assert load(tmp_path / "saved").card.causal_block == 2
     assert load(tmp_path / "saved").plan().causal.size == 2
-    for wrong in (0, -1, "4", True, None, 10**9):
-        folder = write_released(models["sdar"], tmp_path / f"wrong {wrong}", block_size=wrong)
-        if wrong is None:
-            continue
-        with pytest.raises(WeightsError, match=r"causal_block=.* must be a whole number from 1"):
-            load(folder)
     save(random_model(), tmp_path / "llada")
-    with pytest.raises(WeightsError, match="causal_block=4, but family 'llada' has full attention"):
-        load(tmp_path / "llada", causal_block=4)
+    odd = write_released(models["sdar"], tmp_path / "wrong", block_size=0)
+    for folder, given in ((odd, None), (tmp_path / "llada", 4)):
+        with pytest.raises(WeightsError, match="causal_block"):
+            load(folder, causal_block=given)
+    card = tmp_path / "saved" / "voidpad.json"
+    card.write_text(json.dumps({k: v for k, v in read_json(card).items() if k != "causal_block"}))
+    with pytest.raises(WeightsError, match="causal_block"):
+        load(tmp_path / "saved")
 
 
 def test_commands_say_what_they_assumed(models, tmp_path):
     folder = write_released(models["sdar"], tmp_path / "plain")
     ran = CliRunner().invoke(app, ["generate", "hi", "--model", str(folder), "--canvas", "4"])
     assert ran.exit_code == 0, ran.output
-    assert f"warning: {folder}: does not say in which blocks its attention runs; 4 is" in ran.stderr
+    assert "4 is the usual size" in " ".join(ran.stderr.split())
     assert "plan: static" in ran.stderr
     words = ["merge", str(folder), "--causal-block", "3", "--out", str(tmp_path / "out")]
     ran = CliRunner().invoke(app, words)
     assert ran.exit_code == 0, ran.output
-    assert "does not say" not in ran.stderr
     assert load(tmp_path / "out").card.causal_block == 3
     shown = CliRunner().invoke(app, ["plans", "--model", str(tmp_path / "out")])
     assert [name in shown.stdout for name in ("static", "dynamic", "void-expansion")] == [True, True, False]
-
-
-def test_a_card_without_its_block_is_refused(models, tmp_path):
-    save(models["sdar"], tmp_path / "saved")
-    card = json.loads((tmp_path / "saved" / "voidpad.json").read_text())
-    del card["causal_block"]
-    (tmp_path / "saved" / "voidpad.json").write_text(json.dumps(card))
-    with pytest.raises(WeightsError, match="causal_block=0 must be a whole number from 1"):
-        load(tmp_path / "saved")
 
 
 # The released metadata
@@ -256,28 +245,24 @@ def test_tied_fast_dllm_has_no_head_tensor(models, tmp_path):
     ("name", "field", "value"),
     [
         ("sdar", "attention_bias", True),
-        ("sdar", "use_sliding_window", True),
-        ("sdar", "rope_scaling", {"type": "yarn"}),
-        ("sdar", "hidden_act", "gelu"),
         ("sdar_moe", "decoder_sparse_step", 2),
         ("sdar_moe", "mlp_only_layers", [1]),
-        ("sdar_moe", "norm_topk_prob", "yes"),
         ("fast_dllm", "layer_types", ["full_attention", "sliding_attention"]),
         ("fast_dllm", "use_sliding_window", True),
     ],
 )
 def test_config_fields_that_are_not_covered(models, tmp_path, name, field, value):
     folder = write_released(models[name], tmp_path / "odd", **{FIELDS[name]: 4, field: value})
-    with pytest.raises(WeightsError, match=f"config.json is not covered.*{field}="):
+    with pytest.raises(WeightsError, match=field):
         load(folder)
 
 
-def test_missing_experts_are_named(models, tmp_path):
+def test_missing_experts_are_refused(models, tmp_path):
     folder = write_released(models["sdar_moe"], tmp_path / "moe", block_size=4)
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.0.mlp.experts.1.up_proj.weight"]
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(WeightsError, match=r"1 missing tensor\(s\): model.layers.0.mlp.experts.1.up_proj"):
+    with pytest.raises(WeightsError):
         load(folder)
 
 
@@ -307,37 +292,40 @@ def test_a_release_leaves_as_it_came(models, name, tmp_path):
 @ALL
 def test_plans_of_full_attention_are_refused(models, name):
     model = models[name]
-    for preset in ("original", "void", "void-expansion", "daedal", "rho-eos", "smart-crop", "eos"):
-        with pytest.raises(ConfigError, match=f"plan '{preset}' has no meaning for a block-causal model"):
+    for preset in ("original", "void-expansion"):
+        with pytest.raises(ConfigError, match=f"plan '{preset}'"):
             model.plan(preset)
     usual = next(iter(model.family.decoding.presets))
     assert model.default_plan == usual
-    with pytest.raises(ConfigError, match=f"plan '{usual}' is unknown; use one of original, void"):
+    with pytest.raises(ConfigError, match=f"plan '{usual}' is unknown"):
         plan(usual)
-    ready = random_model().plan("void", canvas=8, block=4)
-    with pytest.raises(ConfigError, match=r"is for full attention, but this model has block-causal .* of 3"):
-        model.generate("hi", ready)
-    with pytest.raises(ConfigError, match=r"is for block-causal .* of 3, but this model has full attention"):
-        random_model().generate("hi", model.plan(canvas=9))
-    with pytest.raises(ConfigError, match=r"is for block-causal .* of 4, but this model has .* of 3"):
-        model.generate("hi", random_model(name, causal_block=4).plan(canvas=8))
+    full = random_model()
+    for one, chosen in (
+        (model, full.plan("void", canvas=8, block=4)),
+        (full, model.plan(canvas=9)),
+        (model, random_model(name, causal_block=4).plan(canvas=8)),
+    ):
+        with pytest.raises(ConfigError, match="blocks"):
+            one.generate("hi", chosen)
 
 
 def test_rules_that_look_ahead_are_refused(models):
     usual = models["sdar"].plan(canvas=9)
     rules = {name: getattr(usual, name) for name in ("propose", "commit", "stop", "block", "causal")}
-    with pytest.raises(ConfigError, match="length=VoidExpansion has no meaning for block-causal attention"):
-        Plan(length=VoidExpansion(), **rules)
-    with pytest.raises(ConfigError, match="trim=True has no meaning for block-causal attention"):
-        Plan(length=usual.length, **{**rules, "trim": True})
-    with pytest.raises(ConfigError, match="block=2 does not divide the blocks of 3"):
+    for name, odd in (
+        ("length", {**rules, "length": VoidExpansion()}),
+        ("trim", {**rules, "length": usual.length, "trim": True}),
+    ):
+        with pytest.raises(ConfigError, match=name):
+            Plan(**odd)
+    with pytest.raises(ConfigError, match="block=2"):
         models["sdar"].plan(block=2)
 
 
 @ALL
 def test_what_is_about_the_whole_canvas_is_refused(models, name, tmp_path):
     save(models[name], tmp_path / "saved")
-    message = f"has no meaning for family '{name}', whose attention is block-causal; use a model with full"
+    message = "attention is block-causal"
     with pytest.raises(ConfigError, match=message):
         survey(models[name], [[5, 6]], Search())
     with pytest.raises(ConfigError, match=message):
@@ -351,7 +339,7 @@ def test_what_is_about_the_whole_canvas_is_refused(models, name, tmp_path):
 @ALL
 def test_training_is_refused(name, tmp_path):
     folder = materials(tmp_path, name)
-    with pytest.raises(ConfigError, match=f"training with padding has no meaning for family '{name}'"):
+    with pytest.raises(ConfigError, match="attention is block-causal"):
         train(recipe(folder))
     scratch = {"family": name, "hidden": 16, "layers": 1, "heads": 2, "intermediate": 16, "context": 64}
     fresh = recipe(folder, model={"name": None, "tokenizer": str(folder / "start"), "scratch": scratch})
@@ -396,5 +384,5 @@ def test_a_prompt_may_fill_the_context_but_for_one_slot():
     engine.submit([12] * 27, plan, limit=1)
     [(_, outcome)] = engine.outcomes()
     assert outcome.canvas == 1
-    with pytest.raises(ConfigError, match="fills the model's context of 28"):
+    with pytest.raises(ConfigError, match="context of 28"):
         model.row_limit([12] * 28, plan)

@@ -11,14 +11,13 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from originals import CONFIGS, original_name, write_original
+from originals import CONFIGS, write_original
 from voidpad.commands.cli import app
 from voidpad.errors import ConfigError, WeightsError
 from voidpad.files import read_json
 from voidpad.models import (
     DREAM,
     FAMILIES,
-    LLADA,
     character_tokenizer,
     export,
     load,
@@ -83,8 +82,8 @@ def recast(folder, dtypes):
 @EVERY
 @pytest.mark.parametrize(
     "dtypes",
-    [(torch.float32,), (torch.bfloat16,), (torch.float16,), (torch.bfloat16, torch.bfloat16, torch.float32)],
-    ids=["float32", "bfloat16", "float16", "mixed"],
+    [(torch.bfloat16,), (torch.bfloat16, torch.bfloat16, torch.float32)],
+    ids=["bfloat16", "mixed"],
 )
 def test_what_was_released_comes_back(models, tmp_path, family, dtypes):
     released = write_original(models[family], tmp_path / "released", shards=2, torch_dtype="bfloat16")
@@ -126,36 +125,16 @@ def test_released_names_and_fields_are_undone(data_dir, name):
     """Every tensor of the real index, and every field of the real config that decides the forward pass."""
     folder = data_dir / "hub" / name
     values = read_json(folder / "config.json")
-    kind = str(values["model_type"]).lower()
-    family = next((one for one in FAMILIES.values() if kind in one.model_types), None)
-    if family is None:
-        pytest.skip(f"{name}: its family is not covered")
+    family = recognise(values, where=name)
     for tensor in read_json(folder / "model.safetensors.index.json")["weight_map"]:
         assert family.released_name(family.tensor_name(tensor)) == tensor
     if family.released is None:
         return
-    written = family.released_config(family.read_config(values, where=name))
+    config = family.read_config(values, where=name)
+    written = {field: known[0] for field, known in family.covered.fixed.items()} | family.released(config)
     assert {field: values[field] for field in written} == written
-    assert (
-        not {*family.covered.fixed, *family.covered.read}
-        - written.keys()
-        - {
-            "mlp_ratio",  # mlp_hidden_size says the same
-            "multi_query_attention",  # and n_kv_heads
-            family.block_field,  # the checkpoint's, not the network's
-        }
-    )
-
-
-def test_inverse_names_are_spelled_as_released():
-    for new, old in {
-        "model.embed_tokens.weight": "model.transformer.wte.weight",
-        "model.layers.31.mlp.down_proj.weight": "model.transformer.blocks.31.ff_out.weight",
-        "model.layers.0.self_attn.o_proj.weight": "model.transformer.blocks.0.attn_out.weight",
-        "lm_head.weight": "model.transformer.ff_out.weight",
-    }.items():
-        assert LLADA.released_name(new) == old == original_name(new)
-    assert DREAM.released_name("model.layers.3.mlp.up_proj.weight") == "model.layers.3.mlp.up_proj.weight"
+    said_otherwise = {"mlp_ratio", "multi_query_attention"}  # by mlp_hidden_size and n_kv_heads
+    assert not {*family.covered.fixed, *family.covered.read} - written.keys() - said_otherwise
 
 
 def test_the_config_names_the_dtype_of_the_files(tmp_path):
@@ -338,10 +317,10 @@ def test_like_gives_the_fields_and_files(models, tmp_path):
 def test_a_release_that_does_not_fit(models, tmp_path):
     save(models["llada"], tmp_path / "saved")
     wide = write_original(random_model("llada", kv_heads=2, intermediate=96), tmp_path / "wide")
-    with pytest.raises(WeightsError, match=r"wide: config.json means intermediate_size=96, but .* has 64"):
+    with pytest.raises(WeightsError, match="intermediate_size=96"):
         run(tmp_path / "saved", "--like", wide, "--out", tmp_path / "out")
     other = write_original(models["dream"], tmp_path / "other")
-    with pytest.raises(ConfigError, match="other: is no released llada checkpoint; give one, or drop like"):
+    with pytest.raises(ConfigError, match="no released llada checkpoint"):
         run(tmp_path / "saved", "--like", other, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -354,44 +333,34 @@ def test_nothing_is_overwritten_and_nothing_is_loaded_first(models, tmp_path, mo
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes").write_text("mine")
     monkeypatch.setattr("voidpad.commands.export.load_model", None)
-    with pytest.raises(ConfigError, match="out: already exists; choose another folder or remove it"):
+    with pytest.raises(ConfigError, match="already exists"):
         run(tmp_path / "saved", "--out", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["notes"]
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words",
     [
-        (("--layout", "gguf"), "--layout 'gguf' is unknown; use released or voidpad"),
-        (("--layout", "voidpad", "--like", "x"), "--like 'x' is for --layout released; drop it"),
-        (("--dtype", "int8"), "dtype 'int8' is unknown"),
-        (("--device", "tpu"), "device 'tpu' is unknown"),
+        ("--layout", "gguf"),
+        ("--layout", "voidpad", "--like", "x"),
+        ("--dtype", "int8"),
+        ("--device", "tpu"),
     ],
 )
-def test_options_that_are_not_known(models, tmp_path, words, message):
+def test_options_that_are_not_known(models, tmp_path, words):
     save(models["llada"], tmp_path / "saved")
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=words[-1]):
         run(tmp_path / "saved", *words, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_an_adapter_that_is_not_merged_is_refused(models, tmp_path):
+def test_what_cannot_be_exported(models, tmp_path):
     save(models["llada"], tmp_path / "saved")
     adapter = tuned(load(tmp_path / "saved"), tmp_path / "adapter", "void")
-    with pytest.raises(ConfigError, match="has an adapter that is not merged; merge it first"):
+    with pytest.raises(ConfigError, match="merge it first"):
         export(load(tmp_path / "saved", adapter), tmp_path / "out")
-    run(adapter.parent / "saved", "--adapter", adapter, "--layout", "voidpad", "--out", tmp_path / "whole")
-    assert torch.equal(logits(load(tmp_path / "whole")), logits(merge(load(tmp_path / "saved", adapter))))
-
-
-def test_a_family_without_a_way_back_asks_for_a_release(models, tmp_path):
-    with pytest.raises(ConfigError, match="the llada_moe family needs a release to follow; give one"):
+    with pytest.raises(ConfigError, match="llada_moe family needs a release"):
         export(models["llada_moe"], tmp_path / "out")
-
-
-def test_a_name_that_cannot_be_undone_leaves_nothing(models, tmp_path):
-    clash = {r"^x\.": "model.", r"^x\.head\.": "lm_head."}  # x.head.weight would be read as model.head.weight
-    model = replace(models["llada"], family=replace(LLADA, tensor_names=clash))
-    with pytest.raises(WeightsError, match=r"tensor lm_head.weight has no released name in the llada family"):
-        export(model, tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "out").exists()
+    run(tmp_path / "saved", "--adapter", adapter, "--layout", "voidpad", "--out", tmp_path / "whole")
+    assert torch.equal(logits(load(tmp_path / "whole")), logits(merge(load(tmp_path / "saved", adapter))))

@@ -11,7 +11,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
-import voidpad.models.fingerprint as module
 from originals import write_original
 from voidpad.errors import WeightsError
 from voidpad.models import load, merge, random_model, save
@@ -79,20 +78,6 @@ def test_every_shard_counts(tmp_path):
     last.unlink()
     with pytest.raises(WeightsError, match=r"00003-of-00003.safetensors: no such file"):
         fingerprint(folder)
-
-
-def test_an_unchanged_file_is_read_once_in_a_process(base, monkeypatch):
-    read = []
-    real = module.hashlib.file_digest
-    monkeypatch.setattr(
-        module.hashlib, "file_digest", lambda file, kind: read.append(file.name) or real(file, kind)
-    )
-    first = fingerprint(base)
-    assert fingerprint(base) == first
-    assert len(read) == 1
-    os.utime(base / "model.safetensors", ns=(1, 1))
-    assert fingerprint(base) == first
-    assert len(read) == 2
 
 
 def test_the_fingerprint_is_the_same_at_every_start(base, tmp_path):

@@ -127,30 +127,23 @@ def test_the_sizes_of_the_release():
         ("qk_layernorm", False),
         ("shared_expert_intermediate_size", 512),
         ("moe_layer_freq", [1, 0]),
-        ("moe_layer_freq", [True, True]),
         ("clip_qkv", 8.0),
-        ("attention_bias", True),
-        ("rope_scaling", {"type": "yarn"}),
         ("partial_rotary_factor", 0.5),
         ("moe_router_enable_expert_bias", True),
-        ("hidden_act", "gelu"),
     ],
 )
 def test_fields_that_are_not_covered(model, tmp_path, field, value):
     folder = write_original(model, tmp_path / "odd", **{field: value})
-    with pytest.raises(WeightsError, match=f"config.json is not covered.*{field}="):
+    with pytest.raises(WeightsError, match=field):
         load(folder)
 
 
-@pytest.mark.parametrize(
-    "field",
-    ["qk_layernorm", "partial_rotary_factor", "moe_layer_freq", "rope_theta", "expert_intermediate_size"],
-)
+@pytest.mark.parametrize("field", ["qk_layernorm", "moe_layer_freq", "rope_theta"])
 def test_fields_that_must_be_there(released, field):
     config = read_json(released / "config.json")
     del config[field]
     (released / "config.json").write_text(json.dumps(config))
-    with pytest.raises(WeightsError, match=rf"({field} is missing|has no field '{field}')"):
+    with pytest.raises(WeightsError, match=field):
         load(released)
 
 

@@ -55,14 +55,9 @@ def test_ids_by_name_without_repeats():
 
 def test_absent_and_unknown_roles_are_named():
     roles = Roles(mask=0, eos=1)
-    with pytest.raises(RoleError) as told:
-        roles.ids(["void"])
-    assert str(told.value) == (
-        "role 'void': this checkpoint has none. Use one trained with it, a plan that does not name it (original), "
-        'or load(..., roles={"void": <id>}).'
-    )
-    with pytest.raises(RoleError, match="role 'pad' is unknown; use one of"):
-        roles.ids(["pad"])
+    for name in ("void", "pad"):
+        with pytest.raises(RoleError, match=f"role '{name}'"):
+            roles.ids([name])
 
 
 def test_llada_takes_reserved_entries(data_dir):
@@ -157,28 +152,3 @@ def test_the_authors_names_for_dream_are_read():
     names = {f"<pad_{n}>": token for n, token in enumerate(AUTHORS_RAINBOW)} | {"<|mask|>": 151666}
     roles = resolve(Named(names, eos=151643), {}, rows=DREAM_ROWS)
     assert (roles.void, roles.rainbow) == (56940, AUTHORS_RAINBOW)
-
-
-# AdaBlock's delimiters in its code for Dream.
-DREAM_NEWLINES = [
-    198,
-    271,
-    280,
-    319,
-    340,
-    382,
-    401,
-    532,
-    624,
-    630,
-    692,
-    698,
-    921,
-    1248,
-    1837,
-    1939,
-    2219,
-    2533,
-    3276,
-]
-DREAM_NEWLINES += [3876, 4894, 5267, 14750, 68327]

@@ -16,7 +16,7 @@ from voidpad.constrain.row import Compiler, RowConstraint, compiler_for
 from voidpad.decode.constrained import check_constrained
 from voidpad.decode.presets import build_plan
 from voidpad.errors import ConfigError
-from voidpad.models.card import Card, default_plan
+from voidpad.models.card import PLANS, Card
 from voidpad.models.device import DeviceConfig
 from voidpad.models.families import Family
 from voidpad.models.text import Messages, chat, encode_chat, raw_ids, special_ids
@@ -64,8 +64,14 @@ class Checkpoint:
 
     @property
     def default_plan(self) -> str:
-        """The plan that fits this checkpoint's family and the padding it was trained with."""
-        return default_plan(self.card, self.family)
+        """The plan to decode with when the user names none.
+
+        A block-causal family has plans of its own. A checkpoint of another family whose card names no padding was not
+        trained with VOID: it gets the plan of its release.
+        """
+        if self.family.causal_block:
+            return next(iter(self.family.decoding.presets))
+        return PLANS[self.card.padding] if self.card.padding is not None else self.family.default_plan
 
     @property
     def decoding(self) -> "FamilyDefaults":
@@ -89,23 +95,19 @@ class Checkpoint:
     def plan(self, name: "str | Plan | None" = None, **fields: Any) -> "Plan":
         """A preset with the defaults of this checkpoint's family and calibration; a ready plan is taken as it is.
 
-        Without a name it is the preset that fits the padding of this checkpoint.
+        Without a name it is the preset that fits the padding of this checkpoint. A plan for another kind of attention
+        is refused.
         """
         chosen, _ = build_plan(
             name or self.default_plan, fields, defaults=self.decoding, calibration=self.card.calibration
         )
-        self.check_plan(chosen)
+        theirs = chosen.causal.size if chosen.causal else 0
+        if theirs != self.card.causal_block:
+            raise ConfigError(
+                f"{self.name}: the plan is for attention in blocks of {theirs}, but this model has "
+                f"{self.card.causal_block} (0 is full attention); use one of {', '.join(self.decoding.presets)}."
+            )
         return chosen
-
-    def check_plan(self, plan: "Plan") -> None:
-        """Refuse a plan that was not made for the attention of this network."""
-        ours, theirs = self.card.causal_block, plan.causal.size if plan.causal else 0
-        if ours == theirs:
-            return
-        raise ConfigError(
-            f"{self.name}: the plan is for {_attention(theirs)}, but this model has {_attention(ours)}; use one of "
-            f"{', '.join(self.decoding.presets)}."
-        )
 
     def require_full_attention(self, what: str) -> None:
         """Refuse, for a block-causal model, something that only full attention gives a meaning."""
@@ -117,12 +119,20 @@ class Checkpoint:
 
     # Prompts
 
-    def encode(self, prompt: str | Messages, *, system: str | None = None, raw: bool = False) -> list[int]:
-        """Prompt ids: through the chat template, or the bare text with `raw`.
+    def encode(
+        self, prompt: str | Messages, *, system: str | None = None, raw: bool = False, canvas: int = 1
+    ) -> list[int]:
+        """Prompt ids: through the chat template, or the bare text with `raw`; they leave room for the canvas.
 
         Special tokens that are spelled in messages stay text; in `raw` text they become their ids.
         """
-        return self.check_prompt(self._encode(prompt, system=system, raw=raw))
+        if not raw:
+            ids = encode_chat(self.tokenizer, chat(prompt, system=system), roles=self.roles)
+        elif isinstance(prompt, str) and system is None:
+            ids = raw_ids(self.tokenizer, prompt)
+        else:
+            raise ConfigError("raw=True takes plain text; drop the system prompt and the messages, or raw.")
+        return self.check_prompt(ids, canvas=canvas)
 
     def prepare(
         self, prompt: Prompt, plan: "Plan", *, system: str | None = None, raw: bool = False
@@ -130,35 +140,22 @@ class Checkpoint:
         """The prompt as checked ids with the plan that fits beside it; `generate` takes the result."""
         if isinstance(prompt, PreparedPrompt):
             return prompt
-        ids = self._encode(prompt, system=system, raw=raw)
-        return PreparedPrompt(tuple(ids), self.fit(ids, plan))
-
-    def _encode(self, prompt: str | Messages, *, system: str | None, raw: bool) -> list[int]:
-        if not raw:
-            return encode_chat(self.tokenizer, chat(prompt, system=system), roles=self.roles)
-        if not isinstance(prompt, str) or system is not None:
-            raise ConfigError("raw=True takes plain text; drop the system prompt and the messages, or raw.")
-        return raw_ids(self.tokenizer, prompt)
+        ids = self.encode(prompt, system=system, raw=raw, canvas=plan.length.canvas)
+        return PreparedPrompt(tuple(ids), plan.fitted(self.context - len(ids)))
 
     def check_prompt(self, ids: Sequence[int], *, canvas: int = 1) -> list[int]:
         """The prompt ids, unless no canvas of this length could answer them."""
         if not ids:
             raise ConfigError("prompt is empty; give at least one character.")
-        rows = self.config.vocab_size
-        outside = next((token for token in ids if not 0 <= token < rows), None)
+        outside = next((token for token in ids if not 0 <= token < self.config.vocab_size), None)
         if outside is not None:
             raise ConfigError(
-                f"prompt holds the id {outside}, outside the embedding (0 to {rows - 1}); "
-                "use the model's own tokenizer."
+                f"prompt holds the id {outside}, outside the embedding; use the model's tokenizer."
             )
         if self.roles.mask in ids:
             index = list(ids).index(self.roles.mask)
             raise ConfigError(
                 f"prompt token {index} is the mask ({self.roles.mask}); remove it from the prompt."
-            )
-        if len(ids) >= self.context:
-            raise ConfigError(
-                f"prompt of {len(ids)} tokens fills the model's context of {self.context}; shorten it."
             )
         if len(ids) + canvas > self.context:
             raise ConfigError(
@@ -169,7 +166,6 @@ class Checkpoint:
 
     def fit(self, ids: Sequence[int], plan: "Plan") -> "Plan":
         """The plan with its longest canvas cut to what the context leaves beside this prompt."""
-        self.check_plan(plan)
         self.check_prompt(ids, canvas=plan.length.canvas)
         return plan.fitted(self.context - len(ids))
 
@@ -183,13 +179,13 @@ class Checkpoint:
         """
         if max_tokens is not None and max_tokens < 1:
             raise ConfigError(f"max_tokens={max_tokens} leaves no room for an answer; use at least 1.")
-        self.check_plan(plan)
         unit = 1 if plan.causal else plan.block
         self.check_prompt(ids, canvas=min(unit, plan.limit))
-        limits = [plan.limit, max((self.context - len(ids)) // unit, 1) * unit]
+        room = self.context - len(ids)
+        limits = [plan.limit, room, max(room // unit, 1) * unit]
         if max_tokens is not None:
             limits.append(-(-max_tokens // unit) * unit)
-        return min(*limits, self.context - len(ids))
+        return min(limits)
 
     @property
     def compiler(self) -> Compiler:
@@ -212,11 +208,6 @@ class Checkpoint:
 
     def text(self, ids: Sequence[int], *, cut: bool = True) -> str:
         """The text up to the first end (all of it without `cut`), special tokens left out."""
-        ends = [index for index, token in enumerate(ids) if token in self.roles.ends]
-        kept = ids[: ends[0]] if cut and ends else ids
+        end = next((at for at, token in enumerate(ids) if cut and token in self.roles.ends), len(ids))
         dropped = special_ids(self.tokenizer) | self.roles.all()
-        return str(self.tokenizer.decode([token for token in kept if token not in dropped]))
-
-
-def _attention(causal_block: int) -> str:
-    return f"block-causal attention in blocks of {causal_block}" if causal_block else "full attention"
+        return str(self.tokenizer.decode([token for token in ids[:end] if token not in dropped]))

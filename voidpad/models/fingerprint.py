@@ -14,23 +14,18 @@ from typing import Any
 import torch
 
 from voidpad.files import read_json, readable
-from voidpad.models.adapter import CONFIG as ADAPTER_CONFIG
-from voidpad.models.adapter import TENSORS as ADAPTER_TENSORS
-from voidpad.models.adapter import base_of, is_adapter
-from voidpad.models.checkpoint import Source
+from voidpad.models.adapter import CONFIG, TENSORS, base_of, is_adapter
 from voidpad.models.locate import locate
 from voidpad.models.weights import weight_files
 
 # Fields of config.json and adapter_config.json that say where a model came from, not what it computes.
-_ORIGINS = frozenset(
-    [
-        "_name_or_path",
-        "base_model_name_or_path",
-        "revision",
-        "auto_map",
-        "transformers_version",
-        "peft_version",
-    ]
+_ORIGINS = (
+    "_name_or_path",
+    "base_model_name_or_path",
+    "revision",
+    "auto_map",
+    "transformers_version",
+    "peft_version",
 )
 
 
@@ -39,35 +34,18 @@ def fingerprint(name: str | Path, adapter: str | Path | None = None) -> str:
     folder, tuned = locate(name), None if adapter is None else locate(adapter)
     if is_adapter(folder):
         folder, tuned = locate(base_of(folder)), folder
-    config = None if tuned is None else read_json(tuned / ADAPTER_CONFIG)
-    return _fingerprint(folder, read_json(folder / "config.json"), tuned, config)
-
-
-def source_fingerprint(source: Source) -> str:
-    """The hex digest of the weights that an opened checkpoint leads to."""
-    adapter = source.adapter
-    if adapter is None:
-        return _fingerprint(source.folder, source.config, None, None)
-    return _fingerprint(source.folder, source.config, adapter.folder, adapter.config)
+    parts = [_settings(read_json(folder / "config.json")), *map(_file_digest, weight_files(folder))]
+    if tuned is not None:
+        parts += ["adapter", _settings(read_json(tuned / CONFIG)), _file_digest(tuned / TENSORS)]
+    return _digest(parts)
 
 
 def tensors_fingerprint(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     """The hex digest of named tensors in memory, for models that were never on disk."""
     parts: list[str] = []
     for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
-        plain = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-        numbers: Any = plain.numpy()
-        content = hashlib.sha256(numbers).hexdigest()
-        parts += [name, str(tensor.dtype), str(list(tensor.shape)), content]
-    return _digest(parts)
-
-
-def _fingerprint(
-    folder: Path, config: Mapping[str, Any], adapter: Path | None, adapter_config: Mapping[str, Any] | None
-) -> str:
-    parts = [_settings(config), *map(_file_digest, weight_files(folder))]
-    if adapter is not None and adapter_config is not None:
-        parts += ["adapter", _settings(adapter_config), _file_digest(adapter / ADAPTER_TENSORS)]
+        content: Any = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        parts += [name, str(tensor.dtype), str(list(tensor.shape)), hashlib.sha256(content).hexdigest()]
     return _digest(parts)
 
 
@@ -85,14 +63,13 @@ def _settings(config: Mapping[str, Any]) -> str:
 
 
 def _file_digest(path: Path) -> str:
-    """SHA-256 of one file."""
+    """SHA-256 of one file. A sweep asks for the same files in every cell: an unchanged file is read once."""
     with readable(path, "safetensors"):
         state = path.stat()
-        return _read_digest(path.resolve(), state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
+        return _read_digest(path.resolve(), state.st_size, state.st_mtime_ns)
 
 
 @lru_cache(maxsize=1024)
 def _read_digest(path: Path, *state: int) -> str:
-    """A sweep asks for the same files in every cell: within a process an unchanged file is read once."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -69,36 +69,30 @@ def random_model(
         raise ConfigError(
             f"heads {heads} must divide hidden {hidden}, and kv_heads {kv_heads} must divide heads."
         )
-    tokenizer = character_tokenizer(vocab)
-    shaped = hasattr(FAMILIES[family].config_class, "head_dim") or FAMILIES[family].constants
-    head = {"head_dim": hidden // heads} if shaped else {}
-    number = (
-        "n_routed_experts" if hasattr(FAMILIES[family].config_class, "n_routed_experts") else "num_experts"
-    )
-    mixture = {number: experts, "num_experts_per_tok": 2, "moe_intermediate_size": intermediate}
-    config = FAMILIES[family].config(
-        {
-            **(mixture if FAMILIES[family].experts else {}),
-            **head,
-            "vocab_size": vocab,
-            "hidden_size": hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads or heads,
-            "intermediate_size": intermediate,
-            "max_position_embeddings": context,
-            "initializer_range": hidden**-0.5,  # activations and logits of order one at any width
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
-        }
-    )
+    known, tokenizer = FAMILIES[family], character_tokenizer(vocab)
+    sizes = {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads or heads,
+        "head_dim": hidden // heads,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": context,
+        "initializer_range": hidden**-0.5,  # activations and logits of order one at any width
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    if known.experts:
+        sizes |= dict.fromkeys(("num_experts", "n_routed_experts"), experts)  # by the name of the class
+        sizes |= {"num_experts_per_tok": 2, "moe_intermediate_size": intermediate}
+    config = known.config(sizes)
     net = random_net(config, seed=seed, dtype=dtype, device=device)
-    names = FAMILIES[family].role_names
-    roles = resolve(tokenizer, {}, rows=vocab, names=names)
-    size = FAMILIES[family].causal_block if causal_block is None else causal_block
-    FAMILIES[family].check_causal_block(size, where=f"random-{family}")
-    card = Card(family, roles, causal_block=size)
-    return Model(config, tokenizer, roles, FAMILIES[family], card, f"random-{family}", net=net)
+    roles = resolve(tokenizer, {}, rows=vocab, names=known.role_names)
+    block = known.causal_block if causal_block is None else causal_block
+    known.check_causal_block(block, where=f"random-{family}")
+    card = Card(family, roles, causal_block=block)
+    return Model(config, tokenizer, roles, known, card, f"random-{family}", net=net)
 
 
 def random_net(

@@ -104,7 +104,7 @@ def _open_base(folder: Path, name: str, family: str | None, causal_block: int | 
     if family not in (None, known.name):
         raise ConfigError(f"{folder}: is of family {known.name!r}, not {family!r}; drop family.")
     released = card is None or str(values.get("model_type")).lower() in known.model_types
-    config = (known.read_config if released else known.saved_config)(values, where=where)
+    config = known.read_config(values, where=where, released=released)
     tokenizer = read_tokenizer(folder, known.tokenizer_class)
     for pattern, note in known.name_notes.items():
         if re.search(pattern, f"{name} {folder.name}"):
@@ -207,7 +207,8 @@ def load_weights(checkpoint: Checkpoint, place: DeviceConfig) -> Model:
             )
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, OSError) as error:
         raise WeightsError(
-            f"{where}: cannot be loaded ({type(error).__name__}: {first_line(error)})."
+            f"{where}: cannot be loaded ({type(error).__name__}: {first_line(error)}); use the complete checkpoint "
+            "with its own config."
         ) from error
     net, placed = loaded
     misshapen = [

@@ -17,12 +17,10 @@ from voidpad.models.checkpoint import Checkpoint, PreparedPrompt, Prompt
 from voidpad.models.device import parameter_count, quant_scheme
 
 if TYPE_CHECKING:
-    from voidpad.constrain.row import RowConstraint
     from voidpad.decode.denoise import HFDenoiser
     from voidpad.decode.loop import Denoiser, Observe, Step
     from voidpad.decode.plan import Plan
     from voidpad.engine.batching import Engine
-    from voidpad.engine.captured import CapturedPass
     from voidpad.models.decide import Decision
     from voidpad.models.fill import Filled, LengthRule
 
@@ -42,11 +40,12 @@ class Model(Checkpoint):
 
         Merging an adapter keeps it. A model that was trained after loading must be made with `source=None`.
         """
-        from voidpad.models.fingerprint import source_fingerprint, tensors_fingerprint
+        from voidpad.models.fingerprint import fingerprint, tensors_fingerprint
 
-        if self.source is not None:
-            return source_fingerprint(self.source)
-        return tensors_fingerprint(self.net.state_dict().items())
+        if self.source is None:
+            return tensors_fingerprint(self.net.state_dict().items())
+        adapter = self.source.adapter
+        return fingerprint(self.source.folder, adapter.folder if adapter else None)
 
     @property
     def device(self) -> torch.device:
@@ -115,15 +114,11 @@ class Model(Checkpoint):
         With `constraint`, every answer matches it: `voidpad.choice`, `regex` or `json_schema`, a pydantic model class,
         or a list with one (or None) for each prompt. Each result's `constraint` says what became of it.
         """
-        fields, cache = self._with_speed(speed, plan, fields, cache)
-        ready = self._prepared(_listed(prompts), plan, fields, raw=raw, system=system)
-        block = ready[0].plan.block if ready else 32
-        engine = self.engine(rows=rows, tokens=tokens, cache=cache, block=block)
-        held = self._constrained(constraint, ready)
-        for index, prompt in enumerate(ready):
-            engine.submit(
-                list(prompt.ids), prompt.plan, seed=seed, key=index, observe=observe, constraint=held[index]
-            )
+        room = {"rows": rows, "tokens": tokens}
+        engine, ready, cache = self._start(
+            _listed(prompts), plan, fields, room, seed=seed, raw=raw, system=system, cache=cache, speed=speed,
+            observe=observe, constraint=constraint,
+        )  # fmt: skip
         results: list[Result] = []
         for event in _listened(engine, listen):
             if isinstance(event, Finished):
@@ -149,12 +144,46 @@ class Model(Checkpoint):
         **fields: Any,
     ) -> "Iterator[Step]":
         """One answer, pass by pass: the one row of each `Step` is the row that `generate` would decode."""
-        fields, cache = self._with_speed(speed, plan, fields, cache)
-        [ready] = self._prepared([prompt], plan, fields, raw=raw, system=system)
-        engine = self.engine(cache=cache, block=ready.plan.block)
-        [held] = self._constrained(constraint, [ready])
-        engine.submit(list(ready.ids), ready.plan, seed=seed, observe=observe, constraint=held)
+        engine, _, _ = self._start(
+            [prompt], plan, fields, {}, seed=seed, raw=raw, system=system, cache=cache, speed=speed,
+            observe=observe, constraint=constraint,
+        )  # fmt: skip
         return (event.step for event in _listened(engine, listen) if isinstance(event, Wrote))
+
+    def _start(
+        self,
+        prompts: Sequence[Prompt],
+        plan: "str | Plan | None",
+        fields: dict[str, Any],
+        room: Mapping[str, int],
+        *,
+        seed: int,
+        raw: bool,
+        system: str | None,
+        cache: str | None,
+        speed: str | None,
+        observe: "Observe | None",
+        constraint: Any,
+    ) -> "tuple[Engine, list[PreparedPrompt], str | None]":
+        """An engine with all prompts submitted, the prompts as prepared, and the cache that the speed chose."""
+        check_speed(speed, plan or self.default_plan)
+        fields, cache = with_speed(speed, fields, cache)
+        ready = [prompt for prompt in prompts if isinstance(prompt, PreparedPrompt)]
+        if ready and (plan is not None or fields):
+            raise ConfigError("prepared prompts bring their own plan; drop the plan and its fields.")
+        if len(ready) < len(prompts) or not prompts:
+            chosen = self.plan(plan, **fields)
+            ready = [self.prepare(prompt, chosen, raw=raw, system=system) for prompt in prompts]
+        given = list(constraint) if isinstance(constraint, list | tuple) else [constraint] * len(ready)
+        if len(given) != len(ready):
+            raise ConfigError(f"constraint: {len(given)} for {len(ready)} prompts; give one for each.")
+        engine = self.engine(cache=cache, block=ready[0].plan.block if ready else 32, **room)
+        for index, (prompt, one) in enumerate(zip(ready, given, strict=True)):
+            held = None if one is None else self.constrain(one, prompt.plan)
+            engine.submit(
+                list(prompt.ids), prompt.plan, seed=seed, key=index, observe=observe, constraint=held
+            )
+        return engine, ready, cache
 
     def fill(
         self,
@@ -216,51 +245,13 @@ class Model(Checkpoint):
         )
         return decide(self, ids, choices, exact=exact, canvas=canvas)
 
-    def _constrained(
-        self, constraint: Any, prompts: Sequence[PreparedPrompt]
-    ) -> "list[RowConstraint | None]":
-        """The constraint of each prompt, compiled."""
-        given = list(constraint) if isinstance(constraint, list | tuple) else [constraint] * len(prompts)
-        if len(given) != len(prompts):
-            raise ConfigError(
-                f"constraint holds {len(given)} constraints for {len(prompts)} prompts; give one for each."
-            )
-        return [
-            None if one is None else self.constrain(one, prompt.plan)
-            for one, prompt in zip(given, prompts, strict=True)
-        ]
-
-    def _prepared(
-        self,
-        prompts: Sequence[Prompt],
-        plan: "str | Plan | None",
-        fields: Mapping[str, Any],
-        *,
-        raw: bool,
-        system: str | None,
-    ) -> list[PreparedPrompt]:
-        """The prompts, those that are not prepared yet with this plan."""
-        ready = [prompt for prompt in prompts if isinstance(prompt, PreparedPrompt)]
-        if len(ready) < len(prompts) or not prompts:
-            chosen = self.plan(plan, **fields)
-            return [self.prepare(prompt, chosen, raw=raw, system=system) for prompt in prompts]
-        if plan is not None or fields:
-            raise ConfigError("prepared prompts bring their own plan; drop the plan and its fields.")
-        return ready
-
-    def _with_speed(
-        self, speed: str | None, plan: "str | Plan | None", fields: Mapping[str, Any], cache: str | None
-    ) -> tuple[dict[str, Any], str | None]:
-        """The plan fields and the cache at a named speed."""
-        check_speed(speed, plan or self.default_plan)
-        return with_speed(speed, fields, cache)
-
     def default_denoiser(self) -> "Denoiser":
         """The fastest denoiser here that computes the same function: rows packed without padding if possible."""
         from voidpad.engine.packed import PackedDenoiser
 
-        packs = self.device.type == "cpu" or self._varlen
-        return PackedDenoiser(self.denoiser(), **self._graphed()) if packs else self.denoiser()
+        if self.device.type == "cpu" or self._varlen:
+            return PackedDenoiser(self.denoiser(), **self._graphed())
+        return self.denoiser()
 
     @property
     def _varlen(self) -> bool:
@@ -286,29 +277,29 @@ class Model(Checkpoint):
         """
         from voidpad.engine.batching import Engine
         from voidpad.engine.cache import CachedDenoiser
+        from voidpad.engine.captured import CapturedPass
 
         causal, scattered = self.card.causal_block, len(_devices(self.net)) > 1
-        room: dict[str, Any] = {"rows": rows, "tokens": tokens, "parameters": self.parameters}
-        if cache is None and (scattered or not causal):
-            exact = self.default_denoiser()
-            return Engine(exact, self.roles, **room, captured=self._captured(exact))
-        policy: Caching = FinishedBlocks(causal) if cache is None else CachePolicy.parse(cache)
         if cache is not None and causal:
             raise ConfigError(
                 f"cache={cache!r} is for full attention; {self.name} has block-causal attention and keeps finished "
                 "blocks exactly without it: drop the cache."
             )
-        if scattered:
+        if cache is not None and scattered:
             raise ConfigError(
                 f"cache={cache!r} needs the network on one device; drop the cache or device=spread."
             )
-        denoise = CachedDenoiser(self.denoiser(), causal or block, policy, **self._graphed())
-        return Engine(denoise, self.roles, **room, ended=denoise.forget, captured=self._captured(denoise))
-
-    def _captured(self, denoise: Any) -> "CapturedPass | None":
-        from voidpad.engine.captured import CapturedPass
-
-        return CapturedPass(denoise) if self._varlen else None
+        options: dict[str, Any] = {"rows": rows, "tokens": tokens, "parameters": self.parameters}
+        denoise: Any
+        if cache is not None or (causal and not scattered):
+            policy: Caching = FinishedBlocks(causal) if cache is None else CachePolicy.parse(cache)
+            denoise = CachedDenoiser(self.denoiser(), causal or block, policy, **self._graphed())
+            options["ended"] = denoise.forget
+        else:
+            denoise = self.default_denoiser()
+        if self._varlen:
+            options["captured"] = CapturedPass(denoise)
+        return Engine(denoise, self.roles, **options)
 
     def compiled(self) -> "Model":
         """This model, changed so that torch compiles its layers at their first passes.

@@ -19,13 +19,6 @@ FAMILIES: dict[str, Family] = {
     family.name: family for family in (LLADA, DREAM, ILLADA, LLADA_MOE, SDAR, SDAR_MOE, FAST_DLLM, LLADA2)
 }
 
-# Diffusion models that are not covered, so that the message can name them: model_type -> name.
-_OTHERS = {
-    "diffusion_gemma": "DiffusionGemma",
-    "nemotron_labs_diffusion": "Nemotron-Labs-Diffusion",
-    "wedlm": "WeDLM",
-}
-
 
 def recognise(config: Mapping[str, Any], *, where: str, name: str = "", given: str | None = None) -> Family:
     """The family of a released config.json.
@@ -42,27 +35,17 @@ def recognise(config: Mapping[str, Any], *, where: str, name: str = "", given: s
         marked = kind in family.model_types and given in (None, family.name)
         if family.experts == experts and (marked or (named and kind in family.unmarked_types)):
             return family
-    other = _OTHERS.get(kind)
-    if other is None and experts and given is None:
-        other = "mixture-of-experts"
-    if other is not None:
-        raise WeightsError(
-            f"{where}: is a checkpoint of the {other} family, which is not covered; use a LLaDA or Dream checkpoint."
-        )
+    said = f"{where}: model_type {shown(kind)}{' with experts' if experts else ''}"
     if given is not None:
-        raise WeightsError(
-            f"{where}: model_type {shown(config.get('model_type'))} cannot be read as family {given!r}; drop family."
-        )
+        raise WeightsError(f"{said} cannot be read as family {given!r}; drop family.")
     hint = next((family.name for family in FAMILIES.values() if kind in family.unmarked_types), None)
     fix = f"; if it is a masked diffusion model, name its family (--family {hint})" if hint else ""
     raise WeightsError(
-        f"{where}: model_type {shown(config.get('model_type'))} is not covered; use a LLaDA or Dream "
-        f"checkpoint, or a folder saved by voidpad (with its voidpad.json){fix}."
+        f"{said} is not covered; use a released checkpoint, or a folder saved by voidpad{fix}."
     )
 
 
 def _has_experts(config: Mapping[str, Any]) -> bool:
     """Whether config.json describes a mixture of experts, by its sizes or by its names."""
-    architectures = config.get("architectures")
-    names = [config.get("model_type"), *(architectures if isinstance(architectures, list) else [])]
+    names = [config.get("model_type"), *(config.get("architectures") or [])]
     return "num_experts" in config or any("moe" in str(name).lower() for name in names)

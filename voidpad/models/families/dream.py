@@ -15,7 +15,7 @@ from transformers import (
 
 from voidpad.decode.presets import FamilyDefaults
 from voidpad.decode.propose import SampledProposal
-from voidpad.models.families.family import STOCK, Covered, Family, stock_values, words
+from voidpad.models.families.family import STOCK, Covered, Family, stock_values
 from voidpad.roles import RoleNames
 
 # The VOID and Rainbow ids of the paper's Dream runs: long runs of spaces, renamed <pad_0> .. <pad_6> in the authors'
@@ -58,7 +58,6 @@ DREAM = Family(
     covered=Covered(
         read=STOCK | {"rope_theta"},
         optional={"use_mrope": (False,)},  # no released code reads it
-        ignored=words("sliding_window"),  # used with a sliding window only
     ),
     translated=stock_values,
     released=_released,

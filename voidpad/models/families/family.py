@@ -27,11 +27,12 @@ STOCK = words(
     "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size "
     "max_position_embeddings rms_norm_eps tie_word_embeddings"
 )
-# Fields that reach no forward pass: origins, training, initialisation, kernels, ids that the roles resolve.
+# Fields that reach no forward pass: origins, training, initialisation, kernels, ids that the roles resolve. The size of
+# a sliding window counts only with `use_sliding_window`, which is refused.
 NEUTRAL = words(
     "architectures auto_map model_type transformers_version use_cache torch_dtype dtype _name_or_path "
     "bos_token_id eos_token_id pad_token_id mask_token_id initializer_range train_max_sequence_length "
-    "output_router_logits router_aux_loss_coef max_window_layers attn_implementation"
+    "output_router_logits router_aux_loss_coef max_window_layers attn_implementation sliding_window"
 )
 # Fields of many architectures that change the function, and the values with which they do not.
 FUNCTION_FIELDS: dict[str, tuple[Any, ...]] = {
@@ -65,9 +66,8 @@ class Covered:
     know give one warning.
     """
 
-    fixed: Mapping[str, tuple[Any, ...]] = field(
-        default_factory=dict
-    )  # must be there, with one of these values
+    # These must be there, with one of these values.
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     optional: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # one of these values if there
     read: frozenset[str] = frozenset()
     ignored: frozenset[str] = frozenset()
@@ -75,20 +75,17 @@ class Covered:
     def check(self, config: Mapping[str, Any], *, where: str) -> None:
         faults = [f"{name} is missing" for name in sorted(self.fixed.keys() - config.keys())]
         limits = {**FUNCTION_FIELDS, **self.fixed, **self.optional}
-        unknown = []
-        for name in sorted(config.keys() - self.read - self.ignored - NEUTRAL):
-            if name not in limits:
-                unknown.append(shown(name))
-            elif not any(_same(config[name], ok) for ok in limits[name]):
+        given = sorted(config.keys() - self.read - self.ignored - NEUTRAL)
+        for name in given:
+            if name in limits and not any(_same(config[name], ok) for ok in limits[name]):
                 faults.append(f"{name}={shown(config[name])} (covered: {limits[name][0]!r})")
         if faults:
-            listed = "; ".join(faults[:6]) + ("; ..." if len(faults) > 6 else "")
-            raise WeightsError(f"{where}: config.json is not covered: {listed}. Use a released layout.")
+            raise WeightsError(f"{where}: config.json is not covered: {'; '.join(faults)}.")
+        unknown = [name for name in given if name not in limits]
         if unknown:
-            listed = ", ".join(unknown[:6]) + (", ..." if len(unknown) > 6 else "")
             warnings.warn(
-                f"{where}: config.json has fields that voidpad does not know ({listed}); they are taken to change "
-                "nothing in the network.",
+                f"{where}: config.json has fields that voidpad does not know ({', '.join(unknown)}); they are taken "
+                "to change nothing in the network.",
                 AssumedWarning,
                 stacklevel=5,
             )
@@ -173,11 +170,6 @@ class Family:
                 f"{where}: causal_block={shown(size)}, but family {self.name!r} has {attention} attention."
             )
 
-    @property
-    def model_type(self) -> str:
-        """The model_type of config.json in a folder saved by voidpad."""
-        return self.config_class.model_type
-
     def config(self, values: Mapping[str, Any]) -> PretrainedConfig:
         """A bidirectional config of this family.
 
@@ -187,28 +179,21 @@ class Family:
         fixed = {"is_causal": False, "use_cache": False, "pad_token_id": None}
         return self.config_class(**{**self.constants, **values, **fixed})
 
-    def read_config(self, config: Mapping[str, Any], *, where: str) -> PretrainedConfig:
-        """The config of a released config.json; fields that are not covered are refused by name."""
-        self.covered.check(config, where=where)
+    def read_config(
+        self, values: Mapping[str, Any], *, where: str, released: bool = True
+    ) -> PretrainedConfig:
+        """The config of a config.json, released or saved by voidpad; fields that are not covered are refused."""
+        if released:
+            self.covered.check(values, where=where)
         try:
-            return self.config(self.translated(config))
+            stock = (
+                self.translated(values) if released else self.config_class.from_dict(dict(values)).to_dict()
+            )
+            return self.config(stock)
         except KeyError as missing:
-            raise WeightsError(
-                f"{where}: config.json has no field {missing}; use the released config.json."
-            ) from None
+            raise WeightsError(f"{where}: config.json has no field {missing}.") from None
         except Exception as error:  # transformers validates fields with many exception types
-            raise WeightsError(
-                f"{where}: config.json is not covered ({first_line(error)}); use the released config.json."
-            ) from None
-
-    def saved_config(self, values: Mapping[str, Any], *, where: str) -> PretrainedConfig:
-        """The config of a config.json that voidpad or transformers saved."""
-        try:
-            return self.config(self.config_class.from_dict(dict(values)).to_dict())
-        except Exception as error:  # transformers validates fields with many exception types
-            raise WeightsError(
-                f"{where}: damaged config.json ({first_line(error)}); save the checkpoint again."
-            ) from None
+            raise WeightsError(f"{where}: config.json is not covered ({first_line(error)}).") from None
 
     def tensor_name(self, name: str) -> str:
         """A released tensor name as the stock class spells it; any other name is returned unchanged."""
@@ -243,11 +228,6 @@ class Family:
             for old, new in self.tensor_names.items()
         }
 
-    def released_config(self, config: PretrainedConfig) -> dict[str, Any]:
-        """The fields of a released config.json for a config of this family's class."""
-        assert self.released is not None
-        return {name: values[0] for name, values in self.covered.fixed.items()} | self.released(config)
-
     def adapter_name(self, name: str) -> str:
         """A module or tensor name of an adapter, without peft's prefix, as the stock class spells it."""
         return _renamed(name, self.adapter_names)
@@ -263,10 +243,8 @@ def _renamed(name: str, patterns: Mapping[str, str]) -> str:
 
 def stock_values(config: Mapping[str, Any], same: Collection[str] = STOCK) -> dict[str, Any]:
     """Fields of a stock class from released ones: those in `same` as they are, and what every class reads alike."""
-    copied = {name: config[name] for name in sorted(same)}
-    ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id")}
-    return (
-        copied
-        | ids
-        | {"rope_parameters": {"rope_type": "default", "rope_theta": float(config["rope_theta"])}}
-    )
+    return {
+        **{name: config[name] for name in sorted(same)},
+        **{name: config.get(name) for name in ("bos_token_id", "eos_token_id")},
+        "rope_parameters": {"rope_type": "default", "rope_theta": float(config["rope_theta"])},
+    }

@@ -12,7 +12,7 @@ from voidpad.decode.commit import HighConfidence
 from voidpad.decode.presets import CausalPreset, FamilyDefaults
 from voidpad.decode.propose import SampledProposal
 from voidpad.errors import shown
-from voidpad.models.families.family import STOCK, Covered, Family, stock_values, words
+from voidpad.models.families.family import STOCK, Covered, Family, stock_values
 from voidpad.roles import RoleNames
 
 
@@ -31,7 +31,6 @@ FAST_DLLM = Family(
     model_types=("fast_dllm_qwen",),
     covered=Covered(
         read=STOCK | {"rope_theta", "bd_size", "layer_types"},
-        ignored=words("sliding_window"),  # used with a sliding window only
     ),
     translated=_translated,
     tokenizer_class=Qwen2Tokenizer,

@@ -79,7 +79,6 @@ LLADA2 = Family(
         fixed=_FIXED,
         optional=_OPTIONAL,
         read=_SAME | words("num_experts num_shared_experts rope_theta rotary_dim"),
-        ignored=words("sliding_window"),  # used with a sliding window only
     ),
     translated=_translated,
     constants={"use_qk_norm": True, "num_mtp_layers": 0},

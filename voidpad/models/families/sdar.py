@@ -24,23 +24,12 @@ from voidpad.roles import RoleNames
 
 _READ = STOCK | {"head_dim"}
 _EXPERTS = words("num_experts num_experts_per_tok moe_intermediate_size")
-_OPTIONAL: dict[str, tuple[Any, ...]] = {
-    "attention_bias": (False,),
-    "attention_dropout": (0.0,),
-    "hidden_act": ("silu",),
-    "rope_scaling": (None,),
-    "sliding_window": (None,),
-    "use_sliding_window": (False,),
-}
 _IGNORED = words("debug ep_size fuse_cross_entropy micro_forward skip_checkpoint use_deepep")
 
 
-def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
-    return stock_values(config, _READ)
-
-
-def _translated_mixture(config: Mapping[str, Any]) -> dict[str, Any]:
-    return stock_values(config, _READ | _EXPERTS | {"norm_topk_prob"})
+def _stock_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    experts = _EXPERTS | {"norm_topk_prob"} if "num_experts" in config else frozenset()
+    return stock_values(config, _READ | experts)
 
 
 _DECODING = FamilyDefaults(
@@ -60,8 +49,8 @@ SDAR = Family(
     config_class=Qwen3Config,
     net_class=Qwen3ForCausalLM,
     model_types=("sdar",),
-    covered=Covered(optional=_OPTIONAL, read=_READ | {"rope_theta", "block_size"}, ignored=_IGNORED),
-    translated=_translated,
+    covered=Covered(read=_READ | {"rope_theta", "block_size"}, ignored=_IGNORED),
+    translated=_stock_values,
     tokenizer_class=Qwen2Tokenizer,
     role_names=RoleNames(mask=(*RoleNames.mask, "<MASK>")),
     block_field="block_size",
@@ -78,11 +67,11 @@ SDAR_MOE = Family(
     model_types=("sdar_moe",),
     covered=Covered(
         fixed={"norm_topk_prob": (True, False)},  # the stock class follows it, too
-        optional=_OPTIONAL | {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)},
+        optional={"decoder_sparse_step": (1,), "mlp_only_layers": ([],)},
         read=_READ | _EXPERTS | {"rope_theta", "block_size"},
         ignored=_IGNORED,
     ),
-    translated=_translated_mixture,
+    translated=_stock_values,
     tokenizer_class=Qwen2Tokenizer,
     role_names=SDAR.role_names,
     block_field=SDAR.block_field,
