@@ -390,9 +390,5 @@ def test_the_authors_tokenizer_folder_is_explained(data_dir, tmp_path):
         del vocab[names[token]]
         vocab[f"<pad_{place}>"] = token
     path.write_text(json.dumps(vocab), encoding="utf-8")
-    with pytest.raises(
-        WeightsError, match=r"renames entries that merges.txt needs \(<pad_0> is 56940\)"
-    ) as caught:
+    with pytest.raises(WeightsError, match="--roles void=56940"):
         load(tmp_path / "base")
-    assert "\n" not in str(caught.value)
-    assert "--roles void=56940" in str(caught.value)

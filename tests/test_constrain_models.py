@@ -15,7 +15,7 @@ from voidpad.constrain import ConstraintError
 from voidpad.decode import PRESETS
 from voidpad.errors import ConfigError
 from voidpad.models import FAMILIES, random_model, save
-from voidpad.models.decide import decide
+from voidpad.models.checkpoint import PreparedPrompt
 
 EVERYDAY = json.loads((Path(__file__).parent / "everyday_schemas.json").read_text())
 FEW = list(EVERYDAY)[5::10]
@@ -205,8 +205,9 @@ def test_what_all_choices_begin_with_is_given(models, exact):
     model = models["llada"]
     ids = model.encode("pick")
     prefix = [model.tokenizer.convert_tokens_to_ids(letter) for letter in "say "]
-    whole = decide(model, ids, ["say ab", "say c"], exact=exact)
-    rest = decide(model, [*ids, *prefix], ["ab", "c"], exact=exact)
+    first, longer = (PreparedPrompt(tuple(one), model.plan()) for one in (ids, [*ids, *prefix]))
+    whole = model.decide(first, ["say ab", "say c"], exact=exact)
+    rest = model.decide(longer, ["ab", "c"], exact=exact)
     assert list(whole.probabilities.values()) == pytest.approx(list(rest.probabilities.values()), rel=1e-6)
     assert whole.passes == rest.passes
 

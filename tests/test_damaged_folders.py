@@ -111,6 +111,7 @@ def test_json_that_is_no_object(folder, content):
         ("dream", "num_key_value_heads", 3, "config"),
         ("llada", "embedding_size", "64", "config.json"),
         ("llada", "rope_theta", None, "config.json"),
+        ("experts", "num_experts", 99_999, "weights than the files hold"),
         ("experts", "num_experts", 5, "experts"),
         ("saved", "hidden_size", None, "config.json"),
     ],

@@ -412,8 +412,8 @@ def test_a_hub_id_may_name_the_family(tmp_path):
 @pytest.mark.parametrize(
     ("config", "name"),
     [
-        ({"model_type": "dream", "num_experts": 64}, "mixture-of-experts"),
-        ({"model_type": "wedlm"}, "WeDLM"),
+        ({"model_type": "dream", "num_experts": 64}, "with experts"),
+        ({"model_type": "wedlm"}, "wedlm"),
         ({"model_type": "llama"}, "llama"),
     ],
 )

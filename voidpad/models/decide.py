@@ -13,6 +13,7 @@ from voidpad.constrain import bytes_of_tokens, choice
 from voidpad.constrain.messages import FRONTIER, Beliefs, Window, log_probabilities
 from voidpad.decode.canvas import Canvas
 from voidpad.errors import ConfigError
+from voidpad.models.checkpoint import PreparedPrompt, Prompt
 from voidpad.models.text import encode_text
 
 if TYPE_CHECKING:
@@ -34,9 +35,24 @@ class Decision:
 
 
 def decide(
-    model: Model, prompt: Sequence[int], choices: Sequence[str], *, exact: bool, canvas: int | None = None
+    model: Model,
+    prompt: Prompt,
+    choices: Sequence[str],
+    *,
+    exact: bool = False,
+    raw: bool = False,
+    system: str | None = None,
+    canvas: int | None = None,
 ) -> Decision:
-    """The probability of each choice as the answer to a prompt of token ids. See `Model.decide`."""
+    """The probability of each choice as the answer, among these choices, at temperature 1.
+
+    Tokens that all choices begin with are written first. In one pass, the probability of the rest of a choice is
+    the product of its slots' probabilities, as if they were independent, summed over all ways to split it into
+    tokens. With `exact`, the chain rule: the tokenizer's own split, token by token from left to right, one pass for
+    each token of the longest choice and one for the end. The canvas has one slot more than the longest choice has
+    tokens, unless `canvas` says more.
+    """
+    given = prompt.ids if isinstance(prompt, PreparedPrompt) else model.encode(prompt, system=system, raw=raw)
     texts = list(dict.fromkeys(choices))
     choice(texts)  # refuses what is no list of texts
     ids = [encode_text(model.tokenizer, text, roles=model.roles) for text in texts]
@@ -44,11 +60,11 @@ def decide(
     if slots < max(map(len, ids)):
         raise ConfigError(f"canvas={slots} does not hold a choice of {max(map(len, ids))} tokens; raise it.")
     if model.card.causal_block:
-        slots = -(-(len(prompt) + slots) // model.card.causal_block) * model.card.causal_block - len(prompt)
-    model.check_prompt(prompt, canvas=slots)
+        slots = -(-(len(given) + slots) // model.card.causal_block) * model.card.causal_block - len(given)
+    model.check_prompt(given, canvas=slots)
     shared = _shared(ids, model)
     with torch.inference_mode():
-        logs = (_chain if exact else _product)(model, prompt, ids, slots, shared)
+        logs = (_chain if exact else _product)(model, given, ids, slots, shared)
         shares = torch.tensor(logs, dtype=torch.float64).softmax(0).tolist()
     passes = max(map(len, ids)) - shared + 1 if exact else 1
     return Decision(dict(zip(texts, shares, strict=True)), "chain" if exact else "product", passes)

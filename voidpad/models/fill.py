@@ -102,9 +102,31 @@ class Layout:
         return self.texts[0] + "".join(gap + text for gap, text in zip(gaps, self.texts[1:], strict=True))
 
 
-def fill(model: Model, template: str, plan: Plan, *, seed: int = 0, **options: Any) -> Filled:
-    """Fill the gaps of one template; `options` are those of `lay_out`."""
-    layout = lay_out(model, template, plan, **options)
+def fill(
+    model: Model,
+    template: str,
+    plan: str | Plan | None = None,
+    *,
+    length: LengthRule = "cal",
+    slots: int = 16,
+    marker: str = "gap",
+    constraint: Any = None,
+    seed: int = 0,
+    **fields: Any,
+) -> Filled:
+    """Write the missing parts of a text: `model.fill("def area(r):\\n    return [[gap]]\\n")`.
+
+    `[[gap:12]]` has 12 slots, `[[gap:4-32]]` between 4 and 32. `length` says how the others' number is chosen:
+    "fixed" takes `slots`, "cal" probes several lengths, "void-gap" reads it from one pass of a model that was
+    trained for it. `constraint` holds for every gap, or is a list with one, or None, for each. All gaps are one
+    block; `plan` and its fields choose the other rules, such as `threshold`.
+    """
+    # Banned before the plan is built, so that renormalised scores leave them out too.
+    never = ("ends",) if model.roles.void is None else ("ends", "void")
+    chosen = model.plan(plan or "original", **{"ban": never, **fields})
+    layout = lay_out(
+        model, template, chosen, length=length, slots=slots, marker=marker, constraint=constraint
+    )
     engine = model.engine(block=layout.plan.block)
     engine.submit(layout.ids, layout.plan, seed=seed, constraint=layout.constraint)
     [(_, outcome)] = list(engine.outcomes())

@@ -23,7 +23,14 @@ from voidpad.models.families import FAMILIES, recognise
 from voidpad.models.locate import locate
 from voidpad.models.model import Model
 from voidpad.models.text import read_tokenizer
-from voidpad.models.weights import headers, open_tensors, refuse_nan, refuse_unplaced, stored_dtype
+from voidpad.models.weights import (
+    headers,
+    network_size,
+    open_tensors,
+    refuse_nan,
+    refuse_unplaced,
+    stored_dtype,
+)
 from voidpad.roles import Roles, build, resolve
 
 
@@ -190,10 +197,11 @@ def load_weights(checkpoint: Checkpoint, place: DeviceConfig) -> Model:
             "nearly all weights; drop quantize."
         )
     where, found = str(source.folder), headers(source.folder)
-    if checkpoint.config.num_hidden_layers > len(found):  # building such a network would take all memory
-        raise WeightsError(f"{where}: config.json asks for more layers than the files hold.")
-    stored = stored_dtype(found)
-    place.check_memory(sum(torch.Size(t.shape).numel() for t in found.values()), stored, where=where)
+    stored, size = stored_dtype(found), sum(torch.Size(tensor.shape).numel() for tensor in found.values())
+    # A config must not make us allocate what the files do not hold. Their tensors are compared one by one below.
+    if checkpoint.config.num_hidden_layers > len(found) or network_size(family, checkpoint.config) > 2 * size:
+        raise WeightsError(f"{where}: config.json asks for more layers or weights than the files hold.")
+    place.check_memory(size, stored, where=where)
     try:
         with _quiet(), open_tensors(source.folder, family, checkpoint.config) as tensors:
             loaded: Any = family.net_class.from_pretrained(

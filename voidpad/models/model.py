@@ -14,15 +14,15 @@ from voidpad.engine.events import Event, Failed, Finished, Wrote
 from voidpad.engine.speed import check_speed, with_speed
 from voidpad.errors import ConfigError
 from voidpad.models.checkpoint import Checkpoint, PreparedPrompt, Prompt
+from voidpad.models.decide import decide
 from voidpad.models.device import parameter_count, quant_scheme
+from voidpad.models.fill import fill
 
 if TYPE_CHECKING:
     from voidpad.decode.denoise import HFDenoiser
     from voidpad.decode.loop import Denoiser, Observe, Step
     from voidpad.decode.plan import Plan
     from voidpad.engine.batching import Engine
-    from voidpad.models.decide import Decision
-    from voidpad.models.fill import Filled, LengthRule
 
 
 @dataclass
@@ -185,65 +185,8 @@ class Model(Checkpoint):
             )
         return engine, ready, cache
 
-    def fill(
-        self,
-        template: str,
-        plan: "str | Plan | None" = None,
-        *,
-        length: "LengthRule" = "cal",
-        slots: int = 16,
-        marker: str = "gap",
-        constraint: Any = None,
-        seed: int = 0,
-        **fields: Any,
-    ) -> "Filled":
-        """Write the missing parts of a text: `model.fill("def area(r):\\n    return [[gap]]\\n")`.
-
-        `[[gap:12]]` has 12 slots, `[[gap:4-32]]` between 4 and 32. `length` says how the others' number is chosen:
-        "fixed" takes `slots`, "cal" probes several lengths, "void-gap" reads it from one pass of a model that was
-        trained for it. `constraint` holds for every gap, or is a list with one, or None, for each. All gaps are one
-        block; `plan` and its fields choose the other rules, such as `threshold`.
-        """
-        from voidpad.models.fill import fill
-
-        # Banned before the plan is built, so that renormalised scores leave them out too.
-        never = ("ends",) if self.roles.void is None else ("ends", "void")
-        chosen = self.plan(plan or "original", **{"ban": never, **fields})
-        return fill(
-            self,
-            template,
-            chosen,
-            length=length,
-            slots=slots,
-            marker=marker,
-            constraint=constraint,
-            seed=seed,
-        )
-
-    def decide(
-        self,
-        prompt: Prompt,
-        choices: Sequence[str],
-        *,
-        exact: bool = False,
-        raw: bool = False,
-        system: str | None = None,
-        canvas: int | None = None,
-    ) -> "Decision":
-        """The probability of each choice as the answer, among these choices, at temperature 1.
-
-        Tokens that all choices begin with are written first. In one pass, the probability of the rest of a choice is
-        the product of its slots' probabilities, as if they were independent, summed over all ways to split it into
-        tokens. With `exact`, the chain rule: the tokenizer's own split, token by token from left to right, one pass for
-        each token of the longest choice and one for the end. The canvas has one slot more than the longest choice has
-        tokens, unless `canvas` says more.
-        """
-        from voidpad.models.decide import decide
-
-        ids = (
-            prompt.ids if isinstance(prompt, PreparedPrompt) else self.encode(prompt, system=system, raw=raw)
-        )
-        return decide(self, ids, choices, exact=exact, canvas=canvas)
+    fill = fill
+    decide = decide
 
     def default_denoiser(self) -> "Denoiser":
         """The fastest denoiser here that computes the same function: rows packed without padding if possible."""
