@@ -23,7 +23,7 @@ from voidpad.experiments.report.frame import frame, graded
 from voidpad.experiments.report.layout import TableLayout
 from voidpad.experiments.report.tables import build
 from voidpad.experiments.sweep_recipe import cells, parse, read
-from voidpad.models import load, random_model, save
+from voidpad.models import load, random_model
 from voidpad.recipes import find_recipe, shipped_recipes
 from voidpad.training import recipe as recipes
 
@@ -59,38 +59,20 @@ def test_recipes_are_found_by_name_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert find_recipe("paper/llada-8b-instruct-void", "train").is_file()
     assert find_recipe("tiny-table1", "sweep").is_file()
-    mine = tmp_path / "tiny-table1"
-    mine.write_text("")
+    (tmp_path / "tiny-table1").write_text("")
     assert find_recipe("tiny-table1", "sweep") == Path("tiny-table1")  # a file of the user's comes first
-    with pytest.raises(
-        ConfigError, match=r"no sweep recipe of that name; did you mean tiny-table3\? `voidpad"
-    ):
-        find_recipe("tiny-tabel3.toml", "sweep")
-    with pytest.raises(ConfigError, match="tiny-table3: is a sweep recipe; use `voidpad sweep tiny-table3`"):
-        find_recipe("tiny-table3", "train")
-    with pytest.raises(ConfigError, match="tiny/void: is a train recipe; use `voidpad train tiny/void`"):
-        find_recipe("tiny/void", "sweep")
-    with pytest.raises(ConfigError, match="no train recipe of that name"):
-        find_recipe("nothing-like-it", "train")
+    for name, kind in (("tiny-tabel3.toml", "sweep"), ("tiny-table3", "train"), ("tiny/void", "sweep")):
+        with pytest.raises(ConfigError, match=name):
+            find_recipe(name, kind)
 
 
-def test_the_command_lists_every_recipe_with_a_line(monkeypatch):
+def test_the_command_lists_every_recipe(monkeypatch):
     monkeypatch.setattr("voidpad.commands.plans.out", Console(width=200, soft_wrap=True, highlight=False))
     shown = CliRunner().invoke(app, ["recipes"], env={"COLUMNS": "200"}).output
-    names = [recipe.name for kind in ("train", "sweep") for recipe in shipped_recipes(kind)]
-    assert len(names) > 50
-    lines = {
-        line.split()[2]: line.split(None, 3)[3].strip()
-        for line in shown.splitlines()[1:]
-        if len(line.split()) > 3
-    }
-    assert set(names) <= lines.keys()
-    assert lines["tiny-table1"] == "Fixed canvas: score and NFE by block size"
-    assert lines["tiny/void"].startswith("tiny-void: LoRA fine-tune of tiny-instruct")
+    names = {recipe.name for kind in ("train", "sweep") for recipe in shipped_recipes(kind)}
+    assert names <= {*shown.split()}
     path = CliRunner().invoke(app, ["recipes", "--path", "tiny-table1"]).output.strip()
     assert Path(path) == find_recipe("tiny-table1", "sweep")
-    only = CliRunner().invoke(app, ["recipes", "sweep"]).output
-    assert "voidpad train" not in only
 
 
 # What the built-in tables need
@@ -167,16 +149,6 @@ def test_every_approximate_row_is_set_against_its_exact_one(tmp_path):
     assert {"threshold", "factor", "entropy_bound", "trim", "dual:4 cache", "ahead:4 cache"} <= names
 
 
-def test_every_commit_rule_is_set_against_exact_decoding(tmp_path):
-    """Also where a rule has several fields, such as the order of EB-Sampler."""
-    write_sweep(find_recipe("tiny-commits", "sweep"), tmp_path, size=12)
-    index = ("method", "threshold", "entropy_bound", "entropy_order")
-    layout = TableLayout(title="t", index=index, exact=True)
-    apart = against_exact(build(layout, frame([tmp_path / "tiny-commits.sweep.json"])))
-    assert [head[0] for head, value in apart.items() if value.blank] == ["exact"]
-    assert all(value.number is not None for head, value in apart.items() if head[0] != "exact")
-
-
 def test_the_difference_is_taken_problem_by_problem(tmp_path):
     def lost_one(cell, size):
         lucky = [0.0] * size
@@ -221,30 +193,6 @@ def test_slot_passes_count_every_slot_of_every_pass(tmp_path):
 
     assert slot_passes(grown, head) == fmean(map(by_hand, grown))
     assert slot_passes(*run("daedal")) is None
-
-
-def test_a_sweep_runs_stage_by_stage(model, tmp_path):
-    save(model, tmp_path / "net")
-    recipe = tmp_path / "trial.toml"
-    recipe.write_text(
-        'title = "Trial"\ntasks = ["tiny_steps"]\nlimit = 2\nfields = {canvas = 16}\ngrid = {block = [8, 16]}\n'
-        f'[[group]]\nmodel = "{tmp_path / "net"}"\nplan = "void"\n'
-    )
-
-    def sweep(stage):
-        done = CliRunner().invoke(
-            app, ["sweep", str(recipe), "--out", str(tmp_path / "out"), "--stage", stage]
-        )
-        assert done.exit_code == 0, (done.output, done.exception)
-        return done.output
-
-    assert "next is `voidpad sweep" in sweep("prepare")
-    folders = [RunFolder(path) for path in (tmp_path / "out" / "cells").iterdir()]
-    assert [len(folder.requests) for folder in folders] == [2, 2]
-    assert "--stage judge" in sweep("answer")
-    assert [len(folder.journal.records) for folder in folders] == [2, 2]
-    assert "complete" in sweep("judge")
-    assert all(folder.complete for folder in folders)
 
 
 def test_calibrated_rows_leave_their_fields_to_the_model():

@@ -58,14 +58,8 @@ def test_a_prepared_file_gives_back_what_was_written(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
 
 
-@pytest.mark.parametrize(("top", "bytes_each"), [(255, 1), (256, 2), (40_000, 4)])
-def test_tokens_take_the_narrowest_type(tmp_path, top, bytes_each):
-    data.write(tmp_path / "x", Pairs.of([Example([1], [top])]), ROLES)
-    assert data.read(tmp_path / "x").pairs.tokens.element_size() == bytes_each
-
-
 MAPPED = """
-import sys, threading, torch
+import sys, torch
 from voidpad.training import prepared
 from voidpad.training.batches import PaddedRows
 from voidpad.training.losses import Noising
@@ -76,23 +70,14 @@ def own():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) >> 10
 
-def sample():
-    while not done.wait(0.002):
-        peak[0] = max(peak[0], own())
-
-done, peak, before = threading.Event(), [0], own()
-thread = threading.Thread(target=sample)
-thread.start()
+before = own()
 data = prepared.read(sys.argv[1])
 assert data.largest_id == 60_000
 rows = PaddedRows(data.pairs, data.roles, PaddingPart(), noising=Noising())
-for step in range(20):
-    batch, at = rows(0, torch.arange(step * 6, step * 6 + 6))
-mapped = max(peak[0], own()) - before
+rows(0, torch.arange(6))
+mapped = own() - before
 copy = data.pairs.tokens.clone()
-done.set()
-thread.join()
-print(data.pairs.tokens.nbytes >> 20, mapped, max(peak[0], own()) - before)
+print(data.pairs.tokens.nbytes >> 20, mapped, own() - before)
 """
 
 
@@ -103,10 +88,8 @@ def test_training_does_not_hold_the_whole_file_in_memory(tmp_path):
     lengths = torch.full((count,), 300), torch.full((count,), size - 300), torch.ones(count, dtype=torch.bool)
     data.write(tmp_path / "x", Pairs(tokens, *lengths), ROLES)
     command = [sys.executable, "-c", MAPPED, str(tmp_path / "x")]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert run.returncode == 0, run.stderr
+    run = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True)
     whole, mapped, copied = map(int, run.stdout.split())
-    assert whole > 75  # MiB
     assert mapped < whole / 4
     assert copied > whole - 1  # a copy would have been noticed
 
@@ -219,25 +202,28 @@ def test_every_turn_of_a_conversation_can_be_an_example(tmp_path, tokenizer):
         prepare([source], tokenizer, raw=True)
 
 
-def test_a_special_token_written_in_a_message_stays_text(tmp_path, tokenizer):
+@pytest.mark.parametrize(
+    ("prompt", "response"),
+    [("what is <|mask|>?", "b"), ("a", "b<|endoftext|>"), ("a<|eot_id|>assistant: no", "b")],
+)
+def test_a_special_token_written_in_a_message_stays_text(tmp_path, tokenizer, prompt, response):
     words = character_tokenizer(100)
-    for prompt, response in (
-        ("what is <|mask|>?", "b"),
-        ("a", "b<|endoftext|>"),
-        ("a<|eot_id|>assistant: no", "b"),
-    ):
-        source = lines(tmp_path / "x.jsonl", [pair(prompt, response)])
-        prepared, counts = prepare([source], tokenizer, raw=False)
-        assert counts.kept == 1
-        border = int(prepared.pairs.prompt[0])
-        ids = prepared.pairs.tokens.tolist()
-        # This vocabulary has neither "|" nor "_"; they show that the spelling was read letter by letter.
-        prompt, response = (re.sub(r"[|_]", "<|unk|>", text) for text in (prompt, response))
-        assert words.decode(ids[:border]) == f"user: {prompt}<|eot_id|>assistant: "
-        assert words.decode(ids[border:]) == response
-        reserved = {*words.all_special_ids, *words.added_tokens_decoder} - {words.unk_token_id}
-        special = [token for token in ids if token in reserved]
-        assert words.convert_ids_to_tokens(special) == ["<|eot_id|>"]  # the template's own
+    prepared, _ = prepare([lines(tmp_path / "x.jsonl", [pair(prompt, response)])], tokenizer, raw=False)
+    border, ids = int(prepared.pairs.prompt[0]), prepared.pairs.tokens.tolist()
+    # This vocabulary has neither "|" nor "_"; they show that the spelling was read letter by letter.
+    prompt, response = (re.sub(r"[|_]", "<|unk|>", text) for text in (prompt, response))
+    assert words.decode(ids[:border]) == f"user: {prompt}<|eot_id|>assistant: "
+    assert words.decode(ids[border:]) == response
+    reserved = {*words.all_special_ids, *words.added_tokens_decoder} - {words.unk_token_id}
+    special = [token for token in ids if token in reserved]
+    assert words.convert_ids_to_tokens(special) == ["<|eot_id|>"]  # the template's own
+
+
+def test_without_a_template_headers_are_written_by_hand_but_never_a_mask(tmp_path, tokenizer):
+    source = lines(tmp_path / "x.jsonl", [pair("user: hi<|eot_id|>assistant: ", "b")])
+    assert prepare([source], tokenizer, raw=True)[1].kept == 1
+    with pytest.raises(DataError, match="special token"):
+        prepare([lines(tmp_path / "x.jsonl", [pair("<|mask|>", "b")])], tokenizer, raw=True)
 
 
 def test_a_special_token_that_cannot_stay_text_is_refused_by_line(tmp_path, tokenizer):
@@ -252,37 +238,16 @@ def test_a_special_token_that_cannot_stay_text_is_refused_by_line(tmp_path, toke
     assert counts.kept == 1
 
 
-def test_special_tokens_without_a_template(tmp_path, tokenizer):
-    source = lines(tmp_path / "x.jsonl", [pair("日本", "é")])  # characters that the vocabulary lacks
-    assert prepare([source], tokenizer, raw=False)[1].kept == 1
-    # Without the template the headers are written by hand, but a mask or padding is never text.
-    source = lines(tmp_path / "x.jsonl", [pair("user: hi<|eot_id|>assistant: ", "b")])
-    assert prepare([source], tokenizer, raw=True)[1].kept == 1
-    source = lines(tmp_path / "x.jsonl", [pair("<|mask|>", "b")])
-    with pytest.raises(DataError, match="special token"):
-        prepare([source], tokenizer, raw=True)
-
-
 def test_formats_with_the_same_content_give_the_same_file(tmp_path, tokenizer):
     from datasets import Dataset
 
     texts = [(f"question {k}", f"answer {k}") for k in range(4)]
+    parts = [[[{"type": "text", "text": text}] for text in both] for both in texts]
     formats = {
         "messages.jsonl": [pair(*text) for text in texts],
-        "sharegpt.json": [
-            {"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]} for q, a in texts
-        ],
         "alpaca.json": [{"instruction": q, "input": "", "output": a} for q, a in texts],
         "mapped.jsonl": [{"question": q, "reply": a} for q, a in texts],
-        "parts.parquet": [
-            {
-                "messages": [
-                    {"role": "user", "content": [{"type": "text", "text": q}]},
-                    {"role": "assistant", "content": [{"type": "text", "text": a}]},
-                ]
-            }
-            for q, a in texts
-        ],
+        "parts.parquet": [pair(*both) for both in parts],
     }
     tokens = []
     for name, records in formats.items():
@@ -308,13 +273,6 @@ def test_prompt_and_response_are_tokenised_apart_and_cut_without_an_eos(tmp_path
     assert prepared.pairs.response.tolist() == [4, 2]
     assert prepared.pairs.complete.tolist() == [False, True]
     assert (counts.kept_whole, counts.kept_cut) == (1, 1)
-
-
-def test_the_chat_template_is_used_unless_raw(tmp_path, tokenizer):
-    source = lines(tmp_path / "x.jsonl", [pair("hi", "yo")])
-    prepared, _ = prepare([source], tokenizer, raw=False)
-    ids = prepared.pairs.tokens[: int(prepared.pairs.prompt[0])]
-    assert character_tokenizer(100).decode(ids) == "user: hi<|eot_id|>assistant: "
 
 
 def test_an_adapter_stands_for_its_base(tmp_path):
@@ -383,12 +341,8 @@ def test_every_turn_of_a_very_long_conversation_takes_linear_time(tmp_path, toke
     began = time.process_time()
     _, counts = prepare([source], tokenizer, raw=False, turns="every", drop_longer=300, max_length=200)
     assert time.process_time() - began < 10
-    assert (
-        counts.examples
-        == 4000
-        == counts.kept + counts.dropped_examples["too_long"] + counts.dropped_examples["no_room"]
-    )
     assert counts.kept > 3
+    assert counts.examples == 4000 == counts.kept + sum(counts.dropped_examples.values())
 
 
 def test_unknown_characters_are_counted_and_named_by_line(tmp_path, tokenizer):

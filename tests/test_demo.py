@@ -10,8 +10,7 @@ import pytest
 
 from studies.builtin.ship import ship
 from voidpad import load
-from voidpad.builtin.results import shipped_results
-from voidpad.builtin.tasks import CANVAS, TASKS
+from voidpad.builtin.tasks import CANVAS, TASKS, shipped_results
 from voidpad.commands import demo as command
 from voidpad.commands.options import BuiltInFamily
 from voidpad.errors import ConfigError, DataError

@@ -48,11 +48,6 @@ def test_authors_collator_leaves_the_longest_row_without_eos(name, expected):
     assert batch.eos.sum(1).tolist() == [1, int(name == "void")]
 
 
-def test_rainbow_cycles_from_the_rows_own_eos():
-    rows = [Example([5], [8, 9]), Example([5], [8] * 11)]
-    assert pad(rows, "rainbow", ROLES).ids[0, 1:].tolist() == [8, 9, 1, *range(20, 27), 20, 21]
-
-
 def test_a_cut_answer_is_followed_by_nothing():
     batch = pad([Example([5], [8, 9], complete=False), Example([5], [8] * 5)], "void", ROLES)
     assert batch.inside[0].tolist() == [True, True, True, False, False, False, False]
@@ -75,10 +70,12 @@ tokens = st.lists(st.integers(30, 99), min_size=1, max_size=9)
 examples = st.lists(st.builds(Example, tokens, tokens, st.booleans()), min_size=1, max_size=6)
 
 
-@given(examples, st.sampled_from(POLICIES), st.integers(0, 5))
+@given(examples, st.sampled_from(POLICIES), st.integers(-9, 5))
 @settings(max_examples=60, deadline=None)
 def test_every_row_is_the_plain_writers(rows, name, extra):
-    width = max(len(row.prompt) + len(row.response) + 1 for row in rows) + extra
+    """Also where a row is too narrow for its answer, which is then cut, without an EOS."""
+    longest = max(len(row.prompt) + len(row.response) + 1 for row in rows)
+    width = max(longest + extra, *(len(row.prompt) for row in rows))
     batch = pad(rows, name, ROLES, width=torch.full((len(rows),), width))
     for k, row in enumerate(rows):
         expected = plain(row, name, width)
@@ -100,12 +97,6 @@ def test_policies_differ_in_the_padding_and_nothing_else(rows):
         assert torch.equal(batch.ids[~batch.padding], first.ids[~first.padding])
 
 
-def test_a_narrow_row_is_cut_without_an_eos():
-    batch = pad(ROWS, "void", ROLES, width=torch.tensor([5, 4]))
-    assert batch.ids[:, :4].tolist() == [[5, 6, 7, 8], [5, 8, 9, 10]]
-    assert not batch.eos.any()
-
-
 def pairs_of(prompt: torch.Tensor) -> Pairs:
     """Examples of these prompt lengths without a response; nobody reads their tokens."""
     return Pairs(torch.empty(0), prompt, torch.zeros_like(prompt), torch.ones_like(prompt, dtype=torch.bool))
@@ -121,12 +112,6 @@ def test_virtual_width_has_the_distribution_of_a_real_mini_batch():
     drawn = row_widths(part, pairs_of(prompt=sizes), rows[:, 0], lambda: draw)
     for q in (0.1, 0.25, 0.5, 0.75, 0.9):
         assert abs(real.double().quantile(q) - drawn.double().quantile(q)) <= 3
-
-
-def test_virtual_width_of_one_row_is_its_own():
-    pairs = pairs_of(prompt=torch.tensor([3, 8]))
-    part = PaddingPart(width="virtual", virtual_batch=1)
-    assert row_widths(part, pairs, torch.arange(2), lambda: torch.rand(2)).tolist() == [4, 9]
 
 
 def test_window_width_covers_its_range_evenly():

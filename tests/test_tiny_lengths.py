@@ -5,7 +5,7 @@ from random import Random
 import pytest
 import torch
 
-from studies.builtin.lengths import MIRRORED, TERSE_BELOW, creep, measure, opening, problem_with_steps
+from studies.builtin.lengths import MIRRORED, TERSE_BELOW, measure, problem_with_steps
 from studies.builtin.oracle import oracle
 from voidpad.builtin.problems import last_number
 from voidpad.builtin.tasks import CANVAS, TASKS
@@ -43,13 +43,6 @@ def test_the_oracle_gives_the_share_of_agreeing_answers():
     assert torch.allclose(p.sum(1), torch.ones(CANVAS), atol=1e-5)
     share = (model.rows[:, 0] == tokenizer().convert_tokens_to_ids("####")).float().mean()
     assert p[0, tokenizer().convert_tokens_to_ids("####")] == pytest.approx(float(share))
-
-
-def test_creep_and_opening_by_hand():
-    assert creep([3, 3, 40, 50, 50]) == 3 / 5
-    assert creep([3] * 6 + [40] * 2 + [41] * 2) == 6 / 8
-    assert opening([["a", "x"], ["a", "y"], ["b", "x"], ["a", "z"]]) == 1.0  # nothing follows: all alike
-    assert opening([list("abcde"), list("bcdea"), list("cdeab"), list("acdeb")]) == 0.5
 
 
 def test_the_suffix_beats_the_opening_and_terse_answers_are_rare():

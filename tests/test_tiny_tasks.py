@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from studies.builtin.prepare import chunk, examples, main, prepare
+from studies.builtin.prepare import SHARES, chunk, examples, main, prepare
 from studies.builtin.vocabulary import build
 from voidpad.builtin import chat, fills
 from voidpad.builtin.problems import GAP, first_answer, last_number, split_of
-from voidpad.builtin.tasks import CANVAS, EVERY, SHARES, check, heldout, program
-from voidpad.builtin.tokenizer import RAINBOW, ROLES, SPECIAL, tokenizer, wrap
+from voidpad.builtin.tasks import CANVAS, EVERY, check, heldout, program
+from voidpad.builtin.tokenizer import ROLES, tokenizer, wrap
 from voidpad.training import prepared as data
 
 every_task = pytest.mark.parametrize("task", EVERY.values(), ids=EVERY)
@@ -35,12 +35,6 @@ def answers(task, count, seed=3):
 def test_any_text_goes_in_and_comes_out(text):
     ids = tokenizer()(text)["input_ids"]
     assert tokenizer().decode(ids) == text
-    assert all(0 <= token < len(tokenizer()) for token in ids)
-
-
-@given(st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="<|>")))
-def test_no_text_without_markup_gives_a_special_token(text):
-    assert not {*range(len(SPECIAL))} & {*tokenizer()(text)["input_ids"]}
 
 
 def test_a_word_is_spelled_alike_wherever_it_stands():
@@ -51,14 +45,6 @@ def test_a_word_is_spelled_alike_wherever_it_stands():
 
 def test_the_vocabulary_can_be_built_again():
     assert build().get_vocab() == tokenizer().get_vocab()
-
-
-def test_roles_and_special_names():
-    words = tokenizer()
-    assert (words.mask_token_id, words.eos_token_id) == (ROLES.mask, ROLES.eos)
-    assert words.convert_tokens_to_ids(list(RAINBOW)) == list(ROLES.rainbow)
-    assert ROLES.rainbow[0] == ROLES.void
-    assert words.decode(list(range(len(SPECIAL))), skip_special_tokens=True) == ""
 
 
 @pytest.mark.parametrize("name", ["tiny_complete", "tiny_turns"])
@@ -91,29 +77,18 @@ def test_generated_programs_pass_their_asserts():
         for problem, text in answers(EVERY[name], 200):
             if problem.target:
                 parts.append(f"{program(problem, text)}\n{problem.target}")
-    source = "\n".join(parts) + "\nprint(len('done'))"
-    done = subprocess.run(
-        [sys.executable, "-I", "-"], input=source, capture_output=True, text=True, timeout=600
-    )
-    assert done.stdout == "4\n", done.stderr[-500:]
+    subprocess.run([sys.executable, "-I", "-"], input="\n".join(parts), text=True, timeout=600, check=True)
 
 
 def test_asserts_notice_a_wrong_step():
-    caught, total = 0, 0
     for name in ("tiny_complete", "tiny_write"):
         for problem, text in answers(EVERY[name], 40, seed=5):
             broken = text.replace(" * 2", " * 7").replace(" * 3", " * 8")
-            if broken == text:
-                continue
-            space: dict = {}
-            exec(program(problem, broken), space)
-            total += 1
-            try:
-                exec(problem.target, space)
-            except AssertionError:
-                caught += 1
-    assert total > 30
-    assert caught == total
+            if broken != text:
+                space: dict = {}
+                exec(program(problem, broken), space)
+                with pytest.raises(AssertionError):
+                    exec(problem.target, space)
 
 
 @pytest.mark.parametrize("name", ["tiny_steps", "tiny_json", "tiny_search", "tiny_turns"])

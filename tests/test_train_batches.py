@@ -78,12 +78,6 @@ def test_an_epoch_shows_every_example_once():
     assert other.tolist() != seen.tolist()
 
 
-def test_a_short_epoch_wraps_round():
-    run = batches(padded(count=5), BatchShare(4, 4))
-    assert run.updates_per_epoch == 2
-    assert len(rows_of(run[1])) == 4
-
-
 def test_extra_columns_for_the_compiler_are_invisible():
     one, two = batches(padded(), BatchShare(6, 6)), batches(padded(), BatchShare(6, 6), multiple=16)
     assert all(inputs["ids"].shape[1] % 16 == 0 for inputs in two[0])

@@ -36,11 +36,6 @@ def test_orthogonal_flattens_the_singular_values(shape):
     assert values.max() < 1.3
 
 
-def test_a_matrix_is_treated_the_same_alone_and_in_a_group():
-    matrices = torch.randn(5, 6, 9, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(orthogonal(matrices)[2:3], orthogonal(matrices[2:3]), atol=1e-6)
-
-
 def test_muon_takes_the_layers_matrices_and_adamw_the_rest():
     net = random_model().net
     adamw, muon = optimizers(net, OptimPart(name="muon", lr=1e-3, muon_lr=5e-3, weight_decay=0.3))

@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from voidpad.builtin.results import shipped_results
+from voidpad.builtin.tasks import shipped_results
 from voidpad.evaluate.intervals import Z95, wilson
 from voidpad.experiments.report.frame import read
 from voidpad.files import store

@@ -24,7 +24,7 @@ import torch
 
 from voidpad.builtin import fills
 from voidpad.builtin.problems import GAP, Problem
-from voidpad.builtin.tasks import CANVAS, EVERY, check, copied, heldout
+from voidpad.builtin.tasks import CANVAS, EVERY, check, heldout
 from voidpad.builtin.words import PEOPLE, PLACES, THINGS, VERBS
 from voidpad.files import store
 from voidpad.models import Model, load, merge
@@ -34,6 +34,13 @@ from voidpad.sandbox import Sandbox
 PLANS = {"instruct": "original", "eos": "original", "rainbow": "original", "void": "void", "void-gap": "void"}
 KEYS = ("arm", "block", "task", "index")
 OPEN = frozenset(word for words in (PEOPLE, PLACES, THINGS, VERBS) for word in words)
+WORD = re.compile(r"[A-Za-z]{3,}")
+
+
+def copied(problem: Problem, text: str, known: frozenset[str]) -> bool:
+    """Whether every word of an answer is a known one (of the tasks' own phrases) or stands in what was asked."""
+    given = set(WORD.findall(problem.whole))
+    return all(word in given or word in known for word in WORD.findall(text))
 
 
 def phrases(count: int = 400) -> frozenset[str]:

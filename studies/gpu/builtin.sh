@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Train the built-in models of both families on one H200: 15 minutes, data included.
+# Train the built-in models of both families on one H200: about 18 minutes, data included (studies/builtin/criteria.md).
 #
-#   bash studies/gpu/builtin.sh                # with a GPU; studies/gpu/hold.sh where it is lent for minutes
+#   bash studies/gpu/builtin.sh                # with a GPU
+#   MPS=yes OUT=back studies/gpu/hold.sh start 560 'bash studies/gpu/builtin.sh'   # where it is lent for ten minutes a call
+#   OUT=back studies/gpu/hold.sh wait 560                                          # once or twice, until `complete`
 #
 # What lies under runs/tiny already is left as it is: to go on with another machine, carry what came back as
 # .carry/runs.tgz. TRAIN holds further options of studies.builtin.train; EXAMPLES and GAPS say how much data is made.

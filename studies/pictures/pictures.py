@@ -7,7 +7,7 @@ import matplotlib
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
-from voidpad.builtin.results import shipped_results
+from voidpad.builtin.tasks import shipped_results
 
 # Name, label, colour and look. Rainbow and VOID nearly coincide: one is dashed and lies over the other.
 SOLID, DASHED = {"linewidth": 2, "marker": "o"}, {"linewidth": 1.6, "marker": "D", "linestyle": (0, (4, 3))}

@@ -53,7 +53,7 @@ def demo(
         raise ConfigError(
             "the demo needs lm-eval; install voidpad's extra `eval` (from a checkout: pip install '.[eval]')."
         ) from None
-    from voidpad.builtin.results import shipped_results
+    from voidpad.builtin.tasks import shipped_results
     from voidpad.evaluate.config import Resources
     from voidpad.experiments.sweep_recipe import cells, of_family, read
     from voidpad.files import store

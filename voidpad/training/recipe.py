@@ -119,12 +119,6 @@ class OptimPart(RecipeSection):
     warmup: UnitFloat = 0.0  # shares of the run, linear both
     decay: UnitFloat = 0.0
 
-    @model_validator(mode="after")
-    def _room(self) -> OptimPart:
-        if self.warmup + self.decay > 1:
-            raise ValueError(f"warmup + decay = {self.warmup + self.decay:g} is more than the whole run")
-        return self
-
 
 # Settings of [run] that a restart may not change, because they change what is learnt; nor any of the other sections.
 LEARNING_FIELDS = ("global_batch", "micro_batch", "seed", "bf16")
