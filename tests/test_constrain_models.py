@@ -18,7 +18,8 @@ from voidpad.models import FAMILIES, random_model, save
 from voidpad.models.checkpoint import PreparedPrompt
 
 EVERYDAY = json.loads((Path(__file__).parent / "everyday_schemas.json").read_text())
-FEW = list(EVERYDAY)[5::10]
+FEW = list(EVERYDAY)[5::30]  # in `make test`; all of them in `make test-slow`
+SCHEMAS = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in EVERYDAY]
 DATE = r"[0-9]{4}-[01][0-9]-[0-3][0-9]( or later)?"
 
 
@@ -35,40 +36,16 @@ def models():
     return {family: model_of(family) for family in ("llada", "dream", "sdar")}
 
 
-def check_schema(model, name: str) -> None:
-    constraint = voidpad.json_schema(EVERYDAY[name])
+@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_random_models_write_what_everyday_schemas_allow(models, family, name):
+    model, constraint = models[family], voidpad.json_schema(EVERYDAY[name])
     longest = -(-(model.compiler(constraint).shortest + 60) // 32) * 32
-    (result,) = model.generate(
-        ["an example"],
-        constraint=constraint,
-        canvas=longest,
-        block=model.card.causal_block or 32,
-        **quick(model),
-    )
+    plan = "dynamic" if model.card.causal_block else "void"
+    fields = {"canvas": longest, "block": model.card.causal_block or 32, "threshold": 0.3}
+    (result,) = model.generate(["an example"], plan, constraint=constraint, **fields)
     jsonschema.Draft202012Validator(EVERYDAY[name]).validate(json.loads(result.text))
     assert result.constraint.matched
-
-
-def quick(model) -> dict:
-    """Fields that write many tokens a pass."""
-    return (
-        {"plan": "dynamic", "threshold": 0.3}
-        if model.card.causal_block
-        else {"plan": "void", "threshold": 0.3}
-    )
-
-
-@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
-@pytest.mark.parametrize("name", FEW[::3])
-def test_random_models_write_what_everyday_schemas_allow(models, family, name):
-    check_schema(models[family], name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
-@pytest.mark.parametrize("name", EVERYDAY)
-def test_random_models_write_what_all_everyday_schemas_allow(models, family, name):
-    check_schema(models[family], name)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -135,25 +135,18 @@ class _Nondeterministic:
         return start
 
     def _repeated(self, pattern: Repeated, then: int) -> int:
-        separator = pattern.separator
-
-        def joined(after: int) -> int:  # a separator and one more part
-            inner = self.add(pattern.part, after)
-            return inner if separator is None else self.add(separator, inner)
-
-        if pattern.most == 0:
-            return then
-        after = then
         if pattern.most is None:
             after = self.state()
-            self.free[after] += [joined(after), then]
+            self.free[after] += [self.add(pattern.part, after), then]
         else:
-            for _ in range(pattern.most - max(pattern.least, 1)):
-                after = self._fork((joined(after), then))
-        for _ in range(pattern.least - 1):
-            after = joined(after)
-        first = self.add(pattern.part, after)
-        return first if pattern.least else self._fork((first, then))
+            after = then
+            for _ in range(pattern.most - pattern.least):
+                after = self._fork((self.add(pattern.part, after), then))
+        for _ in range(pattern.least):
+            before, after = after, self.add(pattern.part, after)
+            if before == after:  # nothing, however often it is repeated
+                break
+        return after
 
     def _listed(self, pattern: Listed, then: int) -> int:
         """Two rows of states: nothing is written yet, and something is, so that a separator comes next."""

@@ -34,6 +34,7 @@ from voidpad.constrain.patterns import (
     one_of,
     optional,
     parse,
+    separated,
     sequence,
 )
 
@@ -321,7 +322,7 @@ class _Translator:
             inner = self.value(schema.items, f"{path}/items", references)
         else:
             inner = _any_value(self.depth - 2)
-        return sequence("[", Repeated(inner, least, most, literal(", ")), "]")
+        return sequence("[", separated(inner, least, most), "]")
 
 
 # Values that are listed
@@ -480,7 +481,7 @@ def _any_value(depth: int) -> Pattern:
     if depth <= 0:
         return one_of(*scalars)
     inner = _any_value(depth - 1)
-    return one_of(*scalars, _map(inner), sequence("[", Repeated(inner, 0, None, literal(", ")), "]"))
+    return one_of(*scalars, _map(inner), sequence("[", separated(inner, 0, None), "]"))
 
 
 def _any_string() -> Pattern:
@@ -490,4 +491,4 @@ def _any_string() -> Pattern:
 def _map(inner: Pattern, least: int = 0, most: int | None = None) -> Pattern:
     """An object whose members have any names and values of this pattern."""
     member = sequence(_any_string(), ": ", inner)
-    return sequence("{", Repeated(member, least, most, literal(", ")), "}")
+    return sequence("{", separated(member, least, most), "}")

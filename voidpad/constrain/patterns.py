@@ -61,12 +61,11 @@ class Alternatives:
 
 @dataclass(frozen=True, eq=False)
 class Repeated:
-    """A pattern `least` to `most` times (None: any number of times), with a separator between them if there is one."""
+    """A pattern `least` to `most` times (None: any number of times)."""
 
     part: Pattern
     least: int
     most: int | None
-    separator: Pattern | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +109,15 @@ def one_of(*options: Pattern | str) -> Pattern:
 def optional(part: Pattern) -> Pattern:
     """This pattern or nothing."""
     return Repeated(part, 0, 1)
+
+
+def separated(part: Pattern, least: int, most: int | None, separator: str = ", ") -> Pattern:
+    """A pattern `least` to `most` times with a separator in between."""
+    if most == 0:
+        return literal("")
+    further = Repeated(sequence(separator, part), max(least - 1, 0), None if most is None else most - 1)
+    several = sequence(part, further)
+    return several if least else optional(several)
 
 
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from threading import Lock
+from functools import cached_property, lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -16,8 +15,6 @@ from voidpad.constrain.constraint import Constraint, as_constraint
 from voidpad.constrain.messages import Messages, TokenTables
 from voidpad.constrain.tokens import TokenAutomaton, Vocabulary, bytes_of_tokens
 from voidpad.roles import Roles
-
-_MOST_KEPT = 64  # compiled constraints in memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,24 +55,21 @@ class GapConstraints:
 
 
 class Compiler:
-    """Compiles constraints for a tokenizer and keeps what it has made. Threads may share one."""
+    """Compiles constraints for a tokenizer. Threads may share one."""
 
     def __init__(self, tokenizer: Any, roles: Roles, size: int) -> None:
         """`size` is the number of ids that the network knows, which may be more than the tokenizer's."""
         self._tokenizer = ref(tokenizer)  # weak: the compiler is kept for as long as its tokenizer is
         self.roles, self.size = roles, size
         self._vocabularies: dict[frozenset[int], Vocabulary] = {}
-        self._made: dict[tuple[Constraint, frozenset[int], bool], RowConstraint] = {}
-        self._lock = Lock()
 
     def vocabulary(self, ban: Iterable[int] = ()) -> Vocabulary:
         """The tokens that are text, without special tokens, tokens with a role and banned ones."""
         banned = frozenset(ban) | self.roles.all()
-        with self._lock:
-            if banned not in self._vocabularies:
-                tokens = bytes_of_tokens(self._tokenizer())
-                self._vocabularies[banned] = Vocabulary.of(tokens, exclude=banned, size=self.size)
-            return self._vocabularies[banned]
+        if banned not in self._vocabularies:
+            tokens = bytes_of_tokens(self._tokenizer())
+            self._vocabularies[banned] = Vocabulary.of(tokens, exclude=banned, size=self.size)
+        return self._vocabularies[banned]
 
     def __call__(
         self, constraint: Any, *, ban: Iterable[int] = (), closed: bool = False, worker: bool = False
@@ -85,18 +79,12 @@ class Compiler:
         `ban` are ids that the plan never writes. `closed`: the text fills its slots exactly, without an end token.
         With `worker`, compiling happens in a process that is killed when it takes too much time or memory.
         """
-        ready = as_constraint(constraint)
-        key = (ready, frozenset(ban), closed)
-        with self._lock:
-            if key in self._made:
-                self._made[key] = self._made.pop(key)  # the least recently used one stands first
-                return self._made[key]
-        automaton = compile_constraint(ready, self.vocabulary(ban), worker=worker)
-        with self._lock:
-            self._made[key] = RowConstraint(ready, automaton, closed)
-            for old in list(self._made)[:-_MOST_KEPT]:
-                del self._made[old]
-            return self._made[key]
+        return _compiled(as_constraint(constraint), self.vocabulary(ban), closed, worker)
+
+
+@lru_cache(64)
+def _compiled(constraint: Constraint, vocabulary: Vocabulary, closed: bool, worker: bool) -> RowConstraint:
+    return RowConstraint(constraint, compile_constraint(constraint, vocabulary, worker=worker), closed)
 
 
 _compilers: WeakKeyDictionary[Any, dict[tuple[Roles, int], Compiler]] = WeakKeyDictionary()

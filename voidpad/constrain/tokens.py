@@ -25,7 +25,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _known: WeakKeyDictionary[Any, tuple[int, tuple[bytes | None, ...]]] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Vocabulary:
     """The bytes of every token that is text, one after the other. Other tokens have no bytes here."""
 
