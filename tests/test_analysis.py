@@ -17,7 +17,6 @@ from voidpad.diagnose import overflow
 from voidpad.diagnose.eos_prior import (
     PaddedAnswers,
     batched,
-    groups,
     look,
     measure,
     same_canvas,
@@ -56,13 +55,6 @@ def test_prior_example():
     cdf, target, count = shares(data)
     assert cdf.tolist() == [0, 0.5, 0.75, 0.75, 1]
     assert target.tolist() == pytest.approx([0, 2 / 4, 3 / 4, 2 / 3, 1])
-    assert count.tolist() == [4, 4, 4, 3, 2]
-
-
-def test_void_starts_one_slot_later():
-    cdf, target, count = shares(example(), late=1)
-    assert cdf.tolist() == [0, 0, 0.5, 0.75, 0.75]
-    assert target.tolist() == pytest.approx([0, 0, 2 / 4, 2 / 3, 1 / 2])
     assert count.tolist() == [4, 4, 4, 3, 2]
 
 
@@ -133,14 +125,6 @@ def test_probabilities_are_the_aligned_softmax(family):
             total[place, : len(some)] += some[:, token]
     for place, one in enumerate(curves):
         assert one.model.tolist() == pytest.approx((total[place] / one.count).tolist(), rel=1e-4)
-
-
-def test_rows_are_grouped_within_the_limit():
-    sizes = [5, 40, 7, 7, 3, 12]
-    found = list(groups(sizes, 24))
-    assert sorted(row for group in found for row in group) == list(range(6))
-    assert all(len(group) == 1 or max(sizes[row] for row in group) * len(group) <= 24 for group in found)
-    assert len(found) < 6
 
 
 # 8.3: overflow
@@ -236,15 +220,10 @@ def test_rates_and_verdict():
     found = rates(answers)
     assert [(r.block, r.overflows) for r in found] == [(32, 0), (64, 1), (512, 23)]
     assert found[2].effective == pytest.approx((23 * 3 + 27 * 100) / 50)
-    assert verdict(found, 0.0) == (
-        "23 of 50 answers overflow at block 512. Safe block sizes: 32, 64. "
-        "This checkpoint has no usable VOID signal (mean P(VOID) 0.000 at the tail of an empty canvas)."
-    )
-    assert verdict(found[2:], None) == (
-        "23 of 50 answers overflow at block 512. No block size that was tried is safe. "
-        "This checkpoint has no VOID token."
-    )
-    assert "has a usable VOID signal" in verdict(found, 0.9)
+    for part in ("23 of 50 answers overflow at block 512", "32, 64", "no usable VOID signal"):
+        assert part in verdict(found, 0.0)
+    assert "no VOID token" in verdict(found[2:], None)
+    assert "a usable VOID signal" in verdict(found, 0.9)
 
 
 def test_advice_names_what_works_now_before_training():

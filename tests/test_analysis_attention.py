@@ -51,17 +51,6 @@ def test_pairs_are_those_of_the_specification(queries):
                 assert bool(hidden[row, query, key]) == (begun and eos and asks), (row, query, key)
 
 
-@EITHER
-def test_nothing_is_hidden_before_the_first_eos(queries):
-    assert not QUERIES[queries](CANVAS)[[1, 3]].any()
-
-
-@EITHER
-def test_every_query_keeps_a_key(queries):
-    seen = CANVAS.inside[:, None, :] & ~QUERIES[queries](CANVAS)
-    assert seen.any(2)[CANVAS.inside].all()
-
-
 @BOTH
 def test_hidden_tokens_have_no_say(family):
     """With EOS hidden from all, what stands at those places changes nothing at the others."""

@@ -132,27 +132,6 @@ def test_last_number_counts():
     assert not right("1234 and 5")
 
 
-def test_the_table_of_answers_says_which_are_right(folders, voidpad, tmp_path):
-    table, file = tmp_path / "o.csv", tmp_path / "q.jsonl"
-    file.write_text(
-        '{"prompt": "a\u2028b", "answer": "7"}\n{"prompt": "c"}\n'
-    )  # a line feed alone ends a line
-    run = (
-        "analyze",
-        "overflow",
-        "--model",
-        folders / "llada",
-        "--file",
-        file,
-        "--canvas",
-        8,
-        "--blocks",
-        "8",
-    )
-    voidpad(*run, "--csv", table)
-    assert [row["right"] for row in csv.DictReader(table.open())] == ["False", ""]
-
-
 @BOTH
 @pytest.mark.parametrize("queries", ["masked", "all"])
 def test_attention(family, queries, folders, voidpad, tmp_path):

@@ -28,19 +28,6 @@ def test_a_figure_is_drawn_from_finished_sweeps(tmp_path):
     assert (tmp_path / "img" / "paper-short.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_point_is_the_mean_over_tasks(tmp_path):
-    finished(tmp_path, ["tiny-stress"], size=8)
-    sweeps = Sweeps(tmp_path / "dream")
-    rows = sweeps.rows("tiny-stress")
-    cells = rows[rows["method"] == "daedal"]
-    assert len(cells) == 4
-    mean = sum(100 * cells["correct"] / 8) / 4
-    point = sweeps.point("tiny-stress", method="daedal")
-    assert point.mean == pytest.approx(mean)
-    assert 0 < point.below <= mean
-    assert sweeps.problems("tiny-stress") == "32"
-
-
 def test_a_figure_without_its_sweep_is_left_out_and_named(tmp_path):
     finished(tmp_path / "runs", ["tiny-table3"])
     left_out = draw(tmp_path / "runs", tmp_path / "img", ["short", "canvas"])

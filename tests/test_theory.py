@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 
 from studies.theory.__main__ import task_lengths, theory
 from studies.theory.oracle import ROLES, WORD, LengthOracle, decode_oracle
-from studies.theory.theorems import Case, LengthModel, agree, predict, spread, suffixed
+from studies.theory.theorems import Case, LengthModel, agree, predict, spread
 from voidpad.builtin.tasks import CANVAS
-from voidpad.decode.canvas import Canvas
 from voidpad.decode.presets import plan
 from voidpad.errors import ConfigError
 from voidpad.models import load
@@ -107,12 +106,6 @@ def test_agreement_reads_each_row_with_its_own_lengths():
     assert (found.opening.hits, found.opening.slots, found.opening_gap < 1e-12) == (7, 7, True)
     wrong = agree(denoise, ROLES, [Case([WORD, WORD], short)], canvas=6, block=6)
     assert wrong.opening.hits < wrong.opening.slots
-
-
-def test_suffix_is_forced_row_by_row():
-    canvas = suffixed(Canvas.blank([[9, 9], [9]], 4, ROLES, [0, 1]), [3, 1])
-    assert canvas.answer(0) == [0, 0, 1, 1]
-    assert canvas.answer(1) == [1, 1, 1, 1]
 
 
 # 8.6: the oracle length model

@@ -219,14 +219,11 @@ def verdict(by_block: Sequence[Rate], void: float | None, rule: Rule = RULE) -> 
         parts.append("No block size that was tried is safe.")
     elif len(by_block) > 1:
         parts.append(f"Safe block sizes: {', '.join(map(str, safe))}.")
-    shown = f"(mean P(VOID) {void or 0:.3f} at the tail of an empty canvas)"
-    if void is None:
-        parts.append("This checkpoint has no VOID token.")
-    elif void < USABLE:
-        parts.append(f"This checkpoint has no usable VOID signal {shown}.")
-    else:
-        parts.append(f"This checkpoint has a usable VOID signal {shown}.")
-    return " ".join(parts)
+    signal = "no VOID token"
+    if void is not None:
+        usable = "a" if void >= USABLE else "no"
+        signal = f"{usable} usable VOID signal (mean P(VOID) {void:.3f} at the tail of an empty canvas)"
+    return " ".join([*parts, f"This checkpoint has {signal}."])
 
 
 def _safe_blocks(by_block: Sequence[Rate], rule: Rule = RULE) -> list[int]:
@@ -255,32 +252,25 @@ def advice(
         return []
     checkpoint = f"--model {shlex.quote(model)}" + (f" --adapter {shlex.quote(adapter)}" if adapter else "")
     size = f" --canvas {canvas}" if canvas else ""
+    chosen = (f" --plan {shlex.quote(plan)}" if plan else "") + size
+    generate, analyze = f"voidpad generate {checkpoint}", f"voidpad analyze overflow {checkpoint}"
     decoded, usable = (plan or "").partition("@")[0], void is not None and void >= USABLE
     lines = []
     if usable and decoded in ("void", "void-expansion"):
         lines.append(
-            "This checkpoint knows VOID and was decoded with it: the model itself wants so short an answer."
+            "This checkpoint was decoded with VOID, which it knows: the model wants so short an answer."
         )
     elif usable:
-        lines.append(
-            f"Now: this checkpoint knows VOID, so decode with it: voidpad generate {checkpoint} --plan void{size}"
-        )
+        lines.append(f"Now: this checkpoint knows VOID, so decode with it: {generate} --plan void{size}")
     elif decoded not in ("eos-last", "eos-never"):
-        lines.append(
-            "Now: write EOS last, which needs no training and works at any block size: "
-            f"voidpad generate {checkpoint} --plan eos-last{size}"
-        )
-    chosen = (f" --plan {shlex.quote(plan)}" if plan else "") + size
+        why = "write EOS last, which needs no training and works at any block size"
+        lines.append(f"Now: {why}: {generate} --plan eos-last{size}")
     if safe:
-        lines.append(
-            f"Or: decode with blocks of {safe[-1]}: voidpad generate {checkpoint}{chosen} --block {safe[-1]}"
-        )
+        lines.append(f"Or: decode with blocks of {safe[-1]}: {generate}{chosen} --block {safe[-1]}")
     else:
         smallest = by_block[0].block
-        lines.append(
-            f"Or: look for a safe block size below {smallest}: "
-            f"voidpad analyze overflow {checkpoint}{chosen} --blocks {max(1, smallest // 2)}"
-        )
+        tried = f"{analyze}{chosen} --blocks {max(1, smallest // 2)}"
+        lines.append(f"Or: look for a safe block size below {smallest}: {tried}")
     if usable:
         return lines
     lines.append("For good: fine-tune with VOID padding on chats of your own, then decode with --plan void:")

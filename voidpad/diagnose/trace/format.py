@@ -25,7 +25,6 @@ from pydantic import (
     PlainValidator,
     TypeAdapter,
     ValidationError,
-    model_validator,
 )
 from pydantic.dataclasses import dataclass
 
@@ -126,15 +125,6 @@ class Pass:
     top5_ids: Int | None = None  # (length * 5,)
     top5_p: Half | None = None  # (length * 5,)
 
-    @model_validator(mode="after")
-    def _fits(self) -> Pass:
-        wide = {"p_eos": 1, "p_void": 1, "top": 1, "top5_ids": 5, "top5_p": 5}
-        for name, times in wide.items():
-            values = getattr(self, name)
-            if values is not None and len(values) != self.length * times:
-                raise ValueError(f"{name} has {len(values)} values for {self.length} slots")
-        return self
-
     def apply(self, canvas: np.ndarray) -> np.ndarray:
         """The canvas after this pass, from the canvas before it."""
         canvas = canvas.copy()
@@ -228,10 +218,8 @@ def read(path: Path | str) -> list[Trace]:
         try:
             if line.strip():
                 _take(json.loads(line), begun, traces)
-        except ValidationError as error:
-            raise DataError(f"trace {path}, line {number}: {format_validation_error(error)}.") from None
         except (LookupError, TypeError, ValueError, RecursionError, RoleError) as error:
-            told = f"missing {error}" if isinstance(error, KeyError) else first_line(error)
+            told = format_validation_error(error) if isinstance(error, ValidationError) else first_line(error)
             raise DataError(f"trace {path}, line {number}: no line of a trace ({told}).") from None
     if begun:
         raise DataError(f"trace {path}: row {min(begun)} has no end line; it was cut short. Record it again.")
