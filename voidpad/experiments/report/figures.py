@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -35,18 +34,13 @@ NUMBER: Any = {
 
 @dataclass(frozen=True)
 class Plot:
-    name: str
+    file: str  # where a report keeps it
     title: str
     svg: bytes
 
-    @property
-    def file(self) -> str:
-        """Where a report keeps it."""
-        return f"figures/{self.name}.svg"
 
-
-def plots(layout: FigureLayout, rows: pd.DataFrame) -> list[Plot]:
-    """One plot for each model that the layout selects."""
+def plots(layout: FigureLayout, rows: pd.DataFrame, name: str = "runs") -> list[Plot]:
+    """One plot for each model that the layout selects; the files' names begin with `name`."""
     rows = graded(select(rows, layout.where), layout.grader)
     if rows.empty:
         raise ConfigError(f"figure {layout.title!r}: no finished run matches where={layout.where}.")
@@ -60,7 +54,7 @@ def plots(layout: FigureLayout, rows: pd.DataFrame) -> list[Plot]:
             figure.suptitle(title)
             svg = svg_bytes(figure)
         words = "".join(mark.lower() if mark.isalnum() else " " for mark in title).split()
-        drawn.append(Plot("-".join(words), title, svg))
+        drawn.append(Plot(f"figures/{name}-{'-'.join(words)}.svg", title, svg))
     return drawn
 
 
@@ -81,41 +75,27 @@ def _value(rows: pd.DataFrame, layout: FigureLayout, x: Any, by: Any) -> Value:
 def _along(layout: FigureLayout, rows: pd.DataFrame) -> Figure:
     """Bars side by side in groups, or lines."""
     xs, names = ordered(rows["at.x"]), ordered(rows["at.by"])
-    bars = layout.kind == "bars"
+    bars, width = layout.kind == "bars", 0.8 / len(names)
     wide = max(5.0, 0.35 * len(xs) * len(names) + 2) if bars else 5.0
     figure = Figure(figsize=(wide, 3.4), layout="constrained")
     axes = figure.subplots()
-    width = 0.8 / len(names)
     for at, name in enumerate(names):
         values = [_value(rows, layout, x, name) for x in xs]
+        heights = [float("nan") if value.number is None else value.number for value in values]
         if bars:
             centres = [place + (at - (len(names) - 1) / 2) * width for place in range(len(xs))]
-            heights = [value.number or 0.0 for value in values]
-            axes.bar(centres, heights, width, label=str(name), yerr=_error_bars(values), capsize=2)
+            ends = [value.interval or (height, height) for value, height in zip(values, heights, strict=True)]
+            below = [max(0.0, height - low) for height, (low, _) in zip(heights, ends, strict=True)]
+            above = [max(0.0, high - height) for height, (_, high) in zip(heights, ends, strict=True)]
+            error = [below, above] if any(below + above) else None
+            axes.bar(centres, heights, width, label=str(name), yerr=error, capsize=2)
         else:
-            known = [
-                (x, value.number) for x, value in zip(xs, values, strict=True) if value.number is not None
-            ]
-            axes.plot([x for x, _ in known], [y for _, y in known], marker="o", label=str(name))
-    if bars:
-        axes.set_xticks(range(len(xs)), [str(x) for x in xs])
-        axes.set_yscale("log" if layout.log else "linear")
-    else:
-        axes.set_xticks(xs)
-    axes.set_xlabel(layout.x)
-    axes.set_ylabel(METRICS[layout.metric].title)
+            axes.plot(xs, heights, marker="o", label=str(name))
+    axes.set_xticks(range(len(xs)) if bars else xs, [str(x) for x in xs])
+    axes.set_yscale("log" if bars and layout.log else "linear")
+    axes.set(xlabel=layout.x, ylabel=METRICS[layout.metric].title)
     axes.legend(fontsize=8, frameon=False)
     return figure
-
-
-def _error_bars(values: Sequence[Value]) -> list[list[float]] | None:
-    lows, highs = [], []
-    for value in values:
-        if value.number is None or value.interval is None:
-            return None
-        lows.append(max(0.0, value.number - value.interval[0]))
-        highs.append(max(0.0, value.interval[1] - value.number))
-    return [lows, highs]
 
 
 def _heat(layout: FigureLayout, rows: pd.DataFrame) -> Figure:
@@ -134,6 +114,5 @@ def _heat(layout: FigureLayout, rows: pd.DataFrame) -> Figure:
         axes.set_title(f"{name} {metric.title}", fontsize=9)
         axes.set_xticks(range(len(xs)), [str(x) for x in xs])
         axes.set_yticks(range(len(ys)), [str(y) for y in ys])
-        axes.set_xlabel(layout.x)
-        axes.set_ylabel(layout.by)
+        axes.set(xlabel=layout.x, ylabel=layout.by)
     return figure

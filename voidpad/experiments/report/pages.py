@@ -7,7 +7,7 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from voidpad.evaluate.config import EvalConfig
 from voidpad.evaluate.folder import damaged
 from voidpad.experiments.report.figures import Plot, plots
 from voidpad.experiments.report.frame import Source, plan_label, read, select, verdicts
-from voidpad.experiments.report.layout import FigureLayout, TableLayout
+from voidpad.experiments.report.layout import FigureLayout, Layout, TableLayout
 from voidpad.experiments.report.tables import Table, build
 
 DETAILS = TableLayout(
@@ -78,19 +78,17 @@ def _section(source: Source) -> Section:
             score = TableLayout(title="Score by block size", **by_block)
             tables = [score, TableLayout(title="NFE by block size", values=("nfe",), **by_block)]
         figures = [FigureLayout(kind="bars", title="Score by task")]
-    drawn = [plot for layout in figures if _finished(rows, layout.where) for plot in plots(layout, rows)]
+
+    def finished(layout: Layout) -> bool:
+        return bool(select(rows, layout.where)["n"].notna().any())
+
     left = int(rows["n"].isna().sum())
     return Section(
         sweep["title"] if sweep else "Evaluation",
-        tuple(build(layout, rows) for layout in tables if _finished(rows, layout.where)),
-        tuple(replace(plot, name=f"{source.name}-{plot.name}") for plot in drawn),
+        tuple(build(layout, rows) for layout in tables if finished(layout)),
+        tuple(plot for layout in figures if finished(layout) for plot in plots(layout, rows, source.name)),
         (f"{source.name}: {left} cells have not finished.",) if left else (),
     )
-
-
-def _finished(rows: pd.DataFrame, where: Mapping[str, Any]) -> bool:
-    """Whether one of the runs that a layout reads has finished."""
-    return bool(select(rows, where)["n"].notna().any())
 
 
 # --------------------------------------------------------------------------------------------------- files of a report
