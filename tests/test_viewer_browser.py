@@ -222,18 +222,6 @@ def check_colours(tab, trace, field):
     assert found[slot] == pytest.approx(getattr(trace.passes[8], field)[slot], abs=0.012)
 
 
-def test_states_have_their_colours(show):
-    tab = show(overflow(20))
-    press(tab, *["ArrowRight"] * 9)
-    kinds = tab.evaluate(
-        """() => Object.fromEntries(['mask', 'eos.first', 'eos:not(.first)', 'fresh'].map(kind => {
-            const cell = document.querySelector('.grid .slot.' + kind);
-            return [kind, cell && getComputedStyle(cell).backgroundColor]}))"""
-    )
-    assert len({kinds["mask"], kinds["eos.first"], kinds["eos:not(.first)"]}) == 3
-    assert kinds["fresh"] is not None
-
-
 def test_colours_a_trace_cannot_give_are_off(show):
     tab = show(overflow(12, "commits"))
     off = tab.evaluate("() => [...document.querySelectorAll('#modes input')].map(input => input.disabled)")
