@@ -9,9 +9,10 @@ import operator
 import os
 import re
 import socket
+import symtable
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -220,7 +221,7 @@ class CheckNamespace(dict[str, Any]):
             if hasattr(builtins, name):
                 return getattr(builtins, name)
             if name in self._helpers:
-                self._require(name, name in self._defined)
+                self._require(name, name in self._bound and self._bound[name].is_assigned())
                 return self._helpers[name]
             if name in MODULES or name in self._imported:
                 self._require(name, name in self._imported)
@@ -244,43 +245,28 @@ class CheckNamespace(dict[str, Any]):
         return {name: value for name, value in names.items() if not name.startswith("__")}
 
     @cached_property
-    def _statements(self) -> list[ast.stmt]:
-        try:
-            return list(_top_level(ast.parse(self._task.program).body))
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return []  # the program did not run either
-
-    @cached_property
-    def _defined(self) -> set[str]:
-        """The names that the program's text binds by a definition or a plain assignment."""
-        targets = [n for node in self._statements if isinstance(node, ast.Assign) for n in node.targets]
-        names = {node.id for node in targets if isinstance(node, ast.Name)}
-        kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-        return names | {node.name for node in self._statements if isinstance(node, kinds)}
+    def _bound(self) -> dict[str, symtable.Symbol]:
+        """The names that the program's text binds at its top level; none where it is not Python and did not run."""
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            self._tree = ast.parse(self._task.program)
+            table = symtable.symtable(self._task.program, "<program>", "exec")
+            return {symbol.get_name(): symbol for symbol in table.get_symbols()}
+        return {}
 
     @cached_property
     def _imported(self) -> dict[str, Any]:
         """Harmless modules, and their members, that the program's text imports under their own names."""
         names: dict[str, Any] = {}
-        for node in self._statements:
-            if isinstance(node, ast.Import):
+        for node in ast.walk(self._tree) if self._bound else ():
+            if isinstance(node, ast.Import | ast.ImportFrom):
                 wanted = {alias.name for alias in node.names if alias.asname in (None, alias.name)}
-                names |= {name: importlib.import_module(name) for name in wanted & MODULES}
-            elif isinstance(node, ast.ImportFrom) and node.module in MODULES and not node.level:
-                module = importlib.import_module(str(node.module))
-                wanted = {alias.name for alias in node.names if alias.asname in (None, alias.name)}
-                names |= {name: getattr(module, name) for name in wanted if hasattr(module, name)}
-        return names
-
-
-def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run with the module, also those inside `if`, `try`, `with` and loops."""
-    for node in body:
-        yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            inner = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
-            handlers = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.ExceptHandler)]
-            yield from _top_level([*inner, *(child for handler in handlers for child in handler.body)])
+                if isinstance(node, ast.Import):
+                    names |= {name: importlib.import_module(name) for name in wanted & MODULES}
+                elif node.module in MODULES and not node.level:
+                    module = importlib.import_module(str(node.module))
+                    names |= {name: getattr(module, name) for name in wanted if hasattr(module, name)}
+        imported = {name for name, symbol in self._bound.items() if symbol.is_imported()}
+        return {name: value for name, value in names.items() if name in imported}
 
 
 def judge(sock: socket.socket, task: CheckerTask) -> tuple[str, str]:

@@ -46,11 +46,11 @@ def read(path: Path) -> list[Source]:
     """The sources of a folder of sweeps, one NAME.sweep.json, a run folder, or a folder of run folders."""
     if sweeps := [path] if path.name.endswith(SUFFIX) else sorted(path.glob(f"*{SUFFIX}")):
         return [_read_sweep(sweep) for sweep in sweeps]
-    runs = [path] if (path / "config.json").is_file() else sorted(path.glob("*/config.json"))
+    inside = sorted(config.parent for config in path.glob("*/config.json"))
+    runs = [RunFolder(run) for run in ([path] if (path / "config.json").is_file() else inside)]
     if not runs:
         raise DataError(f"{path}: no run here; give a folder written by `voidpad eval` or `voidpad sweep`.")
-    folders = [RunFolder(run.parent if run.is_file() else run) for run in runs]
-    return [Source(path.name, _table(row for run in folders if run.complete for row in _rows(run, {})))]
+    return [Source(path.name, _table(row for run in runs if run.complete for row in _rows(run, {})))]
 
 
 def _read_sweep(path: Path) -> Source:
