@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -102,50 +101,39 @@ def test_texts_as_the_specification_says(model, parts, stops, parity, text):
 # The run folder
 
 
-def test_examples_say_what_was_done(model, whole):
+def test_examples_say_what_was_done(whole):
     run = read_run(whole)
     assert [(one["task"], one["index"]) for one in run.examples] == [
         (task, index) for task in SETTINGS.tasks for index in range(6)
     ]
-    assert len({one["eos"] for one in run.examples}) == 2
     for one in run.examples:
         assert one["canvas"] == 16
         assert one["eos"] or one["stop_reason"] == "full"
-        assert one["passes_decode"] <= 16
-        assert one["passes_probe"] == one["passes_shared"] == 0
         assert one["at_cap"] == (not one["eos"])
-        assert one["answer_tokens"] <= 16
+        assert max(one["passes_decode"], one["answer_tokens"]) <= 16
+        assert one["passes_probe"] == one["passes_shared"] == 0
         assert one["score"] == one["scores"]["last"]
-        assert one["prompt_tokens"] > 20
-        assert one["seconds"] > 0
     assert run.examples[6]["detail"]["reason"] in {"error", "failed"}
 
 
-def test_results_follow_from_the_examples(whole):
+def test_results_follow_from_the_examples_and_say_where_they_come_from(whole):
     run = read_run(whole)
     for name, task in run.results["tasks"].items():
         mine = [one for one in run.examples if one["task"] == name]
-        assert task["n"] == 6
-        assert task["test_size"] == 500
+        assert (task["n"], task["test_size"]) == (6, 500)
         assert task["score"] == round(100 * sum(one["score"] for one in mine) / 6, 2)
         assert task["interval"] == [100 * end for end in wilson(task["correct"], 6)]
         assert task["passes_decode"] == pytest.approx(sum(one["passes_decode"] for one in mine) / 6)
         assert task["share_without_eos"] == pytest.approx(sum(not one["eos"] for one in mine) / 6)
         assert task["passes_total"] == task["passes_decode"] + task["passes_probe"] - task["passes_shared"]
     assert run.results["wall_seconds"] > 0
-
-
-def test_provenance_is_complete(whole):
-    run = read_run(whole)
-    known = run.head["provenance"]
-    assert all(
-        known[name] for name in ("voidpad", "torch", "transformers", "lm_eval", "math_verify", "python")
-    )
+    known = run.results["provenance"]
+    assert known == run.head["provenance"]
+    assert all(known[name] for name in ("voidpad", "torch", "transformers", "lm_eval", "math_verify"))
     facts = {"device": "cpu", "tf32": False, "probes_counted": False, "family": "llada", "data": "built in"}
     assert facts.items() <= known.items()
     assert known["sandbox"]["allowed"] is True
     assert {"block": 8, "canvas": 16}.items() <= run.head["plan"].items()
-    assert run.results["provenance"] == known
 
 
 def test_batches_do_not_change_results(model, whole, tmp_path):
@@ -220,15 +208,6 @@ def test_a_cache_is_a_setting_and_an_approximation(model, whole, tmp_path):
         evaluate(cached.updated(cache=None), tmp_path, model=model)
 
 
-def test_settings_may_change_until_the_first_example(model, tmp_path):
-    folder = RunFolder(tmp_path)
-    with folder.writing():
-        folder.begin(SETTINGS.updated(seed=1), {})
-    assert not folder.journal.records
-    results = evaluate(SETTINGS.updated(tasks=("tiny_steps",), limit=1), tmp_path, model=model)
-    assert results["tasks"]["tiny_steps"]["n"] == 1
-
-
 def test_a_folder_has_one_writer(model, tmp_path):
     with (
         RunFolder(tmp_path).writing(),
@@ -280,81 +259,42 @@ def test_parts_that_are_not_one_run_are_refused_before_anything_is_written(model
         join([tmp_path / "0", tmp_path / "1"], tmp_path / "1")
 
 
-def test_a_failed_pass_names_task_and_item(model):
-    class Failing(Answering):
-        def engine(self):
-            engine = super().engine()
-
-            def denoise(*_):
-                raise RuntimeError("out of memory\nand more")
-
-            engine.denoise = denoise
-            return engine
-
-    asked = [AnswerRequest(name=f"tiny_steps:{item}", prompt="one") for item in range(5)]
-    answering = Failing(model, model.plan("void", canvas=16, block=8))
-    with pytest.raises(VoidpadError, match=r"^tiny_steps:0: RuntimeError: out of memory$"):
-        list(answering.run(asked))
+def test_a_failed_pass_names_task_and_item(model, monkeypatch):
+    answering = Answering(model, model.plan("void", canvas=16, block=8))
     with pytest.raises(ConfigError, match=r"^tiny_steps:9: "):
         list(answering.run([AnswerRequest(name="tiny_steps:9", prompt="x" * 2000)]))
-
-
-def kill_and_resume(model, folder: Path, settings: EvalConfig, kills: int) -> None:
-    """Start the run in child processes and kill each one somewhere inside its work, after some number of answers.
-
-    Where this process comes too late, the child kills itself before it writes the answer after those or the last
-    one, so that on no machine a child ends its run, and the run has answers of two starts.
-    """
-    rng = random.Random(kills)
-    journal = folder / "progress.jsonl"
-
-    def lines() -> int:
-        return journal.read_bytes().count(b"\n") if journal.exists() else 0
-
-    total = settings.limit * len(settings.tasks)
-    for left in range(kills, 0, -1):
-        least = int(left == 1)
-        goal = lines() + rng.randint(least, max(least, (total - lines()) // left - 1))
-        child = os.fork()
-        if child == 0:
-            try:
-                die_after(goal, total)
-                torch.set_num_threads(1)
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-                evaluate(settings, folder, model=model, resources=replace(CODE, rows=2))
-            finally:
-                os._exit(0)
-        ended, status = 0, 0
-        while lines() < goal and not ended:
-            time.sleep(0.002)
-            ended, status = os.waitpid(child, os.WNOHANG)
-        if not ended:
-            time.sleep(rng.random() * 0.05)
-            os.kill(child, signal.SIGKILL)
-            _, status = os.waitpid(child, 0)
-        assert status == signal.SIGKILL
-        assert not (folder / "results.json").exists()
-    evaluate(settings, folder, model=model, resources=replace(CODE, rows=2))
-
-
-def die_after(answers: int, total: int) -> None:
-    """This process kills itself before it writes an answer when it has more than `answers`, or the last of `total`."""
-    append = Journal.append
-
-    def appending(journal: Journal, records: Iterable[AnswerRecord]) -> None:
-        fresh = list(records)
-        if len(journal.records) > answers or len(journal.records) + len(fresh) >= total:
-            os.kill(os.getpid(), signal.SIGKILL)
-        append(journal, fresh)
-
-    Journal.append = appending
+    monkeypatch.setattr(model.net.model.embed_tokens, "forward", lambda ids: 1 / 0)
+    asked = [AnswerRequest(name=f"tiny_steps:{item}", prompt="one") for item in range(5)]
+    with pytest.raises(VoidpadError, match=r"^tiny_steps:0: ZeroDivisionError"):
+        list(answering.run(asked))
 
 
 def test_two_kills_change_nothing(model, whole, tmp_path):
-    kill_and_resume(model, tmp_path, SETTINGS, kills=2)
+    """Child processes kill themselves before they write their third answer, and before the last one of all."""
+    for allowed in (2, 11):
+        child = os.fork()
+        if child == 0:
+            append = Journal.append
+
+            def dying(journal: Journal, records: Iterable[AnswerRecord], allowed: int = allowed) -> None:
+                for record in list(records):
+                    if len(journal.records) >= allowed:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    append(journal, [record])  # noqa: B023
+
+            Journal.append = dying
+            torch.set_num_threads(1)
+            try:
+                evaluate(SETTINGS, tmp_path, model=model, resources=replace(CODE, rows=2))
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        assert not (tmp_path / "results.json").exists()
+        assert len(read_run(tmp_path).journal.records) == allowed
+    evaluate(SETTINGS, tmp_path, model=model, resources=replace(CODE, rows=2))
     assert untimed(read_run(tmp_path).examples) == untimed(read_run(whole).examples)
     assert untimed(read_run(tmp_path).results["tasks"]) == untimed(read_run(whole).results["tasks"])
-    assert len({record.attempt for record in Journal(tmp_path / "progress.jsonl").records.values()}) > 1
+    assert {record.attempt for record in read_run(tmp_path).journal.records.values()} == {0, 1, 2}
 
 
 # EvalConfig
@@ -378,7 +318,7 @@ def test_two_kills_change_nothing(model, whole, tmp_path):
 def test_bad_settings_are_named(fields, named):
     values = {"model": "none", "tasks": ("gsm8k",)}
     with pytest.raises(ConfigError, match=named):
-        EvalConfig(**values, **fields) if "tasks" not in fields else EvalConfig(**values | fields)
+        EvalConfig(**values | fields)
     with pytest.raises(ConfigError, match=named):
         EvalConfig(**values).updated(**fields)
 
@@ -397,33 +337,18 @@ def test_tasks_must_be_named(model, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_wilson():
+def test_intervals():
     assert wilson(8, 10) == pytest.approx((0.4901625, 0.9433178))  # Wilson 1927's interval, from tables
-    assert wilson(0, 20)[0] == 0.0
-    assert wilson(20, 20)[1] == 1.0
-    assert wilson(0, 0) == (0.0, 1.0)
-    low, high = wilson(500, 1000)
-    assert math.isclose(low + high, 1.0)
-
-
-def test_a_paired_interval_is_the_bootstrap_of_the_items():
-    """Against a plain bootstrap that draws the items one by one."""
-    differences = [1.0] * 6 + [-1.0] * 2 + [0.0] * 42
-    rng = random.Random(0)
-    means = sorted(sum(rng.choices(differences, k=50)) / 50 for _ in range(4000))
-    low, high = paired_bootstrap(differences)
-    assert (low, high) == pytest.approx((means[100], means[3899]), abs=0.021)
-    assert paired_bootstrap([0.0] * 9) == (0.0, 0.0)
-    assert paired_bootstrap(differences) == (low, high)
-
-
-def test_mcnemar_and_the_mean_of_tasks():
+    assert (wilson(0, 20)[0], wilson(20, 20)[1], wilson(0, 0)) == (0.0, 1.0, (0.0, 1.0))
     assert mcnemar(0, 5) == mcnemar(5, 0) == pytest.approx(2 / 32)
     assert mcnemar(0, 0) == mcnemar(3, 3) == 1.0
-    assert mean_of_tasks([(0.5, (0.4, 0.6))]) == pytest.approx((0.4, 0.6))
     assert mean_of_tasks([(0.5, (0.4, 0.6)), (0.7, (0.5, 0.8))]) == pytest.approx(
         (0.6 - math.hypot(0.1, 0.2) / 2, 0.6 + math.hypot(0.1, 0.1) / 2)
     )
+    differences = [1.0] * 6 + [-1.0] * 2 + [0.0] * 42
+    rng = random.Random(0)
+    means = sorted(sum(rng.choices(differences, k=50)) / 50 for _ in range(4000))
+    assert paired_bootstrap(differences) == pytest.approx((means[100], means[3899]), abs=0.021)
 
 
 # lm-eval's own door

@@ -84,21 +84,19 @@ def test_spaces_between_the_parts_belong_to_the_continuation(model):
 
 
 def test_long_contexts_lose_their_beginning_and_long_continuations_are_refused(model):
-    bound = Bound(model, samples=1)
-    context, continuation = bound._fitting(bound._split("a" * 100 + "b" * 10, "cd"))
-    assert len(context) + len(continuation) == 64
-    with pytest.raises(ConfigError, match="continuation of 64 tokens"):
-        bound._fitting(([1], [20] * 64))
-    with pytest.raises(ConfigError, match="continuation of 0 tokens"):
-        bound.pairs([("a", "")])
-
-
-def test_rolling_counts_every_token_once(model):
     bound = Bound(model, samples=2)
-    windows = list(bound._windows("x" * 150))
-    assert sum(len(continuation) for _, continuation in windows) == 150
-    assert all(len(context) + len(continuation) <= 64 for context, continuation in windows)
-    assert bound.texts(["x" * 150])[0] < 0
+    assert bound.pairs([("a" * 100 + "b" * 62, "cd")]) == bound.pairs([("z" * 9 + "b" * 62, "cd")])
+    for text in ("", "c" * 64):
+        with pytest.raises(ConfigError, match=f"continuation of {len(text)} tokens"):
+            bound.pairs([("a", text)])
+
+
+def test_rolling_counts_every_token_once(model, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Bound, "_estimate", lambda bound, pair: seen.append(pair) or -1.0)
+    assert Bound(model).texts(["x" * 150]) == [-len(seen)]
+    assert sum(len(continuation) for _, continuation in seen) == 150
+    assert all(len(context) + len(continuation) <= 64 for context, continuation in seen)
 
 
 def test_the_sample_count_must_be_positive(model):

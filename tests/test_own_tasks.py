@@ -81,13 +81,11 @@ def trusted(folder: Path) -> Resources:
 
 def test_a_task_of_ones_own_is_a_run_like_any_other(model, folder, tmp_path):
     results = evaluate(settings(folder, limit=3), tmp_path / "run", model=model, resources=trusted(folder))
-    run = read_run(tmp_path / "run")
-    assert results["tasks"]["sums"]["n"] == 3
-    assert results["tasks"]["sums"]["test_size"] == 5
-    assert (results["tasks"]["sums"]["metric"], results["tasks"]["sums"]["filter"]) == ("right", "none")
+    run, found = read_run(tmp_path / "run"), results["tasks"]["sums"]
+    assert [found[name] for name in ("n", "test_size", "metric", "filter")] == [3, 5, "right", "none"]
     outputs = [one["output"] for one in run.examples]
     assert [one["score"] for one in run.examples] == [len(text) % 2 for text in outputs]
-    assert results["tasks"]["sums"]["extra"]["letters_share"] == sum(map(len, outputs)) / 3
+    assert found["extra"]["letters_share"] == sum(map(len, outputs)) / 3
     assert [one["gold"] for one in run.examples] == ["2", "4", "6"]
     assert run.requests[1].stop == ("\n\n",)
     assert run.examples[1]["prompt"].endswith("\n\nQ: 2 + 2?\nA:")
@@ -133,6 +131,9 @@ def test_the_place_of_a_folder_is_not_part_of_a_task(folder, tmp_path):
     assert settings(moved).own_tasks == settings(folder).own_tasks
     (folder / "notes.yaml").write_text("remark: not a task\n")
     assert list(find_tasks([folder])) == ["sums"]
+    shutil.copy(folder / "sums.yaml", folder / "again.yaml")
+    with pytest.raises(ConfigError, match=r"task 'sums' is in .*again.yaml too"):
+        find_tasks([folder])
 
 
 def test_stages_apart_ask_for_the_file_again(model, folder, tmp_path):
@@ -168,12 +169,6 @@ def test_what_cannot_be_run_is_refused_in_a_line(folder, tmp_path, change, messa
         prepare(settings(folder), RunFolder(tmp_path / "run"), resources=trusted(folder))
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_two_tasks_of_one_name_are_refused(folder):
-    shutil.copy(folder / "sums.yaml", folder / "again.yaml")
-    with pytest.raises(ConfigError, match=r"task 'sums' is in .*again.yaml too; rename one"):
-        find_tasks([folder])
 
 
 @pytest.mark.parametrize(

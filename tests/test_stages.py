@@ -58,18 +58,10 @@ def test_stages_one_by_one_give_the_files_of_the_whole(settings, tmp_path):
     results = judge(folder, resources=CODE)
     whole = read_run(tmp_path / "whole")
     assert untimed(folder.examples) == untimed(whole.examples)
+    assert [(one["prompt"], one["gold"]) for one in whole.examples] == [(r.prompt, r.gold) for r in requests]
     assert folder.config == whole.config
     assert results["tasks"].keys() == whole.results["tasks"].keys()
     assert set(results["provenance"]) == set(whole.results["provenance"])
-
-
-def test_examples_hold_prompt_and_gold(settings, tmp_path):
-    evaluate(settings.updated(tasks=("tiny_steps",)), tmp_path)
-    for request, example in zip(read_run(tmp_path).requests, read_run(tmp_path).examples, strict=True):
-        assert example["prompt"] == request.prompt
-        assert "How many" in request.prompt or "after" in request.prompt
-        assert example["gold"] == request.gold
-        assert int(request.gold) > 9
 
 
 def test_the_answering_machine_needs_neither_harness_nor_sandbox(settings, tmp_path):
@@ -122,31 +114,34 @@ GOLD = {
 }
 
 
-def test_gold_answers_are_right_and_others_wrong(data_dir, tmp_path):
-    """Through the folder: requests are prepared, answers come from elsewhere, the judge grades them."""
+def test_answers_from_elsewhere_are_judged(data_dir, tmp_path):
+    """Requests are prepared, gold and other answers put into the journal, the judge grades them."""
     resources = Resources(data=data_dir / "benchmarks", allow_code_execution=True, workers=2)
-    config = EvalConfig(model="nobody", tasks=tuple(GOLD), plan="void", limit=4)
-    for name, wrong in (("right", False), ("wrong", True)):
-        folder = RunFolder(tmp_path / name)
-        requests = prepare(config, folder, resources=resources)
-        tasks = load_tasks(config, resources)
-        records = []
-        for request in requests:
-            task, _, index = request.name.partition(":")
-            output = "nothing" if wrong else GOLD[task](tasks[task].eval_docs[int(index)])
-            facts = {"key": 0, "ids": [1], "tokens": [1], "passes_decode": 1, "stop_reason": "eos"}
-            record = AnswerRecord(name=request.name, output=output, prompt_sha256=request.prompt_sha256,
-                                  prompt_tokens=1, answer_tokens=1, eos=True, at_cap=False, **facts)  # fmt: skip
-            records.append(record)
-        folder.journal.append(records)
-        head = folder.head
-        head["plan"] = {"block": 1}
-        head["provenance"] |= {"approximations": [], "length_rule": "Fixed", "fixed_canvas": True}
-        folder.write_head(head)
-        results = judge(folder, resources=resources)
-        assert {task: one["score"] for task, one in results["tasks"].items()} == dict.fromkeys(
-            GOLD, 0.0 if wrong else 100.0
-        )
+    config = EvalConfig(model="nobody", tasks=tuple(GOLD), limit=2)
+    folder = RunFolder(tmp_path)
+    requests = prepare(config, folder, resources=resources)
+    tasks = load_tasks(config, resources)
+    facts = {
+        "key": 0,
+        "ids": [1],
+        "tokens": [1],
+        "passes_decode": 1,
+        "stop_reason": "eos",
+        "prompt_tokens": 1,
+    }
+    facts |= {"answer_tokens": 1, "eos": True, "at_cap": False}
+    for request in requests:
+        gold = GOLD[request.task](tasks[request.task].eval_docs[request.index])
+        output = gold if request.index == 0 else "nothing"
+        record = AnswerRecord(name=request.name, output=output, prompt_sha256=request.prompt_sha256, **facts)
+        folder.journal.append([record])
+    head = folder.head
+    head["plan"] = {"block": 1}
+    head["provenance"] |= {"approximations": [], "length_rule": "Fixed", "fixed_canvas": True}
+    folder.write_head(head)
+    results = judge(folder, resources=resources)
+    assert {task: one["score"] for task, one in results["tasks"].items()} == dict.fromkeys(GOLD, 50.0)
+    assert [one["score"] for one in folder.examples] == [1.0, 0.0] * len(GOLD)
 
 
 def test_a_run_of_an_older_version_is_refused_in_one_line(settings, tmp_path):
@@ -206,22 +201,15 @@ def test_an_adapter_may_be_merged_first(tmp_path):
     assert load_model(exact.updated(model="tiny-instruct", merge=True), Resources()).name == "tiny-instruct"
 
 
-@pytest.mark.parametrize("kind", ["8bit", "fp8"])
-def test_merging_and_quantizing_go_by_way_of_a_merged_folder(tmp_path, kind):
-    """What the refusal advises works, up to fp8's own need of a GPU."""
+def test_merging_and_quantizing_go_by_way_of_a_merged_folder(tmp_path):
+    """What the refusal advises works."""
     both = EvalConfig(model="tiny-void", tasks=("tiny_expr",), limit=1)
-    with pytest.raises(
-        ConfigError, match="write the merged model with `voidpad merge` and evaluate that folder"
-    ):
-        both.updated(merge=True, quantize=kind)
+    with pytest.raises(ConfigError, match="voidpad merge"):
+        both.updated(merge=True, quantize="8bit")
     merged = CliRunner().invoke(whole, ["merge", "tiny-void", "--out", str(tmp_path / "merged")])
     assert merged.exit_code == 0, merged.output
-    advised = both.updated(model=str(tmp_path / "merged"), quantize=kind)
-    if kind == "fp8":
-        with pytest.raises(ConfigError, match="quantize='fp8' needs an NVIDIA GPU"):
-            load_run(advised, Resources(device="cpu"))
-    else:
-        assert load_run(advised, Resources()).provenance["approximations"] == ["8bit weights"]
+    advised = both.updated(model=str(tmp_path / "merged"), quantize="8bit")
+    assert load_run(advised, Resources()).provenance["approximations"] == ["8bit weights"]
 
 
 # Two runs compared
@@ -264,11 +252,3 @@ def test_runs_that_cannot_be_compared_are_refused(settings, tmp_path):
         compare_runs(tmp_path / "a", tmp_path / "b")
     with pytest.raises(ConfigError, match="takes two run folders, got 1"):
         CliRunner().invoke(whole, ["report", "--compare", str(tmp_path / "a")], catch_exceptions=False)
-
-
-def test_the_command_line_starts_where_fcntl_is_missing():
-    code = "import sys; sys.modules['fcntl'] = None; sys.argv = ['voidpad', '--help']\n"
-    code += "from voidpad.commands.cli import main; main()"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
-    assert ran.returncode == 0, ran.stderr
-    assert "sweep" in ran.stdout

@@ -41,35 +41,33 @@ def test_any_fence_counts_and_a_body_continues_the_stub(grade, answer):
     assert passes(grade(answer, F), humaneval.checks(F))
 
 
-def test_prose_around_a_bare_function_does_not_hide_it_behind_a_long_stub():
-    doc = {**F, "prompt": 'def f(x):\n    """One more.\n' + "    And so on.\n" * 9 + '    """\n'}
-    answer = "You can do it like this:\n\ndef f(x):\n    return x + 1\n\nThis works, doesn't it?"
-    assert passes(humaneval.voidpad_program(answer, doc), humaneval.checks(doc))
-    assert not passes(humaneval.authors_program(answer, doc), humaneval.checks(doc))
-    body = "    return x + 1\n\nThis works, doesn't it?"
-    assert passes(humaneval.voidpad_program(body, doc), humaneval.checks(doc))
+LONG_STUB = 'def f(x):\n    """One more.\n' + "    And so on.\n" * 9 + '    """\n'
+LOST = {
+    "prose around a function, a long stub": (
+        {"prompt": LONG_STUB},
+        "Like this:\n\ndef f(x):\n    return x + 1\n\nThis works, doesn't it?",
+    ),
+    "no return": (
+        {"test": "def check(candidate):\n    assert list(candidate(2)) == [0, 1]"},
+        "```python\ndef f(x):\n    for n in range(x):\n        yield n\n```",
+    ),
+    "a helper behind a dot": (
+        {"test": "def check(candidate):\n    assert candidate(7) == '7'"},
+        "```python\ndef helper(x):\n    return f' {x} '\n\ndef f(x):\n    return helper(x).strip()\n```",
+    ),
+    "a helper that only the tests call": (
+        {
+            "test": "def check(candidate):\n    assert candidate(twice(1)) == 3",
+            "prompt": "def twice(x):\n    return 2 * x\n\n" + F["prompt"],
+        },
+        "```python\ndef f(x):\n    return x + 1\n```",
+    ),
+}
 
 
-def test_functions_without_return_are_lost_by_the_published_cleaners_only():
-    doc = {**F, "test": "def check(candidate):\n    assert list(candidate(2)) == [0, 1]"}
-    answer = "```python\ndef f(x):\n    for n in range(x):\n        yield n\n```"
-    assert passes(humaneval.voidpad_program(answer, doc), humaneval.checks(doc))
-    assert not passes(humaneval.authors_program(answer, doc), humaneval.checks(doc))
-
-
-def test_a_helper_behind_a_dot_is_lost_by_the_published_cleaners_only():
-    doc = {**F, "test": "def check(candidate):\n    assert candidate(7) == '7'"}
-    answer = "```python\ndef helper(x):\n    return f' {x} '\n\ndef f(x):\n    return helper(x).strip()\n```"
-    assert passes(humaneval.voidpad_program(answer, doc), humaneval.checks(doc))
-    assert "helper" not in humaneval.authors_program(answer, doc).split("def f")[0]
-    body = "    return helper(x).strip()\n\ndef helper(x):\n    return f' {x} '"
-    assert passes(humaneval.authors_program(body, doc), humaneval.checks(doc))  # nothing is filtered here
-
-
-def test_a_helper_that_only_the_tests_call_stays():
-    doc = {**F, "test": "def check(candidate):\n    assert candidate(twice(1)) == 3"}
-    doc["prompt"] = "def twice(x):\n    return 2 * x\n\n" + F["prompt"]
-    answer = "```python\ndef f(x):\n    return x + 1\n```"
+@pytest.mark.parametrize(("changes", "answer"), LOST.values(), ids=LOST)
+def test_what_the_published_cleaner_loses_our_default_keeps(changes, answer):
+    doc = F | changes
     assert passes(humaneval.voidpad_program(answer, doc), humaneval.checks(doc))
     assert not passes(humaneval.authors_program(answer, doc), humaneval.checks(doc))
 
@@ -116,35 +114,25 @@ def test_mbpp_answers_in_every_wrapping(answer):
         assert passes(grade(answer, M), mbpp.checks(M)), grade.__name__
 
 
-def test_mbpp_unwrapping():
+def test_mbpp_cleaners_differ_where_the_specification_says():
     assert mbpp.unwrapped("return 'No'") == "return 'No'"
     assert mbpp.unwrapped("'x = 1' [DONE] more") == "x = 1"
     assert mbpp.unwrapped(r"my\_name = 1 DONE") == "my_name = 1"
-
-
-def test_mbpp_cleaners_differ_where_the_specification_says():
-    generator = "def g(x):\n    yield x"
-    assert "def g" in mbpp.authors_program(generator, M)
-    assert "def g" in mbpp.voidpad_program(generator, M)
-    annotated = "N: int = 2\ndef g(x):\n    return N * x"
     constant = "import os\nN = 2\ndef g(x):\n    return N * x"
-    assert passes(mbpp.voidpad_program(annotated, M), mbpp.checks(M))
     assert all(passes(grade(constant, M), mbpp.checks(M)) for grade in MBPP)
-    first = "N = 2\ndef g(x):\n    return N * x"
+    first = "N: int = 2\ndef g(x):\n    return N * x"
     assert passes(mbpp.voidpad_program(first, M), mbpp.checks(M))
     assert not passes(mbpp.authors_program(first, M), mbpp.checks(M))  # starts at the first definition
+    assert "def h" not in mbpp.authors_program("def h():\n    return 0\ndef g(x):\n    return 2 * x", M)
 
 
-def test_mbpp_entry_point():
-    assert mbpp.entry_point(M) == "g"
-    assert mbpp.entry_point({**M, "test_list": ["assert (g(2)) == 4"]}) is None
-    source = mbpp.authors_program("def h():\n    return 0\ndef g(x):\n    return 2 * x", M)
-    assert "def h" not in source
-
-
-def test_tests_are_the_set_up_and_the_first_three_asserts():
-    doc = {"test_setup_code": "import math", "test_list": ["assert 1", "assert 2", "assert 3", "assert 0"]}
-    assert mbpp.checks(doc) == "import math\nassert 1\nassert 2\nassert 3"
+def test_mbpp_entry_point_and_checks():
+    doc = {
+        "test_setup_code": "import math",
+        "test_list": ["assert (g(2)) == 4", "assert 2", "assert 3", "assert 0"],
+    }
+    assert (mbpp.entry_point(M), mbpp.entry_point(doc), mbpp.function_under_test(doc)) == ("g", None, "g")
+    assert mbpp.checks(doc) == "import math\nassert (g(2)) == 4\nassert 2\nassert 3"
 
 
 @pytest.mark.parametrize(
@@ -233,6 +221,7 @@ def test_earlier_blocks_are_kept(answer):
         "BEGIN = 1\nDONE = 2\ndef g(x):\n    return DONE * x * BEGIN\n[DONE]\nNow the tests (",
         "[BEGIN]\nDONE = 2\ndef g(x):\n    return DONE * x\n[DONE]\nprint(g(",
         "def g(x):\n    # DONE: doubled\n    return 2 * x\nDONE\nIt's done.",
+        "[BEGIN]\ndef g(x):\n    return 2 * x if x != 'a' else 'a'\n[DONE]\nIt's (done",
     ],
 )
 def test_the_letters_done_inside_a_program_do_not_end_it(answer):

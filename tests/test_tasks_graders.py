@@ -12,7 +12,7 @@ from faulty_grader import spell
 from test_tasks_code import HUMANEVAL, MBPP, F, M
 from voidpad.builtin.tasks import heldout
 from voidpad.evaluate.tasks import builtin_tasks, humaneval, math500, mbpp
-from voidpad.evaluate.tasks.graders import each, isolated, no_program
+from voidpad.evaluate.tasks.graders import isolated, no_program
 
 CODE = [*((grade, F) for grade in HUMANEVAL), *((grade, M) for grade in MBPP)]
 FRAGMENTS = (
@@ -32,8 +32,9 @@ def test_no_text_makes_a_grader_raise(text):
     for grade, doc in CODE:
         assert isinstance(grade(text, doc), str)
     problem = {"task": "tiny_complete", "item": 0}
-    for grade in (builtin_tasks.last_program, builtin_tasks.first_program):
-        assert isinstance(grade(text, problem), str)
+    for found in (builtin_tasks.last_program_filter, builtin_tasks.first_program_filter):
+        assert isinstance(found([[text]], [problem])[0], str)
+    assert isinstance(builtin_tasks.first_answer_filter([[text]], [problem])[0], str)
     assert builtin_tasks.score({"task": "tiny_steps", "item": 0}, [text])["exact_match"] in (0.0, 1.0)
     assert isinstance(math500.plain(text), str)
 
@@ -98,8 +99,8 @@ def test_a_child_runs_nothing_of_the_current_folder(tmp_path, monkeypatch):
 
 
 def test_a_program_that_cannot_be_made_says_why():
-    (source,) = each(lambda text, doc: 1 / 0, no_program)([["x"]], [{}])
-    with pytest.raises(ValueError, match="the answer is not a program: ZeroDivisionError"):
+    (source,) = isolated(spell, no_program)([["raise"]], [{}])
+    with pytest.raises(ValueError, match="the answer is not a program: KeyError"):
         exec(source)
 
 

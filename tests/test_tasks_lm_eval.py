@@ -4,7 +4,6 @@ import json
 import random
 
 import pytest
-from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
 from voidpad.builtin.tasks import TASKS, heldout
@@ -117,30 +116,9 @@ def test_stream_mode_replays_lm_eval(load):
     for prompt, drawn in zip(found, shots, strict=True):
         blocks = [f"Question: {doc['question']}\nAnswer: {doc['answer']}" for doc in drawn]
         assert prompt.rpartition("\n\n")[0] == "\n\n".join(blocks)
-    own = lm_evals_own(task)
-    own.build_all_requests(limit=4)
-    assert [instance.args[0] for instance in own.instances] == found
-
-
-def lm_evals_own(task) -> ConfigurableTask:
-    """lm-eval's published settings of gsm8k, on the same data."""
-    own = ConfigurableTask(
-        config={
-            "task": "gsm8k_own",
-            "custom_dataset": lambda **_: task.dataset,
-            "output_type": "generate_until",
-            "training_split": "train",
-            "fewshot_split": "train",
-            "test_split": "test",
-            "num_fewshot": 5,
-            "doc_to_text": "Question: {{question}}\nAnswer:",
-            "doc_to_target": "{{answer}}",
-            "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-            "generation_kwargs": {"until": ["Question:"]},
-        }
-    )
-    own.set_fewshot_seed(1234)
-    return own
+    task.set_fewshot_seed(1234)
+    task.build_all_requests(limit=4)  # as lm-eval's own command line does
+    assert [instance.args[0] for instance in task.instances] == found
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """MATH500 scoring: boxes, math-verify, the string fallback, gold answers."""
 
 import json
-import threading
 
 import pytest
 
@@ -10,7 +9,6 @@ from voidpad.evaluate.tasks.math500 import (
     authors_judgement,
     boxed,
     plain,
-    prompt,
     score,
     voidpad_judgement,
 )
@@ -80,25 +78,6 @@ def test_who_decides(gold, answer, by):
 def test_the_fallback_is_counted():
     assert score({}, [judge(r"\text{June 20}", r"\boxed{june 20}")])["fallback"] == 1.0
     assert score({}, [judge("3", r"\boxed{3}")]) == {"accuracy": 1.0, "fallback": 0.0, "unparsed": 0.0}
-
-
-def test_an_endless_formula_is_wrong_not_endless():
-    assert not judge("2", r"\boxed{9^{9^{9^{9}}}}")["correct"]
-
-
-def test_scoring_works_outside_the_main_thread():
-    found = []
-    worker = threading.Thread(target=lambda: found.append(judge(r"\frac{1}{2}", r"\boxed{0.5}")))
-    worker.start()
-    worker.join()
-    assert found[0]["by"] == "math-verify"
-
-
-def test_the_prompt_keeps_the_box_and_the_stop_phrase():
-    text = prompt({"problem": "What is 1+1?"})
-    assert r"$\boxed{" in text
-    assert "I hope it is correct" in text
-    assert text.endswith("\n\nWhat is 1+1?")
 
 
 # Golds of the benchmark and how models write them.

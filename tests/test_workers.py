@@ -10,8 +10,7 @@ import torch
 from test_evaluate import content
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate import AnswerRequest, EvalConfig, Resources, evaluate, read_run
-from voidpad.evaluate.answer import opened_run
-from voidpad.evaluate.workers import Workers
+from voidpad.evaluate.answer import Workers, opened_run
 from voidpad.models import random_model, save
 
 TWO = Resources(device="cpu,cpu")

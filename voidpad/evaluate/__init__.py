@@ -44,13 +44,6 @@ if TYPE_CHECKING:
     from voidpad.evaluate.intervals import wilson
     from voidpad.evaluate.run import evaluate, join
 
-# Resolved on first use: readers of run folders need no lm-eval, and the processes that grade answers need no torch.
-_HOMES = {
-    "config": ("EvalConfig", "Resources"),
-    "folder": ("AnswerRecord", "AnswerRequest", "RunFolder", "read_run"),
-    "intervals": ("wilson",),
-    "run": ("evaluate", "join"),
-}
 __all__ = [
     "AnswerRecord",
     "AnswerRequest",
@@ -65,7 +58,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"voidpad.evaluate.{module}"), name)
+    """Imported on first use: readers of run folders need no lm-eval, and the processes that grade need no torch."""
+    for module in ("config", "folder", "intervals", "run") if name in __all__ else ():
+        home = import_module(f"voidpad.evaluate.{module}")
+        if hasattr(home, name):
+            return getattr(home, name)
     raise AttributeError(f"module 'voidpad.evaluate' has no attribute {name!r}")

@@ -1,17 +1,22 @@
-"""The second stage: answers to requests, through one pool of the engine.
+"""The second stage: answers to requests, through one pool of the engine, or one in a process for each device.
 
 This module needs torch, transformers and our engine alone: a GPU machine can answer without lm-eval, a sandbox
 or the benchmarks' data.
 """
 
 import json
+import logging
+import multiprocessing
+import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -25,13 +30,10 @@ from voidpad.errors import ConfigError, DataError, VoidpadError, first_line
 from voidpad.evaluate.config import EvalConfig, Resources
 from voidpad.evaluate.folder import AnswerRecord, AnswerRequest, Journal
 from voidpad.evaluate.provenance import answer_provenance
-from voidpad.evaluate.workers import Workers
 from voidpad.models import Model, load, merge
 from voidpad.models.text import raw_ids
 
 Progress = Callable[[int, int], None]  # (examples done, examples in all)
-
-
 LLADA_MARKERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
 
@@ -122,6 +124,7 @@ class Answering:
         roles = self.model.roles
         ends = [slot for slot, token in enumerate(outcome.ids) if token in roles.ends]
         answer = outcome.ids[: ends[0]] if ends else outcome.ids
+        # Where decoding stopped at an end there is nothing behind it; elsewhere a harness may read the whole canvas.
         slots = outcome.tokens if outcome.stop_reason in ("eos", "rule") else outcome.ids
         return AnswerRecord(
             **asdict(outcome),
@@ -143,31 +146,6 @@ class LoadedRun:
     config: EvalConfig  # with the fingerprint of the weights
     plan: dict[str, Any]  # every field of the plan with its value, as config.json holds them
     provenance: dict[str, Any]
-
-
-@contextmanager
-def opened_run(
-    config: EvalConfig, resources: Resources, *, model: Model | None = None
-) -> Iterator[LoadedRun]:
-    """A loaded run for as long as the context lasts: here, or in a process for each of several devices."""
-    devices = devices_of(resources.device)
-    if model is not None or len(devices) == 1:
-        yield load_run(config, replace(resources, device=devices[0]), model=model)
-        return
-    with Workers(config, resources, devices) as workers:
-        loaded, plan, facts = workers.loaded[0]
-        names = [facts["device"] for _, _, facts in workers.loaded]
-        yield LoadedRun(workers.run, loaded, plan, {**facts, "devices": names})
-
-
-def devices_of(names: str) -> list[str]:
-    """The devices of `cuda:0,cuda:1`, or of `each`, which is every GPU of this machine."""
-    if names != "each":
-        return [name.strip() for name in names.split(",")]
-    count = torch.cuda.device_count()
-    if count == 0:
-        raise ConfigError("device 'each': this machine has no CUDA device; use auto or cpu.")
-    return [f"cuda:{at}" for at in range(count)]
 
 
 def load_run(config: EvalConfig, resources: Resources, *, model: Model | None = None) -> LoadedRun:
@@ -204,6 +182,122 @@ def load_model(config: EvalConfig, resources: Resources) -> Model:
         quantize=config.quantize,
     )
     return merge(model) if config.merge and model.adapted else model
+
+
+# Several devices
+
+
+class Workers:
+    """A process with a copy of the model for each device; `loaded` has each one's config, plan and provenance.
+
+    They divide the requests among them and send their records back; only the first process writes the folder.
+    """
+
+    def __init__(self, config: EvalConfig, resources: Resources, devices: Sequence[str]) -> None:
+        context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+        self.devices: dict[Connection, str] = {}
+        self.processes: dict[Connection, Any] = {}
+        before = os.environ.get("PYTHONSAFEPATH")
+        os.environ["PYTHONSAFEPATH"] = "1"  # they import nothing from the current folder
+        try:
+            for device in devices:
+                mine, theirs = context.Pipe()
+                work = (theirs, config, replace(resources, device=device))
+                process = context.Process(target=_work, args=work, daemon=True)
+                process.start()
+                theirs.close()
+                self.devices[mine], self.processes[mine] = device, process
+        finally:
+            del os.environ["PYTHONSAFEPATH"]
+            if before is not None:
+                os.environ["PYTHONSAFEPATH"] = before
+
+    def __enter__(self) -> Self:
+        try:
+            self.loaded = [self._receive(pipe) for pipe in self.devices]
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe, process in self.processes.items():
+            pipe.close()
+            process.terminate()
+            process.join()
+
+    def run(self, requests: Sequence[AnswerRequest]) -> Iterator[list[AnswerRecord]]:
+        """Answer each request once, on one of the devices; yields records in the order they end."""
+        busy = list(self.devices)
+        for part, pipe in enumerate(self.devices):
+            with suppress(BrokenPipeError):  # a dead process is named when its records are read
+                pipe.send(requests[part :: len(self.devices)])
+        while busy:
+            for ready in wait(busy):
+                assert isinstance(ready, Connection)
+                done = self._receive(ready)
+                if done is None:
+                    busy.remove(ready)
+                else:
+                    yield done
+
+    def _receive(self, pipe: Connection) -> Any:
+        """What a process sent. An error of its own is raised here, and so is its sudden end."""
+        try:
+            sent = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            process = self.processes[pipe]
+            process.join(5)
+            raise VoidpadError(
+                f"the process on {self.devices[pipe]} died (status {process.exitcode}); what was answered is kept, "
+                "and the same command goes on from there"
+            ) from None
+        if isinstance(sent, VoidpadError):
+            raise sent
+        return sent
+
+
+def _work(pipe: Connection, config: EvalConfig, resources: Resources) -> None:
+    """One process: load, say what was loaded, answer one list of requests, end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends this one
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # as on the command line: it warns at import
+    try:
+        loaded = load_run(config, resources)
+        pipe.send((loaded.config, loaded.plan, loaded.provenance))
+        for done in loaded.answer(pipe.recv()):
+            pipe.send(done)
+        pipe.send(None)
+    except VoidpadError as error:
+        pipe.send(error)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the first process has ended
+    except Exception as error:
+        pipe.send(VoidpadError(f"{resources.device}: {type(error).__name__}: {first_line(error)}"))
+
+
+def devices_of(names: str) -> list[str]:
+    """The devices of `cuda:0,cuda:1`, or of `each`, which is every GPU of this machine."""
+    if names != "each":
+        return [name.strip() for name in names.split(",")]
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise ConfigError("device 'each': this machine has no CUDA device; use auto or cpu.")
+    return [f"cuda:{at}" for at in range(count)]
+
+
+@contextmanager
+def opened_run(
+    config: EvalConfig, resources: Resources, *, model: Model | None = None
+) -> Iterator[LoadedRun]:
+    """A loaded run for as long as the context lasts: here, or in a process for each of several devices."""
+    devices = devices_of(resources.device)
+    if model is not None or len(devices) == 1:
+        yield load_run(config, replace(resources, device=devices[0]), model=model)
+        return
+    with Workers(config, resources, devices) as workers:
+        loaded, plan, facts = workers.loaded[0]
+        names = [facts["device"] for _, _, facts in workers.loaded]
+        yield LoadedRun(workers.run, loaded, plan, {**facts, "devices": names})
 
 
 def answer_requests(

@@ -6,9 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from voidpad.errors import DataError
-from voidpad.evaluate.folder import AnswerRecord, AnswerRequest
+from voidpad.evaluate.folder import VERSION, AnswerRecord, AnswerRequest, Journal, RunFolder
 from voidpad.evaluate.intervals import mean, wilson
 from voidpad.evaluate.prepare import naming
+from voidpad.evaluate.provenance import now
 from voidpad.evaluate.tasks.task import Benchmark
 
 # Fields of a journal record that an example's line leaves out.
@@ -16,30 +17,44 @@ _UNSCORED = ("name", "key", "ids", "tokens", "attempt", "elapsed")
 MEANS = ("passes_decode", "passes_probe", "passes_shared", "canvas", "answer_tokens")
 
 
-def grade(
-    tasks: Mapping[str, Benchmark], requests: Sequence[AnswerRequest], records: Mapping[str, AnswerRecord]
-) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """A line for each example, by task and index, and the results of each task. Every request needs its record."""
-    missing = [request.name for request in requests if request.name not in records]
+def score_run(
+    folder: RunFolder,
+    head: Mapping[str, Any],
+    tasks: Mapping[str, Benchmark],
+    requests: Sequence[AnswerRequest],
+    journal: Journal,
+) -> dict[str, Any]:
+    """Grade all answers, write the examples and the results, and return the latter; `head` is config.json's content."""
+    missing = [request.name for request in requests if request.name not in journal.records]
     if missing:
         raise DataError(
             f"{len(missing)} examples have no answer, the first is {missing[0]}; run --stage answer first."
         )
     examples: list[dict[str, Any]] = []
-    results = {}
+    by_task = {}
     for name, task in tasks.items():
         mine = [request for request in requests if request.task == name]
-        lines, extra = _grade_task(task, mine, records)
+        lines, extra = _grade_task(task, mine, journal.records)
         examples += lines
         metric, primary = task.primary
-        results[name] = {
+        by_task[name] = {
             "test_size": len(task.eval_docs),
             "metric": metric,
             "filter": primary,
             **summary(lines),
+            "slot_passes": slot_passes(lines, head),
             "extra": {f"{other}_share": mean(values) for other, values in extra.items()},
         }
-    return examples, results
+    results = {
+        "version": VERSION,
+        "tasks": by_task,
+        "mean": {key: mean([task[key] for task in by_task.values()]) for key in ("score", "passes_decode")},
+        "wall_seconds": journal.wall_seconds,
+        "provenance": head["provenance"],
+        "finished": now(),
+    }
+    folder.write_results(examples, results)
+    return results
 
 
 def _grade_task(

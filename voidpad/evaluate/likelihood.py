@@ -6,7 +6,7 @@ samples is an unbiased estimate of a lower bound of log p(continuation | context
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,51 +39,51 @@ class Bound:
             raise ConfigError(f"mc_samples={self.samples} must be at least 1")
 
     def pairs(self, texts: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """For each context and continuation: the bound, and whether greedy decoding writes the latter."""
+        """For each context and continuation: the bound, and whether greedy decoding writes the latter.
+
+        A context that is too long loses its beginning.
+        """
         self.model.require_full_attention("the masked bound of a log-likelihood")
-        pairs = [self._fitting(self._split(*text)) for text in texts]
+        pairs = []
+        for context, continuation in [self._split(*text) for text in texts]:
+            room = self.model.context - len(continuation)
+            if not continuation or room < 1:
+                size = len(continuation)
+                raise ConfigError(
+                    f"continuation of {size} tokens: it must have 1 to {self.model.context - 1}"
+                )
+            pairs.append((context[-room:], continuation))
         greedy = self._greedy(pairs) if self.greedy else [False] * len(pairs)
         return list(zip(map(self._estimate, pairs), greedy, strict=True))
 
     def texts(self, texts: Sequence[str]) -> list[float]:
         """Whole texts, in windows as long as the context allows; every token counts once."""
         self.model.require_full_attention("the masked bound of a log-likelihood")
-        return [sum(map(self._estimate, self._windows(text))) for text in texts]
-
-    def _estimate(self, pair: Pair) -> float:
-        return estimate(self.model.denoiser(), self.model.roles, pair, self._draw(pair), tokens=self.tokens)
-
-    def _draw(self, pair: Pair) -> Tensor:
-        """The hidden positions of every sample. They depend on the seed and the pair alone, not on its neighbours."""
-        digest = hashlib.sha256(repr((self.seed, *pair)).encode()).digest()
-        rng = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        return hide(len(pair[1]), self.samples, rng)
+        sums = []
+        for text in texts:
+            ids = raw_ids(self.model.tokenizer, text)
+            windows = get_rolling_token_windows(ids, self._first(), self.model.context - 1, 1)
+            sums.append(sum(self._estimate(make_disjoint_window(window)) for window in windows))
+        return sums
 
     def _split(self, context: str, continuation: str) -> Pair:
         """Tokens of both parts as they fall in the joined text; spaces between belong to the second."""
         bare = context.rstrip()
-        whole = raw_ids(self.model.tokenizer, context + continuation)
+        ids = raw_ids(self.model.tokenizer, context + continuation)
         start = len(raw_ids(self.model.tokenizer, bare)) if bare else 0
-        return whole[:start] or [self._first()], whole[start:]
-
-    def _fitting(self, pair: Pair) -> Pair:
-        context, continuation = pair
-        room = self.model.context - len(continuation)
-        if not continuation or room < 1:
-            raise ConfigError(
-                f"continuation of {len(continuation)} tokens: it must have 1 to {self.model.context - 1}"
-            )
-        return context[-room:], continuation
-
-    def _windows(self, text: str) -> Iterator[Pair]:
-        ids = raw_ids(self.model.tokenizer, text)
-        windows = get_rolling_token_windows(ids, self._first(), self.model.context - 1, 1)
-        yield from (make_disjoint_window(window) for window in windows)
+        return ids[:start] or [self._first()], ids[start:]
 
     def _first(self) -> int:
         """What stands before a text that has nothing before it."""
         bos = self.model.tokenizer.bos_token_id
         return self.model.roles.eos if bos is None else bos
+
+    def _estimate(self, pair: Pair) -> float:
+        """The hidden positions depend on the seed and the pair alone, not on its neighbours."""
+        digest = hashlib.sha256(repr((self.seed, *pair)).encode()).digest()
+        rng = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        hidden = hide(len(pair[1]), self.samples, rng)
+        return estimate(self.model.denoiser(), self.model.roles, pair, hidden, tokens=self.tokens)
 
     def _greedy(self, pairs: Sequence[Pair]) -> list[bool]:
         """One token a pass on a canvas of the continuation's length."""
@@ -92,8 +92,7 @@ class Bound:
             size = len(continuation)
             plan = self.model.plan("original", canvas=size, block=size, steps=size, cut=False)
             engine.submit(context, plan, key=key)
-        written: dict[int, list[int]] = {}
-        written |= {outcome.key: outcome.ids for _, outcome in engine.outcomes()}
+        written = {outcome.key: outcome.ids for _, outcome in engine.outcomes()}
         return [written[key] == continuation for key, (_, continuation) in enumerate(pairs)]
 
 

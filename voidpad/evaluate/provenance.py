@@ -18,18 +18,18 @@ def answer_provenance(model: Model, resources: Resources) -> dict[str, Any]:
 
     cuda = model.device.type == "cuda"
     float32 = model.net.dtype == torch.float32
-    rounded = cuda and float32 and torch.get_float32_matmul_precision() != "highest"
     tracked = _git("ls-files", "--error-unmatch", "__init__.py") is not None
-    changed = _git("status", "--porcelain", "--untracked-files=no", ".") if tracked else None
     return {
         **{name: installed_version(name) for name in ("voidpad", "torch", "transformers")},
         "commit": _git("rev-parse", "HEAD") if tracked else None,
-        "dirty": bool(changed) if tracked else None,  # files that git knows have changed since
+        # Whether files that git knows have changed since.
+        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no", ".")) if tracked else None,
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name(model.device) if cuda else str(model.device),
         "device_count": torch.cuda.device_count() if cuda else 1,
         "dtype": str(model.net.dtype).removeprefix("torch."),
-        "tf32": rounded,  # the inputs of float32 products rounded to TF32, which can flip near-ties
+        # The inputs of float32 products are rounded to TF32, which can flip near-ties.
+        "tf32": cuda and float32 and torch.get_float32_matmul_precision() != "highest",
         "rows": resources.rows,
         "tokens": resources.tokens,
         "family": model.family.name,

@@ -2,33 +2,19 @@
 
 In `evaluate` the stages hand each other objects; the folder is written on the way, so that a killed run goes on and
 others can read it. The three stage functions do one part each, from folder to folder, for work that is divided between
-machines.
+machines. What needs lm-eval is imported where it is used: a machine that only answers need not have it.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate.answer import LoadedRun, Progress, answer_requests, check_prompts, opened_run
 from voidpad.evaluate.config import EvalConfig, Resources
-from voidpad.evaluate.folder import (
-    VERSION,
-    AnswerRecord,
-    AnswerRequest,
-    Journal,
-    RunFolder,
-    first_difference,
-    read_run,
-)
-from voidpad.evaluate.intervals import mean
-from voidpad.evaluate.provenance import judge_provenance, now
+from voidpad.evaluate.folder import AnswerRecord, AnswerRequest, RunFolder, first_difference, read_run
+from voidpad.evaluate.provenance import judge_provenance
 from voidpad.models import Model
-
-if TYPE_CHECKING:  # these need lm-eval, which a machine that only answers need not have
-    from voidpad.evaluate.tasks.task import Benchmark
 
 
 def evaluate(
@@ -43,6 +29,7 @@ def evaluate(
 
     Whatever can be refused is refused before anything is written.
     """
+    from voidpad.evaluate.judge import score_run
     from voidpad.evaluate.prepare import build_requests, load_tasks
 
     resources = resources or Resources()
@@ -55,7 +42,7 @@ def evaluate(
         folder.write_requests(requests)
         journal = folder.journal
         answer_requests(run, requests, journal, progress)
-        return _finish(folder, head, tasks, requests, journal)
+        return score_run(folder, head, tasks, requests, journal)
 
 
 def prepare(
@@ -92,6 +79,7 @@ def answer(
 
 def judge(folder: RunFolder, *, resources: Resources | None = None) -> dict[str, Any]:
     """The third stage: grade all answers of a folder, write examples and results; returns the latter."""
+    from voidpad.evaluate.judge import score_run
     from voidpad.evaluate.prepare import load_tasks
 
     resources = resources or Resources()
@@ -102,33 +90,7 @@ def judge(folder: RunFolder, *, resources: Resources | None = None) -> dict[str,
         head = folder.head
         head["provenance"] |= judge_provenance(tuple(tasks), resources)
         folder.write_head(head)
-        return _finish(folder, head, tasks, requests, journal)
-
-
-def _finish(
-    folder: RunFolder,
-    head: Mapping[str, Any],
-    tasks: Mapping[str, Benchmark],
-    requests: Sequence[AnswerRequest],
-    journal: Journal,
-) -> dict[str, Any]:
-    from voidpad.evaluate.judge import grade, slot_passes
-
-    examples, by_task = grade(tasks, requests, journal.records)
-    for name, result in by_task.items():
-        result["slot_passes"] = slot_passes([one for one in examples if one["task"] == name], head)
-    results = {
-        "version": VERSION,
-        "tasks": by_task,
-        "mean": {
-            name: mean([task[name] for task in by_task.values()]) for name in ("score", "passes_decode")
-        },
-        "wall_seconds": journal.wall_seconds,
-        "provenance": head["provenance"],
-        "finished": now(),
-    }
-    folder.write_results(examples, results)
-    return results
+        return score_run(folder, head, tasks, requests, journal)
 
 
 def join(parts: Sequence[Path], out: Path, *, resources: Resources | None = None) -> dict[str, Any]:
@@ -137,6 +99,7 @@ def join(parts: Sequence[Path], out: Path, *, resources: Resources | None = None
     The parts have equal configs, the shard aside, no item in common, and together every item. Whatever of this fails
     is refused before anything is written.
     """
+    from voidpad.evaluate.judge import score_run
     from voidpad.evaluate.prepare import build_requests, load_tasks
 
     resources = resources or Resources()
@@ -173,4 +136,4 @@ def join(parts: Sequence[Path], out: Path, *, resources: Resources | None = None
         folder.write_requests(requests)
         journal = folder.journal
         journal.append(record for name, record in records.items() if name not in journal.records)
-        return _finish(folder, head, tasks, requests, journal)
+        return score_run(folder, head, tasks, requests, journal)

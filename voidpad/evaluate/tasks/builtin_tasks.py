@@ -1,12 +1,12 @@
 """The built-in model's tasks: their items are made, not read, and the same for everybody."""
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from voidpad.builtin.problems import Problem, first_answer
 from voidpad.builtin.tasks import check, heldout, program
 from voidpad.evaluate.tasks import Splits, split_of
-from voidpad.evaluate.tasks.graders import Doc, each, no_program
+from voidpad.evaluate.tasks.graders import Doc, no_program
 
 ITEMS = 500
 
@@ -33,15 +33,19 @@ def score(doc: Doc, answers: list[str]) -> dict[str, float]:
     return {"exact_match": float(check(problem_of(doc), answers[0]))}
 
 
-def last_program(text: str, doc: Doc) -> str:
-    return program(problem_of(doc), text) or no_program("it is not Python")
-
-
-def first_program(text: str, doc: Doc) -> str:
-    return program(problem_of(doc), text, first=True) or no_program("it is not Python")
-
-
 # "last" judges the answer as it is; "first" judges decodes that cannot stop (EOS banned) by what came first.
-first_answer_filter = each(lambda text, doc: first_answer(text), lambda reason: "[invalid]")
-last_program_filter = each(last_program, no_program)
-first_program_filter = each(first_program, no_program)
+# Filters of lm-eval: every item has a list of one answer.
+
+
+def first_answer_filter(answers: list[list[str]], docs: list[Doc]) -> list[str]:
+    return [first_answer(text) for [text] in answers]
+
+
+def last_program_filter(answers: list[list[str]], docs: list[Doc], *, first: bool = False) -> list[str]:
+    programs = [
+        program(problem_of(doc), text, first=first) for [text], doc in zip(answers, docs, strict=True)
+    ]
+    return [one or no_program("it is not Python") for one in programs]
+
+
+first_program_filter = partial(last_program_filter, first=True)

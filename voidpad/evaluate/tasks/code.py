@@ -145,25 +145,41 @@ def defines(source: str, name: str) -> bool:
 
 # Our default
 
+BLOCK = re.compile(r"```[^\n`]*+\n(.*?)(?:```|\Z)", re.DOTALL)
+BEGIN = re.compile(r"\[BEGIN\]|^[ \t]*'?BEGIN'?[ \t]*$", re.MULTILINE)
+DONE = re.compile(r"\[DONE\]|^[ \t]*'?DONE'?[ \t]*$", re.MULTILINE)
 
-def joined_blocks(blocks: list[str], entry: str) -> str:
-    """The first fenced block that defines the entry point, with the earlier ones that parse: imports and helpers are
-    often shown first. Without such a block, the first."""
+
+def code_in(answer: str, entry: str) -> str:
+    """The fenced blocks of an answer up to the one that defines the entry point: imports and helpers are often shown
+    first. Without such a block the first one, and without any the answer."""
+    blocks = [block for block in BLOCK.findall(answer) if block.strip()] or [answer.split("```")[0]]
     at = next((n for n, block in enumerate(blocks) if defines(block, entry)), 0)
     before = [block for block in map(tidy, blocks[:at]) if tree_of(block) is not None]
     return "\n".join([*before, blocks[at]])
 
 
-def program(text: str, *, entry: str) -> str:
-    """The whole program, without what runs the entry point itself: sample calls, the model's own tests.
+def without_marks(code: str) -> str:
+    """What stands between the marks of MBPP's prompt. The letters DONE inside a name or a text are no mark."""
+    inside = DONE.split(BEGIN.split(code, maxsplit=1)[-1], maxsplit=1)[0].replace(r"\_", "_").strip("\n")
+    quoted = inside.strip().startswith("'") and inside.strip().endswith("'")
+    return inside.strip()[1:-1] if quoted else inside
+
+
+def program(answer: str, *, entry: str, stub: str = "") -> str:
+    """The whole program of an answer, without what runs the entry point itself: sample calls, the model's own tests.
 
     Imports, and functions and classes that the entry point may need, stay as they are. Every other statement may fail
     without consequence: one may fill a table that is needed, and another may ask for input that is not there.
     """
-    text = tidy(text)
+    code = code_in(answer, entry)
+    text = tidy(f"{stub}\n{code}")
     tree = tree_of(text)
     if tree is None:
-        text = fullest_span(text)
+        code = without_marks(code)
+        span = fullest_span(tidy(code))  # of the answer alone: a long stub could be fuller than the function
+        text = tidy(f"{stub}\n{span if defines(span, entry) else code}")
+        text = text if tree_of(text) else fullest_span(text)
         tree = tree_of(text) or ast.Module(body=[], type_ignores=[])
     uses: dict[str, set[str]] = {}
     for node in tree.body:

@@ -1,8 +1,8 @@
 """Graders as filters of lm-eval, which hand over all answers of a task at once. No answer stops a run.
 
-A grader is a function of one answer and its item that gives a JSON value. A grader that raises has met an answer that
-cannot be read, which is a wrong answer. Graders whose time or memory depends on what a model wrote (parsers, computer
-algebra) run in child processes with hard limits: Python cannot interrupt a library that computes a huge number.
+A grader is a function of one answer and its item that gives a JSON value. Graders whose time or memory depends on what
+a model wrote (parsers, computer algebra) run in child processes with hard limits, because Python cannot interrupt a
+library that computes a huge number. A grader that raises has met an answer that cannot be read, which is a wrong one.
 """
 
 import importlib
@@ -34,20 +34,11 @@ def no_program(reason: str) -> str:
     return f"raise ValueError({'the answer is not a program: ' + reason!r})"
 
 
-def each(grade: Grader, wrong: Wrong) -> Filter:
-    """A filter that hands the first (only) answer of every item, with its item, to `grade`, in this process."""
-
-    def judge(answer: Sequence[str], doc: Doc) -> Any:
-        outcome, value = _outcome(grade, answer[0], doc)
-        return wrong(value) if outcome == "raised" else value
-
-    return lambda answers, docs: list(map(judge, answers, docs))
-
-
 def isolated(grade: Grader, wrong: Wrong, *, seconds: float = SECONDS) -> Filter:
-    """The same in child processes: an answer that takes longer than `seconds` or too much memory is wrong.
+    """A filter that hands the first (only) answer of every item, with its item, to `grade`, in child processes.
 
-    The child imports `grade` by its module and name, so `grade` must be a function of a module.
+    An answer that takes longer than `seconds` or too much memory is wrong. The child imports `grade` by its module and
+    name, so `grade` must be a function of a module.
     """
 
     def apply(answers: Sequence[Sequence[str]], docs: Sequence[Doc]) -> list[Any]:
@@ -78,7 +69,7 @@ class _Child:
 
     def __init__(self, grade: Grader) -> None:
         self._grader = (grade.__module__, grade.__name__)
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Any = None
 
     def grade(self, answer: str, doc: Doc, seconds: float) -> tuple[str, Any]:
         """The grader's value, or the reason why there is none."""
@@ -110,15 +101,12 @@ class _Child:
 
     def _ask(self, line: str, seconds: float) -> str:
         """The reply to a line; empty if the process died, or was killed because it took too long."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         timer = threading.Timer(seconds, self._process.kill)
         timer.start()
         try:
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
-            return self._process.stdout.readline()
+            return str(self._process.stdout.readline())
         except OSError:
             return ""
         finally:

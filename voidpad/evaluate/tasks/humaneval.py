@@ -1,7 +1,6 @@
 """HumanEval: the stub is the prompt, the answer a body or a whole function; tests call the entry point."""
 
 import ast
-import re
 from pathlib import Path
 
 from voidpad.evaluate.tasks import Splits, from_hub, read_lines, split_of
@@ -9,7 +8,6 @@ from voidpad.evaluate.tasks.code import (
     Cleaner,
     defines,
     fullest_span,
-    joined_blocks,
     names,
     names_and_last_attributes,
     program,
@@ -22,7 +20,6 @@ from voidpad.evaluate.tasks.graders import Doc, isolated, no_program
 
 PYTHON_FENCE = "```python\n"
 FENCE = "```"
-BLOCK = re.compile(r"```[^\n`]*+\n(.*?)(?:```|\Z)", re.DOTALL)
 CLEANER = Cleaner((ast.FunctionDef,), (ast.Assign,), returning=True, uses=names_and_last_attributes)
 
 
@@ -55,18 +52,7 @@ def helpers(doc: Doc) -> str:
 
 
 def voidpad_program(answer: str, doc: Doc) -> str:
-    """Our default: the fenced blocks up to the one that defines the entry point, else the first block, else it all.
-
-    Prose around an unfenced function would make a long stub the fullest span that parses, so where the whole does
-    not parse, a span of the answer that defines the entry point wins.
-    """
-    blocks = BLOCK.findall(answer)
-    entry = doc["entry_point"]
-    completion = joined_blocks(blocks, entry) if blocks else answer
-    if tree_of(tidy(f"{doc['prompt']}\n{completion}")) is None:
-        span = fullest_span(tidy(completion))
-        completion = span if defines(span, entry) else completion
-    return program(f"{doc['prompt']}\n{completion}", entry=entry)
+    return program(answer, entry=doc["entry_point"], stub=doc["prompt"])
 
 
 def authors_program(answer: str, doc: Doc) -> str:

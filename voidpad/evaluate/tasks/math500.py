@@ -4,7 +4,6 @@ math-verify and sympy are imported where they are used: reading the items needs 
 """
 
 import re
-import threading
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -19,19 +18,19 @@ PROMPT = (
 )
 OPENING = re.compile(r"^Therefore,\s*the\s*final\s*answer\s*is:?\s*", re.IGNORECASE)
 TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
-SECONDS = 5
-# Spellings of a right answer that math-verify does not read, and what it reads instead.
+SECONDS = 5  # for math-verify to read a formula, and to compare two
+# Spellings of a right answer that math-verify does not read.
 STYLED = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 SPACE = r"(?:\\[,;:! ]|\{,\}|[ ~])"
-THOUSANDS = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{SPACE}\d{{3}})+(?![\d.]*\d|{SPACE}\d)")
-REPEATING = re.compile(r"(\d{1,20})\.(\d{0,20})\\overline\s*\{(\d{1,20})\}")
+THOUSANDS = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{SPACE}\d{{3}})+(?![\d.]*\d|{SPACE}\d)")  # 58 500
+REPEATING = re.compile(r"(\d{1,20})\.(\d{0,20})\\overline\s*\{(\d{1,20})\}")  # 0.1\overline{6}
 ROOT = re.compile(r"√\s*(\d+|\w)")
 UNIT = re.compile(
     r"(?<=[\d}.])\s*(dollars?|cents?|degrees?|inch(?:es)?|in|feet|foot|ft|yards?|miles?|mm|cm|km|m|met(?:er|re)s?"
     r"|seconds?|minutes?|hours?|days?|years?|units?|square\s+units?|pounds?|grams?|kg|g)\b(\^\{?\d\}?)?\.?\s*$"
 )
-SPACED = re.compile(r"\d\s+\d")
-BASE = re.compile(r"_\{?\(?(?:\\text\{)?(\d+)\)?\}*\s*$")
+SPACED = re.compile(r"\d\s+\d")  # 1 2, which math-verify would multiply
+BASE = re.compile(r"_\{?\(?(?:\\text\{)?(\d+)\)?\}*\s*$")  # 4343_6
 ARTICLE = re.compile(r"^(?:an?|the)\s+")
 
 
@@ -88,7 +87,7 @@ def voidpad_judgement(text: str, doc: Doc) -> Judgement:
     parsed = False
     without_unit = UNIT.sub(r"\\text{ \1}\2", answer) if box else answer
     for spelling in dict.fromkeys((answer, without_unit)):
-        if not box or not SPACED.search(spelling):  # math-verify would multiply the two numbers
+        if not box or not SPACED.search(spelling):
             side = f"${spelling}$" if box else spelling
             same, parsed = _equal(f"${gold}$", side, allow_set_relation_comp=True)
             if same:
@@ -108,15 +107,16 @@ def authors_judgement(text: str, doc: Doc) -> Judgement:
 
 
 def _equal(gold: str, answer: str, **options: Any) -> tuple[bool, bool]:
-    """Whether math-verify says that the two are equal, and whether it could read both."""
+    """Whether math-verify says that the two are equal, and whether it could read both.
+
+    Its clock is a signal, which only the main thread of a process can set: the graders' processes have no other.
+    """
     from math_verify import parse, verify
     from math_verify.errors import TimeoutException
 
-    # math-verify's clock is a signal, which only the main thread may set; elsewhere it runs without one.
-    seconds = SECONDS if threading.current_thread() is threading.main_thread() else None
     try:
-        sides = [parse(side, parsing_timeout=seconds) for side in (gold, answer)]
-        return verify(*sides, timeout_seconds=seconds, **options), all(sides)
+        sides = [parse(side, parsing_timeout=SECONDS) for side in (gold, answer)]
+        return verify(*sides, timeout_seconds=SECONDS, **options), all(sides)
     except (Exception, TimeoutException):  # whatever sympy stumbles over in a model's formula is not equal
         return False, False
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from voidpad.evaluate.tasks import Splits, from_hub, read_lines, split_of
 from voidpad.evaluate.tasks.code import (
     Cleaner,
-    joined_blocks,
     longest_span,
     names_outside_attributes,
     program,
@@ -26,26 +25,11 @@ AUTHORS = Cleaner(FUNCTIONS, (ast.Assign, ast.AnnAssign), returning=False, uses=
 BLOCK = re.compile(r"```[^\n`]*+\n?+(.*?)\n?```", re.DOTALL)
 ASSERTED = re.compile(r"assert\s+([A-Za-z_]\w*)\s*\(")
 DEFINED = re.compile(r"^[^\S\n]*(?:async\s+)?def\s+([a-zA-Z_]\w*)", re.MULTILINE)
-MARKED = re.compile(r"\[BEGIN\]|^[ \t]*'?BEGIN'?[ \t]*$", re.MULTILINE)
-ENDED = re.compile(r"'?\s*\[DONE\]|^[ \t]*'?DONE'?[ \t]*$", re.MULTILINE)
 STARTS = ("def ", "async def ", "class ", "import ", "from ")
 # The published patterns, in their order: text between the marks that is quoted, half quoted or bare, then the remains.
-WRAPPERS = [
-    re.compile(pattern, re.DOTALL)
-    for pattern in (
-        *(
-            begin + inside + done
-            for inside, done, begin in product(
-                (r"\s*'(.*)'\s*", r"\s*'(.*)\s*", r"\s*(.*)\s*"),
-                (r"\[DONE\]", "DONE"),
-                (r"\[BEGIN\]", "BEGIN"),
-            )
-        ),
-        r"\[BEGIN\]\s*'(.*)",
-        r"\[BEGIN\](.*)",
-        r"'(.*)'\s*\[DONE\]",
-    )
-]
+INSIDES, DONES, BEGINS = ("'(.*)'", "'(.*)", "(.*)"), (r"\[DONE\]", "DONE"), (r"\[BEGIN\]", "BEGIN")
+WRAPPERS = [rf"{begin}\s*{inside}\s*{done}" for inside, done, begin in product(INSIDES, DONES, BEGINS)]
+WRAPPERS += [r"\[BEGIN\]\s*'(.*)", r"\[BEGIN\](.*)", r"'(.*)'\s*\[DONE\]"]
 
 
 def items(folder: Path | None = None) -> Splits:
@@ -95,7 +79,8 @@ def function_under_test(doc: Doc) -> str | None:
 
 def unwrapped(text: str) -> str:
     """The inside of the first wrapper that fits; quotes go only with a wrapper, `DONE` always ends it."""
-    inside = next((found[1] for found in (wrapper.search(text) for wrapper in WRAPPERS) if found), None)
+    tried = (re.search(wrapper, text, re.DOTALL) for wrapper in WRAPPERS)
+    inside = next((found[1] for found in tried if found), None)
     text = re.split(r"\s*\[?DONE\]?", text if inside is None else inside, maxsplit=1)[0]
     text = text.replace(r"\_", "_").strip()
     if inside is not None and len(text) > 1 and text[0] == text[-1] == "'":
@@ -112,19 +97,7 @@ def unfenced(text: str) -> str:
 
 
 def voidpad_program(answer: str, doc: Doc) -> str:
-    """Our default: the fenced blocks up to the one that defines the function, or the answer without its marks.
-
-    `[DONE]` ends a program, and so does a line with that word alone; the letters inside a name or a text do not, and
-    a text that parses is not cut.
-    """
-    blocks = BLOCK.findall(answer)
-    entry = entry_point(doc)
-    code = joined_blocks(blocks, entry or "") if blocks else unfenced(answer)
-    if tree_of(tidy(code)) is None:
-        begun = MARKED.split(code, maxsplit=1)[-1]
-        inside = ENDED.split(begun, maxsplit=1)[0].replace(r"\_", "_").strip()
-        code = inside.strip("'") if inside != code.strip() else inside
-    return program(code, entry=entry or _first_defined(code) or "")
+    return program(answer, entry=function_under_test(doc) or "")
 
 
 def authors_program(answer: str, doc: Doc) -> str:
@@ -135,7 +108,8 @@ def authors_program(answer: str, doc: Doc) -> str:
         lines = unwrapped(unfenced(answer)).splitlines()
         first = next((at for at, line in enumerate(lines) if line.lstrip().startswith(STARTS)), 0)
         code = "\n".join(lines[first:]).strip()
-    entry = entry_point(doc) or _first_defined(code)
+    defined = DEFINED.search(code)
+    entry = entry_point(doc) or (defined[1] if defined else None)
     text = tidy(code)
     whole = "\n".join(text.splitlines()[:100]).strip()
     source = whole if tree_of(whole) else longest_span(text)
@@ -143,11 +117,6 @@ def authors_program(answer: str, doc: Doc) -> str:
     if tree is None:
         return ""
     return AUTHORS.emit(tree, entry if entry in AUTHORS.definitions(tree) else None, source)
-
-
-def _first_defined(code: str) -> str | None:
-    found = DEFINED.search(code)
-    return found[1] if found else None
 
 
 voidpad_filter = isolated(voidpad_program, no_program)

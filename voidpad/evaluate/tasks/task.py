@@ -77,13 +77,14 @@ class CodeBenchmark(Benchmark):
 
     def apply_filters(self) -> None:
         super().apply_filters()
-        programs = [
-            (graded, grader, program_test(program, self.doc_to_target(instance.doc), instance.doc))
-            for instance in self.instances
-            for graded in [instance.filtered_resps]
-            for grader, program in graded.items()
+        tests = [
+            {
+                grader: program_test(program, self.doc_to_target(one.doc), one.doc)
+                for grader, program in one.filtered_resps.items()
+            }
+            for one in self.instances
         ]
-        jobs = dict.fromkeys(test for _, _, test in programs)
+        jobs = dict.fromkeys(test for by_grader in tests for test in by_grader.values())
         sandbox = Sandbox(
             limits=SandboxLimits(seconds=self.options["seconds"]),
             weak=bool(self.options.get("weak_sandbox", False)),
@@ -91,9 +92,14 @@ class CodeBenchmark(Benchmark):
         )
         with sandbox:
             verdicts = dict(zip(jobs, sandbox.map(jobs), strict=True))
-        for graded, grader, test in programs:
-            verdict = verdicts[test]
-            graded[grader] = {"passed": verdict.passed, "reason": verdict.reason, "detail": verdict.detail}
+        for one, by_grader in zip(self.instances, tests, strict=True):
+            for grader, test in by_grader.items():
+                said = verdicts[test]
+                one.filtered_resps[grader] = {
+                    "passed": said.passed,
+                    "reason": said.reason,
+                    "detail": said.detail,
+                }
 
 
 def program_test(program: str, checks: str, doc: Doc) -> ProgramTest:
