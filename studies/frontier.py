@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from voidpad.commands.calibrate import own_prompts
+from voidpad.commands.prompts import builtin_prompts
 from voidpad.diagnose.plots import BLUE, GREY, LOOK, RED, save
 from voidpad.engine.speed import SPEEDS
 from voidpad.errors import ConfigError, VoidpadError
@@ -267,7 +267,7 @@ def main() -> None:
     every = begin(recipe, NAME, given.out, download=True)
     model = load_model(every[0].config, resources)
     model.require_full_attention("the frontier")
-    ids = [model.encode(text) for text in own_prompts(given.prompts)]
+    ids = [model.encode(text) for text in builtin_prompts(given.prompts)]
     timed = timings(model, every, ids, rounds=given.rounds)
     for ended in run_local(missing(every, given.out), given.out, resources=resources):
         if ended.error:

@@ -1,5 +1,10 @@
+import io
+import json
 import os
+import shlex
+import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -58,3 +63,32 @@ def sandbox(all_layers):
 
     with Sandbox(limits=SandboxLimits(seconds=60)) as made:
         yield made
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[dict]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@pytest.fixture
+def voidpad(monkeypatch, capsys):
+    """`voidpad COMMAND` in this process: a line as a shell would split it, further words, and standard input."""
+    from voidpad.commands import cli
+
+    def run(line: str, *words: object, given: bytes = b"") -> Ran:
+        monkeypatch.setattr(sys, "argv", ["voidpad", *shlex.split(line), *map(str, words)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Ran(ended.value.code or 0, *capsys.readouterr())
+
+    return run

@@ -1,16 +1,15 @@
 """The built-in models do what the paper says: the demo's small set, with room for another machine's rounding."""
 
-import html.parser
 import json
+import os
 import shutil
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from studies.builtin.ship import ship
 from voidpad import load
-from voidpad.builtin.tasks import CANVAS, TASKS, shipped_results
+from voidpad.builtin.tasks import CANVAS, TASKS
 from voidpad.commands import demo as command
 from voidpad.commands.options import BuiltInFamily
 from voidpad.errors import ConfigError, DataError
@@ -21,17 +20,19 @@ from voidpad.models.adapter import base_of
 from voidpad.models.locate import ARMS, ASSETS, BUILT_IN, BUILT_IN_FAMILIES
 from voidpad.recipes import find_recipe
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 RESOURCES = Resources(rows=16, allow_code_execution=True, workers=2)
 
 
 def arms_of(folder, *rows, limit, tasks=tuple(TASKS)):
     """Some rows (method, block) of the demo's recipe, run as the demo runs them."""
-    whole = read(find_recipe("tiny-demo", "sweep"))
+    recipe = recipe_of(read(find_recipe("tiny-demo", "sweep")), *rows, limit=limit, tasks=tasks)
+    return list(command.run(recipe, folder, RESOURCES))
+
+
+def recipe_of(whole, *rows, limit, tasks):
     by_name = {group.method: group for group in whole.groups}
     groups = [by_name[name].model_copy(update={"grid": {"block": [block]}}) for name, block in rows]
-    recipe = whole.limited(limit).model_copy(update={"groups": groups, "tasks": list(tasks)})
-    return list(command.run(recipe, folder, RESOURCES))
+    return whole.limited(limit).model_copy(update={"groups": groups, "tasks": list(tasks)})
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_the_demo_shows_a_problem_that_the_original_loses_and_void_keeps(demo_ar
     example = command.telling(demo_arms)
     assert list(example) == ["prompt", "original, block 32", "original, block 256", "void, block 256"]
     assert len(example["original, block 256"]) < len(example["void, block 256"])
-    assert command.telling(demo_arms[1:]) is None
+    assert command.telling(demo_arms[1:]) == {}
 
 
 def test_built_in_models_differ_in_padding_alone():
@@ -129,15 +130,29 @@ def test_a_recipe_of_another_family_names_its_models():
         of_family(read(find_recipe("paper-table1", "sweep")), "dream")
 
 
-def test_the_report_is_one_page_with_the_example_as_text(arms):
-    text = command.page(list(arms.values()), {"prompt": "<img src=x onerror=alert(1)>"}, 1, shipped_results())
-    tags = []
-    parser = html.parser.HTMLParser()
-    parser.handle_starttag = lambda tag, attrs: tags.append((tag, dict(attrs)))
-    parser.feed(text)
-    images = [attrs["src"] for tag, attrs in tags if tag == "img"]
-    assert len(images) == 1
-    assert images[0].startswith("data:image/png;base64,")
+@pytest.mark.parametrize("family", BuiltInFamily)
+def test_the_demo_shows_an_answer_that_matches_a_schema_and_a_filled_gap(family):
+    shown = command.structured_and_filled(family, "cpu")
+    json.loads(next(text for title, text in shown.items() if title.startswith("JSON")))
+    assert next(text for title, text in shown.items() if title.startswith("the gap"))
+
+
+def test_the_demo_writes_one_page_with_its_texts_and_says_how_long(voidpad, monkeypatch, tmp_path, demo_arms):
+    """With the decodes of `demo_arms`: the whole demo takes minutes."""
+    whole = read(find_recipe("tiny-demo", "sweep"))
+    tried = recipe_of(whole, ("original", 32), ("original", CANVAS), limit=1, tasks=["tiny_steps"])
+    monkeypatch.setattr("voidpad.experiments.sweep_recipe.of_family", lambda *_: tried)
+    monkeypatch.setattr(
+        command, "structured_and_filled", lambda *_: {"a text": "<img src=x onerror=alert(1)>"}
+    )
+    ran = voidpad(f"demo --problems 1 --report {tmp_path}/demo.html")
+    assert ran.status == 0, ran.err
+    assert "original" in ran.out
+    page = (tmp_path / "demo.html").read_text()
+    assert "&lt;img src=x" in page
+    assert "<img src=x" not in page
+    assert page.count("data:image/svg+xml") == 2
+    assert os.listdir(tmp_path) == ["demo.html"]
 
 
 def test_shipping_keeps_the_old_model_until_the_new_one_is_complete(tmp_path):
@@ -156,15 +171,16 @@ def test_shipping_keeps_the_old_model_until_the_new_one_is_complete(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_whole_demo(tmp_path, capsys):
-    command.demo(problems=3, full=False, report=tmp_path / "demo.html", device="cpu", weak_sandbox=False)
-    assert "data:image/png" in (tmp_path / "demo.html").read_text()
+def test_the_whole_demo(voidpad, tmp_path):
+    ran = voidpad(f"demo --report {tmp_path}/demo.html")
+    assert ran.status == 0, ran.err
+    assert "JSON that the schema allows" in ran.out
     rows = [(name, block) for name in ("original", "void") for block in (32, CANVAS)]
     done = arms_of(tmp_path / "runs", *rows, limit=3)
     means = {(arm.name, arm.block): arm.mean for arm in done}
     assert means["original", 32] >= 0.75 >= 0.5 >= means["original", CANVAS]
     assert means["void", CANVAS] >= means["void", 32] - 0.1 >= 0.65
-    assert command.telling(done) is not None
+    assert command.telling(done)
 
 
 def test_another_family_ships_under_its_own_name(tmp_path):

@@ -18,7 +18,7 @@ import torch
 import reference
 from cases import Case, case, steps_of, watch
 from toys import LOW, SEPARATOR, Chaos, Toy, World
-from voidpad.commands.calibrate import own_prompts
+from voidpad.commands.prompts import builtin_prompts
 from voidpad.decode import Outcome, decode, plan
 from voidpad.decode.canvas import first
 from voidpad.decode.length import Fixed as FixedLength
@@ -885,7 +885,7 @@ def flat(sizes: list[int], slack: int = 0) -> bool:
 def test_soak_on_the_built_in_model():
     """Float32 on a CPU: every row is its one-row decode, or leaves it at a decision that was all but a tie."""
     model = load("tiny-void")
-    prompts = [model.encode(text) for text in own_prompts(200)]
+    prompts = [model.encode(text) for text in builtin_prompts(200)]
     small = {"canvas": 16, "block": 16}  # 200 one-row decodes on a CPU: room for part of an answer is enough
     plans = [model.plan("void", **small), model.plan("void", canvas=32, block=8)]
     plans.append(model.plan("void-expansion", limit=48, **small))

@@ -332,7 +332,7 @@ def test_nothing_is_overwritten_and_nothing_is_loaded_first(models, tmp_path, mo
     save(models["llada"], tmp_path / "saved")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes").write_text("mine")
-    monkeypatch.setattr("voidpad.commands.export.load_model", None)
+    monkeypatch.setattr("voidpad.commands.export.open_model", None)
     with pytest.raises(ConfigError, match="already exists"):
         run(tmp_path / "saved", "--out", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["notes"]
@@ -341,7 +341,6 @@ def test_nothing_is_overwritten_and_nothing_is_loaded_first(models, tmp_path, mo
 @pytest.mark.parametrize(
     "words",
     [
-        ("--layout", "gguf"),
         ("--layout", "voidpad", "--like", "x"),
         ("--dtype", "int8"),
         ("--device", "tpu"),

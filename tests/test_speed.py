@@ -151,13 +151,13 @@ def test_ready_plans_and_block_causal_models_take_no_speed(name, tmp_path, voidp
         ("eval", "--tasks", "tiny_steps", "--out", "run", "--model"),
     ],
 )
-def test_wrong_speeds_are_refused_before_a_model_is_looked_for(voidpad, command):
+def test_wrong_speeds_are_refused_before_weights_are_read(voidpad, command):
     for options, said in (
         (("--speed", "quick"), "use one of"),
         (("--speed", "fast", "--cache", "dual"), "drop it or cache=dual"),
         (("--speed", "fastest", "--plan", "daedal"), "one of its own"),
     ):
-        status, _, err = voidpad(*command, "/no/such/model", *options)
+        status, _, err = voidpad(*command, "tiny-void", *options)
         assert status == 2
         assert said in err
 

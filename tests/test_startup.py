@@ -1,4 +1,4 @@
-"""Starting up: what a command imports, what it sets in its process, and how it ends when something is missing."""
+"""Starting up and ending: what a command imports, what it sets in its process, and what is left when it ends."""
 
 import inspect
 import json
@@ -13,6 +13,7 @@ import torch
 
 from voidpad.commands import cli
 from voidpad.engine.host import WAITING, threads_for, wait_passively
+from voidpad.errors import install_command
 from voidpad.models import random_model
 
 ROOT = Path(__file__).parents[1]
@@ -32,38 +33,38 @@ def python(code: str, *arguments: str, **options) -> subprocess.CompletedProcess
     """`code` in a fresh interpreter, which then runs `voidpad ARGUMENTS` if there are any."""
     run = "\nfrom voidpad.__main__ import main\nmain()" if arguments else ""
     command = [sys.executable, "-c", f"import sys\n{code}{run}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT, **options)
-
-
-AT_EXIT = f"import atexit\natexit.register(lambda: print([m for m in {HEAVY!r} if m in sys.modules]))"
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run(command, text=True, timeout=300, cwd=ROOT, **options)
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",)])
 def test_help_imports_nothing_heavy(arguments):
-    ran = python(AT_EXIT, *arguments)
+    shown = f"import atexit\natexit.register(lambda: print([m for m in {HEAVY!r} if m in sys.modules]))"
+    ran = python(shown, *arguments)
     assert ran.stdout.splitlines()[-1] == "[]", ran.stderr
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert arguments == ("--help",) or ran.stdout.startswith(f"voidpad {metadata.version('voidpad')}\n")
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_the_help_line_of_a_command_is_its_own(name):
-    text = cli.help_of(name)
-    assert text
-    assert inspect.cleandoc(cli.command_named(name).help) == text
-
-
-def test_every_command_is_listed_with_its_first_sentence(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["voidpad", "--help"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert not ended.value.code
-    words = set(capsys.readouterr().out.split())
+def test_every_command_is_listed_with_its_own_help(voidpad):
+    words = set(voidpad("--help").out.split())
     for name in cli.COMMANDS:
-        assert {name, *cli.help_of(name).split()[:3]} <= words
+        text = cli.help_of(name)
+        assert inspect.cleandoc(cli.command_named(name).help) == text
+        assert {name, *text.split()[:3]} <= words
 
 
-def test_the_version_is_the_packages():
-    ran = python("", "--version")
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"voidpad {metadata.version('voidpad')}\n", "")
+@pytest.mark.parametrize(
+    ("line", "wanted"), [("voidpad gen", "generate"), ("voidpad generate --can", "--canvas")]
+)
+def test_the_shell_completes_commands_and_options(line, wanted):
+    words = {
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split()) - 1),
+        "_VOIDPAD_COMPLETE": "complete_bash",
+    }
+    ran = python("", "", env={**os.environ, **words})
+    assert wanted in ran.stdout.split(), ran.stderr
 
 
 # What Python has on Unix alone. Windows has no test machine here: blocking these modules stands for it.
@@ -78,23 +79,17 @@ sys.meta_path.insert(0, Windows())
 """
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("recipes",)])
-def test_commands_that_need_no_unix_start_without_its_modules(arguments):
-    ran = python(WITHOUT_UNIX, *arguments)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout.strip()
-
-
 def test_the_package_and_its_commands_are_imported_without_unix_modules():
     """Of what torch and transformers import nothing is said: here they take their Unix road."""
     targets = {target.partition(":")[0] for target in cli.COMMANDS.values()} | {"voidpad"}
-    ran = python(WITHOUT_UNIX + "".join(f"\nimport {module}" for module in sorted(targets)))
+    ran = python(WITHOUT_UNIX + "".join(f"\nimport {module}" for module in sorted(targets)), "recipes")
     assert (ran.returncode, ran.stderr) == (0, "")
-    ran = python(WITHOUT_UNIX + "\nimport fcntl")
-    assert "No module named 'fcntl'" in ran.stderr
+    assert "tiny-demo" in ran.stdout
+    assert "No module named 'fcntl'" in python(WITHOUT_UNIX + "\nimport fcntl").stderr
 
 
-# ---------------------------------------------------------------------------------------------------- endings
+# Endings
+
 INTERRUPTED = """
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
@@ -102,52 +97,7 @@ class Interrupt:
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupt())
 """
-
-
-@pytest.mark.parametrize("module", ["typer", "voidpad.commands.generate", "torch", "numpy"])
-def test_an_interrupt_while_modules_load_is_one_line(module):
-    ran = python(INTERRUPTED.format(name=module), "generate", "hi")
-    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "voidpad: interrupted\n")
-
-
-@pytest.mark.parametrize("arguments", [("--help",), ("plans", "void"), ("--version",)])
-def test_a_reader_that_has_gone_is_no_error(arguments):
-    """As in `voidpad --help | head -1`."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "wb") as gone:
-        ran = subprocess.run(
-            [sys.executable, "-m", "voidpad", *arguments], stdout=gone, stderr=subprocess.PIPE, timeout=300
-        )
-    assert (ran.returncode, ran.stderr) == (0, b"")
-
-
-@pytest.mark.parametrize(
-    ("module", "extra"),
-    [
-        ("lm_eval", "eval"),
-        ("lm_eval.api.model", "eval"),
-        ("math_verify", "eval"),
-        ("ray", "ray"),
-        ("bitsandbytes", "quantize"),
-        ("tensorboard", "train"),
-    ],
-)
-def test_a_missing_extra_names_its_install(module, extra):
-    message = cli.message_of(ModuleNotFoundError(f"No module named {module!r}", name=module), False)
-    assert message == f"{module.split('.')[0]} is not installed; pip install 'voidpad[{extra}]'."
-
-
-@pytest.mark.parametrize(("command", "extra"), [("train", "train"), ("data", "train"), ("eval", "eval")])
-def test_a_package_of_several_extras_is_named_by_the_commands_own(monkeypatch, command, extra):
-    monkeypatch.setattr(sys, "argv", ["voidpad", command])
-    message = cli.message_of(ModuleNotFoundError("No module named 'datasets'", name="datasets"), False)
-    assert f"voidpad[{extra}]" in message
-
-
-def test_an_interrupt_that_an_import_swallows_ends_the_command(tmp_path):
-    """As some packages do: they catch everything that goes wrong while they look for an optional one."""
-    swallows = """
+SWALLOWED = """
 import builtins, os, signal, sys
 real = builtins.__import__
 def importing(name, *rest):
@@ -160,8 +110,99 @@ def importing(name, *rest):
     return real(name, *rest)
 builtins.__import__ = importing
 """
-    ran = python(swallows, "train", str(tmp_path / "none.toml"))
-    assert (ran.returncode, ran.stderr) == (130, "voidpad: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "command"),
+    [
+        (INTERRUPTED.format(name="typer"), "generate hi"),
+        (INTERRUPTED.format(name="voidpad.commands.generate"), "generate hi"),
+        (INTERRUPTED.format(name="numpy"), "generate hi"),
+        (SWALLOWED, "train none.toml"),  # some packages catch whatever goes wrong in an optional import
+    ],
+)
+def test_an_interrupt_while_modules_load_is_one_line(code, command):
+    ran = python(code, *command.split())
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "voidpad: interrupted\n")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("plans", "void"), ("--version",)])
+def test_a_reader_that_has_gone_is_no_error(arguments):
+    """As in `voidpad --help | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as gone:
+        ran = python("", *arguments, stdout=gone)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_the_end_of_a_command_loses_nothing(tmp_path):
+    """The process ends without Python's last collection: files are written, threads and child processes awaited."""
+    code = f"""
+import atexit, multiprocessing, threading, time
+from voidpad.commands import cli
+
+kept = open({str(tmp_path / "buffered")!r}, "w")
+kept.write("whole")
+
+def later(name):
+    time.sleep(0.5)
+    open(name, "w").write("done")
+
+def run(arguments):
+    threading.Thread(target=later, args=[{str(tmp_path / "thread")!r}]).start()
+    multiprocessing.get_context("fork").Process(target=later, args=[{str(tmp_path / "child")!r}]).start()
+    print("the end", end="")
+
+atexit.register(lambda: open({str(tmp_path / "exit")!r}, "w").write("done"))
+cli.app = lambda *_, **__: run([])
+"""
+    ran = python(code, "plans")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "the end", "")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "buffered": "whole",
+        "thread": "done",
+        "child": "done",
+        "exit": "done",
+    }
+
+
+# Extras
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "extra"),
+    [
+        ("generate", "lm_eval.api.model", "eval"),
+        ("sweep", "ray", "ray"),
+        ("generate", "bitsandbytes", "quantize"),
+        ("train", "datasets", "train"),
+        ("data", "datasets", "train"),
+        ("eval", "datasets", "eval"),
+    ],
+)
+def test_a_missing_extra_names_its_install(monkeypatch, command, module, extra):
+    monkeypatch.setattr(sys, "argv", ["voidpad", command])
+    message = cli.message_of(ModuleNotFoundError(f"No module named {module!r}", name=module), False)
+    assert message == f"{module.split('.')[0]} is not installed; {install_command(extra)}."
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'voidpad[serve]'"),
+        (
+            {"url": "file:///my%20code/voidpad", "dir_info": {"editable": True}},
+            "pip install -e '/my code/voidpad[serve]'",
+        ),
+        ({"url": "file:///voidpad-1-py3-none-any.whl"}, "pip install '/voidpad-1-py3-none-any.whl[serve]'"),
+    ],
+)
+def test_the_install_command_fits_how_voidpad_was_installed(monkeypatch, origin, command):
+    text = None if origin is None else json.dumps(origin)
+    monkeypatch.setattr(metadata.Distribution, "read_text", lambda self, name: text, raising=False)
+    monkeypatch.setattr(metadata.PathDistribution, "read_text", lambda self, name: text)
+    assert install_command("serve") == command
 
 
 def test_a_missing_module_of_nobodys_is_an_error_like_others():
@@ -170,13 +211,11 @@ def test_a_missing_module_of_nobodys_is_an_error_like_others():
 
 
 def test_eval_without_its_extra_says_what_to_install(tmp_path):
-    missing = "sys.modules['lm_eval'] = None"
-    ran = python(missing, "eval", "--model", "tiny-void", "--tasks", "gsm8k", "--out", str(tmp_path / "run"))
+    ran = python("sys.modules['lm_eval'] = None", "eval", "--tasks", "gsm8k", "--out", str(tmp_path / "run"))
     assert ran.returncode == 1
-    assert ran.stderr.strip() == "voidpad: lm_eval is not installed; pip install 'voidpad[eval]'."
+    assert ran.stderr == f"voidpad: lm_eval is not installed; {install_command('eval')}.\n"
 
 
-# ------------------------------------------------------------------------------------------- bitsandbytes
 def test_plain_weights_import_no_bitsandbytes_and_quantized_ones_still_can():
     pytest.importorskip("bitsandbytes")
     code = """
@@ -190,7 +229,9 @@ print(json.dumps([*seen, lora.Linear4bit.__name__, lora.Linear8bitLt.__name__]))
     assert json.loads(ran.stdout) == [False, "PeftModel", "Linear4bit", "Linear8bitLt"], ran.stderr
 
 
-# ------------------------------------------------------------------------------------------------ threads
+# Threads
+
+
 @pytest.fixture
 def threads(monkeypatch):
     """Two torch threads, and no word from the user about their number."""
@@ -205,23 +246,19 @@ def threads(monkeypatch):
     ("parameters", "tokens", "used"),
     [(2_800_000, 256, 1), (2_800_000, 8192, 2), (8_000_000_000, 256, 2), (10, 1, 1), (0, 1, 2)],
 )
-def test_threads_follow_the_work_of_a_pass(threads, parameters, tokens, used):
+def test_threads_follow_the_work_of_a_pass(threads, monkeypatch, parameters, tokens, used):
     with threads_for(parameters * tokens):
         assert torch.get_num_threads() == used
     assert torch.get_num_threads() == 2
-
-
-def test_the_users_number_of_threads_stays(threads, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    with threads_for(10):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # the user's own number stays
+    with threads_for(parameters * tokens):
         assert torch.get_num_threads() == 2
 
 
 def test_an_engine_of_a_model_computes_with_the_threads_that_its_pass_is_worth(threads):
     model, seen = random_model("llada", vocab=32, hidden=16, layers=1), []
-    hook = model.net.model.embed_tokens.register_forward_pre_hook(
-        lambda *_: seen.append(torch.get_num_threads())
-    )
+    body = model.net.model.embed_tokens
+    hook = body.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
     model.generate("hi", canvas=4, block=4, raw=True)
     hook.remove()
     assert set(seen) == {1}
@@ -236,16 +273,10 @@ def test_waiting_is_passive_unless_the_user_says_otherwise(monkeypatch):
     assert {name: os.environ[name] for name in WAITING} == {**WAITING, "GOMP_SPINCOUNT": "17"}
 
 
-def test_whoever_imports_voidpad_waits_passively():
-    code = "import voidpad, os, sys; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["0", "False"]
-
-
 def test_the_process_is_prepared_before_torch_is_there():
     code = """
+import os, voidpad
 from voidpad.commands import cli
-def seen(): print("torch" in sys.modules)
-cli.prepare_process = seen
+cli.prepare_process = lambda: print(os.environ["GOMP_SPINCOUNT"], "torch" in sys.modules)
 """
-    assert python(code, "--version").stdout.splitlines()[0] == "False"
+    assert python(code, "--version", env=os.environ | {"GOMP_SPINCOUNT": "0"}).stdout.startswith("0 False\n")

@@ -441,7 +441,7 @@ def test_the_command_trains_and_reports(folder, monkeypatch, capsys):
     for fact in ("device      cpu, float32 weights", "parameters  ", "40 examples, 5 steps per epoch"):
         assert fact in shown
     assert "length      2 steps (0.40 epochs)" in shown
-    assert re.search(r"step 2/2  loss .* s, 0 s left", shown)
+    assert re.search(r"step 2/2  loss .* s, 0:00:00 left", shown)
     config = json.loads((folder / "command" / "model" / "adapter_config.json").read_text())
     assert (config["r"], sorted(config["target_modules"])) == (2, ["q_proj", "v_proj"])
     assert "finished after 2 steps" in shown

@@ -81,11 +81,10 @@ def test_view_writes_one_file_beside_the_trace(files, tmp_path):
 
 def test_view_refuses_what_it_cannot_do(files, tmp_path):
     assert isinstance(run(tmp_path / "none.jsonl").exception, DataError)
-    assert isinstance(run(files[0], "--out", files[1] / "x.html").exception, DataError | ConfigError)
+    assert isinstance(run(files[0], "--out", files[1] / "x.html").exception, ConfigError)
     taken = run(files[0], "--out", files[0])
     assert isinstance(taken.exception, ConfigError)
-    assert "is one of the traces" in str(taken.exception)
-    assert isinstance(run(files[0], "--serve", "--port", "99999").exception, ConfigError)
+    assert run(files[0], "--serve", "--port", "99999").exit_code == 2
     read(files[0])
 
 

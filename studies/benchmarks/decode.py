@@ -434,10 +434,10 @@ def table(given: argparse.Namespace) -> None:
 # ------------------------------------------------------------------------------------------------- exactness
 def exactness(device: str, prompts: int) -> dict[str, Any]:
     """E2: tokens of packed bfloat16 rows against one plain row at a time, beside the plain loop's own noise."""
-    from voidpad.commands.calibrate import own_prompts
+    from voidpad.commands.prompts import builtin_prompts
 
     model = merge(load("tiny-void", device=device, dtype="bfloat16" if device == "cuda" else "float32"))
-    ids = [model.encode(text) for text in own_prompts(prompts)]
+    ids = [model.encode(text) for text in builtin_prompts(prompts)]
     chosen = model.plan("void", canvas=256, block=32)
     plain = model.denoiser()
     alone = {key: commits(plain, [row], model.roles, chosen)[0] for key, row in enumerate(ids)}

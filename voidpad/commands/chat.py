@@ -2,48 +2,36 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import nullcontext
 
-import typer
+from typer import Option
 
-from voidpad.commands.loading import Device, Dtype, Quantize, check_device, load_opened, open_model
-from voidpad.commands.options import CacheName, PlanName, Seed, SpeedName, chosen_plan, takes_plan_fields
-from voidpad.commands.ui import err
-from voidpad.engine.speed import check_speed
+from voidpad.commands.options import ModelOptions, SamplingOptions, Seed, SpeedOptions, SystemPrompt, grouped
+from voidpad.commands.ui import err, note
 from voidpad.errors import ConfigError
-
-if TYPE_CHECKING:
-    from voidpad.models import Model
 
 HELP = "Type a message; an empty line, Ctrl-D or /quit ends the chat. /new starts over, /again draws another answer."
 
 
-@takes_plan_fields
+@grouped
 def chat(
-    model: Annotated[str, typer.Option(help="built-in name, hub id or folder")] = "tiny-void",
-    adapter: Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")] = None,
-    plan: PlanName = None,
-    system: Annotated[str | None, typer.Option(help="system prompt")] = None,
+    source: ModelOptions,
+    decoding: SamplingOptions,
+    fast: SpeedOptions,
+    system: SystemPrompt = None,
     seed: Seed = 0,
-    live: Annotated[bool, typer.Option(help="draw the canvas while it fills")] = True,
-    cache: CacheName = None,
-    speed: SpeedName = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    quantize: Quantize = None,
-    fields: dict[str, Any] | None = None,
+    live: bool = Option(True, help="draw the canvas while it fills"),
 ) -> None:
     """Talk with a model in the terminal; the earlier turns are part of every prompt."""
-    check_device(device, dtype, quantize)
-    opened = open_model(model, adapter)
-    wanted = None if plan is None else chosen_plan(plan)
-    check_speed(speed, wanted or opened.default_plan)
-    built = opened.plan(wanted, **(fields or {}))
-    loaded = load_opened(opened, device, dtype, quantize)
-    err.print(HELP, style="dim")
+    from voidpad.commands.live import LiveView
+
+    opened, wanted = source.open(), decoding.named()
+    fields, cache = fast.apply(wanted or opened.default_plan, decoding.fields())
+    plan = opened.plan(wanted, **fields)
+    model = source.load(opened)
+    note(HELP)
     turns: list[dict[str, str]] = []
-    while (text := _typed()) is not None:
+    while text := _typed():
         if text == "/new":
             turns = []
             continue
@@ -54,36 +42,26 @@ def chat(
         else:
             turns.append({"role": "user", "content": text})
         try:
-            answer = _answer(loaded, turns, built, live=live, seed=seed, cache=cache, system=system)
+            with LiveView(model, err) if live and err.is_terminal else nullcontext() as view:
+                [result] = model.generate([turns], plan, listen=view, seed=seed, cache=cache, system=system)
         except ConfigError as error:  # a conversation that has outgrown the context, for one
-            err.print(str(error), style="yellow")
+            err.print(str(error), style="yellow", markup=False)
             turns = turns[:-1]
             continue
         except KeyboardInterrupt:  # ends the answer, not the chat
-            err.print("stopped", style="dim")
+            note("stopped")
             turns = turns[:-1]
             continue
-        turns.append({"role": "assistant", "content": answer})
+        print(result.text, flush=True)
+        passes = result.passes_decode + result.passes_probe - result.passes_shared
+        note(f"{passes} passes, canvas {result.canvas}, {result.seconds:.2f} s")
+        turns.append({"role": "assistant", "content": result.text})
 
 
-def _typed() -> str | None:
-    """The next message; None at the end of the input."""
-    with suppress(EOFError, KeyboardInterrupt):
+def _typed() -> str:
+    """The next message; empty at the end of the input."""
+    try:
         text = input("> ").strip()
-        return None if text in ("", "/quit") else text
-    return None
-
-
-def _answer(model: Model, turns: list[dict[str, str]], plan: Any, *, live: bool, **options: Any) -> str:
-    """Decode and print one answer."""
-    if live and err.is_terminal:
-        from voidpad.commands.live import LiveView
-
-        with LiveView(model, err) as view:
-            [result] = model.generate([turns], plan, listen=view, **options)
-    else:
-        [result] = model.generate([turns], plan, **options)
-    print(result.text, flush=True)
-    passes = result.passes_decode + result.passes_probe - result.passes_shared
-    err.print(f"{passes} passes, canvas {result.canvas}, {result.seconds:.2f} s", style="dim")
-    return result.text
+    except (EOFError, KeyboardInterrupt):
+        return ""
+    return "" if text == "/quit" else text

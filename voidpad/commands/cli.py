@@ -8,15 +8,16 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
-from importlib.abc import InspectLoader
 from importlib.util import find_spec
-from typing import Annotated, Any, cast
+from pathlib import Path
+from typing import Any
 
 import typer
+from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from voidpad.commands.process import prepare_process, quick_interrupt
-from voidpad.errors import ConfigError, VoidpadError, printable
+from voidpad.errors import ConfigError, VoidpadError, install_command, printable
 
 # The commands in the order of --help. Each leads to `module:function` or `module:typer app`.
 COMMANDS = {
@@ -68,8 +69,8 @@ def help_of(name: str) -> str:
     module, _, attribute = COMMANDS[name].partition(":")
     spec = find_spec(module)
     assert spec is not None
-    source = cast(InspectLoader, spec.loader).get_source(module)
-    for node in ast.parse(source or "").body:
+    assert spec.origin is not None
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef) and node.name == attribute:
             return ast.get_docstring(node) or ""
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
@@ -113,10 +114,9 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
-    ] = False,
+    version: bool = Option(
+        False, "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+    ),
 ) -> None:
     pass  # the help text is the app's
 
@@ -129,9 +129,8 @@ _LINE = 2000  # characters of an error that are shown; some repeat a value as lo
 
 def main() -> None:
     prepare_process()
-    logging.getLogger("bitsandbytes").setLevel(
-        logging.ERROR
-    )  # it warns at import about kernels nobody asked for
+    # bitsandbytes warns at import about kernels nobody asked for
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     guarded(lambda arguments: app(arguments or ["--help"], prog_name="voidpad", standalone_mode=False))
 
 
@@ -148,9 +147,9 @@ def guarded(run: Callable[[list[str]], Any], *, debug: bool = False) -> None:
         sys.stdout.flush()  # here, where a reader that has gone is no error, and not at exit, where it is
         sys.exit(status or 0)
     except BadUsage as error:
-        command = error.ctx.command_path if error.ctx else "voidpad"
         if not error.format_message():  # a group without a command has shown its help
             sys.exit(error.exit_code)
+        command = error.ctx.command_path if error.ctx else "voidpad"
         hint = _plan_field_hint(getattr(error, "option_name", "")) or f"see {command} --help."
         _fail(f"{error.format_message().rstrip('.')}; {hint}", error.exit_code)
     except BadCommand as error:
@@ -198,7 +197,7 @@ def message_of(error: Exception, traced: bool) -> str:
         # Several extras bring some packages: name the one that is for this command.
         command = "train" if sys.argv[1:2] == ["data"] else "".join(sys.argv[1:2])
         extra = command if command in extras else extras[0]
-        return f"{error.name.partition('.')[0]} is not installed; pip install 'voidpad[{extra}]'."
+        return f"{error.name.partition('.')[0]} is not installed; {install_command(extra)}."
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}."
     return f"{type(error).__name__}: {error}" + ("" if traced else " (--debug shows where)")

@@ -6,14 +6,15 @@ import json
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Table
+from typer import Argument, Option
 
-from voidpad.commands.ui import file_to_write, out, picture_to_write
+from voidpad.commands.options import AsJson, Raw
+from voidpad.commands.ui import can_be_written, out, output_picture, table
 from voidpad.errors import ConfigError, printable
-from voidpad.files import atomic_file, refuse_own_source
+from voidpad.files import refuse_own_source
 
 data = typer.Typer(help="Prepare training data and look at it.", no_args_is_help=True)
 
@@ -24,42 +25,40 @@ class Turns(StrEnum):
     single = "single"
 
 
+PreparedFile = Annotated[Path, Argument(help="A prepared file.")]
+FieldMap = Annotated[
+    str | None,
+    Option("--map", help="names of the chats' fields, such as prompt=question,response=answer"),
+]
+SkipBad = Annotated[bool, Option("--skip-bad", help="leave out chats that cannot be read")]
+
+
 @data.command()
 def prepare(
-    output: Annotated[
-        Path, typer.Argument(help="The prepared file to write, .safetensors.", callback=file_to_write)
-    ],
-    source: Annotated[
-        list[str],
-        typer.Option(
-            "--from", help="JSON, JSON lines or Parquet file, or a hub data set owner/name[:config[:split]]."
-        ),
-    ],
-    model: Annotated[str, typer.Option(help="Model whose tokenizer and chat template are used.")],
-    max_length: Annotated[int, typer.Option(min=2, help="Cut examples to so many tokens.")] = 1024,
-    drop_longer: Annotated[
-        int, typer.Option(min=2, help="Drop examples with more tokens, prompt and response together.")
-    ] = 4096,
-    sample: Annotated[int, typer.Option(min=0, help="Keep so many examples; 0 keeps all.")] = 500_000,
-    seed: Annotated[int, typer.Option(help="Seed by which --sample draws.")] = 42,
-    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out lines that cannot be read.")
-    ] = False,
-    processes: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
-    turns: Annotated[
-        Turns,
-        typer.Option(help="What to learn of a conversation; single takes only one question with one answer."),
-    ] = Turns.last,
-    fields: Annotated[
-        str | None,
-        typer.Option("--map", help="Names of the file's fields, such as prompt=question,response=answer."),
-    ] = None,
+    output: Path = Argument(
+        ..., help="The prepared file to write, .safetensors.", dir_okay=False, callback=can_be_written
+    ),
+    source: list[str] = Option(
+        ..., "--from", help="JSON, JSON lines or Parquet file, or a hub data set owner/name[:config[:split]]."
+    ),
+    model: str = Option(..., help="Model whose tokenizer and chat template are used."),
+    max_length: int = Option(1024, min=2, help="Cut examples to so many tokens."),
+    drop_longer: int = Option(
+        4096, min=2, help="Drop examples with more tokens, prompt and response together."
+    ),
+    sample: int = Option(500_000, min=0, help="Keep so many examples; 0 keeps all."),
+    seed: int = Option(42, help="Seed by which --sample draws."),
+    raw: Raw = False,
+    skip_bad: SkipBad = False,
+    processes: int = Option(1, min=1, help="Worker processes."),
+    turns: Turns = Option(
+        Turns.last, help="What to learn of a conversation; single takes only one question with one answer."
+    ),
+    fields: FieldMap = None,
 ) -> None:
     """Turn conversations into one prepared file, without repeats, filtered by length and sampled."""
+    from voidpad.training import corpus
     from voidpad.training.chats import REASONS, field_map
-    from voidpad.training.corpus import CorpusRequest
-    from voidpad.training.corpus import prepare as build
     from voidpad.training.prepared import write
 
     refuse_own_source(output, *source)
@@ -68,45 +67,45 @@ def prepare(
             f"{output}: a prepared file ends in .safetensors; name it {output.name}.safetensors."
         )
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers are the parallelism
-    request = CorpusRequest(
-        max_length,
-        drop_longer,
-        sample or None,
-        seed,
-        raw,
-        skip_bad,
-        processes,
-        turns.value,
-        field_map(fields),
+    request = corpus.CorpusRequest(
+        max_length=max_length,
+        drop_longer=drop_longer,
+        sample=sample or None,
+        seed=seed,
+        raw=raw,
+        skip_bad=skip_bad,
+        processes=processes,
+        turns=turns.value,
+        names=field_map(fields),
     )
-    prepared, counts = build(source, model, request)
+    prepared, counts = corpus.prepare(source, model, request)
     write(output, prepared.pairs, prepared.roles, notes=prepared.notes)
-    table = Table("", "count", title=str(output))
-    table.add_row("conversations read", f"{counts.conversations:,}")
-    dropped = (counts.dropped_conversations, counts.dropped_examples)
     chats, examples = (
-        [(f"  dropped: {REASONS[name]}", n) for name, n in part.items() if n] for part in dropped
+        [(f"  dropped: {REASONS[name]}", n) for name, n in part.items() if n]
+        for part in (counts.dropped_conversations, counts.dropped_examples)
     )
-    for label, count in (*chats, ("examples made of the others", counts.examples), *examples):
-        table.add_row(label, f"{count:,}")
-    table.add_row("examples kept, whole", f"{counts.kept_whole:,}")
-    table.add_row(f"examples kept, response cut at {max_length} tokens", f"{counts.kept_cut:,}")
+    rows = [
+        ("conversations read", counts.conversations),
+        *chats,
+        ("examples made of the others", counts.examples),
+        *examples,
+        ("examples kept, whole", counts.kept_whole),
+        (f"examples kept, response cut at {max_length} tokens", counts.kept_cut),
+    ]
     if counts.unknown:
-        table.add_row(f"  of all, with {REASONS['unknown']}", f"{counts.unknown:,}")
-    out.print(table)
+        rows.append((f"  of all, with {REASONS['unknown']}", counts.unknown))
+    out.print(table((str(output), "count"), [(label, f"{count:,}") for label, count in rows]))
     for reason, places in counts.places.items():
         if reason != "not_sampled":
-            out.print(f"{REASONS[reason]}: {', '.join(map(printable, places))}")
+            out.print(f"{REASONS[reason]}: {', '.join(map(printable, places))}", markup=False)
 
 
 @data.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="A prepared file.")],
-    count: Annotated[int, typer.Option(min=1, help="Show so many examples.")] = 5,
-    first: Annotated[int, typer.Option(min=1, help="Begin with this example; the first is 1.")] = 1,
-    model: Annotated[
-        str | None, typer.Option(help="Model whose tokenizer spells the ids; default: the file's own.")
-    ] = None,
+    file: PreparedFile,
+    count: int = Option(5, min=1, help="Show so many examples."),
+    first: int = Option(1, min=1, help="Begin with this example; the first is 1."),
+    model: str | None = Option(None, help="Model whose tokenizer spells the ids; default: the file's own."),
 ) -> None:
     """Print prepared examples as text: what is given, what is masked and learnt, and where an EOS follows."""
     from voidpad.models.load import vocabulary
@@ -134,49 +133,28 @@ def show(
 
 @data.command()
 def stats(
-    file: Annotated[Path, typer.Argument(help="A prepared file.")],
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw the lengths and F(m) to this picture.", callback=picture_to_write),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    file: PreparedFile,
+    plot: Path | None = output_picture("Draw the lengths and F(m) to this picture."),
+    as_json: AsJson = False,
 ) -> None:
     """Lengths of a prepared file, and F(m): the share of responses of at most m tokens."""
     from voidpad.training.corpus import stats as measure
     from voidpad.training.prepared import read
 
     prepared = read(file)
-    lengths = measure(prepared)
+    found = measure(prepared)
     if plot is not None:
-        _draw(plot, prepared.pairs.prompt.tolist(), prepared.pairs.response.tolist())
+        from voidpad.diagnose import plots
+
+        plots.save(plots.lengths(prepared.pairs.prompt.tolist(), prepared.pairs.response.tolist()), plot)
     if as_json:
-        typer.echo(json.dumps(lengths))
+        print(json.dumps(found))
         return
-    _show(file, lengths)
-
-
-def _show(file: Path, lengths: dict[str, Any]) -> None:
-    counts = f"{lengths['examples']:,} examples, {lengths['tokens']:,} tokens, {lengths['truncated']:,} responses cut"
-    out.print(f"{file}: {counts}")
-    table = Table("tokens", *lengths["prompt"])
-    for name in ("prompt", "response"):
-        table.add_row(name, *(f"{value:.1f}" for value in lengths[name].values()))
-    out.print(table)
-    table = Table("m", *(str(m) for m in lengths["cdf"]))
-    table.add_row("F(m)", *(f"{value:.3f}" for value in lengths["cdf"].values()))
-    out.print(table)
-
-
-def _draw(path: Path, prompt: list[int], response: list[int]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.hist([prompt, response], bins=60, label=["prompt", "response"])
-    left.set(xlabel="tokens", ylabel="examples")
-    left.legend()
-    ordered = sorted(response)
-    right.step(ordered, [(k + 1) / len(ordered) for k in range(len(ordered))], where="post")
-    right.set(xlabel="m", ylabel="F(m)", ylim=(0, 1))
-    with atomic_file(path) as draft:
-        figure.savefig(draft)
+    counts = (
+        f"{found['examples']:,} examples, {found['tokens']:,} tokens, {found['truncated']:,} responses cut"
+    )
+    out.print(f"{file}: {counts}", markup=False)
+    rows = [(name, *(f"{value:.1f}" for value in found[name].values())) for name in ("prompt", "response")]
+    out.print(table(("tokens", *found["prompt"]), rows))
+    shares = ("F(m)", *(f"{value:.3f}" for value in found["cdf"].values()))
+    out.print(table(("m", *map(str, found["cdf"])), [shares]))

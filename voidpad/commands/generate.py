@@ -9,57 +9,38 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typer import Argument, Option
 
-from voidpad.commands.loading import (
-    Device,
-    Dtype,
-    Quantize,
-    check_device,
-    load_model,
-    load_opened,
-    open_model,
-)
 from voidpad.commands.options import (
     DIRECT_FIELDS,
-    CacheName,
-    PlanName,
+    AsJson,
+    ModelOptions,
+    Raw,
+    SamplingOptions,
     Seed,
-    SpeedName,
-    chosen_plan,
+    SpeedOptions,
+    SystemPrompt,
+    grouped,
     say_plan,
-    takes_plan_fields,
 )
 from voidpad.commands.prompts import gather, read
-from voidpad.commands.ui import bar, err, file_to_write, out
-from voidpad.decode.plan import Plan
+from voidpad.commands.ui import bar, err, note, out, output_file, warn
 from voidpad.decode.presets import APPROXIMATE_FIELDS
-from voidpad.engine.events import Event
-from voidpad.engine.speed import check_speed
 from voidpad.errors import ConfigError, format_validation_error
 from voidpad.files import read_json, refuse_own_source
 from voidpad.roles import Roles
 
 if TYPE_CHECKING:
     from voidpad.constrain import Constraint
+    from voidpad.engine.events import Event
     from voidpad.models import Model, Result
     from voidpad.models.text import Messages
 
-
-JSON_FIELDS = (
-    "text",
-    "tokens",
-    "passes_decode",
-    "passes_probe",
-    "passes_shared",
-    "canvas",
-    "stop_reason",
-    "seconds",
-    "approximations",
-)
+COUNTS = ("passes_decode", "passes_probe", "passes_shared")
+JSON_FIELDS = ("text", "tokens", *COUNTS, "canvas", "stop_reason", "seconds", "approximations")
 
 
 class Others(BaseModel):
@@ -73,126 +54,97 @@ class Others(BaseModel):
     compile: bool = False  # compile the layers: exact, a minute at first, then faster on a GPU
     family: str | None = None  # of a checkpoint whose config does not say it
     causal_block: int | None = Field(default=None, ge=1)  # of a block-causal checkpoint that does not say it
-    roles: str | None = None  # token ids by role, such as void=56940
+    roles: str = ""  # token ids by role, such as void=56940
     length: Literal["fixed", "cal", "void-gap"] = "cal"  # of --fill: how the length of a gap is chosen
     slots: int = Field(default=16, ge=1, le=2048)  # of --fill with length=fixed
 
+    @classmethod
+    def taken_from(cls, fields: dict[str, Any]) -> Others:
+        """These settings, removed from the values of --set."""
+        try:
+            return cls(**{name: fields.pop(name) for name in cls.model_fields if name in fields})
+        except ValidationError as error:
+            raise ConfigError(f"--set {format_validation_error(error)}.") from None
 
-@takes_plan_fields(also=tuple(Others.model_fields))
+
+@grouped
 def generate(
-    prompt: Annotated[list[str] | None, typer.Argument(help="one or more prompts")] = None,
-    model: Annotated[str, typer.Option(help="built-in name, hub id or folder")] = "tiny-void",
-    adapter: Annotated[str | None, typer.Option(help="LoRA adapter, added without merging")] = None,
-    plan: PlanName = None,
-    file: Annotated[
-        Path | None, typer.Option(help="prompts: text or JSON lines; - is standard input")
-    ] = None,
-    messages: Annotated[Path | None, typer.Option(help="JSON file with the turns of a conversation")] = None,
-    system: Annotated[str | None, typer.Option(help="system prompt")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="no chat template")] = False,
+    source: ModelOptions,
+    decoding: SamplingOptions,
+    fast: SpeedOptions,
+    prompt: list[str] | None = Argument(None, help="one or more prompts"),
+    file: Path | None = Option(None, help="prompts: text or JSON lines; - is standard input"),
+    messages: Path | None = Option(None, help="JSON file with the turns of a conversation"),
+    system: SystemPrompt = None,
+    raw: Raw = False,
     seed: Seed = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per prompt")] = False,
-    trace: Annotated[
-        Path | None, typer.Option(help="record every pass to this file", callback=file_to_write)
-    ] = None,
-    live: Annotated[bool, typer.Option("--live", help="watch the canvas fill")] = False,
-    cache: CacheName = None,
-    speed: SpeedName = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    quantize: Quantize = None,
-    regex: Annotated[
-        str | None, typer.Option(help="every answer matches this regular expression as a whole")
-    ] = None,
-    json_schema: Annotated[
-        Path | None, typer.Option(help="every answer is JSON that the schema in this file allows")
-    ] = None,
-    choice: Annotated[
-        str | None, typer.Option(help="every answer is one of these texts, separated by commas")
-    ] = None,
-    fill: Annotated[
-        Path | None, typer.Option(help="write the gaps of this text: [[gap]], [[gap:12]], [[gap:4-32]]")
-    ] = None,
-    fields: dict[str, Any] | None = None,
-    others: dict[str, Any] | None = None,
+    as_json: AsJson = False,
+    trace: Path | None = output_file(None, "record every pass to this file"),
+    live: bool = Option(False, "--live", help="watch the canvas fill"),
+    regex: str | None = Option(None, help="every answer matches this regular expression as a whole"),
+    json_schema: Path | None = Option(None, help="every answer is JSON that the schema in this file allows"),
+    choice: str | None = Option(None, help="every answer is one of these texts, separated by commas"),
+    fill: Path | None = Option(None, help="write the gaps of this text: [[gap]], [[gap:12]], [[gap:4-32]]"),
 ) -> None:
     """Answer prompts with a masked diffusion language model, or fill the gaps of a text."""
-    rest = _others(others or {})
-    if fill is not None:
-        constraint = _constraint(regex, json_schema, choice)
-        loaded = load_model(model, adapter, device=device, dtype=dtype, quantize=quantize)
-        _fill(loaded, read(fill), plan, rest, fields or {}, constraint, seed=seed, as_json=as_json)
-        return
+    given, wanted = decoding.fields(), decoding.named()
+    rest = Others.taken_from(given)
     constraint = _constraint(regex, json_schema, choice)
+    if fill is not None:
+        _fill(source.load(), read(fill), wanted, rest, given, constraint, seed=seed, as_json=as_json)
+        return
     if trace is not None:
         refuse_own_source(trace, file, messages)
     prompts = gather(prompt, file=file, messages=messages)
-    wanted = None if plan is None else chosen_plan(plan)
-    approximate = cache or any((fields or {}).get(name) for name in APPROXIMATE_FIELDS)
-    if rest.report_delta and not approximate:
+    opened = source.open(family=rest.family, roles=rest.roles.split(), causal_block=rest.causal_block)
+    fields, cache = fast.apply(wanted or opened.default_plan, given)
+    if rest.report_delta and not (cache or any(fields.get(name) for name in APPROXIMATE_FIELDS)):
         raise ConfigError(
             "report_delta compares an approximation with exact decoding: give --speed fast, --cache, --threshold or "
             "another one (`voidpad plans` lists them)."
         )
-
-    check_device(device, dtype, quantize)
-    opened = open_model(
-        model,
-        adapter,
-        family=rest.family,
-        roles=rest.roles.split() if rest.roles else None,
-        causal_block=rest.causal_block,
-    )
-    check_speed(speed, wanted or opened.default_plan)
-    built = opened.plan(wanted, **(fields or {}))
-    ready = [opened.prepare(one, built, raw=raw, system=system) for one in prompts]
+    plan = opened.plan(wanted, **fields)
+    ready = [opened.prepare(one, plan, raw=raw, system=system) for one in prompts]
+    unknown = opened.tokenizer.unk_token_id
+    strange = [key for key, one in enumerate(ready) if unknown is not None and unknown in one.ids]
+    if strange:
+        warn(f"prompt {strange[0]} holds characters or words that the tokenizer does not know")
     if constraint is not None:
-        opened.constrain(constraint, built)  # refused before weights are read
-    loaded = load_opened(opened, device, dtype, quantize)
+        opened.constrain(constraint, plan)  # refused before weights are read
+    model = source.load(opened)
     if rest.compile:
-        with err.status("compiling"):  # before anything is timed
-            for way in {cache, None} if rest.report_delta else {cache}:
-                warm: dict[str, Any] = {"plan": "original", "block": 32}
-                warm = {} if loaded.card.causal_block else warm
-                loaded.compiled().generate("compile", canvas=64, cache=way, **warm)
-    _warn(built, loaded)
+        _compile(model, {cache, None} if rest.report_delta else {cache})
+    for text in plan.length.warnings(model.card.padding):
+        warn(text)
     shared: dict[str, Any] = {
         "seed": seed,
         "rows": rest.rows,
         "tokens": rest.tokens,
         "constraint": constraint,
     }
-    begun = time.perf_counter()
-    with ExitStack() as open_views:
-        listeners: list[Callable[[Event], None]] = []
-        recorder = None
-        if trace is not None:
-            from voidpad.diagnose.trace import Recorder
+    name, many = decoding.plan or model.default_plan, len(prompts) > 1
+    listeners: list[Callable[[Event], None]] = []
+    recorder = None
+    if trace is not None:
+        from voidpad.diagnose.trace import Recorder
 
-            recorder = Recorder(
-                loaded,
-                plan_name=plan or loaded.default_plan,
-                seed=seed,
-                detail=rest.trace_detail,
-                cache=cache,
-            )
-            listeners.append(recorder)
+        recorder = Recorder(model, plan_name=name, seed=seed, detail=rest.trace_detail, cache=cache)
+        listeners.append(recorder)
+    begun = time.perf_counter()
+    with ExitStack() as views:
         if live:
             from voidpad.commands.live import LiveView
 
-            listeners.append(open_views.enter_context(LiveView(loaded, err)))
+            listeners.append(views.enter_context(LiveView(model, err)))
 
         def to_all(event: Event) -> None:
             for listen in listeners:
                 listen(event)
 
-        tick = open_views.enter_context(
-            bar(len(prompts), label="decoding", shown=len(prompts) > 1 and not live)
-        )
-        results = loaded.generate(
+        results = model.generate(
             ready,
             cache=cache,
-            progress=tick,
+            progress=views.enter_context(bar(len(prompts), shown=many and not live)),
             observe=recorder.observe if recorder else None,
             listen=to_all if listeners else None,
             **shared,
@@ -201,36 +153,34 @@ def generate(
     if trace is not None and recorder is not None:
         recorder.write(trace)
     if rest.report_delta:
-        exact = loaded.plan(
-            wanted, **{k: v for k, v in (fields or {}).items() if k not in APPROXIMATE_FIELDS}
-        )
+        exact = model.plan(wanted, **{k: v for k, v in fields.items() if k not in APPROXIMATE_FIELDS})
         begun = time.perf_counter()
-        with bar(len(prompts), shown=len(prompts) > 1, label="exact") as tick:
-            plain = loaded.generate(prompts, exact, raw=raw, system=system, progress=tick, **shared)
+        with bar(len(prompts), shown=many, label="exact") as tick:
+            plain = model.generate(prompts, exact, raw=raw, system=system, progress=tick, **shared)
         _delta(results, plain, seconds=(spent, time.perf_counter() - begun))
-    if plan is None:  # said only now: what is refused ends with one line
-        say_plan(loaded.default_plan, loaded.card.padding)
+    if decoding.plan is None:
+        say_plan(name, model.card.padding)
     for result in results:
-        show(result, loaded.roles, as_json=as_json, many=len(prompts) > 1)
-    doubtful = next((result for result in results if _drowned(result, loaded.roles)), None)
-    if doubtful is not None:
-        options = {"model": model, "adapter": adapter, "plan": plan or loaded.default_plan}
-        err.print(
-            _explanation(doubtful, prompts[doubtful.key], options, fields or {}, raw=raw), style="yellow"
-        )
+        show(result, model.roles, as_json=as_json, many=many)
+    doubtful = next((result for result in results if _drowned(result, model.roles)), None)
+    if doubtful is not None and doubtful.key not in strange:
+        options = {"model": source.model, "adapter": source.adapter, "plan": name}
+        text = _explanation(doubtful, prompts[doubtful.key], options, given, raw=raw)
+        err.print(text, style="yellow", markup=False)
 
 
-def _others(given: dict[str, Any]) -> Others:
-    try:
-        return Others(**given)
-    except ValidationError as error:
-        raise ConfigError(f"--set {format_validation_error(error)}.") from None
+def _compile(model: Model, caches: set[str | None]) -> None:
+    """Compile the layers before anything is timed."""
+    small: dict[str, Any] = {} if model.card.causal_block else {"plan": "original", "block": 32}
+    with err.status("compiling"):
+        for cache in caches:
+            model.compiled().generate("compile", canvas=64, cache=cache, **small)
 
 
 def _fill(
     model: Model,
     template: str,
-    plan: str | None,
+    plan: Any,
     rest: Others,
     fields: dict[str, Any],
     constraint: Constraint | None,
@@ -248,10 +198,7 @@ def _fill(
         return
     print(done.text, end="" if done.text.endswith("\n") else "\n", flush=True)
     sizes = ", ".join(map(str, done.slots))
-    err.print(
-        f"gaps of {sizes} tokens, {done.result.passes_decode} passes + {done.passes_probe} probes",
-        style="dim",
-    )
+    note(f"gaps of {sizes} tokens, {done.result.passes_decode} passes + {done.passes_probe} probes")
 
 
 def _constraint(expression: str | None, schema: Path | None, choices: str | None) -> Constraint | None:
@@ -308,13 +255,12 @@ def show(result: Result, roles: Roles, *, as_json: bool, many: bool) -> None:
     probes = f" + {result.passes_probe} probes" if result.passes_probe else ""
     shared = f" ({result.passes_shared} shared)" if result.passes_shared else ""
     size = sum(token not in roles.all() for token in result.tokens)  # as evaluation counts: without the EOS
-    err.print(
+    note(
         ("" if result.text.strip() else "empty answer; ")
         + ("" if result.constraint is None or result.constraint.matched else "does not match; ")
         + f"{size} tokens, {result.passes_decode} passes{probes}{shared}, "
         f"canvas {result.canvas}, stopped: {result.stop_reason}, {result.seconds:.2f} s"
-        + (f"; approximate: {', '.join(result.approximations)}" if result.approximations else ""),
-        style="dim",
+        + (f"; approximate: {', '.join(result.approximations)}" if result.approximations else "")
     )
 
 
@@ -330,9 +276,3 @@ def _delta(fast: list[Result], exact: list[Result], *, seconds: tuple[float, flo
         f"{seconds[0]:.2f} s against {seconds[1]:.2f} s ({seconds[1] / seconds[0]:.2f}x)",
         style="cyan",
     )
-
-
-def _warn(plan: Plan, model: Model) -> None:
-    """Print what will run but means little, such as a VOID probability that was never trained."""
-    for text in plan.length.warnings(model.card.padding):
-        err.print(f"warning: {text}", style="yellow")

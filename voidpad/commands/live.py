@@ -10,13 +10,6 @@ from voidpad.decode.loop import Step
 from voidpad.engine.events import Event, Finished, Wrote
 from voidpad.models import Model
 
-STYLES = {
-    "mask": "bright_black",
-    "word": "default",
-    "fresh": "bold black on green",
-    "eos": "bold white on red",
-}
-
 
 class LiveView:
     """A listener for an engine's events that draws the canvas of every live row in the terminal.
@@ -52,24 +45,19 @@ def _picture(step: Step, row: int, model: Model) -> Group:
     chosen = step.chosen[row, start:].tolist()
     text, ended = Text(), False
     for slot, token in enumerate(ids):
-        fresh = slot < len(chosen) and chosen[slot]
-        text.append(*_piece(model, token, fresh=fresh, ended=ended))
+        if token == roles.mask:
+            text.append("░" if ended else "·", "bright_black")
+        elif token == roles.eos:
+            text.append("⏹", "bold white on red")
+        elif token in (roles.void, *roles.rainbow):
+            text.append("∅", "magenta")
+        else:
+            fresh = "bold black on green" if slot < len(chosen) and chosen[slot] else "default"
+            text.append(str(model.tokenizer.decode([token])), "strike bright_black" if ended else fresh)
         ended = ended or token == roles.eos
     state = "probe" if bool(rows.probing[row]) else "decode"
     left = int(rows.canvas.masked[row].sum())
     passes = int(rows.decoded[row] + rows.probed[row] - rows.shared[row])
     signal = "".join(f"  {name} {float(value[row]):.3f}" for name, value in step.signal.items())
-    return Group(
-        text, Text(f"{state}  pass {passes}  canvas {len(ids)}  masked {left}{signal}", style="cyan")
-    )
-
-
-def _piece(model: Model, token: int, *, fresh: bool, ended: bool) -> tuple[str, str]:
-    if token == model.roles.mask:
-        return ("·" if not ended else "░"), STYLES["mask"]
-    if token == model.roles.eos:
-        return "⏹", STYLES["eos"]
-    if token in (model.roles.void, *model.roles.rainbow):
-        return "∅", "magenta"
-    word = str(model.tokenizer.decode([token]))
-    return word, "strike bright_black" if ended else STYLES["fresh" if fresh else "word"]
+    status = f"{state}  pass {passes}  canvas {len(ids)}  masked {left}{signal}"
+    return Group(text, Text(status, style="cyan"))

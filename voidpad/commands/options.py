@@ -1,6 +1,8 @@
-"""Options that several commands share: the plan and its fields, the cache, the size of a pass.
+"""Options that several commands share.
 
-A value that is wrong whatever the model is refused here, before a command starts to load one.
+A group is a dataclass whose fields are options. A command takes a group as one parameter, and `@grouped` gives it the
+options of its groups. Values are checked where they are used: plans and prompts on the opened checkpoint, the device
+where weights are read.
 """
 
 from __future__ import annotations
@@ -11,29 +13,27 @@ import inspect
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Optional
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import typer
+from typer import Option
 
+from voidpad.commands.ui import err, note, warn
 from voidpad.decode.plan import Plan
-from voidpad.decode.presets import check_fields, describe, every_field
-from voidpad.engine.cache_policy import cache_fault
+from voidpad.engine.cache_policy import CachePolicy
 from voidpad.engine.speed import SPEEDS, check_speed, with_speed
 from voidpad.errors import ConfigError
-from voidpad.roles import check_role_name
 
-# Plan fields with an option of their own; --set reaches all others.
-DIRECT_FIELDS: dict[str, type] = {"canvas": int, "block": int, "threshold": float, "temperature": float}
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="FIELD=VALUE",
-        help="any field of the plan (`voidpad plans NAME` lists them), such as steps=64; may be given again",
-    ),
-]
+if TYPE_CHECKING:
+    from voidpad.evaluate import Resources
+    from voidpad.models import Checkpoint, Model
+
+DEFAULT_MODEL = "tiny-void"
+LARGE = 100_000_000  # parameters from which on a line says what was loaded, without a terminal too
 
 
 class BuiltInFamily(StrEnum):
@@ -43,135 +43,246 @@ class BuiltInFamily(StrEnum):
     dream = "dream"
 
 
-def known_plan(value: str | None) -> str | None:
-    """The callback of options that name a plan; module:object is looked up by `chosen_plan`."""
-    if value is not None and ":" not in value:
-        describe(value)
-    return value
-
-
-def _known_cache(value: str | None) -> str | None:
-    if value is not None and (fault := cache_fault(value)):
-        raise ConfigError(f"{fault}.")
-    return value
-
-
-def _room(param: typer.CallbackParam, value: int) -> int:
-    if value < 1:
-        raise ConfigError(f"{param.name}={value} leaves no room for a row; use at least 1.")
-    return value
-
-
-PlanName = Annotated[
-    str | None,
-    typer.Option(
-        "--plan",
-        help="how to decode: a name that `voidpad plans` lists, or module:object of your own; "
-        "default: the one that fits the checkpoint's padding",
-        callback=known_plan,
-    ),
+Adapter = Annotated[str | None, Option(help="LoRA adapter, added without merging")]
+AsJson = Annotated[bool, Option("--json", help="print JSON")]
+Raw = Annotated[bool, Option("--raw", help="no chat template")]
+SystemPrompt = Annotated[str | None, Option(help="system prompt")]
+RowLimit = Annotated[int, Option(min=1, help="most rows (prompts with canvases) in one forward pass")]
+TokenLimit = Annotated[int, Option(min=1, help="most tokens of these rows in one forward pass")]
+Seed = Annotated[int, Option(min=0, max=2**63 - 1, help="of random choices; no effect at temperature 0")]
+Device = Annotated[
+    str, Option(help="auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps, or spread over all GPUs")
 ]
-CacheName = Annotated[
-    str | None,
-    typer.Option(
-        "--cache",
+Family = Annotated[str | None, Option(help="of a checkpoint whose config does not say it")]
+RoleIds = Annotated[
+    list[str] | None, Option("--roles", help="token ids by role: void=56940, rainbow=56940,86766")
+]
+CausalBlock = Annotated[
+    int | None, Option(min=1, help="block size of a block-causal checkpoint that does not say it")
+]
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator: a parameter whose type is a dataclass becomes the options that its fields are."""
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    groups: dict[str, Any] = {one.name: one.annotation for one in parameters if is_dataclass(one.annotation)}
+    expanded = []
+    for one in parameters:
+        if one.name not in groups:
+            expanded.append(one.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        hints = get_type_hints(one.annotation, include_extras=True)
+        for field in fields(groups[one.name]):
+            expanded.append(
+                inspect.Parameter(
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=field.default,
+                    annotation=hints[field.name],
+                )
+            )
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    run.__signature__ = inspect.Signature(expanded)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in expanded}
+    del run.__wrapped__  # typer would look at its signature instead
+    return run
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """A checkpoint, and how its weights are loaded."""
+
+    model: str = Option(DEFAULT_MODEL, help="built-in name, hub id or folder")
+    adapter: Adapter = None
+    device: Device = "auto"
+    dtype: str = Option("auto", help="float32, bfloat16 or auto (float32 on a CPU)")
+    quantize: str | None = Option(
+        None,
+        help="weights in fewer bits: 8bit or 4bit to save memory, fp8 for speed on recent NVIDIA GPUs "
+        "(docs/fast.md)",
+    )
+
+    def open(self, **how: Any) -> Checkpoint:
+        return open_model(self.model, self.adapter, **how)
+
+    def load(self, opened: Checkpoint | None = None) -> Model:
+        """The model; a line on standard error says what it is, unless it is small and nobody watches."""
+        loaded = (opened or self.open()).load_weights(self.device, self.dtype, self.quantize)
+        if err.is_terminal or loaded.parameters >= LARGE:
+            note(loaded.summary)
+        if warning := slow(loaded):
+            warn(warning)
+        return loaded
+
+
+def open_model(
+    model: str,
+    adapter: str | None = None,
+    *,
+    family: str | None = None,
+    roles: Sequence[str] = (),
+    causal_block: int | None = None,
+) -> Checkpoint:
+    """The opened checkpoint, without weights; what had to be assumed about it is a line on standard error."""
+    from voidpad.models import open_checkpoint
+
+    given = role_ids(roles)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", UserWarning)
+        opened = open_checkpoint(model, adapter, family=family, roles=given, causal_block=causal_block)
+    for one in seen:
+        warn(str(one.message))
+    return opened
+
+
+def role_ids(given: Sequence[str]) -> dict[str, Any]:
+    """`void=56940` and `rainbow=56940,86766` as ids by role."""
+    roles: dict[str, Any] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            ids = tuple(int(part) for part in value.split(","))
+        except ValueError:
+            raise ConfigError(
+                f"--roles {text!r}: write a role and its token ids, for example void=56940."
+            ) from None
+        roles[name.strip()] = ids if len(ids) > 1 else ids[0]
+    return roles
+
+
+def slow(model: Model) -> str | None:
+    """What to say where billions of parameters run in float32 on a CPU."""
+    from voidpad.models.device import MANY
+
+    count = model.parameters
+    if model.device.type != "cpu" or model.quantized or model.net.dtype.itemsize < 4 or count < MANY:
+        return None
+    return (
+        f"{count / 1e9:.1f} billion parameters in float32 on a CPU take {4 * count / 1e9:.0f} GB and minutes for an "
+        "answer; use --device cuda, --dtype bfloat16 or --quantize 8bit."
+    )
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """How to decode: a plan by name, its most used fields, and --set for all others."""
+
+    plan: str | None = Option(
+        None,
+        help="how to decode: a name that `voidpad plans` lists, or module:object of your own; default: the one "
+        "that fits the checkpoint's padding",
+    )
+    canvas: int | None = Option(None, help="canvas length at the start")
+    block: int | None = Option(None, help="block size")
+    settings: list[str] | None = Option(
+        None,
+        "--set",
+        metavar="FIELD=VALUE",
+        help="any other field of the plan (`voidpad plans NAME` lists them), such as steps=64; may be given again",
+    )
+
+    def fields(self) -> dict[str, Any]:
+        """The values of --set by name, and those of the options that are plan fields.
+
+        A value of --set is read as JSON where it is JSON (numbers, true, null), else as text.
+        """
+        found = {name: getattr(self, name) for name in DIRECT_FIELDS if getattr(self, name, None) is not None}
+        for text in self.settings or ():
+            name, equals, value = text.partition("=")
+            name = name.strip().replace("-", "_")
+            if not name or not equals:
+                raise ConfigError(f"--set {text!r}: write FIELD=VALUE, for example steps=64.")
+            if name in found:
+                raise ConfigError(f"--set {text!r}: {name} is given twice.")
+            try:
+                found[name] = json.loads(value)
+            except ValueError:
+                found[name] = value
+        return found
+
+    def named(self) -> str | Plan | None:
+        """The plan that --plan names: a preset's name, or a Plan of the user's own."""
+        return None if self.plan is None else chosen_plan(self.plan)
+
+
+DIRECT_FIELDS = ("canvas", "block", "threshold", "temperature")  # plan fields with options of their own
+
+
+@dataclass(frozen=True)
+class SamplingOptions(PlanOptions):
+    """With the two fields that people try first."""
+
+    threshold: float | None = Option(None, help="write every slot that is surer than this (approximate)")
+    temperature: float | None = Option(None, help="0 takes the likeliest tokens")
+
+
+@dataclass(frozen=True)
+class SpeedOptions:
+    """Approximations that make decoding faster."""
+
+    cache: str | None = Option(
+        None,
         help="keep keys and values inside a block (approximate): prefix, dual, dual:4 (all every 4 passes), "
         "prompt:4 or ahead:4 (the prompt every 4 passes)",
-        callback=_known_cache,
-    ),
-]
-SpeedName = Annotated[
-    str | None,
-    typer.Option(
-        "--speed",
+    )
+    speed: str | None = Option(
+        None,
         help="approximations by name, with their price on the built-in tasks (docs/fast.md): "
         + "; ".join(f"{name} ({speed}: {speed.price})" for name, speed in SPEEDS.items())
         + "; default: exact, and the switches that are given",
-    ),
-]
-RowLimit = Annotated[
-    int,
-    typer.Option(
-        "--rows", help="most rows (prompts with their canvases) in one forward pass", callback=_room
-    ),
-]
-TokenLimit = Annotated[
-    int, typer.Option("--tokens", help="most tokens of these rows in one forward pass", callback=_room)
-]
-Seed = Annotated[
-    int,
-    typer.Option("--seed", min=0, max=2**63 - 1, help="of random choices; no effect at temperature 0"),
-]
+    )
+
+    def apply(self, plan: str | Plan, given: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """Plan fields and the cache, with those that the named speed stands for."""
+        check_speed(self.speed, plan)
+        chosen, cache = with_speed(self.speed, given, self.cache)
+        if cache is not None:
+            CachePolicy.parse(cache)  # refused before weights are read
+        return chosen, cache
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """Where benchmarks come from, and what may run to judge answers."""
+
+    data: Path | None = Option(None, help="folder with the benchmarks' files; without it, the hub")
+    allow_code_execution: bool = Option(
+        False, "--allow-code-execution", help="let generated programs run, in the sandbox"
+    )
+    weak_sandbox: bool = Option(
+        False, "--weak-sandbox", help="run them without namespaces, under seccomp and limits alone"
+    )
+    workers: int = Option(1, min=1, help="programs tested side by side")
+
+    def resources(self, **others: Any) -> Resources:
+        """These options as `Resources`, with others such as the device and the size of a pass."""
+        from voidpad.evaluate import Resources
+
+        return Resources(**{**vars(self), **others})
+
+
+@dataclass(frozen=True)
+class TaskOptions(JudgeOptions):
+    """With tasks of the user's own."""
+
+    include_path: list[Path] | None = Option(
+        None, help="folder with YAML files of your own tasks; may be given again"
+    )
+    trust_tasks: bool = Option(
+        False, "--trust-tasks", help="let YAML files of tasks run code: functions, templates"
+    )
 
 
 def say_plan(name: str, padding: str | None) -> None:
     """A line on standard error: which plan was chosen for a user who named none."""
     trained = f"was trained with {padding} padding" if padding else "names no padding"
-    typer.echo(f"plan: {name} (this checkpoint {trained})", err=True)
-
-
-def takes_plan_fields(
-    command: Callable[..., None] | None = None, *, also: Sequence[str] = ()
-) -> Callable[..., Any]:
-    """Decorator: the command gets options for the most used plan fields, and --set for all others.
-
-    It receives what was given as `fields`, and values of --set whose names are in `also` as `others`. Where it has the
-    option --speed, `fields` and `cache` have the approximations that the name stands for.
-    """
-    if command is None:
-        return functools.partial(takes_plan_fields, also=also)
-    known = {one.name: one for one in every_field()}
-    run = command
-
-    @functools.wraps(command)
-    def wrapped(**given: Any) -> None:
-        direct = {name: given.pop(name) for name in DIRECT_FIELDS}
-        fields = read_settings(given.pop("settings") or [], **direct)
-        if also:
-            given["others"] = {name: fields.pop(name) for name in also if name in fields}
-        read = check_fields(fields)
-        for name in fields:
-            for word in getattr(read, name) if known[name].type == "names" else ():
-                if isinstance(word, str):
-                    check_role_name(word)
-        if given.get("speed") is not None:
-            fields, given["cache"] = with_speed(given["speed"], fields, given["cache"])
-            if (plan := given["plan"]) is not None and ":" not in plan:
-                check_speed(given["speed"], plan)
-        run(**given, fields=fields)
-
-    parameters = inspect.signature(command, eval_str=True).parameters.values()
-    hints = {name: Annotated[Optional[kind], typer.Option(help=known[name].help)]  # noqa: UP045
-             for name, kind in DIRECT_FIELDS.items()}  # fmt: skip
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
-        for name, hint in {**hints, "settings": Settings}.items()
-    ]
-    own = [one for one in parameters if one.name not in ("fields", "others")]
-    wrapped.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
-    del wrapped.__wrapped__
-    return wrapped
-
-
-def read_settings(given: Sequence[str], **fields: Any) -> dict[str, Any]:
-    """The values of --set by name, beside those that are given as options of their own and are not None.
-
-    A value is read as JSON where it is JSON (numbers, true, null), else as text.
-    """
-    found = {name: value for name, value in fields.items() if value is not None}
-    for text in given:
-        name, equals, value = text.partition("=")
-        name = name.strip().replace("-", "_")
-        if not name or not equals:
-            raise ConfigError(f"--set {text!r}: write FIELD=VALUE, for example steps=64.")
-        if name in found:
-            raise ConfigError(f"--set {text!r}: {name} is given twice.")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found
+    err.print(f"plan: {name} (this checkpoint {trained})")
 
 
 def chosen_plan(text: str) -> str | Plan:
@@ -187,7 +298,7 @@ def chosen_plan(text: str) -> str | Plan:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"plan {text!r}: cannot import {name} ({type(error).__name__}: {error})."
         ) from error

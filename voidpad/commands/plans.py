@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated
 
 import typer
-from rich.table import Table
+from typer import Argument, Option
 
-from voidpad.commands.ui import err, out
+from voidpad.commands.ui import note, out, table
 from voidpad.decode.presets import PRESETS, schema
 from voidpad.errors import ConfigError
 from voidpad.recipes import find_recipe, shipped_recipes
 
 
 def plans(
-    name: Annotated[str | None, typer.Argument(help="show the fields of this plan")] = None,
-    family: Annotated[
-        str | None, typer.Option(help="llada (default), dream, ...: plans and defaults differ")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="use this checkpoint's family and calibration")] = None,
+    name: str | None = Argument(None, help="show the fields of this plan"),
+    family: str | None = Option(None, help="llada (default), dream, ...: plans and defaults differ"),
+    model: str | None = Option(None, help="use this checkpoint's family and calibration"),
 ) -> None:
     """List the ways to decode, or the fields of one of them."""
     defaults, calibration = None, None
@@ -29,26 +25,21 @@ def plans(
 
         if family not in (*FAMILIES, None):
             raise ConfigError(f"family={family!r} is unknown; use one of {', '.join(FAMILIES)}.")
-        defaults = LLADA.decoding if family is None else FAMILIES[family].decoding
+        defaults = (FAMILIES[family] if family else LLADA).decoding
         if model is not None:
             opened = open_checkpoint(model)
             defaults, calibration = opened.decoding, opened.card.calibration
     if name is None:
-        table = Table("plan", "what it does", box=None)
-        for key, preset in (defaults.presets if defaults else PRESETS).items():
-            table.add_row(key, preset.about)
-        table.add_row("<plan>@authors", "with the switches as the authors' code has them")
-    else:
-        table = Table("field", "default", "range", "meaning", box=None)
-        for one in schema(name, defaults, calibration=calibration):
-            shown = ",".join(map(str, one.default)) if isinstance(one.default, tuple) else str(one.default)
-            table.add_row(one.name, shown, one.range, one.help)
-    out.print(table)
-    if name is not None:
-        err.print(
-            "Give them as --set FIELD=VALUE, as keyword arguments in Python, or in a request's `voidpad`.",
-            style="dim",
-        )
+        known = [(key, preset.about) for key, preset in (defaults.presets if defaults else PRESETS).items()]
+        known.append(("<plan>@authors", "with the switches as the authors' code has them"))
+        out.print(table(("plan", "what it does"), known, left=2))
+        return
+    fields = []
+    for one in schema(name, defaults, calibration=calibration):
+        shown = ",".join(map(str, one.default)) if isinstance(one.default, tuple) else str(one.default)
+        fields.append((one.name, shown, one.range, one.help))
+    out.print(table(("field", "default", "range", "meaning"), fields, left=4))
+    note("Give them as --set FIELD=VALUE, as keyword arguments in Python, or in a request's `voidpad`.")
 
 
 class Kind(StrEnum):
@@ -57,20 +48,18 @@ class Kind(StrEnum):
 
 
 def recipes(
-    kind: Annotated[Kind | None, typer.Argument(help="Only recipes for this command.")] = None,
-    path: Annotated[
-        str | None, typer.Option(help="Print the file of the recipe with this name, to copy or to read.")
-    ] = None,
+    kind: Kind | None = Argument(None, help="Only recipes for this command."),
+    path: str | None = Option(None, help="Print the file of the recipe with this name, to copy or to read."),
 ) -> None:
     """List the recipes that `voidpad train` and `voidpad sweep` take by name."""
     if path is not None:
-        names = {one.value: {recipe.name for recipe in shipped_recipes(one.value)} for one in Kind}
-        if Path(path).exists() and not any(path in found for found in names.values()):
-            raise ConfigError(f"path={path!r} is a file of your own; give the name of a recipe that ships.")
-        typer.echo(find_recipe(path, "sweep" if path in names["sweep"] else "train"))
+        sweeps = {recipe.name for recipe in shipped_recipes("sweep")}
+        typer.echo(find_recipe(path, "sweep" if path in sweeps else "train"))
         return
-    table = Table("command", "name", "what it does", box=None, padding=(0, 2, 0, 0))
-    for one in (kind,) if kind else Kind:
-        for recipe in shipped_recipes(one.value):
-            table.add_row(f"voidpad {recipe.kind}", recipe.name, recipe.description)
-    out.print(table)
+    chosen = (kind,) if kind else Kind
+    rows = [
+        (f"voidpad {recipe.kind}", recipe.name, recipe.description)
+        for one in chosen
+        for recipe in shipped_recipes(one.value)
+    ]
+    out.print(table(("command", "name", "what it does"), rows, left=3))

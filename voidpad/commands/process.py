@@ -1,18 +1,18 @@
-"""What a command sets up in its own process: memory and garbage collection.
+"""What a command sets up in its own process, and how it ends; a library leaves this to its caller.
 
-A library leaves these to its caller. CPU threads and how they wait are the engine's affair (`engine/host.py`).
+CPU threads and how they wait are the engine's affair (`engine/host.py`).
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
+import io
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from voidpad.engine.host import keep_freed_memory
@@ -27,14 +27,18 @@ def prepare_process() -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End the process of a command: what was registered for the exit runs, and the rest is left to the system.
+    """End the process of a command without Python's last collection.
 
-    Python would walk over all objects once more, for a second, and libraries would report those that are left.
+    That would walk over all objects for a second, and libraries would report the ones that are left. What a program
+    may rely on is done as usual: threads are awaited, functions registered for the exit run (they also await child
+    processes), and open files are flushed.
     """
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None and not stream.closed:
-            stream.flush()
+    for one in gc.get_objects():
+        if issubclass(type(one), io.BufferedWriter | io.BufferedRandom | io.TextIOWrapper):
+            with suppress(OSError, ValueError):  # closed, or its reader has gone
+                one.flush()
     os._exit(status)
 
 
@@ -48,11 +52,11 @@ def quick_interrupt() -> Iterator[None]:
         yield
         return
 
-    def leave(*_: object) -> None:
+    def stop(*_: object) -> None:
         os.write(2, b"voidpad: interrupted\n")
         os._exit(130)
 
-    before = signal.signal(signal.SIGINT, leave)
+    before = signal.signal(signal.SIGINT, stop)
     try:
         yield
     finally:

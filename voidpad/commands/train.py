@@ -4,59 +4,52 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
+from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from typer import Argument, Option
 
 from voidpad.commands.process import quick_interrupt
-from voidpad.commands.ui import file_to_write, out
+from voidpad.commands.ui import counting, err, out, output_file
 from voidpad.errors import ConfigError
 
 if TYPE_CHECKING:
     from voidpad.training.train import Entry, Run
 
+LOSSES = {"loss": "loss", "loss_response": "response", "loss_eos": "eos", "loss_padding": "padding"}
+
 
 def train(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            help="A recipe's name (`voidpad recipes` lists them) or a TOML file; --init writes one to start from."
-        ),
-    ] = None,
-    change: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting: part.field=value.")
-    ] = None,
-    lora_rank: Annotated[int | None, typer.Option(min=1, help="Same as --set lora.r=...")] = None,
-    lora_targets: Annotated[
-        str | None, typer.Option(help="Modules that get LoRA, such as q_proj,v_proj; see lora.targets.")
-    ] = None,
-    report_to: Annotated[
-        list[str] | None,
-        typer.Option(help="Log to this service (repeatable): wandb, tensorboard, mlflow."),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the last checkpoint in run.output, if any.")
-    ] = False,
-    checkpoint: Annotated[Path | None, typer.Option("--from", help="Continue from this checkpoint.")] = None,
-    max_seconds: Annotated[
-        float | None, typer.Option(help="Save and stop after so many seconds; --resume continues.", min=0.001)
-    ] = None,
-    init: Annotated[
-        Path | None,
-        typer.Option(help="Write a starter recipe to this file and stop.", callback=file_to_write),
-    ] = None,
-    model: Annotated[str, typer.Option(help="With --init: the model to fine-tune.")] = "tiny-instruct",
-    file: Annotated[
-        str | None, typer.Option("--data", help="With --init: the prepared file; default: beside the recipe.")
-    ] = None,
+    recipe: str | None = Argument(
+        None,
+        help="A recipe's name (`voidpad recipes` lists them) or a TOML file; --init writes one to start from.",
+    ),
+    change: list[str] | None = Option(None, "--set", help="Change a setting: part.field=value."),
+    lora_rank: int | None = Option(None, min=1, help="Same as --set lora.r=..."),
+    lora_targets: str | None = Option(
+        None, help="Modules that get LoRA, such as q_proj,v_proj; see lora.targets."
+    ),
+    report_to: list[str] | None = Option(
+        None, help="Log to this service (repeatable): wandb, tensorboard, mlflow."
+    ),
+    resume: bool = Option(False, "--resume", help="Continue from the last checkpoint in run.output, if any."),
+    checkpoint: Path | None = Option(None, "--from", help="Continue from this checkpoint."),
+    max_seconds: float | None = Option(
+        None, help="Save and stop after so many seconds; --resume continues.", min=0.001
+    ),
+    init: Path | None = output_file(None, "Write a starter recipe to this file and stop."),
+    model: str = Option("tiny-instruct", help="With --init: the model to fine-tune."),
+    file: str | None = Option(
+        None, "--data", help="With --init: the prepared file; default: beside the recipe."
+    ),
 ) -> None:
     """Train a model from a recipe."""
     with quick_interrupt():
+        from voidpad.recipes import find_recipe
         from voidpad.training import recipe as recipes
 
     if init is not None:
@@ -65,8 +58,6 @@ def train(
         return
     if recipe is None:
         raise ConfigError("RECIPE is missing; name a TOML file, or write one with --init my.toml.")
-    from voidpad.recipes import find_recipe
-
     changes = [*(change or ())]
     changes += [f"lora.r={lora_rank}"] if lora_rank else []
     if lora_targets:
@@ -85,17 +76,9 @@ def train(
     first = os.environ.get("RANK", "0") == "0"
     if resume and checkpoint is None and latest(Path(settings.run.output)) is None and first:
         out.print(f"{settings.run.output}: holds no checkpoint yet, so the run begins at step 1")
-    display = _Display() if first else None
-    try:
-        done = training.train(
-            settings,
-            resume=checkpoint or resume,
-            max_seconds=max_seconds,
-            watch=display or (lambda run, entries: None),
-        )
-    finally:
-        if display and display.bar:
-            display.bar.stop()
+    with ExitStack() as stack:
+        watch = Display(stack) if first else (lambda run, entries: None)
+        done = training.train(settings, resume=checkpoint or resume, max_seconds=max_seconds, watch=watch)
     if not first:
         return
     state = "finished" if done.finished else "paused (--resume continues)"
@@ -106,52 +89,40 @@ def train(
         out.print(f"lowest held-out loss {done.best_loss:.4f} in {done.best}")
 
 
-class _Display:
+class Display:
     """Shows a run: first what it is going to do, then a progress bar on a terminal, or a line for each log entry."""
 
-    def __init__(self) -> None:
-        self.bar: Progress | None = None
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+        self.bar = counting(shown=err.is_terminal)
         self.first: tuple[int, float] | None = None  # update and time from which on the pace is measured
-        self.texts = {"loss": "", "eval_loss": ""}
+        self.losses = {"loss": "", "eval_loss": ""}
 
     def __call__(self, run: Run, entries: list[Entry]) -> None:
         if self.first is None:
-            typer.echo(_banner(run))
+            out.print(_banner(run), markup=False)
             self.first = (run.update, time.monotonic())
-            if sys.stderr.isatty():
-                self._show_bar(run)
-            return
+            self.stack.enter_context(self.bar)
+            self.task = self.bar.add_task("", total=run.total or run.recipe.run.seconds)
         for entry in entries:
-            if self.bar is None:
-                typer.echo(self._line(run, entry))
-            elif "eval_loss" in entry:
-                self.texts["eval_loss"] = f"  held-out {entry['eval_loss']:.3f}"
-            else:
-                self.texts["loss"] = f"loss {entry['loss']:.3f}"
-        if self.bar is not None:
-            done = run.update if run.total else run.seconds
-            self.bar.update(self.task, completed=done, step=_step(run), text="".join(self.texts.values()))
-
-    def _show_bar(self, run: Run) -> None:
-        shown = TextColumn("step {task.fields[step]}"), BarColumn(20), TextColumn("{task.percentage:.0f} %")
-        times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
-        self.bar = Progress(*shown, *times, TextColumn("{task.fields[text]}"), console=Console(stderr=True))
-        self.task = self.bar.add_task("", total=run.total or run.recipe.run.seconds, step=_step(run), text="")
-        self.bar.start()
+            if self.bar.disable:
+                out.print(self._line(run, entry), markup=False)
+            name = "eval_loss" if "eval_loss" in entry else "loss"
+            self.losses[name] = f"{'held-out' if name == 'eval_loss' else 'loss'} {entry[name]:.3f}"
+        done = run.update if run.total else run.seconds
+        self.bar.update(self.task, completed=done, description="  ".join(self.losses.values()))
 
     def _line(self, run: Run, entry: Entry) -> str:
-        kinds = {"loss": "loss", "loss_response": "response", "loss_eos": "eos", "loss_padding": "padding"}
         prefix, what = ("eval_", "held-out ") if "eval_loss" in entry else ("", "")
-        found = {label: entry[prefix + name] for name, label in kinds.items() if prefix + name in entry}
-        line = f"step {_step(run)}  {what}" + "  ".join(
-            f"{label} {loss:.4f}" for label, loss in found.items()
-        )
+        losses = {label: entry[prefix + name] for name, label in LOSSES.items() if prefix + name in entry}
+        step = f"{run.update}/{run.total}" if run.total else str(run.update)
+        line = f"step {step}  {what}" + "  ".join(f"{label} {loss:.4f}" for label, loss in losses.items())
         if what:
             return line
         line += f"  lr {entry['learning_rate']:.3g}  norm {entry['grad_norm']:.3g}"
         if "tokens_per_second" in entry:
             line += f"  {entry['tokens_per_second']:,} tokens/s"
-        return f"{line}  {entry['seconds']:.1f} s, {_duration(self._left(run))} left"
+        return f"{line}  {entry['seconds']:.1f} s, {timedelta(seconds=round(self._left(run)))} left"
 
     def _left(self, run: Run) -> float:
         """Seconds to the end, at the pace so far."""
@@ -159,11 +130,7 @@ class _Display:
             return max(0.0, (run.recipe.run.seconds or 0.0) - run.seconds)
         assert self.first is not None
         update, began = self.first
-        return (time.monotonic() - began) / (run.update - update) * (run.total - run.update)
-
-
-def _step(run: Run) -> str:
-    return f"{run.update}/{run.total}" if run.total else str(run.update)
+        return (time.monotonic() - began) / max(run.update - update, 1) * (run.total - run.update)
 
 
 def _banner(run: Run) -> str:
@@ -196,16 +163,6 @@ def _banner(run: Run) -> str:
             f"passes      {'; '.join(work)}",
         ]
     )
-
-
-def _duration(seconds: float) -> str:
-    """Seconds for a reader: the two largest units."""
-    seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds} s"
-    if seconds < 3600:
-        return f"{seconds // 60} min {seconds % 60} s"
-    return f"{seconds // 3600} h {seconds % 3600 // 60} min"
 
 
 def main() -> None:

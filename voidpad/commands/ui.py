@@ -1,22 +1,36 @@
-"""What commands share on the terminal: one pair of consoles, one kind of progress bar, and paths to write to."""
+"""What commands share on the terminal: one pair of consoles, one kind of progress bar, tables, and files to write."""
 
 from __future__ import annotations
 
+import csv
+import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from typer import Option
 
 from voidpad.errors import ConfigError
-from voidpad.files import not_a_plain_file
+from voidpad.files import store
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".eps")
+
+
+def note(text: str) -> None:
+    """A line beside the result, on standard error."""
+    err.print(text, style="dim", markup=False)
+
+
+def warn(text: str) -> None:
+    err.print(f"warning: {text}", style="yellow", markup=False)
 
 
 def counting(*, shown: bool = True) -> Progress:
@@ -33,38 +47,51 @@ def bar(total: int, *, label: str = "decoding", shown: bool = True) -> Iterator[
         yield lambda *_: progress.advance(task)
 
 
-# Callbacks of options that name an output: what cannot be written is refused before the work, not after it.
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> Table:
+    """A table whose first columns hold words, the others numbers."""
+    shown = Table(box=None, padding=(0, 2, 0, 0))
+    for place, head in enumerate(heads):
+        shown.add_column(head, justify="left" if place < left else "right")
+    for row in rows:
+        shown.add_row(*row)
+    return shown
 
 
-def file_to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    """A file whose folders may have to be made."""
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    store(path, [text.getvalue()])
+
+
+# Options that name an output: a place that takes no files is refused before the work, not after it.
+
+
+def can_be_written(param: typer.CallbackParam, value: Path | None) -> Path | None:
+    """A callback: the nearest folder above the output that exists must take new files."""
     if value is None:
         return None
-    if special := not_a_plain_file(value):
-        raise ConfigError(f"{param.opts[0]} {value}: {special}.")
-    return _reachable(param, value)
+    above = next(place for place in value.absolute().parents if place.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        wrong = "may not be written" if above.is_dir() else "is a file"
+        raise ConfigError(f"{param.opts[0]} {value}: {above} {wrong}; choose another place.")
+    return value
 
 
-def picture_to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:
+def _picture(param: typer.CallbackParam, value: Path | None) -> Path | None:
     if value is not None and value.suffix.lower() not in PICTURES:
         raise ConfigError(f"{param.opts[0]} {value}: a picture's name ends in .png, .pdf or .svg; rename it.")
-    return file_to_write(param, value)
+    return can_be_written(param, value)
 
 
-def folder_to_write(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    """A folder that is there, or can be made."""
-    if value is None:
-        return None
-    if not (value.is_dir() and os.access(value, os.W_OK)):
-        _reachable(param, value / "file")
-    return value
+def output_file(default: Any, help: str, *names: str) -> Any:
+    return Option(default, *names, help=help, dir_okay=False, writable=True, callback=can_be_written)
 
 
-def _reachable(param: typer.CallbackParam, value: Path) -> Path:
-    """The nearest thing above it that exists must be a folder that takes new files."""
-    above = next(place for place in value.absolute().parents if place.exists())
-    if not above.is_dir():
-        raise ConfigError(f"{param.opts[0]} {value}: {above} is a file; choose another place.")
-    if not os.access(above, os.W_OK):
-        raise ConfigError(f"{param.opts[0]} {value}: {above} may not be written; choose another place.")
-    return value
+def output_folder(default: Any, help: str, *names: str) -> Any:
+    return Option(default, *names, help=help, file_okay=False, writable=True, callback=can_be_written)
+
+
+def output_picture(help: str) -> Any:
+    return Option(None, help=help, dir_okay=False, writable=True, callback=_picture)

@@ -6,23 +6,19 @@ import os
 import sys
 import webbrowser
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from voidpad.errors import ConfigError, DataError
-from voidpad.files import same_file
+from voidpad.commands.ui import output_file
+from voidpad.errors import ConfigError
+from voidpad.files import refuse_own_source, store
 
 
 def view(
-    traces: Annotated[list[Path], typer.Argument(help="trace files; the first two are shown side by side")],
-    out: Annotated[
-        Path | None, typer.Option(help="the page to write (default: the first trace's name, .html)")
-    ] = None,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="show it on 127.0.0.1 instead; --out writes it too")
-    ] = False,
-    port: Annotated[int, typer.Option(help="port for --serve; 0 takes a free one")] = 0,
+    traces: list[Path] = Argument(..., help="trace files; the first two are shown side by side"),
+    out: Path | None = output_file(None, "the page to write (default: the first trace's name, .html)"),
+    serve: bool = Option(False, "--serve", help="show it on 127.0.0.1 instead; --out writes it too"),
+    port: int = Option(0, help="port for --serve; 0 takes a free one", min=0, max=65535),
 ) -> None:
     """Replay recorded decodes in one self-contained page."""
     from voidpad.diagnose.page import Named, page
@@ -31,29 +27,16 @@ def view(
     shown: list[Named] = []
     for path in traces:
         rows = read(path)
-        shown += [Named(_name(path, trace.row, of=len(rows)), trace) for trace in rows]
+        names = [path.name if len(rows) == 1 else f"{path.name} row {trace.row}" for trace in rows]
+        shown += [Named(name, trace) for name, trace in zip(names, rows, strict=True)]
     text = page(shown)
     if out is not None or not serve:
         target = out or traces[0].with_suffix(".html")
-        _save(text, target, traces)
+        refuse_own_source(target, *traces)
+        store(target, [text])
         print(f"{target}: {len(shown)} trace{'s' if len(shown) > 1 else ''}, {len(text) / 1e6:.1f} MB")
     if serve:
         _show(text, port)
-
-
-def _name(path: Path, row: int, *, of: int) -> str:
-    return path.name if of == 1 else f"{path.name} row {row}"
-
-
-def _save(text: str, target: Path, traces: list[Path]) -> None:
-    from voidpad.files import store
-
-    if any(same_file(target, path) for path in traces):
-        raise ConfigError(f"out={target} is one of the traces; name another file.")
-    try:
-        store(target, [text])
-    except OSError as error:
-        raise DataError(f"out={target} cannot be written ({error.strerror}); name another file.") from None
 
 
 def _show(text: str, port: int) -> None:
@@ -61,7 +44,7 @@ def _show(text: str, port: int) -> None:
 
     try:
         server = PageServer(text, port)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ConfigError(f"port={port} cannot be used ({error}); leave it out to take a free one.") from None
     with server:
         print(f"{server.address} (Ctrl-C stops)", flush=True)
