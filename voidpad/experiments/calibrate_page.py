@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from voidpad.experiments.calibrate import HEADS, Calibration, fields, frontier, measures
+from voidpad.experiments.calibrate import HEADS, Calibration, fields, frontier
 from voidpad.experiments.report.figures import LOOK, svg_bytes
 from voidpad.experiments.report.pages import html_page, markdown_table, md
 
@@ -31,11 +31,6 @@ slots on average. {missed}
 
 Every dot is a setting, the line joins those that no other beats, the star is the chosen one. The dashed line is the
 share of answers that must fit.
-
-![The tail of an empty canvas](tails)
-
-Means over the last slots of the chosen window, one dot for each prompt and length. A canvas stops growing in the corner
-that the thresholds cut off: little probability outside VOID, and VOID ahead of the best other token.
 
 `voidpad calibrate --save FOLDER` writes the choice into the checkpoint's `voidpad.json`:
 
@@ -66,8 +61,7 @@ def calibration_html(done: Calibration) -> str:
         values=json.dumps({"void-expansion": fields(chosen, search)}, indent=1),
     )
     with matplotlib.rc_context(LOOK):
-        pictures = {"trade_off": svg_bytes(trade_off(done)), "tails": svg_bytes(_tails(done))}
-    return html_page(title, text, pictures)
+        return html_page(title, text, {"trade_off": svg_bytes(trade_off(done))})
 
 
 def trade_off(done: Calibration) -> Figure:
@@ -86,22 +80,4 @@ def trade_off(done: Calibration) -> Figure:
     axes.set(xlabel=f"token-passes, % of a fixed canvas of {done.search.limit}", ylabel="answers that fit, %")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
-    return figure
-
-
-def _tails(done: Calibration) -> Figure:
-    """The two measures at every prompt and length, and the corner that the thresholds cut off."""
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    axes = figure.subplots()
-    nonvoid, gap = measures(done.seen, done.chosen.window)
-    room = (done.seen.lengths[:, None] >= done.seen.answer[None]).expand_as(nonvoid)
-    for there, label, color in ((~room, "canvas shorter than the answer", "C3"), (room, "answer fits", "C0")):
-        dots: Any = {"s": 7, "alpha": 0.4, "linewidths": 0, "color": color, "label": label}
-        axes.scatter(nonvoid[there].tolist(), gap[there].tolist(), **dots)
-    axes.axvline(done.chosen.tau_nonvoid, **LINE)
-    axes.axhline(done.chosen.tau_gap, **LINE)
-    axes.set_xlabel("best token other than VOID (at most tau_nonvoid)")
-    axes.set_ylabel("VOID minus that (at least tau_gap)")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="upper right")
     return figure

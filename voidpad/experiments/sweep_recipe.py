@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from voidpad.decode.presets import describe
 from voidpad.errors import ConfigError, VoidpadError, format_validation_error
@@ -29,25 +29,16 @@ Grid = dict[str, list[Any]]
 
 
 class _Part(BaseModel):
-    """Keys that the class does not declare are collected in `config`: fields of `EvalConfig`."""
+    """Keys that the class does not declare are fields of `EvalConfig`, which checks them."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True)
 
-    config: dict[str, Any] = {}
     fields: Fields = {}
     grid: Grid = {}  # plan field -> values
 
-    @model_validator(mode="before")
-    @classmethod
-    def _collect(cls, raw: Any) -> Any:
-        if not isinstance(raw, dict):
-            return raw
-        own = {*cls.model_fields, *(one.alias for one in cls.model_fields.values() if one.alias)}
-        others = {name: value for name, value in raw.items() if name not in own}
-        if unknown := [name for name in others if name not in EvalConfig.model_fields]:
-            raise ValueError(f"{unknown[0]}: no such setting")
-        kept = {name: value for name, value in raw.items() if name in own}
-        return {**kept, "config": {**raw.get("config", {}), **others}}
+    @property
+    def config(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
 
 
 class Group(_Part):
@@ -82,7 +73,7 @@ class SweepRecipe(_Part):
         return limit
 
     def limited(self, limit: int | None) -> SweepRecipe:
-        return self.model_copy(update={"config": {**self.config, "limit": limit}})
+        return self.model_copy(update={"limit": limit})
 
 
 @dataclass(frozen=True)
@@ -142,9 +133,9 @@ def with_folders(recipe: SweepRecipe, folders: Mapping[str, str]) -> SweepRecipe
         raise ConfigError(f"use={unknown[0]}: the recipe names {', '.join(sorted(named))}.")
     groups = []
     for group, adapter in zip(recipe.groups, adapters, strict=True):
-        config = {**group.config, "adapter": folders.get(adapter, adapter)} if adapter else group.config
         for model in _listed(group.model):
-            moved = {"model": folders.get(model, model), "of": group.of or model, "config": config}
+            moved = {"model": folders.get(model, model), "of": group.of or model}
+            moved |= {"adapter": folders.get(adapter, adapter)} if adapter else {}
             groups.append(group.model_copy(update=moved))
     return recipe.model_copy(update={"groups": groups})
 

@@ -197,8 +197,9 @@ def html_page(title: str, markdown: str, pictures: Mapping[str, bytes] | None = 
 
 
 # ------------------------------------------------------------------------------------ where a table's numbers come from
-VERSIONS = ("voidpad", "python", "torch", "transformers", "lm_eval", "math_verify")
 ELSEWHERE = ("model", "adapter", "tasks", "plan", "fields", "weights", "own_tasks")  # not among the settings
+MADE_WITH = ("voidpad", "commit", "dirty", "python", "torch", "transformers", "lm_eval", "math_verify", "device",
+             "device_count", "tf32", "rows", "tokens", "data")  # fmt: skip
 
 
 def provenance(runs: pd.DataFrame) -> list[tuple[str, str]]:
@@ -217,7 +218,11 @@ def provenance(runs: pd.DataFrame) -> list[tuple[str, str]]:
         values = [] if name in ELSEWHERE else [row[f"config.{name}"] for row in done]
         if any(value != field.default for value in values):
             settings.append(f"{name}={_distinct(map(json.dumps, values), ' / ')}")
-    one_of = {name: _distinct((str(fact.get(name) or "none") for fact in facts), " / ") for name in facts[0]}
+    made = {name: [fact.get(name) for fact in facts] for name in MADE_WITH}
+    made["sandbox"] = [
+        ("weak" if one["weak"] else "full") if one["allowed"] else "off"
+        for one in (fact["sandbox"] for fact in facts)
+    ]
     return [
         ("Runs", f"{len({row['path'] for row in done})} finished of {runs['path'].nunique()}"),
         ("Models", _distinct(models)),
@@ -226,12 +231,12 @@ def provenance(runs: pd.DataFrame) -> list[tuple[str, str]]:
         ("Test sets", _distinct(sizes, ", ")),
         ("Graders", _distinct((f"{row['task']} {row['filter']}" for row in done), ", ")),
         ("Passes", "NFE counts decoding passes; probe passes are not in it and are listed in the details"),
-        ("Versions", ", ".join(f"{name} {one_of[name]}" for name in VERSIONS)),
-        ("Commit", _distinct(map(_commit, facts))),
-        ("Device", _distinct(map(_device, facts))),
-        ("Batching", f"at most {one_of['rows']} rows and {one_of['tokens']} tokens a pass"),
-        ("Data", one_of["data"]),
-        ("Code execution", _distinct(map(_sandbox, facts))),
+        (
+            "Made with",
+            ", ".join(
+                f"{n} {_distinct(map(str, values), ' / ')}" for n, values in made.items() if any(values)
+            ),
+        ),
         (
             "Intervals",
             "95 %: Wilson's for a task, combined over tasks for a mean, paired bootstrap for a difference",
@@ -246,22 +251,3 @@ def _distinct(values: Iterable[str], between: str = "; ") -> str:
 def _plan(name: str, given: Mapping[str, Iterable[str]]) -> str:
     fields = ", ".join(f"{field} {'/'.join(values)}" for field, values in given.items())
     return f"{name} ({fields})" if fields else name
-
-
-def _commit(facts: Mapping[str, Any]) -> str:
-    return (
-        f"{facts['commit'][:12]}{' with local changes' if facts['dirty'] else ''}"
-        if facts["commit"]
-        else "unknown"
-    )
-
-
-def _device(facts: Mapping[str, Any]) -> str:
-    times = f" x {facts['device_count']}" if facts["device_count"] > 1 else ""
-    return f"{facts['device']}{times}{', float32 products in TF32' if facts.get('tf32') else ''}"
-
-
-def _sandbox(facts: Mapping[str, Any]) -> str:
-    if not facts["sandbox"]["allowed"]:
-        return "off"
-    return "weak sandbox" if facts["sandbox"]["weak"] else "sandboxed"
