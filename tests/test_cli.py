@@ -558,7 +558,7 @@ def test_calibrate_writes_the_card_the_picture_and_the_page(voidpad, folders, tm
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "page.html").read_text()
     assert "3 prompts" in page
-    assert page.count("data:image/svg+xml") == 3
+    assert page.count("data:image/svg+xml") == 1
     fields = read_card(tmp_path / "model").calibration["void-expansion"]
     assert {"canvas": 4, "limit": 16, "block": 4}.items() <= fields.items()
     assert f"tau_nonvoid {fields['tau_nonvoid']:.4g}, tau_gap {fields['tau_gap']:.4g}" in page

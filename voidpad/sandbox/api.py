@@ -87,8 +87,7 @@ def _verdict(
     ended: str, seconds: float, status: int | None, *, output: bytes, limits: SandboxLimits
 ) -> Verdict:
     if ended != "done":
-        allowed = {"timeout": f"{limits.seconds:g} seconds", "memory": f"{limits.memory_mb} MB",
-                   "output": f"{limits.output_kb} KB"}[ended]  # fmt: skip
+        allowed = f"{limits.seconds:g} seconds" if ended == "timeout" else f"{limits.output_kb} KB"
         return Verdict(False, ended, f"stopped at the {ended} limit: the sandbox allows {allowed}", seconds)
     try:
         reason, detail = json.loads(output)
