@@ -23,7 +23,8 @@ _OUTER = ("model", "metric", "task")  # rows that agree in these are compared wi
 class TableRow:
     head: tuple[str, ...]
     values: tuple[Value, ...]
-    group: tuple[str, ...] = ()
+    group: tuple[str, ...]  # model, metric and task, as far as the table has them
+    metric: str  # by which it is ranked
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def build(layout: TableLayout, rows: pd.DataFrame) -> Table:
     every = rows
     if "task" in names and layout.columns and rows["task"].nunique() > 1:
         every = pd.concat([rows, rows.assign(**{"at.task": "mean"})])
-    found: list[tuple[TableRow, str]] = []
+    found: list[TableRow] = []
     heads: dict[str, None] = {}
     for metric in layout.values if "metric" in layout.index else [None]:
         for key, mine in every.groupby([f"at.{name}" for name in names], sort=False, dropna=False):
@@ -63,22 +64,19 @@ def build(layout: TableLayout, rows: pd.DataFrame) -> Table:
             heads |= dict.fromkeys(cells)
             head = tuple("" if pd.isna(known[name]) else str(known[name]) for name in layout.index)
             group = tuple(text for name, text in zip(layout.index, head, strict=True) if name in _OUTER)
-            found.append((TableRow(head, tuple(cells.values()), group), metric or layout.values[0]))
+            found.append(TableRow(head, tuple(cells.values()), group, metric or layout.values[0]))
     # Rows of one model, metric and task stand together, each of these in the order in which it came first.
-    places = {
-        text: at for at, text in enumerate(dict.fromkeys(text for row, _ in found for text in row.group))
-    }
-    found.sort(key=lambda one: [places[text] for text in one[0].group])
-    shown = [row for row, _ in found]
+    places = {name: at for at, name in enumerate(dict.fromkeys(name for row in found for name in row.group))}
+    found.sort(key=lambda row: [places[name] for name in row.group])
     if "method" in layout.index[1:] and layout.columns and not layout.only_aggregates:
-        shown = [_ranked(row, METRICS[metric].better, shown) for row, metric in found]
+        found = [_ranked(row, found) for row in found]
     return Table(
         layout.title,
         tuple(name.capitalize() if name in (*_OUTER, "method") else name for name in layout.index),
         tuple(heads),
-        tuple(shown),
+        tuple(found),
         layout.reference,
-        tuple(_notes(layout, shown)),
+        tuple(_notes(layout, found)),
         rows,
     )
 
@@ -131,9 +129,10 @@ def _aggregate(kind: str, along: Sequence[Value], mine: pd.DataFrame, name: str,
     return known[numbers.index(max(numbers) if largest else min(numbers))]
 
 
-def _ranked(row: TableRow, better: int, rows: Sequence[TableRow]) -> TableRow:
+def _ranked(row: TableRow, rows: Sequence[TableRow]) -> TableRow:
     """The row with the best and second best values of its group marked; what prints alike shares a place."""
     mates = [other for other in rows if other.group == row.group]
+    better = METRICS[row.metric].better
     values = []
     for at, value in enumerate(row.values):
         printed = {float(mate.values[at].text) for mate in mates if mate.values[at].number is not None}
