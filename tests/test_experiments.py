@@ -16,7 +16,7 @@ from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate.config import Resources
 from voidpad.evaluate.folder import RunFolder, read_run
 from voidpad.evaluate.run import evaluate
-from voidpad.experiments.cluster import parts_of, store
+from voidpad.experiments.cluster import parts_of
 from voidpad.experiments.sweep import Loader, begin, missing, only, run_local
 from voidpad.experiments.sweep_recipe import SweepCell, cells, parse, read, with_folders
 from voidpad.models import FAMILIES, random_model, save
@@ -175,13 +175,6 @@ def test_shards_are_never_more_than_the_examples(changes, count):
     assert [part.config.shard for part in parts] == (
         [(at, count) for at in range(count)] if count > 1 else [None]
     )
-
-
-def test_a_stored_folder_replaces_what_was_there(tmp_path):
-    store({"progress.jsonl": b"half"}, tmp_path / "cells" / "a")
-    store({"results.json": b"{}"}, tmp_path / "cells" / "a")
-    assert [path.name for path in (tmp_path / "cells").iterdir()] == ["a"]
-    assert [path.name for path in (tmp_path / "cells" / "a").iterdir()] == ["results.json"]
 
 
 @pytest.fixture(scope="module")

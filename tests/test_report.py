@@ -78,15 +78,6 @@ def cells_of(table, *head):
 # ----- the tables are the paper's -----------------------------------------------------------------------------
 
 
-def test_table_1_has_a_row_per_task_and_method_and_the_means(paper_runs):
-    table = build(BLOCKS, rows_of(paper_runs, "paper-table1"))
-    assert table.columns == ("block 64", "block 128", "block 512", "mean")
-    assert len(table.rows) == 2 * (4 + 1) * 3
-    row = cells_of(table, LLADA, "gsm8k", "void")
-    assert [row[name].text for name in table.columns] == ["78.00", "78.00", "79.00", "78.33"]
-    assert cells_of(table, DREAM, "mean", "void")["mean"].number == pytest.approx(60.21, abs=0.25)
-
-
 def test_table_2_averages_over_blocks_and_reduces_against_the_canvas(paper_runs):
     rows = rows_of(paper_runs, "paper-table1")
     table = build(TableLayout(title="t", values=("nfe", "nfe_reduction")), rows)

@@ -13,7 +13,7 @@ from stories import EOS, HOSTILE, MASK, VOID, expansion, header, hostile, overfl
 from test_trace import PLANS, filled
 from voidpad.decode.outcome import Result
 from voidpad.diagnose.page import Named, page
-from voidpad.diagnose.trace import Pass, Recorder, Trace
+from voidpad.diagnose.trace import Recorder, Trace
 from voidpad.models import random_model
 
 FLAGS = """--no-sandbox --headless --disable-gpu --disable-background-networking --disable-component-update
@@ -409,57 +409,3 @@ def test_a_decode_of_no_passes_is_shown(show):
     tab = show(Trace(0, header("tiny-eos", "original", "commits"), (), result, {}))
     assert "Cancelled" in tab.locator(".verdict").inner_text()
     press(tab, "ArrowRight", "End", " ")
-
-
-def large(side: int = 512) -> Trace:
-    """As many slots as passes, everything recorded."""
-    rng = np.random.default_rng(0)
-    order, passes = rng.permutation(side), []
-    for n in range(side):
-        p = np.sort(rng.random((side, 5)) / 5, axis=1)[:, ::-1]
-        passes.append(
-            Pass(
-                n=n,
-                phase="decode",
-                length=side,
-                open=0,
-                window=side,
-                masks=side - n - 1,
-                first_eos=None,
-                commits=((int(order[n]), 10 + n % 20, 0.5),),
-                p_eos=rng.random(side),
-                p_void=rng.random(side),
-                top=p[:, 0],
-                top5_ids=rng.integers(10, 40, (side, 5)),
-                top5_p=p,
-            )
-        )
-    canvas = np.empty(side, dtype=int)
-    canvas[order] = 10 + np.arange(side) % 20
-    ids = canvas.tolist()
-    result = Result(key=0, text="", tokens=ids, ids=ids, passes_decode=side, stop_reason="full")
-    pieces = {**overflow(4).pieces, **{i: f"w{i}" for i in range(10, 40)}}
-    return Trace(0, header("tiny-eos", "original", "top5"), tuple(passes), result, pieces)
-
-
-def test_a_large_trace_opens_in_two_seconds(show):
-    """Seconds of the page's own thread, which do not grow when the machine is busy with other things."""
-    tab = show(large())
-    session = tab.context.new_cdp_session(tab)
-    session.send("Performance.enable", {"timeDomain": "threadTicks"})
-
-    def worked() -> float:
-        metrics = session.send("Performance.getMetrics")["metrics"]
-        return next(one["value"] for one in metrics if one["name"] == "TaskDuration")
-
-    before = worked()
-    tab.reload()
-    tab.wait_for_selector("html[data-ready]", timeout=120_000)
-    tab.evaluate("() => new Promise(go => requestAnimationFrame(() => setTimeout(go)))")
-    opened = worked()
-    print(f"opened in {opened - before:.2f} s")
-    assert 0.01 < opened - before < 2
-    press(tab, "3", *["ArrowRight"] * 20)
-    assert tab.input_value("#time") == "20"
-    print(f"20 steps in {worked() - opened:.2f} s")
-    assert worked() - opened < 4
