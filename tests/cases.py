@@ -36,10 +36,10 @@ class Seen:
         self.signals += [reading[name] for name in ("conf", "rho") if name in reading]
         if step.after.decoded[row] == step.before.decoded[row]:
             return
-        start = int(step.before.canvas.prompt[row])
+        start = int(step.before.prompt[row])
         slots = step.chosen[row].nonzero()[:, 0].tolist()
         self.commits.append([(j - start, int(step.tokens[row, j]), float(step.score[row, j])) for j in slots])
-        self.states.append(step.after.canvas.answer(row))
+        self.states.append(step.after.answer(row))
 
 
 def steps_of(denoise, prompts, roles: Roles, plan: Plan, *, seed: int = 0, keys: Sequence[int] | None = None):
@@ -48,7 +48,7 @@ def steps_of(denoise, prompts, roles: Roles, plan: Plan, *, seed: int = 0, keys:
     rows = begin(prompts, roles, plan, keys=keys, seeds=[seed] * len(prompts))
     while len(rows):
         where = wanted(rows, plan)
-        step = advance(rows, plan, where, denoise(rows.canvas, where))
+        step = advance(rows, plan, where, denoise(rows, where))
         yield step
         rows = step.live
 
@@ -58,7 +58,7 @@ def watch(denoise, prompts, roles: Roles, plan: Plan, *, seed: int = 0, keys: Se
     keys = list(range(len(prompts)) if keys is None else keys)
     seen = {key: Seen() for key in keys}
     for step in steps_of(denoise, prompts, roles, plan, seed=seed, keys=keys):
-        for row, key in enumerate(step.before.canvas.key.tolist()):
+        for row, key in enumerate(step.before.key.tolist()):
             seen[key].add(step, row)
         for outcome in step.finished.values():
             seen[outcome.key].outcome = outcome

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from studies.theory.oracle import ROLES, WORD, LengthOracle
 from studies.theory.theorems import LengthModel
 from toys import LOW, MaskLover, Toy, World
-from voidpad.decode.canvas import Canvas
 from voidpad.decode.presets import plan
+from voidpad.decode.rows import Rows
 from voidpad.diagnose import overflow
 from voidpad.diagnose.eos_prior import (
     PaddedAnswers,
@@ -261,7 +261,7 @@ def test_void_tail_of_worlds():
 
 def test_look_pads_short_rows_with_zeros():
     model = random_model("dream")
-    canvas = Canvas.blank([[5, 6], [7]], 4, model.roles, [0, 1])
+    canvas = Rows.blank([[5, 6], [7]], 4, model.roles)
     canvas = canvas.resize(canvas.prompt + torch.tensor([2, 4]))
     seen = look(model.denoiser(), canvas)
     assert seen.eos.shape == (2, 4)
@@ -272,7 +272,7 @@ def test_look_pads_short_rows_with_zeros():
 
 def test_mask_is_never_the_likeliest():
     world = World(LOW, 0)
-    canvas = Canvas.blank([[5, 13]], 12, LOW, [0])
+    canvas = Rows.blank([[5, 13]], 12, LOW)
     keen = look(Toy(MaskLover(world, LOW, 0, share=1.0)), canvas)
     assert keen.best.tolist() == look(Toy(world), canvas).best.tolist()
     assert keen.eos.max() < 0.1  # but it keeps its mass

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from voidpad.decode.canvas import Canvas
+from voidpad.decode.rows import Rows
 from voidpad.diagnose.attention import (
     QUERIES,
     AttentionProbe,
@@ -23,16 +23,16 @@ BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
 EITHER = pytest.mark.parametrize("queries", list(QUERIES))
 
 
-def rows(*answers: list[int], prompt: tuple[int, ...] = (9, 1, 8)) -> Canvas:
+def rows(*answers: list[int], prompt: tuple[int, ...] = (9, 1, 8)) -> Rows:
     """Canvases behind a prompt that holds an EOS of its own."""
-    parts = [Canvas.blank([prompt], len(answer), ROLES, [0]) for answer in answers]
+    parts = [Rows.blank([prompt], len(answer), ROLES) for answer in answers]
     width = max(part.ids.shape[1] for part in parts)
     ids = torch.full((len(parts), width), ROLES.eos)  # filler right of a row is EOS too, and must not count
     for row, answer in enumerate(answers):
         ids[row, : len(prompt) + len(answer)] = torch.tensor([*prompt, *answer])
     size = torch.full((len(parts),), len(prompt))
     stop = size + torch.tensor([len(answer) for answer in answers])
-    return Canvas(ids, size, stop, torch.arange(len(parts)), ROLES)
+    return Rows.of(ids, size, stop, ROLES)
 
 
 CANVAS = rows([7, 0, 1, 0, 1], [0, 0, 0], [1, 1], [0, 7, 0, 6])
@@ -55,10 +55,10 @@ def test_pairs_are_those_of_the_specification(queries):
 def test_hidden_tokens_have_no_say(family):
     """With EOS hidden from all, what stands at those places changes nothing at the others."""
     model = random_model(family, kv_heads=2)
-    canvas = Canvas(CANVAS.ids, CANVAS.prompt, CANVAS.stop, CANVAS.key, model.roles)
+    canvas = Rows.of(CANVAS.ids, CANVAS.prompt, CANVAS.stop, model.roles)
     fixed = hidden_eos_from_all(canvas)
     eos = canvas.inside & (canvas.ids == model.roles.eos) & (canvas.offset >= 3)
-    other = canvas.fill(eos, torch.full_like(canvas.ids, 20))
+    other = replace(canvas, ids=canvas.ids.masked_fill(eos, 20))
     # A Dream slot is read off the place before it, which must not be an EOS.
     before = torch.nn.functional.pad(eos, (1, 0))[:, :-1] if model.family.shift else torch.zeros_like(eos)
     where = canvas.masked & ~before
@@ -72,7 +72,7 @@ def test_hidden_tokens_have_no_say(family):
 @pytest.mark.parametrize("forbid", [None, hidden_eos, hidden_eos_from_all])
 def test_watching_changes_no_logits(family, forbid):
     model = random_model(family, kv_heads=2)
-    canvas = Canvas(CANVAS.ids, CANVAS.prompt, CANVAS.stop, CANVAS.key, model.roles)
+    canvas = Rows.of(CANVAS.ids, CANVAS.prompt, CANVAS.stop, model.roles)
     plain = model.denoiser(forbid=forbid)
     watched = AttentionProbe(plain)
     assert torch.allclose(watched(canvas, canvas.masked), plain(canvas, canvas.masked), atol=1e-5)
@@ -85,7 +85,7 @@ def test_watching_changes_no_logits(family, forbid):
 def test_mass_is_the_networks_attention(family):
     """Against transformers' own output_attentions, row by row without padding."""
     model = random_model(family, kv_heads=2)
-    canvas = Canvas(CANVAS.ids, CANVAS.prompt, CANVAS.stop, CANVAS.key, model.roles)
+    canvas = Rows.of(CANVAS.ids, CANVAS.prompt, CANVAS.stop, model.roles)
     watched = AttentionProbe(model.denoiser())
     watched(canvas, canvas.masked)
     model.net.set_attn_implementation("eager")
@@ -105,7 +105,7 @@ def test_mass_is_the_networks_attention(family):
 @EITHER
 def test_hidden_eos_gets_no_attention(family, queries):
     model = random_model(family)
-    canvas = Canvas(CANVAS.ids, CANVAS.prompt, CANVAS.stop, CANVAS.key, model.roles)
+    canvas = Rows.of(CANVAS.ids, CANVAS.prompt, CANVAS.stop, model.roles)
     watched = AttentionProbe(model.denoiser(forbid=QUERIES[queries]))
     watched(canvas, canvas.masked)
     for mass in watched.seen:

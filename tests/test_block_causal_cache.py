@@ -118,9 +118,9 @@ def test_cached_logits_are_the_plain_ones(name, dtype, limit):
     while len(rows):
         where = wanted(rows, chosen)
         if rng.random() < 0.3:
-            where = where | (rows.canvas.slots & (torch.rand(where.shape, generator=draws) < 0.3))
-        logits = store(rows.canvas, where)
-        assert (logits - plain(rows.canvas, where)).abs().max() <= limit
+            where = where | (rows.slots & (torch.rand(where.shape, generator=draws) < 0.3))
+        logits = store(rows, where)
+        assert (logits - plain(rows, where)).abs().max() <= limit
         rows = advance(rows, chosen, where, logits).live
         passes += 1
     assert passes > 8
@@ -146,8 +146,8 @@ def test_another_row_under_the_same_handle_is_computed_anew():
         rows = begin([prompt], model.roles, chosen, keys=[0], seeds=[0])
         for _ in range(3):
             where = wanted(rows, chosen)
-            logits = store(rows.canvas, where)
-            assert (logits - model.denoiser()(rows.canvas, where)).abs().max() <= 2e-5
+            logits = store(rows, where)
+            assert (logits - model.denoiser()(rows, where)).abs().max() <= 2e-5
             rows = advance(rows, chosen, where, logits).live
 
 
@@ -161,9 +161,9 @@ def test_a_failed_pass_spoils_nothing(monkeypatch):
         with monkeypatch.context() as broken:
             broken.setattr(layer.mlp, "forward", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                store(rows.canvas, where)
-        logits = store(rows.canvas, where)
-        assert (logits - model.denoiser()(rows.canvas, where)).abs().max() <= 2e-5
+                store(rows, where)
+        logits = store(rows, where)
+        assert (logits - model.denoiser()(rows, where)).abs().max() <= 2e-5
         rows, passes = advance(rows, chosen, where, logits).live, passes + 1
     assert passes >= 8
 

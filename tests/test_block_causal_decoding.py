@@ -153,7 +153,7 @@ def commits(c: Case, chosen: Plan):
     """Position, token and greedy token of every commit, and how many slots its row wrote in that pass."""
     for step in decode(Toy(c.logits), c.prompts, c.roles, chosen, seed=3):
         for row, column in step.chosen.nonzero().tolist():
-            ids = step.before.canvas.ids[row, : int(step.before.canvas.stop[row])].tolist()
+            ids = step.before.ids[row, : int(step.before.stop[row])].tolist()
             z = c.logits(ids)[column].clone()
             z[c.roles.mask] = -np.inf
             yield column, int(step.tokens[row, column]), int(z.argmax()), int(step.chosen[row].sum())

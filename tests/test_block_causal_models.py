@@ -14,7 +14,7 @@ from plain_forward import plain_forward
 from serving import serving
 from training_runs import materials, recipe
 from voidpad.commands.cli import app
-from voidpad.decode import Canvas, Plan, plan
+from voidpad.decode import Plan, Rows, plan
 from voidpad.decode.length import VoidExpansion
 from voidpad.engine.packed import PackedDenoiser
 from voidpad.errors import AssumedWarning, ConfigError, WeightsError
@@ -58,11 +58,11 @@ def models() -> dict[str, Model]:
     return {name: made(name) for name in (*NAMES, "llada2")}
 
 
-def canvas_of(model: Model) -> Canvas:
+def canvas_of(model: Model) -> Rows:
     width = max(map(len, ROWS))
     ids = torch.tensor([row + [model.roles.eos] * (width - len(row)) for row in ROWS])
     prompt, stop = torch.tensor([3, 1, 4]), torch.tensor([len(row) for row in ROWS])
-    return Canvas(ids, prompt, stop, torch.arange(3), model.roles)
+    return Rows.of(ids, prompt, stop, model.roles)
 
 
 # Released files
@@ -128,7 +128,7 @@ def test_a_slot_sees_its_block_and_nothing_after_it(models, name):
     where[0, 7] = True
     plain = model.denoiser()(canvas, where)
     for ids, differs in ((late, False), (same, True)):
-        other = Canvas(ids, canvas.prompt, canvas.stop, canvas.key, canvas.roles)
+        other = Rows.of(ids, canvas.prompt, canvas.stop, canvas.roles)
         assert bool((model.denoiser()(other, where) - plain).abs().max() > 1e-4) is differs
 
 

@@ -8,12 +8,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from test_fast import BOTH, ragged, tiny
-from voidpad.decode import plan
+from toys import LOW
+from voidpad.decode import Plan, Rows, plan
 from voidpad.decode.commit import EntropyBound, Factor, Threshold, TopK
 from voidpad.engine.batching import Engine
 from voidpad.engine.cache import CachedDenoiser
 from voidpad.engine.cache_policy import CachePolicy
-from voidpad.engine.captured import CapturedPass, StepLimits, kind_of, window_step
+from voidpad.engine.captured import CapturedPass, device_step, kind_of
 from voidpad.engine.events import Finished, Wrote
 from voidpad.engine.packed import PackedDenoiser
 from voidpad.models import FAMILIES
@@ -50,7 +51,7 @@ def run(engine: Engine, prompts, plans) -> tuple[list, list]:
                 )
                 seen.append(step.tokens[row][step.frontier[row]].tolist())
                 seen.append(step.score[row][step.frontier[row]].tolist())
-                seen.append(event.after.canvas.answer(row))
+                seen.append(event.after.answer(row))
             assert len(step.logits) == int(step.where.sum())
     return sorted(done, key=lambda row: row.key), seen
 
@@ -139,14 +140,11 @@ def test_a_step_has_static_shapes_and_never_reads_the_device(commit):
     """Fake tensors have no values: whatever looked at one would fail."""
     rows, width, columns = 3, 4, 24
     with FakeTensorMode():
-        zero = torch.zeros(rows, dtype=torch.long)
+        size = torch.full((rows,), 5)
+        state = Rows.of(torch.zeros(rows, columns, dtype=torch.long), size, size + 12, LOW, key=size)
         numbers = torch.rand(rows, width, dtype=torch.float64)
-        found = (torch.zeros(rows, width, dtype=torch.long), numbers, numbers)[
-            : 3 if commit.reads_entropy else 2
-        ]
-        ends = (torch.zeros(1, dtype=torch.long),) * 2
-        state = (torch.zeros(rows, columns, dtype=torch.long), *[zero] * 8)
-        small = window_step(commit, StepLimits(4, 5, 0, 0), ends, found, numbers > 0, state)
+        entropy = numbers if commit.reads_entropy else None
+        small = device_step(Plan(commit=commit, block=width), state, numbers.long(), numbers, entropy)
     assert small.shape == (rows, 3 * width + 7)
 
 

@@ -154,7 +154,7 @@ def engine_outcomes(one: Trial) -> dict[int, object]:
     for event in engine.events():
         if isinstance(event, Wrote):
             for row, (handle, size) in enumerate(zip(event.handles, event.final_prefix, strict=True)):
-                prefix = event.step.after.canvas.answer(row)[:size]
+                prefix = event.step.after.answer(row)[:size]
                 assert prefix[: len(final[handle])] == final[handle]
                 final[handle] = prefix
         if isinstance(event, Finished):
@@ -188,7 +188,7 @@ def test_no_commit_leads_into_a_dead_end():
             for row, own in enumerate(step.after.constraints):
                 if own is None:
                     continue
-                slots = step.after.canvas.answer(row)
+                slots = step.after.answer(row)
                 room = int(step.after.limit[row]) - len(slots) if one.plan.length.appends else 0
                 assert completable(own.automaton, slots, room, roles), number
                 passes += 1

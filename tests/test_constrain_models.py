@@ -157,7 +157,7 @@ def test_the_chain_rule_multiplies_one_pass_for_each_token(models, family):
     ids = model.encode("pick")
     block = model.card.causal_block
     slots = 3 if not block else -(-(len(ids) + 3) // block) * block - len(ids)
-    from voidpad.decode.canvas import Canvas
+    from voidpad.decode.rows import Rows
 
     logs = []
     for text in choices:
@@ -165,7 +165,7 @@ def test_the_chain_rule_multiplies_one_pass_for_each_token(models, family):
         total = 0.0
         for place in range(len(letters) + 1):
             written = [*ids, *letters[:place]]
-            canvas = Canvas.blank([written], slots - place, model.roles, [0])
+            canvas = Rows.blank([written], slots - place, model.roles)
             where = canvas.offset == len(written)
             with torch.inference_mode():
                 log_p = model.denoiser()(canvas, where & canvas.masked).double().log_softmax(-1)[0]

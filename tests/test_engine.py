@@ -1,7 +1,6 @@
 """The laws of the engine: whoever shares a pass, each row is what it would be alone."""
 
 import gc
-import math
 import random
 import threading
 import time
@@ -17,16 +16,12 @@ import torch
 
 import reference
 from cases import Case, case, steps_of, watch
-from toys import LOW, SEPARATOR, Chaos, Toy, World
-from voidpad.commands.prompts import builtin_prompts
-from voidpad.decode import Outcome, decode, plan
-from voidpad.decode.canvas import first
+from toys import LOW, SEPARATOR, Chaos, Toy
+from voidpad.decode import Outcome, plan
 from voidpad.decode.length import Fixed as FixedLength
 from voidpad.engine.batching import Engine
 from voidpad.engine.events import Event, Failed, Finished, Started, Wrote
-from voidpad.engine.packed import PackedDenoiser
 from voidpad.errors import ConfigError, RoleError, VoidpadError
-from voidpad.models import Model, load
 from voidpad.roles import Roles
 
 RESULT = ("ids", "tokens", "passes_decode", "passes_probe", "canvas", "stop_reason")
@@ -78,7 +73,7 @@ class Job:
         )
         canvas = [LOW.mask] * self.case.plan.length.canvas
         for _ in range(calls):
-            canvas = next(steps).after.canvas.answer(0)
+            canvas = next(steps).after.answer(0)
         return canvas
 
 
@@ -160,29 +155,7 @@ def test_the_limits_are_used():
     )
 
 
-def test_rows_may_be_submitted_while_others_run():
-    some = jobs(30, first=77)
-    engine = Engine(pool_of(some), LOW, rows=5)
-    done: list[Outcome] = []
-    for job in some:
-        submit(engine, job)
-        done += ended(engine.step())
-    done += drain(engine)
-    assert sorted(row.key for row in done) == [job.key for job in some]
-    for row in done:
-        assert result(row) == result(some[row.key].alone())
-
-
 # ------------------------------------------------------------------------------------- order and keys
-def test_run_keys_rows_by_their_place():
-    prompts = [prompt(size) for size in (5, 2, 9, 4)]
-    world = World(LOW, 3)
-    engine = Engine(Toy(world), LOW, rows=2)
-    done = {row.key: row for row in engine.run(prompts, WORDS)}
-    assert sorted(done) == [0, 1, 2, 3]
-    again = {row.key: row for row in engine.run(prompts[::-1], WORDS)}  # keys are free again
-    for key, row in done.items():
-        assert row.ids == again[3 - key].ids  # greedy: the key has no say
 
 
 def test_handles_are_never_given_twice_and_draw_keys_may_repeat():
@@ -211,35 +184,7 @@ def test_equal_seeds_and_draw_keys_give_equal_rows_whatever_the_handle_and_the_c
     assert done[other].ids != wanted.ids
 
 
-def test_randomness_hangs_on_seed_and_key_alone():
-    warm = plan("void", canvas=8, block=4, temperature=1.0)
-
-    def texts(engine: Engine, keys, seed: int) -> dict[int, list[int]]:
-        for key in keys:
-            engine.submit(prompt(4), warm, seed=seed, key=key)
-        return {row.key: row.ids for row in drain(engine)}
-
-    wide, narrow = (texts(Engine(Toy(CALM), LOW, rows=rows), range(6), 5) for rows in (6, 1))
-    some = texts(Engine(Toy(CALM), LOW), (4, 2), 5)
-    assert wide == narrow
-    assert some == {key: wide[key] for key in (4, 2)}
-    assert len({tuple(ids) for ids in wide.values()}) > 1
-    assert texts(Engine(Toy(CALM), LOW), range(6), 6) != wide
-
-
 # ---------------------------------------------------------------------------------------- limits
-def test_a_row_larger_than_the_token_limit_still_runs():
-    sizes = [30, 3, 40, 3]
-    pool = Pool({key: Toy(CALM) for key in range(4)})
-    engine = Engine(pool, LOW, tokens=20)
-    for key, size in enumerate(sizes):
-        engine.submit(prompt(size), WORDS, key=key)
-    done = {row.key: row for row in drain(engine)}
-    assert sorted(done) == [0, 1, 2, 3]
-    assert [
-        size for size, count in zip(pool.sizes, pool.rows, strict=True) if count > 1
-    ] == []  # 11 + 38 > 20
-    assert {size for size in pool.sizes if size > 20} == {38, 48}
 
 
 GROWING = plan("void-expansion", canvas=4, limit=24, block=4, window=4, tau_nonvoid=0.0, tau_gap=-1.0)
@@ -273,12 +218,6 @@ def test_resting_rows_take_turns():
     assert max(calls) - min(calls) <= 2
 
 
-@pytest.mark.parametrize("limits", [{"rows": 0}, {"tokens": 0}, {"rows": -3}])
-def test_limits_without_room_are_refused(limits):
-    with pytest.raises(ConfigError, match="leaves no room for a row; use at least 1"):
-        Engine(Toy(CALM), LOW, **limits)
-
-
 # ------------------------------------------------------------------------------- the budget and fairness
 def live(engine: Engine) -> int:
     return sum(len(rows) for rows in engine.live.values())
@@ -299,14 +238,6 @@ def test_the_token_budget_counts_prompt_and_canvas_of_every_row(tokens, fits):
     assert counts[4] == fits  # and is over after 4 passes
     assert max(pool.rows) == counts[0]
     assert max(pool.sizes) <= tokens
-
-
-def test_a_rows_own_limit_counts_in_the_budget():
-    engine = Engine(Toy(CALM), LOW, tokens=24)
-    for _ in range(4):
-        engine.submit(prompt(2), WORDS, limit=4)
-    engine.step()
-    assert live(engine) == 4  # 4 x (2 + 4); without their limit two would fit
 
 
 @pytest.mark.parametrize("size", [30, 100])
@@ -348,13 +279,6 @@ def test_short_rows_that_keep_coming_do_not_keep_a_long_one_out():
     assert all(size <= 48 or count == 1 for size, count in zip(pool.sizes, pool.rows, strict=True))
 
 
-def test_long_rows_take_their_places_in_the_order_they_came():
-    engine = Engine(Toy(CALM), LOW, tokens=20, rows=4)
-    handles = [engine.submit(prompt(2), plan("original", canvas=20 - n, block=20 - n)) for n in range(4)]
-    started = [event.handle for event in engine.events() if isinstance(event, Started)]
-    assert started == handles
-
-
 # ------------------------------------------------------------------------------------ a limit of the row's own
 def test_a_row_with_a_limit_is_the_row_of_a_plan_with_that_limit():
     """And rows with different limits share one group of a pass."""
@@ -372,7 +296,7 @@ def test_a_row_with_a_limit_is_the_row_of_a_plan_with_that_limit():
         for event in engine.events():
             if isinstance(event, Wrote):
                 groups.append(len(event.handles))
-                over = event.step.after.canvas.length > event.step.after.limit
+                over = event.step.after.length > event.step.after.limit
                 assert not over.any(), number
             elif isinstance(event, Finished):
                 done[event.outcome.key] = event.outcome
@@ -388,11 +312,6 @@ def test_a_row_with_a_limit_is_the_row_of_a_plan_with_that_limit():
     assert shorter > 30
 
 
-def test_a_limit_without_room_is_refused():
-    with pytest.raises(ConfigError, match="limit=0 leaves no room for an answer; use at least 1"):
-        Engine(Toy(CALM), LOW).submit(prompt(2), WORDS, limit=0)
-
-
 # --------------------------------------------------------------------------------------- life of a row
 def test_events_tell_the_life_of_every_row():
     some = jobs(20, first=300)
@@ -406,7 +325,7 @@ def test_events_tell_the_life_of_every_row():
         else:
             for row, handle in enumerate(event.handles):
                 kinds[handle].append(Wrote)
-                canvases[handle] = event.step.after.canvas.answer(row)
+                canvases[handle] = event.step.after.answer(row)
         if isinstance(event, Finished):
             taken = event.outcome.passes_probe + event.outcome.passes_decode - event.outcome.passes_shared
             assert kinds[event.handle] == [Started, *[Wrote] * taken, Finished]
@@ -508,15 +427,6 @@ def test_rows_come_and_go_from_other_threads():
             assert not ended_by_itself or result(row) == result(submitted[handle].alone())
 
 
-def test_waiting_for_work_ends_with_the_first_row_or_the_timeout():
-    engine = Engine(Toy(CALM), LOW)
-    assert not engine.wait(0.01)
-    timer = threading.Timer(0.02, lambda: engine.submit(prompt(2), WORDS))
-    timer.start()
-    assert engine.wait(10)
-    timer.join()
-
-
 def test_waiting_for_work_ends_when_another_thread_wakes_it():
     engine = Engine(Toy(CALM), LOW)
     timer = threading.Timer(0.02, engine.wake)
@@ -547,9 +457,9 @@ def test_observers_see_more_logits_and_change_nothing():
         elif isinstance(event, Wrote):
             step = event.step
             assert len(step.logits) == int(step.where.sum())
-            for row, key in enumerate(step.before.canvas.key.tolist()):
+            for row, key in enumerate(step.before.key.tolist()):
                 if key % 3:
-                    assert torch.equal(step.where[row], step.before.canvas.slots[row])
+                    assert torch.equal(step.where[row], step.before.slots[row])
                     seen += 1
     assert seen > 50
     assert {row.key: result(row) for row in done} == {row.key: result(row) for row in drain(plain)}
@@ -557,28 +467,6 @@ def test_observers_see_more_logits_and_change_nothing():
 
 def everywhere(canvas):
     return canvas.slots
-
-
-class Sure(FixedLength):
-    """A length rule that declares how much of the canvas is final."""
-
-    def final_prefix(self, rows):
-        return first(rows.canvas.masked, otherwise=rows.canvas.stop) - rows.canvas.prompt
-
-
-def test_the_final_prefix_is_the_length_rules_word():
-    engine = Engine(Toy(CALM), LOW)
-    declared = engine.submit(prompt(3), WORDS.replace(length=Sure(canvas=8)))
-    sent: list[int] = []
-    for event in engine.events():
-        if isinstance(event, Wrote):
-            for row, count in enumerate(event.final_prefix):
-                ids = event.step.after.canvas.answer(row)
-                assert LOW.mask not in ids[:count]
-                assert len(ids) == count or ids[count] == LOW.mask
-                sent = ids[:count]
-        elif isinstance(event, Finished):
-            assert (event.handle, event.outcome.ids) == (declared, sent)
 
 
 # ---------------------------------------------------------------------------------------- cancelling
@@ -620,30 +508,6 @@ def test_a_live_row_comes_out_with_what_it_has(number):
         assert row.tokens == row.ids[: len(row.tokens)]
         assert pool.calls[3] == row.passes_probe + row.passes_decode - row.passes_shared == passes
     assert idle(engine)
-
-
-def test_cancelling_what_is_over_or_unknown_changes_nothing():
-    engine = Engine(Toy(CALM), LOW)
-    first = engine.submit(prompt(3), WORDS)
-    [done] = drain(engine)
-    second = engine.submit(prompt(3), WORDS)
-    engine.cancel(first)
-    engine.cancel(99)
-    [other] = [event for event in engine.events() if isinstance(event, Finished)]
-    assert other.handle == second
-    assert (other.outcome.ids, other.outcome.stop_reason) == (done.ids, "full")
-    assert idle(engine)
-
-
-def test_a_cancelled_row_makes_room():
-    engine = Engine(pool := Pool({key: Toy(CALM) for key in range(3)}), LOW, rows=1)
-    for key in range(3):
-        engine.submit(prompt(3), WORDS, key=key)
-    engine.step()
-    engine.cancel(0)
-    [gone] = ended(engine.step())
-    assert (gone.key, gone.passes_decode, gone.stop_reason) == (0, 1, "cancelled")
-    assert pool.calls == {0: 1, 1: 1}
 
 
 # ------------------------------------------------------------------------------------------ refusals
@@ -821,21 +685,6 @@ def test_logits_that_are_no_numbers_are_an_error_and_never_an_answer(spoil, valu
     assert row.stop_reason != "cancelled"
 
 
-def test_a_plan_that_fails_takes_only_its_own_rows_along_and_does_not_count_as_the_networks_failure():
-    """Requests that no network could answer must not end the engine, however many come in a row."""
-    engine = Engine(Toy(CALM), LOW, rows=2)
-    everything = WORDS.replace(ban=tuple(range(14)))
-    for _ in range(3):
-        engine.submit(prompt(3), everything)
-    good = engine.submit(prompt(3), WORDS)
-    events = list(engine.events())
-    failed = [event for event in events if isinstance(event, Failed)]
-    assert sorted(handle for event in failed for handle in event.handles) == [0, 1, 2]
-    assert all("every token is banned" in str(event.error) for event in failed)
-    [done] = [event for event in events if isinstance(event, Finished)]
-    assert (done.handle, done.outcome.stop_reason) == (good, "full")
-
-
 # --------------------------------------------------------------------------------------------- soak
 @pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.slow)])
 def test_soak(count):
@@ -879,52 +728,3 @@ def footprint() -> tuple[int, int]:
 
 def flat(sizes: list[int], slack: int = 0) -> bool:
     return max(sizes) <= 1.05 * sizes[0] + slack
-
-
-@pytest.mark.slow
-def test_soak_on_the_built_in_model():
-    """Float32 on a CPU: every row is its one-row decode, or leaves it at a decision that was all but a tie."""
-    model = load("tiny-void")
-    prompts = [model.encode(text) for text in builtin_prompts(200)]
-    small = {"canvas": 16, "block": 16}  # 200 one-row decodes on a CPU: room for part of an answer is enough
-    plans = [model.plan("void", **small), model.plan("void", canvas=32, block=8)]
-    plans.append(model.plan("void-expansion", limit=48, **small))
-    engine = Engine(PackedDenoiser(model.denoiser()), model.roles, rows=16, tokens=2000)
-    for key, ids in enumerate(prompts):
-        engine.submit(ids, plans[key % 3], key=key)
-    engine.cancel(7)  # handles count from 0: the row with key 7
-    done = drain(engine)
-    assert sorted(row.key for row in done) == list(range(200))
-    ties = 0
-    for row in done:
-        chosen = plans[row.key % 3]
-        alone = [
-            one
-            for step in decode(model.denoiser(), [prompts[row.key]], model.roles, chosen, keys=[row.key])
-            for one in step.finished.values()
-        ]
-        if row.key == 7 or result(row) == result(alone[0]):
-            continue
-        margin = closest(model, prompts[row.key], chosen, row)
-        print(f"near-tie: row {row.key}, margin {margin:.1e}")
-        assert margin < 1e-4, row.key
-        ties += 1
-    assert ties < 10
-
-
-def closest(model: Model, ids: list[int], chosen, other: Outcome) -> float:
-    """The narrowest decision of a one-row decode, between slots or tokens, until it leaves the other's canvas."""
-    margin = math.inf
-    for step in decode(model.denoiser(), [ids], model.roles, chosen, keys=[other.key]):
-        if not step.frontier.any():
-            continue
-        scores = step.score[0][step.frontier[0]].sort(descending=True).values
-        logits = step.logits[step.chosen[step.where]].double().topk(3, dim=1).values
-        gaps = [*(scores[:-1] - scores[1:])[:1].tolist(), *(logits[:, 0] - logits[:, 1]).tolist()]
-        margin = min(margin, *gaps)
-        slots = (step.chosen[0].nonzero()[:, 0] - len(ids)).tolist()
-        if any(
-            slot >= other.canvas or int(step.tokens[0, slot + len(ids)]) != other.ids[slot] for slot in slots
-        ):
-            break
-    return margin

@@ -29,9 +29,7 @@ def test_worked_example(example):
 def counts(quota, slots: int, steps: int) -> list[int]:
     left, out = slots, []
     while left:
-        progress = BlockProgress(
-            *(torch.tensor([n]) for n in (left, slots, len(out))), steps, slots, torch.tensor([0])
-        )
+        progress = BlockProgress(*(torch.tensor([n]) for n in (left, slots, len(out))), steps, slots)
         out.append(int(quota(progress)))
         left -= out[-1]
     return out

@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from voidpad.decode.canvas import Canvas
 from voidpad.decode.denoise import HFDenoiser
+from voidpad.decode.rows import Rows
 from voidpad.engine.packed import PackedDenoiser
 from voidpad.models import LLADA
 from voidpad.models.fresh import random_net
@@ -58,7 +58,7 @@ def test_packed_rows_with_a_norm_of_the_keys():
     net.set_experts_implementation("eager")  # the others have no float64
     for layer in net.model.layers:
         layer.self_attn.k_norm.weight.data.uniform_(0.5, 2, generator=torch.Generator().manual_seed(1))
-    canvas = Canvas.blank([[3, 9, 4, 5, 8], [7, 6]], torch.tensor([4, 6]), ROLES, keys=[0, 1])
+    canvas = Rows.blank([[3, 9, 4, 5, 8], [7, 6]], torch.tensor([4, 6]), ROLES)
     denoise = HFDenoiser(net.model, net.lm_head)
     few = canvas.masked & (canvas.masked.cumsum(1) <= 2)
     for where in (few, canvas.masked):

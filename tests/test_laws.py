@@ -175,7 +175,7 @@ def cut(ids: list[int], eos: int) -> list[int]:
 def test_commits_stay_on_the_frontier_and_nothing_is_masked_again(length):
     for name, c in cases(length, 24):
         for step in steps_of(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed):
-            canvas = step.before.canvas
+            canvas = step.before
             assert not (step.chosen & ~step.frontier).any(), name
             assert not (step.frontier & ~canvas.masked).any(), name
             banned = set(c.settings.ban) | (set() if c.settings.mask_proposable else {c.roles.mask})
@@ -183,7 +183,9 @@ def test_commits_stay_on_the_frontier_and_nothing_is_masked_again(length):
             decoded = step.after.decoded > step.before.decoded
             for row in decoded.nonzero()[:, 0].tolist():
                 check_kept(
-                    canvas.fill(step.chosen, step.tokens).answer(row), step.after.canvas.answer(row), c
+                    replace(canvas, ids=torch.where(step.chosen, step.tokens, canvas.ids)).answer(row),
+                    step.after.answer(row),
+                    c,
                 )
 
 
@@ -194,7 +196,7 @@ def test_a_step_names_everything_that_it_changed(length):
     for name, c in cases(length, 24):
         for step in steps_of(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed):
             for row in range(len(step.before)):
-                canvas = step.before.canvas.answer(row)
+                canvas = step.before.answer(row)
                 for slot, token, _ in step.written(row):
                     canvas[slot] = token
                 for kind, at, count, token in step.edits_of(row):
@@ -202,7 +204,7 @@ def test_a_step_names_everything_that_it_changed(length):
                         [] if kind == "cut" else [token] * count
                     )
                     kinds[kind] += 1
-                assert canvas == step.after.canvas.answer(row), name
+                assert canvas == step.after.answer(row), name
     changed = {
         "expansion": {"append"},
         "daedal": {"append", "insert"},

@@ -199,7 +199,7 @@ def test_the_denoiser_is_aligned(models):
     for name, shift in (("llada", 0), ("dream", 1)):
         model = models[name]
         (step, *_) = model.stream("hi", "original", canvas=8, block=8)
-        raw = logits(model, step.before.canvas.ids.tolist())[0]
+        raw = logits(model, step.before.ids.tolist())[0]
         place = step.where[0].nonzero()[:, 0] - shift
         assert (step.logits - raw[place]).abs().max() <= 1e-6
 

@@ -3,7 +3,6 @@
 import copy
 import json
 import pickle
-from dataclasses import replace
 from typing import get_args
 
 import annotated_types
@@ -14,7 +13,6 @@ from pydantic import Field
 from cases import LENGTHS, case, steps_of
 from voidpad.decode import PRESETS, CommitRule, LengthRule, Plan, StopRule, describe, plan, schema
 from voidpad.decode.authors import AUTHORS_RULES, DreamLoop
-from voidpad.decode.causal import CausalBlocks
 from voidpad.decode.commit import (
     Dynamic,
     EntropyBound,
@@ -28,9 +26,9 @@ from voidpad.decode.commit import (
 from voidpad.decode.eos_length import Daedal, RhoEos
 from voidpad.decode.length import AppendedBlocks, Fixed, RoundedUp, SmartCrop, VoidExpansion
 from voidpad.decode.noise import Noise
-from voidpad.decode.penalty import EosPenalty
+from voidpad.decode.plan import CausalBlocks
 from voidpad.decode.presets import ALIASES, build_plan, check_fields, every_field
-from voidpad.decode.propose import Bans, GumbelProposal, SampledProposal, TemperedProposal
+from voidpad.decode.propose import Bans, EosPenalty, GumbelProposal, SampledProposal, TemperedProposal
 from voidpad.decode.stop import AfterBlock, EosTermination, Vanilla
 from voidpad.errors import ConfigError, PlanError, VoidpadError
 from voidpad.models import FAMILIES
@@ -208,8 +206,8 @@ def emitted(c, chosen):
     prefixes: dict[int, list[list[int]]] = {}
     for step in steps_of(c.denoise, c.prompts, c.roles, chosen, seed=c.seed):
         final = chosen.length.final_prefix(step.after)
-        for row, key in enumerate(step.after.canvas.key.tolist()):
-            prefixes.setdefault(key, []).append(step.after.canvas.answer(row)[: int(final[row])])
+        for row, key in enumerate(step.after.key.tolist()):
+            prefixes.setdefault(key, []).append(step.after.answer(row)[: int(final[row])])
         for outcome in step.finished.values():
             yield prefixes.pop(outcome.key), outcome.ids
 
@@ -242,8 +240,8 @@ def test_the_committed_prefix_is_not_final_for_rho_eos():
         seen: dict[int, list[list[int]]] = {}
         for step in steps_of(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed):
             written = step.after.committed_prefix
-            for row, key in enumerate(step.after.canvas.key.tolist()):
-                seen.setdefault(key, []).append(step.after.canvas.answer(row)[: int(written[row])])
+            for row, key in enumerate(step.after.key.tolist()):
+                seen.setdefault(key, []).append(step.after.answer(row)[: int(written[row])])
             for outcome in step.finished.values():
                 broken += any(outcome.ids[: len(part)] != part for part in seen.pop(outcome.key))
     assert broken > 0
@@ -274,22 +272,22 @@ class Quarter(Everything):
         return 4
 
 
-class EverySlot(CommitRule):
+class SameSlot(CommitRule):
     def __call__(self, proposed, progress):
-        return proposed.frontier | True
+        return torch.zeros_like(proposed.frontier).index_fill(1, torch.tensor([0]), True)
 
 
 class Endless(LengthRule):
     canvas: int = Field(default=8, ge=1, le=64)
 
     def revise(self, before, rows, reading, block):
-        return replace(rows, canvas=rows.canvas.resize(rows.canvas.stop + block)).advance(block)
+        return rows.resize(rows.stop + block).advance(block)
 
 
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ({"commit": EverySlot()}, "commit=test_plan:EverySlot"),
+        ({"commit": SameSlot()}, "commit=test_plan:SameSlot"),
         ({"length": Endless()}, "length=test_plan:Endless"),
     ],
 )
@@ -347,8 +345,6 @@ def test_a_limit_between_blocks_bounds_a_plan_made_by_hand():
 @pytest.mark.parametrize(
     ("family", "name", "fields", "hint"),
     [
-        ("llada", "original", ["top_p"], "samples by temperature alone"),
-        ("llada", "daedal", ["top_p"], "does not sample"),
         ("dream", "daedal", ["temperature"], "original, void, void-expansion and others"),
         ("llada", "void", ["limit", "tau_gap"], "void-expansion"),
         ("sdar", "static", ["threshold"], "dynamic"),

@@ -13,13 +13,11 @@ from cases import Case, case, plan_of, watch
 from examples import FILLER, A, B, C, sure
 from reference import Appended, Fixed, Settings
 from toys import LOW, SEPARATOR, Table, Toy, spread
-from voidpad.decode import Plan, describe, plan
+from voidpad.decode import describe, plan
 from voidpad.decode.commit import EntropyBound
 from voidpad.decode.length import AppendedBlocks
 from voidpad.decode.noise import Noise
-from voidpad.decode.penalty import EosPenalty
-from voidpad.decode.presets import APPROXIMATE_FIELDS
-from voidpad.decode.propose import Bans, GumbelProposal, MaskLast, SampledProposal
+from voidpad.decode.propose import Bans, EosPenalty, GumbelProposal, SampledProposal
 from voidpad.engine.batching import Engine
 from voidpad.errors import ConfigError, PlanError
 from voidpad.models import FAMILIES, random_model
@@ -399,18 +397,8 @@ def test_combinations_without_a_meaning_are_refused(fields, blamed):
     assert "\n" not in str(refused.value)
 
 
-def test_a_bound_on_entropy_needs_a_proposal_that_gives_it():
-    with pytest.raises(PlanError) as refused:
-        Plan(propose=MaskLast(), commit=EntropyBound())
-    assert refused.value.field == "commit"
-
-
 def test_scores_follow_the_commit_rule_on_every_family():
     dream = FAMILIES["dream"].decoding
     assert plan("void", defaults=dream, entropy_bound=0.1).propose.score == "confidence"
     assert plan("void", defaults=dream, position_decay=0.25).propose.score == "confidence"
     assert plan("void", defaults=dream, threshold=0.6).propose.score == "confidence"
-
-
-def test_fields_of_approximations_are_known_in_one_place():
-    assert set(APPROXIMATE_FIELDS) == {"threshold", "factor", "entropy_bound", "entropy_order", "trim"}

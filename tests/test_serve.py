@@ -203,7 +203,7 @@ def test_logprobs_are_those_of_the_pass_that_wrote_the_token(client, model):
         scores = step.logits.double().log_softmax(-1)
         for place, (_, column) in enumerate(step.where.nonzero().tolist()):
             if step.chosen[0, column]:
-                slot = column - int(step.before.canvas.prompt[0])
+                slot = column - int(step.before.prompt[0])
                 steps[slot] = float(scores[place, step.tokens[0, column]])
     for slot, one in enumerate(content):
         assert one.logprob == pytest.approx(steps[slot], abs=1e-4)

@@ -6,7 +6,6 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from toys import LOW
 from voidpad.decode.authors import AuthorsFactor, AuthorsGumbel, AuthorsSampled
-from voidpad.decode.canvas import Canvas
 from voidpad.decode.commit import (
     BlockProgress,
     Dynamic,
@@ -20,8 +19,15 @@ from voidpad.decode.commit import (
     TopK,
 )
 from voidpad.decode.noise import Noise
-from voidpad.decode.penalty import EosPenalty
-from voidpad.decode.propose import Bans, GumbelProposal, MaskLast, SampledProposal, TemperedProposal, index
+from voidpad.decode.propose import (
+    Bans,
+    EosPenalty,
+    GumbelProposal,
+    MaskLast,
+    SampledProposal,
+    TemperedProposal,
+    index,
+)
 from voidpad.decode.rows import Rows
 from voidpad.decode.stop import AfterBlock, EndsTermination, EosTermination, Vanilla
 
@@ -51,7 +57,7 @@ def proposed(device) -> Proposed:
 
 def progress(device, steps) -> BlockProgress:
     count = torch.ones(B, dtype=torch.long, device=device)
-    return BlockProgress(count * 3, count * 4, count, steps, W, count * 0)
+    return BlockProgress(count * 3, count * 4, count, steps, W)
 
 
 def noise(device, slots: int) -> Noise:
@@ -62,9 +68,7 @@ def noise(device, slots: int) -> Noise:
 def rows(device) -> Rows:
     zero = torch.zeros(B, dtype=torch.long, device=device)
     ids = torch.zeros(B, 9, dtype=torch.long, device=device)
-    canvas = Canvas(ids, zero + 2, zero + 9, zero, LOW)
-    no = zero > 0
-    return Rows(canvas, zero, zero + 9, zero + 2, zero, zero, zero, no, no, zero, zero, zero)
+    return Rows.of(ids, zero + 2, zero + 9, LOW, key=zero)
 
 
 def run_everything(device) -> None:
@@ -92,11 +96,11 @@ def run_everything(device) -> None:
         found = rule.with_tensors(**each)(logits, bans, noise(device, B * W), entropy=rule.gives_entropy)
         assert found.tokens.shape == (B * W,)
     for rule in STOPS:
-        assert rule(rows(device).canvas).shape == (B,)
+        assert rule(rows(device)).shape == (B,)
     for annealing in ("constant", "linear", "dream-coder"):
         penalty = EosPenalty(eos_annealing=annealing)
         assert penalty(torch.rand(B, dtype=torch.float64, device=device)).shape == (B,)
-    assert rows(device).advance(4).open.shape == (B,)
+    assert rows(device).advance(4).block_start.shape == (B,)
 
 
 def test_no_rule_reads_the_device_or_has_a_shape_that_depends_on_values():

@@ -10,8 +10,8 @@ from studies.builtin.oracle import oracle
 from voidpad.builtin.problems import last_number
 from voidpad.builtin.tasks import CANVAS, TASKS
 from voidpad.builtin.tokenizer import ROLES, tokenizer
-from voidpad.decode.canvas import Canvas
 from voidpad.decode.presets import plan
+from voidpad.decode.rows import Rows
 from voidpad.engine.batching import Engine
 
 
@@ -38,7 +38,7 @@ def test_a_perfect_model_overflows_under_eos_padding_alone(task):
 def test_the_oracle_gives_the_share_of_agreeing_answers():
     problem = TASKS["tiny_steps"].sample(Random(0))
     model = oracle(problem, "void", draws=500)
-    canvas = Canvas.blank([list(model.prompt)], CANVAS, ROLES, [0])
+    canvas = Rows.blank([list(model.prompt)], CANVAS, ROLES)
     p = model(canvas, canvas.slots).exp()
     assert torch.allclose(p.sum(1), torch.ones(CANVAS), atol=1e-5)
     share = (model.rows[:, 0] == tokenizer().convert_tokens_to_ids("####")).float().mean()

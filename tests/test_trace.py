@@ -129,7 +129,7 @@ def recorded(model: Model, name: str, *, prompts=("hello", "what is 2+2?"), deta
     def listen(event):
         recorder(event)
         if isinstance(event, Wrote):
-            before, after = event.step.before.canvas, event.step.after.canvas
+            before, after = event.step.before, event.step.after
             for row, key in enumerate(before.key.tolist()):
                 seen.setdefault(key, []).append((before.answer(row), after.answer(row)))
 
@@ -195,7 +195,7 @@ def test_a_row_is_recorded_alike_alone_and_in_company(model):
 
 def test_the_least_detail_asks_for_no_extra_logits(model):
     recorder, _ = recorded(model, "original", detail="commits")
-    canvas = next(model.stream("hi", "original", **PLANS["original"])).before.canvas
+    canvas = next(model.stream("hi", "original", **PLANS["original"])).before
     assert not recorder.observe(canvas).any()
     assert all(step.p_eos is None and step.top5_ids is None for step in recorder.traces[0].passes)
 

@@ -37,11 +37,11 @@ from torch import Tensor
 
 from studies.benchmarks.research import Research, timed
 from studies.benchmarks.workload import Script, Scripted, settle, workload
-from voidpad.decode.canvas import Canvas
 from voidpad.decode.denoise import HFDenoiser
 from voidpad.decode.loop import Denoiser, decode
 from voidpad.decode.plan import Plan
 from voidpad.decode.presets import plan
+from voidpad.decode.rows import Rows
 from voidpad.engine.batching import Engine
 from voidpad.engine.cache import CachedDenoiser
 from voidpad.engine.cache_policy import CachePolicy
@@ -101,7 +101,7 @@ class Steered:
     def by(cls, script: Script, device: str) -> Steered:
         return cls(script, torch.tensor(list(script.lengths), device=device))
 
-    def __call__(self, canvas: Canvas, positions: Tensor, logits: Tensor) -> Tensor:
+    def __call__(self, canvas: Rows, positions: Tensor, logits: Tensor) -> Tensor:
         script = self.script
         slot = positions - canvas.prompt[:, None]
         end = self.lengths[canvas.key][:, None]
@@ -278,9 +278,9 @@ def mixed(bench: Bench) -> None:
         while engine.busy and time.perf_counter() - begun < seconds:
             for event in engine.step():
                 if isinstance(event, Wrote):
-                    left = event.after.canvas.masked.sum(1).tolist()
+                    left = event.after.masked.sum(1).tolist()
                     for handle, length, now_left in zip(
-                        event.handles, event.after.canvas.stop.tolist(), left, strict=True
+                        event.handles, event.after.stop.tolist(), left, strict=True
                     ):
                         work[length] += max(1, masks.get(handle, now_left + 1) - now_left)
                         masks[handle] = now_left
@@ -459,7 +459,7 @@ def commits(denoise: Denoiser, prompts: list[list[int]], roles: Roles, chosen: P
     found: dict[int, Commits] = {key: [] for key in range(len(prompts))}
     for step in decode(denoise, prompts, roles, chosen):
         for row, slot in step.chosen.nonzero().tolist():
-            key = int(step.before.canvas.key[row])
+            key = int(step.before.key[row])
             found[key].append((slot, int(step.tokens[row, slot]), step.score[row]))
     return found
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from voidpad.decode.canvas import Canvas, first, send
 from voidpad.decode.loop import Denoiser
+from voidpad.decode.rows import Rows, first, send
 from voidpad.engine.batching import Engine
 from voidpad.engine.events import Finished
 from voidpad.experiments.bench import now
@@ -43,7 +43,7 @@ class Script:
     def void(self) -> int:
         return self.roles.eos if self.roles.void is None else self.roles.void
 
-    def __call__(self, canvas: Canvas, where: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, canvas: Rows, where: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and whether they are sure, at the True places of `where`."""
         row, column = where.nonzero(as_tuple=True)
         slot = column - canvas.prompt[row]
@@ -60,7 +60,7 @@ class Scripted:
     inner: Denoiser
     script: Script
 
-    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
+    def __call__(self, canvas: Rows, where: Tensor) -> Tensor:
         logits = self.inner(canvas, where)
         tokens, sure = self.script(canvas, where)
         unsure = math.log(4 * logits.shape[1])  # a probability of 0.8 beside a vocabulary of zeros
@@ -77,7 +77,7 @@ class PassMeter:
     work: Counter[int] = field(default_factory=Counter)
     before: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
+    def __call__(self, canvas: Rows, where: Tensor) -> Tensor:
         rows = zip(canvas.handle.tolist(), canvas.stop.tolist(), canvas.masked.sum(1).tolist(), strict=True)
         for key, length, masks in rows:
             was = self.before.get(key, (length, masks + 1))

@@ -13,7 +13,7 @@ from torch import Tensor
 from voidpad.builtin.problems import Problem
 from voidpad.builtin.tasks import CANVAS, TASKS
 from voidpad.builtin.tokenizer import ROLES, tokenizer, wrap
-from voidpad.decode.canvas import Canvas
+from voidpad.decode.rows import Rows
 from voidpad.training.padding import Example, pad
 
 
@@ -25,7 +25,7 @@ class Oracle:
     rows: Tensor  # (N, CANVAS) padded answers
     words: int
 
-    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
+    def __call__(self, canvas: Rows, where: Tensor) -> Tensor:
         found = []
         for row in range(len(canvas)):
             begin, stop = int(canvas.prompt[row]), int(canvas.stop[row])

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from studies.theory.theorems import LengthModel
-from voidpad.decode.canvas import Canvas
 from voidpad.decode.loop import decode
 from voidpad.decode.plan import Plan
+from voidpad.decode.rows import Rows
 from voidpad.roles import Roles
 from voidpad.training.padding import Example, PaddingPolicy, pad
 
@@ -46,7 +46,7 @@ class LengthOracle:
         weights = torch.tensor([float(weight) for _, weight in self.lengths.weights], dtype=torch.double)
         return weights / weights.sum()
 
-    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
+    def __call__(self, canvas: Rows, where: Tensor) -> Tensor:
         rows = []
         for row in range(len(canvas)):
             begin, stop = int(canvas.prompt[row]), int(canvas.stop[row])

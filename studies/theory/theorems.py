@@ -9,15 +9,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
 
 from torch import Tensor
 
-from voidpad.decode.canvas import Canvas
 from voidpad.decode.loop import Denoiser
+from voidpad.decode.rows import Rows
 from voidpad.diagnose.eos_prior import Seen, groups, look
 from voidpad.errors import ConfigError
 from voidpad.roles import Roles
@@ -152,7 +152,7 @@ def agree(
     predictions = [predict(case.lengths, canvas, block) for case in cases]
     tally = _AgreementCounts()
     for rows in groups([len(case.prompt) + canvas for case in cases], tokens):
-        blank = Canvas.blank([cases[row].prompt for row in rows], canvas, roles, rows)
+        blank = Rows.blank([cases[row].prompt for row in rows], canvas, roles)
         empty = look(denoise, blank)
         forced = look(denoise, suffixed(blank, [predictions[row].start for row in rows]))
         for place, row in enumerate(rows):
@@ -161,11 +161,11 @@ def agree(
     return tally.result()
 
 
-def suffixed(canvas: Canvas, start: Sequence[int]) -> Canvas:
+def suffixed(canvas: Rows, start: Sequence[int]) -> Rows:
     """Slots `start[b]`.. of every row as EOS."""
     first = canvas.prompt + canvas.prompt.new_tensor(start) - 1
     chosen = canvas.slots & (canvas.offset >= first[:, None])
-    return canvas.fill(chosen, canvas.ids.new_full(canvas.ids.shape, canvas.roles.eos))
+    return replace(canvas, ids=canvas.ids.masked_fill(chosen, canvas.roles.eos))
 
 
 class _AgreementCounts:

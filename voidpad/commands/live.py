@@ -41,7 +41,7 @@ class LiveView:
 def _picture(step: Step, row: int, model: Model) -> Group:
     """The canvas of one row after a pass, and a line that says where it stands."""
     rows, roles = step.after, model.roles
-    start, ids = int(rows.canvas.prompt[row]), rows.canvas.answer(row)
+    start, ids = int(rows.prompt[row]), rows.answer(row)
     chosen = step.chosen[row, start:].tolist()
     text, ended = Text(), False
     for slot, token in enumerate(ids):
@@ -56,7 +56,7 @@ def _picture(step: Step, row: int, model: Model) -> Group:
             text.append(str(model.tokenizer.decode([token])), "strike bright_black" if ended else fresh)
         ended = ended or token == roles.eos
     state = "probe" if bool(rows.probing[row]) else "decode"
-    left = int(rows.canvas.masked[row].sum())
+    left = int(rows.masked[row].sum())
     passes = int(rows.decoded[row] + rows.probed[row] - rows.shared[row])
     signal = "".join(f"  {name} {float(value[row]):.3f}" for name, value in step.signal.items())
     status = f"{state}  pass {passes}  canvas {len(ids)}  masked {left}{signal}"

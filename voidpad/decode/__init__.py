@@ -1,6 +1,5 @@
 """The decoder: small rules, one loop. `loop.py` is the place to start reading."""
 
-from voidpad.decode.canvas import Canvas
 from voidpad.decode.commit import BlockProgress, CommitRule, Proposed
 from voidpad.decode.length import LengthRule
 from voidpad.decode.loop import Denoiser, Step, advance, begin, decode, wanted
@@ -15,7 +14,6 @@ from voidpad.decode.stop import StopRule
 __all__ = [
     "PRESETS",
     "BlockProgress",
-    "Canvas",
     "CommitRule",
     "Denoiser",
     "FamilyDefaults",

@@ -40,7 +40,6 @@ class BlockProgress:
     passes: Tensor  # (B,) decoding passes used in this block
     steps: int | Tensor  # passes a block may take
     block: int  # slots of a whole block
-    start: Tensor  # (B,) the column at which the block starts
 
 
 class CommitRule(Rule):
@@ -119,8 +118,8 @@ class TopK(StepsRule):
     def __call__(self, proposed: Proposed, progress: BlockProgress) -> Tensor:
         score = proposed.score
         if is_on(self.position_decay):
-            place = torch.arange(score.shape[1], device=score.device)[None] - progress.start[:, None]
-            factor = torch.exp(-self.position_decay * place.double())
+            place = torch.arange(score.shape[1], device=score.device, dtype=torch.float64)[None]
+            factor = torch.exp(-self.position_decay * place)
             score = torch.where(score > 0, score * factor, score)
         return highest(score, proposed.frontier, SCHEDULES[self.schedule](progress))
 

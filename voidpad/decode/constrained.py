@@ -28,7 +28,6 @@ from voidpad.constrain.messages import (
     log_probabilities,
 )
 from voidpad.constrain.row import GapConstraints, RowConstraint
-from voidpad.decode.canvas import Canvas, send
 from voidpad.decode.noise import Noise
 from voidpad.decode.plan import Plan
 from voidpad.decode.propose import (
@@ -39,6 +38,7 @@ from voidpad.decode.propose import (
     TemperedProposal,
     divisor,
 )
+from voidpad.decode.rows import Rows, send
 from voidpad.decode.rules import name_of
 from voidpad.roles import Roles
 
@@ -124,24 +124,24 @@ class Place:
 
 
 def places_of(
-    own: RowConstraint | GapConstraints, canvas: Canvas, row: int, frontier: Tensor, *, limit: int
+    own: RowConstraint | GapConstraints, rows: Rows, row: int, frontier: Tensor, *, limit: int
 ) -> Iterator[tuple[RowConstraint, Place, Tensor]]:
     """The constraints of a row with their places, and the frontier's columns (L,) that each of them governs.
 
     `frontier` is that of all rows (B, L); `limit` is the length up to which the row's canvas may grow.
     """
-    columns = canvas.slots[row]
+    columns = rows.slots[row]
     if isinstance(own, RowConstraint):
-        slots = canvas.ids[row][columns]
+        slots = rows.ids[row][columns]
         room = max(0, limit - len(slots))
-        yield own, Place(slots, frontier[row][columns], room, canvas.roles), frontier[row]
+        yield own, Place(slots, frontier[row][columns], room, rows.roles), frontier[row]
         return
     number = (columns & ~torch.nn.functional.pad(columns[:-1], (1, 0))).cumsum(0) - 1  # of the gap
     for gap, one in enumerate(own.gaps):
         inside = columns & (number == gap)
         open_slots = frontier[row] & inside
         if one is not None and bool(open_slots.any()):
-            yield one, Place(canvas.ids[row][inside], frontier[row][inside], 0, canvas.roles), open_slots
+            yield one, Place(rows.ids[row][inside], frontier[row][inside], 0, rows.roles), open_slots
 
 
 def propose_constrained(

@@ -1,4 +1,4 @@
-"""Denoisers: called with a canvas and the slots of interest, they return logits at those slots.
+"""Denoisers: called with rows and the slots of interest, they return logits at those slots.
 
 Logits are aligned: those of slot j predict the token of slot j, even for families whose networks predict the next one.
 """
@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from voidpad.decode.canvas import Canvas
-from voidpad.decode.causal import horizon
+from voidpad.decode.rows import Rows, horizon
 
-Forbid = Callable[[Canvas], Tensor]  # -> (B, L, L) bool: query (second axis) must not see key (third axis)
+Forbid = Callable[[Rows], Tensor]  # -> (B, L, L) bool: query (second axis) must not see key (third axis)
 
 
 @dataclass(frozen=True)
@@ -33,34 +32,34 @@ class HFDenoiser:
         return next(self.body.parameters()).device
 
     @torch.inference_mode()
-    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        hidden = self.hidden(canvas)
+    def __call__(self, rows: Rows, where: Tensor) -> Tensor:
+        hidden = self.hidden(rows)
         row, column = where.nonzero(as_tuple=True)
         device = hidden.device
         logits: Tensor = self.head(hidden[row.to(device), (column - self.shift).to(device)])
         return logits
 
-    def hidden(self, canvas: Canvas, **kwargs: Any) -> Tensor:
+    def hidden(self, rows: Rows, **kwargs: Any) -> Tensor:
         """The last hidden states (B, L, H) of all positions."""
-        mask = self.visible(canvas)
+        mask = self.visible(rows)
         hidden: Tensor = self.body(
-            input_ids=canvas.ids.to(self.device, non_blocking=True),
+            input_ids=rows.ids.to(self.device, non_blocking=True),
             attention_mask=None if mask is None else mask.to(self.device, non_blocking=True),
             use_cache=False,
             **kwargs,
         ).last_hidden_state
         return hidden
 
-    def visible(self, canvas: Canvas) -> Tensor | None:
+    def visible(self, rows: Rows) -> Tensor | None:
         """The attention mask: None if every key is visible, else (B, L) by key or (B, 1, L, L) by query and key."""
-        inside = canvas.inside
+        inside = rows.inside
         if self.forbid is None and not self.causal_block:
             return None if bool(inside.all()) else inside.long()
         sees = inside[:, None, :]  # (B, query, key)
         if self.causal_block:
-            sees = sees & (canvas.offset < horizon(canvas.offset, self.causal_block).T)
+            sees = sees & (rows.offset < horizon(rows.offset, self.causal_block).T)
         if self.forbid is not None:
-            sees = sees & ~self.forbid(canvas)
+            sees = sees & ~self.forbid(rows)
         return _additive(sees[:, None], self.body)
 
 
@@ -72,18 +71,18 @@ def _additive(visible: Tensor, body: nn.Module) -> Tensor:
 
 # ------------------------------------------------------------------------------------- attention interventions
 # Masks that hide committed EOS tokens: the intervention of the paper's third observation, each a `forbid` from above.
-def hidden_eos(canvas: Canvas) -> Tensor:
+def hidden_eos(rows: Rows) -> Tensor:
     """Masked slots (queries) must not see EOS (keys), once one is committed; (B, L, L)."""
-    return canvas.masked[:, :, None] & _eos_keys(canvas)[:, None, :]
+    return rows.masked[:, :, None] & _eos_keys(rows)[:, None, :]
 
 
-def hidden_eos_from_all(canvas: Canvas) -> Tensor:
+def hidden_eos_from_all(rows: Rows) -> Tensor:
     """No other token may see an EOS, once one is committed. An EOS keeps itself, so every query has a key."""
-    itself = torch.eye(canvas.ids.shape[1], dtype=torch.bool)
-    return _eos_keys(canvas)[:, None, :] & ~itself
+    itself = torch.eye(rows.ids.shape[1], dtype=torch.bool)
+    return _eos_keys(rows)[:, None, :] & ~itself
 
 
-def _eos_keys(canvas: Canvas) -> Tensor:
+def _eos_keys(rows: Rows) -> Tensor:
     """Every EOS of the row, prompt included, in the rows whose canvas holds one (B, L)."""
-    eos = canvas.inside & (canvas.ids == canvas.roles.eos)
-    return eos & (eos & canvas.slots).any(1, keepdim=True)
+    eos = rows.inside & (rows.ids == rows.roles.eos)
+    return eos & (eos & rows.slots).any(1, keepdim=True)

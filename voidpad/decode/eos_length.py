@@ -43,7 +43,7 @@ class EosReader(LengthRule):
         return self.limit
 
     def watch(self, rows: Rows) -> Tensor:
-        return rows.canvas.slots
+        return rows.slots
 
     def measure(self, logits: Tensor, roles: Roles, bans: Bans) -> Tensor:
         z = logits.double()
@@ -60,7 +60,7 @@ def tail_confidence(rows: Rows, grid: Tensor, check: int) -> Tensor:
 
     It is divided by `check`, even where there are fewer such slots.
     """
-    hit = grid[:, :, 0] * rows.canvas.slots
+    hit = grid[:, :, 0] * rows.slots
     from_right = hit.flip(1).cumsum(1).flip(1)
     return total(grid[:, :, 1] * hit * (from_right <= check)) / check
 
@@ -88,30 +88,32 @@ class Daedal(EosReader):
         return {"conf": tail_confidence(rows, grid, self.check)}
 
     def revise(self, before: Rows, rows: Rows, reading: LengthReading, block: int) -> Rows:
-        return self._grow(before, self._probe(before, rows, reading, block), reading).advance(block)
+        unsure = rows.window(block) & (
+            reading.grid[:, :, 2] < self.low
+        )  # masked, and not written in this pass
+        return self._grow(before, self._probe(before, rows, reading, block), reading, unsure).advance(block)
 
     def _probe(self, before: Rows, rows: Rows, reading: LengthReading, block: int) -> Rows:
-        canvas, room = rows.canvas, rows.limit - rows.canvas.length
+        room = rows.limit - rows.length
         done = before.probing & ((reading.signal["conf"] >= self.enough) | (room <= 0))
-        canvas = canvas.resize(
-            canvas.stop + torch.where(before.probing & ~done, room.clamp(max=self.grow), 0)
-        )
+        grown = torch.where(before.probing & ~done, room.clamp(max=self.grow), 0)
         tail = torch.where(done, room.clamp(min=0, max=self.check // 2), 0)
-        canvas = canvas.resize(canvas.stop + tail, canvas.roles.eos)
-        rows = replace(rows, canvas=canvas, probing=before.probing & ~done)
+        rows = rows.resize(rows.stop + grown)
+        rows = rows.resize(rows.stop + tail, rows.roles.eos)
+        rows = replace(rows, probing=before.probing & ~done)
         return replace(rows, entry=torch.where(before.probing, rows.window(block).sum(1), rows.entry))
 
-    def _grow(self, before: Rows, rows: Rows, reading: LengthReading) -> Rows:
-        length = before.canvas.length
+    def _grow(self, before: Rows, rows: Rows, reading: LengthReading, unsure: Tensor) -> Rows:
+        length = before.length
         settled = before.settled | (~before.probing & (length >= before.limit))
         allowed = (
             ~before.probing & ~settled & (reading.signal["conf"] < self.content) & (length < before.limit)
         )
-        unsure = reading.frontier & ~reading.chosen & (reading.grid[:, :, 2] < self.low) & allowed[:, None]
+        unsure = unsure & allowed[:, None]
         at = reading.grid[:, :, 2].masked_fill(~unsure, torch.inf).argmin(1)
-        canvas = rows.canvas.insert(at, torch.where(unsure.any(1), self.grow - 1, 0))
-        canvas = canvas.resize(torch.minimum(canvas.stop, canvas.prompt + rows.limit))
-        return replace(rows, canvas=canvas, settled=settled)
+        rows = rows.insert(at, torch.where(unsure.any(1), self.grow - 1, 0))
+        rows = rows.resize(torch.minimum(rows.stop, rows.prompt + rows.limit))
+        return replace(rows, settled=settled)
 
     def final_prefix(self, rows: Rows) -> Tensor:
         return rows.committed_prefix  # growth happens at a masked slot, never left of the first mask
@@ -119,7 +121,7 @@ class Daedal(EosReader):
 
 def density(rows: Rows, grid: Tensor) -> Tensor:
     """Share (B,) of masked slots whose best token is EOS (`grid[:, :, 0]` is 1 there); 0 where no mask is left."""
-    masked = rows.canvas.masked
+    masked = rows.masked
     return (grid[:, :, 0] * masked).sum(1) / masked.sum(1).clamp(min=1)
 
 
@@ -177,7 +179,7 @@ class RhoEos(EosReader):
         return self.minimum or block
 
     def revise(self, before: Rows, rows: Rows, reading: LengthReading, block: int) -> Rows:
-        length = before.canvas.length
+        length = before.length
         last = before.limit.clamp(max=self.adjust)  # passes that may edit
         settled = before.settled | (length >= before.limit) | (before.decoded >= last)
         rows = replace(rows.advance(block), settled=settled)
@@ -185,12 +187,10 @@ class RhoEos(EosReader):
         least = torch.full_like(length, self.shortest(block)).minimum(length)
         kept = torch.maximum(length + change.clamp(max=0), least)
         added = torch.minimum(change.clamp(min=0), (before.limit - length).clamp(min=0))
-        canvas = rows.canvas.resize(torch.where(change < 0, rows.canvas.prompt + kept, rows.canvas.stop))
-        at = (
-            canvas.stop if self.insert_at == "end" else canvas.first_eos
-        )  # which is the end where there is none
-        edited = replace(rows, canvas=canvas.insert(at, added))
-        return replace(edited, open=torch.minimum(edited.open, edited.canvas.stop))
+        rows = rows.resize(torch.where(change < 0, rows.prompt + kept, rows.stop))
+        # The first EOS is the end where there is none.
+        rows = rows.insert(rows.stop if self.insert_at == "end" else rows.first_eos, added)
+        return replace(rows, block_start=torch.minimum(rows.block_start, rows.stop))
 
     def change(self, rho: Tensor) -> Tensor:
         """Slots to add (positive) or to drop (negative) at this density (B,)."""
@@ -202,7 +202,7 @@ class RhoEos(EosReader):
 
     def final_prefix(self, rows: Rows) -> Tensor:
         """A contraction keeps the first `minimum` slots; an insertion can move the leftmost EOS to the right."""
-        safe = torch.full_like(rows.canvas.prompt, self.minimum)
+        safe = torch.full_like(rows.prompt, self.minimum)
         if self.insert_at == "before_first_eos":
-            safe = torch.minimum(safe, rows.canvas.first_eos - rows.canvas.prompt)
+            safe = torch.minimum(safe, rows.first_eos - rows.prompt)
         return torch.where(rows.settled, rows.committed_prefix, torch.minimum(safe, rows.committed_prefix))

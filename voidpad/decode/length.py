@@ -19,9 +19,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from voidpad.decode.canvas import first
 from voidpad.decode.propose import Bans, index, softmax
-from voidpad.decode.rows import Rows
+from voidpad.decode.rows import Rows, first
 from voidpad.decode.rules import MOST_SLOTS, Rule
 from voidpad.errors import PlanError
 from voidpad.roles import Roles
@@ -35,8 +34,6 @@ class LengthReading:
 
     grid: Tensor  # (B, L, k) the rule's measures at the slots it watched, 0 elsewhere
     signal: Signal  # what `read` made of the grid
-    frontier: Tensor  # (B, L) the slots that could be written in this pass
-    chosen: Tensor  # (B, L) the slots that were written
 
 
 class LengthRule(Rule):
@@ -88,7 +85,7 @@ class LengthRule(Rule):
 
     def watch(self, rows: Rows) -> Tensor:
         """The slots (B, L) whose logits the rule reads in this pass, besides those of the frontier."""
-        return torch.zeros_like(rows.canvas.slots)
+        return torch.zeros_like(rows.slots)
 
     def measure(self, logits: Tensor, roles: Roles, bans: Bans) -> Tensor:
         """Numbers (N, k) that the rule needs of the logits (N, V) at the watched slots."""
@@ -108,7 +105,7 @@ class LengthRule(Rule):
 
     def final_prefix(self, rows: Rows) -> Tensor:
         """How many leading canvas slots (B,) no later pass can change; 0 is always safe, and the default."""
-        return torch.zeros_like(rows.canvas.prompt)
+        return torch.zeros_like(rows.prompt)
 
 
 def total(values: Tensor) -> Tensor:
@@ -190,10 +187,9 @@ class AppendedBlocks(LengthRule):
         return self.replace(canvas=canvas)
 
     def revise(self, before: Rows, rows: Rows, reading: LengthReading, block: int) -> Rows:
-        canvas = rows.canvas
-        full = ~canvas.masked.any(1) & (canvas.first_eos >= canvas.stop)
-        room = (rows.limit - canvas.length).clamp(min=0, max=block)
-        return replace(rows, canvas=canvas.resize(canvas.stop + torch.where(full, room, 0))).advance(block)
+        full = ~rows.masked.any(1) & (rows.first_eos >= rows.stop)
+        room = (rows.limit - rows.length).clamp(min=0, max=block)
+        return rows.resize(rows.stop + torch.where(full, room, 0)).advance(block)
 
     def final_prefix(self, rows: Rows) -> Tensor:
         return rows.committed_prefix
@@ -257,7 +253,7 @@ class VoidExpansion(LengthRule):
         return said
 
     def watch(self, rows: Rows) -> Tensor:
-        tail = rows.canvas.slots & (rows.canvas.offset >= (rows.canvas.stop - self.window)[:, None])
+        tail = rows.slots & (rows.offset >= (rows.stop - self.window)[:, None])
         return tail & rows.probing[:, None]
 
     def measure(self, logits: Tensor, roles: Roles, bans: Bans) -> Tensor:
@@ -272,13 +268,13 @@ class VoidExpansion(LengthRule):
 
     def ready(self, rows: Rows, signal: Signal) -> Tensor:
         enough = (signal["s_nonvoid"] <= self.tau_nonvoid) & (signal["s_gap"] >= self.tau_gap)
-        return ~rows.probing | enough | (rows.canvas.length >= rows.limit)
+        return ~rows.probing | enough | (rows.length >= rows.limit)
 
     def revise(self, before: Rows, rows: Rows, reading: LengthReading, block: int) -> Rows:
         grows = before.probing & ~self.ready(before, reading.signal)
-        added = (rows.limit - rows.canvas.length).clamp(max=block)
-        canvas = rows.canvas.resize(rows.canvas.stop + torch.where(grows, added, 0))
-        return replace(rows, canvas=canvas, probing=grows).advance(block)
+        added = (rows.limit - rows.length).clamp(max=block)
+        rows = rows.resize(rows.stop + torch.where(grows, added, 0))
+        return replace(rows, probing=grows).advance(block)
 
     def final_prefix(self, rows: Rows) -> Tensor:
         return rows.committed_prefix
@@ -301,22 +297,20 @@ class SmartCrop(LengthRule):
         return self
 
     def watch(self, rows: Rows) -> Tensor:
-        return rows.canvas.slots & rows.probing[:, None]
+        return rows.slots & rows.probing[:, None]
 
     def measure(self, logits: Tensor, roles: Roles, bans: Bans) -> Tensor:
         return softmax(logits.double())[:, roles.eos, None]
 
     def read(self, rows: Rows, grid: Tensor) -> Signal:
         ended = 1 - (1 - grid[:, :, 0]).cumprod(1)  # slots that were not watched hold 0 and change nothing
-        end = first(rows.canvas.slots & (ended >= self.tau), otherwise=rows.canvas.stop - 1)
-        return {"length": torch.maximum(end + 1 - rows.canvas.prompt, rows.shortest)}
+        end = first(rows.slots & (ended >= self.tau), otherwise=rows.stop - 1)
+        return {"length": torch.maximum(end + 1 - rows.prompt, rows.shortest)}
 
     def revise(self, before: Rows, rows: Rows, reading: LengthReading, block: int) -> Rows:
-        canvas = rows.canvas
         whole = torch.div(reading.signal["length"] + block - 1, block, rounding_mode="floor") * block
-        stop = torch.where(before.probing, canvas.prompt + torch.minimum(whole, canvas.length), canvas.stop)
-        cropped = replace(rows, canvas=canvas.resize(stop), probing=torch.zeros_like(rows.probing))
-        return cropped.advance(block)
+        stop = torch.where(before.probing, rows.prompt + torch.minimum(whole, rows.length), rows.stop)
+        return replace(rows.resize(stop), probing=torch.zeros_like(rows.probing)).advance(block)
 
     def final_prefix(self, rows: Rows) -> Tensor:
         return rows.committed_prefix

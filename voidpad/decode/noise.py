@@ -8,7 +8,7 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from voidpad.decode.canvas import send
+from voidpad.decode.rows import send
 
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # splitmix64's constants, as signed 64-bit integers
 MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias
 
+import torch
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
-from torch import Tensor, div
+from torch import Tensor
 
-from voidpad.decode.causal import CausalBlocks
 from voidpad.decode.commit import (
     CommitRule,
     Dynamic,
@@ -22,9 +22,15 @@ from voidpad.decode.commit import (
 )
 from voidpad.decode.eos_length import Daedal, RhoEos
 from voidpad.decode.length import AppendedBlocks, Fixed, LengthRule, RoundedUp, SmartCrop, VoidExpansion
-from voidpad.decode.penalty import EosPenalty
-from voidpad.decode.propose import GumbelProposal, MaskLast, ProposeRule, SampledProposal, TemperedProposal
-from voidpad.decode.rows import Rows
+from voidpad.decode.propose import (
+    EosPenalty,
+    GumbelProposal,
+    MaskLast,
+    ProposeRule,
+    SampledProposal,
+    TemperedProposal,
+)
+from voidpad.decode.rows import Rows, horizon
 from voidpad.decode.rules import MOST_SLOTS, Names, Rule, name_of
 from voidpad.decode.stop import AfterBlock, EndsTermination, EosTermination, StopRule, Vanilla
 from voidpad.errors import PlanError
@@ -78,6 +84,20 @@ else:
         Annotated[Vanilla | EosTermination | EndsTermination | AfterBlock, Field(discriminator="kind")],
         _or_own(StopRule),
     ]
+
+
+class CausalBlocks(Rule):
+    """How a plan follows a network with block-causal attention, where a token sees its own block and those before it.
+
+    Blocks count from position 0 of the row, not from the end of the prompt. So the last tokens of a prompt may share a
+    block with the first slots of the answer, and a canvas need not be a whole number of blocks.
+    """
+
+    size: int = Field(ge=1, le=MOST_SLOTS, description="positions in a block of the network's attention")
+    lead: bool = Field(
+        default=False,
+        description="a block's first slot is written before its other slots, alone and greedily",
+    )
 
 
 class Plan(Rule):
@@ -138,9 +158,23 @@ class Plan(Rule):
                 field="fill",
             )
         if self.causal is not None:
-            ahead = f"length={name_of(self.length)}" if self.length.looks_ahead else None
-            self.causal.check(self.block, "trim=True" if ahead is None and self.trim else ahead)
+            self._fits_causal_blocks(self.causal.size)
         return self
+
+    def _fits_causal_blocks(self, size: int) -> None:
+        if size % self.block:
+            raise PlanError(
+                f"block={self.block} does not divide the blocks of {size} in which the model's attention runs; "
+                f"use {size} or a divisor.",
+                field="block",
+            )
+        for name, ahead in (("length", self.length.looks_ahead), ("trim", self.trim)):
+            if ahead:
+                raise PlanError(
+                    f"{name} has no meaning for block-causal attention, where no slot sees later blocks; "
+                    "use a canvas of one length without trim.",
+                    field=name,
+                )
 
     @property
     def steps(self) -> int:
@@ -159,20 +193,29 @@ class Plan(Rule):
 
     def whole_blocks(self, prompt: Tensor, slots: Tensor) -> Tensor:
         """The length of a canvas (B,) of `slots` behind prompts of these lengths: rounded up to whole causal blocks."""
-        return slots if self.causal is None else self.causal.whole_blocks(prompt, slots)
+        return slots if self.causal is None else horizon(prompt + slots - 1, self.causal.size) - prompt
 
     def first_block(self, prompt: Tensor) -> Tensor:
         """Where the first block starts (B,): at the prompt's end, or where the causal block of its end starts."""
-        return prompt if self.causal is None else div(prompt, self.block, rounding_mode="floor") * self.block
+        return prompt if self.causal is None else prompt // self.block * self.block
 
     def frontier(self, rows: Rows) -> Tensor:
-        """The slots (B, L) that may be written in the next pass: the masked ones of the open block."""
-        window = rows.window(self.block)
-        return window if self.causal is None else self.causal.frontier(rows.canvas, window)
+        """The slots (B, L) that may be written in the next pass: the masked ones of the open block.
+
+        Where a block has a leading slot, it is written alone.
+        """
+        window, leads = rows.window(self.block), self.greedy(rows.offset)
+        return (
+            window
+            if leads is None
+            else torch.where((window & leads).any(1, keepdim=True), window & leads, window)
+        )
 
     def greedy(self, position: Tensor) -> Tensor | None:
-        """True at the positions (N,) whose token is never drawn at random; None if every token may be."""
-        return self.causal.leads(position) if self.causal is not None and self.causal.lead else None
+        """True at leading slots, whose token is never drawn at random; None if there are no such slots."""
+        if self.causal is None or not self.causal.lead:
+            return None
+        return position % self.causal.size == 0
 
     def ends(self, roles: Roles) -> tuple[int, ...]:
         """The ids that end an answer: EOS, and for block-causal models every stop id."""

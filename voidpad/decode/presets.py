@@ -7,23 +7,29 @@ from the suffix `@authors`, and last from the user. The fields of one preset are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 import annotated_types
 from pydantic import Field, create_model
-from pydantic.fields import FieldInfo
 
 from voidpad.decode.authors import DreamLoop, R, as_published
-from voidpad.decode.causal import CausalBlocks
-from voidpad.decode.commit import CommitRule, EntropyBound, Factor, HighConfidence, StepsRule, Threshold, TopK
+from voidpad.decode.commit import (
+    CommitRule,
+    EntropyBound,
+    Factor,
+    HighConfidence,
+    Static,
+    StepsRule,
+    Threshold,
+    TopK,
+)
 from voidpad.decode.eos_length import Daedal, RhoEos
 from voidpad.decode.length import AppendedBlocks, Fixed, LengthRule, RoundedUp, SmartCrop, VoidExpansion
-from voidpad.decode.penalty import EosPenalty
-from voidpad.decode.plan import Plan
-from voidpad.decode.propose import GumbelProposal, MaskLast, ProposeRule, SampledProposal
+from voidpad.decode.plan import CausalBlocks, Plan
+from voidpad.decode.propose import EosPenalty, GumbelProposal, MaskLast, ProposeRule, SampledProposal
 from voidpad.decode.rules import MOST_PASSES, Names, Rule
 from voidpad.decode.stop import AfterBlock, EndsTermination, EosTermination, Vanilla
 from voidpad.errors import PlanError
@@ -47,15 +53,22 @@ FormFields = dict[str, tuple[Any, Any]]  # name -> annotation and pydantic field
 
 
 def rule_fields(rule: type[Rule], **defaults: Any) -> FormFields:
-    """The fields of a rule for a form, with other defaults where these are given."""
+    """The fields of a rule for a form, with other defaults where these are given; None makes a field optional."""
     found: FormFields = {}
     for name, info in rule.model_fields.items():
         if name in ("kind", "steps"):  # `steps` has a meaning of its own in a form
             continue
-        annotation = Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
+        annotation: Any = Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
         default = defaults.get(name, info.default)
+        if default is None:
+            annotation = annotation | None
         found[name] = (annotation, Field(default, description=info.description))
     return found
+
+
+def steps_field(help: str) -> FormFields:
+    annotation = Annotated[int, annotated_types.Ge(1), annotated_types.Le(MOST_PASSES)] | None
+    return {"steps": (annotation, Field(None, description=f"passes{help} (default: one token a pass)"))}
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,8 @@ class FamilyDefaults:
 class Preset:
     """A named combination of rules.
 
-    `commit` and `propose` are None where the user chooses the commit rule and the family gives the proposal.
+    `commit` is None where the user chooses the commit rule and the family gives the proposal; a preset with a commit
+    rule of its own proposes by `MaskLast`.
     """
 
     about: str
@@ -89,34 +103,20 @@ class Preset:
     stop: str = "vanilla"
     eos_penalty: float = 0.0
     commit: type[CommitRule] | None = None
-    propose: ProposeRule | None = None
 
     def fields(self, family: FamilyDefaults, *, authors: bool = False) -> FormFields:
         """Every field of this preset, in the order in which they are shown."""
-        own = rule_fields(Plan, ban=self.ban)
-        length = rule_fields(as_published(self.length) if authors else self.length)
-        steps = (
-            Annotated[int, annotated_types.Ge(1), annotated_types.Le(MOST_PASSES)] | None,
-            Field(
-                None,
-                description="passes: in total for a fixed canvas, per block otherwise (default: one token a pass)",
-            ),
-        )
+        own = rule_fields(Plan, ban=self.ban, mute=None)
         stop = (
             Literal["vanilla", "eos"],
             Field(
                 self.stop, description="vanilla, or eos: stop when nothing before the leftmost EOS is masked"
             ),
         )
-        first: FormFields = {"block": own["block"], **length}
+        first = {"block": own["block"], **rule_fields(as_published(self.length) if authors else self.length)}
+        second = {"ban": own["ban"], "stop": stop}
         if self.commit is not None:
-            return {
-                **first,
-                "ban": own["ban"],
-                "stop": stop,
-                **rule_fields(self.commit),
-                "cut": own["cut"],
-            }
+            return {**first, **second, **rule_fields(self.commit), "cut": own["cut"]}
         switched: FormFields = {}
         for name, rule in SWITCHES.items():
             switched |= rule_fields(rule, **{name: 0.0})
@@ -124,7 +124,6 @@ class Preset:
         switched |= rule_fields(EosPenalty, eos_penalty=self.eos_penalty)
         for name in (*SWITCHES, "eos_penalty"):
             switched[name][1].description = f"{switched[name][1].description} (0 is off)"
-        switched["schedule"] = (switched["schedule"][0] | None, switched["schedule"][1])
         scores = (
             Literal["unbanned", "renormalised"],
             Field(
@@ -132,71 +131,47 @@ class Preset:
                 description="unbanned: banned tokens keep their mass in the scores; renormalised: they do not",
             ),
         )
-        proposal = rule_fields(family.proposal, score=None)
-        proposal["score"] = (proposal["score"][0] | None, proposal["score"][1])
-        mute = (own["mute"][0] | None, Field(None, description=own["mute"][1].description))
         return {
             **first,
-            "steps": steps,
-            "ban": own["ban"],
-            "stop": stop,
+            **steps_field(": in total for a fixed canvas, per block otherwise"),
+            **second,
             **switched,
             "scores": scores,
-            "mute": mute,
-            **proposal,
+            "mute": own["mute"],
+            **rule_fields(family.proposal, score=None),
             "trim": own["trim"],
             "cut": own["cut"],
         }
 
-    def build(
-        self, family: FamilyDefaults, form: Form, *, authors: bool = False
-    ) -> tuple[Plan, dict[str, Any]]:
-        """The plan from the form, and the value of every field; those that others decide are filled in."""
-        values = {name: getattr(form, name) for name in type(form).model_fields}
-        length_class = as_published(self.length) if authors else self.length
-        length = _built(length_class, values).in_blocks(values["block"])
+    def build(self, family: FamilyDefaults, values: dict[str, Any], *, authors: bool) -> Plan:
+        """The plan from the values of all fields; those that others decide are filled in."""
+
+        def rule(kind: type[R], **more: Any) -> R:
+            return _built(as_published(kind) if authors else kind, values, **more)
+
+        length = rule(self.length).in_blocks(values["block"])
         own = {name: values[name] for name in ("block", "ban", "cut")}
         own |= {"length": length, "stop": STOPS[values["stop"]]}
         if self.commit is not None:
-            propose = self.propose or MaskLast()
-            return Plan(**own, propose=propose, commit=_built(self.commit, values)), values
-        return self._chosen(family, values, own, authors=authors)
-
-    def _chosen(
-        self, family: FamilyDefaults, values: dict[str, Any], own: dict[str, Any], *, authors: bool
-    ) -> tuple[Plan, dict[str, Any]]:
-        """The plan and its fields for a preset whose commit rule and scores the user chooses."""
-        switch = _switch(values)
+            return Plan(**own, propose=MaskLast(), commit=_built(self.commit, values))
         leaves = authors and family.leaves_blocks
-        if switch is not None:
-            _refuse_beside(switch, values, allowed=("steps",) if leaves else ())
-        if not values["eos_penalty"] and values["eos_annealing"] != "dream-coder":
-            raise PlanError(
-                "eos_annealing has no effect without eos_penalty; set eos_penalty too.", field="eos_annealing"
-            )
-        if switch != "entropy_bound" and values["entropy_order"] != "score":
-            raise PlanError(
-                "entropy_order has no effect without entropy_bound; set entropy_bound too.",
-                field="entropy_order",
-            )
-        steps = self._steps_per_block(values, own["length"], scheduled=switch is None)
+        switch = _switch(values, beside=() if leaves else ("steps",))
+        steps = self._steps_per_block(values, length, scheduled=switch is None)
         commit: CommitRule
         if switch is None:
             values["schedule"] = values["schedule"] or family.schedule
-            commit = _built(TopK, values, steps=steps)
+            commit = rule(TopK, steps=steps)
         else:
-            commit_class = as_published(SWITCHES[switch]) if authors else SWITCHES[switch]
-            commit = _built(commit_class, values)
+            commit = rule(SWITCHES[switch])
         probability = commit.compares_probability or values["position_decay"] > 0
         values["score"] = values["score"] or ("confidence" if probability else family.score)
         if values["mute"] is None:
             muted = values["ban"] if values["scores"] == "renormalised" else ()
             values["mute"] = tuple(dict.fromkeys((*self.mute, *muted)))
-        proposal = as_published(family.proposal) if authors else family.proposal
-        penalty = _built(EosPenalty, values) if values["eos_penalty"] else None
-        own |= {"mute": values["mute"], "trim": values["trim"], "penalty": penalty}
-        own |= {"commit": commit, "propose": _built(proposal, values)}
-        return (DreamLoop(**own, block_steps=steps) if leaves else Plan(**own)), values
+        own |= {"mute": values["mute"], "trim": values["trim"]}
+        own |= {"commit": commit, "propose": rule(family.proposal)}
+        own |= {"penalty": rule(EosPenalty) if values["eos_penalty"] else None}
+        return DreamLoop(**own, block_steps=steps) if leaves else Plan(**own)
 
     def _steps_per_block(self, values: dict[str, Any], length: LengthRule, *, scheduled: bool) -> int | None:
         """Passes of one block, or None where nothing bounds them; fills in the field `steps`."""
@@ -224,36 +199,27 @@ class CausalPreset(Preset):
     """
 
     length: type[LengthRule] = RoundedUp
+    commit: type[CommitRule] = Static
     small: int | None = None  # size of the blocks that are written one after the other inside a causal block
     lead: bool = False
     finish: bool = True
 
     def fields(self, family: FamilyDefaults, *, authors: bool = False) -> FormFields:
-        assert self.commit is not None
-        block = min(self.small or family.causal_block, family.causal_block)
-        own = rule_fields(Plan, block=block)
-        found: FormFields = {"block": own["block"], **rule_fields(self.length)}
-        if issubclass(self.commit, StepsRule):
-            found["steps"] = (
-                Annotated[int, annotated_types.Ge(1), annotated_types.Le(MOST_PASSES)] | None,
-                Field(None, description="passes per block (default: one token a pass)"),
-            )
+        own = rule_fields(Plan, block=min(self.small or family.causal_block, family.causal_block))
         return {
-            **found,
+            "block": own["block"],
+            **rule_fields(self.length),
+            **(steps_field(" per block") if issubclass(self.commit, StepsRule) else {}),
             "ban": own["ban"],
             **rule_fields(self.commit),
             **rule_fields(family.proposal, score=family.score),
             "cut": own["cut"],
         }
 
-    def build(
-        self, family: FamilyDefaults, form: Form, *, authors: bool = False
-    ) -> tuple[Plan, dict[str, Any]]:
-        assert self.commit is not None
-        values = {name: getattr(form, name) for name in type(form).model_fields}
+    def build(self, family: FamilyDefaults, values: dict[str, Any], *, authors: bool) -> Plan:
         if "steps" in values:
             values["steps"] = values["steps"] or values["block"]
-        plan = Plan(
+        return Plan(
             length=_built(self.length, values),
             propose=_built(family.proposal, values),
             commit=_built(self.commit, values),
@@ -261,7 +227,6 @@ class CausalPreset(Preset):
             causal=CausalBlocks(size=family.causal_block, lead=self.lead),
             **{name: values[name] for name in ("block", "ban", "cut")},
         )
-        return plan, values
 
 
 def _built(rule: type[R], values: Mapping[str, Any], **more: Any) -> R:
@@ -270,34 +235,37 @@ def _built(rule: type[R], values: Mapping[str, Any], **more: Any) -> R:
     return rule(**{**known, **more})
 
 
-def _switch(values: Mapping[str, Any]) -> str | None:
-    """The field that chooses a commit rule in place of the schedule."""
+def _switch(values: Mapping[str, Any], *, beside: tuple[str, ...]) -> str | None:
+    """The field that chooses a commit rule in place of the schedule. Refuses fields that have no effect beside it."""
     on = [name for name in SWITCHES if values[name]]
     if len(on) > 1:
         given = " and ".join(f"{name}={values[name]}" for name in on)
         raise PlanError(f"{given} exclude each other; set one.", field=on[1])
-    return on[0] if on else None
-
-
-def _refuse_beside(switch: str, values: Mapping[str, Any], *, allowed: tuple[str, ...]) -> None:
-    """Refuse fields of a schedule beside a rule that has none: they would have no effect."""
-    for name in ("steps", "schedule", "position_decay"):
-        if values[name] and name not in allowed:
+    switch = on[0] if on else None
+    for name in (*beside, "schedule", "position_decay") if switch else ():
+        if values[name]:
             raise PlanError(
-                f"{name}={values[name]} belongs to a schedule, and {switch}={values[switch]} replaces the schedule; "
-                "drop one of them.",
+                f"{name}={values[name]} belongs to a schedule, and {switch}={values[switch or '']} replaces the "
+                "schedule; drop one of them.",
                 field=name,
             )
+    for name, needed in (("eos_annealing", "eos_penalty"), ("entropy_order", "entropy_bound")):
+        if not values[needed] and values[name] not in ("dream-coder", "score"):
+            raise PlanError(f"{name} has no effect without {needed}; set {needed} too.", field=name)
+    return switch
 
 
 _VOID: dict[str, Any] = {"ban": ("void",), "stop": "eos"}
-_CONFIDENT: dict[str, Any] = {"commit": HighConfidence, "propose": MaskLast()}
 PRESETS: dict[str, Preset] = {
     "original": Preset("fixed canvas, decoded to the end: instruct models as released", Fixed),
     "void": Preset("fixed canvas, VOID banned, [EOS]Termination", Fixed, **_VOID),
     "void-expansion": Preset("the canvas grows until its tail reads as VOID", VoidExpansion, **_VOID),
-    "daedal": Preset("DAEDAL: grow by EOS confidence, then where the model is unsure", Daedal, **_CONFIDENT),
-    "rho-eos": Preset("rho-EOS: grow or shrink by the density of EOS predictions", RhoEos, **_CONFIDENT),
+    "daedal": Preset(
+        "DAEDAL: grow by EOS confidence, then where the model is unsure", Daedal, commit=HighConfidence
+    ),
+    "rho-eos": Preset(
+        "rho-EOS: grow or shrink by the density of EOS predictions", RhoEos, commit=HighConfidence
+    ),
     "smart-crop": Preset("SmartCrop: one probe, cropped by cumulative EOS probability", SmartCrop),
     "eos-last": Preset(
         "LLaDA's confidence_eos_eot_inf: EOS is written after all words", Fixed, mute=("ends",), stop="eos"
@@ -377,8 +345,13 @@ def build_plan(
             f"`voidpad plans {name} --model MODEL` lists its fields.",
             field=unknown[0],
         )
-    form: type[Form] = create_model("Form", __base__=Form, **known)  # type: ignore[call-overload]
-    return preset.build(family, form(**values), authors=authors)
+    filled = dict(_form(known)(**values))
+    return preset.build(family, filled, authors=authors), filled
+
+
+def _form(fields: FormFields) -> type[Form]:
+    form: type[Form] = create_model("Form", __base__=Form, **fields)  # type: ignore[call-overload]
+    return form
 
 
 def _find(name: str, family: FamilyDefaults) -> tuple[str, Preset, bool]:
@@ -413,11 +386,7 @@ def _hint(unknown: list[str], known: Mapping[str, Any], family: FamilyDefaults) 
     if having:
         shown = ", ".join(having[:3]) + (" and others" if len(having) > 3 else "")
         return f"; plans that have {'it' if len(unknown) == 1 else 'them'}: {shown}"
-    if all(one in SampledProposal.model_fields for one in unknown):
-        return (
-            "; this model samples by temperature alone" if "temperature" in known else "; it does not sample"
-        )
-    near = get_close_matches(unknown[0], list(known), n=1)
+    near = get_close_matches(unknown[0], list(known), n=1, cutoff=0.7)
     return f" (did you mean {near[0]}?)" if near else ""
 
 
@@ -440,18 +409,20 @@ class PlanField:
     help: str
 
     @classmethod
-    def of(cls, name: str, annotation: Any, info: FieldInfo) -> PlanField:
-        """From the annotation and the field of a form."""
-        bounds: dict[str, Any] = {}
-        kind, marks = _unwrapped(annotation)
-        for mark in marks:
-            for ours, theirs in (("at_least", "ge"), ("above", "gt"), ("at_most", "le")):
-                bounds[ours] = getattr(mark, theirs, bounds.get(ours))
-        words = {int: "integer", float: "number", bool: "boolean"}
-        choices = get_args(kind) if get_origin(kind) is Literal else ()
-        word = "string" if choices else words.get(kind, "names")
-        least, above, most = (bounds.get(one) for one in ("at_least", "above", "at_most"))
-        return cls(name, word, info.default, choices, least, above, most, info.description or "")
+    def of(cls, name: str, described: Mapping[str, Any]) -> PlanField:
+        """From a property of a form's JSON schema."""
+        kinds = [kind for kind in described.get("anyOf", [described]) if kind.get("type") != "null"]
+        [kind] = kinds
+        return cls(
+            name=name,
+            type="names" if kind["type"] == "array" else kind["type"],
+            default=described.get("default"),
+            choices=tuple(kind.get("enum", ())),
+            at_least=kind.get("minimum"),
+            above=kind.get("exclusiveMinimum"),
+            at_most=kind.get("maximum"),
+            help=described.get("description", ""),
+        )
 
     @property
     def range(self) -> str:
@@ -467,18 +438,6 @@ class PlanField:
         return {**vars(self), "default": default, "choices": list(self.choices)}
 
 
-def _unwrapped(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The bare type of an annotation and the marks on it, without `None`."""
-    if get_origin(annotation) is Annotated:
-        kind, *marks = get_args(annotation)
-        inner, more = _unwrapped(kind)
-        return inner, (*more, *marks)
-    options = [one for one in get_args(annotation) if one is not type(None)]
-    if type(None) in get_args(annotation) and len(options) == 1:
-        return _unwrapped(options[0])
-    return annotation, ()
-
-
 def schema(
     name: str, defaults: FamilyDefaults | None = None, *, calibration: Mapping[str, Any] | None = None
 ) -> list[PlanField]:
@@ -492,13 +451,12 @@ def schema(
 
 def every_field() -> list[PlanField]:
     """Every field that some preset has for some family, once each, in the order in which they are shown."""
-    return list(_listed(_every_form_field()))
+    return _listed(_every_form_field())
 
 
 def check_fields(fields: Mapping[str, Any]) -> Form:
     """Refuse fields that no preset has, and values that are out of range whatever the preset; the values as read."""
-    form: type[Form] = create_model("Form", __base__=Form, **_every_form_field())  # type: ignore[call-overload]
-    return form(**fields)
+    return _form(_every_form_field())(**fields)
 
 
 def _every_form_field() -> FormFields:
@@ -510,5 +468,6 @@ def _every_form_field() -> FormFields:
     return every
 
 
-def _listed(fields: FormFields) -> Iterator[PlanField]:
-    return (PlanField.of(name, annotation, info) for name, (annotation, info) in fields.items())
+def _listed(fields: FormFields) -> list[PlanField]:
+    described = _form(fields).model_json_schema()["properties"]
+    return [PlanField.of(name, described[name]) for name in fields]

@@ -15,7 +15,7 @@ written, a slot would look certain by them; such slots come after all others (th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Literal
@@ -29,6 +29,7 @@ from voidpad.decode.noise import Noise
 from voidpad.decode.rules import Rule, is_on
 
 NOTHING = -1  # the token of a slot at which every token is banned
+TILE = 1 << 25  # numbers of float64 logits that a proposal looks at together: 256 MB
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,13 @@ class SlotProposal:
         numbers = [self.tokens.double(), self.score]
         return torch.stack(numbers if self.entropy is None else [*numbers, self.entropy])
 
+    @classmethod
+    def cat(cls, parts: Sequence[SlotProposal]) -> SlotProposal:
+        """The proposals of several groups of slots as one."""
+        entropies = [part.entropy for part in parts if part.entropy is not None]
+        tokens, score = torch.cat([part.tokens for part in parts]), torch.cat([part.score for part in parts])
+        return cls(tokens, score, torch.cat(entropies) if entropies else None)
+
 
 class ProposeRule(Rule):
     """Base of proposal rules."""
@@ -74,6 +82,9 @@ class ProposeRule(Rule):
     def __call__(self, logits: Tensor, bans: Bans, noise: Noise, *, entropy: bool = False) -> SlotProposal:
         """Tokens and scores of N slots from their logits (N, V); with `entropy`, their entropies too."""
         raise NotImplementedError
+
+    def propose(self, logits: Tensor, bans: Bans, noise: Noise, entropy: bool) -> SlotProposal:
+        return self(logits, bans, noise, entropy=entropy)
 
     def choice_ban(self, bans: Bans) -> tuple[int, ...] | Tensor:
         """The ids that may not be chosen: the plan's, and MASK unless the rule may propose it."""
@@ -218,6 +229,31 @@ class SampledProposal(TemperedProposal):
         return z.masked_fill(torch.zeros_like(out).scatter(1, order, out), -torch.inf)
 
 
+class EosPenalty(Rule):
+    """Lower the logit of EOS, in a measure that may depend on how much of the row's canvas is masked.
+
+    It holds for choosing and scoring tokens; length rules see the logits as the network gave them. `dream-coder` is
+    nearly a ban while the canvas is empty and nothing once it is full (spec rivals 3.2).
+    """
+
+    eos_penalty: float = Field(
+        default=3.0, ge=0, le=1e6, description="taken off the logit of EOS before tokens are chosen"
+    )
+    eos_annealing: Literal["constant", "linear", "dream-coder"] = Field(
+        default="dream-coder", description="constant, linear or dream-coder: how the penalty fades"
+    )
+
+    def __call__(self, masked: Tensor) -> Tensor:
+        """The penalty (N,) for slots in rows of which this share (N,) is masked."""
+        if self.eos_annealing == "constant":
+            weight = torch.ones_like(masked)
+        elif self.eos_annealing == "linear":
+            weight = masked
+        else:
+            weight = -torch.log(1 - masked + 1e-3)
+        return self.eos_penalty * weight
+
+
 class MaskLast(ProposeRule):
     """The proposal of DAEDAL and rho-EOS: a slot whose best token is MASK is written only when no other slot is left.
 
@@ -237,6 +273,41 @@ class MaskLast(ProposeRule):
         late = chance(softmax(without(z, (bans.mask,))), words) - 2.0
         waits = tokens == bans.mask
         return SlotProposal(torch.where(waits, words, tokens), torch.where(waits, late, score))
+
+
+def penalised(logits: Tensor, eos: int, penalty: Tensor | None) -> Tensor:
+    """The logits (N, V) with the penalty (N,) taken off the end token's."""
+    if penalty is None:
+        return logits
+    z = logits.double().clone()
+    z[:, eos] -= penalty
+    return z
+
+
+def propose_in_tiles(
+    rule: ProposeRule,
+    logits: Tensor,
+    bans: Bans,
+    noise: Noise,
+    *,
+    entropy: bool,
+    penalty: Tensor | None = None,
+    eos: int = 0,
+    call: Callable[..., SlotProposal] = ProposeRule.propose,
+) -> SlotProposal:
+    """What the rule proposes for N slots, in tiles whose float64 logits take at most 256 MB.
+
+    `call` is the rule's own call or its compiled form. Numbers of the rule that are tensors (N, 1) are cut with it.
+    """
+    size = max(1, TILE // logits.shape[1])
+    found = []
+    for number, draws in enumerate(noise.split(size)):
+        part = slice(number * size, (number + 1) * size)
+        numbers = {name: value[part] for name, value in vars(rule).items() if isinstance(value, Tensor)}
+        own = rule.with_tensors(**numbers) if numbers else rule
+        z = penalised(logits[part], eos, None if penalty is None else penalty[part])
+        found.append(call(own, z, bans, draws, entropy))
+    return found[0] if len(found) == 1 else SlotProposal.cat(found)
 
 
 def divisor(temperature: float | Tensor) -> float | Tensor:

@@ -38,7 +38,7 @@ class Rule(BaseModel):
         values = {name: getattr(self, name) for name in type(self).model_fields}
         return type(self)(**{**values, **changes})
 
-    def with_tensors(self, **numbers: Tensor) -> Self:
+    def with_tensors(self, **numbers: Tensor | Rule) -> Self:
         """The same rule with tensors in place of some numbers: one value for each row or slot it is applied to."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
         return self.model_construct(**{**values, **numbers})

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from voidpad.decode.canvas import Canvas, first
+from voidpad.decode.rows import Rows
 from voidpad.decode.rules import MOST_SLOTS, Rule
 
 
@@ -22,7 +22,7 @@ class StopRule(Rule):
 
     ends_early: ClassVar[bool] = True  # False if the rule never ends a row that has masks left
 
-    def __call__(self, rows: Canvas) -> Tensor:
+    def __call__(self, rows: Rows) -> Tensor:
         """The rows (B,) bool that are finished."""
         raise NotImplementedError
 
@@ -34,7 +34,7 @@ class Vanilla(StopRule):
 
     ends_early = False
 
-    def __call__(self, rows: Canvas) -> Tensor:
+    def __call__(self, rows: Rows) -> Tensor:
         return torch.zeros_like(rows.prompt, dtype=torch.bool)
 
 
@@ -43,7 +43,7 @@ class EosTermination(StopRule):
 
     kind: Literal["eos"] = "eos"
 
-    def __call__(self, rows: Canvas) -> Tensor:
+    def __call__(self, rows: Rows) -> Tensor:
         return terminated(rows, (rows.roles.eos,))
 
 
@@ -52,7 +52,7 @@ class EndsTermination(StopRule):
 
     kind: Literal["ends"] = "ends"
 
-    def __call__(self, rows: Canvas) -> Tensor:
+    def __call__(self, rows: Rows) -> Tensor:
         return terminated(rows, rows.roles.ends)
 
 
@@ -62,13 +62,12 @@ class AfterBlock(StopRule):
     kind: Literal["after-block"] = "after-block"
     block: int = Field(default=32, ge=1, le=MOST_SLOTS, description="size of the blocks")
 
-    def __call__(self, rows: Canvas) -> Tensor:
-        ahead = first(rows.masked, otherwise=rows.stop)
-        whole = (ahead % self.block == 0) | (ahead == rows.stop)
+    def __call__(self, rows: Rows) -> Tensor:
+        whole = (rows.first_mask % self.block == 0) | (rows.first_mask == rows.stop)
         return terminated(rows, rows.roles.ends) & whole
 
 
-def terminated(rows: Canvas, ends: Sequence[int]) -> Tensor:
+def terminated(rows: Rows, ends: Sequence[int]) -> Tensor:
     """Rows (B,) in which one of these tokens stands and nothing before the leftmost of them is masked."""
     end = rows.first_of(ends)
-    return (end < rows.stop) & (first(rows.masked, otherwise=rows.stop) > end)
+    return (end < rows.stop) & (rows.first_mask > end)

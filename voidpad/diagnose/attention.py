@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voidpad.decode.canvas import Canvas
 from voidpad.decode.denoise import Forbid, HFDenoiser, hidden_eos, hidden_eos_from_all
 from voidpad.decode.plan import Plan
+from voidpad.decode.rows import Rows
 from voidpad.engine.batching import Engine
 from voidpad.models import Model
 
@@ -42,7 +42,7 @@ class AttentionProbe:
     seen: list[EosAttention] = field(default_factory=list)
     passes: dict[int, int] = field(default_factory=dict)
 
-    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
+    def __call__(self, canvas: Rows, where: Tensor) -> Tensor:
         with _eager(self.inner.body), self._hooked(canvas) as layers:
             logits = self.inner(canvas, where)
         eos = canvas.inside & (canvas.ids == canvas.roles.eos)
@@ -57,7 +57,7 @@ class AttentionProbe:
         return logits
 
     @contextmanager
-    def _hooked(self, canvas: Canvas) -> Iterator[list[Tensor]]:
+    def _hooked(self, canvas: Rows) -> Iterator[list[Tensor]]:
         """Reduce each layer's attention as it passes by: the full weights never pile up."""
         masses: list[Tensor] = []
         device = self.inner.device

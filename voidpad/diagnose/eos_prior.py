@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from voidpad.decode.canvas import Canvas
 from voidpad.decode.loop import Denoiser
+from voidpad.decode.rows import Rows
 from voidpad.roles import Roles
 from voidpad.training.padding import Pairs, batch_width
 
@@ -31,7 +31,7 @@ class Seen:
     best: Tensor  # (B, L) the likeliest token that is not MASK
 
 
-def look(denoise: Denoiser, canvas: Canvas) -> Seen:
+def look(denoise: Denoiser, canvas: Rows) -> Seen:
     """One pass over whole canvases, full softmax, nothing banned."""
     logits = denoise(canvas, canvas.slots)
     parts = [_read(piece, canvas.roles) for piece in logits.split(PIECE)]
@@ -73,7 +73,7 @@ def void_tail(
         return None
     tails = []
     for rows in groups([len(prompt) + canvas for prompt in prompts], 4096):
-        blank = Canvas.blank([prompts[row] for row in rows], canvas, roles, rows)
+        blank = Rows.blank([prompts[row] for row in rows], canvas, roles)
         seen = look(denoise, blank).void
         assert seen is not None
         tails.append(seen[:, -min(window, canvas) :].double().mean(1))
@@ -170,10 +170,9 @@ def measure(
     return found
 
 
-def _masked(data: PaddedAnswers, rows: list[int], roles: Roles) -> Canvas:
+def _masked(data: PaddedAnswers, rows: list[int], roles: Roles) -> Rows:
     """Prompts visible, the whole padded answers masked, each row with its own length."""
     pairs = data.pairs
     starts, sizes = pairs.start[rows].tolist(), pairs.prompt[rows].tolist()
     prompts = [pairs.tokens[at : at + n].tolist() for at, n in zip(starts, sizes, strict=True)]
-    bare = Canvas.blank(prompts, 0, roles, rows)
-    return bare.resize(bare.prompt + data.room[rows])
+    return Rows.blank(prompts, data.room[rows], roles)

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from voidpad.constrain.row import GapConstraints, RowConstraint
-from voidpad.decode.canvas import join
 from voidpad.decode.constrained import check_constrained
-from voidpad.decode.loop import Denoiser, Observe, Step, advance, begin, check, outcome, wanted
-from voidpad.decode.outcome import Outcome
+from voidpad.decode.loop import Denoiser, Observe, Step, advance, begin, check, wanted
+from voidpad.decode.outcome import Outcome, outcome
 from voidpad.decode.plan import Plan
-from voidpad.decode.rows import Rows, join_rows
-from voidpad.engine.events import Advanced, Event, Failed, Finished, Started, Wrote, final_prefix
+from voidpad.decode.rows import Rows, join
+from voidpad.engine.events import Event, Failed, Finished, Started, Wrote
 from voidpad.engine.host import threads_for
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.roles import Roles
@@ -61,7 +61,6 @@ class Request:
     constraint: RowConstraint | GapConstraints | None = None
     started: float | None = None  # when it left the queue, by time.perf_counter()
     last_pass: int = 0  # the pass in which it took part last, or after which it left the queue
-    ending: str | None = None  # the stop reason, once somebody has asked to end it
 
     @property
     def size(self) -> int:
@@ -69,22 +68,38 @@ class Request:
         canvas = self.plan_key.plan.length.canvas
         return len(self.prompt) + (canvas if self.limit is None else min(canvas, self.limit))
 
+    def begin(self, roles: Roles) -> Rows:
+        """The row before its first pass."""
+        return begin(
+            [self.prompt],
+            roles,
+            self.plan_key.plan,
+            keys=[self.key],
+            seeds=[self.seed],
+            limits=[self.limit],
+            handles=[self.handle],
+            constraints=[self.constraint],
+        )
+
 
 @dataclass(frozen=True)
 class _Group:
-    """Rows of one plan in a pass, and the slots (B, L) whose logits they need."""
+    """Rows of one plan in a pass, and how far the pass has come with them."""
 
     key: _PlanKey
     rows: Rows
-    where: Tensor
-
-    @property
-    def plan(self) -> Plan:
-        return self.key.plan
+    where: Tensor | None = None  # (B, L) the slots whose logits they need
+    logits: Tensor | None = None  # at these slots
+    step: Step | None = None
+    error: Exception | None = None  # why they cannot go on
 
     def select(self, rows: Tensor) -> _Group:
-        chosen = self.rows.select(rows)
-        return replace(self, rows=chosen, where=self.where[rows][:, : chosen.canvas.ids.shape[1]])
+        chosen, where, logits = self.rows.select(rows), self.where, self.logits
+        if where is not None and logits is not None:
+            logits = logits[torch.isin(where.nonzero()[:, 0], rows).to(logits.device)]
+        if where is not None:
+            where = where[rows][:, : chosen.ids.shape[1]]
+        return replace(self, rows=chosen, where=where, logits=logits)
 
 
 class Engine:
@@ -115,9 +130,8 @@ class Engine:
     ) -> None:
         """`ended` is called with the handle of each row that was in a pass and has ended: caches free its memory.
 
-        `parameters` of the network decide how
-        many CPU threads a pass is given; 0 leaves torch's number as it is. `captured` runs the passes that it can in
-        place of `denoise` and the rules.
+        `parameters` of the network decide how many CPU threads a pass is given; 0 leaves torch's number as it is.
+        `captured` runs the passes that it can in place of `denoise` and the rules.
         """
         for name, value in (("rows", rows), ("tokens", tokens)):
             if value < 1:
@@ -135,7 +149,7 @@ class Engine:
         self._deadlines: list[
             tuple[float, int]
         ] = []  # a heap of moments and handles; may name rows that are over
-        self._asked_to_end: list[Request] = []
+        self._ending: dict[int, str] = {}  # by handle, the stop reasons of rows that somebody asked to end
         self._next_handle = 0
         self._woken = False  # `wake` was called since the last `wait`
 
@@ -185,7 +199,7 @@ class Engine:
         The outcome's `ids` hold the canvas as it is, its `tokens` only what no later pass could have changed.
         """
         with self._changed:
-            self._ask_to_end(handle, reason)
+            self._ending.setdefault(handle, reason)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until there is a row to decode or `wake` is called, at most `timeout` seconds; whether there is one."""
@@ -246,134 +260,90 @@ class Engine:
         if not chosen:
             return events
         self.passes += 1
-        sizes = [size for rows in chosen.values() for size in rows.canvas.stop.tolist()]
+        sizes = [size for rows in chosen.values() for size in rows.stop.tolist()]
         self.rows_read, self.tokens_read = len(sizes), sum(sizes)
         with threads_for(self.parameters * self.tokens_read):
-            steps = self._captured_pass(chosen)
-            if steps is not None:
-                return [*events, *(event for key, step in steps for event in self._keep(key, step))]
-            groups: list[_Group] = []
-            for key, rows in chosen.items():
-                events += self._collect(groups, key, rows)
-            for group, found in self._advance(groups) if groups else []:
-                if isinstance(found, Exception):
-                    events += self._fail(group.rows, found)
-                else:
-                    events += self._keep(group.key, found)
+            groups = self._captured_pass(chosen) or self._ordinary_pass(chosen)
+        for group in groups:
+            events += self._fail(group.rows, group.error) if group.error else self._keep(group)
         return events
 
     # ------------------------------------------------------------------------------- one pass
-    def _collect(self, groups: list[_Group], key: _PlanKey, rows: Rows) -> list[Event]:
-        """Add these rows to the groups of a pass; the events of those for which that fails."""
+    def _captured_pass(self, chosen: dict[_PlanKey, Rows]) -> list[_Group]:
+        """All rows after one captured pass; none if they have to go the ordinary way."""
+        handles = [handle for rows in chosen.values() for handle in rows.handle.tolist()]
+        if self.captured is None or any(self._requests[handle].observe for handle in handles):
+            return []
         try:
-            where = wanted(rows, key.plan)
-            observers = [self._requests[handle].observe for handle in rows.canvas.handle.tolist()]
-            for observe in {one for one in observers if one is not None}:
-                watched = torch.tensor([one is not None and one == observe for one in observers])
-                where = where | (observe(rows.canvas) & watched[:, None])
-        except Exception as error:
-            halves = _halves(rows)
-            if not halves:
-                return self._fail(rows, error)
-            return [event for half in halves for event in self._collect(groups, key, rows.select(half))]
-        groups.append(_Group(key, rows, where))
-        return []
-
-    def _advance(self, groups: list[_Group]) -> list[tuple[_Group, Step | Exception]]:
-        """The steps of all groups. Where something fails, groups are split until the rows at fault are alone."""
-        try:
-            canvas = join([group.rows.canvas for group in groups])
-            width = canvas.ids.shape[1]
-            padded = [torch.nn.functional.pad(g.where, (0, width - g.where.shape[1])) for g in groups]
-            logits = self.denoise(canvas, torch.cat(padded))
-            highest = logits.amax(1)  # NaN where any logit is
-            parts = logits.split([int(group.where.sum()) for group in groups])
-            steps = [self._rules(group, part) for group, part in zip(groups, parts, strict=True)]
-            finite = highest.isfinite().cpu()  # only now: the rules have waited for the device already
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:
-            _release(error)
-            if len(groups) > 1:
-                middle = len(groups) // 2
-                return self._advance(groups[:middle]) + self._advance(groups[middle:])
-            halves = _halves(groups[0].rows)
-            if not halves:
-                return [(groups[0], error)]
-            return [pair for half in halves for pair in self._advance([groups[0].select(half)])]
-        done: list[tuple[_Group, Step | Exception]] = []
-        finite_parts = finite.split([len(part) for part in parts])
-        for group, part, found, numbers in zip(groups, parts, steps, finite_parts, strict=True):
-            done += found if bool(numbers.all()) else self._without_faults(group, part, numbers)
-        return done
-
-    def _rules(self, group: _Group, logits: Tensor) -> list[tuple[_Group, Step | Exception]]:
-        """The step of a group, given its logits; the steps of its parts where the rules fail for some rows."""
-        try:
-            return [(group, advance(group.rows, group.plan, group.where, logits))]
-        except Exception as error:
-            _release(error)
-            halves = _halves(group.rows)
-            if not halves:
-                return [(group, error)]
-            row = group.where.nonzero()[:, 0]
-            return [
-                pair
-                for half in halves
-                for pair in self._rules(group.select(half), logits[torch.isin(row, half).to(logits.device)])
-            ]
-
-    def _without_faults(
-        self, group: _Group, logits: Tensor, finite: Tensor
-    ) -> list[tuple[_Group, Step | Exception]]:
-        """The step of a group without its rows that have a logit that is no number, and the error of each of these."""
-        row = group.where.nonzero()[:, 0]
-        bad = row[~finite].unique()
-        good = torch.tensor([n for n in range(len(group.rows)) if n not in bad.tolist()], dtype=torch.long)
-        done = (
-            self._rules(group.select(good), logits[torch.isin(row, good).to(logits.device)])
-            if len(good)
-            else []
-        )
-        for number in bad:
-            worst = float(logits[(row == number).to(logits.device)].amax())
-            error = VoidpadError(
-                f"the network gave logits of {worst} in pass {self.passes}, so its choices mean nothing; "
-                "the weights may be damaged, or the numbers too large for this dtype (try float32)."
-            )
-            done.append((group.select(number[None]), error))
-        return done
-
-    def _captured_pass(self, chosen: dict[_PlanKey, Rows]) -> list[tuple[_PlanKey, Advanced]] | None:
-        """The steps of all rows as one captured pass; None if they have to go the ordinary way."""
-        if self.captured is None:
-            return None
-        handles = [handle for rows in chosen.values() for handle in rows.canvas.handle.tolist()]
-        if any(self._requests[handle].observe for handle in handles):
-            return None
-        try:
-            steps = self.captured([(key.plan, rows) for key, rows in chosen.items()])
+            steps = self.captured([(key.plan, rows) for key, rows in chosen.items()]) or []
         except torch.AcceleratorError:
             raise
         except Exception as error:  # the ordinary way finds the rows at fault
             _release(error)
-            return None
-        return None if steps is None else list(zip(chosen, steps, strict=True))
+            return []
+        return [_Group(key, step.before, step=step) for key, step in zip(chosen, steps, strict=False)]
 
-    def _keep(self, key: _PlanKey, step: Step | Advanced) -> list[Event]:
+    def _ordinary_pass(self, chosen: dict[_PlanKey, Rows]) -> list[_Group]:
+        """All rows after one pass, those at fault with their error."""
+        groups = [_Group(key, rows) for key, rows in chosen.items()]
+        for work in (self._want, self._compute, self._apply_rules):
+            good = [group for group in groups if group.error is None]
+            groups = [group for group in groups if group.error is not None]
+            groups += _isolated(good, work) if good else []
+        return groups
+
+    def _want(self, groups: list[_Group]) -> list[_Group]:
+        """The groups with the slots whose logits they need."""
+        done = []
+        for group in groups:
+            rows, where = group.rows, wanted(group.rows, group.key.plan)
+            observers = [self._requests[handle].observe for handle in rows.handle.tolist()]
+            for observe in {one for one in observers if one is not None}:
+                watched = torch.tensor([one is not None and one == observe for one in observers])
+                where = where | (observe(rows) & watched[:, None])
+            done.append(replace(group, where=where))
+        return done
+
+    def _compute(self, groups: list[_Group]) -> list[_Group]:
+        """The groups with their logits, from one pass of the network over all of them."""
+        rows = join([group.rows for group in groups])
+        places = [group.where for group in groups if group.where is not None]
+        padded = [pad(where, (0, rows.ids.shape[1] - where.shape[1])) for where in places]
+        parts = self.denoise(rows, torch.cat(padded)).split([int(where.sum()) for where in places])
+        return [replace(group, logits=part) for group, part in zip(groups, parts, strict=True)]
+
+    def _apply_rules(self, groups: list[_Group]) -> list[_Group]:
+        """The groups with their steps."""
+        done = []
+        for group in groups:
+            assert group.where is not None
+            assert group.logits is not None
+            try:
+                step = advance(group.rows, group.key.plan, group.where, group.logits)
+            finally:  # only now: the rules have waited for the device already
+                highest = group.logits.amax(1)  # NaN where any logit is
+                if not bool(highest.isfinite().all()):
+                    raise VoidpadError(
+                        f"the network gave logits of {float(highest.max())} in pass {self.passes}, so its choices mean "
+                        "nothing; the weights may be damaged, or the numbers too large for this dtype (try float32)."
+                    )
+            done.append(replace(group, step=step))
+        return done
+
+    def _keep(self, group: _Group) -> list[Event]:
         """Put the rows of a step back among the live ones; the events of the step."""
-        handles = step.after.canvas.handle.tolist()
+        step = group.step
+        assert step is not None
+        handles = step.after.handle.tolist()
         for handle in handles:
             self._requests[handle].last_pass = self.passes
-        self._put(key, step.live)
+        self._put(group.key, step.live)
         ended = [self._over(handles[row], finished) for row, finished in step.finished.items()]
-        make = step.make_step if isinstance(step, Advanced) else lambda: step
-        return [Wrote(key.plan, step.after, make), *ended]
+        return [Wrote(group.key.plan, step), *ended]
 
     def _fail(self, rows: Rows, error: Exception) -> list[Event]:
         """End rows with an error."""
-        _release(error)
-        handles = rows.canvas.handle.tolist()
+        handles = rows.handle.tolist()
         for handle in handles:
             self._forget(handle)
             self.ended(handle)
@@ -383,54 +353,34 @@ class Engine:
     def _start_rows(self) -> list[Event]:
         """Start waiting rows, in order, while the limits of rows and tokens allow; an event for each of them."""
         largest = self.tokens / 2
-        sizes = [size for rows in self.live.values() for size in rows.canvas.stop.tolist()]
+        sizes = [size for rows in self.live.values() for size in rows.stop.tolist()]
         load = sum(min(size, largest) for size in sizes)
-        started: dict[_PlanKey, list[Request]] = {}
-        events: list[Event] = []
+        starting: list[Request] = []
         with self._changed:
-            count = len(sizes)
-            while self._queue and count < self.rows:
+            while self._queue and len(sizes) + len(starting) < self.rows:
                 load += min(self._queue[0].size, largest)
                 if load > self.tokens:
                     break
-                count += 1
-                request = self._queue.popleft()
-                request.started, request.last_pass = time.perf_counter(), self.passes
-                started.setdefault(request.plan_key, []).append(request)
-                events.append(Started(request.handle))
-        for key, requests in started.items():
-            events += self._begin(key, requests)
+                starting.append(self._queue.popleft())
+        events: list[Event] = []
+        for request in starting:
+            request.started, request.last_pass = time.perf_counter(), self.passes
+            events.append(Started(request.handle))
+            try:
+                self._put(request.plan_key, request.begin(self.roles))
+            except Exception as error:
+                self._forget(request.handle)
+                events.append(Failed((request.handle,), error))
         return events
-
-    def _begin(self, key: _PlanKey, requests: list[Request]) -> list[Event]:
-        """Make the rows of these requests; the events of those for which that fails."""
-        try:
-            rows = begin(
-                [request.prompt for request in requests],
-                self.roles,
-                key.plan,
-                keys=[request.key for request in requests],
-                seeds=[request.seed for request in requests],
-                limits=[request.limit for request in requests],
-                handles=[request.handle for request in requests],
-                constraints=[request.constraint for request in requests],
-            )
-        except Exception as error:
-            if len(requests) > 1:
-                return [event for request in requests for event in self._begin(key, [request])]
-            self._forget(requests[0].handle)
-            return [Failed((requests[0].handle,), error)]
-        self._put(key, rows)
-        return []
 
     def _choose(self) -> tuple[dict[_PlanKey, Rows], dict[_PlanKey, Rows]]:
         """The rows of this pass, and those that rest because the live rows hold more tokens than a pass may."""
-        if sum(int(rows.canvas.stop.sum()) for rows in self.live.values()) <= self.tokens:
+        if sum(int(rows.stop.sum()) for rows in self.live.values()) <= self.tokens:
             return self.live, {}
         sizes = {
             handle: size
             for rows in self.live.values()
-            for handle, size in zip(rows.canvas.handle.tolist(), rows.canvas.stop.tolist(), strict=True)
+            for handle, size in zip(rows.handle.tolist(), rows.stop.tolist(), strict=True)
         }
         taken: set[int] = set()
         load = 0
@@ -441,7 +391,7 @@ class Engine:
         chosen: dict[_PlanKey, Rows] = {}
         resting: dict[_PlanKey, Rows] = {}
         for key, rows in self.live.items():
-            takes_part = torch.tensor([handle in taken for handle in rows.canvas.handle.tolist()])
+            takes_part = torch.tensor([handle in taken for handle in rows.handle.tolist()])
             if takes_part.any():
                 chosen[key] = rows if takes_part.all() else rows.select(takes_part)
             if not takes_part.all():
@@ -453,34 +403,26 @@ class Engine:
         if not len(rows):
             return
         present = self.live.get(key)
-        self.live[key] = rows if present is None else join_rows([present, rows])
+        self.live[key] = rows if present is None else join([present, rows])
 
     # -------------------------------------------------------------------------------- rows that end
-    def _ask_to_end(self, handle: int, reason: str) -> None:
-        request = self._requests.get(handle)
-        if request is not None and request.ending is None:
-            request.ending = reason
-            self._asked_to_end.append(request)
-
     def _end_rows(self) -> list[Event]:
         """End the rows that `cancel` or `end_early` named, and those whose deadline has passed."""
         with self._changed:
             while self._deadlines and self._deadlines[0][0] <= time.monotonic():
-                self._ask_to_end(heapq.heappop(self._deadlines)[1], "deadline")
-            ending, self._asked_to_end = self._asked_to_end, []
-            if not ending:
+                self._ending.setdefault(heapq.heappop(self._deadlines)[1], "deadline")
+            reasons = {row: reason for row, reason in self._ending.items() if row in self._requests}
+            self._ending = {}
+            if not reasons:
                 return []
-            self._queue = deque(request for request in self._queue if request.ending is None)
-        reasons = {
-            request.handle: request.ending or "" for request in ending if request.handle in self._requests
-        }
+            self._queue = deque(request for request in self._queue if request.handle not in reasons)
         events: list[Event] = []
         for key, rows in list(self.live.items()):
-            handles = rows.canvas.handle.tolist()
+            handles = rows.handle.tolist()
             out = torch.tensor([handle in reasons for handle in handles])
             if not out.any():
                 continue
-            final = final_prefix(key.plan, rows)
+            final = key.plan.length.final_prefix(rows).tolist()
             for row in out.nonzero()[:, 0].tolist():
                 ended = outcome(rows, row, key.plan, reasons.pop(handles[row]))
                 events.append(self._over(handles[row], replace(ended, tokens=ended.tokens[: final[row]])))
@@ -504,9 +446,22 @@ class Engine:
             return self._requests.pop(handle)
 
 
-def _halves(rows: Rows) -> list[Tensor]:
-    """The numbers of the first and of the second half of these rows; empty if there is only one row."""
-    return list(torch.arange(len(rows)).tensor_split(2)) if len(rows) > 1 else []
+def _isolated(groups: list[_Group], work: Callable[[list[_Group]], list[_Group]]) -> list[_Group]:
+    """`work(groups)`. Where that fails, groups are split until the rows at fault are alone, with their error."""
+    try:
+        return work(groups)
+    except torch.AcceleratorError:
+        raise
+    except Exception as error:
+        _release(error)
+        if len(groups) > 1:
+            middle = len(groups) // 2
+            halves = [groups[:middle], groups[middle:]]
+        elif len(groups[0].rows) > 1:
+            halves = [[groups[0].select(half)] for half in torch.arange(len(groups[0].rows)).tensor_split(2)]
+        else:
+            return [replace(groups[0], error=error)]
+    return [group for half in halves for group in _isolated(half, work)]
 
 
 def _release(error: Exception) -> None:

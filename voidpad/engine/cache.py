@@ -6,102 +6,52 @@ A row's first pass computes it whole and stores its keys and values. Further pas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from voidpad.decode.canvas import Canvas, first
-from voidpad.decode.causal import horizon
 from voidpad.decode.denoise import HFDenoiser
+from voidpad.decode.rows import Rows, first
 from voidpad.engine.cache_policy import CachedRow, CachePolicy, Caching, Range
 from voidpad.engine.graphs import Graphs
-from voidpad.engine.packed import Packing, logits, next_power, rounded
+from voidpad.engine.packed import PackedDenoiser, Packing, Part
 
 STEP = 128  # tokens: the arena grows in multiples of it
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Which tokens of which rows make up a pass and where their keys are stored. Most hold for several passes."""
-
-    row: Tensor  # (T,) the packed tokens, without the filler
-    column: Tensor
-    spare: int
-    positions: Tensor
-    horizons: Tensor  # empty if every token sees all keys of its row, as inside one causal block
-    queries: Tensor
-    keys: Tensor
-    index: Tensor  # (B, L) where each token of this pass is in the packed sequence; -1 for the others
-    longest: tuple[int, int]
-    stored: Tensor  # the arena's indices for the keys of this pass
-
-
-@dataclass(frozen=True)
-class _Part:
-    """What a pass computes of one row: these ranges of positions, which see the keys of its place up to `visible`."""
-
-    place: int  # where its place in the arena begins
-    ranges: tuple[Range, ...]
-    visible: int
-
-
-@dataclass
-class CachedDenoiser:
-    """A denoiser around a Hugging Face one that recomputes only part of a row inside a block.
+class CachedDenoiser(PackedDenoiser):
+    """A packed denoiser that recomputes only part of a row inside a block.
 
     Rows are known by their handles. A handle that comes back with another prompt is computed anew.
     """
 
-    inner: HFDenoiser
-    block: int
-    policy: Caching = CachePolicy()
-    bucket: int = 1
-    graphs: Graphs = field(default_factory=Graphs)
-    store: Arena = field(init=False)
-    entries: dict[int, CachedRow] = field(default_factory=dict)  # by handle, rows as of their last good pass
-    prompts: dict[int, Tensor] = field(default_factory=dict)
-    layouts: dict[Any, _Layout] = field(default_factory=dict)
-    widest: tuple[int, int] = (1, 1)  # most rows and most keys of a row so far; it only grows: graphs fit on
+    store: Arena
 
-    def __post_init__(self) -> None:
-        self.store = Arena.of(self.inner.body, filler=self.bucket)
+    def __init__(
+        self,
+        inner: HFDenoiser,
+        block: int,
+        policy: Caching | None = None,
+        *,
+        bucket: int = 1,
+        graphs: Graphs | None = None,
+    ) -> None:
+        super().__init__(inner, bucket, graphs or Graphs(), Arena.of(inner.body, filler=bucket))
+        self.block, self.policy = block, policy or CachePolicy()
+        self.entries: dict[int, CachedRow] = {}  # by handle, rows as of their last good pass
+        self.prompts: dict[int, Tensor] = {}
 
-    @torch.inference_mode()
-    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        packing, done = self.pack(canvas, where)
-        result = logits(self.inner, packing, self.graphs, store=self.store, version=self.store.version)
-        done()
-        return result
-
-    def pack(self, canvas: Canvas, where: Tensor) -> tuple[Packing, Callable[[], None]]:
+    def pack(self, rows: Rows, where: Tensor) -> tuple[Packing, Callable[[], None]]:
         """The tokens of a pass, and what to call once it has been computed: a failed pass leaves nothing to reuse."""
-        handles, rows = canvas.handle.tolist(), self._rows(canvas, where)
-        self._reserve({handle: row.stop for handle, row in zip(handles, rows, strict=True)})
-        parts = tuple(self._part(handle, row) for handle, row in zip(handles, rows, strict=True))
-        key = (parts, self.store.capacity)
-        if key not in self.layouts:
-            if len(self.layouts) >= 64:
-                self.layouts.clear()
-            self.layouts[key] = self._lay_out(parts)
-        layout = self.layouts[key]
-        row, column = where.nonzero(as_tuple=True)
-        outputs = layout.index[row, column - self.inner.shift]
-        assert bool((outputs >= 0).all())  # the policy left out a slot that is asked for
-        packing = Packing(
-            ids=pad(canvas.ids[layout.row, layout.column], (0, layout.spare), value=canvas.roles.eos),
-            positions=layout.positions,
-            queries=layout.queries,
-            keys=layout.keys,
-            outputs=outputs,
-            longest=layout.longest,
-            horizons=layout.horizons,
-            stored=layout.stored,
+        handles, now = rows.handle.tolist(), self._cached_rows(rows, where)
+        self._reserve({handle: row.stop for handle, row in zip(handles, now, strict=True)})
+        parts = tuple(self._part(handle, row) for handle, row in zip(handles, now, strict=True))
+        return self.packing(parts, self.store.capacity), lambda: self.entries.update(
+            zip(handles, now, strict=True)
         )
-        return packing, lambda: self.entries.update(zip(handles, rows, strict=True))
 
     def forget(self, handle: int) -> None:
         """Free the place of a row that ended."""
@@ -113,9 +63,9 @@ class CachedDenoiser:
         """Forget every row and free the memory."""
         self.graphs.forget()
         self.store = Arena.of(self.inner.body, filler=self.bucket)
-        self.entries, self.prompts, self.layouts, self.widest = {}, {}, {}, (1, 1)
+        self.entries, self.prompts, self.packings, self.widest = {}, {}, {}, (1, 1)
 
-    def _rows(self, canvas: Canvas, where: Tensor) -> list[CachedRow]:
+    def _cached_rows(self, rows: Rows, where: Tensor) -> list[CachedRow]:
         """The rows as they are now, each with the age of its stored keys, which are forgotten if they do not serve.
 
         A probe, or a caller who observes, also reads slots outside the open block: such a pass computes the whole row.
@@ -123,17 +73,16 @@ class CachedDenoiser:
         """
         causal = bool(self.inner.causal_block)
         back = self.inner.shift if causal else 0
-        first_wanted = first(where, otherwise=canvas.prompt).tolist()
-        last_wanted = (where.shape[1] - where.flip(1).int().argmax(1)).tolist()
-        first_mask = first(canvas.masked, otherwise=canvas.stop)
-        numbers = (canvas.handle, canvas.prompt, canvas.stop, canvas.masked.sum(1), first_mask)
-        rows = []
-        for number, (handle, prompt, stop, masks, ahead) in enumerate(
-            zip(*(part.tolist() for part in numbers), strict=True)
+        last = where.shape[1] - where.flip(1).int().argmax(1)
+        facts = (rows.prompt, rows.stop, rows.masked.sum(1), rows.first_mask)
+        wanted = (first(where, otherwise=rows.prompt), last)
+        found = []
+        for number, (handle, begin, end, prompt, stop, masks, ahead) in enumerate(
+            zip(*(part.tolist() for part in (rows.handle, *wanted, *facts)), strict=True)
         ):
-            origin, begin = 0 if causal else prompt, first_wanted[number] - back
-            start = origin + (begin - origin) // self.block * self.block
-            inside = last_wanted[number] - back <= start + self.block
+            origin = 0 if causal else prompt
+            start = origin + (begin - back - origin) // self.block * self.block
+            inside = end - back <= start + self.block
             stored = self.entries.get(handle)
             row = CachedRow(
                 prompt,
@@ -144,13 +93,13 @@ class CachedDenoiser:
                 ahead,
                 age=stored.age + 1 if stored else 0,
             )
-            if stored and not (inside and self._serves(handle, stored, row, canvas.ids[number, :prompt])):
+            if stored and not (inside and self._serves(handle, stored, row, rows.ids[number, :prompt])):
                 del self.entries[handle]
                 stored, row = None, replace(row, age=0)
             if stored is None:
-                self.prompts[handle] = canvas.ids[number, :prompt]
-            rows.append(row)
-        return rows
+                self.prompts[handle] = rows.ids[number, :prompt]
+            found.append(row)
+        return found
 
     def _serves(self, handle: int, stored: CachedRow, now: CachedRow, prompt: Tensor) -> bool:
         """Whether the stored keys are of this row, which has come on since, and the policy may read them."""
@@ -171,7 +120,7 @@ class CachedDenoiser:
             self.clear()  # out of memory, with half of the layers moved
             raise
 
-    def _part(self, handle: int, row: CachedRow) -> _Part:
+    def _part(self, handle: int, row: CachedRow) -> Part:
         """What this pass computes of a row."""
         visible, stored = self.policy.visible(row), self.entries.get(handle)
         ranges: list[Range] = []
@@ -182,49 +131,7 @@ class CachedDenoiser:
             if ranges and begin <= ranges[-1][1]:
                 begin, end = ranges[-1][0], max(end, ranges.pop()[1])
             ranges.append((begin, min(end, visible)))
-        return _Part(self.store.places[handle].start, tuple(ranges), visible)
-
-    def _lay_out(self, parts: Sequence[_Part]) -> _Layout:
-        """The tokens of a pass in the order of their rows' places, and the keys that they see."""
-        capacity = self.store.capacity
-        order = sorted(range(len(parts)), key=lambda number: parts[number].place)
-        counts = [sum(end - begin for begin, end in parts[number].ranges) for number in order]
-        column = torch.cat([torch.arange(*span) for number in order for span in parts[number].ranges])
-        row = torch.tensor(order).repeat_interleave(torch.tensor(counts))
-        index = torch.full((len(parts), max(part.visible for part in parts)), -1)
-        index[row, column] = torch.arange(len(row))
-        spare = -len(row) % self.bucket
-        filler = torch.arange(spare)
-        visible = [parts[number].visible for number in order]
-        fitting = next_power(len(parts)), rounded(max(*visible, spare))
-        self.widest = most, longest = max(self.widest[0], fitting[0]), max(self.widest[1], fitting[1])
-        # Attention reads segments of the arena: a row's visible keys, and before each row what nobody reads now.
-        queries, keys, reached = [0], [0], 0
-        for number, count, seen in zip(order, counts, visible, strict=True):
-            queries += [0, count]
-            keys += [parts[number].place - reached, seen]
-            reached = parts[number].place + seen
-        empty = [0] * (2 * (most - len(parts)))
-        queries += [*empty, 0, spare]
-        keys += [*empty, capacity - reached, spare]
-        positions, horizons = torch.cat([column, filler]), filler[:0]
-        causal = self.inner.causal_block
-        ends = torch.tensor([part.visible for part in parts])
-        if causal and bool((horizon(column, causal) < ends[row]).any()):
-            horizons = horizon(positions, causal)
-        places = torch.tensor([part.place for part in parts])
-        return _Layout(
-            row=row,
-            column=column,
-            spare=spare,
-            positions=positions,
-            horizons=horizons,
-            queries=torch.tensor(queries).cumsum(0),
-            keys=torch.tensor(keys).cumsum(0),
-            index=index,
-            longest=(rounded(max(*counts, spare)), longest),
-            stored=torch.cat([places[row] + column, capacity + filler]),
-        )
+        return Part(self.store.places[handle].start, tuple(ranges), visible)
 
 
 class Arena:

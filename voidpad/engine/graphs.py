@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from voidpad.decode.canvas import send
+from voidpad.decode.rows import send
 
 T = TypeVar("T")  # what a pass returns: a tensor, or a tuple of tensors
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
-from itertools import pairwise
-from typing import Any, Protocol, cast
+from itertools import accumulate, pairwise
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,9 +28,9 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from voidpad.decode.canvas import Canvas
-from voidpad.decode.causal import horizon
 from voidpad.decode.denoise import HFDenoiser
+from voidpad.decode.rows import Rows, horizon
+from voidpad.engine.cache_policy import Range
 from voidpad.engine.graphs import Graphs, run
 
 HALF = (torch.float16, torch.bfloat16)
@@ -38,39 +38,86 @@ HALF = (torch.float16, torch.bfloat16)
 
 # ------------------------------------------------------------------------------------------- what a pass computes
 @dataclass(frozen=True)
-class Packing:
-    """Segments of rows laid end to end in one sequence; a segment of filler brings it to a multiple of the bucket."""
+class Part:
+    """What a pass computes of one row: these ranges of positions, which see the row's keys up to `visible`."""
 
-    ids: Tensor  # (T,)
-    positions: Tensor  # (T,)
+    place: int  # where the row's keys begin among all keys
+    ranges: tuple[Range, ...]
+    visible: int
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The tokens of a pass, laid end to end in one sequence, and the keys that they see.
+
+    A segment of filler brings the sequence to a multiple of the bucket. Most packings hold for several passes.
+    """
+
+    row: Tensor  # (T,) the packed tokens, without the filler
+    column: Tensor  # (T,)
+    index: Tensor  # (B, L) where each token is in the sequence; -1 for those that are not computed
+    positions: Tensor  # (T + filler,)
     queries: Tensor  # (S + 1,) where each segment of tokens begins
     keys: Tensor  # (S + 1,) where the keys that it sees begin
-    outputs: Tensor  # (N,) indices of the tokens whose logits are needed
     # Longest segment of tokens and of keys, rounded up so that CUDA graphs fit more often.
     longest: tuple[int, int]
-    # (T,) how many keys of its segment, from the first one on, each token sees; empty if it sees all of them
-    horizons: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
-    stored: Tensor = field(
-        default_factory=lambda: torch.empty(0, dtype=torch.long)
-    )  # (T,) places in the store
+    # (T + filler,) how many keys of its segment, from the first one on, each token sees; empty if it sees all of them
+    horizons: Tensor
+    stored: Tensor  # (T + filler,) places of the keys of this pass
 
     @classmethod
-    def of(cls, canvas: Canvas, where: Tensor, *, shift: int, bucket: int, causal_block: int = 0) -> Packing:
-        """All tokens of all rows."""
-        inside = canvas.inside
-        ids = canvas.ids[inside]
-        spare = -len(ids) % bucket
-        ids = pad(ids, (0, spare), value=canvas.roles.eos)
-        positions = torch.cat([canvas.offset.expand_as(canvas.ids)[inside], torch.arange(spare)])
-        lengths = torch.cat([canvas.stop, torch.tensor([spare])])
-        lengths = pad(lengths, (1, next_power(len(lengths)) - len(lengths)))
-        starts = canvas.stop.cumsum(0) - canvas.stop
+    def of(
+        cls, parts: Sequence[Part], capacity: int, widest: tuple[int, int], bucket: int, causal: int
+    ) -> Packing:
+        """The tokens of these parts in the order of their places; all places together have `capacity` keys.
+
+        `widest` are the most rows and the most keys of a row that the packing must seem to have.
+        """
+        order = sorted(range(len(parts)), key=lambda number: parts[number].place)
+        counts = [sum(end - begin for begin, end in parts[number].ranges) for number in order]
+        column = torch.cat([torch.arange(*span) for number in order for span in parts[number].ranges])
+        row = torch.tensor(order).repeat_interleave(torch.tensor(counts))
+        index = torch.full((len(parts), max(part.visible for part in parts)), -1)
+        index[row, column] = torch.arange(len(row))
+        spare = -len(row) % bucket
+        filler = torch.arange(spare)
+        # Attention reads segments of keys: a row's visible keys, and before each row what nobody reads now.
+        queries, keys, reached = [0], [0], 0
+        for number, count in zip(order, counts, strict=True):
+            queries += [0, count]
+            keys += [parts[number].place - reached, parts[number].visible]
+            reached = parts[number].place + parts[number].visible
+        empty = [0] * (2 * (widest[0] - len(parts)))
+        queries += [*empty, 0, spare]
+        keys += [*empty, capacity - reached, spare]
+        positions, horizons = torch.cat([column, filler]), filler[:0]
+        places, ends = (
+            torch.tensor([getattr(part, name) for part in parts]) for name in ("place", "visible")
+        )
+        if causal and bool((horizon(column, causal) < ends[row]).any()):
+            horizons = horizon(positions, causal)
+        return cls(
+            row=row,
+            column=column,
+            index=index,
+            positions=positions,
+            queries=torch.tensor(queries).cumsum(0),
+            keys=torch.tensor(keys).cumsum(0),
+            longest=(rounded(max(*counts, spare)), widest[1]),
+            horizons=horizons,
+            stored=torch.cat([places[row] + column, capacity + filler]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def inputs(self, rows: Rows, where: Tensor, shift: int) -> list[Tensor]:
+        """What `forward` takes for these rows; the logits at the slots `where` (B, L) come out."""
+        ids = pad(rows.ids[self.row, self.column], (0, len(self) - len(self.row)), value=rows.roles.eos)
         row, column = where.nonzero(as_tuple=True)
-        longest = rounded(max(int(canvas.stop.max()), spare))
-        bounds = lengths.cumsum(0)
-        outputs = starts[row] + column - shift
-        horizons = horizon(positions, causal_block) if causal_block else positions[:0]
-        return cls(ids, positions, bounds, bounds, outputs, (longest, longest), horizons)
+        outputs = self.index[row, column - shift]
+        assert bool((outputs >= 0).all())  # the packing left out a slot that is asked for
+        return [ids, self.positions, self.queries, self.keys, outputs, self.horizons, self.stored]
 
 
 def next_power(n: int) -> int:
@@ -89,50 +136,62 @@ class PackedDenoiser:
     inner: HFDenoiser
     bucket: int = 1
     graphs: Graphs = field(default_factory=Graphs)
+    store: Any = None  # where the keys and values of a pass go: `cache.Arena`; None keeps none
+    packings: dict[Any, Packing] = field(default_factory=dict, repr=False)
+    widest: tuple[int, int] = (1, 1)  # most rows and most keys of a row so far; it only grows: graphs fit on
 
     @torch.inference_mode()
-    def __call__(self, canvas: Canvas, where: Tensor) -> Tensor:
-        packing, _ = self.pack(canvas, where)
-        return logits(self.inner, packing, self.graphs)
+    def __call__(self, rows: Rows, where: Tensor) -> Tensor:
+        packing, done = self.pack(rows, where)
+        inputs, device = packing.inputs(rows, where, self.inner.shift), self.inner.device
 
-    def pack(self, canvas: Canvas, where: Tensor) -> tuple[Packing, Callable[[], None]]:
-        """The tokens of a pass, and what to call once the pass has been computed."""
-        shift, block = self.inner.shift, self.inner.causal_block
-        return Packing.of(canvas, where, shift=shift, bucket=self.bucket, causal_block=block), lambda: None
+        def call(*tensors: Tensor) -> Tensor:
+            return forward(self.inner, self.store, packing.longest, *tensors)
+
+        if self.graphed(packing):
+            count = len(inputs[4])
+            spare = max(32, next_power(count)) - count  # few different shapes: few graphs
+            inputs[4] = pad(inputs[4], (0, spare), value=len(packing) - 1)
+            found = self.graphs(call, inputs, device, key=(packing.longest, self.version))[:count]
+        else:
+            found = run(call, inputs, device)
+        done()
+        return found
+
+    @property
+    def version(self) -> int:
+        """Changes when a graph may no longer read the keys that it was captured with."""
+        return 0 if self.store is None else int(self.store.version)
+
+    def graphed(self, packing: Packing) -> bool:
+        """Whether a graph can hold this pass. Outside half precision attention reads lengths on the host."""
+        half = next(self.inner.body.parameters()).dtype in HALF
+        return half and not len(packing.horizons) and self.graphs.fit(len(packing), self.inner.device)
+
+    def pack(self, rows: Rows, where: Tensor) -> tuple[Packing, Callable[[], None]]:
+        """The tokens of a pass, and what to call once it has been computed."""
+        stops = rows.stop.tolist()
+        starts = accumulate(stops, initial=0)
+        parts = tuple(Part(start, ((0, stop),), stop) for start, stop in zip(starts, stops, strict=False))
+        return self.packing(parts, sum(stops)), lambda: None
+
+    def packing(self, parts: tuple[Part, ...], capacity: int) -> Packing:
+        """The packing of these parts, made once."""
+        key = (parts, capacity)
+        if key not in self.packings:
+            if len(self.packings) >= 64:
+                self.packings.clear()
+            longest = rounded(max(max(part.visible for part in parts), self.bucket - 1))
+            most = max(self.widest[0], next_power(len(parts))), max(self.widest[1], longest)
+            self.widest, causal = most, self.inner.causal_block
+            self.packings[key] = Packing.of(parts, capacity, most, self.bucket, causal)
+        return self.packings[key]
 
 
 # ---------------------------------------------------------------------------------------------- the forward pass
-class Store(Protocol):
-    """Where the keys and values of a pass go and attention reads them: by layer, (places, heads, size)."""
-
-    keys: list[Tensor]
-    values: list[Tensor]
-
-
-def logits(
-    inner: HFDenoiser, packing: Packing, graphs: Graphs, *, store: Store | None = None, version: int = 0
-) -> Tensor:
-    """Logits at the packing's outputs, (N, V). With a store, keys and values are kept at the packing's places."""
-    on_gpu = inner.device.type == "cuda" and next(inner.body.parameters()).dtype in HALF
-    fused = on_gpu and not len(packing.horizons)
-    inputs = [packing.ids, packing.positions, packing.queries, packing.keys, packing.outputs]
-    inputs += [packing.horizons, packing.stored]
-
-    def call(*tensors: Tensor) -> Tensor:
-        return forward(inner, store, packing.longest, *tensors)
-
-    # Outside half precision, attention runs row by row and reads lengths on the host: a graph cannot hold that.
-    if not (fused and graphs.fit(len(packing.ids), inner.device)):
-        return run(call, inputs, inner.device)
-    count = len(packing.outputs)
-    spare = max(32, next_power(count)) - count  # few different shapes: few graphs
-    inputs[4] = pad(packing.outputs, (0, spare), value=len(packing.ids) - 1)
-    return graphs(call, inputs, inner.device, key=(packing.longest, version))[:count]
-
-
 def forward(
     inner: HFDenoiser,
-    store: Store | None,
+    store: Any,
     longest: tuple[int, int],
     ids: Tensor,
     positions: Tensor,
@@ -142,7 +201,10 @@ def forward(
     horizons: Tensor,
     stored: Tensor,
 ) -> Tensor:
-    """Logits (N, V) at `outputs` of the packed tokens; the tensors are those of `Packing`, on the network's device."""
+    """Logits (N, V) at `outputs` of the packed tokens; the tensors are those of `Packing`, on the network's device.
+
+    `store` has keys and values by layer, (places, heads, size): those of this pass are written at `stored`.
+    """
     body: Any = inner.body
     joined = _COMPILED.get(body)
     call = decoder_layer if joined is None else _compiled_layer()

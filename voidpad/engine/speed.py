@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from voidpad.decode.plan import Plan
-from voidpad.decode.presets import ALIASES, APPROXIMATE_FIELDS, PRESETS, FamilyDefaults
-from voidpad.decode.rules import name_of
+from voidpad.decode.presets import ALIASES, APPROXIMATE_FIELDS, PRESETS
 from voidpad.errors import ConfigError
 
 
@@ -72,24 +71,15 @@ def check_speed(name: str | None, plan: str | Plan) -> None:
     """Refuse a plan that a named speed cannot change: one of the user's own, one with a commit rule of its own
     (DAEDAL), a block-causal model's.
     """
-    if name is None or not (speed := _speed(name)).approximates:
+    if name is None or not _speed(name).approximates:
         return
-    if isinstance(plan, Plan):
-        raise ConfigError(
-            f"speed={name} replaces rules of a preset, and this plan is ready "
-            f"(commit={name_of(plan.commit)}); drop the speed."
-        )
-    bare = plan.partition("@")[0]
+    bare = "" if isinstance(plan, Plan) else plan.partition("@")[0]
     preset = PRESETS.get(ALIASES.get(bare, bare))
-    if preset is None:
+    if preset is None or preset.commit is not None:
+        shown = "a ready plan" if isinstance(plan, Plan) else f"plan {plan!r}"
         raise ConfigError(
-            f"speed={name} is for full attention, and plan {plan!r} is not; block-causal models keep finished blocks "
-            "exactly and choose their pace by the plan: drop the speed."
-        )
-    known = preset.fields(FamilyDefaults())
-    if not speed.fields.keys() <= known.keys():
-        raise ConfigError(
-            f"speed={name} replaces the commit rule, and plan {plan!r} has one of its own; drop the speed."
+            f"speed={name} chooses the commit rule of a preset for full attention, and {shown} has its own; "
+            "drop the speed."
         )
 
 

@@ -13,8 +13,8 @@ import torch
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 
-from voidpad.decode.canvas import Canvas
 from voidpad.decode.loop import Denoiser
+from voidpad.decode.rows import Rows
 from voidpad.engine.batching import Engine
 from voidpad.errors import ConfigError
 from voidpad.models import Model
@@ -119,7 +119,7 @@ def estimate(denoise: Denoiser, roles: Roles, pair: Pair, hidden: Tensor, *, tok
     return total / len(hidden)
 
 
-def hidden_canvas(pair: Pair, hidden: Tensor, roles: Roles) -> tuple[Canvas, Tensor]:
+def hidden_canvas(pair: Pair, hidden: Tensor, roles: Roles) -> tuple[Rows, Tensor]:
     """A row per sample, masks at its hidden positions; and those positions, as the denoiser wants them."""
     context, continuation = pair
     count = len(hidden)
@@ -127,4 +127,4 @@ def hidden_canvas(pair: Pair, hidden: Tensor, roles: Roles) -> tuple[Canvas, Ten
     where = torch.nn.functional.pad(hidden, (len(context), 0))
     prompt = torch.full((count,), len(context))
     stop = torch.full((count,), ids.shape[1])
-    return Canvas(ids.masked_fill(where, roles.mask), prompt, stop, torch.arange(count), roles), where
+    return Rows.of(ids.masked_fill(where, roles.mask), prompt, stop, roles), where

@@ -14,10 +14,10 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from voidpad.decode.canvas import Canvas
 from voidpad.decode.length import VoidExpansion
 from voidpad.decode.loop import scatter
 from voidpad.decode.propose import Bans
+from voidpad.decode.rows import Rows
 from voidpad.errors import ConfigError, RoleError
 from voidpad.models import Model
 
@@ -107,7 +107,7 @@ def survey(
 def _tail(model: Model, prompts: Sequence[Sequence[int]], length: int, search: Search) -> Tensor:
     """P(VOID) and the best other probability at the last slots of empty canvases (N, W, 2)."""
     width = max(search.windows)
-    canvas = Canvas.blank(prompts, length, model.roles, range(len(prompts)))
+    canvas = Rows.blank(prompts, length, model.roles)
     where = canvas.slots & (canvas.offset >= (canvas.stop - width)[:, None])
     bans = Bans((), (), model.roles.mask)
     seen = VoidExpansion().measure(model.denoiser()(canvas, where), model.roles, bans).cpu()

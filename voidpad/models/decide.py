@@ -11,7 +11,7 @@ import torch
 
 from voidpad.constrain import bytes_of_tokens, choice
 from voidpad.constrain.messages import FRONTIER, Beliefs, Window, log_probabilities
-from voidpad.decode.canvas import Canvas
+from voidpad.decode.rows import Rows
 from voidpad.errors import ConfigError
 from voidpad.models.checkpoint import PreparedPrompt, Prompt
 from voidpad.models.text import encode_text
@@ -93,9 +93,9 @@ def _text(tokens: Sequence[int], model: Model) -> str | None:
 
 def _written(
     model: Model, prompt: Sequence[int], choices: Sequence[list[int]], slots: int, shared: int
-) -> Canvas:
+) -> Rows:
     """A row for each choice, with the tokens that all choices share written, and masks after them."""
-    blank = Canvas.blank([prompt] * len(choices), slots, model.roles, list(range(len(choices))))
+    blank = Rows.blank([prompt] * len(choices), slots, model.roles)
     ids = blank.ids.clone()
     ids[:, len(prompt) : len(prompt) + shared] = torch.tensor(choices[0][:shared], dtype=torch.long)
     return replace(blank, ids=ids)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from voidpad.constrain.row import GapConstraints
-from voidpad.decode.canvas import Canvas
+from voidpad.decode.rows import Rows
 from voidpad.errors import ConfigError
 from voidpad.models.text import encode_text
 
@@ -265,7 +265,7 @@ def _first_pass(
     model: Model, rows: Sequence[Sequence[int]], begin: int, sizes: Sequence[int]
 ) -> torch.Tensor:
     """Probabilities (B, most slots, V) at the slots of one gap that begins at `begin` in every row."""
-    canvas = Canvas.with_gaps(rows, model.roles, list(range(len(rows))))
+    canvas = Rows.with_gaps(rows, model.roles)
     ends = torch.tensor(sizes) + begin
     where = (canvas.offset >= begin) & (canvas.offset < ends[:, None])
     p = model.default_denoiser()(canvas, where).double().softmax(-1).cpu()

@@ -191,7 +191,7 @@ class EngineThread:
     def _written(self, event: Wrote) -> list[Update]:
         """Tokens that became final in this pass; a row whose answer is complete is told to end."""
         updates: list[Update] = []
-        canvas, final = event.after.canvas, event.final_prefix
+        canvas, final = event.after, event.final_prefix
         starts = canvas.prompt.tolist()
         for place, handle in enumerate(event.handles):
             choice = self.rows.get(handle)

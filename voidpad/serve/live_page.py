@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from voidpad.builtin.tasks import TASKS, heldout
-from voidpad.decode.canvas import Canvas
 from voidpad.decode.outcome import Outcome
 from voidpad.decode.plan import Plan
 from voidpad.decode.presets import schema
+from voidpad.decode.rows import Rows
 from voidpad.diagnose.page import PageExtension, page
 from voidpad.diagnose.questions import has_builtin_vocab
 from voidpad.diagnose.trace.format import End, end_record, header_record, pass_record
@@ -34,14 +34,14 @@ class CanvasStream:
         self.passes = 0
         self.named: set[int] = set()  # tokens whose text the client has
 
-    def observe(self, canvas: Canvas) -> Tensor:
+    def observe(self, canvas: Rows) -> Tensor:
         return self.recorder.observe(canvas)
 
     def passed(self, event: Wrote, place: int) -> list[dict[str, Any]]:
         """The lines that a pass adds."""
         lines = []
         if not self.passes:
-            header = self.recorder.header_of(event.plan, event.step.before.canvas, place)
+            header = self.recorder.header_of(event.plan, event.step.before, place)
             named = [*header.prompt.ids, *header.template]
             lines.append(self._line(header_record(self.index, header), named))
         step = self.recorder.pass_of(event.plan, event.step, place, self.passes)

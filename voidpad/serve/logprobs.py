@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from voidpad.decode.canvas import Canvas
 from voidpad.decode.loop import Step
+from voidpad.decode.rows import Rows
 
 if TYPE_CHECKING:
     from voidpad.models import Model
@@ -57,7 +57,7 @@ class SlotLogprobs:
 
     def add(self, step: Step, row: int) -> None:
         """Read the tokens that this pass wrote."""
-        before = step.before.canvas
+        before = step.before
         start, length = int(before.prompt[row]), int(before.stop[row] - before.prompt[row])
         if self.slots is None:
             self.slots = np.full(length, None, dtype=object)
@@ -94,7 +94,7 @@ def prompt_passes(
 @torch.inference_mode()
 def _score(model: Model, ids: list[int], ends: list[int], top: int) -> list[TokenLogprob]:
     lengths = torch.tensor([max(1, len(ids) - end) for end in ends])
-    canvas = Canvas.blank([ids[:end] for end in ends], lengths, model.roles, list(range(len(ends))))
+    canvas = Rows.blank([ids[:end] for end in ends], lengths, model.roles)
     where = torch.zeros_like(canvas.ids, dtype=torch.bool)
     where[torch.arange(len(ends)), torch.tensor(ends)] = True
     logits = model.default_denoiser()(canvas, where)

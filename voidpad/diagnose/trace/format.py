@@ -28,8 +28,8 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from voidpad.decode.canvas import EditKind
 from voidpad.decode.outcome import Result
+from voidpad.decode.rows import EditKind
 from voidpad.errors import DataError, RoleError, first_line, format_validation_error
 from voidpad.files import readable, store
 from voidpad.roles import Roles

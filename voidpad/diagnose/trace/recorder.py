@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from voidpad.decode.canvas import Canvas
 from voidpad.decode.loop import Step
 from voidpad.decode.outcome import Outcome
 from voidpad.decode.plan import Plan
+from voidpad.decode.rows import Rows
 from voidpad.diagnose.trace.format import DETAILS, Detail, Edit, Header, Pass, Phase, Prompt, Trace, write
 from voidpad.engine.events import Event, Finished, Wrote
 from voidpad.errors import ConfigError
@@ -52,7 +52,7 @@ class Recorder:
         self.rows: dict[int, _Recorded] = {}  # by handle
         self.traces: list[Trace] = []
 
-    def observe(self, canvas: Canvas) -> Tensor:
+    def observe(self, canvas: Rows) -> Tensor:
         """The slots whose logits the record needs besides those that decoding needs."""
         if self.detail == "commits" or self.cache:
             return torch.zeros_like(canvas.slots)
@@ -60,7 +60,7 @@ class Recorder:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Wrote):
-            canvas = event.step.before.canvas
+            canvas = event.step.before
             for row, handle in enumerate(event.handles):
                 if handle not in self.rows:
                     self.rows[handle] = _Recorded(event.plan, self.header_of(event.plan, canvas, row))
@@ -75,9 +75,9 @@ class Recorder:
 
     def pass_of(self, plan: Plan, step: Step, row: int, n: int) -> Pass:
         """What one row did in its pass number `n`."""
-        before, roles = step.before, step.before.canvas.roles
-        ids = np.array(step.after.canvas.answer(row), dtype=np.int64)
-        start, length = int(before.open[row] - before.canvas.prompt[row]), len(before.canvas.answer(row))
+        before, roles = step.before, step.before.roles
+        ids = np.array(step.after.answer(row), dtype=np.int64)
+        start, length = int(before.block_start[row] - before.prompt[row]), len(before.answer(row))
         phase: Phase = "decode"
         if before.probing[row]:
             phase = "shared" if step.after.shared[row] > before.shared[row] else "probe"
@@ -101,7 +101,7 @@ class Recorder:
     def _arrays(self, step: Step, row: int) -> dict[str, np.ndarray]:
         if self.detail == "commits":
             return {}
-        canvas = step.before.canvas
+        canvas = step.before
         start, length = int(canvas.prompt[row]), len(canvas.answer(row))
         mine = canvas.slots[step.where] & (step.where.nonzero()[:, 0] == row)
         slots = (step.where[row] & canvas.slots[row]).nonzero()[:, 0] - start
@@ -120,7 +120,7 @@ class Recorder:
             arrays[name] = whole.flatten().numpy()
         return arrays
 
-    def header_of(self, plan: Plan, canvas: Canvas, row: int) -> Header:
+    def header_of(self, plan: Plan, canvas: Rows, row: int) -> Header:
         """What a row's trace says before its first pass, from the canvas of that pass."""
         prompt = canvas.ids[row, : int(canvas.prompt[row])].tolist()
         return Header(
@@ -130,7 +130,7 @@ class Recorder:
             prompt=Prompt(str(self.model.tokenizer.decode(prompt)), tuple(prompt)),
             plan=plan.plain(),
             detail=self.detail,
-            template=() if canvas.gaps is None else tuple(canvas.answer(row)),
+            template=tuple(canvas.answer(row)) if plan.fill else (),
             **self.about,
         )
 
