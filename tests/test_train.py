@@ -427,23 +427,17 @@ def test_settings_and_data_that_do_not_fit(folder, tmp_path):
         train(recipe(folder, padding={"policy": "rainbow", "colours": 9}, run={"output": str(tmp_path)}))
 
 
-def test_the_command_trains_and_reports(folder, monkeypatch, capsys):
-    from voidpad.commands.train import main
-
+def test_the_command_trains_and_reports(folder, voidpad):
     words = ["--set", f"run.output={folder / 'command'}", "--set", "run.steps=2"]
     words += ["--lora-rank", "2", "--lora-targets", "q_proj, v_proj"]
-    monkeypatch.setattr(sys, "argv", ["train", str(folder / "recipe.toml"), *words])
-    with pytest.raises(SystemExit) as left:
-        main()
-    assert left.value.code == 0
-    shown = capsys.readouterr().out
-    for fact in ("device      cpu, float32 weights", "parameters  ", "40 examples, 5 steps per epoch"):
-        assert fact in shown
-    assert "length      2 steps (0.40 epochs)" in shown
-    assert re.search(r"step 2/2  loss .* s, 0:00:00 left", shown)
+    done = voidpad("train", folder / "recipe.toml", *words)
+    assert done.status == 0, done.err
+    for fact in ("device ", "parameters ", "40 examples, 5 steps per epoch", "2 steps (0.40 epochs)"):
+        assert fact in done.out
+    assert re.search(r"step 2/2  loss .* left", done.out)
+    assert "finished after 2 steps" in done.out
     config = json.loads((folder / "command" / "model" / "adapter_config.json").read_text())
     assert (config["r"], sorted(config["target_modules"])) == (2, ["q_proj", "v_proj"])
-    assert "finished after 2 steps" in shown
 
 
 def test_held_out_examples_choose_the_best_checkpoint(folder):
@@ -505,29 +499,13 @@ def test_quantized_weights_stay_frozen_under_lora(folder):
         recipe(folder, model={"quantize": "4bit"})
 
 
-def test_a_starter_recipe_runs_as_its_first_lines_say(tmp_path, monkeypatch, capsys):
+def test_a_starter_recipe_runs_as_its_first_lines_say(tmp_path, voidpad):
     """`train --init`, then the two commands that the new file names, on the built-in model."""
-    import shlex
-
-    from voidpad.commands.cli import main
-
-    def voidpad(*words):
-        monkeypatch.setattr(sys, "argv", ["voidpad", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        shown = capsys.readouterr()
-        assert left.value.code == 0, shown.err
-        return shown.out
-
     chats = [{"prompt": f"Tom has {k} cards.", "response": f"{k} + 2 = {k + 2}"} for k in range(16)]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     path = tmp_path / "my.toml"
-    voidpad("train", "--init", path)
-    commands = [
-        shlex.split(line[5:]) for line in path.read_text().splitlines() if re.match(r"# [12]\. ", line)
-    ]
-    assert [words[:2] for words in commands] == [["voidpad", "data"], ["voidpad", "train"]]
-    assert "16" in voidpad(*commands[0][1:])
-    shown = voidpad(*commands[1][1:], "--set", "run.report_to=[]")
-    assert "finished after 2 steps" in shown
+    assert voidpad("train --init", path).status == 0
+    prepare, start = re.findall(r"^# [12]\. voidpad (.*)", path.read_text(), re.M)
+    assert "16" in voidpad(prepare).out
+    assert "finished after 2 steps" in voidpad(f"{start} --set run.report_to=[]").out
     assert load(tmp_path / "my" / "model").card.padding == "void"

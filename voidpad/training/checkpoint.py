@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,7 +29,6 @@ from voidpad.training.recipe import LEARNING_FIELDS, TrainingRecipe, check
 
 FINAL, METRICS, STATE = "model", "metrics.jsonl", "state.pt"
 ADAPTER = "adapter_model.safetensors"
-NAME = re.compile(r"checkpoint-(\d+)")
 
 
 # Where a run begins
@@ -73,14 +71,13 @@ def _learnt(recipe: TrainingRecipe) -> dict[str, Any]:
 
 def latest(output: Path) -> Path | None:
     """The newest checkpoint."""
-    complete = _checkpoints(output)
-    return complete[-1] if complete else None
+    return next(reversed(_checkpoints(output)), None)
 
 
 def _checkpoints(output: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    found = [path for path in output.glob("checkpoint-*") if NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
+    found = {path.name.removeprefix("checkpoint-"): path for path in output.glob("checkpoint-*")}
+    return [found[update] for update in sorted(filter(str.isdigit, found), key=int)]
 
 
 # Checkpoints

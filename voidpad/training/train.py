@@ -139,8 +139,8 @@ class Run:
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.optimizers = optimizers(self.module, recipe.optim)
 
-        self.update = 0  # updates made, over all restarts; as of the last log entry are seconds and tokens
-        self.tokens = 0
+        self.update = 0  # updates made, over all restarts
+        self.tokens = 0  # of their rows, up to the last log entry
         self.best: tuple[int, float] | None = None  # update and loss of the best checkpoint
         self._seconds = 0.0  # of training before this restart
         self._began = time.monotonic()
