@@ -227,10 +227,6 @@ class Plan(Rule):
         End tokens and VOID are banned, decoding goes on until every gap is full, and nothing is cut.
         """
         masked = [place for place, token in enumerate(template) if token == roles.mask]
-        if not masked or not masked[0]:
-            raise PlanError(
-                "the template needs a gap, and at least one token before the first one.", field="template"
-            )
         voids = () if roles.void is None else (roles.void,)
         return self.replace(
             length=Fixed(canvas=len(masked)),
