@@ -205,11 +205,9 @@ class Plan(Rule):
         Where a block has a leading slot, it is written alone.
         """
         window, leads = rows.window(self.block), self.greedy(rows.offset)
-        return (
-            window
-            if leads is None
-            else torch.where((window & leads).any(1, keepdim=True), window & leads, window)
-        )
+        if leads is None:
+            return window
+        return torch.where((window & leads).any(1, keepdim=True), window & leads, window)
 
     def greedy(self, position: Tensor) -> Tensor | None:
         """True at leading slots, whose token is never drawn at random; None if there are no such slots."""
@@ -227,6 +225,10 @@ class Plan(Rule):
         End tokens and VOID are banned, decoding goes on until every gap is full, and nothing is cut.
         """
         masked = [place for place, token in enumerate(template) if token == roles.mask]
+        if not masked or not masked[0]:
+            raise PlanError(
+                "the template needs a gap, and at least one token before the first one.", field="template"
+            )
         voids = () if roles.void is None else (roles.void,)
         return self.replace(
             length=Fixed(canvas=len(masked)),
