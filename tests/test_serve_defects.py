@@ -236,7 +236,7 @@ def test_a_drain_that_runs_out_is_an_error_and_no_answer(model):
         for thread in threads:
             thread.start()
         until(lambda: running.engine.live == 2)
-        running.engine.loop.call_soon_threadsafe(running.server._stop)
+        running.engine.loop.call_soon_threadsafe(running.server.stop)
         for thread in threads:
             thread.join(60)
     assert replies[False].status_code == 503

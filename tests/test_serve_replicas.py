@@ -16,7 +16,7 @@ from test_serve_process import start
 from voidpad.engine.batching import Engine
 from voidpad.errors import ConfigError
 from voidpad.models import load, random_model, save
-from voidpad.serve.options import Access, ServeOptions
+from voidpad.serve.options import Access
 from voidpad.serve.replicas import ReplicaOptions, application
 
 CLIENTS = 8
@@ -45,7 +45,7 @@ def test_a_replica_that_loses_its_device_ends_its_process(tmp_path, monkeypatch)
     monkeypatch.setattr(
         Engine, "__init__", lambda self, *given, **named: (usual(self, *given, **named), made.append(self))[0]
     )
-    app = ReplicaOptions(str(tmp_path / "mine"), device="cpu").app(ServeOptions(name="mine"), Access())
+    app = ReplicaOptions(model=str(tmp_path / "mine"), device="cpu", name="mine").app(Access())
     body = {"model": "mine", "messages": [{"role": "user", "content": "why"}]}
     errors = [RuntimeError("out of memory"), torch.AcceleratorError("CUDA error: unspecified launch failure")]
     with TestClient(app, base_url="http://localhost") as client:

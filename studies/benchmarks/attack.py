@@ -1,11 +1,13 @@
-"""A storm against the real server: hostile bodies, slow senders, floods of connections, long prompts, and a shutdown.
+"""A storm against the real server: load, hostile bodies, slow senders, idle connections, long prompts, a shutdown.
 
-    python studies/benchmarks/attack.py                  # 3,000 hostile bodies, two to four minutes on two cores
-    python studies/benchmarks/attack.py --bodies 300     # a short one
+    python studies/benchmarks/attack.py                                 # some minutes on two cores
+    python studies/benchmarks/attack.py --requests 100 --bodies 300     # a short one
 
-`voidpad serve` runs as a process of its own on a loopback port. Every phase counts what clients saw. At the end one
-line of JSON says how many answers were lost or wrong, how many replies had status 500, and how much memory the server
-holds compared with before the storm. Exit status 1 if anything is wrong.
+`voidpad serve` runs as a process of its own on a loopback port. First come 2,000 requests of 64 streaming clients (one
+in ten leaves in the middle, one in twenty is malformed, some read slowly); every answer is compared with that of the
+engine alone. Then come 3,000 generated hostile bodies. Every phase counts what clients saw. At the end one line of JSON
+says how many answers were lost or wrong, how many replies had status 500, and how much memory the server holds compared
+with before the storm. Exit status 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -29,6 +31,11 @@ import httpx
 import psutil
 
 ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+from serve import engine_alone, make_load, run_clients  # noqa: E402  studies/benchmarks/serve.py
+
+PLAN, FIELDS_OF_PLAN = "void", {"canvas": 48, "block": 16, "threshold": 0.9}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ODD: list[Any] = [
     None,
@@ -212,6 +219,27 @@ class Server:
         return str(reply.json()["choices"][0]["message"]["content"])
 
 
+def load_phase(server: Server, model: Any, count: int, clients: int) -> dict[str, Any]:
+    """Streaming clients, some of which leave, send nonsense or read slowly; answers as the engine alone gives them."""
+    words = range(max(model.roles.all()) + 1, model.net.config.vocab_size)
+    load = make_load(words, count, prompts=(8, 48), answers=(8, 48), seed=1)
+    plan = model.plan(PLAN, **FIELDS_OF_PLAN)
+    places = [place for place, one in enumerate(load) if one.kind != "malformed"]
+    alone, _, _ = engine_alone(model, [load[place] for place in places], plan, rows=32, tokens=16384)
+    wanted = {place: alone[k] for k, place in enumerate(places)}
+    report = asyncio.run(run_clients(server.url, "tiny-void", load, clients))
+    stay = {place for place in places if load[place].kind != "leaves"}
+    return {
+        "requests": count,
+        "answered": len(report.texts),
+        "left": report.left,
+        "refused": report.refused,
+        "failed": report.failed[:5],
+        "lost": len(stay - report.texts.keys()),
+        "wrong": sum(text != wanted[place] for place, text in report.texts.items()),
+    }
+
+
 async def hostile_bodies(server: Server, count: int, clients: int) -> Counter[str]:
     rng, seen = random.Random(7), Counter[str]()
     bodies = iter([hostile_body(rng, "tiny-void") for _ in range(count)])
@@ -308,15 +336,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--bodies", type=int, default=3000)
     parser.add_argument("--clients", type=int, default=64)
     given = parser.parse_args()
-    server = Server("--queue", "4096")
+    from voidpad.models import load
+
+    model = load("tiny-void")
+    fields = [f"{name}={value}" for name, value in FIELDS_OF_PLAN.items()]
+    server = Server(
+        "--queue", "4096", "--plan", PLAN, *(word for field in fields for word in ("--set", field))
+    )
     try:
         expected = [server.answer(seed) for seed in range(4)]
         asyncio.run(hostile_bodies(server, 64, given.clients))  # caches fill once
+        load_phase(server, model, 64, given.clients)
         before = server.memory
         figures: dict[str, Any] = {"memory_before_mib": round(before)}
+        figures["load"] = load_phase(server, model, given.requests, given.clients)
         figures["hostile"] = dict(asyncio.run(hostile_bodies(server, given.bodies, given.clients)))
         figures["long_texts"] = dict(asyncio.run(long_texts(server)))
         held = half_sent_heads(server, 200)
@@ -333,6 +370,7 @@ def main() -> None:
     finally:
         server.process.kill()
     wrong = [
+        *(name for name in ("failed", "lost", "wrong") if figures["load"][name]),
         *(name for name in figures["hostile"] if name == "500" or not name.isdigit()),
         *(name for name in figures["long_texts"] if name not in ("400", "413")),
         *(name for name in figures["slow_senders"] if name != "200"),

@@ -104,8 +104,8 @@ def serve(
     if replicas is not None:
         from voidpad.serve.replicas import ReplicaOptions, serve_replicas
 
-        copies = ReplicaOptions(**vars(source), replicas=replicas)
-        raise typer.Exit(serve_replicas(copies, options, ready=announce))
+        copies = ReplicaOptions(**vars(options), **vars(source), replicas=replicas)
+        raise typer.Exit(serve_replicas(copies, ready=announce))
     raise typer.Exit(run(lambda: source.load(opened), options, ready=announce))
 
 

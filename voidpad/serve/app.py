@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -28,7 +28,6 @@ from voidpad.serve.protocol import ChatBody, CompletionBody, GenerationBody, Req
 from voidpad.serve.requests import ServedModel, resolve
 
 log = logging.getLogger("voidpad.serve")
-ROUTES = ("/", "/health", "/ready", "/metrics", "/v1/models", "/v1/chat/completions", "/v1/completions")
 PAGE_HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -69,10 +68,17 @@ class ServerState:
         raise RequestError(message, param="model", status=404, code="model_not_found")
 
 
-def build_app(
-    state: ServerState, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None
-) -> FastAPI:
-    """The application. Whoever runs it starts and stops the engines, `lifespan` for example."""
+def build_app(state: ServerState, on_failure: Callable[[BaseException], object]) -> FastAPI:
+    """The application; its engines run as long as it does. `on_failure` is called when one of them has ended."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        for engine in state.engines.values():
+            engine.start(asyncio.get_running_loop(), on_failure)
+        yield
+        for engine in state.engines.values():
+            await asyncio.to_thread(engine.close)
+
     app = FastAPI(title="voidpad", redoc_url=None, lifespan=lifespan)
 
     @app.post("/v1/chat/completions")
@@ -123,7 +129,7 @@ def build_app(
     async def unknown(request: Request, error: HTTPException) -> Response:
         if isinstance(error.__cause__, ClientDisconnect | RequestError):  # while FastAPI read the body
             raise error.__cause__
-        raise RequestError(str(error.detail), status=error.status_code, headers=error.headers)
+        raise RequestError(str(error.detail), status=error.status_code)
 
     app.add_middleware(_Gate, state=state)
     if state.access.origins:
@@ -185,7 +191,7 @@ class _Gate:
 
         async def refuse(error: RequestError) -> None:
             # The message may quote what the user wrote, so it is logged only where prompts may be.
-            reason = (error.code or error.param or error.kind)[:80]
+            reason = (error.code or error.param or error.type)[:80]
             notes["refused"] = str(error) if state.options.log_prompts else reason
             reply = JSONResponse(error.body, status_code=error.status, headers=error.headers)
             await reply(scope, receive, noting)
@@ -205,14 +211,14 @@ class _Gate:
             log.exception("request failed")
             if not status:
                 name = type(error).__name__
-                await refuse(RequestError(f"the server failed: {name}.", status=500, kind="server_error"))
+                await refuse(RequestError(f"the server failed: {name}.", status=500))
         finally:
             state.active -= 1
             state.access.leave(key)
             if live := notes.pop("live", None):
                 self._close(live, notes)
-            path = scope["path"]
-            state.metrics.requests.labels(path if path in ROUTES else "other", str(status)).inc()
+            path, route = scope["path"], getattr(scope.get("route"), "path", "other")
+            state.metrics.requests.labels(route, str(status)).inc()
             seconds = round(time.perf_counter() - begun, 3)
             log.info(
                 "request",
@@ -235,16 +241,7 @@ class _Gate:
         if kind != "application/json":
             raise RequestError("the content type must be application/json.", status=415)
         if self.state.draining:
-            raise RequestError(
-                "the server is shutting down.", status=503, kind="server_error", headers={"Retry-After": "5"}
-            )
-        if headers.get("content-length", "").isdigit():
-            self._check_size(int(headers["content-length"]))
-
-    def _check_size(self, size: int) -> None:
-        most = self.state.options.max_body
-        if size > most:
-            raise RequestError(f"the body is larger than {most} bytes.", status=413)
+            raise RequestError("the server is shutting down.", status=503)
 
     def _bounded(self, receive: Receive) -> Receive:
         """`receive` with bounds on the size of the body and on the time it may take to arrive."""
@@ -263,7 +260,10 @@ class _Gate:
                 raise RequestError(late, status=408) from None
             size += len(message.get("body", b""))
             complete = not message.get("more_body", False)
-            self._check_size(size)
+            if size > self.state.options.max_body:
+                raise RequestError(
+                    f"the body is larger than {self.state.options.max_body} bytes.", status=413
+                )
             return message
 
         return bounded

@@ -24,7 +24,7 @@ from voidpad.serve.monitoring import Metrics
 from voidpad.serve.protocol import RequestError
 from voidpad.serve.requests import ServedModel
 
-Update = Callable[[], None]  # a change that the event loop makes
+Update = Callable[[], object]  # a change that the event loop makes
 
 
 class EngineThread:
@@ -36,44 +36,35 @@ class EngineThread:
         self.engine = served.model.engine(
             rows=options.rows, tokens=options.tokens, cache=options.cache, block=served.default.block
         )
-        self.on_failure: Callable[[BaseException], object] = lambda error: None
         self.rows: dict[int, Choice] = {}  # by handle
         self.loop: asyncio.AbstractEventLoop | None = None
         self.registering = threading.Lock()  # no event of a row is read before the row is in `rows`
         self.calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()  # to be made between passes
         self.closing = False
         self.alive = False
-        self.thread = threading.Thread(target=self._run, name="voidpad-engine", daemon=True)
 
     @property
     def live(self) -> int:
         """Rows that take part in passes."""
         return len(self.rows) - self.engine.waiting
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop, self.alive = loop, True
+    def start(self, loop: asyncio.AbstractEventLoop, on_failure: Callable[[BaseException], object]) -> None:
+        """Begin to decode. If that fails for good, the event loop calls `on_failure`."""
+        self.loop, self.alive, self.on_failure = loop, True, on_failure
+        self.thread = threading.Thread(target=self._run, name="voidpad-engine", daemon=True)
         self.thread.start()
 
     def give_up(self) -> None:
         """Fail every request whose rows have not ended: the server stops now. Called from the event loop."""
         for choice in list(self.rows.values()):
-            self._fail(
-                choice,
-                RequestError(
-                    "the server stopped before the answer was complete.",
-                    status=503,
-                    kind="server_error",
-                    code="shutting_down",
-                    headers={"Retry-After": "5"},
-                ),
-            )
+            message = "the server stopped before the answer was complete."
+            self._fail(choice, RequestError(message, status=503, code="shutting_down"))
 
     def close(self) -> None:
         """Stop after the pass that is running; rows that are left are dropped."""
         self.closing = True
         self.engine.wake()
-        if self.thread.is_alive():
-            self.thread.join(timeout=60)
+        self.thread.join(timeout=60)
 
     def submit(self, live: LiveRequest, *, deadline: float) -> None:
         """Queue all rows of a request, or refuse it where the queue is full."""
@@ -128,14 +119,12 @@ class EngineThread:
 
     def _check_room(self, rows: int) -> None:
         if not self.alive:
-            raise RequestError("the engine has stopped.", status=503, kind="server_error")
+            raise RequestError("the engine has stopped.", status=503)
         if self.engine.waiting + rows > self.queue and self.rows:
             raise RequestError(
                 f"the queue is full ({self.engine.waiting} of {self.queue} rows wait); try again later.",
                 status=429,
-                kind="rate_limit_error",
                 code="queue_full",
-                headers={"Retry-After": "1"},
             )
 
     # The engine's thread
@@ -155,9 +144,9 @@ class EngineThread:
                 with self.registering:
                     self._hand_over([update for event in events for update in self._updates(event)])
         except BaseException as error:
-            failed = _server_error("the engine failed.")
-            self._hand_over([partial(self._fail, choice, failed) for choice in list(self.rows.values())])
-            self.on_failure(error)
+            failed = RequestError("the engine failed.", status=500)
+            updates: list[Update] = [partial(self._fail, one, failed) for one in list(self.rows.values())]
+            self._hand_over([*updates, partial(self.on_failure, error)])
         finally:
             self.alive = False
 
@@ -181,7 +170,7 @@ class EngineThread:
         if isinstance(event, Wrote):
             return self._written(event)
         if isinstance(event, Failed):
-            error = _server_error(f"a pass failed: {event.error}")
+            error = RequestError(" ".join(f"a pass failed: {event.error}".split())[:300], status=500)
             rows = [self.rows.pop(handle) for handle in event.handles if handle in self.rows]
             return [partial(self._fail, choice, error) for choice in rows]
         if isinstance(event, Finished) and (choice := self.rows.pop(event.handle, None)) is not None:
@@ -275,15 +264,5 @@ class EngineThread:
             live.finished.set()
 
 
-def _server_error(message: str) -> RequestError:
-    return RequestError(" ".join(message.split())[:300], status=500, kind="server_error")
-
-
 def _timed_out() -> RequestError:
-    return RequestError(
-        "the answer took longer than the server's timeout.",
-        status=504,
-        kind="timeout_error",
-        code="timeout",
-        headers={"x-should-retry": "false"},
-    )
+    return RequestError("the answer took longer than the server's timeout.", status=504, code="timeout")

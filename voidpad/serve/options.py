@@ -107,9 +107,7 @@ class Access:
             raise RequestError(
                 f"this key has {self.key_requests} requests open already; wait for one to end.",
                 status=429,
-                kind="rate_limit_error",
                 code="key_limit",
-                headers={"Retry-After": "1"},
             )
         self.open_requests[key] += 1
         return key
@@ -129,7 +127,6 @@ class Access:
                 "a valid API key is needed: Authorization: Bearer KEY.",
                 status=401,
                 code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
             )
         return given
 

@@ -8,7 +8,7 @@ are ignored, and the reply names them in a header.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -35,27 +35,30 @@ MOST_PATTERN = 1 << 16  # characters of a regular expression
 MOST_TOOLS = 64
 
 
+ERROR_TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "timeout_error"}
+ERROR_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    429: {"Retry-After": "1"},
+    503: {"Retry-After": "5"},
+    504: {"X-Should-Retry": "false"},
+}
+
+
 class RequestError(VoidpadError):
     """A request that this server refuses; becomes an OpenAI error object with this status."""
 
     def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        status: int = 400,
-        code: str | None = None,
-        kind: str = "invalid_request_error",
-        headers: Mapping[str, str] | None = None,
+        self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None
     ) -> None:
         super().__init__(message)
-        self.param, self.status, self.code, self.kind = param, status, code, kind
-        self.headers = dict(headers or {})
+        self.param, self.status, self.code = param, status, code
+        self.type = ERROR_TYPES.get(status, "invalid_request_error")
+        self.headers = ERROR_HEADERS.get(status)
 
     @property
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""
-        content = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
+        content = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
         return {"error": content}
 
 

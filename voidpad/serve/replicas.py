@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ SECONDS_TO_TELL = 1.0  # how long a replica whose engine has failed may still se
 
 
 @dataclass(frozen=True)
-class ReplicaOptions:
-    """Which model each replica loads and where, and how many replicas there are."""
+class ReplicaOptions(ServeOptions):
+    """How to serve, which model each replica loads and where, and how many replicas there are."""
 
     model: str = "tiny-void"
     adapter: str | None = None
@@ -41,71 +41,53 @@ class ReplicaOptions:
     quantize: str | None = None
     replicas: int = 1
 
-    def app(self, options: ServeOptions, access: Access) -> FastAPI:
-        """The routes over a model and an engine of this process; the engine runs as long as the application."""
+    def app(self, access: Access) -> FastAPI:
+        """The routes over a model and an engine of this process."""
         model = models.load(
             self.model, self.adapter, device=self.device, dtype=self.dtype, quantize=self.quantize
         )
-        state = ServerState([ServedModel(model, options)], options, access)
-        log_to_stderr(as_json=options.log_json)
+        log_to_stderr(as_json=self.log_json)
 
-        @contextlib.asynccontextmanager
-        async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-            loop = asyncio.get_running_loop()
+        def failed(error: BaseException) -> None:
+            # Ray starts another replica when this process has ended.
+            asyncio.get_running_loop().call_later(SECONDS_TO_TELL, os._exit, 1)
 
-            def failed(error: BaseException) -> None:
-                # Ray starts another replica when this process has ended.
-                loop.call_soon_threadsafe(loop.call_later, SECONDS_TO_TELL, os._exit, 1)
-
-            for engine in state.engines.values():
-                engine.on_failure = failed
-                engine.start(loop)
-            yield
-            for engine in state.engines.values():
-                await asyncio.to_thread(engine.close)
-
-        return build_app(state, lifespan)
+        return build_app(ServerState([ServedModel(model, self)], self, access), failed)
 
 
 def application(settings: dict[str, Any]) -> Any:
     """The Ray application for a cluster that runs already: `serve run voidpad.serve.replicas:application model=...`.
 
-    `settings` are the fields of ReplicaOptions and ServeOptions; address and port are those of the cluster's proxy,
-    which other machines can reach, so keys or `no_auth` are needed.
+    `settings` are the fields of ReplicaOptions; address and port are those of the cluster's proxy, which other machines
+    can reach, so keys or `no_auth` are needed.
     """
-    own = {field.name for field in fields(ReplicaOptions)}
-    known = own | {field.name for field in fields(ServeOptions)} - {"host", "port"}
-    unknown = sorted(set(settings) - known)
-    if unknown:
+    known = {field.name for field in fields(ReplicaOptions)} - {"host", "port"}
+    if unknown := sorted(set(settings) - known):
         raise ConfigError(
             f"{unknown[0]}: no setting of this application; known are {', '.join(sorted(known))}."
         )
     try:
-        copies = TypeAdapter(ReplicaOptions).validate_python({k: v for k, v in settings.items() if k in own})
-        options = TypeAdapter(ServeOptions).validate_python(
-            {k: v for k, v in settings.items() if k not in own}
-        )
+        options = TypeAdapter(ReplicaOptions).validate_python(settings)
     except ValidationError as error:
-        raise ConfigError(f"{format_validation_error(error.errors()[0])}.") from None
-    access = replace(options, host="0.0.0.0").access()
-    return _bound(copies, options, access)
+        raise ConfigError(f"{format_validation_error(error)}.") from None
+    return _bound(options, replace(options, host="0.0.0.0").access())
 
 
-def _bound(copies: ReplicaOptions, options: ServeOptions, access: Access) -> Any:
+def _bound(options: ReplicaOptions, access: Access) -> Any:
     ray, serve = _ray_serve()
-    if Path(copies.model).exists():  # replicas have another working directory
-        copies = replace(copies, model=str(Path(copies.model).resolve()))
+    path = Path(options.model)
+    model = str(path.resolve()) if path.exists() else options.model  # replicas have another working directory
     # `access` has the keys' digests.
-    options = replace(options, name=options.name or copies.model, api_keys=None)
+    options = replace(options, name=options.name or options.model, model=model, api_keys=None)
 
     def build() -> FastAPI:
-        return copies.app(options, access)
+        return options.app(access)
 
-    gpus = gpus_per_task(copies.device, ray.cluster_resources() if ray.is_initialized() else {})
+    gpus = gpus_per_task(options.device, ray.cluster_resources() if ray.is_initialized() else {})
     deployment = serve.deployment(
         serve.ingress(build)(),
         name=NAME,
-        num_replicas=copies.replicas,
+        num_replicas=options.replicas,
         # Rows wait in the replica's own queue, which refuses with 429; the router only spreads.
         max_ongoing_requests=options.rows + options.queue,
         graceful_shutdown_timeout_s=options.drain,
@@ -117,9 +99,7 @@ def _bound(copies: ReplicaOptions, options: ServeOptions, access: Access) -> Any
     return deployment.bind()
 
 
-def serve_replicas(
-    copies: ReplicaOptions, options: ServeOptions, *, ready: Callable[[str], None] = lambda address: None
-) -> int:
+def serve_replicas(options: ReplicaOptions, *, ready: Callable[[str], None] = lambda address: None) -> int:
     """Serve with Ray on this machine until SIGTERM or SIGINT; then live answers may finish. Returns 0."""
     ray, serve = _ray_serve()
     access = options.access()
@@ -136,11 +116,11 @@ def serve_replicas(
             logging_config=_QUIET,
         )
         try:
-            serve.run(_bound(copies, options, access), name=NAME, route_prefix="/")
+            serve.run(_bound(options, access), name=NAME, route_prefix="/")
         except RuntimeError as error:
             lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
             raise VoidpadError(f"the replicas did not start: {lines[-1].strip()}") from None
-        ready(f"{address} ({copies.replicas} on Ray Serve)")
+        ready(f"{address} ({options.replicas} on Ray Serve)")
         while not stop.wait(0.5):
             pass
         serve.delete(NAME)

@@ -7,12 +7,10 @@ import contextlib
 import errno
 import logging
 import resource
-import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -131,10 +129,10 @@ class Server(uvicorn.Server):
         self.draining: asyncio.Task[None] | None = None
         super().__init__(
             uvicorn.Config(
-                build_app(state),
+                build_app(state, self._failed),
                 log_config=None,
                 access_log=False,
-                lifespan="off",
+                lifespan="on",
                 ws="none",
                 server_header=False,
                 timeout_keep_alive=30,
@@ -146,36 +144,20 @@ class Server(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        loop = asyncio.get_running_loop()
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._stop)
-
-        for engine in self.state.engines.values():
-            engine.on_failure = lambda error: loop.call_soon_threadsafe(self._failed, error)
-            engine.start(loop)
         await super().startup(sockets=sockets)
+        self.loop = asyncio.get_running_loop()
         self.when_ready()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().shutdown(sockets=sockets)
-        for engine in self.state.engines.values():
-            await asyncio.to_thread(engine.close)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """uvicorn would raise the signal again after a clean stop; ours ends with status 0."""
-        yield
-
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._stop()
+        self.loop.call_soon_threadsafe(self.stop)
 
-    def _stop(self) -> None:
-        if self.draining is not None:  # a second signal: now
+    def stop(self) -> None:
+        """Refuse new requests, let live rows finish within the time to drain, and exit; a second call exits now."""
+        if self.draining is not None:
             self.should_exit = self.force_exit = True
             return
         self.state.draining = True
-        self.draining = asyncio.get_running_loop().create_task(self._drain())
+        self.draining = self.loop.create_task(self._drain())
 
     async def _drain(self) -> None:
         end, engines = time.monotonic() + self.state.options.drain, self.state.engines.values()
