@@ -283,95 +283,80 @@ def test_a_gap_is_filled_with_the_fields_of_the_request(client, model):
 
 # Refusals
 
-MALFORMED = [
-    ({"model": 3}, "model"),
-    ({"messages": None}, "messages"),
-    ({"messages": []}, "messages"),
-    ({"messages": ["hi"]}, "messages[0]"),
-    ({"messages": [{}]}, "messages[0].role"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": ""}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls"),
-    ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
-    ({"messages": [{"role": "user", "content": "x"}] * 2000}, "messages"),
-    ({"messages": [{"role": "user", "content": "2 " * 4000}]}, "messages"),
-    ({"temperature": -1}, "temperature"),
-    ({"temperature": "hot"}, "temperature"),
-    ({"temperature": 1e300}, "temperature"),
-    ({"temperature": True}, "temperature"),
-    ({"temperature": 0.5, "top_p": 0.5}, "top_p"),
-    ({"top_p": 7}, "top_p"),
-    ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": 1.5}, "max_tokens"),
-    ({"max_tokens": 10**30}, "max_tokens"),
-    ({"max_tokens": 4, "max_completion_tokens": 5}, "max_tokens"),
-    ({"n": 100000}, "n"),
-    ({"seed": 2**70}, "seed"),
-    ({"stop": 5}, "stop"),
-    ({"stop": ["x"] * 17}, "stop"),
-    ({"stop": ["x" * 1000]}, "stop"),
-    ({"stream": "yes"}, "stream"),
-    ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
-    ({"logprobs": 3}, "logprobs"),
-    ({"top_logprobs": 3}, "top_logprobs"),
-    ({"logprobs": True, "top_logprobs": 99}, "top_logprobs"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
-    ({"logit_bias": {"x": -100}}, "logit_bias"),
-    ({"logit_bias": {"999999": -100}}, "logit_bias"),
-    ({"tools": [{"type": "function"}]}, "tools[0].function"),
-    ({"frequency_penalty": 0.5}, "frequency_penalty"),
-    ({"prompt": "x"}, "prompt"),
-    ({"best_of": 2}, "best_of"),
-    ({"top_k": 5}, "top_k"),
-    ({"user": 7}, "user"),
-    ({"voidpad": 7}, "voidpad"),
-    ({"voidpad": {"plan": "nothing"}}, "voidpad.plan"),
-    ({"voidpad": {"plan": "os:system"}}, "voidpad.plan"),
-    ({"voidpad": {"block": 7.5}}, "voidpad.block"),
-    ({"voidpad": {"sparkle": 1}}, "voidpad.sparkle"),
-    ({"voidpad": {"cut": False}}, "voidpad.cut"),
-    ({"voidpad": {"canvas": True}}, "voidpad.canvas"),
-    ({"voidpad": {"canvas": 99968}}, "voidpad.canvas"),
-    ({"voidpad": {"ban": "99999999"}}, "voidpad.ban"),
-]  # fmt: skip
-MALFORMED_COMPLETIONS = [
-    ({"prompt": None}, "prompt"),
-    ({"prompt": []}, "prompt"),
-    ({"prompt": [1, "x"]}, "prompt"),
-    ({"prompt": [[1], "x", 3]}, "prompt"),
-    ({"prompt": [10**6]}, "prompt"),
-    ({"prompt": [-1]}, "prompt"),
-    ({"prompt": ""}, "prompt"),
-    ({"prompt": ["x"] * 1000}, "prompt"),
-    ({"prompt": ["x"] * 60, "n": 16}, "n"),
-    ({"echo": True}, "echo"),
-    ({"echo": True, "max_tokens": 1, "n": 2}, "echo"),
-    ({"max_tokens": 0}, "max_tokens"),
-    ({"suffix": "x", "n": 2}, "suffix"),
-    ({"logprobs": 6}, "logprobs"),
-    ({"messages": []}, "messages"),
-]
+
+def said(**message):
+    return [{"role": "user", "content": "x", **message}]
+
+
+# Values that are refused by the name of their field; a field of another name is given with its value.
+MALFORMED = {
+    "model": [3, None],
+    "messages": [
+        None,
+        [],
+        "hi",
+        said(content=""),
+        said(role="assistant"),
+        said() * 2000,
+        said(content="2 " * 4000),
+    ],
+    "messages[0]": [{"messages": ["hi"]}],
+    "messages[0].role": [{"messages": [{}]}, {"messages": said(role="tool")}],
+    "messages[0].content": [
+        {"messages": said(content=content)} for content in (5, [{"type": "image_url"}], [{"type": "text"}])
+    ],
+    "messages[0].tool_calls": [{"messages": said(tool_calls=[1])}],
+    "temperature": [-1, "hot", 1e300, True],
+    "top_p": [0.5, 7],
+    "max_tokens": [0, 1.5, 10**30, {"max_tokens": 4, "max_completion_tokens": 5}],
+    "n": [0, 100000],
+    "seed": ["x", 2**70],
+    "stop": [5, ["x"] * 17, ["x" * 1000]],
+    "stream": ["yes"],
+    "stream_options": [{"stream_options": {"include_usage": True}}],
+    "stream_options.x": [{"stream": True, "stream_options": {"x": 1}}],
+    "logprobs": [3],
+    "top_logprobs": [3, {"logprobs": True, "top_logprobs": 99}],
+    "logit_bias": [[1], *({"logit_bias": one} for one in ({"5": 1}, {"x": -100}, {"999999": -100}))],
+    "tools[0].function": [{"tools": [{"type": "function"}]}],
+    "frequency_penalty": [0.5],
+    "best_of": [2],
+    "prompt": ["x"],
+    "top_k": [5],
+    "user": [7],
+    "voidpad": [7],
+    "voidpad.plan": [{"voidpad": {"plan": plan}} for plan in ("nothing", "os:system")],
+    "voidpad.block": [{"voidpad": {"block": 7.5}}],
+    "voidpad.sparkle": [{"voidpad": {"sparkle": 1}}],
+    "voidpad.cut": [{"voidpad": {"cut": False}}],
+    "voidpad.canvas": [{"voidpad": {"canvas": canvas}} for canvas in (True, 99968)],
+    "voidpad.ban": [{"voidpad": {"ban": "99999999"}}],
+}
+MALFORMED_COMPLETIONS = {
+    "prompt": [None, [], [1, "x"], [[1], "x", 3], [10**6], [-1], "", ["x"] * 1000],
+    "n": [{"prompt": ["x"] * 60, "n": 16}],
+    "echo": [True, {"echo": True, "max_tokens": 1, "n": 2}],
+    "max_tokens": [0],
+    "suffix": [{"suffix": "x", "n": 2}],
+    "logprobs": [6],
+    "messages": [[]],
+}
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        *((CHAT, {**ASKED, **body}, param) for body, param in MALFORMED),
-        *((COMPLETIONS, {"model": "tiny-void", "prompt": "2", **b}, p) for b, p in MALFORMED_COMPLETIONS),
-    ],
-    ids=range(len(MALFORMED) + len(MALFORMED_COMPLETIONS)),
+    ("path", "param"),
+    [*((CHAT, name) for name in MALFORMED), *((COMPLETIONS, name) for name in MALFORMED_COMPLETIONS)],
 )
-def test_a_malformed_request_is_refused_by_the_fields_name(running, path, body, param):
-    reply = running.post(body, path)
-    error = reply.json()["error"]
-    assert (reply.status_code, error["param"]) == (400, param), error
-    assert set(error) == {"message", "type", "param", "code"}
-    assert "\n" not in error["message"]
-    assert len(error["message"]) < 400
+def test_a_malformed_request_is_refused_by_the_fields_name(running, path, param):
+    right = ASKED if path == CHAT else {"model": "tiny-void", "prompt": "2"}
+    for value in (MALFORMED if path == CHAT else MALFORMED_COMPLETIONS)[param]:
+        wrong = value if isinstance(value, dict) else {param: value}
+        reply = running.post({**right, **wrong}, path)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, param), error
+        assert set(error) == {"message", "type", "param", "code"}
+        assert "\n" not in error["message"]
+        assert len(error["message"]) < 400
 
 
 BODIES = {
@@ -467,12 +452,8 @@ def test_keys(model, tmp_path):
         refused = running.post(ASKED, origin="https://app.example")
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
         assert refused.headers["access-control-allow-origin"] == "https://app.example"
-        assert [running.get(path).status_code for path in ("/metrics", "/v1/models", "/", "/health")] == [
-            401,
-            401,
-            200,
-            200,
-        ]
+        for path, status in (("/metrics", 401), ("/v1/models", 401), ("/", 200), ("/health", 200)):
+            assert running.get(path).status_code == status
         with pytest.raises(openai.AuthenticationError):
             running.client.models.list()
         right = running.client.with_options(api_key="let-me-in")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -145,26 +144,3 @@ def test_what_cannot_be_served_is_one_line(options, message, tmp_path, monkeypat
     line = capsys.readouterr().err.strip()
     assert message in line
     assert "\n" not in line
-
-
-@pytest.mark.slow
-def test_load_loses_and_swaps_nothing():
-    """64 clients, 2,000 requests of mixed length, 10 % leave, 5 % malformed, slow readers among them."""
-    sys.path[:0] = [str(ROOT / "studies" / "benchmarks")]
-    import serve as load_test
-
-    from voidpad.models import load
-
-    model = load("tiny-void")
-    words = range(max(model.roles.all()) + 1, model.net.config.vocab_size)
-    requests = load_test.make_load(
-        words, 2000, prompts=(8, 48), answers=(8, 48), seed=random.Random(1).randint(0, 9)
-    )
-    fields = {"canvas": 48, "block": 16, "threshold": 0.9}
-    figures = load_test.measure(
-        model, requests, plan="void", fields=fields, clients=64, rows=32, tokens=16384
-    )
-    print(json.dumps(figures, indent=1))
-    assert (figures["failed"], figures["wrong"], figures["missing"], figures["rows_left"]) == ([], 0, 0, 0)
-    assert figures["refused"] > 50
-    assert figures["peak_memory_at_the_end_mib"] <= 1.05 * figures["peak_memory_at_a_quarter_mib"]

@@ -1,12 +1,12 @@
 """Replicas on Ray Serve: what clients see when one of them is killed, and settings of the application object."""
 
-import json
 import os
 import signal
 import threading
 import time
 
 import httpx
+import openai
 import psutil
 import pytest
 import torch
@@ -77,7 +77,8 @@ class Clients:
     """Threads that ask until every question is answered; a failed question is asked again."""
 
     def __init__(self, address, questions):
-        self.address, self.left = address, list(enumerate(questions))
+        self.client = openai.OpenAI(base_url=address + "/v1", api_key="none", max_retries=0, timeout=240)
+        self.left = list(enumerate(questions))
         self.answers: dict[int, str] = {}
         self.failures: list[tuple[float, str]] = []
         self.threads = [threading.Thread(target=self.run, daemon=True) for _ in range(CLIENTS)]
@@ -85,29 +86,29 @@ class Clients:
             thread.start()
 
     def run(self):
-        with httpx.Client(timeout=240) as http:
-            while self.left:
-                place, (prompt, seed) = self.left.pop()
-                begun = time.monotonic()
-                try:
-                    self.answers[place] = self.ask(http, prompt, seed, stream=place % 2 == 0)
-                except (httpx.TransportError, httpx.HTTPStatusError) as error:
-                    self.failures.append((begun, repr(error)))
-                    self.left.append((place, (prompt, seed)))
+        while self.left:
+            place, (prompt, seed) = self.left.pop()
+            begun = time.monotonic()
+            try:
+                self.answers[place] = self.ask(prompt, seed, stream=place % 2 == 0)
+            except (openai.APIError, httpx.TransportError) as error:
+                self.failures.append((begun, repr(error)))
+                self.left.append((place, (prompt, seed)))
 
-    def ask(self, http, prompt, seed, *, stream):
-        messages = [{"role": "user", "content": prompt}]
-        body = {"model": "tiny-void", "messages": messages, "seed": seed, "voidpad": PLAN, "stream": stream}
-        with http.stream("POST", self.address + "/v1/chat/completions", json=body) as reply:
-            reply.raise_for_status()
-            content = reply.read().decode()
+    def ask(self, prompt, seed, *, stream):
+        reply = self.client.chat.completions.create(
+            model="tiny-void",
+            messages=[{"role": "user", "content": prompt}],
+            seed=seed,
+            stream=stream,
+            extra_body={"voidpad": PLAN},
+        )
         if not stream:
-            return json.loads(content)["choices"][0]["message"]["content"]
-        events = content.split("\n\n")
-        if "data: [DONE]" not in events:
+            return reply.choices[0].message.content
+        choices = [chunk.choices[0] for chunk in reply]
+        if not choices or not choices[-1].finish_reason:
             raise httpx.RemoteProtocolError("the stream was cut")
-        chunks = [json.loads(one.removeprefix("data: ")) for one in events if one.startswith("data: {")]
-        return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+        return "".join(choice.delta.content or "" for choice in choices)
 
 
 @pytest.mark.slow

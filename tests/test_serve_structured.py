@@ -28,7 +28,7 @@ def client():
         model.net.lm_head.weight[[model.roles.eos, model.roles.void]] *= 2
     fields = {"canvas": 256, "block": 32, "threshold": 0.3}
     with serving(model, plan="void", fields=fields, name="mine") as running:
-        yield openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0, timeout=300)
+        yield running.client
 
 
 MESSAGES = [{"role": "user", "content": "Who comes?"}]
@@ -114,6 +114,9 @@ def form(schema):
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
 
 
+BOOLEAN = form({"type": "boolean"})
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
@@ -122,17 +125,10 @@ def form(schema):
         ({"extra_body": {"structured_outputs": {"regex": "(?=a)b"}}}, "structured_outputs", None),
         ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}}, "structured_outputs", None),
         ({"tools": [TOOL]}, "tool_choice", None),
-        (
-            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "no"}}},
-            "tool_choice",
-            None,
-        ),
+        ({"tools": [TOOL], "tool_choice": {"function": {"name": "no"}}}, "tool_choice", None),
         ({**form({"const": "x" * 50}), "max_tokens": 8}, "max_tokens", None),
-        (
-            {**form({"type": "boolean"}), "extra_body": {"voidpad": {"plan": "daedal"}}},
-            "response_format",
-            None,
-        ),
+        ({**BOOLEAN, "extra_body": {"voidpad": {"plan": "daedal"}}}, "response_format", None),
+        ({**BOOLEAN, "extra_body": {"structured_outputs": {"choice": ["b"]}}}, "response_format", None),
     ],
 )
 def test_what_cannot_be_honoured_is_a_400_that_names_it(client, fields, param, code):
