@@ -265,6 +265,37 @@ def test_the_async_client_and_many_at_once(running, model):
     assert texts == [expected(model, prompt).text for prompt in PROMPTS]
 
 
+def test_responses_are_chats(client, model):
+    [result] = model.generate(
+        [[{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROMPTS[0]}]],
+        PLAN["plan"],
+        **PLAN["fields"],
+    )
+    asked = {
+        "model": "tiny-void",
+        "instructions": "Be brief.",
+        "input": PROMPTS[0],
+        "extra_body": {"seed": 0},
+    }
+    reply = client.responses.create(**asked)
+    assert (reply.output_text, reply.status) == (result.text, "completed")
+    answer = [token for token in result.tokens if token not in model.roles.ends]
+    assert reply.usage.output_tokens == len(answer)
+    events = list(client.responses.create(**asked, stream=True))
+    assert "".join(one.delta for one in events if one.type == "response.output_text.delta") == result.text
+    assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+    assert events[-1].response.output_text == result.text
+    assert [one.sequence_number for one in events] == list(range(len(events)))
+    cut = client.responses.create(**asked, max_output_tokens=2)
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    turns = [{"role": "user", "content": "why"}, *reply.output, {"role": "user", "content": PROMPTS[1]}]
+    assert client.responses.create(model="tiny-void", input=turns).output_text is not None
+    for fields, param in (({"previous_response_id": "x"}, "previous_response_id"), ({"input": 5}, "input")):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.responses.create(**{**asked, **fields})
+        assert refused.value.param == param
+
+
 def test_a_gap_is_filled_with_the_fields_of_the_request(client, model):
     reply = client.completions.create(model="tiny-void", prompt="two ", suffix=" four", max_tokens=6, seed=0)
     assert reply.choices[0].text == model.fill("two [[gap:6]] four", "void", block=8).gaps[0]

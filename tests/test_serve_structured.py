@@ -62,6 +62,11 @@ def test_the_client_gets_a_parsed_object(client):
     assert report["states"] > 0
 
 
+def test_a_response_of_a_schema_is_parsed(client):
+    reply = client.responses.parse(model="mine", input="Who comes?", text_format=Person)
+    assert isinstance(reply.output_parsed, Person)
+
+
 def test_a_streamed_object_is_the_unstreamed_one(client):
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": Person.model_json_schema()}}
     whole = ask(client, response_format=form).choices[0].message.content

@@ -36,7 +36,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from serve import engine_alone, make_load, run_clients  # noqa: E402  studies/benchmarks/serve.py
 
 PLAN, FIELDS_OF_PLAN = "void", {"canvas": 48, "block": 16, "threshold": 0.9}
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 ODD: list[Any] = [
     None,
     True,
@@ -72,6 +72,9 @@ FIELDS = [
     "model",
     "messages",
     "prompt",
+    "input",
+    "instructions",
+    "text",
     "max_tokens",
     "max_completion_tokens",
     "temperature",
@@ -153,9 +156,11 @@ PLANS = [
 
 def hostile_body(rng: random.Random, model: str) -> tuple[str, bytes]:
     """A route and a body that is mostly right, with one to three things wrong."""
-    route = rng.choice([CHAT, COMPLETIONS])
+    route = rng.choice([CHAT, COMPLETIONS, RESPONSES])
     body: dict[str, Any] = {"model": model, "max_tokens": rng.randint(1, 8)}
-    if route == CHAT:
+    if route == RESPONSES:
+        body = {"model": model, "max_output_tokens": rng.randint(1, 8), "input": "2 + 2"}
+    elif route == CHAT:
         body["messages"] = [{"role": "user", "content": "2 + 2"}]
     else:
         body["prompt"] = "2 + 2"

@@ -13,6 +13,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -26,6 +27,7 @@ from voidpad.serve.monitoring import Metrics
 from voidpad.serve.options import Access, ServeOptions
 from voidpad.serve.protocol import ChatBody, CompletionBody, GenerationBody, RequestError, invalid
 from voidpad.serve.requests import ServedModel, resolve
+from voidpad.serve.responses import ResponsesBody, ResponseWriter
 
 log = logging.getLogger("voidpad.serve")
 PAGE_HEADERS = {
@@ -89,6 +91,10 @@ def build_app(state: ServerState, on_failure: Callable[[BaseException], object])
     async def completions(body: CompletionBody, request: Request) -> Response:
         return await _generate(state, request, body)
 
+    @app.post("/v1/responses")
+    async def responses(body: ResponsesBody, request: Request) -> Response:
+        return await _generate(state, request, body.as_chat(), responses=body)
+
     @app.get("/v1/models")
     async def models() -> Response:
         return JSONResponse(
@@ -121,8 +127,9 @@ def build_app(state: ServerState, on_failure: Callable[[BaseException], object])
     async def page() -> Response:
         return HTMLResponse(state.page, headers=PAGE_HEADERS)
 
+    @app.exception_handler(ValidationError)
     @app.exception_handler(RequestValidationError)
-    async def malformed(request: Request, error: RequestValidationError) -> Response:
+    async def malformed(request: Request, error: RequestValidationError | ValidationError) -> Response:
         raise invalid(error.errors())
 
     @app.exception_handler(HTTPException)
@@ -269,7 +276,9 @@ class _Gate:
         return bounded
 
 
-async def _generate(state: ServerState, http: Request, body: GenerationBody) -> Response:
+async def _generate(
+    state: ServerState, http: Request, body: GenerationBody, *, responses: ResponsesBody | None = None
+) -> Response:
     deadline = time.monotonic() + state.options.timeout
     engine = state.engine(body.model)
     # Encoding a long prompt takes a while: the event loop goes on meanwhile.
@@ -288,14 +297,15 @@ async def _generate(state: ServerState, http: Request, body: GenerationBody) -> 
         engine.submit(live, deadline=deadline)
         notes["live"] = live
     state.metrics.prompt_tokens.inc(live.prompt_tokens)
+    writer = live if responses is None else ResponseWriter(responses, live)
     if body.stream:
         return StreamingResponse(
-            live.events(), headers={**STREAM_HEADERS, **headers}, media_type="text/event-stream"
+            writer.events(), headers={**STREAM_HEADERS, **headers}, media_type="text/event-stream"
         )
     await _unless_gone(http, live.finished.wait())
     if live.error is not None:
         raise live.error
-    return JSONResponse(live.reply(), headers=headers)
+    return JSONResponse(writer.reply(), headers=headers)
 
 
 async def _unless_gone(http: Request, answer: Awaitable[Any]) -> None:

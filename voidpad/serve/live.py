@@ -103,6 +103,16 @@ class LiveRequest:
         if len(self.records) > MOST_RECORDS:
             self.fail(RequestError("the client reads canvas events too slowly."))
 
+    async def wait(self) -> bool:
+        """Wait until an answer has changed; false where it is time to show that the connection lives."""
+        try:
+            async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                await self.changed.wait()
+        except TimeoutError:
+            return False
+        self.changed.clear()
+        return True
+
     # Replies
 
     def reply(self) -> dict[str, Any]:
@@ -132,14 +142,10 @@ class LiveRequest:
             yield b"".join(self._chunk(choice, first) for choice in self.choices)
         left = list(self.choices)
         while left:
-            try:
-                async with asyncio.timeout(KEEP_ALIVE_SECONDS):
-                    await self.changed.wait()
-            except TimeoutError:
+            if not await self.wait():
                 yield KEEP_ALIVE
                 continue
             # No await until the piece is whole: the engine's updates cannot come between a text and its end.
-            self.changed.clear()
             records, self.records = self.records, []
             piece = [self._event([], voidpad={"choice": index, **record}) for index, record in records]
             piece += [self._delta(choice) for choice in left]
