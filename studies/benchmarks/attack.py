@@ -199,7 +199,7 @@ class Server:
         self.port = int(self.url.rsplit(":", 1)[1])
 
     def _address(self) -> Iterator[str]:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 600
         while time.monotonic() < end and self.process.poll() is None:
             for line in self.log.read_text().splitlines():
                 if " at http://" in line:
