@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -80,10 +80,12 @@ class Running:
 
 @contextlib.contextmanager
 def serving(model, **fields) -> Iterator[Running]:
-    """Serve `model` with these options until the block ends; then everything has stopped."""
+    """Serve a model, or several by their names, until the block ends; then everything has stopped."""
     options = ServeOptions(**{"port": 0, "drain": 0.0, "timeout": 600.0, **fields})
     listener = bind(options.host, options.port)
-    state = ServerState([ServedModel(model, options)], options, options.access())
+    named = model if isinstance(model, dict) else {options.name: model}
+    served = [ServedModel(one, replace(options, name=name)) for name, one in named.items()]
+    state = ServerState(served, options, options.access())
     server = Server(state)
     answers = threading.Event()
     server.when_ready = answers.set

@@ -475,6 +475,22 @@ def test_models_health_ready_metrics_and_page(running, client):
     assert "/v1/chat/completions" in running.get("/openapi.json").json()["paths"]
 
 
+def test_several_models_are_chosen_by_name(model):
+    other = random_model("llada", kv_heads=2, seed=9)
+    other.net.double()
+    with serving({"one": model, "two": other}, **PLAN) as running:
+        assert [one.id for one in running.client.models.list().data] == ["one", "two"]
+        for name, chosen in (("one", model), ("two", other)):
+            messages = [{"role": "user", "content": PROMPTS[0]}]
+            reply = running.client.chat.completions.create(model=name, messages=messages, seed=0)
+            assert (reply.model, reply.choices[0].message.content) == (
+                name,
+                expected(chosen, PROMPTS[0]).text,
+            )
+        with pytest.raises(openai.NotFoundError):
+            ask(running.client, PROMPTS[0])
+
+
 def test_keys(model, tmp_path):
     path = tmp_path / "keys"
     path.write_text("let-me-in\n")

@@ -170,7 +170,8 @@ def test_a_server_decodes_at_its_speed(voidpad, monkeypatch):
     served = []
 
     def listen_to_nobody(load, options, *, ready):
-        served.append(ServedModel(load(), options))
+        [(_, model)] = load().items()
+        served.append(ServedModel(model, options))
         return 0
 
     monkeypatch.setattr(server, "serve", listen_to_nobody)

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from typer import Argument, Option
@@ -21,6 +22,9 @@ from voidpad.commands.options import (
 )
 from voidpad.engine.speed import switched_on
 from voidpad.errors import ConfigError, install_command
+
+if TYPE_CHECKING:
+    from voidpad.models import Model
 
 UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
@@ -66,6 +70,12 @@ def serve(
     ),
     name: str | None = Option(None, help="the model's name for clients"),
     replicas: int | None = Option(None, help="copies of the model on Ray Serve, on this machine", min=1),
+    more_adapters: list[str] | None = Option(
+        None,
+        "--more-adapter",
+        metavar="NAME=ADAPTER",
+        help="another adapter of MODEL, for requests of model NAME",
+    ),
 ) -> None:
     """Serve a model over HTTP with OpenAI's interface, and a page that shows the canvas."""
     if checkpoint is not None:
@@ -90,6 +100,9 @@ def serve(
         "max_body": _bytes_of(server.max_body),
     }
     options = ServeOptions(name=name or source.model, **limits)
+    adapters = dict(one.partition("=")[::2] for one in more_adapters or ())
+    if not all(adapters) or not all(adapters.values()) or (adapters and replicas is not None):
+        raise ConfigError("more-adapter: give NAME=ADAPTER, and leave out --replicas.")
     options.access()  # refused before weights are loaded, and before Ray starts
     opened = source.open()
     fields, cache = fast.apply(decoding.plan or opened.default_plan, decoding.fields())
@@ -106,7 +119,12 @@ def serve(
 
         copies = ReplicaOptions(**vars(options), **vars(source), replicas=replicas)
         raise typer.Exit(serve_replicas(copies, ready=announce))
-    raise typer.Exit(run(lambda: source.load(opened), options, ready=announce))
+    others = {name: replace(source, adapter=adapter) for name, adapter in adapters.items()}
+
+    def load() -> dict[str, Model]:
+        return {str(options.name): source.load(opened), **{name: one.load() for name, one in others.items()}}
+
+    raise typer.Exit(run(load, options, ready=announce))
 
 
 def _bytes_of(text: str) -> int:

@@ -10,7 +10,8 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -35,19 +36,24 @@ SPARE_FILES = 64  # file descriptors that connections leave to the rest of the p
 
 
 def serve(
-    load: Callable[[], Model], options: ServeOptions, *, ready: Callable[[str], None] = lambda address: None
+    load: Callable[[], Mapping[str, Model]],
+    options: ServeOptions,
+    *,
+    ready: Callable[[str], None] = lambda address: None,
 ) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit status: 1 after a failure of the engine.
 
+    Each model that `load` returns, by its name for clients, has an engine of its own; the page shows the first.
     A port that is in use is refused before `load` reads weights. `ready` gets a line with the address and the plan as
     soon as requests are answered.
     """
     access = options.access()
     with contextlib.closing(bind(options.host, options.port)) as listener:
-        state = ServerState([ServedModel(load(), options)], options, access)
+        served = [ServedModel(model, replace(options, name=name)) for name, model in load().items()]
+        state = ServerState(served, options, access)
         log_to_stderr(as_json=options.log_json)
         server = Server(state)
-        plan = next(iter(state.engines.values())).served.plan_name
+        plan = served[0].plan_name
         server.when_ready = lambda: ready(f"{address_of(listener)} (plan {plan})")
         asyncio.run(server.serve(sockets=[listener]))
     if server.failure is not None:
