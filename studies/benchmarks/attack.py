@@ -205,6 +205,7 @@ class Server:
                 if " at http://" in line:
                     yield line.split(" at ")[1].split()[0]
             time.sleep(0.1)
+        self.process.kill()
         raise SystemExit(f"the server did not start; see {self.log}")
 
     @property
