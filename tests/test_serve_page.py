@@ -1,5 +1,7 @@
 """The server's page in a real browser: ask, watch the canvas fill, compare two plans, save the trace."""
 
+import json
+
 import pytest
 
 from serving import serving
@@ -91,6 +93,34 @@ def test_a_refusal_is_shown_and_the_form_has_the_plans_fields(tab):
     tab.click("#go")
     tab.wait_for_selector("#trouble:not([hidden])", timeout=120_000)
     assert "block=7" in tab.locator("#trouble").inner_text()
+
+
+def test_slots_that_follow_from_a_constraint_have_a_colour_of_their_own(tab):
+    tab.click("#settings summary")
+    tab.fill("#schema", '{"type": "multiple"}')
+    tab.fill("#prompt", "why")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("#trouble:not([hidden])", timeout=120_000)  # the schema was sent
+    tab.fill("#schema", "")
+
+    def marked(route):
+        """The answer, with every slot of its first pass marked as forced."""
+        events = route.fetch().text().split("\n\n")
+        for place, event in enumerate(events):
+            if '"type":"pass"' in event:
+                chunk = json.loads(event.removeprefix("data: "))
+                record = chunk["voidpad"]["record"]
+                record["forced"] = [slot for slot, _, _ in record["commits"]]
+                events[place] = "data: " + json.dumps(chunk)
+                break
+        route.fulfill(body="\n\n".join(events), content_type="text/event-stream")
+
+    tab.route("**/v1/chat/completions", marked)
+    tab.fill("#prompt", "why")
+    tab.keyboard.press("Enter")
+    answered(tab, 2)
+    assert tab.locator(".grid .slot.forced").count() > 0
+    assert "follows from the constraint" in tab.locator("#legend").inner_text()
 
 
 def test_an_example_is_asked_with_one_click(tab):

@@ -71,10 +71,11 @@ function headers() {
 }
 
 function body(setting) {
-  const most = byId("most").value.trim();
+  const most = byId("most").value.trim(), schema = byId("schema").value.trim();
+  const format = schema && { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(schema) } };
   return {
     model: about.model, messages: chat.turns, stream: true, stream_options: { include_usage: true },
-    seed: Number(byId("seed").value || 0), ...(most ? { max_tokens: Number(most) } : {}),
+    seed: Number(byId("seed").value || 0), ...(most ? { max_tokens: Number(most) } : {}), ...(format ? { response_format: format } : {}),
     voidpad: { plan: setting.plan, canvas_events: true, ...setting.fields },
   };
 }

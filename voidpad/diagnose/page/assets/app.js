@@ -16,7 +16,7 @@ function palette() {
     return [...getComputedStyle(sample).color.match(/[\d.]+/g).slice(0, 3).map(Number), 255];
   };
   const colours = { mask: read("map-mask"), word: read("map-word"), eos: read("map-eos"), void: read("map-void"),
-    tail: read("map-tail"), cut: read("map-cut"), spare: read("map-cut"), prompt: read("prompt") };
+    tail: read("map-tail"), cut: read("map-cut"), spare: read("map-cut"), prompt: read("prompt"), forced: read("map-forced") };
   const ramps = Object.fromEntries(["conf", "eos", "void"].map((kind) => [kind, ramp(colours.mask, read(`heat-${kind}`))]));
   sample.remove();
   const heat = (kind, p) => ramps[kind][Math.max(0, Math.min(100, Math.round(p * 100))) || 0];
@@ -169,6 +169,7 @@ function legend() {
   const kinds = [["prompt", "prompt"], ["mask", "masked"], ["word", "committed"], ["word fresh", "just committed"],
     ["eos first", "EOS"]];
   if (any((r) => r.passes.some((pass) => pass.commits.some((commit) => r.pads.has(commit[1]))))) kinds.push(["void", "VOID or padding"]);
+  if (any((r) => r.passes.some((pass) => pass.forced?.length))) kinds.push(["forced", "follows from the constraint"]);
   if (any((r) => r.frames.some((frame) => frame.cut))) kinds.push(["cut", "cut off"]);
   if (any((r) => r.ends("tail"))) kinds.push(["tail", "after the EOS"]);
   if (any((r) => r.ends("spare"))) kinds.push(["spare", "never needed"]);

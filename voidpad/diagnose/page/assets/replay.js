@@ -155,7 +155,14 @@ class Replay {
     if (frame.born[slot] === GIVEN) return "prompt";
     if (id === this.roles.mask) return position === this.frames.length - 1 && slot > frame.eos ? "spare" : "mask";
     if (id === this.roles.eos) return "eos";
-    return this.pads.has(id) ? "void" : slot > frame.eos ? "tail" : "word";
+    if (this.pads.has(id)) return "void";
+    return slot > frame.eos ? "tail" : this.forced(position, slot) ? "forced" : "word";
+  }
+
+  // Whether the text of a slot follows from the constraint: the model alone would have written something else.
+  forced(position, slot) {
+    const asked = this.asked(position, slot);
+    return asked !== null && (this.passes[asked[0]].forced ?? []).includes(asked[1]);
   }
 
   // Whether the decode leaves a slot in this state.

@@ -32,6 +32,7 @@ const STATES = {
   prompt: "given",
   mask: "masked",
   word: "committed",
+  forced: "follows from the constraint",
   eos: "end of answer",
   void: "padding",
   tail: "after the end",
