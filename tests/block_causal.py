@@ -124,6 +124,44 @@ def llada2(
     return answer, _cut(answer, ends), passes
 
 
+def llada21(
+    logits: Logits, prompt: list[int], *, mask: int, ends: set[int], block: int, slots: int, threshold: float,
+    edit_threshold: float, edit_passes: int,
+) -> tuple[list[int], list[int], int]:  # fmt: skip
+    """LLaDA2.1's loop at temperature 0: the final canvas, the answer up to its first stop id, and the passes.
+
+    Masks are written where the best token is likelier than the threshold, else the likeliest one. Tokens of the answer
+    in the open block are replaced where another token is likelier than `edit_threshold`. The block is left after a pass
+    that found no mask and replaced nothing, or after `edit_passes` passes that found no mask.
+    """
+    length = -(-(len(prompt) + slots) // block) * block
+    row, passes = prompt + [mask] * (length - len(prompt)), 0
+    for start in range(len(prompt) // block * block, length, block):
+        end, without_masks = start + block, 0
+        while True:
+            masked = [place for place in range(start, end) if row[place] == mask]
+            if not masked:
+                without_masks += 1
+                if without_masks > edit_passes:
+                    break
+            best = guess(logits(row[:end]), mask)
+            passes += 1
+            chosen = [place for place in masked if best[place][1] > threshold]
+            chosen = chosen or sorted(masked, key=lambda place: -best[place][1])[:1]
+            visible = [place for place in range(max(start, len(prompt)), end) if row[place] != mask]
+            replaced = [
+                place for place in visible if best[place][0] != row[place] and best[place][1] > edit_threshold
+            ]
+            for place in (*chosen, *replaced):
+                row[place] = best[place][0]
+            if not masked and not replaced:
+                break
+        if ends & set(row[len(prompt) : end]):
+            break
+    answer = row[len(prompt) :]
+    return answer, _cut(answer, ends), passes
+
+
 def fast_dllm(
     logits: Logits, prompt: list[int], *, mask: int, ends: set[int], block: int, small: int, slots: int,
     threshold: float,

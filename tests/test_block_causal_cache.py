@@ -39,6 +39,12 @@ def drawn(rng: random.Random, model: Model) -> Plan:
     fields: dict = {"canvas": rng.randint(1, 4 * block), "temperature": rng.choice([0.0, 0.0, 0.8])}
     if preset == "small-blocks":
         fields |= {"block": rng.choice([n for n in range(1, block + 1) if block % n == 0]), "high": 0.3}
+    elif preset == "editing":
+        fields |= {
+            "threshold": rng.choice([0.1, 0.3]),
+            "edit_threshold": 0.1,
+            "edit_passes": rng.randint(1, 4),
+        }
     else:
         fields |= {"steps": rng.randint(1, block)}
     return model.plan(preset, **fields)

@@ -7,7 +7,7 @@ All tensors have one row for each answer and one column for each slot of its blo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -29,6 +29,7 @@ class Proposed:
         Tensor | None
     )  # float64 in nats, infinite outside the frontier; None unless the commit rule reads it
     frontier: Tensor  # bool, the slots that may be written
+    present: Tensor | None = None  # int64, what the slots hold now, -1 for MASK; for rules that edit
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class CommitRule(Rule):
     approximation: ClassVar[str | None] = ""
     compares_probability: ClassVar[bool] = False  # scores must be probabilities, as a threshold needs
     reads_entropy: ClassVar[bool] = False  # `Proposed.entropy` is needed
+    # Written slots of the open block are on the frontier and may be replaced; they are final once the block is left.
+    edits: ClassVar[bool] = False
 
     def __call__(self, proposed: Proposed, progress: BlockProgress) -> Tensor:
         """The slots (B, W) bool to write in this pass."""
@@ -247,6 +250,35 @@ class EntropyBound(CommitRule):
         bound = torch.minimum(ordered, largest).cumsum(1)  # the sum of all but the largest
         fits = ordered.isfinite() & (bound <= self.entropy_bound)
         return highest(score, frontier, fits.long().cumprod(1).sum(1).clamp(min=1))
+
+
+class Editing(CommitRule):
+    """LLaDA2.1's rule: masks are written as by a threshold, and written tokens of the open block may be replaced.
+
+    A written slot is replaced where another token is likelier than `edit_threshold`. A block that is full is read again
+    until a pass replaces nothing, at most `edit_passes` times. Tokens are final only once their block is left: this is
+    the one rule whose commits are not. Spec families 7.
+    """
+
+    kind: Literal["editing"] = "editing"
+    threshold: float = Field(default=0.7, ge=0, le=1, description="a masked slot surer than this is written")
+    edit_threshold: float = Field(
+        default=0.5, ge=0, le=1, description="a written slot is replaced by another token surer than this"
+    )
+    edit_passes: int = Field(
+        default=16, ge=1, le=MOST_PASSES, description="passes over a full block before it is left anyway"
+    )
+
+    approximation = None
+    compares_probability = True
+    edits = True
+
+    def __call__(self, proposed: Proposed, progress: BlockProgress) -> Tensor:
+        assert proposed.present is not None
+        masked = proposed.frontier & (proposed.present < 0)
+        written = sure_or_best(replace(proposed, frontier=masked), proposed.score > self.threshold)
+        other = (proposed.tokens != proposed.present) & (proposed.score > self.edit_threshold)
+        return written | (proposed.frontier & ~masked & other)
 
 
 def sure_or_best(proposed: Proposed, sure: Tensor) -> Tensor:

@@ -65,6 +65,10 @@ def check_constrained(plan: Plan, roles: Roles) -> None:
         raise ConstraintError(
             "leave_blocks cannot be used with a constraint; use a plan without @authors.", "leave_blocks"
         )
+    if plan.commit.edits:
+        raise ConstraintError(
+            "editing replaces tokens, so it cannot be used with a constraint; use another plan.", "editing"
+        )
     if roles.eos in roles.ids(plan.ban) and not plan.fill:
         raise ConstraintError(
             "eos-never bans the end token, which a constraint needs; use another plan.", "eos-never"

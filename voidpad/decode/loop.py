@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 
 from voidpad.constrain import ConstraintError
 from voidpad.constrain.row import GapConstraints, RowConstraint
-from voidpad.decode.commit import BlockProgress, Proposed
+from voidpad.decode.commit import BlockProgress, Editing, Proposed
 from voidpad.decode.constrained import (
     check_constrained,
     check_gaps,
@@ -178,14 +178,16 @@ def take_step(
     ids = pad(rows.ids, (0, chosen.shape[1]))
     ids = ids.scatter(1, positions, torch.where(chosen, proposed.tokens, ids.gather(1, positions)))
     filled = replace(rows, ids=ids[:, : rows.ids.shape[1]], block_passes=rows.block_passes + ready)
-    if reading is None:
+    if isinstance(plan.commit, Editing):
+        after = filled.advance_edited(plan.block, changed=chosen.any(1), most=plan.commit.edit_passes)
+    elif reading is None:
         after = filled.advance(plan.block)
     else:
         after = plan.length.revise(rows, filled, reading, plan.block)
     if plan.trim:  # an approximation: the slots after the leftmost EOS were context for those before it
         after = after.resize(torch.minimum(after.stop, after.first_eos + 1))
     wrote = (chosen & (proposed.tokens != rows.roles.mask)).any(1)
-    idle = ready & ~wrote & (rows.stop == after.stop)
+    idle = ready & ~wrote & (rows.stop == after.stop) & (rows.block_start == after.block_start)
     after = replace(
         after,
         decoded=rows.decoded + ready,
@@ -333,13 +335,18 @@ def _propose(rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Ban
                 eos=rows.roles.eos,
             )
             values[:, free] = found.stacked().cpu()  # one copy, one wait
-    at = pad(frontier, (0, width)).gather(1, window_of(rows, width))
+    positions = window_of(rows, width)
+    at = pad(frontier, (0, width)).gather(1, positions)
+    present = None
+    if plan.commit.edits:
+        present = pad(torch.where(rows.masked, NOTHING, rows.ids), (0, width)).gather(1, positions)
     tokens = scatter(at, values[0].long(), NOTHING)
     return Proposed(
         tokens,
         scatter(at, values[1], -torch.inf),
         scatter(at, values[2], torch.inf) if entropy else None,
         at & (tokens != NOTHING) if rows.constraints else at,
+        present,
     )
 
 

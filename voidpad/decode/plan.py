@@ -12,6 +12,7 @@ from torch import Tensor
 from voidpad.decode.commit import (
     CommitRule,
     Dynamic,
+    Editing,
     EntropyBound,
     Factor,
     HighConfidence,
@@ -75,7 +76,15 @@ else:
     ]
     Commit = Annotated[
         Annotated[
-            TopK | Threshold | Factor | EntropyBound | HighConfidence | Static | Dynamic | Sequential,
+            TopK
+            | Threshold
+            | Factor
+            | EntropyBound
+            | HighConfidence
+            | Static
+            | Dynamic
+            | Sequential
+            | Editing,
             Field(discriminator="kind"),
         ],
         _or_own(CommitRule),
@@ -137,6 +146,12 @@ class Plan(Rule):
             raise PlanError(
                 f"commit={name_of(self.commit)} reads entropies, which propose={name_of(self.propose)} does not give; "
                 "use another rule.",
+                field="commit",
+            )
+        if self.commit.edits and (self.causal is None or not isinstance(self.length, Fixed)):
+            raise PlanError(
+                f"commit={name_of(self.commit)} edits the open block; it needs block-causal attention "
+                "and a canvas of one length.",
                 field="commit",
             )
         decays = getattr(self.commit, "position_decay", 0) > 0
@@ -202,8 +217,10 @@ class Plan(Rule):
     def frontier(self, rows: Rows) -> Tensor:
         """The slots (B, L) that may be written in the next pass: the masked ones of the open block.
 
-        Where a block has a leading slot, it is written alone.
+        Where a block has a leading slot, it is written alone. For a commit rule that edits, all slots of the block.
         """
+        if self.commit.edits:
+            return rows.slots & rows.in_block(self.block)
         window, leads = rows.window(self.block), self.greedy(rows.offset)
         if leads is None:
             return window
@@ -214,6 +231,13 @@ class Plan(Rule):
         if self.causal is None or not self.causal.lead:
             return None
         return position % self.causal.size == 0
+
+    def final_prefix(self, rows: Rows) -> Tensor:
+        """How many leading canvas slots (B,) no later pass can change."""
+        final = self.length.final_prefix(rows)
+        if not self.commit.edits:
+            return final
+        return torch.minimum(final, (rows.block_start - rows.prompt).clamp(min=0))
 
     def ends(self, roles: Roles) -> tuple[int, ...]:
         """The ids that end an answer: EOS, and for block-causal models every stop id."""

@@ -150,8 +150,12 @@ class Rows:
     # ---------------------------------------------------------------------------------------------- open blocks
     def window(self, block: int) -> Tensor:
         """Masked slots of each row's open block (B, L)."""
+        return self.masked & self.in_block(block)
+
+    def in_block(self, block: int) -> Tensor:
+        """The positions (B, L) of each row's open block."""
         start = self.block_start[:, None]
-        return self.masked & (self.offset >= start) & (self.offset < start + block)
+        return (self.offset >= start) & (self.offset < start + block)
 
     def enter(self, start: Tensor, block: int) -> Rows:
         """The same rows with their open blocks at `start` (B,); the counters of a block begin anew where it moved."""
@@ -166,6 +170,23 @@ class Rows:
         ahead = first(self.masked & (self.offset >= start[:, None]), otherwise=self.stop)
         whole = start + torch.div(ahead - start, block, rounding_mode="floor") * block
         return self.enter(torch.where(ahead < self.stop, whole, self.stop), block)
+
+    def advance_edited(self, block: int, *, changed: Tensor, most: int) -> Rows:
+        """`advance` for a rule that edits, after a pass that `changed` (B,) something or did not.
+
+        A block that has become full is entered again without masks, to be edited. It is left after a pass that changed
+        nothing, or after `most` passes.
+        """
+        editing = self.entry == 0
+        leaves = editing & (~changed | (self.block_passes >= most))
+        behind = torch.minimum(self.block_start + block, self.stop)
+        moved = self.enter(torch.where(leaves, behind, self.block_start), block)
+        begins = ~editing & ~self.window(block).any(1)
+        return replace(
+            moved,
+            entry=torch.where(begins, 0, moved.entry),
+            block_passes=torch.where(begins, 0, moved.block_passes),
+        )
 
     # ---------------------------------------------------------------------------------------------------- edits
     def resize(self, stop: Tensor, token: int | None = None) -> Rows:

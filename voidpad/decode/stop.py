@@ -64,7 +64,8 @@ class AfterBlock(StopRule):
 
     def __call__(self, rows: Rows) -> Tensor:
         whole = (rows.first_mask % self.block == 0) | (rows.first_mask == rows.stop)
-        return terminated(rows, rows.roles.ends) & whole
+        left = rows.block_start == rows.first_mask  # a full block may still be edited
+        return terminated(rows, rows.roles.ends) & whole & left
 
 
 def terminated(rows: Rows, ends: Sequence[int]) -> Tensor:

@@ -422,7 +422,7 @@ class Engine:
             out = torch.tensor([handle in reasons for handle in handles])
             if not out.any():
                 continue
-            final = key.plan.length.final_prefix(rows).tolist()
+            final = key.plan.final_prefix(rows).tolist()
             for row in out.nonzero()[:, 0].tolist():
                 ended = outcome(rows, row, key.plan, reasons.pop(handles[row]))
                 events.append(self._over(handles[row], replace(ended, tokens=ended.tokens[: final[row]])))

@@ -74,7 +74,9 @@ class CachedDenoiser(PackedDenoiser):
         causal = bool(self.inner.causal_block)
         back = self.inner.shift if causal else 0
         last = where.shape[1] - where.flip(1).int().argmax(1)
-        facts = (rows.prompt, rows.stop, rows.masked.sum(1), rows.first_mask)
+        # A full block that is still open may be edited: it counts as full once it has been left.
+        ahead = torch.minimum(rows.first_mask, rows.block_start)
+        facts = (rows.prompt, rows.stop, rows.masked.sum(1), ahead)
         wanted = (first(where, otherwise=rows.prompt), last)
         found = []
         for number, (handle, begin, end, prompt, stop, masks, ahead) in enumerate(

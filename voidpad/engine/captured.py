@@ -108,7 +108,7 @@ def kind_of(plan: Plan) -> Hashable | None:
     """What plans must have in common to share a graph; None for a plan that no graph may hold."""
     ours = (plan, plan.propose, plan.commit, plan.stop, plan.length)
     leads = plan.causal is not None and plan.causal.lead
-    edits = plan.trim or plan.fill or plan.leaves_blocks or plan.penalty is not None
+    edits = plan.trim or plan.fill or plan.leaves_blocks or plan.commit.edits or plan.penalty is not None
     if leads or edits or not plan.length.settles_first:
         return None
     if not all(type(rule).__module__.startswith("voidpad.") for rule in ours):

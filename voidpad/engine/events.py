@@ -41,7 +41,7 @@ class Wrote:
     @cached_property
     def final_prefix(self) -> list[int]:
         """For each row, how many leading canvas slots can no longer change."""
-        final: list[int] = self.plan.length.final_prefix(self.after).tolist()
+        final: list[int] = self.plan.final_prefix(self.after).tolist()
         return final
 
 

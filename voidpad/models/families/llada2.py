@@ -1,9 +1,9 @@
 """LLaDA2.0-mini and LLaDA2.1-mini (inclusionAI): transformers' Glm4Moe with block-causal attention in blocks of 32.
 
-Three things differ from the released code, each on purpose. At temperature 0 that code still samples; the plan
-`dynamic` takes the likeliest token. LLaDA2.1's code passes a mask of zeros and ones where an additive one is needed, so
-that its attention is not block-causal; here it is, as in other engines. LLaDA2.1's editing of tokens that were already
-written is not here: both decode with LLaDA2.0's loop.
+Two things differ from the released code, each on purpose. At temperature 0 that code still samples; the plans here take
+the likeliest token. LLaDA2.1's code passes a mask of zeros and ones where an additive one is needed, so that its
+attention is not block-causal; here it is, as in other engines. The configs of 2.0 and 2.1 are the same, so the plan
+`editing`, LLaDA2.1's loop, is chosen by the user.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
-from voidpad.decode.commit import Dynamic, Static
+from voidpad.decode.commit import Dynamic, Editing, Static
 from voidpad.decode.presets import CausalPreset, FamilyDefaults
 from voidpad.decode.propose import TemperedProposal
 from voidpad.models.families.family import STOCK, Covered, Family, stock_values, words
@@ -86,7 +86,7 @@ LLADA2 = Family(
     joined={"qkv_proj": ("q_proj", "k_proj", "v_proj")},
     block_assumed=False,
     name_notes={
-        r"(?i)llada2\.1": "LLaDA2.1's editing of written tokens is not covered; it decodes with LLaDA2.0's loop."
+        r"(?i)llada2\.1": "LLaDA2.1 was trained to edit what it wrote; --plan editing is its loop, dynamic LLaDA2.0's."
     },
     decoding=FamilyDefaults(
         proposal=TemperedProposal,
@@ -94,6 +94,9 @@ LLADA2 = Family(
         presets={
             "dynamic": CausalPreset("LLaDA2.0: every slot of a block above a threshold", commit=Dynamic),
             "static": CausalPreset("the surest slots of a block, evenly over its passes", commit=Static),
+            "editing": CausalPreset(
+                "LLaDA2.1: masks above a threshold, and written tokens of the block replaced", commit=Editing
+            ),
         },
         causal_block=32,
     ),
