@@ -6,10 +6,12 @@ from statistics import fmean
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from runs import drawn, write_run, write_sweep
 from voidpad.builtin.tasks import CANVAS, heldout
 from voidpad.builtin.tokenizer import ROLES, tokenizer
+from voidpad.commands.cli import app
 from voidpad.decode.denoise import hidden_eos
 from voidpad.decode.presets import plan
 from voidpad.engine.batching import Engine
@@ -64,11 +66,13 @@ def test_recipes_are_found_by_name_from_anywhere(tmp_path, monkeypatch):
             find_recipe(name, kind)
 
 
-def test_the_command_lists_every_recipe(voidpad, monkeypatch):
+def test_the_command_lists_every_recipe(monkeypatch):
     monkeypatch.setattr("voidpad.commands.plans.out", Console(width=200, soft_wrap=True, highlight=False))
+    shown = CliRunner().invoke(app, ["recipes"], env={"COLUMNS": "200"}).output
     names = {recipe.name for kind in ("train", "sweep") for recipe in shipped_recipes(kind)}
-    assert names <= {*voidpad("recipes").out.split()}
-    assert Path(voidpad("recipes --path tiny-table1").out.strip()) == find_recipe("tiny-table1", "sweep")
+    assert names <= {*shown.split()}
+    path = CliRunner().invoke(app, ["recipes", "--path", "tiny-table1"]).output.strip()
+    assert Path(path) == find_recipe("tiny-table1", "sweep")
 
 
 # What the built-in tables need

@@ -11,7 +11,6 @@ from test_fast import BOTH, ragged, tiny
 from toys import LOW
 from voidpad.decode import Plan, Rows, plan
 from voidpad.decode.commit import EntropyBound, Factor, Threshold, TopK
-from voidpad.decode.stop import EosTermination
 from voidpad.engine.batching import Engine
 from voidpad.engine.cache import CachedDenoiser
 from voidpad.engine.cache_policy import CachePolicy
@@ -147,18 +146,6 @@ def test_a_step_has_static_shapes_and_never_reads_the_device(commit):
         entropy = numbers if commit.reads_entropy else None
         small = device_step(Plan(commit=commit, block=width), state, numbers.long(), numbers, entropy)
     assert small.shape == (rows, 3 * width + 7)
-
-
-@pytest.mark.parametrize("commit", [TopK(), EntropyBound(entropy_order="entropy")])
-def test_a_step_compiles_as_one_graph(commit):
-    size = torch.tensor([1, 3, 5])
-    ids = torch.full((3, 24), LOW.mask).masked_fill(torch.arange(24) < size[:, None], 7)
-    state = Rows.of(ids, size, size + 12, LOW, key=size)
-    score = torch.rand(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    given = (Plan(commit=commit, block=4, stop=EosTermination()), state, torch.full((3, 4), LOW.eos), score)
-    entropy = score if commit.reads_entropy else None
-    compiled = torch.compile(device_step, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(*given, entropy), device_step(*given, entropy))
 
 
 @pytest.mark.gpu

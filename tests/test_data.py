@@ -355,7 +355,7 @@ def test_unknown_characters_are_counted_and_named_by_line(tmp_path, tokenizer):
 def test_sources_that_are_not_there(tmp_path, tokenizer):
     with pytest.raises(DataError, match="no such file"):
         prepare([str(tmp_path / "x.jsonl")], tokenizer)
-    with pytest.raises(ConfigError, match="nowhere"):
+    with pytest.raises(ConfigError, match=r"give a \.jsonl or \.parquet"):
         prepare(["nowhere"], tokenizer)
     (tmp_path / "x.parquet").write_bytes(b"no")
     with pytest.raises(DataError, match=r"x\.parquet"):
@@ -382,16 +382,24 @@ def test_statistics_of_the_spec_example():
     assert [found["response"][name] for name in ("mean", "min", "max")] == [2, 1, 4]
 
 
-def test_data_commands(tmp_path, tokenizer, voidpad):
+def test_data_commands(tmp_path, tokenizer):
+    from typer.testing import CliRunner
+
+    from voidpad.commands.data import data as app
+
     source = lines(tmp_path / "x.jsonl", [pair(f"question {k}", "yes" * (k + 1)) for k in range(12)])
     target = tmp_path / "x.safetensors"
-    run = voidpad("data prepare", target, "--from", source, "--model", tokenizer, "--raw")
-    assert re.search(r"examples kept, whole\s+12\b", " ".join(run.out.replace("│", " ").split())), run.err
-    found = json.loads(voidpad("data stats --json", target, "--plot", tmp_path / "x.png").out)
-    assert (found["examples"], found["cdf"]["16"]) == (12, pytest.approx(5 / 12))
+    run = CliRunner().invoke(app, ["prepare", str(target), "--from", source, "--model", tokenizer, "--raw"])
+    assert run.exit_code == 0, run.output
+    assert re.search(r"examples kept, whole\s+12\b", " ".join(run.output.replace("│", " ").split()))
+    run = CliRunner().invoke(app, ["stats", str(target), "--json", "--plot", str(tmp_path / "x.png")])
+    found = json.loads(run.output)
+    assert found["examples"] == 12
+    assert found["cdf"]["16"] == pytest.approx(5 / 12)
     assert (tmp_path / "x.png").stat().st_size > 1000
-    assert "F(m)" in voidpad("data stats", target).out
-    assert [line.strip() for line in voidpad("data show --count 1 --first 2", target).out.splitlines()] == [
+    assert "F(m)" in CliRunner().invoke(app, ["stats", str(target)]).output
+    run = CliRunner().invoke(app, ["show", str(target), "--count", "1", "--first", "2"])
+    assert [line.strip() for line in run.output.splitlines()] == [
         "example 2: 10 tokens of prompt, 6 of answer",
         "given  | question 1",
         "learnt | yesyes",
@@ -399,8 +407,15 @@ def test_data_commands(tmp_path, tokenizer, voidpad):
     ]
 
 
-def test_examples_with_gaps_are_shown_with_what_is_given(tmp_path, tokenizer, voidpad):
-    ids, roles = character_tokenizer(100)("abcdef")["input_ids"], vocabulary(tokenizer)[1]
+def test_examples_with_gaps_are_shown_with_what_is_given(tmp_path, tokenizer):
+    from typer.testing import CliRunner
+
+    from voidpad.commands.data import data as app
+
+    words = character_tokenizer(100)
+    ids, roles = words("abcdef")["input_ids"], vocabulary(tokenizer)[1]
     data.write(tmp_path / "x", Pairs.of([Example(ids[:2], ids[2:], fixed=[(0, 1), (3, 4)])]), roles)
-    shown = voidpad("data show", tmp_path / "x", "--model", tokenizer).out.splitlines()[1:]
-    assert [line.strip() for line in shown] == ["given  | ab", "given  | c", "learnt | de", "given  | f"]
+    run = CliRunner().invoke(app, ["show", str(tmp_path / "x"), "--model", tokenizer])
+    assert [line.strip() for line in run.output.splitlines()][1:] == [
+        "given  | ab", "given  | c", "learnt | de", "given  | f",
+    ]  # fmt: skip

@@ -1,7 +1,8 @@
 """The documentation: its commands exist, its code blocks run or say why not, its computed tables are up to date.
 
 A block of shell or Python is run as it stands, the blocks of a page one after the other in one folder. A comment before
-the block changes that: `<!-- slow -->` leaves it to the slow tests, `<!-- not run: REASON -->` says why it never runs.
+the block changes that: `<!-- slow -->` leaves it to the slow tests, and so must a block that needs what a slow one
+made. `<!-- not run: REASON -->` says why it never runs.
 """
 
 import os
@@ -18,6 +19,8 @@ from pathlib import Path
 import pytest
 
 from voidpad.commands import cli
+from voidpad.models.locate import BUILT_IN, BUILT_IN_FAMILIES
+from voidpad.recipes import shipped_recipes
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -27,7 +30,6 @@ FENCE = re.compile(
     r"(?P<marks>(?:^<!--[^\n]*-->\n)*)^```(?P<language>sh|bash|python)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-INDENTED = re.compile(r"(?:^|\n\n)((?: {4}[^\n]*\n)+)")
 
 
 @dataclass(frozen=True)
@@ -55,18 +57,18 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """Every command line of the page's shell blocks, fenced or indented, as words."""
+    """Every command line of the page as words: those of its shell blocks, and those inside its sentences."""
     text = page.read_text(encoding="utf-8")
     code = [block.code for block in blocks(page) if block.language != "python"]
-    code += [
-        re.sub(r"^ {4}", "", block, flags=re.MULTILINE) for block in INDENTED.findall(re.sub(FENCE, "", text))
-    ]
-    lines = "\n".join(code).replace("\\\n", " ").splitlines()
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    inline = [" ".join(part.split()) for part in re.findall(r"`([^`]+)`", prose)]
     found = []
-    for line in lines:
+    for line in [*"\n".join(code).replace("\\\n", " ").splitlines(), *inline]:
         if not re.match(r"\s*(voidpad|python -m|accelerate launch|torchrun)\s", line):
             continue
-        words = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
+        words = shlex.shlex(
+            line.replace("'", "") if line in inline else line, posix=True, punctuation_chars="|&;<>()"
+        )
         words.whitespace_split = True
         split = list(words)
         stop = next(
@@ -79,7 +81,7 @@ def commands(page: Path) -> list[list[str]]:
 def options_of(words: list[str]) -> set[str]:
     """The options of the command that these words call, after `voidpad`."""
     command = cli.command_named(words[0])
-    if hasattr(command, "commands"):
+    if hasattr(command, "commands") and len(words) > 1:
         command = command.commands[words[1]]
     own = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     return own | {"--help", "--debug"}
@@ -89,7 +91,7 @@ def options_of(words: list[str]) -> set[str]:
 def test_commands_options_and_modules_exist(page):
     unknown = []
     for words in commands(page):
-        if "-m" in words[1:]:
+        if "-m" in words[1:-1]:
             module = words[words.index("-m") + 1]
             if module.startswith(("voidpad", "studies")) and find_spec(module) is None:
                 unknown.append(f"python -m {module}")
@@ -107,33 +109,32 @@ def test_a_block_that_is_not_run_says_why(page):
     for block in blocks(page):
         assert block.marks == "" or block.slow or block.reason, block.code
         assert block.reason is None or len(block.reason.split()) >= 3, "say why, in words"
-    hidden = [
-        text for text in INDENTED.findall(page.read_text()) if re.match(r" {4}(voidpad|python|pip) ", text)
-    ]
-    assert hidden == [], "fence shell commands with ```sh, so that they can be run"
 
 
-def run(page: Path, folder: Path, *, slow: bool) -> None:
-    """Run the page's blocks in order; without `slow`, up to the first that is left to the slow tests."""
-    programs = folder / "bin"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_recipes_and_models_that_are_named_ship(page):
+    known = {recipe.name for kind in ("train", "sweep") for recipe in shipped_recipes(kind)} | set(BUILT_IN)
+    named = re.findall(r"`((?:tiny|paper)[-/][a-z0-9-]+)`", page.read_text(encoding="utf-8"))
+    assert {name for name in named if name not in known | set(BUILT_IN_FAMILIES.values())} == set()
+
+
+def run(page: Path, folder: Path, *, slow: bool) -> str:
+    """Run the page's blocks in order, without `slow` only those that are not slow; returns what they printed."""
+    programs, work, shown = folder / "bin", folder / "work", folder / "shown"
     programs.mkdir()
+    work.mkdir()
     (programs / "voidpad").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m voidpad "$@"\n')
     (programs / "voidpad").chmod(0o755)
-    work = folder / "work"
-    work.mkdir()
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    printed = []
     for block in blocks(page):
-        if block.reason is not None:
+        if block.reason is not None or (block.slow and not slow):
             continue
-        if block.slow and not slow:
-            return
         program = [sys.executable, "-"] if block.language == "python" else ["bash", "-euo", "pipefail", "-s"]
-        with (folder / "shown").open(
-            "w+"
-        ) as shown:  # a file: a pipe would wait for what a failed block left running
+        with shown.open("w+") as output:  # a file: a pipe would wait for what a failed block left running
             ran = subprocess.Popen(
-                program, stdin=subprocess.PIPE, stdout=shown, stderr=shown, cwd=work, env=environment, text=True,
+                program, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd=work, env=environment, text=True,
                 start_new_session=True,
             )  # fmt: skip
             try:
@@ -141,22 +142,15 @@ def run(page: Path, folder: Path, *, slow: bool) -> None:
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(ran.pid, signal.SIGKILL)
-            shown.seek(0)
-            text = shown.read()
-        assert ran.returncode == 0, f"{block.code}\n{text}"
-        print(text)
+        printed.append(shown.read_text())
+        assert ran.returncode == 0, f"{block.code}\n{printed[-1]}"
+    return "".join(printed)
 
 
 def runnable(*, slow: bool) -> list[Path]:
-    """Pages with blocks to run: in the fast tests those without a slow block."""
-    chosen = []
-    for page in PAGES:
-        kept = [block for block in blocks(page) if block.reason is None]
-        if page.name in RUN_ELSEWHERE:
-            continue
-        if kept and any(block.slow for block in kept) == slow:
-            chosen.append(page)
-    return chosen
+    """Pages with blocks to run; in the slow tests, those with slow blocks."""
+    pages = [page for page in PAGES if page.name not in RUN_ELSEWHERE]
+    return [page for page in pages if any(not one.reason and one.slow == slow for one in blocks(page))]
 
 
 @pytest.mark.parametrize("page", runnable(slow=False), ids=lambda page: page.name)
@@ -166,10 +160,9 @@ def test_the_blocks_of_a_page_run(page, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", runnable(slow=True), ids=lambda page: page.name)
-def test_the_slow_blocks_of_a_page_run(page, tmp_path, capsys):
-    run(page, tmp_path, slow=True)
+def test_the_slow_blocks_of_a_page_run(page, tmp_path):
+    shown = run(page, tmp_path, slow=True)
     if page.name == "tutorial.md":
-        shown = capsys.readouterr().out
         before, after = shown.index("#### 72"), shown.rindex("(1) ")
         assert before < after, "the tuned model writes its steps, the original does not"
 

@@ -21,9 +21,10 @@ from voidpad.evaluate import AnswerRequest, EvalConfig, Resources, RunFolder, ev
 from voidpad.evaluate.answer import Answering, scored_text
 from voidpad.evaluate.folder import AnswerRecord, Journal
 from voidpad.evaluate.intervals import mcnemar, mean_of_tasks, paired_bootstrap
-from voidpad.evaluate.lm_eval import VoidpadLM
+from voidpad.evaluate.lm_eval import VoidpadLM, with_our_tasks
 from voidpad.evaluate.prepare import stop_strings
 from voidpad.evaluate.run import prepare
+from voidpad.evaluate.tasks import FOLDER
 from voidpad.models import random_model, save
 from voidpad.roles import Roles
 
@@ -141,16 +142,24 @@ def test_batches_do_not_change_results(model, whole, tmp_path):
     assert untimed(ours.examples) == untimed(theirs.examples)
 
 
-def test_all_tasks_share_one_pool_and_a_finished_run_is_only_scored_again(model, tmp_path):
+def test_all_tasks_share_one_pool(model, tmp_path):
     """Twelve rows of two tasks take as many forward passes as the slowest row."""
     calls = []
     hook = model.net.model.embed_tokens.register_forward_hook(lambda *_: calls.append(1))
-    evaluate(SETTINGS, tmp_path, model=model, resources=CODE)
-    first, before = len(calls), content(tmp_path)
-    evaluate(SETTINGS, tmp_path, model=model, resources=CODE)
+    results = evaluate(SETTINGS, tmp_path, model=model, resources=CODE)
     hook.remove()
-    assert first == len(calls) == max(one["passes_decode"] for one in read_run(tmp_path).examples)
-    assert content(tmp_path) == before
+    assert len(results["tasks"]) == 2
+    assert len(calls) == max(one["passes_decode"] for one in read_run(tmp_path).examples)
+
+
+def test_a_finished_run_is_only_scored_again(model, whole):
+    calls = []
+    hook = model.net.model.embed_tokens.register_forward_hook(lambda *_: calls.append(1))
+    before = content(whole)
+    evaluate(SETTINGS, whole, model=model, resources=CODE)
+    hook.remove()
+    assert not calls
+    assert content(whole) == before
 
 
 @pytest.mark.parametrize("kept", [0, 1, 7])
@@ -177,14 +186,15 @@ def test_a_link_in_the_folder_is_not_written_through(model, tmp_path, name):
     assert victim.read_text() == "mine, without a line break"
 
 
-def test_folders_that_are_damaged_of_another_run_or_in_use_are_refused(model, whole, tmp_path):
-    with pytest.raises(ConfigError, match=r"a run with seed=0, now 1; use another --out"):
-        evaluate(SETTINGS.updated(seed=1), whole, model=model, resources=CODE)
-    with RunFolder(tmp_path).writing(), pytest.raises(ConfigError, match="another process is writing"):
-        evaluate(SETTINGS, tmp_path, model=model, resources=CODE)
+def test_a_damaged_line_inside_the_journal_is_named(tmp_path):
     (tmp_path / "progress.jsonl").write_text("{}\n")
     with pytest.raises(DataError, match=r"progress.jsonl:1: damaged"):
         Journal(tmp_path / "progress.jsonl")
+
+
+def test_another_runs_folder_is_refused(model, whole):
+    with pytest.raises(ConfigError, match=r"a run with seed=0, now 1; use another --out"):
+        evaluate(SETTINGS.updated(seed=1), whole, model=model, resources=CODE)
 
 
 def test_a_cache_is_a_setting_and_an_approximation(model, whole, tmp_path):
@@ -196,6 +206,14 @@ def test_a_cache_is_a_setting_and_an_approximation(model, whole, tmp_path):
     assert theirs.results["provenance"]["approximations"] == []
     with pytest.raises(ConfigError, match=r"cache='dual', now None"):
         evaluate(cached.updated(cache=None), tmp_path, model=model)
+
+
+def test_a_folder_has_one_writer(model, tmp_path):
+    with (
+        RunFolder(tmp_path).writing(),
+        pytest.raises(ConfigError, match="another process is writing this run"),
+    ):
+        evaluate(SETTINGS, tmp_path, model=model, resources=CODE)
 
 
 def test_a_model_without_the_plans_role_is_refused_before_anything_is_written(model, tmp_path):
@@ -311,8 +329,12 @@ def test_a_config_survives_its_file():
     )
     assert EvalConfig(**json.loads(json.dumps(config.plain()))) == config
     assert config.updated(seed=1).id != config.id == config.updated(seed=0).id
+
+
+def test_tasks_must_be_named(model, tmp_path):
     with pytest.raises(ConfigError, match="tasks: none given"):
-        EvalConfig(model="m").require_tasks()
+        evaluate(EvalConfig(model="random"), tmp_path / "run", model=model)
+    assert not (tmp_path / "run").exists()
 
 
 def test_intervals():
@@ -384,6 +406,12 @@ def test_generation_options_that_a_plan_sets_are_refused(model):
     assert stop_strings("task", given) == ("stop",)
     with pytest.raises(ConfigError, match=r"temperature=0.7"):
         stop_strings("task", {"temperature": 0.7})
+
+
+def test_our_tasks_are_added_unless_the_user_names_a_folder():
+    assert with_our_tasks(["--tasks", "gsm8k"]) == ["--tasks", "gsm8k", "--include_path", str(FOLDER)]
+    assert with_our_tasks(["--include_path=x"]) == ["--include_path=x"]
+    assert with_our_tasks(["--help"]) == ["--help"]
 
 
 @pytest.mark.slow

@@ -99,15 +99,19 @@ def test_rolling_counts_every_token_once(model, monkeypatch):
     assert all(len(context) + len(continuation) <= 64 for context, continuation in seen)
 
 
-def test_lm_eval_asks_for_it(model):
-    answering = Answering(model, model.plan("original", canvas=16, block=8))
-    lm = VoidpadLM(answering, bound=Bound(model, samples=4))
-    ((value, greedy),) = lm.loglikelihood(
-        [Instance("loglikelihood", {}, ("the cat", " sat"), 0, ("t", 0, 1))]
-    )
-    (rolling,) = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, ("cat",), 0, ("t", 0, 1))])
-    assert value < 0
-    assert rolling < 0
-    assert greedy is False
+def test_the_sample_count_must_be_positive(model):
     with pytest.raises(ConfigError, match="mc_samples=0"):
         Bound(model, samples=0)
+
+
+def test_lm_eval_asks_for_it(model):
+    lm = VoidpadLM(
+        Answering(model, model.plan("original", canvas=16, block=8)), bound=Bound(model, samples=4)
+    )
+    ask = Instance("loglikelihood", {}, ("the cat", " sat"), 0, ("t", 0, 1))
+    ((value, greedy),) = lm.loglikelihood([ask])
+    assert value < 0
+    assert greedy is False
+    assert (
+        lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, ("the cat",), 0, ("t", 0, 1))])[0] < 0
+    )

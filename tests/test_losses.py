@@ -9,6 +9,7 @@ from voidpad.models import FAMILIES, random_model
 from voidpad.roles import Roles
 from voidpad.training.losses import (
     NORMALISERS,
+    At,
     NoisedBatch,
     Noising,
     SlotLoss,
@@ -24,8 +25,8 @@ DRAWS = torch.tensor([[0, 0, 0, 0.2, 0.7, 0.9, 0.4, 0.6]])
 
 
 def at(count, epoch=0):
-    """Which rows a batch of so many holds."""
-    return {"epoch": epoch, "example": torch.arange(count), "position": torch.arange(count)}
+    index = torch.arange(count)
+    return At(torch.full((count,), epoch), index, index)
 
 
 def many(policy, rows=4000):
@@ -48,8 +49,8 @@ def test_masking_rate_follows_the_level(policy, forced, stratified):
     batch = many(policy)
     noising = Noising(stratified=stratified)
     where = at(len(batch.ids))
-    noised = noising(batch, 0, forced=forced, **where)
-    level = noising.level(**where)
+    noised = noising(batch, 0, forced=forced, at=where)
+    level = noising.level(where)
     free = batch.target & ~(batch.eos if forced else torch.zeros_like(batch.eos))
     for low in (0.0, 0.25, 0.5, 0.75):
         rows = (level >= low) & (level < low + 0.25)
@@ -61,14 +62,14 @@ def test_masking_rate_follows_the_level(policy, forced, stratified):
 
 def test_forced_eos_is_always_hidden_and_elsewhere_never_forced():
     void, eos = many("void"), many("eos")
-    assert Noising()(void, 0, forced=True, **at(4000)).hidden[void.eos].all()
-    share = Noising()(eos, 0, forced=False, **at(4000)).hidden[eos.eos].double().mean()
+    assert Noising()(void, 0, forced=True, at=at(4000)).hidden[void.eos].all()
+    share = Noising()(eos, 0, forced=False, at=at(4000)).hidden[eos.eos].double().mean()
     assert share == pytest.approx(0.5, abs=0.03)
 
 
 def test_expected_weight_is_one_per_slot():
     batch = many("void", rows=20_000)
-    noised = Noising(stratified=True)(batch, 0, forced=True, **at(20_000))
+    noised = Noising(stratified=True)(batch, 0, forced=True, at=at(20_000))
     weight = torch.where(noised.hidden, 1 / noised.rate[:, None], 0.0)
     weight[batch.eos & noised.hidden] = 1
     # The variance of hidden / p is E[1/p] - 1, about 5.9: the mean of 120,000 slots is good to a few per cent.
@@ -80,18 +81,18 @@ def test_expected_weight_is_one_per_slot():
 
 def test_noise_is_keyed_by_seed_epoch_and_example_not_by_batch():
     batch = many("eos", rows=8)
-    whole = Noising(seed=3)(batch, 0, forced=False, **at(8))
+    whole = Noising(seed=3)(batch, 0, forced=False, at=at(8))
     part = pad([Example([5], [8] * 6)] * 3, "eos", ROLES, width=torch.full((3,), 13))
     index = torch.tensor([5, 2, 4])
-    alone = Noising(seed=3)(part, 0, forced=False, epoch=0, example=index, position=index)
+    alone = Noising(seed=3)(part, 0, forced=False, at=At(torch.zeros(3, dtype=torch.long), index, index))
     assert torch.equal(whole.hidden[index], alone.hidden)
-    assert not torch.equal(whole.hidden, Noising(seed=4)(batch, 0, forced=False, **at(8)).hidden)
-    assert not torch.equal(whole.hidden, Noising(seed=3)(batch, 0, forced=False, **at(8, epoch=1)).hidden)
+    assert not torch.equal(whole.hidden, Noising(seed=4)(batch, 0, forced=False, at=at(8)).hidden)
+    assert not torch.equal(whole.hidden, Noising(seed=3)(batch, 0, forced=False, at=at(8, epoch=1)).hidden)
 
 
 def test_stratified_levels_cover_every_run_of_rows():
     where = at(640)
-    level = Noising(stratified=True).level(**where)
+    level = Noising(stratified=True).level(where)
     for first in range(0, 640, 32):
         gaps = level[first : first + 32].sort().values.diff()
         assert gaps.max() < 0.11  # 32 independent draws leave a gap of about 0.13
@@ -99,14 +100,14 @@ def test_stratified_levels_cover_every_run_of_rows():
 
 def test_suffix_rows_hide_the_right_end_in_one_piece():
     batch = many("eos", rows=500)
-    hidden = Noising(suffix=1.0)(batch, 0, forced=False, **at(500)).hidden
+    hidden = Noising(suffix=1.0)(batch, 0, forced=False, at=at(500)).hidden
     rises = (hidden[:, 1:] & ~hidden[:, :-1]).sum(1)
     assert (rises <= 1).all()
     assert hidden[:, -1].double().mean() > 0.9
     lengths = hidden.sum(1)
     assert lengths.min() <= 1
     assert lengths.max() == 12
-    mixed = Noising(suffix=0.3)(batch, 0, forced=False, **at(500)).hidden
+    mixed = Noising(suffix=0.3)(batch, 0, forced=False, at=at(500)).hidden
     share = ((mixed == hidden).all(1)).double().mean()
     assert share == pytest.approx(0.3, abs=0.08)
 

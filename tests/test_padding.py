@@ -153,10 +153,9 @@ def test_a_row_with_gaps_is_as_wide_as_its_text(tmp_path, part):
     rows = PaddedRows(pairs, ROLES, PaddingPart(**part), noising=Noising())
     for epoch in range(5):
         width, end = rows.lengths(epoch, torch.arange(8), 4)
-        batch, example = rows(epoch, torch.arange(8), width)
-        gaps = example % 2 == 0
+        batch, at = rows(epoch, torch.arange(8), width)
+        gaps = at.example % 2 == 0
         assert (end[gaps] == 7).all()
-        at = {"epoch": epoch, "example": example, "position": torch.arange(8)}
-        noised = rows.noising(batch, ROLES.mask, forced=True, **at)
+        noised = rows.noising(batch, ROLES.mask, forced=True, at=at)
         assert noised.hidden[gaps].any(0).nonzero().flatten().tolist() in ([3, 4], [3], [4], [])
         assert torch.equal(noised.ids[gaps][:, [0, 1, 2, 5, 6]], batch.ids[gaps][:, [0, 1, 2, 5, 6]])

@@ -141,7 +141,7 @@ def test_wrong_speeds_are_refused_before_weights_are_read(voidpad, command):
     for options, said in (
         (("--speed", "quick"), "use one of"),
         (("--speed", "fast", "--cache", "dual"), "drop it or cache=dual"),
-        (("--speed", "fastest", "--plan", "daedal"), "has its own"),
+        (("--speed", "fastest", "--plan", "daedal"), "one of its own"),
     ):
         status, _, err = voidpad(*command, "tiny-void", *options)
         assert status == 2

@@ -77,6 +77,17 @@ def test_presets_users_type():
     assert ALIASES == {"eos": "original", "rainbow": "original"}
 
 
+def test_only_commands_print():
+    """The decoder, the engine, the models and everything below evaluation yield facts."""
+    rooms = ("decode", "engine", "models", "constrain", "training", "diagnose", "experiments")
+    talkative = []
+    for path in (path for room in rooms for path in sorted((PACKAGE / room).rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+                talkative.append(f"{name_of(path)}:{node.lineno}")
+    assert talkative == []
+
+
 def tracked() -> list[Path]:
     """Text files of the repository; every file below its folders where there is no git."""
     listed = subprocess.run(

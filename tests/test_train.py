@@ -139,16 +139,17 @@ def test_sharded_adapters_give_the_adapter_of_one(two):
 
 
 KILLED = """
-import os, signal, sys, torch
+import os, signal, sys
 from pathlib import Path
 from test_train import dropout
+from voidpad.training import checkpoint
 from voidpad.training.train import train
-save = torch.save
-def killed(state, path):
-    save(state, path)
-    if state["update"] == 4:
+write = checkpoint.Progress.write
+def killed(progress, folder):
+    write(progress, folder)
+    if progress.update == 4:
         os.kill(os.getpid(), signal.SIGKILL)
-torch.save = killed
+checkpoint.Progress.write = killed
 train(dropout(Path(sys.argv[1]), "killed"))
 """
 
@@ -217,7 +218,7 @@ def test_two_processes_never_train_in_one_folder(folder):
         assert process.stdout.readline() == "0\n"
         assert process.stdout.readline() == "1\n"
         for resume in (False, True):
-            with pytest.raises(ConfigError, match="another process is training"):
+            with pytest.raises(ConfigError, match=r"run\.output: another process"):
                 train(recipe(folder, run={"output": str(folder / "shared")}), resume=resume)
     finally:
         process.kill()
@@ -427,17 +428,23 @@ def test_settings_and_data_that_do_not_fit(folder, tmp_path):
         train(recipe(folder, padding={"policy": "rainbow", "colours": 9}, run={"output": str(tmp_path)}))
 
 
-def test_the_command_trains_and_reports(folder, voidpad):
+def test_the_command_trains_and_reports(folder, monkeypatch, capsys):
+    from voidpad.commands.train import main
+
     words = ["--set", f"run.output={folder / 'command'}", "--set", "run.steps=2"]
     words += ["--lora-rank", "2", "--lora-targets", "q_proj, v_proj"]
-    done = voidpad("train", folder / "recipe.toml", *words)
-    assert done.status == 0, done.err
-    for fact in ("device ", "parameters ", "40 examples, 5 steps per epoch", "2 steps (0.40 epochs)"):
-        assert fact in done.out
-    assert re.search(r"step 2/2  loss .* left", done.out)
-    assert "finished after 2 steps" in done.out
+    monkeypatch.setattr(sys, "argv", ["train", str(folder / "recipe.toml"), *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    for fact in ("device      cpu, float32 weights", "parameters  ", "40 examples, 5 steps per epoch"):
+        assert fact in shown
+    assert "length      2 steps (0.40 epochs)" in shown
+    assert re.search(r"step 2/2  loss .* s, 0:00:00 left", shown)
     config = json.loads((folder / "command" / "model" / "adapter_config.json").read_text())
     assert (config["r"], sorted(config["target_modules"])) == (2, ["q_proj", "v_proj"])
+    assert "finished after 2 steps" in shown
 
 
 def test_held_out_examples_choose_the_best_checkpoint(folder):
@@ -499,13 +506,29 @@ def test_quantized_weights_stay_frozen_under_lora(folder):
         recipe(folder, model={"quantize": "4bit"})
 
 
-def test_a_starter_recipe_runs_as_its_first_lines_say(tmp_path, voidpad):
+def test_a_starter_recipe_runs_as_its_first_lines_say(tmp_path, monkeypatch, capsys):
     """`train --init`, then the two commands that the new file names, on the built-in model."""
+    import shlex
+
+    from voidpad.commands.cli import main
+
+    def voidpad(*words):
+        monkeypatch.setattr(sys, "argv", ["voidpad", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        shown = capsys.readouterr()
+        assert left.value.code == 0, shown.err
+        return shown.out
+
     chats = [{"prompt": f"Tom has {k} cards.", "response": f"{k} + 2 = {k + 2}"} for k in range(16)]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     path = tmp_path / "my.toml"
-    assert voidpad("train --init", path).status == 0
-    prepare, start = re.findall(r"^# [12]\. voidpad (.*)", path.read_text(), re.M)
-    assert "16" in voidpad(prepare).out
-    assert "finished after 2 steps" in voidpad(f"{start} --set run.report_to=[]").out
+    voidpad("train", "--init", path)
+    commands = [
+        shlex.split(line[5:]) for line in path.read_text().splitlines() if re.match(r"# [12]\. ", line)
+    ]
+    assert [words[:2] for words in commands] == [["voidpad", "data"], ["voidpad", "train"]]
+    assert "16" in voidpad(*commands[0][1:])
+    shown = voidpad(*commands[1][1:], "--set", "run.report_to=[]")
+    assert "finished after 2 steps" in shown
     assert load(tmp_path / "my" / "model").card.padding == "void"

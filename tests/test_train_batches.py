@@ -71,10 +71,10 @@ def test_any_batch_can_be_asked_for_at_any_time():
 
 def test_an_epoch_shows_every_example_once():
     rows = padded(count=30)
-    seen = torch.cat([rows(3, torch.arange(k, k + 6))[1] for k in range(0, 30, 6)])
+    seen = torch.cat([rows(3, torch.arange(k, k + 6))[1].example for k in range(0, 30, 6)])
     assert sorted(seen.tolist()) == list(range(30))
     assert seen.tolist() != sorted(seen.tolist())
-    other = torch.cat([rows(4, torch.arange(k, k + 6))[1] for k in range(0, 30, 6)])
+    other = torch.cat([rows(4, torch.arange(k, k + 6))[1].example for k in range(0, 30, 6)])
     assert other.tolist() != seen.tolist()
 
 

@@ -39,10 +39,8 @@ def one_mini_batch_at_a_time(run, update=0):
     run.module.train()
     total = 0.0
     for place in range(update * whole, (update + 1) * whole, size):
-        position = torch.arange(place, place + size)
-        batch, example = batches.rows(0, position)
-        at = {"epoch": 0, "example": example, "position": position}
-        noised = batches.rows.noising(batch, goal.mask, forced=goal.forced, **at)
+        batch, at = batches.rows(0, torch.arange(place, place + size))
+        noised = batches.rows.noising(batch, goal.mask, forced=goal.forced, at=at)
         slots = loss_slots(batch, noised, goal.normaliser, shift=goal.shift)
         entropy = SlotLoss(run.module.net)(noised.ids, slots.where, slots.label, batch.inside)
         loss = (entropy * slots.weight).sum() * size / whole
@@ -230,7 +228,7 @@ def test_a_row_that_does_not_fit_is_checkpointed_and_then_refused(folder):
     Full(run, 2)
     with pytest.raises(ConfigError, match="out of memory in a pass"):
         gradients(run)
-    assert run.recomputed == 2
+    assert run.checkpointed == 2
 
 
 def test_large_passes_are_halved_before_layers_are_recomputed(folder, monkeypatch):
@@ -241,7 +239,7 @@ def test_large_passes_are_halved_before_layers_are_recomputed(folder, monkeypatc
     seen = []
     for _ in range(3):
         run._make_room(run.passes[0], torch.OutOfMemoryError())
-        seen.append((run.passes.limit.tokens, run.recomputed))
+        seen.append((run.passes.limit.tokens, run.checkpointed))
     assert seen[0] == (whole // 2, 0)
     assert [checkpointed for _, checkpointed in seen] == [0, 2, 2]
     assert seen[1][0] == seen[0][0]

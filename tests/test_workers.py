@@ -28,19 +28,23 @@ def settings(tmp_path_factory):
     )
 
 
-def test_two_processes_give_the_rows_of_one_and_import_nothing_of_the_current_folder(
-    settings, tmp_path, monkeypatch
-):
-    (tmp_path / "pickle.py").write_text("open('imported', 'w').close()")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+def test_two_processes_give_the_rows_of_one(settings, tmp_path):
     evaluate(settings, tmp_path / "one")
     evaluate(settings, tmp_path / "two", resources=TWO)
     one, two = content(tmp_path / "one"), content(tmp_path / "two")
     for config in (one[0], two[0], one[3], two[3]):
         assert config["provenance"].pop("devices", ["cpu", "cpu"]) == ["cpu", "cpu"]
     assert two == one
-    assert sorted(read_run(tmp_path / "two").journal.records) == [f"tiny_steps:{item}" for item in range(5)]
+    journal = read_run(tmp_path / "two").journal.records
+    assert sorted(journal) == [f"tiny_steps:{item}" for item in range(5)]
+
+
+def test_a_process_imports_nothing_from_the_current_folder(settings, tmp_path, monkeypatch):
+    (tmp_path / "pickle.py").write_text("open('imported', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    with Workers(settings, Resources(), ["cpu"]):
+        pass
     assert not (tmp_path / "imported").exists()
     assert "PYTHONSAFEPATH" not in os.environ
 

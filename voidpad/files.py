@@ -147,32 +147,3 @@ def fresh_folder(target: Path) -> Iterator[Path]:
         draft.replace(target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-@contextmanager
-def locked(folder: Path, doing: str) -> Iterator[None]:
-    """A folder, made if need be, which one process at a time may hold. `doing` says what for, in the message.
-
-    The system releases the lock when the process ends, however it ends.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # A link is not followed: what it points to is not ours.
-        file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}; choose another folder.") from None
-    try:
-        try:
-            if os.name == "nt":
-                import msvcrt
-
-                msvcrt.locking(file, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-            else:
-                import fcntl
-
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"{folder}: another process is {doing} here; choose another folder.") from None
-        yield
-    finally:
-        os.close(file)

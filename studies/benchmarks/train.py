@@ -423,7 +423,7 @@ def rows_run(changes: list[str], here: list[str], *, cuda: bool, updates: int) -
         tokens_per_pass=run.passes.limit.tokens,
         passes=len(run.passes.planned(0)),
         packed=run.passes.limit.packed,
-        checkpointed=run.recomputed,
+        checkpointed=run.checkpointed,
         compiled=run.compiled,
         recompilations=watch.grown(watch.graphs),
         peak_gib=torch.cuda.max_memory_reserved() / 2**30 if cuda else None,

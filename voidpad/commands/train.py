@@ -151,7 +151,7 @@ def _banner(run: Run) -> str:
         length = f"{run.total:,} steps ({run.total / run.per_epoch:.2f} epochs)"
     rows = "end to end" if limit.packed else "padded to the longest"
     work = [f"{len(planned)} a step, at most {limit.tokens:,} tokens each, rows {rows}"]
-    work += ["layers checkpointed" if run.recomputed else "no checkpointing"]
+    work += ["layers checkpointed" if run.checkpointed else "no checkpointing"]
     work += ["compiled" if run.compiled else "not compiled"]
     return "\n".join(
         [

@@ -222,9 +222,11 @@ class Plan(Rule):
         if self.commit.edits:
             return rows.slots & rows.in_block(self.block)
         window, leads = rows.window(self.block), self.greedy(rows.offset)
-        if leads is None:
-            return window
-        return torch.where((window & leads).any(1, keepdim=True), window & leads, window)
+        return (
+            window
+            if leads is None
+            else torch.where((window & leads).any(1, keepdim=True), window & leads, window)
+        )
 
     def greedy(self, position: Tensor) -> Tensor | None:
         """True at leading slots, whose token is never drawn at random; None if there are no such slots."""

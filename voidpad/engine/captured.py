@@ -161,10 +161,7 @@ class CapturedPass:
         outputs = torch.full((count, block), len(packing) - 1)
         outputs[:size][valid] = network[4]
         network[4] = outputs.view(-1)
-        state = [
-            pad(rows.ids, (0, rounded(columns + block) - columns)),
-            *(getattr(rows, name) for name in GIVEN),
-        ]
+        state = [pad(rows.ids, (0, rounded(columns) - columns)), *(getattr(rows, name) for name in GIVEN)]
         numbers = torch.cat([self._of(plan).numbers.expand(len(rows), -1) for plan, rows in groups])
         if count > size:  # rows without slots fill the bucket
             state = [pad(part, (0,) * (2 * part.dim() - 1) + (count - size,)) for part in state]

@@ -32,8 +32,7 @@ results.json, written last: its presence means the run is complete
         share_at_cap, share_without_eos, seconds (a sum),
         extra (shares that only this task has, such as math500's fallback_share)
 
-Between an interrupted and an uninterrupted run only seconds, wall_seconds, started and finished differ, and what a
-program's error says where that holds an address.
+Between an interrupted and an uninterrupted run only seconds, wall_seconds, started and finished differ.
 """
 
 from importlib import import_module

@@ -9,7 +9,7 @@ import gzip
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 from voidpad.decode.outcome import Outcome
 from voidpad.errors import ConfigError, DataError, VoidpadError, first_line
 from voidpad.evaluate.config import EvalConfig
-from voidpad.files import atomic_file, locked, store
+from voidpad.files import atomic_file, store
 
 VERSION = 3  # of every JSON file here and of NAME.sweep.json
 
@@ -155,9 +155,23 @@ class RunFolder:
     def complete(self) -> bool:
         return (self.path / "results.json").is_file()
 
-    def writing(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def writing(self) -> Iterator[None]:
         """One process writes a run at a time. The folder is made."""
-        return locked(self.path, "writing this run")
+        import fcntl  # where it is missing, the rest of the command line works
+
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = open_own(self.path / ".lock")
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ConfigError(
+                    f"{self.path}: another process is writing this run; use another --out"
+                ) from None
+            yield
+        finally:
+            os.close(lock)  # this releases the lock, as the end of the process does
 
     def begin(
         self, config: EvalConfig, provenance: Mapping[str, Any], plan: Mapping[str, Any] | None = None

@@ -144,10 +144,15 @@ class VoidpadLM(LM):  # type: ignore[misc]  # lm-eval has no types
         return self.bound.texts([request.args[0] for request in requests])
 
 
+def with_our_tasks(arguments: list[str]) -> list[str]:
+    """The arguments, with our task folder unless the user names one."""
+    named = any(word.split("=")[0] == "--include_path" for word in arguments)
+    asks_for_help = not arguments or {"-h", "--help"} & set(arguments)
+    return arguments if named or asks_for_help else [*arguments, "--include_path", str(FOLDER)]
+
+
 def main() -> None:
-    named = {word.split("=")[0] for word in sys.argv[1:]}
-    if named and not named & {"--include_path", "-h", "--help"}:
-        sys.argv += ["--include_path", str(FOLDER)]
+    sys.argv[1:] = with_our_tasks(sys.argv[1:])
     try:
         cli_evaluate()
     except VoidpadError as error:

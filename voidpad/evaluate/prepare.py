@@ -155,16 +155,12 @@ def build_requests(tasks: Mapping[str, Benchmark], config: EvalConfig) -> list[A
     lm-eval draws shots from one stream, so an item's shots depend on every item before it. Keyed shots depend on the
     seed and the item alone.
     """
-    part, parts = config.shard or (0, 1)
     requests = []
     for name, task in tasks.items():
         stop = stop_strings(name, task.config.generation_kwargs)
         shots, docs = task.shots(config.num_fewshot), task.eval_docs
         task.set_fewshot_seed(config.fewshot_seed)
-        items = range(len(docs))[: config.limit][part::parts]
-        if not items:
-            raise ConfigError(f"shard={part}/{parts} of task {name} is empty; use fewer shards")
-        for index in items:
+        for index in _chosen_items(task, config):
             if config.fewshot == "keyed":
                 digest = sha256(f"{config.fewshot_seed}:{index}".encode()).digest()
                 task.set_fewshot_seed(int.from_bytes(digest[:8], "big"))
@@ -174,6 +170,16 @@ def build_requests(tasks: Mapping[str, Benchmark], config: EvalConfig) -> list[A
                 gold = task.doc_to_target(doc)
             requests.append(AnswerRequest(name=f"{name}:{index}", prompt=prompt, stop=stop, gold=gold))
     return requests
+
+
+def _chosen_items(task: Benchmark, config: EvalConfig) -> Sequence[int]:
+    """The items of a task that this run answers."""
+    size = len(task.eval_docs)
+    part, parts = config.shard or (0, 1)
+    items = range(min(size, config.limit or size))[part::parts]
+    if not items:
+        raise ConfigError(f"shard={part}/{parts} of task {task.task_name} is empty; use fewer shards")
+    return items
 
 
 def stop_strings(where: str, options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from voidpad.errors import DataError
 from voidpad.roles import Roles
-from voidpad.training.losses import WIDTH, Noising, Normaliser, PackedPass, Slots, draw, loss_slots
+from voidpad.training.losses import WIDTH, At, Noising, Normaliser, PackedPass, Slots, draw, loss_slots
 from voidpad.training.padding import POLICIES, Batch, Pairs, batch_width, lay_out
 from voidpad.training.recipe import PaddingPart
 
@@ -104,17 +104,17 @@ class PaddedRows:
         cut = torch.minimum(self.host.size[example], width)
         return width, torch.where(self.host.complete[example], width, cut)
 
-    def __call__(self, epoch: int, position: Tensor, width: Tensor | None = None) -> tuple[Batch, Tensor]:
-        """The rows, each padded to its own width (B,), and which examples (B,) they are; without widths, as one
-        mini-batch."""
+    def __call__(self, epoch: int, position: Tensor, width: Tensor | None = None) -> tuple[Batch, At]:
+        """The rows, each padded to its own width (B,); without widths, as one mini-batch."""
         example = self.order(epoch)[position]
         width = self._width(epoch, example) if width is None else width
         rows = example.to(self.pairs.tokens.device, non_blocking=True)
         batch = lay_out(self.pairs, rows, POLICIES[self.part.policy], self.roles, width=width)
-        return batch.to(self.device), rows.to(self.device)
+        at = At(torch.full_like(rows, epoch), rows, position)
+        return batch.to(self.device), at.to(self.device)
 
     def _width(self, epoch: int, example: Tensor) -> Tensor:
-        key = self.noising.key(epoch, example)
+        key = self.noising.key(torch.full_like(example, epoch), example)
         width = row_widths(self.part, self.host, example, lambda: draw(key, WIDTH))
         if self.host.fixed is None:
             return width
@@ -147,7 +147,7 @@ class PackedRows:
         whole = torch.full_like(position, self.length)
         return whole, whole
 
-    def __call__(self, epoch: int, position: Tensor, width: Tensor | None = None) -> tuple[Batch, Tensor]:
+    def __call__(self, epoch: int, position: Tensor, width: Tensor | None = None) -> tuple[Batch, At]:
         order, ends = self.stream(epoch)
         rows = position.to(ends.device, non_blocking=True)
         document = torch.searchsorted(ends, rows * self.length, right=True)
@@ -161,7 +161,7 @@ class PackedRows:
         ids = torch.where(eos, self.roles.eos, self.pairs.tokens[source].long())
         everywhere, nowhere = torch.ones_like(eos), torch.zeros_like(eos)
         batch = Batch(ids, everywhere, eos, nowhere, everywhere)
-        return batch.to(self.device), rows.to(self.device)
+        return batch.to(self.device), At(torch.full_like(rows, epoch), rows, rows).to(self.device)
 
 
 @dataclass(frozen=True)
@@ -293,13 +293,9 @@ class UpdatePasses:
         width, end = self.rows.lengths(epoch, position, size)
         planned = plan(end.tolist(), self.limit, least=least)
         order = torch.tensor([row for rows in planned for row in rows])
-        batch, example = self.rows(epoch, position[order], width[order])
-        place, mini_batch = (
-            part.to(example.device, non_blocking=True) for part in (position[order], order // size)
-        )
-        noised = self.rows.noising(
-            batch, goal.mask, forced=goal.forced, epoch=epoch, example=example, position=place
-        )
+        batch, at = self.rows(epoch, position[order], width[order])
+        noised = self.rows.noising(batch, goal.mask, forced=goal.forced, at=at)
+        mini_batch = (order // size).to(batch.ids.device, non_blocking=True)
         slots = loss_slots(batch, noised, goal.normaliser, shift=goal.shift, mini_batch=mini_batch)
         bounds = list(accumulate(map(len, planned), initial=0))
         columns = batch.ids.shape[1]

@@ -1,4 +1,4 @@
-"""The folder of a run: its checkpoints, its metrics and its final model.
+"""The folder of a run: its lock, its checkpoints, its metrics and its final model.
 
 A checkpoint is written under another name and then renamed, so it is complete or absent, also after `kill -9` or on a
 full disk. Nothing here follows a link or touches a file that no run of ours wrote.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,63 @@ from torch import Tensor
 
 from voidpad import models
 from voidpad.errors import ConfigError, WeightsError, first_line
-from voidpad.files import store
+from voidpad.files import read_json, store
 from voidpad.models.card import README
 from voidpad.training.recipe import LEARNING_FIELDS, TrainingRecipe, check
 
-FINAL, METRICS, STATE = "model", "metrics.jsonl", "state.pt"
+FINAL, METRICS, OPTIMIZER, PROGRESS = "model", "metrics.jsonl", "optimizer.pt", "progress.json"
 ADAPTER = "adapter_model.safetensors"
+NAME = re.compile(r"checkpoint-(\d+)")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run had come when a checkpoint was written, over all restarts."""
+
+    update: int
+    seconds: float
+    tokens: int
+    best: tuple[int, float] | None = None  # update and held-out loss of the best checkpoint
+
+    def write(self, folder: Path) -> None:
+        (folder / PROGRESS).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, folder: Path) -> Progress:
+        return cls(**read_json(folder / PROGRESS, ConfigError))
+
+
+@contextmanager
+def locked(output: Path) -> Iterator[None]:
+    """The run's folder, made if need be and locked against a second process that trains in it.
+
+    The system releases the lock when the process ends, however it ends. The other processes of a run under `accelerate
+    launch` leave the lock to the first one.
+    """
+    if int(os.environ.get("RANK", 0)):
+        yield
+        return
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        handle = os.open(output / ".lock", flags, 0o644)
+    except OSError as error:
+        raise ConfigError(f"run.output: {error.filename}: {error.strerror}; choose another folder.") from None
+    try:
+        try:
+            if os.name == "nt":
+                import msvcrt
+
+                msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+            else:
+                import fcntl
+
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"run.output: another process is training in {output}; wait for it.") from None
+        yield
+    finally:
+        os.close(handle)
 
 
 # Where a run begins
@@ -71,13 +123,14 @@ def _learnt(recipe: TrainingRecipe) -> dict[str, Any]:
 
 def latest(output: Path) -> Path | None:
     """The newest checkpoint."""
-    return next(reversed(_checkpoints(output)), None)
+    complete = _checkpoints(output)
+    return complete[-1] if complete else None
 
 
 def _checkpoints(output: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    found = {path.name.removeprefix("checkpoint-"): path for path in output.glob("checkpoint-*")}
-    return [found[update] for update in sorted(filter(str.isdigit, found), key=int)]
+    found = [path for path in output.glob("checkpoint-*") if NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
 
 
 # Checkpoints

@@ -12,7 +12,7 @@ import json
 import tempfile
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
@@ -187,29 +187,31 @@ def _records(source: str) -> Iterator[tuple[str, Any]]:
     path, number = Path(source), 0
     with readable(path, path.suffix[1:] or "data", DataError):
         if path.suffix in (".jsonl", ".json", ".ndjson"):
-            found = chats.records(path)
+            for number, found in enumerate(chats.records(path), 1):  # noqa: B007
+                yield found
         elif path.suffix == ".parquet":
             from pyarrow import parquet
 
-            batches = parquet.ParquetFile(path).iter_batches()
-            found = _numbered(source, (row for batch in batches for row in batch.to_pylist()))
+            with path.open("rb") as file:
+                rows = (
+                    row for batch in parquet.ParquetFile(file).iter_batches() for row in batch.to_pylist()
+                )
+                for number, row in enumerate(rows, 1):
+                    yield f"{source} row {number}", row
         elif source.split(":")[0].count("/") == 1:
             import datasets
 
             hub, config, split = (*source.split(":"), "", "")[:3]
-            found = _numbered(source, datasets.load_dataset(hub, config or None, split=split or "train"))
+            for number, row in enumerate(
+                datasets.load_dataset(hub, config or None, split=split or "train"), 1
+            ):
+                yield f"{source} row {number}", row
         else:
             raise ConfigError(
-                f"source {source!r}: give a .jsonl or .parquet file, or owner/name of a data set."
+                f"source {source!r}: give a .jsonl or .parquet file, or a hub id owner/name[:config[:split]]."
             )
-        for number, record in enumerate(found, 1):  # noqa: B007
-            yield record
     if not number:
         raise DataError(f"{source}: the file is empty; put one conversation on each line.")
-
-
-def _numbered(source: str, rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    return ((f"{source} row {number}", row) for number, row in enumerate(rows, 1))
 
 
 def _encode_chunk(name: str, request: CorpusRequest, chunk: Sequence[tuple[str, Any]]) -> list[Encoded]:

@@ -47,33 +47,39 @@ class Noising:
     stratified: bool = False  # noise levels spread evenly over consecutive rows
     suffix: float = 0.0  # share of rows whose right end is hidden in one piece: the states decoding visits
 
-    def key(self, epoch: int, example: Tensor) -> Tensor:
+    def key(self, epoch: Tensor, example: Tensor) -> Tensor:
         """The hash (B,) int64 from which all draws of these rows are derived."""
-        seed = torch.full_like(example, self.seed)
-        return absorb(absorb(seed, torch.full_like(example, epoch)), example)
+        return absorb(absorb(torch.full_like(example, self.seed), epoch), example)
 
-    def level(self, epoch: int, example: Tensor, position: Tensor) -> Tensor:
+    def level(self, at: At) -> Tensor:
         """The noise level t of each row. Stratified levels step by the golden ratio through the epoch's order, so that
         consecutive rows cover [0, 1) evenly, whatever the batch size."""
         if not self.stratified:
-            return draw(self.key(epoch, example), LEVEL)
-        offset = draw(self.key(epoch, torch.zeros_like(example)), LEVEL)
-        return (offset + position.double() * GOLDEN_STEP) % 1.0
+            return draw(self.key(at.epoch, at.example), LEVEL)
+        offset = draw(self.key(at.epoch, torch.zeros_like(at.example)), LEVEL)
+        return (offset + at.position.double() * GOLDEN_STEP) % 1.0
 
-    def __call__(
-        self, batch: Batch, mask: int, *, forced: bool, epoch: int, example: Tensor, position: Tensor
-    ) -> NoisedBatch:
-        """Hide slots of rows: the examples (B,) that stand at these positions (B,) of the epoch's order.
-
-        `forced` hides every semantic EOS, with weight 1 (VOID).
-        """
-        rate = rates(self.level(epoch, example, position), self.eps)
-        key = self.key(epoch, example)
+    def __call__(self, batch: Batch, mask: int, *, forced: bool, at: At) -> NoisedBatch:
+        """Hide slots of `batch` for the rows `at`; `forced` hides every semantic EOS with weight 1 (VOID)."""
+        rate = rates(self.level(at), self.eps)
+        key = self.key(at.epoch, at.example)
         draws = _uniform(key, batch.ids.shape[1])
         if self.suffix:
             chosen = draw(key, KIND) < self.suffix
             draws = torch.where(chosen[:, None], from_the_right(batch.target), draws)
         return corrupt(batch, mask, rate=rate, draws=draws, forced=forced)
+
+
+@dataclass(frozen=True)
+class At:
+    """Which rows of the data a batch holds, and where in the run they stand. All (B,) int64."""
+
+    epoch: Tensor
+    example: Tensor
+    position: Tensor  # in the epoch's order
+
+    def to(self, device: torch.device | str) -> At:
+        return At(*(part.to(device, non_blocking=True) for part in vars(self).values()))
 
 
 def rates(level: Tensor, eps: float = 1e-3) -> Tensor:

@@ -65,22 +65,25 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
-            momentum, lr = group["momentum"], group["lr"]
             shapes: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for p in group["params"]:
                 if p.grad is not None:
                     shapes[p.shape].append(p)
-                    if not self.state[p]:
-                        self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             for shape, matrices in shapes.items():
-                grads = [p.grad for p in matrices if p.grad is not None]
-                buffers = [self.state[p]["momentum_buffer"] for p in matrices]
-                torch._foreach_lerp_(buffers, grads, 1 - momentum)
-                ahead = torch._foreach_lerp(grads, buffers, momentum)  # Nesterov
-                update = orthogonal(torch.stack(ahead))
-                torch._foreach_mul_(matrices, 1 - lr * group["weight_decay"])
-                scale = lr * 0.2 * math.sqrt(max(shape))
-                torch._foreach_add_(matrices, list(update.unbind()), alpha=-scale)
+                self._step(group, shape, matrices)
+
+    def _step(self, group: dict[str, Any], shape: torch.Size, matrices: list[Tensor]) -> None:
+        momentum, lr = group["momentum"], group["lr"]
+        for p in matrices:
+            if not self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        grads = [p.grad for p in matrices if p.grad is not None]
+        buffers = [self.state[p]["momentum_buffer"] for p in matrices]
+        torch._foreach_lerp_(buffers, grads, 1 - momentum)
+        ahead = torch._foreach_lerp(grads, buffers, momentum)  # Nesterov
+        update = orthogonal(torch.stack(ahead))
+        torch._foreach_mul_(matrices, 1 - lr * group["weight_decay"])
+        torch._foreach_add_(matrices, list(update.unbind()), alpha=-lr * 0.2 * math.sqrt(max(shape)))
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:

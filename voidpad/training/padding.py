@@ -177,17 +177,17 @@ class Batch:
 
 def pad(
     rows: Sequence[Example],
-    policy: str,
+    how: str,
     roles: Roles,
     *,
     longest_row_gets_eos: bool = True,
     width: Tensor | None = None,
 ) -> Batch:
     """A mini-batch padded to its own width S_B, or row by row to `width` (B,)."""
-    pairs, how = Pairs.of(rows), POLICIES[policy]
+    pairs, policy = Pairs.of(rows), POLICIES[how]
     if width is None:
-        width = batch_width(pairs.size, eos=longest_row_gets_eos or how.longest_row_gets_eos)
-    return lay_out(pairs, torch.arange(len(pairs)), how, roles, width=width)
+        width = batch_width(pairs.size, eos=longest_row_gets_eos or policy.longest_row_gets_eos)
+    return lay_out(pairs, torch.arange(len(pairs)), policy, roles, width=width)
 
 
 def batch_width(sizes: Tensor, *, eos: bool = True) -> Tensor:
@@ -198,7 +198,7 @@ def batch_width(sizes: Tensor, *, eos: bool = True) -> Tensor:
     return (sizes.max() + int(eos)).expand(len(sizes))
 
 
-def lay_out(pairs: Pairs, rows: Tensor, policy: PaddingPolicy, roles: Roles, *, width: Tensor) -> Batch:
+def lay_out(pairs: Pairs, rows: Tensor, how: PaddingPolicy, roles: Roles, *, width: Tensor) -> Batch:
     """The examples `rows` (B,) of `pairs` as padded tensors. An answer that was cut gets no EOS and no padding.
 
     `width` (B,), on the host, says how far each row is padded: the device is not asked how wide the tensors are.
@@ -212,7 +212,7 @@ def lay_out(pairs: Pairs, rows: Tensor, policy: PaddingPolicy, roles: Roles, *, 
     source = (pairs.start[rows, None] + column).clamp_(max=len(pairs.tokens) - 1)
     padding = (column > size) & inside
     ids = pairs.tokens[source].long().masked_fill_(column >= size, roles.eos)  # outside, too: never seen
-    cycle = torch.tensor(policy.tokens(roles), device=device)
+    cycle = torch.tensor(how.tokens(roles), device=device)
     ids = torch.where(
         padding, cycle[(column - size - 1) % len(cycle)], ids
     )  # counted from each row's own EOS

@@ -31,7 +31,7 @@ from voidpad.training.batches import (
 from voidpad.training.losses import NORMALISERS, Noising
 from voidpad.training.recipe import LoraPart, Scratch, TrainingRecipe
 
-LONG_UPDATES, LONG_SECONDS = 300, 600.0  # of a run that compilation, a minute or two, pays for
+LONG = (300, 600.0)  # updates or seconds of a run that compilation, a minute or two, pays for
 # Parameters from which on a GPU computes rows end to end: faster at 7.6 billion, slower than padding at 2.5 million.
 LARGE = 1_000_000_000
 # Parameters times tokens that a GPU computes in the time which the host needs to launch a pass: an estimate for 20 ms.
@@ -44,29 +44,27 @@ ENOUGH = 5e13
 
 def network(recipe: TrainingRecipe, prepared: data.Prepared, device: torch.device) -> models.Model:
     """The model to train, with the card that its checkpoints will carry. Only quantized weights are on `device` yet."""
-    scratch, policy = recipe.model.scratch, recipe.policy
+    scratch, how = recipe.model.scratch, recipe.policy
     model = _from_scratch(recipe, scratch, prepared) if scratch else _from_checkpoint(recipe, device)
     theirs, roles, vocabulary = prepared.roles, model.roles, model.net.config.vocab_size
     if (theirs.mask, theirs.eos) != (roles.mask, roles.eos) or prepared.largest_id >= vocabulary:
         raise DataError(
-            f"data.path: prepared for other token ids than those of {model.name}; prepare it again."
+            f"data.path: prepared for mask {theirs.mask}, eos {theirs.eos} and ids up to {prepared.largest_id}, but "
+            f"{model.name} has mask {roles.mask}, eos {roles.eos} and {vocabulary} ids; prepare the data with its "
+            "tokenizer."
         )
     if recipe.model.attention:
         model.net.set_attn_implementation(recipe.model.attention)
-    if policy:
-        roles, rule = policy.roles(roles, recipe.padding.colours), recipe.model.init_void
+    if how:
+        roles, rule = how.roles(roles, recipe.padding.colours), recipe.model.init_void
         net: Any = model.net
-        learnt = (
-            model.card.padding == policy.name or scratch
-        )  # the rows of its padding tokens have their values
-        if policy.adds_tokens and not learnt and rule != "keep":
+        learnt = model.card.padding == how.name or scratch  # the rows of its padding tokens have their values
+        if how.adds_tokens and not learnt and rule != "keep":
             with torch.no_grad():
                 for table in (net.get_input_embeddings().weight, net.get_output_embeddings().weight):
                     row = table[roles.eos].clone() if rule == "eos" else table.float().mean(0)
-                    table[list(policy.tokens(roles))] = row.to(table.dtype)
-    card = models.Card(
-        model.family.name, roles, policy.name if policy else None, recipe.model_dump(mode="json")
-    )
+                    table[list(how.tokens(roles))] = row.to(table.dtype)
+    card = models.Card(model.family.name, roles, how.name if how else None, recipe.model_dump(mode="json"))
     model = replace(model, roles=roles, card=card, source=None)  # its weights will differ from those files
     return _with_lora(model, recipe) if recipe.lora else model
 
@@ -117,7 +115,7 @@ def _from_scratch(recipe: TrainingRecipe, part: Scratch, prepared: data.Prepared
 
 
 def _with_lora(model: models.Model, recipe: TrainingRecipe) -> models.Model:
-    part, policy = recipe.lora or LoraPart(), recipe.policy
+    part, how = recipe.lora or LoraPart(), recipe.policy
     targets = part.targets
     if "targets" not in part.model_fields_set and (recipe.preset == "authors" or model.family.experts):
         targets = model.family.lora_targets
@@ -127,9 +125,9 @@ def _with_lora(model: models.Model, recipe: TrainingRecipe) -> models.Model:
             known = ", ".join(model.family.lora_targets)
             raise ConfigError(f"lora.targets: LoRA finds no module {wanted!r} here; the paper's are {known}.")
     rows = None
-    if policy and policy.adds_tokens and part.void_rows:
+    if how and how.adds_tokens and part.void_rows:
         tables = ["embed_tokens"] if model.net.config.tie_word_embeddings else ["embed_tokens", "lm_head"]
-        rows = {name: list(policy.tokens(model.roles)) for name in tables}
+        rows = {name: list(how.tokens(model.roles)) for name in tables}
     config = LoraConfig(
         r=part.r,
         lora_alpha=part.alpha,
@@ -155,7 +153,7 @@ def compiles(recipe: TrainingRecipe, *, examples: int) -> bool:
     if run.compile != "auto":
         return run.compile
     updates = run.steps or (run.epochs or 0) * examples / run.global_batch
-    if (updates < LONG_UPDATES and (run.seconds or 0) < LONG_SECONDS) or run.fsdp or recipe.model.quantize:
+    if (updates < LONG[0] and (run.seconds or 0) < LONG[1]) or run.fsdp or recipe.model.quantize:
         return False
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     return torch.cuda.is_available() and find_spec("triton") is not None and compiler is not None
@@ -190,7 +188,7 @@ def update_passes(
     compiled: bool,
 ) -> tuple[UpdatePasses, UpdatePasses | None]:
     """The run's passes for this process, and those over the held-out examples."""
-    noise, run, policy, pairs = recipe.noise, recipe.run, recipe.policy, prepared.pairs
+    noise, run, how, pairs = recipe.noise, recipe.run, recipe.policy, prepared.pairs
     device, processes = accelerator.device, accelerator.num_processes
     if run.global_batch % (run.micro_batch * processes):
         together = f"micro_batch {run.micro_batch} x {processes} processes"
@@ -201,13 +199,13 @@ def update_passes(
         model.net.set_attn_implementation(packed.NAME)
     noising = Noising(run.seed, noise.eps, noise.stratified, noise.suffix)
     normaliser = NORMALISERS[noise.normaliser or model.family.loss]
-    forced = policy is not None and policy.forced
+    forced = how is not None and how.forced
     objective = Objective(model.roles.mask, normaliser, model.family.shift, forced=forced)
     if recipe.padding.truncated_gets_eos:
         pairs = replace(pairs, complete=~pairs.has_gaps)
     rows: PackedRows | PaddedRows
     held_out = None
-    if policy is None:
+    if how is None:
         rows = PackedRows(pairs, model.roles, recipe.data.length or 0, noising=noising, device=device)
     else:
         needed, width, count = int(pairs.size.max()) + 1, recipe.padding.width, recipe.data.held_out
@@ -217,12 +215,12 @@ def update_passes(
             raise DataError(f"data.held_out: {count} of only {len(pairs)} examples; hold out fewer.")
         if count:
             order = shuffled(len(pairs), run.seed, -1)
-            chosen = pairs.select(order[:count].sort().values)
+            kept = pairs.select(order[:count].sort().values)
             pairs = pairs.select(order[count:].sort().values)
             # The same rows with the same noise every time, over all noise levels evenly, so that losses compare.
             even = replace(noising, stratified=True)
-            chosen_rows = PaddedRows(chosen, model.roles, recipe.padding, noising=even, device=device)
-            held_out = UpdatePasses(chosen_rows, objective, share, limit)
+            apart = PaddedRows(kept, model.roles, recipe.padding, noising=even, device=device)
+            held_out = UpdatePasses(apart, objective, share, limit)
         rows = PaddedRows(pairs, model.roles, recipe.padding, noising=noising, device=device)
 
     longest, context = rows.longest, model.net.config.max_position_embeddings

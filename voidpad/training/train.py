@@ -12,7 +12,6 @@ a checkpoint holds weights, the optimizers' state and how far the run has come.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -38,7 +37,6 @@ from torch.distributed.tensor import DTensor
 
 from voidpad.engine.packed import compile_layers
 from voidpad.errors import ConfigError
-from voidpad.files import locked, readable
 from voidpad.training import checkpoint, setup
 from voidpad.training import prepared as data
 from voidpad.training.losses import KINDS, SlotLoss
@@ -81,8 +79,7 @@ def train(
     """
     output = Path(recipe.run.output)
     prepared = data.read(recipe.data.path)
-    # Under `accelerate launch` the first process holds the lock for all.
-    with nullcontext() if int(os.environ.get("RANK", 0)) else locked(output, "training"):
+    with checkpoint.locked(output):
         start = checkpoint.start(recipe, output, resume)
         run = Run(recipe, prepared)
         if start:
@@ -126,9 +123,9 @@ class Run:
             options = {"emulate_precision_casts": True} if recipe.lora else None
             compile_layers(self.model.net.get_decoder(), options=options)
         self.module: Any = SlotLoss(self.model.net, residual=getattr(torch, run.residual)).to(self.device)
-        self.recomputed = 0  # layers that are computed again in the backward pass
+        self.checkpointed = 0  # layers that are computed again in the backward pass
         if run.checkpointing is True:
-            self.recompute_layers()
+            self.checkpoint_layers()
         # A process that no launcher started has nothing to share its weights with.
         self.sharded = run.fsdp and torch.distributed.is_initialized()
         if self.sharded:
@@ -139,8 +136,8 @@ class Run:
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.optimizers = optimizers(self.module, recipe.optim)
 
-        self.update = 0  # updates made, over all restarts
-        self.tokens = 0  # of their rows, up to the last log entry
+        self.update = 0  # updates made, over all restarts; as of the last log entry are seconds and tokens
+        self.tokens = 0
         self.best: tuple[int, float] | None = None  # update and loss of the best checkpoint
         self._seconds = 0.0  # of training before this restart
         self._began = time.monotonic()
@@ -271,17 +268,17 @@ class Run:
             ) from error
         single_rows = len(passes) == len(self.passes.share.rows())
         small = largest <= EFFICIENT or single_rows
-        if small and self.recipe.run.checkpointing == "auto" and not self.recomputed:
-            self.recompute_layers()
+        if small and self.recipe.run.checkpointing == "auto" and not self.checkpointed:
+            self.checkpoint_layers()
         elif not single_rows:
             self.passes.limit.tokens = largest // 2
         else:
             raise ConfigError(f"out of memory in a pass of one row of {largest:,} tokens.") from error
 
-    def recompute_layers(self) -> None:
+    def checkpoint_layers(self) -> None:
         """Compute every layer again in the backward pass, from now on, instead of keeping what it computed."""
         self.model.net.gradient_checkpointing_enable({"use_reentrant": False})
-        self.recomputed = len(self.model.net.get_decoder().layers)
+        self.checkpointed = len(self.model.net.get_decoder().layers)
 
     # What is measured
 
@@ -350,34 +347,33 @@ class Run:
         if self.sharded:
             weights = get_model_state_dict(self.module, options=GATHER)
             states = [get_optimizer_state_dict(self.module, self.optimizers[0], options=GATHER)]
-        progress = {"update": self.update, "seconds": self.seconds, "tokens": self.tokens, "best": self.best}
         if self.accelerator.is_main_process:
             with checkpoint.staged(self.output, self.update) as folder:
                 checkpoint.write_weights(folder, self.model, weights)
-                torch.save({**progress, "optimizers": states}, folder / checkpoint.STATE)
+                torch.save(states, folder / checkpoint.OPTIMIZER)
+                checkpoint.Progress(self.update, self.seconds, self.tokens, self.best).write(folder)
                 self.model.card.write(folder)  # last, because without its card a checkpoint does not load
             checkpoint.rotate(self.output, self.recipe.run.keep, best=self.best[0] if self.best else None)
         self.accelerator.wait_for_everyone()
 
     def load(self, folder: Path) -> None:
         """Go on from a checkpoint."""
-        with readable(folder / checkpoint.STATE, "training state", ConfigError):
-            state = torch.load(
-                folder / checkpoint.STATE, map_location="cpu", weights_only=True, mmap=self.sharded
-            )
-        self.update, self._seconds, self.tokens = state["update"], state["seconds"], state["tokens"]
-        self.best, self._logged = state["best"], (self.update, self._seconds)
-        main = self.accelerator.is_main_process
-        weights = checkpoint.read_weights(folder, self.model) if main or not self.sharded else {}
+        progress = checkpoint.Progress.read(folder)
+        self.update, self._seconds, self.tokens = progress.update, progress.seconds, progress.tokens
+        self.best, self._logged = progress.best, (progress.update, progress.seconds)
+        weights: dict[str, Tensor] = {}
+        states: list[Any] = [{}]
+        if self.accelerator.is_main_process or not self.sharded:
+            weights = checkpoint.read_weights(folder, self.model)
+            states = torch.load(folder / checkpoint.OPTIMIZER, map_location="cpu", weights_only=True)
         if self.sharded:
             named: dict[str, Any] = {f"net.{name}": tensor for name, tensor in weights.items()}
-            states = state["optimizers"][0] if main else {}
             set_model_state_dict(self.module, named, options=SCATTER)
-            set_optimizer_state_dict(self.module, self.optimizers[0], states, options=SCATTER)
+            set_optimizer_state_dict(self.module, self.optimizers[0], states[0], options=SCATTER)
             return
         self.model.net.load_state_dict(weights, strict=False)  # an adapter's has no frozen weights
-        for optimizer, states in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(states)
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
 
     def end(self) -> Trained:
         """Export the final model if the run is finished, and say what there is."""

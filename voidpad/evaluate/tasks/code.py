@@ -189,12 +189,12 @@ def program(answer: str, *, entry: str, stub: str = "") -> str:
     needed = reachable([entry], uses)
     kept: list[ast.stmt] = []
     for node in tree.body:
-        defined, loose = _defined(node), not isinstance(node, DEFINITIONS | ast.Import | ast.ImportFrom)
-        if loose and entry not in defined and entry in reachable(names(node), uses):
-            continue  # a sample call, or a test
-        if entry in defined or not (loose or defined - needed):
+        defined = _defined(node)
+        if isinstance(node, ast.Import | ast.ImportFrom) or entry in defined:
             kept.append(node)
-        elif _compiles(node):
+        elif isinstance(node, DEFINITIONS):
+            kept.append(node if defined & needed else _may_fail(node))
+        elif entry not in reachable(names(node), uses):
             kept.append(_may_fail(node))
     # Python wants `from __future__` before all else, but a stub stands before the model's own imports.
     return source_of(sorted(kept, key=lambda node: getattr(node, "module", None) != "__future__"), text)
@@ -210,15 +210,6 @@ def _defined(node: ast.stmt) -> set[str]:
         if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
     }
     return stored | {inner.name for inner in ast.walk(node) if isinstance(inner, DEFINITIONS)}
-
-
-def _compiles(node: ast.stmt) -> bool:
-    """Whether Python takes a statement that it parses; a `return` at the top level would spoil the program."""
-    try:
-        compile(ast.Module(body=[node], type_ignores=[]), "program", "exec")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
 
 
 def _may_fail(node: ast.stmt) -> ast.stmt:

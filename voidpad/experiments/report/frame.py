@@ -7,9 +7,8 @@ Columns: `model`, `method`, `task`, `grader`, the recipe's labels; `plan.*` (eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import isnan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -220,23 +219,24 @@ def combined(rows: pd.DataFrame, name: str, tasks: int = 1) -> Value:
     Unknown until every run has finished, and while there are fewer than so many `tasks`.
     """
     metric = METRICS[name]
+    unknown = Value(decimals=metric.decimals)
+    groups = [group for _, group in rows.groupby("task", sort=False)]
+    if len(groups) < tasks:
+        return unknown
     if name == "tokens_per_pass":
         answer, nfe = combined(rows, "answer", tasks).number, combined(rows, "nfe", tasks).number
-        return Value(answer / nfe if answer is not None and nfe else None, metric.decimals)
-    runs: dict[str, list[tuple[float, float, float]]] = {}  # by task: the metric, right answers and problems
-    for task, *numbers in zip(rows["task"], rows[name], rows["correct"], rows["n"], strict=True):
-        runs.setdefault(task, []).append(tuple(numbers))
-    means = [fmean(value for value, _, _ in some) for some in runs.values()]
-    if len(runs) < tasks or any(map(isnan, means)):
-        return Value(decimals=metric.decimals)
+        return Value(answer / nfe, metric.decimals) if answer is not None and nfe else unknown
+    if rows[name].isna().any():
+        return unknown
+    means = [fmean(group[name]) for group in groups]
     interval = None
     if name == "score":
-        interval = mean_of_tasks(list(zip(means, map(_wilson, runs.values()), strict=True)))
+        interval = mean_of_tasks(list(zip(means, map(_wilson, groups), strict=True)))
     return Value(metric.combine(means), metric.decimals, interval)
 
 
-def _wilson(runs: Sequence[tuple[float, float, float]]) -> Interval:
+def _wilson(rows: pd.DataFrame) -> Interval:
     """Of one task. Runs averaged over the same examples spread no wider than one run of that mean."""
-    size = int(min(count for _, _, count in runs))
-    low, high = wilson(fmean(correct / count for _, correct, count in runs) * size, size)
+    size = int(rows["n"].min())
+    low, high = wilson(fmean(rows["correct"] / rows["n"]) * size, size)
     return 100 * low, 100 * high

@@ -50,12 +50,8 @@ def build(layout: TableLayout, rows: pd.DataFrame) -> Table:
     placed = [*names, layout.columns] if layout.columns else names
     rows = rows.assign(**{f"at.{name}": column(rows, name) for name in placed})
     every = rows
-    if not layout.exact:  # without the columns that no cell needs, which pandas would copy with every group
-        every = rows[
-            [name for name in rows if name in (*METRICS, "task", "n", "correct") or name.startswith("at.")]
-        ]
     if "task" in names and layout.columns and rows["task"].nunique() > 1:
-        every = pd.concat([every, every.assign(**{"at.task": "mean"})])
+        every = pd.concat([rows, rows.assign(**{"at.task": "mean"})])
     found: list[TableRow] = []
     heads: dict[str, None] = {}
     for metric in layout.values if "metric" in layout.index else [None]:
