@@ -27,7 +27,6 @@ ROLES = {
         ("tool", "function", "function_call", "tool_call", "tool_response", "observation"), "tool"
     ),
 }
-
 SURROGATE = re.compile("[\ud800-\udfff]")
 MAPPED = ("messages", "role", "content", "prompt", "response", "system")
 
@@ -69,9 +68,7 @@ def field_map(text: str | None) -> dict[str, str]:
         if not equals or not theirs or ours not in MAPPED:
             raise ConfigError(f"--map {part.strip()!r}: write NAME=FIELD with a NAME of {', '.join(MAPPED)}.")
         names[ours] = theirs
-    if not (
-        "messages" in names or {"prompt", "response"} <= names.keys() or names.keys() <= {"role", "content"}
-    ):
+    if len(names.keys() & {"prompt", "response"}) == 1:
         raise ConfigError(f"--map {text!r}: name the field of messages, or those of prompt and response.")
     return names
 
@@ -98,17 +95,14 @@ def conversation(record: Any, names: Mapping[str, str] | None = None) -> list[Me
 
     # A system prompt or none, then user and assistant by turns, with at least one assistant message.
     roles = [message["role"] for message in messages]
+    said = ", ".join(roles) or "none"
     if "assistant" not in roles:
-        raise Dropped("no_answer", f"no assistant message (roles: {', '.join(roles) or 'none'})")
-    spoken = messages[1:] if roles[0] == "system" else messages
-    for place, message in enumerate(spoken):
-        expected = ("user", "assistant")[place % 2]
-        if message["role"] != expected:
-            raise Dropped(
-                "role_order", f"message {place + 1} is of role {message['role']}, and {expected} was expected"
-            )
-        if expected == "user" and not message["content"].strip():
-            raise Dropped("bad", f"empty prompt (user message {place // 2 + 1})")
+        raise Dropped("no_answer", f"no assistant message (roles: {said})")
+    spoken = roles[1:] if roles[0] == "system" else roles
+    if any(role != ("user", "assistant")[place % 2] for place, role in enumerate(spoken)):
+        raise Dropped("role_order", f"user and assistant do not alternate (roles: {said})")
+    if any(message["role"] == "user" and not message["content"].strip() for message in messages):
+        raise Dropped("bad", "empty prompt")
     return messages
 
 
