@@ -1,7 +1,6 @@
 """Random checkpoints written the way the releases are written."""
 
 import json
-import re
 from pathlib import Path
 
 import torch
@@ -10,38 +9,8 @@ from safetensors.torch import save_file
 from voidpad.models import Model
 from voidpad.models.families import LLADA
 
-# The other way round: transformers' name -> released LLaDA name.
-BACK = {
-    "^" + re.escape(new).replace(r"\\1", r"(\d+)"): re.sub(r"\(\\d\+\)", r"\\1", old[1:]).replace(r"\.", ".")
-    for old, new in LLADA.tensor_names.items()
-}
-FIXED = {
-    "activation_type": "silu",
-    "alibi": False,
-    "attention_dropout": 0.0,
-    "attention_layer_norm": False,
-    "bias_for_layer_norm": False,
-    "block_group_size": 1,
-    "block_type": "llama",
-    "embedding_dropout": 0.0,
-    "include_bias": False,
-    "include_qkv_bias": False,
-    "input_emb_norm": False,
-    "layer_norm_type": "rms",
-    "layer_norm_with_affine": True,
-    "residual_dropout": 0.0,
-    "rope": True,
-    "rope_full_precision": True,
-    "scale_logits": False,
-}
-
-
-def original_name(name: str) -> str:
-    for new, old in BACK.items():
-        renamed, hits = re.subn(new, old, name)
-        if hits:
-            return renamed
-    raise KeyError(name)
+original_name = LLADA.released_name
+FIXED = {name: values[0] for name, values in LLADA.covered.fixed.items()}
 
 
 def llada_config(model: Model) -> dict:

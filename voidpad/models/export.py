@@ -138,19 +138,14 @@ def _add_tokens(model: Model, folder: Path) -> None:
 
 def _released_tensors(model: Model, dtype: str | None) -> Iterator[tuple[str, Tensor, torch.dtype]]:
     """Every tensor of a release by its name, with the dtype to write it in. A tied head is not among them."""
-    family, state = model.family, model.net.state_dict()
+    family, state = model.family, dict(model.net.state_dict())
     stored: dict[str, torch.dtype] = {}  # by name in the network
     if model.source is not None:
         kinds = {name: STORED.get(header.dtype) for name, header in headers(model.source.folder).items()}
         stored = {family.tensor_name(name): DTYPES[kind] for name, kind in kinds.items() if kind}
-    for fused, whole in state.items():
+    for fused, whole in (family.join(state) if family.join else state).items():
         if fused == "lm_head.weight" and model.net.config.tie_word_embeddings:
             continue
-        if joined := family.joined_name(fused):
-            parts = family.parts(joined)
-            if fused != parts[0]:
-                continue
-            fused, whole = joined, torch.cat([state[part] for part in parts])
         for name, tensor in split_experts(fused, whole):
             kept = stored.get(name) or stored.get(fused) or tensor.dtype
             yield family.released_name(name), tensor, DTYPES[dtype] if dtype is not None else kept

@@ -6,12 +6,13 @@ depend on the name, so a renamed or copied folder has the same one; a retrained 
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 
 from voidpad.files import read_json, readable
 from voidpad.models.adapter import CONFIG, TENSORS, base_of, is_adapter
@@ -37,20 +38,12 @@ def fingerprint(name: str | Path, adapter: str | Path | None = None) -> str:
     parts = [_settings(read_json(folder / "config.json")), *map(_file_digest, weight_files(folder))]
     if tuned is not None:
         parts += ["adapter", _settings(read_json(tuned / CONFIG)), _file_digest(tuned / TENSORS)]
-    return _digest(parts)
-
-
-def tensors_fingerprint(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """The hex digest of named tensors in memory, for models that were never on disk."""
-    parts: list[str] = []
-    for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
-        content: Any = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-        parts += [name, str(tensor.dtype), str(list(tensor.shape)), hashlib.sha256(content).hexdigest()]
-    return _digest(parts)
-
-
-def _digest(parts: list[str]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def tensors_fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
+    """The hex digest of named tensors in memory, for models that were never on disk."""
+    return hashlib.sha256(save({name: tensor.clone() for name, tensor in tensors.items()})).hexdigest()
 
 
 def _settings(config: Mapping[str, Any]) -> str:

@@ -43,7 +43,7 @@ class Model(Checkpoint):
         from voidpad.models.fingerprint import fingerprint, tensors_fingerprint
 
         if self.source is None:
-            return tensors_fingerprint(self.net.state_dict().items())
+            return tensors_fingerprint(self.net.state_dict())
         adapter = self.source.adapter
         return fingerprint(self.source.folder, adapter.folder if adapter else None)
 

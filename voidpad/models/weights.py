@@ -77,18 +77,15 @@ def network_size(family: Family, config: PretrainedConfig) -> int:
 def open_tensors(folder: Path, family: Family, config: PretrainedConfig) -> Iterator[dict[str, Tensor | Any]]:
     """Every tensor under its name in the network, for from_pretrained: on disk until it is used."""
     tensors: dict[str, Tensor | Any] = {}
-    with torch.device("meta"):
-        network = family.net_class(config).state_dict() if family.joined else {}
     with ExitStack() as stack:
         for path in weight_files(folder):
             file = stack.enter_context(safe_open(path, framework="pt"))
             for name in file.keys():  # noqa: SIM118 (not a dict)
-                parts = family.parts(family.tensor_name(name))
-                if len(parts) == 1:
-                    tensors[parts[0]] = file.get_slice(name)
+                stock = family.tensor_name(name)
+                if family.joined and family.split and family.joined in stock:
+                    tensors |= family.split(stock, file.get_tensor(name), config)
                 else:
-                    rows = [len(network[part]) for part in parts]
-                    tensors |= dict(zip(parts, file.get_tensor(name).split(rows), strict=True))
+                    tensors[stock] = file.get_slice(name)
         yield tensors
 
 

@@ -66,7 +66,6 @@ DREAM = Family(
         void=("<|dlm_pad|>",),  # DiffuCoder fills the tail of an answer with it
         never=("<|expand|>",),  # DreamOn: becomes two masks in its own loop, and means nothing in ours
     ),
-    adapter_names={r"^model\.(model\.|lm_head\b)": r"\1"},  # the authors' wrapper: one `model.` more
     adapter_roles=_adapter_roles,
     decoding=FamilyDefaults(
         score="neg_entropy",

@@ -8,9 +8,9 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from voidpad.decode.presets import FamilyDefaults
@@ -117,9 +117,13 @@ class Family:
     released: Callable[[PretrainedConfig], dict[str, Any]] | None = None
     unmarked_types: tuple[str, ...] = ()  # model types that count only when the user names the family
     hub_ids: tuple[str, ...] = ()  # hub checkpoints whose config.json does not name the family
-    tensor_names: Mapping[str, str] = field(default_factory=dict)  # pattern -> replacement, as in key_mapping
-    # Released tensors, by their last module after renaming, that hold the rows of several of the stock class.
-    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # How released tensor names begin -> how those of the stock class do. # stands for the number of a layer.
+    tensor_names: Mapping[str, str] = field(default_factory=dict)
+    # A module whose released tensor holds the rows of several tensors of the stock class: its name after renaming, how
+    # to take the tensor apart by name in the stock class, and how to join the tensors of a network again.
+    joined: str | None = None
+    split: Callable[[str, Tensor, PretrainedConfig], dict[str, Tensor]] | None = None
+    join: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
     # The class of the tokenizer where there is no tokenizer.json.
     tokenizer_class: type[PreTrainedTokenizerBase] = PreTrainedTokenizerFast
     role_names: RoleNames = RoleNames()
@@ -134,12 +138,10 @@ class Family:
     block_assumed: bool = True  # whether a size that nobody states is a guess, because others are about
 
     # Adapters trained outside voidpad
-    # Pattern -> replacement, after peft's prefix.
-    adapter_names: Mapping[str, str] = field(default_factory=dict)
     # Last part of a module's name: old -> new.
     adapter_modules: Mapping[str, str] = field(default_factory=dict)
-    # Roles of an adapter that carries no card and has names of `adapter_names`. None: the base's own roles are
-    # right. A function returns the ids by role, or an empty mapping where the tokenizer does not fit them.
+    # Roles of an adapter that carries no card and has original names. None: the base's own roles are right. A
+    # function returns the ids by role, or an empty mapping where the tokenizer does not fit them.
     adapter_roles: Callable[[PreTrainedTokenizerBase], Mapping[str, Any]] | None = None
 
     # Training
@@ -201,43 +203,21 @@ class Family:
 
     def released_name(self, name: str) -> str:
         """A tensor name of the stock class as the release spells it: the inverse of `tensor_name`."""
-        return _renamed(name, self._released_names)
-
-    def parts(self, name: str) -> tuple[str, ...]:
-        """The tensors of the stock class whose rows a released tensor holds; `name` is its own after renaming."""
-        for module, parts in self.joined.items():
-            if f".{module}." in name:
-                return tuple(name.replace(f".{module}.", f".{part}.") for part in parts)
-        return (name,)
-
-    def joined_name(self, name: str) -> str | None:
-        """The name, before renaming, of the released tensor that holds the rows of this one and others, if any."""
-        for module, parts in self.joined.items():
-            for part in parts:
-                if f".{part}." in name:
-                    return name.replace(f".{part}.", f".{module}.")
-        return None
-
-    @cached_property
-    def _released_names(self) -> dict[str, str]:
-        r"""`tensor_names` the other way round. Its patterns hold plain text and numbers `(\d+)` only."""
-        return {
-            "^" + re.escape(new).replace(r"\\1", r"(\d+)"): old[1:]
-            .replace(r"(\d+)", r"\1")
-            .replace(r"\.", ".")
-            for old, new in self.tensor_names.items()
-        }
+        return _renamed(name, {new: old for old, new in self.tensor_names.items()})
 
     def adapter_name(self, name: str) -> str:
-        """A module or tensor name of an adapter, without peft's prefix, as the stock class spells it."""
-        return _renamed(name, self.adapter_names)
+        """A tensor name of an adapter, without peft's prefix, as the stock class spells it.
+
+        The authors' training wrapper puts one `model.` more before every name.
+        """
+        return self.tensor_name(re.sub(r"^(?:model\.)+(?=model\.|lm_head\b)", "", name))
 
 
-def _renamed(name: str, patterns: Mapping[str, str]) -> str:
-    for pattern, replacement in patterns.items():
-        renamed, hits = re.subn(pattern, replacement, name)
-        if hits:
-            return renamed
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    for old, new in names.items():
+        found = re.match(re.escape(old).replace(r"\#", r"(\d+)"), name)
+        if found:
+            return new.replace("#", "".join(found.groups())) + name[found.end() :]
     return name
 
 

@@ -21,16 +21,12 @@ _BLOCK = {
     "up_proj": "mlp.up_proj",
     "ff_out": "mlp.down_proj",
 }
-_TOP = {"wte": "model.embed_tokens", "ln_f": "model.norm", "ff_out": "lm_head"}
-
-
-def _names(prefix: str) -> dict[str, str]:
-    """Regular expression of a released tensor name after `prefix` -> the name in transformers' Llama."""
-    top = {rf"^{prefix}transformer\.{old}\.": f"{new}." for old, new in _TOP.items()}
-    return top | {
-        rf"^{prefix}transformer\.blocks\.(\d+)\.{old}\.": rf"model.layers.\1.{new}."
-        for old, new in _BLOCK.items()
-    }
+_NAMES = {
+    "model.transformer.wte.": "model.embed_tokens.",
+    "model.transformer.ln_f.": "model.norm.",
+    "model.transformer.ff_out.": "lm_head.",
+    **{f"model.transformer.blocks.#.{old}.": f"model.layers.#.{new}." for old, new in _BLOCK.items()},
+}
 
 
 def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,8 +108,7 @@ LLADA = Family(
     ),
     translated=_translated,
     released=_released,
-    tensor_names=_names(r"model\."),
-    adapter_names=_names(r"(?:model\.)+"),  # a training wrapper puts one `model.` more before every name
+    tensor_names=_NAMES,
     adapter_modules={"wte": "embed_tokens", "ff_out": "lm_head"},
     decoding=FamilyDefaults(
         score="confidence",

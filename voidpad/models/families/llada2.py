@@ -6,10 +6,11 @@ attention is not block-causal; here it is, as in other engines. The configs of 2
 `editing`, LLaDA2.1's loop, is chosen by the user.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from voidpad.decode.commit import Dynamic, Editing, Static
@@ -39,21 +40,15 @@ _OPTIONAL: dict[str, tuple[Any, ...]] = {
     "use_rmsnorm": (True,),
     "using_split_qkv_in_self_attention": (False,),
 }
-# Released tensors -> Glm4Moe's. `query_key_value` holds the rows of three tensors: see `joined`.
-_LAYER = {
-    "attention.query_key_value": "self_attn.qkv_proj",
-    "attention.dense": "self_attn.o_proj",
-    "attention.query_layernorm": "self_attn.q_norm",
-    "attention.key_layernorm": "self_attn.k_norm",
-    "mlp.gate.expert_bias": "mlp.gate.e_score_correction_bias",
+# Released tensors -> Glm4Moe's. `query_key_value` holds the rows of three tensors: see `_split`.
+_NAMES = {
+    "model.word_embeddings.": "model.embed_tokens.",
+    "model.layers.#.attention.query_key_value.": "model.layers.#.self_attn.qkv_proj.",
+    "model.layers.#.attention.dense.": "model.layers.#.self_attn.o_proj.",
+    "model.layers.#.attention.query_layernorm.": "model.layers.#.self_attn.q_norm.",
+    "model.layers.#.attention.key_layernorm.": "model.layers.#.self_attn.k_norm.",
+    "model.layers.#.mlp.gate.expert_bias": "model.layers.#.mlp.gate.e_score_correction_bias",
 }
-
-
-def _names() -> dict[str, str]:
-    layers = {
-        rf"^model\.layers\.(\d+)\.{re.escape(old)}": rf"model.layers.\1.{new}" for old, new in _LAYER.items()
-    }
-    return {r"^model\.word_embeddings": "model.embed_tokens", **layers}
 
 
 def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,6 +61,25 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
         "n_routed_experts": config["num_experts"],
         "n_shared_experts": config["num_shared_experts"],
     }
+
+
+def _split(name: str, tensor: Tensor, config: Any) -> dict[str, Tensor]:
+    """Queries, keys and values of the rows of `query_key_value`."""
+    heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+    parts = tensor.split([config.head_dim * count for count in heads])
+    return {name.replace("qkv_proj", f"{kind}_proj"): part for kind, part in zip("qkv", parts, strict=True)}
+
+
+def _join(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a network with `query_key_value` in place of queries, keys and values."""
+    joined: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if ".q_proj." in name:
+            parts = [state[name.replace("q_proj", f"{kind}_proj")] for kind in "qkv"]
+            joined[name.replace("q_proj", "qkv_proj")] = torch.cat(parts)
+        elif ".k_proj." not in name and ".v_proj." not in name:
+            joined[name] = tensor
+    return joined
 
 
 LLADA2 = Family(
@@ -82,8 +96,10 @@ LLADA2 = Family(
     ),
     translated=_translated,
     constants={"use_qk_norm": True, "num_mtp_layers": 0},
-    tensor_names=_names(),
-    joined={"qkv_proj": ("q_proj", "k_proj", "v_proj")},
+    tensor_names=_NAMES,
+    joined="qkv_proj",
+    split=_split,
+    join=_join,
     block_assumed=False,
     name_notes={
         r"(?i)llada2\.1": "LLaDA2.1 was trained to edit what it wrote; --plan editing is its loop, dynamic LLaDA2.0's."
