@@ -6,7 +6,7 @@ import re
 import httpx
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from block_causal import write_released
@@ -14,8 +14,7 @@ from plain_forward import plain_forward
 from serving import serving
 from training_runs import materials, recipe
 from voidpad.commands.cli import app
-from voidpad.decode import Plan, Rows, plan
-from voidpad.decode.length import VoidExpansion
+from voidpad.decode import Rows, plan
 from voidpad.engine.packed import PackedDenoiser
 from voidpad.errors import AssumedWarning, ConfigError, WeightsError
 from voidpad.experiments.bench import decoders
@@ -257,15 +256,6 @@ def test_config_fields_that_are_not_covered(models, tmp_path, name, field, value
         load(folder)
 
 
-def test_missing_experts_are_refused(models, tmp_path):
-    folder = write_released(models["sdar_moe"], tmp_path / "moe", block_size=4)
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["model.layers.0.mlp.experts.1.up_proj.weight"]
-    save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(WeightsError):
-        load(folder)
-
-
 @EVERY
 def test_a_release_leaves_as_it_came(models, name, tmp_path):
     released = write_released(models[name], tmp_path / "released", **{FIELDS[name]: 3})
@@ -309,19 +299,6 @@ def test_plans_of_full_attention_are_refused(models, name):
             one.generate("hi", chosen)
 
 
-def test_rules_that_look_ahead_are_refused(models):
-    usual = models["sdar"].plan(canvas=9)
-    rules = {name: getattr(usual, name) for name in ("propose", "commit", "stop", "block", "causal")}
-    for name, odd in (
-        ("length", {**rules, "length": VoidExpansion()}),
-        ("trim", {**rules, "length": usual.length, "trim": True}),
-    ):
-        with pytest.raises(ConfigError, match=name):
-            Plan(**odd)
-    with pytest.raises(ConfigError, match="block=2"):
-        models["sdar"].plan(block=2)
-
-
 @ALL
 def test_what_is_about_the_whole_canvas_is_refused(models, name, tmp_path):
     save(models[name], tmp_path / "saved")
@@ -348,14 +325,6 @@ def test_training_is_refused(name, tmp_path):
 
 
 # Around the decoder
-
-
-def test_the_evaluation_takes_the_familys_plan(models, tmp_path):
-    released = write_released(models["sdar"], tmp_path / "released", block_size=3)
-    words = ["eval", "--model", str(released), "--stage", "prepare", "--tasks", "tiny_expr", "--limit", "1"]
-    ran = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run")])
-    assert ran.exit_code == 0, ran.output
-    assert read_json(tmp_path / "run" / "config.json")["config"]["plan"] == "static"
 
 
 def test_a_server_answers_with_a_block_causal_model(models):

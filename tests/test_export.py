@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -185,14 +184,6 @@ def test_shards_and_their_index(models, tmp_path, family):
     assert torch.equal(logits(load(tmp_path / "out")), logits(model))
 
 
-def test_another_dtype_is_written_and_named(models, tmp_path):
-    released = write_original(models["dream"], tmp_path / "released", torch_dtype="float32")
-    run(released, "--dtype", "bfloat16", "--out", tmp_path / "out")
-    assert {tensor.dtype for tensor in stored(tmp_path / "out").values()} == {torch.bfloat16}
-    config, before = read_json(tmp_path / "out" / "config.json"), read_json(released / "config.json")
-    assert config == before | {"torch_dtype": "bfloat16"}
-
-
 # Trained models
 
 
@@ -264,39 +255,6 @@ def test_a_new_void_token_is_in_every_tokenizer_file(tmp_path, padding):
         assert (entry["content"], entry["special"]) == ("<|void|>", True)
     assert read_json(tmp_path / "out" / "config.json")["vocab_size"] == 64
     assert load(tmp_path / "out").roles == load(released, adapter).roles
-
-
-@pytest.mark.slow
-def test_the_released_dream_tokenizer_takes_a_void(data_dir, tmp_path):
-    """vocab.json and merges.txt, no tokenizer.json: the token goes where the release lists its own added tokens."""
-    model = random_model("dream", vocab=152064, hidden=4, heads=1, layers=1)
-    released = write_original(model, tmp_path / "released", mask_token_id=151666, eos_token_id=151643)
-    for path in released.glob("tokenizer*"):
-        path.unlink()
-    (released / "chat_template.jinja").unlink(missing_ok=True)
-    names = (
-        "added_tokens.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "vocab.json",
-        "merges.txt",
-    )
-    for name in names:
-        shutil.copyfile(data_dir / "hub" / "dream-7b-instruct" / name, released / name)
-    loaded = load(released)
-    export(replace(loaded, card=replace(loaded.card, padding="void")), tmp_path / "out")
-    for name in ("vocab.json", "merges.txt", "special_tokens_map.json"):
-        assert (tmp_path / "out" / name).read_bytes() == (released / name).read_bytes()
-    assert not (tmp_path / "out" / "tokenizer.json").exists()
-    before, after = (read_json(f / "tokenizer_config.json") for f in (released, tmp_path / "out"))
-    assert before.pop("added_tokens_decoder") == {
-        token: entry for token, entry in after.pop("added_tokens_decoder").items() if token != "151667"
-    }
-    assert before == after  # auto_map included: the release's own class may be asked for
-    again = load(tmp_path / "out")
-    assert again.tokenizer.convert_tokens_to_ids("<|void|>") == again.roles.void == 151667
-    text = "How many cats? <|im_end|>"
-    assert again.tokenizer(text).input_ids == loaded.tokenizer(text).input_ids
 
 
 # Following another release

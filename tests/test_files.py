@@ -1,7 +1,6 @@
 """Files are whole or absent."""
 
 import os
-import signal
 import stat
 import threading
 
@@ -54,7 +53,7 @@ def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path):
 
 
 def test_two_writers_of_one_file_do_not_mix(tmp_path):
-    """The one that ends last leaves its file, whole; what a killed one left goes with the next write."""
+    """The one that ends last leaves its file, whole."""
     path = tmp_path / "a.txt"
 
     def slowly(text):
@@ -69,13 +68,3 @@ def test_two_writers_of_one_file_do_not_mix(tmp_path):
     for writer in writers:
         writer.join()
     assert path.read_text() in ("a" * 2000, "b" * 2000)
-    child = os.fork()
-    if child == 0:
-        with atomic_file(path) as draft:
-            draft.write_text("half")
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
-    assert len(list(tmp_path.iterdir())) == 2
-    store(path, ["new"])
-    assert [one.name for one in tmp_path.iterdir()] == ["a.txt"]
-    assert path.read_text() == "new"

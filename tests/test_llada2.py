@@ -109,23 +109,6 @@ def test_every_released_tensor_has_a_place(data_dir, name):
 
 
 @MINIS
-def test_the_released_config_is_read(data_dir, name):
-    values = read_json(data_dir / "hub" / name / "config.json")
-    config = LLADA2.read_config(values, where=name)
-    assert (config.n_routed_experts, config.num_experts_per_tok, config.n_group, config.topk_group) == (
-        256,
-        8,
-        8,
-        4,
-    )
-    assert (config.hidden_size, config.num_hidden_layers, config.head_dim) == (2048, 20, 128)
-    assert (config.routed_scaling_factor, config.norm_topk_prob, config.use_qk_norm) == (2.5, True, True)
-    assert config.rope_parameters["partial_rotary_factor"] == 0.5
-    assert config.rope_parameters["rope_theta"] == 600000
-    assert (config.is_causal, LLADA2.causal_block, LLADA2.shift) == (False, 32, 0)
-
-
-@MINIS
 def test_the_released_template_writes_tools_and_roles(data_dir, name):
     """The template on text: the vocabulary of the release is not at hand."""
     tokenizer = character_tokenizer(110)

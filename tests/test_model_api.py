@@ -11,7 +11,7 @@ import torch
 import voidpad
 from originals import write_original
 from voidpad.engine.events import Finished, Wrote
-from voidpad.errors import ConfigError, RoleError
+from voidpad.errors import ConfigError
 from voidpad.files import read_json
 from voidpad.models import FAMILIES, load, merge, random_model, save
 from voidpad.roles import Roles
@@ -31,16 +31,6 @@ def logits(model, ids, **kwargs):
 
 
 # Roles, prompts, text
-
-
-def test_given_ids_override_the_checkpoint(models, tmp_path):
-    llada = write_original(models["llada"], tmp_path / "llada")
-    loaded = load(llada, roles={"void": 40, "rainbow": (40, 41)})
-    assert (loaded.roles.void, loaded.roles.rainbow, loaded.roles.mask) == (40, (40, 41), 0)
-    with pytest.raises(RoleError, match="role id 99 is outside the embedding"):
-        load(llada, roles={"void": 99})
-    with pytest.raises(RoleError, match="role 'pad' is unknown"):
-        load(llada, roles={"pad": 9})
 
 
 def test_dream_takes_the_authors_void(data_dir, models, tmp_path):

@@ -144,26 +144,6 @@ def test_a_loaded_llada_is_saved_under_the_new_names(llada, tmp_path):
         assert names == set(loaded.net.state_dict())
 
 
-@BOTH
-def test_attention_sees_both_ways(models, family):
-    late = [row.copy() for row in ROWS]
-    late[0][-1] = 50
-    early = (logits(models[family], late) - logits(models[family], ROWS))[0, 0].abs().max()
-    assert early > 1e-3
-
-
-@BOTH
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-13), (torch.float32, 5e-6)])
-def test_right_padding_changes_nothing(family, dtype, limit):
-    model = random_model(family, kv_heads=2, dtype=dtype)
-    lengths = [8, 3]
-    inside = torch.tensor([[place < length for place in range(8)] for length in lengths])
-    padded = logits(model, ROWS, attention_mask=inside.long())
-    for row, length in enumerate(lengths):
-        alone = logits(model, [ROWS[row][:length]])[0]
-        assert (padded[row, :length] - alone).abs().max() <= limit
-
-
 # Save and load
 
 
@@ -201,14 +181,6 @@ def test_a_failed_save_leaves_nothing(tmp_path):
     with pytest.raises(TypeError):
         save(model, tmp_path / "saved")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_half_precision_on_disk_is_float32_on_a_cpu(tmp_path):
-    half = random_model(seed=5)
-    half.net.half()
-    save(half, tmp_path / "half")
-    assert load(tmp_path / "half").net.dtype == torch.float32
-    assert load(tmp_path / "half", dtype="bfloat16").net.dtype == torch.bfloat16
 
 
 # Refusals
@@ -350,13 +322,6 @@ def test_a_gpu_computes_the_same(models, tmp_path, family, place):
 # More checkpoints of the two families (spec/families.md)
 
 
-def test_llada_copies_with_a_field_about_kernels(models, tmp_path):
-    """Re-saved copies of LLaDA-8B-Base, LLaDA-1.5 and d3LLM-LLaDA."""
-    extra = {"flash_attention": True, "flash_attn_varlen": True, "torch_dtype": "bfloat16"}
-    folder = write_original(models["llada"], tmp_path / "copy", architectures=["LLaDAModelLM"], **extra)
-    assert torch.equal(logits(load(folder), ROWS), logits(models["llada"], ROWS))
-
-
 def test_dream_fields_that_nothing_reads_may_be_absent(models, tmp_path):
     """Dream-Coder and DiffuCoder grew from a config without use_mrope."""
     folder = write_original(models["dream"], tmp_path / "coder")
@@ -402,11 +367,6 @@ def test_a_plain_qwen2_must_be_named_by_the_user(tmp_path):
     for place, family in ((folder, "gpt"), (folder, "llada"), (tmp_path / "saved", "llada")):
         with pytest.raises((ConfigError, WeightsError), match=f"'{family}'"):
             load(place, family=family)
-
-
-def test_a_hub_id_may_name_the_family(tmp_path):
-    config = read_json(open_dcoder(tmp_path)[1] / "config.json")
-    assert recognise(config, where="", name="fredzzp/open-dcoder-0.5B") is DREAM
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """open_checkpoint: small files are read once, and what needs no weights is refused before they are read."""
 
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from originals import write_original
 from voidpad.commands.cli import app
 from voidpad.errors import ConfigError, WeightsError
 from voidpad.models import load, open_checkpoint, random_model, save
@@ -129,14 +127,3 @@ def test_prepared_prompts_decode_as_the_prompts_do(saved):
     assert list(model.stream(ready[0]))[-1].finished[0].ids == plain[0].ids
     with pytest.raises(ConfigError, match="prepared prompts bring their own plan"):
         model.generate(ready, "void")
-
-
-def test_a_model_is_printed_on_one_line(saved):
-    assert repr(load(saved)).count("\n") == 0
-    assert json.dumps(str(saved))[1:-1] in repr(load(saved))
-
-
-def test_the_released_layout_opens_too(tmp_path):
-    model = random_model(seed=5)
-    opened = open_checkpoint(write_original(model, tmp_path / "released"))
-    assert (opened.family.name, opened.card.padding, opened.roles) == ("llada", None, model.roles)

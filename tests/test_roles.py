@@ -5,7 +5,6 @@ from transformers import Qwen2Tokenizer
 
 from voidpad.errors import RoleError
 from voidpad.files import read_json
-from voidpad.models import character_tokenizer
 from voidpad.models.families import DREAM
 from voidpad.models.families.dream import AUTHORS_RAINBOW
 from voidpad.roles import Roles, build, resolve
@@ -86,12 +85,6 @@ def test_dream_gets_void_in_a_spare_row(dream):
     assert tokenizer.decode([64, 151667, 65, 151670], skip_special_tokens=True) == "ab"
 
 
-@pytest.mark.parametrize("text", [" " * 128, "a" + " " * 128 + "b", "naïve\n\n日本 🙂\tx", "2 + 2 = 4"])
-def test_dream_text_survives(dream, text):
-    tokenizer, _ = dream
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
 def test_no_spare_row_means_no_void():
     tokenizer = Named({"a": 0, "<mask>": 1, "</s>": 2}, eos=2)
     tokenizer.add_tokens = lambda names, special_tokens: len(names)
@@ -102,13 +95,6 @@ def test_no_spare_row_means_no_void():
 def test_mask_and_eos_must_be_known():
     with pytest.raises(RoleError, match="role 'mask': neither the config nor the tokenizer names one"):
         resolve(Named({"<|void|>": 3}, eos=2), {}, rows=9)
-
-
-def test_resolving_twice_finds_the_same():
-    tokenizer = character_tokenizer(64)
-    first = resolve(tokenizer, {}, rows=64)
-    assert resolve(tokenizer, {}, rows=64) == first
-    assert first.rainbow[0] == first.void
 
 
 def test_ids_outside_the_embedding_are_refused():
@@ -136,16 +122,6 @@ def test_dreamon_keeps_its_expand_token(fresh_dream):
     roles = resolve(fresh_dream, {"mask_token_id": 151666}, rows=DREAM_ROWS, names=DREAM.role_names)
     assert (roles.void, roles.never) == (151668, (151667,))
     assert 151667 in roles.all()
-
-
-def test_open_dcoder_names_its_mask():
-    names = {"<M>": 151665, "<|endoftext|>": 151643}
-    tokenizer = Named(names, eos=151643)
-    tokenizer.add_tokens = lambda names, special_tokens: 0
-    tokenizer.convert_tokens_to_ids = lambda names: []
-    assert resolve(tokenizer, {}, rows=151936).mask == 151665
-    with pytest.raises(RoleError, match="is outside the embedding"):
-        resolve(tokenizer, {}, rows=3)
 
 
 def test_the_authors_names_for_dream_are_read():

@@ -11,7 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2Tokenizer
 
-from voidpad.builtin.tasks import TASKS
 from voidpad.builtin.tokenizer import ROLES as TINY_ROLES
 from voidpad.builtin.tokenizer import tokenizer as tiny_tokenizer
 from voidpad.errors import ConfigError
@@ -97,13 +96,6 @@ def check_unchanged(tokenizers, kind, prompts):
 @KINDS
 def test_benchmark_prompts_have_the_ids_of_the_template(data_dir, tokenizers, kind):
     check_unchanged(tokenizers, kind, list(benchmark_prompts(data_dir))[::23])
-
-
-def test_prompts_of_the_built_in_tasks_are_unchanged(tokenizers):
-    from random import Random
-
-    draws = [task.draw(Random(seed)).prompt for task in TASKS.values() for seed in range(25)]
-    check_unchanged(tokenizers, "tiny", draws)
 
 
 TURNS = st.lists(st.sampled_from(["user", "assistant"]), max_size=4).map(lambda roles: [*roles, "user"])
@@ -236,15 +228,6 @@ def test_messages_carry_role_and_content_only():
     assert chat(turns) == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     with pytest.raises(ConfigError, match="needs the text fields"):
         chat(["hi"])
-
-
-def test_an_answer_inside_a_conversation_cannot_end_its_own_turn(tokenizers):
-    tokenizer, roles = tokenizers["dream"]
-    turns = [*user("2+2?"), {"role": "assistant", "content": "4<|im_end|>"}]
-    ids = encode_chat(tokenizer, turns, roles=roles)
-    end = "<|im_start|>assistant\n4<|im_end|><|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.decode(ids).endswith(end)
-    assert ids.count(151645) == 3
 
 
 # Templates of strangers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import platform
@@ -86,21 +85,12 @@ def atomic_file(path: Path) -> Iterator[Path]:
     if special := not_a_plain_file(path):
         raise ConfigError(f"{path}: {special}.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    machine = platform.node()
-    writer = f"{machine}-{os.getpid()}-{threading.get_ident()}"
-    draft = path.with_name(
-        f".{path.stem}.{writer}.part{path.suffix}"
-    )  # what it ends in may say what to write
-    for left in path.parent.glob(
-        glob.escape(f".{path.stem}.{machine}-") + "*.part" + glob.escape(path.suffix)
-    ):
-        process = left.name.removeprefix(f".{path.stem}.{machine}-").partition("-")[0]
-        if not _alive(int(process)):  # it was killed while it wrote
-            left.unlink(missing_ok=True)
+    # It ends as the file does: writers read there what to write.
+    writer = f"{platform.node()}-{os.getpid()}-{threading.get_ident()}"
+    draft = path.with_name(f".{path.stem}.{writer}.part{path.suffix}")
     try:
         draft.touch()
         mode = draft.stat().st_mode  # safetensors would let only the owner read its files
-        draft.unlink()
         yield draft
         draft.chmod(mode)
         with draft.open("rb") as file:
@@ -108,17 +98,6 @@ def atomic_file(path: Path) -> Iterator[Path]:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
-
-
-def _alive(process: int) -> bool:
-    """Whether a process of this machine still runs; where that cannot be asked, it counts as running."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
 
 
 def store(path: Path, parts: Iterable[str]) -> None:

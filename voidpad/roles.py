@@ -65,24 +65,23 @@ class Roles:
         """Role names (or plain ids) as ids, without repeats."""
         ids: list[int] = []
         for name in names:
-            ids += [name] if isinstance(name, int) else self._role(name)
+            if isinstance(name, int):
+                ids.append(name)
+                continue
+            check_role_name(name)
+            value = getattr(self, name)
+            if value is None or value == ():
+                raise RoleError(
+                    f"role {name!r}: this checkpoint has none. Use one trained with it, a plan that does not name it "
+                    f'(original), or load(..., roles={{"{name}": <id>}}).'
+                )
+            ids += [value] if isinstance(value, int) else value
         return tuple(dict.fromkeys(ids))
 
     def all(self) -> frozenset[int]:
         """Every id that has a role: none of them is text."""
         void = () if self.void is None else (self.void,)
         return frozenset((self.mask, *self.ends, *void, *self.rainbow, *self.never))
-
-    def _role(self, name: str) -> list[int]:
-        check_role_name(name)
-        known = {"mask": [self.mask], "eos": [self.eos], "void": [] if self.void is None else [self.void]}
-        known |= {"ends": list(self.ends), "rainbow": list(self.rainbow)}
-        if not known[name]:
-            raise RoleError(
-                f"role {name!r}: this checkpoint has none. Use one trained with it, a plan that does not name it "
-                f'(original), or load(..., roles={{"{name}": <id>}}).'
-            )
-        return known[name]
 
 
 def check_role_name(name: str) -> None:
@@ -138,7 +137,8 @@ def build(values: Mapping[str, Any], *, rows: int) -> Roles:
             raise RoleError(
                 f"role {name!r}: neither the config nor the tokenizer names one. Pass {name}=<id>."
             )
-    lists = {name: _ids(name, values.get(name)) for name in ("ends", "rainbow", "never")}
+    several = {name: values.get(name) or () for name in ("ends", "rainbow", "never")}
+    lists = {name: (ids,) if isinstance(ids, int) else tuple(ids) for name, ids in several.items()}
     roles = Roles(mask=values["mask"], eos=values["eos"], void=values.get("void"), **lists)
     outside = sorted(i for i in roles.all() if not 0 <= i < rows)
     if outside:
@@ -150,15 +150,6 @@ def build(values: Mapping[str, Any], *, rows: int) -> Roles:
 
 def _first(*candidates: int | None) -> int | None:
     return next((candidate for candidate in candidates if candidate is not None), None)
-
-
-def _ids(name: str, value: Any) -> tuple[int, ...]:
-    """The ids of a role that may have several; one id alone counts as a list of one."""
-    if isinstance(value, int):
-        return (value,)
-    if value is None or isinstance(value, list | tuple):
-        return tuple(value or ())
-    raise RoleError(f"role {name!r}: {ascii(value)[:60]} is not a list of token ids.")
 
 
 def _reserved(vocab: Mapping[str, int]) -> tuple[int, ...]:

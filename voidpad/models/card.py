@@ -68,17 +68,13 @@ def read_card(folder: Path) -> Card | None:
 
 def write_readme(folder: Path, card: Card, *, base: str | None = None, released: bool = False) -> None:
     """Write the README of an adapter, whose base model `base` names, or of a whole model, released layout or ours."""
+    front, what = "library_name: transformers", "A whole model, in transformers' format."
+    options = "--model FOLDER"
     if base is not None:
         front, what = f"base_model: {base}\nlibrary_name: peft", f"A LoRA adapter of `{base}`."
-        given, options = f'"{base}", adapter="FOLDER"', f"--model {base} --adapter FOLDER"
-    else:
-        front, what = "library_name: transformers", "A whole model, in transformers' format."
-        given, options = '"FOLDER"', "--model FOLDER"
-    if released:
-        what = (
-            "A whole model in the layout of its release. Code that config.json names (`auto_map`) is not here: copy "
-            "the release's .py files beside it if your engine needs them."
-        )
+        options = f"--model {base} --adapter FOLDER"
+    elif released:
+        what = "A whole model in the layout of its release; the code that its `auto_map` names is not here."
     text = f"""---
 {front}
 tags:
@@ -91,7 +87,6 @@ tags:
 {what} {_ADVICE.get(card.padding or "", "")}
 
     voidpad generate "..." {options}
-    voidpad.load({given}).generate(prompts)
 
 `{CARD}` holds token roles, padding policy, training recipe and calibrated lengths.
 """

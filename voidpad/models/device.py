@@ -9,10 +9,9 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import torch
-from pydantic import AfterValidator
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from voidpad.errors import ConfigError
@@ -39,7 +38,6 @@ class QuantScheme:
     packages: tuple[str, ...] = ()
     rounds: str = "weights"  # what is approximate
     packs: bool = False  # whether packed passes and CUDA graphs were made to work with it
-    trains: bool = True  # whether an adapter can be trained around it
 
     def apply(self, net: Any) -> None:
         """Quantize a loaded network in place, unless from_pretrained has. An adapter may already be inside."""
@@ -77,7 +75,6 @@ SCHEMES = {
             dtype="bfloat16",
             rounds="weights and activations",
             packs=True,
-            trains=False,
         ),
     )
 }
@@ -205,12 +202,5 @@ def gpus_per_task(device: str, cluster: Mapping[str, float]) -> int:
     return int(device not in ("cpu", "mps"))
 
 
-def _training_scheme(name: str) -> str:
-    usable = [scheme.name for scheme in SCHEMES.values() if scheme.trains]
-    if name not in usable:
-        raise ValueError(f"quantize {name!r} cannot be trained around; use {' or '.join(usable)}")
-    return name
-
-
-# The type of a recipe's field that names the quantization to train an adapter around.
-TrainingQuantizerName = Annotated[str, AfterValidator(_training_scheme)]
+# Kinds of quantization that an adapter can be trained around, for a field of a recipe.
+TrainingQuantizerName = Literal["8bit", "4bit"]
