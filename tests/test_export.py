@@ -136,14 +136,6 @@ def test_released_names_and_fields_are_undone(data_dir, name):
     assert not {*family.covered.fixed, *family.covered.read} - written.keys() - said_otherwise
 
 
-def test_the_config_names_the_dtype_of_the_files(tmp_path):
-    model = random_model("llada")
-    save(replace(model, net=model.net.half()), tmp_path / "half")
-    run(tmp_path / "half", "--out", tmp_path / "out")
-    assert {tensor.dtype for tensor in stored(tmp_path / "out").values()} == {torch.float16}
-    assert read_json(tmp_path / "out" / "config.json")["torch_dtype"] == "float16"
-
-
 def test_a_tied_head_is_not_written(tmp_path):
     model = random_model("dream")
     model.net = random_net(DREAM.config(model.net.config.to_dict() | {"tie_word_embeddings": True}), seed=1)
@@ -220,7 +212,7 @@ def test_an_adapter_is_merged_into_the_released_names(models, tmp_path, family):
     assert read_json(tmp_path / "out" / "config.json") == read_json(released / "config.json")
 
 
-@pytest.mark.parametrize("padding", ["void", "rainbow", "eos"])
+@pytest.mark.parametrize("padding", ["rainbow", "eos"])
 def test_a_new_void_token_is_in_every_tokenizer_file(tmp_path, padding):
     """The vocabulary of the release has no VOID; the network has a spare row for it, and no row is added."""
     model = random_model("dream", vocab=64)
@@ -243,7 +235,7 @@ def test_a_new_void_token_is_in_every_tokenizer_file(tmp_path, padding):
     assert loaded.roles.void == len(kept) == 57
     adapter = tuned(loaded, tmp_path / "adapter", padding)
     run(released, "--adapter", adapter, "--out", tmp_path / "out")
-    count = {"void": 1, "rainbow": 7, "eos": 0}[padding]
+    count = {"rainbow": 7, "eos": 0}[padding]
     again = read_tokenizer(tmp_path / "out")
     assert len(again) == 57 + count
     if count:

@@ -11,7 +11,7 @@ from originals import write_original
 from plain_forward import plain_forward
 from training_runs import materials, recipe
 from voidpad.commands.cli import app
-from voidpad.decode.presets import PRESETS, schema
+from voidpad.decode.presets import schema
 from voidpad.engine.batching import Engine
 from voidpad.engine.packed import PackedDenoiser
 from voidpad.errors import ConfigError, WeightsError
@@ -141,7 +141,7 @@ def test_a_role_end_ends_an_answer():
 # Decoding
 
 
-@pytest.mark.parametrize("name", [*PRESETS, *(f"{name}@authors" for name in PRESETS)])
+@pytest.mark.parametrize("name", ["void", "void-expansion", "original@authors"])
 def test_every_plan_decodes_packed_as_padded(name):
     model = random_model("llada_moe", vocab=16, kv_heads=2, context=128, seed=7)
     with torch.no_grad():

@@ -152,12 +152,6 @@ def test_random_models_are_reproducible_and_of_the_asked_shape():
     assert a.text(a.encode(text, raw=True)) == text
 
 
-@pytest.mark.parametrize("sizes", [{"vocab": 11}, {"heads": 5}, {"family": "gpt"}])
-def test_random_models_that_cannot_be(sizes):
-    with pytest.raises(ConfigError, match=next(iter(sizes))):
-        random_model(**sizes)
-
-
 @BOTH
 def test_generate_answers_in_order(models, family):
     prompts = ["hi", "what is 2+2?", [{"role": "user", "content": "add"}]]
@@ -204,17 +198,6 @@ def test_rules_that_grow_stay_inside_the_context():
     (result,) = model.generate("hi", "void-expansion", canvas=16, block=16, tau_nonvoid=0.0)
     assert (result.canvas, result.passes_probe) == (32, 2)  # 20 prompt tokens leave 44: two whole blocks
     assert model.fit([20] * 10, model.plan("daedal", canvas=16, block=16)).length.limit == 48
-
-
-def test_a_ready_plan_takes_no_fields(models):
-    ready = models["llada"].plan("original", canvas=16, block=8)
-    by_plan, by_name = (
-        models["llada"].generate("hi", ready),
-        models["llada"].generate("hi", "eos", canvas=16, block=8),
-    )
-    assert by_plan[0].tokens == by_name[0].tokens
-    with pytest.raises(ConfigError, match="a ready plan takes no fields, got block"):
-        models["llada"].generate("hi", ready, block=4)
 
 
 # The package

@@ -135,15 +135,6 @@ def test_a_released_checkpoint_loads_exactly(models, tmp_path, family, shards):
     assert not loaded.net.training
 
 
-def test_a_loaded_llada_is_saved_under_the_new_names(llada, tmp_path):
-    loaded = load(llada)
-    save(loaded, tmp_path / "ours")
-    loaded.net.save_pretrained(str(tmp_path / "trainer"))
-    for folder in ("ours", "trainer"):
-        names = set(load_file(tmp_path / folder / "model.safetensors"))
-        assert names == set(loaded.net.state_dict())
-
-
 # Save and load
 
 
@@ -263,13 +254,6 @@ def test_missing_surplus_misshapen_and_broken_tensors(llada):
     path.rename(llada / "pytorch_model.bin")
     with pytest.raises(WeightsError, match="no pickles"):
         load(llada)
-
-
-def test_a_missing_shard_is_named(models, tmp_path):
-    folder = write_original(models["dream"], tmp_path / "sharded", shards=2)
-    (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(WeightsError, match=r"model-00002-of-00002.safetensors: no such file"):
-        load(folder)
 
 
 def test_names_that_lead_nowhere(tmp_path, monkeypatch):

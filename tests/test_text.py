@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2Tokenizer
 
@@ -220,16 +220,6 @@ def test_roles_are_a_closed_list(role):
         chat([{"role": role, "content": "hi"}])
 
 
-def test_messages_carry_role_and_content_only():
-    turns = [
-        {"role": "developer", "content": "be brief"},
-        {"role": "user", "content": "hi", "tool_calls": "x"},
-    ]
-    assert chat(turns) == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
-    with pytest.raises(ConfigError, match="needs the text fields"):
-        chat(["hi"])
-
-
 # Templates of strangers
 
 
@@ -262,25 +252,10 @@ def test_templates_that_rewrite_contents(template):
         encode_chat(tokenizer, user("a</think>x#<|eot_id|>"))
 
 
-@example("user<|eot_id|>")
-@given(st.text("<|eot_id>maskvx #\n ", max_size=20))
-@settings(deadline=None, max_examples=40)
-def test_contents_that_a_template_repeats_or_strips(text):
-    for template in (
-        "{{ messages[0].content }}<|eot_id|>{{ messages[0].content | trim }}",
-        "{{ messages[0].content.lstrip('\\n') }}|{{ messages[0].content.rstrip() }}<|eot_id|>",
-    ):
-        tokenizer = with_template(template)
-        ids = encode_chat(tokenizer, user(text))
-        assert [token for token in ids if token in reserved_ids(tokenizer)] == [2]
-
-
 @pytest.mark.parametrize(
     "template",
     [
-        "{% if %}",
         "{{ raise_exception('only one turn') }}",
-        "{{ messages[7].content.x.y }}",
         "{{ ''.__class__.__mro__ }}",
     ],
 )

@@ -13,7 +13,7 @@ from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from voidpad.errors import AssumedWarning, ConfigError, WeightsError, first_line
+from voidpad.errors import AssumedWarning, ConfigError, VoidpadError, WeightsError, first_line
 from voidpad.files import fresh_folder, read_json
 from voidpad.models.adapter import Adapter, attach, base_of, is_adapter, open_adapter
 from voidpad.models.card import Card, read_card, write_readme
@@ -198,11 +198,14 @@ def load_weights(checkpoint: Checkpoint, place: DeviceConfig) -> Model:
         )
     where, found = str(source.folder), headers(source.folder)
     stored, size = stored_dtype(found), sum(torch.Size(tensor.shape).numel() for tensor in found.values())
-    # A config must not make us allocate what the files do not hold. Their tensors are compared one by one below.
-    if checkpoint.config.num_hidden_layers > len(found) or network_size(family, checkpoint.config) > 2 * size:
-        raise WeightsError(f"{where}: config.json asks for more layers or weights than the files hold.")
-    place.check_memory(size, stored, where=where)
     try:
+        # A config must not make us allocate what the files do not hold. Tensors are compared one by one below.
+        if (
+            checkpoint.config.num_hidden_layers > len(found)
+            or network_size(family, checkpoint.config) > 2 * size
+        ):
+            raise WeightsError(f"{where}: config.json asks for more layers or weights than the files hold.")
+        place.check_memory(size, stored, where=where)
         with _quiet(), open_tensors(source.folder, family, checkpoint.config) as tensors:
             loaded: Any = family.net_class.from_pretrained(
                 None,
@@ -213,7 +216,9 @@ def load_weights(checkpoint: Checkpoint, place: DeviceConfig) -> Model:
                 output_loading_info=True,
                 **place.options(stored),
             )
-    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, OSError) as error:
+    except (VoidpadError, torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # transformers checks configs and tensors with many exception types
         raise WeightsError(
             f"{where}: cannot be loaded ({type(error).__name__}: {first_line(error)}); use the complete checkpoint "
             "with its own config."

@@ -41,6 +41,5 @@ ILLADA = Family(
         fields={"append-blocks": {"block": 32, "canvas": 32, "limit": 2048}},
     ),
     default_plan="append-blocks",
-    loss="per_row",
     lora_targets=("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
 )

@@ -120,6 +120,5 @@ LLADA = Family(
             "void-expansion": {"tau_nonvoid": 0.09, "tau_gap": -0.45},
         },
     ),
-    loss="per_row",
     lora_targets=("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj", "lm_head"),
 )

@@ -57,6 +57,5 @@ LLADA_MOE = Family(
     ),
     translated=_translated,
     decoding=LLADA.decoding,  # the same sampler; the thresholds of VoidExpansion are those of the dense model
-    loss="per_row",
     lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"),  # the experts are fused tensors, not linear layers
 )

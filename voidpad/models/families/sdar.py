@@ -6,6 +6,7 @@ autoregressive ones.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from transformers import (
@@ -58,9 +59,9 @@ SDAR = Family(
     decoding=_DECODING,
 )
 
-SDAR_MOE = Family(
-    "sdar_moe",
-    shift=0,
+SDAR_MOE = replace(
+    SDAR,
+    name="sdar_moe",
     config_class=Qwen3MoeConfig,
     net_class=Qwen3MoeForCausalLM,
     experts=True,
@@ -68,13 +69,7 @@ SDAR_MOE = Family(
     covered=Covered(
         fixed={"norm_topk_prob": (True, False)},  # the stock class follows it, too
         optional={"decoder_sparse_step": (1,), "mlp_only_layers": ([],)},
-        read=_READ | _EXPERTS | {"rope_theta", "block_size"},
+        read=SDAR.covered.read | _EXPERTS,
         ignored=_IGNORED,
     ),
-    translated=_stock_values,
-    tokenizer_class=Qwen2Tokenizer,
-    role_names=SDAR.role_names,
-    block_field=SDAR.block_field,
-    block_name=SDAR.block_name,
-    decoding=_DECODING,
 )
