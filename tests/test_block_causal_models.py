@@ -230,16 +230,6 @@ def test_fast_dllm_stops_at_both_ids(models, tmp_path):
     assert set(roles.ends) == {vocabulary["<|im_end|>"], vocabulary["<|endoftext|>"]}
 
 
-def test_tied_fast_dllm_has_no_head_tensor(models, tmp_path):
-    folder = write_released(models["fast_dllm"], tmp_path / "fast", bd_size=4)
-    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
-    (folder / "config.json").write_text(
-        json.dumps(read_json(folder / "config.json") | {"tie_word_embeddings": False})
-    )
-    with pytest.raises(WeightsError, match=r"1 missing tensor\(s\): lm_head.weight"):
-        load(folder)
-
-
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [

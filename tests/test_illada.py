@@ -99,12 +99,3 @@ def test_it_saves_and_leaves_as_it_came(released, tmp_path):
 def test_fields_that_change_the_function_are_refused(released, field, value):
     with pytest.raises(WeightsError, match=field):
         load(released(**{field: value}))
-
-
-def test_a_config_without_sizes_under_llamas_names_is_refused(released):
-    folder = released()
-    config = read_json(folder / "config.json")
-    del config["hidden_size"]
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(WeightsError, match="hidden_size"):
-        load(folder)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from plain_forward import plain_llada2
-from voidpad.errors import AssumedWarning, ConfigError, WeightsError
+from voidpad.errors import AssumedWarning, WeightsError
 from voidpad.files import read_json
 from voidpad.models import FAMILIES, Model, character_tokenizer, export, load, random_model, save
 from voidpad.models.families import recognise
@@ -238,8 +238,3 @@ def test_a_joined_tensor_of_another_size_is_refused(released):
     save_file(tensors | {name: tensors[name][:-1].clone()}, folder / "model.safetensors")
     with pytest.raises(WeightsError):
         load(folder)
-
-
-def test_experts_are_not_quantized(released):
-    with pytest.raises(ConfigError, match="experts"):
-        load(released(), quantize="8bit")
