@@ -50,8 +50,8 @@ def restored(numbers: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def in_float8(model: Model) -> Model:
     """A copy of the model, quantized where it is: `load` would refuse a CPU."""
     other = copy.deepcopy(model)
-    SCHEMES["fp8"].apply(other.base)
-    return other
+    fp8.quantize_layers(other.base)
+    return replace(other, scheme=SCHEMES["fp8"])
 
 
 # ------------------------------------------------------------------------------------- the arithmetic

@@ -28,7 +28,6 @@ class QuantScheme:
     """How a kind of quantization stores weights, and what such a network can do."""
 
     name: str
-    marker: str  # the field of a network's quantization_config that is true for this kind
     weight_bytes: float  # memory of one weight, at most, while it is loaded
     # The dtype of the matrix products -> the argument of from_pretrained; None if `convert` does all.
     config: Callable[[torch.dtype], Any] | None = None
@@ -39,12 +38,6 @@ class QuantScheme:
     rounds: str = "weights"  # what is approximate
     packs: bool = False  # whether packed passes and CUDA graphs were made to work with it
 
-    def apply(self, net: Any) -> None:
-        """Quantize a loaded network in place, unless from_pretrained has. An adapter may already be inside."""
-        if self.convert is not None:
-            self.convert(net)
-            net.config.quantization_config = {self.marker: True}
-
 
 _BITSANDBYTES = ("bitsandbytes", "accelerate")
 SCHEMES = {
@@ -52,14 +45,12 @@ SCHEMES = {
     for scheme in (
         QuantScheme(
             "8bit",
-            marker="load_in_8bit",
             weight_bytes=1.0,
             config=lambda compute: BitsAndBytesConfig(load_in_8bit=True),
             packages=_BITSANDBYTES,
         ),
         QuantScheme(
             "4bit",
-            marker="load_in_4bit",
             weight_bytes=0.5,
             config=lambda compute: BitsAndBytesConfig(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
@@ -69,7 +60,6 @@ SCHEMES = {
         ),
         QuantScheme(
             "fp8",
-            marker="voidpad_fp8",
             weight_bytes=2.0,  # they are loaded in bfloat16, then changed layer by layer
             convert=fp8.quantize_layers,
             dtype="bfloat16",
@@ -78,23 +68,6 @@ SCHEMES = {
         ),
     )
 }
-
-
-def quant_scheme(net: Any) -> QuantScheme | None:
-    """How the weights of a loaded network are quantized; None if they are not."""
-    settings = net.config.to_dict().get("quantization_config")
-    if settings is None:
-        return None
-    values = settings if isinstance(settings, dict) else settings.to_dict()
-    known = next((scheme for scheme in SCHEMES.values() if values.get(scheme.marker)), None)
-    return known or QuantScheme("quantized", marker="", weight_bytes=1.0)  # by something else than `load`
-
-
-def parameter_count(net: Any) -> int:
-    """The number of weights of a network; several quantized ones may share a stored byte."""
-    scheme = quant_scheme(net)
-    packed = scheme.weights_per_byte if scheme else 1
-    return sum(p.numel() * (packed if p.element_size() == 1 else 1) for p in net.parameters())
 
 
 @dataclass(frozen=True)
@@ -158,7 +131,7 @@ class DeviceConfig:
             return DTYPES[self.scheme.dtype]
         if self.dtype != "auto":
             return DTYPES[self.dtype]
-        return torch.bfloat16 if stored == "BF16" and self.device != "cpu" else torch.float32
+        return torch.bfloat16 if stored == "BF16" and not self.device.startswith("cpu") else torch.float32
 
     def check_memory(self, parameters: int, stored: str, *, where: str) -> None:
         """Refuse weights that cannot fit into the memory of the device, before any of it is taken."""
@@ -166,7 +139,7 @@ class DeviceConfig:
         room = 0
         if self.device.startswith("cuda") and not self.spread:
             room = torch.cuda.get_device_properties(torch.device(self.device)).total_memory
-        elif self.device == "cpu" and hasattr(os, "sysconf"):
+        elif self.device.startswith("cpu") and hasattr(os, "sysconf"):
             room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if 0 < room < size:
             raise ConfigError(

@@ -232,11 +232,11 @@ def load_weights(checkpoint: Checkpoint, place: DeviceConfig) -> Model:
     net.name_or_path = source.name  # peft and the hub quote it
     # Forget the old names, or a later save_pretrained by a trainer writes them beside our config.
     net.__dict__.pop("_weight_conversions", None)
-    model = Model(**vars(checkpoint), net=place.move(net))
+    model = Model(**vars(checkpoint), net=place.move(net), scheme=place.scheme)
     if source.adapter is not None:
         model.net = attach(net, source.adapter, family, source.name, quantized=place.quantize is not None)
-    if place.scheme is not None:
-        place.scheme.apply(model.base)
+    if place.scheme is not None and place.scheme.convert is not None:
+        place.scheme.convert(model.base)
     return model
 
 

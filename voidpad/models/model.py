@@ -15,7 +15,7 @@ from voidpad.engine.speed import check_speed, with_speed
 from voidpad.errors import ConfigError
 from voidpad.models.checkpoint import Checkpoint, PreparedPrompt, Prompt
 from voidpad.models.decide import decide
-from voidpad.models.device import parameter_count, quant_scheme
+from voidpad.models.device import QuantScheme
 from voidpad.models.fill import fill
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Model(Checkpoint):
     """What `load` returns. The network is transformers' own, or a PeftModel around it."""
 
     net: PreTrainedModel | PeftModel = field(kw_only=True)
+    scheme: QuantScheme | None = field(default=None, kw_only=True)  # how the weights are quantized
 
     def __repr__(self) -> str:
         return f"Model({self.summary})"
@@ -58,8 +59,9 @@ class Model(Checkpoint):
 
     @property
     def parameters(self) -> int:
-        """The number of weights, those of an adapter included."""
-        return parameter_count(self.net)
+        """The number of weights, those of an adapter included; several quantized ones may share a stored byte."""
+        packed = self.scheme.weights_per_byte if self.scheme else 1
+        return sum(p.numel() * (packed if p.element_size() == 1 else 1) for p in self.net.parameters())
 
     @property
     def summary(self) -> str:
@@ -199,8 +201,7 @@ class Model(Checkpoint):
     @property
     def _varlen(self) -> bool:
         """Whether the variable-length kernel can run: it takes half precision only, on one GPU."""
-        scheme = quant_scheme(self.net)
-        whole = (scheme is None or scheme.packs) and len(_devices(self.net)) == 1
+        whole = (self.scheme is None or self.scheme.packs) and len(_devices(self.net)) == 1
         return self.device.type == "cuda" and self.net.dtype in (torch.float16, torch.bfloat16) and whole
 
     def _graphed(self) -> dict[str, Any]:
@@ -257,13 +258,11 @@ class Model(Checkpoint):
     @property
     def quantized(self) -> str:
         """The quantization of the weights, such as 8bit; empty if there is none."""
-        scheme = quant_scheme(self.net)
-        return scheme.name if scheme else ""
+        return self.scheme.name if self.scheme else ""
 
     def approximations(self, plan: "Plan", *, cache: str | None = None) -> tuple[str, ...]:
         """What makes answers differ from those of plain decoding with the weights as they were released."""
-        scheme = quant_scheme(self.net)
-        weights = [f"{scheme.name} {scheme.rounds}"] if scheme else []
+        weights = [f"{self.scheme.name} {self.scheme.rounds}"] if self.scheme else []
         caches = [CachePolicy.parse(cache).approximation] if cache else []
         return (*weights, *caches, *plan.approximations)
 
