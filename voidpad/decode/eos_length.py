@@ -83,6 +83,7 @@ class Daedal(EosReader):
     )
 
     probes = True
+    keeps_prefix = True  # growth happens at a masked slot, never left of the first mask
 
     def read(self, rows: Rows, grid: Tensor) -> Signal:
         return {"conf": tail_confidence(rows, grid, self.check)}
@@ -114,9 +115,6 @@ class Daedal(EosReader):
         rows = rows.insert(at, torch.where(unsure.any(1), self.grow - 1, 0))
         rows = rows.resize(torch.minimum(rows.stop, rows.prompt + rows.limit))
         return replace(rows, settled=settled)
-
-    def final_prefix(self, rows: Rows) -> Tensor:
-        return rows.committed_prefix  # growth happens at a masked slot, never left of the first mask
 
 
 def density(rows: Rows, grid: Tensor) -> Tensor:

@@ -52,6 +52,7 @@ class LengthRule(Rule):
     looks_ahead: ClassVar[bool] = True  # False if the rule never reads or edits slots beyond the open block
     appends: ClassVar[bool] = False  # slots may be added behind a canvas on which tokens are written
     settles_first: ClassVar[bool] = False  # the canvas keeps its length once a token is written
+    keeps_prefix: ClassVar[bool] = False  # nothing left of the first mask changes any more
     steps_are_total: ClassVar[bool] = (
         False  # a preset's `steps` counts passes of the whole canvas, not of a block
     )
@@ -104,8 +105,8 @@ class LengthRule(Rule):
         return rows.advance(block)
 
     def final_prefix(self, rows: Rows) -> Tensor:
-        """How many leading canvas slots (B,) no later pass can change; 0 is always safe, and the default."""
-        return torch.zeros_like(rows.prompt)
+        """How many leading canvas slots (B,) no later pass can change."""
+        return rows.committed_prefix if self.keeps_prefix else torch.zeros_like(rows.prompt)
 
 
 def total(values: Tensor) -> Tensor:
@@ -140,14 +141,12 @@ class Fixed(LengthRule):
 
     looks_ahead = False
     settles_first = True
+    keeps_prefix = True
     steps_are_total = True
 
     def in_blocks(self, block: int) -> Self:
         _whole_blocks(self.canvas, block)
         return self
-
-    def final_prefix(self, rows: Rows) -> Tensor:
-        return rows.committed_prefix
 
 
 class RoundedUp(Fixed):
@@ -172,6 +171,7 @@ class AppendedBlocks(LengthRule):
     limit: int = limit_field(512)
 
     appends = True
+    keeps_prefix = True
 
     @property
     def longest(self) -> int:
@@ -190,9 +190,6 @@ class AppendedBlocks(LengthRule):
         full = ~rows.masked.any(1) & (rows.first_eos >= rows.stop)
         room = (rows.limit - rows.length).clamp(min=0, max=block)
         return rows.resize(rows.stop + torch.where(full, room, 0)).advance(block)
-
-    def final_prefix(self, rows: Rows) -> Tensor:
-        return rows.committed_prefix
 
 
 class VoidExpansion(LengthRule):
@@ -217,6 +214,7 @@ class VoidExpansion(LengthRule):
 
     probes = True
     settles_first = True
+    keeps_prefix = True
     ignored: ClassVar[tuple[str, ...]] = ("void", "mask")  # roles that do not count as non-VOID tokens
 
     @property
@@ -276,9 +274,6 @@ class VoidExpansion(LengthRule):
         rows = rows.resize(rows.stop + torch.where(grows, added, 0))
         return replace(rows, probing=grows).advance(block)
 
-    def final_prefix(self, rows: Rows) -> Tensor:
-        return rows.committed_prefix
-
 
 class SmartCrop(LengthRule):
     """Probe the longest canvas once; keep the blocks up to where the cumulative EOS probability reaches tau."""
@@ -291,6 +286,7 @@ class SmartCrop(LengthRule):
 
     probes = True
     settles_first = True
+    keeps_prefix = True
 
     def in_blocks(self, block: int) -> Self:
         _whole_blocks(self.canvas, block)
@@ -311,6 +307,3 @@ class SmartCrop(LengthRule):
         whole = torch.div(reading.signal["length"] + block - 1, block, rounding_mode="floor") * block
         stop = torch.where(before.probing, rows.prompt + torch.minimum(whole, rows.length), rows.stop)
         return replace(rows.resize(stop), probing=torch.zeros_like(rows.probing)).advance(block)
-
-    def final_prefix(self, rows: Rows) -> Tensor:
-        return rows.committed_prefix

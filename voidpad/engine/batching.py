@@ -322,9 +322,10 @@ class Engine:
                 step = advance(group.rows, group.key.plan, group.where, group.logits)
             finally:  # only now: the rules have waited for the device already
                 highest = group.logits.amax(1)  # NaN where any logit is
-                if not bool(highest.isfinite().all()):
+                wrong = highest[~highest.isfinite()].tolist()
+                if wrong:
                     raise VoidpadError(
-                        f"the network gave logits of {float(highest.max())} in pass {self.passes}, so its choices mean "
+                        f"the network gave logits of {wrong[0]} in pass {self.passes}, so its choices mean "
                         "nothing; the weights may be damaged, or the numbers too large for this dtype (try float32)."
                     )
             done.append(replace(group, step=step))
