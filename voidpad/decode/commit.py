@@ -25,9 +25,8 @@ class Proposed:
 
     tokens: Tensor  # int64; -1 where nothing is proposed
     score: Tensor  # float64; minus infinity outside the frontier
-    entropy: (
-        Tensor | None
-    )  # float64 in nats, infinite outside the frontier; None unless the commit rule reads it
+    # float64 in nats, infinite outside the frontier; None unless the commit rule reads it.
+    entropy: Tensor | None
     frontier: Tensor  # bool, the slots that may be written
     present: Tensor | None = None  # int64, what the slots hold now, -1 for MASK; for rules that edit
 
@@ -285,9 +284,8 @@ def sure_or_best(proposed: Proposed, sure: Tensor) -> Tensor:
     """The sure slots of the frontier; in rows without any, the slot with the highest score."""
     sure = proposed.frontier & sure
     best = proposed.score.masked_fill(~proposed.frontier, -torch.inf).argmax(1, keepdim=True)
-    alone = proposed.frontier & torch.zeros_like(sure).scatter(
-        1, best, True
-    )  # argmax takes the first of equals
+    # argmax takes the first of equals.
+    alone = proposed.frontier & torch.zeros_like(sure).scatter(1, best, True)
     return torch.where(sure.any(1, keepdim=True), sure, alone)
 
 

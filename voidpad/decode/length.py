@@ -46,16 +46,14 @@ class LengthRule(Rule):
     canvas: int = Field(default=512, ge=1, le=MOST_SLOTS, description="canvas length")
 
     probes: ClassVar[bool] = False  # rows begin with passes that only choose the canvas length
-    trims: ClassVar[bool] = (
-        True  # False if the rule decides by the tail of the canvas, which trimming cuts away
-    )
+    # False if the rule decides by the tail of the canvas, which trimming cuts away.
+    trims: ClassVar[bool] = True
     looks_ahead: ClassVar[bool] = True  # False if the rule never reads or edits slots beyond the open block
     appends: ClassVar[bool] = False  # slots may be added behind a canvas on which tokens are written
     settles_first: ClassVar[bool] = False  # the canvas keeps its length once a token is written
     keeps_prefix: ClassVar[bool] = False  # nothing left of the first mask changes any more
-    steps_are_total: ClassVar[bool] = (
-        False  # a preset's `steps` counts passes of the whole canvas, not of a block
-    )
+    # A preset's `steps` counts passes of the whole canvas, not of a block.
+    steps_are_total: ClassVar[bool] = False
 
     @property
     def longest(self) -> int:

@@ -37,9 +37,8 @@ class Outcome:
     passes_decode: int
     passes_probe: int = 0
     passes_shared: int = 0  # probes that also served as decoding passes
-    stop_reason: (
-        str  # eos, rule, full, limit or stalled; stop, cancelled or deadline for rows ended from outside
-    )
+    # eos, rule, full, limit or stalled; stop, cancelled or deadline for rows ended from outside.
+    stop_reason: str
     gaps: tuple[tuple[int, ...], ...] = ()  # of a row that filled a template: the tokens of each gap
     seconds: float = 0.0  # from the row's admission to its end, without the time in the queue
     constraint: ConstraintReport | None = None  # None for rows without a constraint

@@ -136,9 +136,8 @@ class Plan(Rule):
     penalty: EosPenalty | None = None
     causal: CausalBlocks | None = None  # for networks with block-causal attention; None for full attention
 
-    leaves_blocks: ClassVar[bool] = (
-        False  # a block is left after its passes even if masks remain (authors.py)
-    )
+    # A block is left after its passes even if masks remain (authors.py).
+    leaves_blocks: ClassVar[bool] = False
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:

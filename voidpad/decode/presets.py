@@ -79,9 +79,8 @@ class FamilyDefaults:
     schedule: str = "even"
     scores: str = "unbanned"  # or "renormalised": banned tokens leave the scored distribution
     proposal: type[ProposeRule] = GumbelProposal  # its settings become fields of the presets
-    authors: Mapping[str, Any] = field(
-        default_factory=lambda: {"cut": False}
-    )  # set by @authors where they exist
+    # Set by @authors where they exist.
+    authors: Mapping[str, Any] = field(default_factory=lambda: {"cut": False})
     leaves_blocks: bool = False  # the authors' loop leaves a block after its passes, masks or not
     fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # preset -> field -> default
     presets: Mapping[str, Preset] = field(default_factory=lambda: PRESETS)

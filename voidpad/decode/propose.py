@@ -54,9 +54,8 @@ class SlotProposal:
 
     tokens: Tensor  # (N,) int64; NOTHING where every token is banned
     score: Tensor  # (N,) float64
-    entropy: Tensor | None = (
-        None  # (N,) float64 in nats; infinite where the most probable token cannot be written
-    )
+    # (N,) float64 in nats; infinite where the most probable token cannot be written.
+    entropy: Tensor | None = None
 
     def stacked(self) -> Tensor:
         """Tokens, scores and, if there are any, entropies as one tensor (2 or 3, N) of numbers."""
@@ -75,9 +74,8 @@ class ProposeRule(Rule):
     """Base of proposal rules."""
 
     gives_entropy: ClassVar[bool] = False  # whether the rule can return entropies
-    proposes_mask: ClassVar[bool] = (
-        False  # whether MASK may be chosen; its slot then stays masked (authors' code)
-    )
+    # Whether MASK may be chosen; its slot then stays masked (authors' code).
+    proposes_mask: ClassVar[bool] = False
 
     def __call__(self, logits: Tensor, bans: Bans, noise: Noise, *, entropy: bool = False) -> SlotProposal:
         """Tokens and scores of N slots from their logits (N, V); with `entropy`, their entropies too."""

@@ -285,9 +285,8 @@ class Spans:
     keys: Tensor
     longest_query: int
     longest_key: int
-    on_host: (
-        tuple[tuple[int, ...], tuple[int, ...]] | None
-    )  # queries and keys as numbers, where no kernel reads them
+    # Queries and keys as numbers, where no kernel reads them.
+    on_host: tuple[tuple[int, ...], tuple[int, ...]] | None
 
     @classmethod
     def of(cls, queries: Tensor, keys: Tensor, longest: tuple[int, int], *, on_host: bool) -> Spans:
