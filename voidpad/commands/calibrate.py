@@ -23,17 +23,14 @@ def calibrate(
     file: Path | None = Option(None, help="prompts: text or JSON lines; - is standard input"),
     chats: list[str] | None = Option(
         None,
-        help="training chats instead of prompts: a file or hub data set as `voidpad data prepare` reads them; "
-        "may be given again",
+        help="chats as `voidpad data prepare` reads them; may be given again",
     ),
-    turns: Turns = Option(Turns.last, help="of a chat, what comes before its last answer, or every one"),
+    turns: Turns = Option(Turns.last, help="of a chat, what comes before which answers"),
     names: FieldMap = None,
     skip_bad: SkipBad = False,
     prompts: int = Option(64, min=1, help="drawn from --chats, or made for a built-in model without --file"),
     canvas: int = Option(64, help="where the canvas starts"),
-    limit: int | None = Option(
-        None, help="longest canvas; 512 unless the context leaves less beside the prompts"
-    ),
+    limit: int | None = Option(None, help="longest canvas; 512 if the context leaves so much"),
     block: int = Option(32, help="block size, and the step of the canvas"),
     fit: float = Option(0.98, help="share of answers that must fit the chosen canvas"),
     rows: RowLimit = 64,

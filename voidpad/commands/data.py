@@ -43,9 +43,7 @@ def prepare(
     ),
     model: str = Option(..., help="Model whose tokenizer and chat template are used."),
     max_length: int = Option(1024, min=2, help="Cut examples to so many tokens."),
-    drop_longer: int = Option(
-        4096, min=2, help="Drop examples with more tokens, prompt and response together."
-    ),
+    drop_longer: int = Option(4096, min=2, help="Drop examples with more tokens."),
     sample: int = Option(500_000, min=0, help="Keep so many examples; 0 keeps all."),
     seed: int = Option(42, help="Seed by which --sample draws."),
     raw: Raw = False,

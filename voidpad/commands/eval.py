@@ -62,14 +62,12 @@ def evaluate(
         help="names or YAML files, separated by commas: gsm8k, math500, humaneval, mbpp, mbpp_974, "
         "tiny_steps, tiny_expr, tiny_complete, tiny_write, tiny_json, tiny_search, or your own",
     ),
-    stage: Stage | None = Option(
-        None, help="one stage alone; answer and judge take their settings from the folder"
-    ),
+    stage: Stage | None = Option(None, help="one stage; answer and judge read their settings from --out"),
     items: int | None = Option(None, "--limit", min=1, help="only the first so many items of each task"),
     shard: str | None = Option(None, help="r/W: of those, items r, r+W, ..."),
     seed: Seed = 0,
     num_fewshot: int | None = Option(
-        None, min=0, help="examples before the question; default: each task's own number"
+        None, min=0, help="examples before the question; default: the task's own"
     ),
     system: SystemPrompt = None,
     raw: Raw = False,

@@ -253,11 +253,9 @@ class JudgeOptions:
 
     data: Path | None = Option(None, help="folder with the benchmarks' files; without it, the hub")
     allow_code_execution: bool = Option(
-        False, "--allow-code-execution", help="let generated programs run, in the sandbox"
+        False, "--allow-code-execution", help="let generated programs run, sandboxed"
     )
-    weak_sandbox: bool = Option(
-        False, "--weak-sandbox", help="run them without namespaces, under seccomp and limits alone"
-    )
+    weak_sandbox: bool = Option(False, "--weak-sandbox", help="run them under seccomp and limits alone")
     workers: int = Option(1, min=1, help="programs tested side by side")
 
     def resources(self, **others: Any) -> Resources:
@@ -272,11 +270,9 @@ class TaskOptions(JudgeOptions):
     """With tasks of the user's own."""
 
     include_path: list[Path] | None = Option(
-        None, help="folder with YAML files of your own tasks; may be given again"
+        None, help="folder with YAML files of your own tasks (repeatable)"
     )
-    trust_tasks: bool = Option(
-        False, "--trust-tasks", help="let YAML files of tasks run code: functions, templates"
-    )
+    trust_tasks: bool = Option(False, "--trust-tasks", help="let YAML files of tasks run code")
 
 
 def say_plan(name: str, padding: str | None) -> None:

@@ -26,7 +26,7 @@ def report(
     ),
     formats: list[Format] | None = Option(None, "--format", help="Only these formats; may be repeated."),
     compare: bool = Option(
-        False, "--compare", help="Two run folders: paired difference, and the items that changed, with texts."
+        False, "--compare", help="Two run folders: paired difference, items that changed."
     ),
     intervals: bool = Option(True, help="Show 95 % intervals beside the scores."),
 ) -> None:

@@ -35,20 +35,14 @@ class ServerOptions:
 
     host: str = Option("127.0.0.1", help="address to listen on")
     port: int = Option(8000, help="port; 0 takes a free one", min=0, max=65535)
-    hosts: list[str] | None = Option(
-        None, "--allowed-host", help="further host name under which requests are answered"
-    )
+    hosts: list[str] | None = Option(None, "--allowed-host", help="further name of this host")
     origins: list[str] | None = Option(
-        None, "--allowed-origin", help="other web page whose scripts may call this server (CORS)"
+        None, "--allowed-origin", help="other page whose scripts may call this server"
     )
-    api_keys: Path | None = Option(
-        None, help="file with one API key a line, readable by you alone (mode 600)"
-    )
+    api_keys: Path | None = Option(None, help="file with one API key a line (mode 600)")
     no_auth: bool = Option(False, "--no-auth", help="listen beyond this machine without API keys")
     key_requests: int | None = Option(None, help="most requests of one API key at a time", min=1)
-    lenient: bool = Option(
-        False, "--lenient", help="ignore request fields that cannot be honoured; a header names them"
-    )
+    lenient: bool = Option(False, "--lenient", help="ignore unsupported request fields; a header names them")
     rows: RowLimit = 32
     tokens: TokenLimit = 16384
     queue: int = Option(256, help="most rows that wait; further requests get 429", min=1)

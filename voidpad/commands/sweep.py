@@ -31,12 +31,8 @@ def sweep(
     only: list[str] | None = Option(None, help="Only cells whose id starts so; may be repeated."),
     stage: Stage | None = Option(None, help="One stage of every cell; answering needs no harness."),
     dry_run: bool = Option(False, "--dry-run", help="List the cells without results; run nothing."),
-    limit: int | None = Option(
-        None, min=1, help="Only so many items of each task; estimates the time for all."
-    ),
-    use: list[str] | None = Option(
-        None, help="NAME=FOLDER: where a model of the recipe lies; may be repeated."
-    ),
+    limit: int | None = Option(None, min=1, help="Only so many items of each task, and an estimate for all."),
+    use: list[str] | None = Option(None, help="NAME=FOLDER: where a model of the recipe lies (repeatable)."),
     family: BuiltInFamily = Option(BuiltInFamily.llada, help="Of the recipe's built-in models."),
     device: Device = "auto",
     rows: RowLimit = 32,

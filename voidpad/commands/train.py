@@ -30,12 +30,8 @@ def train(
     ),
     change: list[str] | None = Option(None, "--set", help="Change a setting: part.field=value."),
     lora_rank: int | None = Option(None, min=1, help="Same as --set lora.r=..."),
-    lora_targets: str | None = Option(
-        None, help="Modules that get LoRA, such as q_proj,v_proj; see lora.targets."
-    ),
-    report_to: list[str] | None = Option(
-        None, help="Log to this service (repeatable): wandb, tensorboard, mlflow."
-    ),
+    lora_targets: str | None = Option(None, help="Modules that get LoRA, such as q_proj,v_proj."),
+    report_to: list[str] | None = Option(None, help="Log to wandb, tensorboard or mlflow (repeatable)."),
     resume: bool = Option(False, "--resume", help="Continue from the last checkpoint in run.output, if any."),
     checkpoint: Path | None = Option(None, "--from", help="Continue from this checkpoint."),
     max_seconds: float | None = Option(
@@ -43,9 +39,7 @@ def train(
     ),
     init: Path | None = output_file(None, "Write a starter recipe to this file and stop."),
     model: str = Option("tiny-instruct", help="With --init: the model to fine-tune."),
-    file: str | None = Option(
-        None, "--data", help="With --init: the prepared file; default: beside the recipe."
-    ),
+    file: str | None = Option(None, "--data", help="With --init: the prepared file."),
 ) -> None:
     """Train a model from a recipe."""
     with quick_interrupt():

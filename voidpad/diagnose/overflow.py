@@ -1,4 +1,4 @@
-"""[EOS] overflow: how one decode fills its canvas with EOS, and how often that happens to a set of prompts."""
+"""EOS overflow: how one decode fills its canvas with EOS, and how often that happens to a set of prompts."""
 
 from __future__ import annotations
 

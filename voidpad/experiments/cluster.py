@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from voidpad.errors import ConfigError, VoidpadError, first_line
+from voidpad.errors import ConfigError, VoidpadError, first_line, install_command
 from voidpad.evaluate.config import EvalConfig, Resources
 from voidpad.evaluate.folder import RunFolder
 from voidpad.evaluate.run import evaluate, join
@@ -70,10 +70,7 @@ def run_ray(
     try:
         import ray
     except ImportError:
-        raise ConfigError(
-            "ray is not installed; install voidpad's extra `ray` (from a checkout: pip install '.[ray]'), "
-            "or leave out --ray."
-        ) from None
+        raise ConfigError(f"ray is not installed; {install_command('ray')}, or leave out --ray.") from None
     started = not ray.is_initialized()
     if started:
         try:

@@ -22,7 +22,7 @@ PLANS = {"void": "void", "rainbow": "original", "eos": "original"}
 _ADVICE = {
     "void": "Trained with void padding: decode with plan `void`, or `void-expansion` to let it choose its canvas.",
     "rainbow": "Trained with rainbow padding: decode with plan `original`.",
-    "eos": "Trained with eos padding: decode with plan `original` and small blocks, against [EOS] overflow.",
+    "eos": "Trained with eos padding: decode with plan `original` and small blocks, against EOS overflow.",
 }
 
 

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from pydantic import TypeAdapter, ValidationError
 
 from voidpad import models
-from voidpad.errors import ConfigError, VoidpadError, format_validation_error
+from voidpad.errors import ConfigError, VoidpadError, format_validation_error, install_command
 from voidpad.models.device import gpus_per_task
 from voidpad.serve.app import ServerState, build_app
 from voidpad.serve.monitoring import log_to_stderr
@@ -137,6 +137,6 @@ def _ray_serve() -> tuple[Any, Any]:
         from ray import serve
     except ImportError as error:
         raise ConfigError(
-            f"replicas need Ray Serve ({error}); pip install 'voidpad[serve,ray]', or leave out --replicas."
+            f"replicas need Ray Serve ({error}); {install_command('serve,ray')}, or leave out --replicas."
         ) from None
     return ray, serve
