@@ -4,6 +4,7 @@
     python -m studies.structured calibrate --out runs/structured   # how well `decide` knows what it knows
     python -m studies.structured keep --out runs/structured        # pack the verdicts into docs/results
     python -m studies.structured table                             # the tables of docs/structured-output.md
+    python -m studies.structured picture                           # its picture of `decide`
 
 A cell is a task, a model, a commit rule, a block size and a tail: `free` is decoding without a constraint; under a
 constraint, `padding` weighs a slot after the end of the text by the model's belief that nothing stands there, and `one`
@@ -195,7 +196,7 @@ def row(cell: Cell, found: Verdict, free: Verdict | None) -> str:
     """A line of the table; with the free cell, differences on the problems that both have, and their 95 % interval."""
     right, valid, matched = (100 * mean(found[name]) for name in ("right", "valid", "matched"))
     passes, tokens = mean(found["passes"]), mean(found["tokens"])
-    against = "| "
+    against = " | "
     if free is not None:
         pairs = list(zip(found["right"], free["right"], strict=False))
         changes = [100.0 * (one - other) for one, other in pairs]
@@ -247,13 +248,31 @@ def tables() -> Iterator[str]:
     yield from (decision_row(one) for one in records if one["task"] == "decide")
 
 
+def picture() -> None:
+    """The share of right decisions against their probability; a dot is as large as the number of decisions."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+    models = [one for one in kept() if one["task"] == "decide"]
+    names = sorted({one["model"] for one in models})
+    for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
+        for found in (one for one in models if one["model"] == name):
+            sure, right, counts = zip(*reliability(found), strict=True)
+            (line,) = axes.plot(sure, right, label=f"{found['estimate']} ({calibration_error(found):.2f})")
+            axes.scatter(sure, right, s=[4 * count for count in counts], color=line.get_color())
+        axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
+        axes.set(title=name, xlabel="probability of the decision", ylabel="share of right decisions")
+        axes.legend(loc="lower right", title="estimate (error)", fontsize="small", title_fontsize="small")
+    figure.savefig(ROOT / "docs" / "img" / "decide.png", dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m studies.structured",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=["run", "calibrate", "keep", "table"])
+    parser.add_argument("what", choices=["run", "calibrate", "keep", "table", "picture"])
     parser.add_argument("--task", default="tiny_json", choices=["tiny_json", "tiny_steps"])
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES))
@@ -265,6 +284,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "table":
         print("\n".join(tables()))
+    elif options.what == "picture":
+        picture()
     else:
         {"run": run, "calibrate": calibrate, "keep": keep}[options.what](options)
 

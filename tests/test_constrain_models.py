@@ -10,9 +10,11 @@ import torch
 from pydantic import BaseModel, Field
 
 import voidpad
+from studies.structured import kept, tables
 from voidpad.commands import cli
 from voidpad.constrain import ConstraintError
 from voidpad.decode import PRESETS
+from voidpad.diagnose.trace import Recorder
 from voidpad.errors import ConfigError
 from voidpad.models import FAMILIES, random_model, save
 from voidpad.models.checkpoint import PreparedPrompt
@@ -117,6 +119,25 @@ def test_what_is_no_constraint_is_refused(models):
         models["llada"].generate(["a", "b"], constraint=[None])
     with pytest.raises(ConstraintError):  # the characters are not in the vocabulary
         models["llada"].generate(["a"], constraint=voidpad.choice(["中"]))
+
+
+def test_a_trace_says_which_slots_were_forced(models):
+    """A random model hardly ever wants the letters of a choice."""
+    model = models["llada"]
+    recorder = Recorder(model, plan_name="void")
+    held = [voidpad.choice(["left"]), None]
+    model.generate(
+        ["a", "b"], "void", constraint=held, canvas=16, block=16, listen=recorder, observe=recorder.observe
+    )
+    constrained, free = sorted(recorder.traces, key=lambda trace: trace.row)
+    assert {slot for one in constrained.passes for slot in one.forced} >= {0, 1, 2, 3}
+    assert all(one.forced is None for one in free.passes)
+
+
+def test_the_page_shows_the_kept_verdicts():
+    page = (Path(__file__).parents[1] / "docs" / "structured-output.md").read_text()
+    assert [line for line in tables() if line not in page] == []
+    assert all(commit in page for record in kept() for commit in record["commits"])
 
 
 # Decisions

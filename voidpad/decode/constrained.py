@@ -47,32 +47,18 @@ _FILTERED = 300.0  # taken off the log-probability of a token that top-p or top-
 
 def check_constrained(plan: Plan, roles: Roles) -> None:
     """Refuse, by name, what cannot be had beside a constraint."""
-    if not (plan.length.settles_first or plan.length.appends):
-        raise ConstraintError(
-            f"length={name_of(plan.length)} moves tokens, so it cannot be used with a constraint; use another plan.",
-            "length",
-        )
-    if plan.propose.proposes_mask:
-        raise ConstraintError(
-            "mask_proposable cannot be used with a constraint; use a plan without @authors.",
-            "mask_proposable",
-        )
-    if not isinstance(plan.propose, Sampler):
-        raise ConstraintError(
-            f"propose={name_of(plan.propose)} cannot be used with a constraint; use another plan.", "propose"
-        )
-    if plan.leaves_blocks:
-        raise ConstraintError(
-            "leave_blocks cannot be used with a constraint; use a plan without @authors.", "leave_blocks"
-        )
-    if plan.commit.edits:
-        raise ConstraintError(
-            "editing replaces tokens, so it cannot be used with a constraint; use another plan.", "editing"
-        )
-    if roles.eos in roles.ids(plan.ban) and not plan.fill:
-        raise ConstraintError(
-            "eos-never bans the end token, which a constraint needs; use another plan.", "eos-never"
-        )
+    moves = not (plan.length.settles_first or plan.length.appends)
+    found = {
+        "length": moves and f"length={name_of(plan.length)}, which moves tokens,",
+        "mask_proposable": plan.propose.proposes_mask and "mask_proposable, as @authors has it,",
+        "propose": not isinstance(plan.propose, Sampler) and f"propose={name_of(plan.propose)}",
+        "leave_blocks": plan.leaves_blocks and "leave_blocks, as @authors has it,",
+        "editing": plan.commit.edits and "editing, which replaces tokens,",
+        "eos-never": not plan.fill and roles.eos in roles.ids(plan.ban) and "a plan that bans the end token",
+    }
+    for keyword, what in found.items():
+        if what:
+            raise ConstraintError(f"{what} cannot be used with a constraint; use another plan.", keyword)
 
 
 def check_length(own: RowConstraint, longest: int) -> None:

@@ -229,6 +229,20 @@ class Step:
         columns = self.written_window[row].nonzero()[:, 0].tolist()
         return [(first + at, int(tokens[at]), float(score[at])) for at in columns]
 
+    def forced(self, row: int) -> tuple[int, ...] | None:
+        """The slots that this pass wrote because of a constraint: the model alone gave their tokens less than one half.
+
+        None for a row without a constraint.
+        """
+        if not self.before.constraints or self.before.constraints[row] is None:
+            return None
+        columns = self.chosen[row].nonzero()[:, 0]
+        number = (self.where.flatten().cumsum(0) - 1).reshape(self.where.shape)[row, columns]  # of the logits
+        p = self.logits[send(number, self.logits.device)].double().softmax(-1).cpu()
+        unlikely = p.gather(1, self.tokens[row, columns][:, None])[:, 0] < 0.5
+        written = zip(self.written(row), unlikely.tolist(), strict=True)
+        return tuple(slot for (slot, _, _), forced in written if forced)
+
     def edits_of(self, row: int) -> list[tuple[EditKind, int, int, int | None]]:
         """Kind, slot, number of slots and token of every change of one row's length, in the order of the changes."""
         start = int(self.before.prompt[row])

@@ -116,6 +116,7 @@ class Pass:
     open: NonNegativeInt = 0  # first slot of the window that may be written
     window: NonNegativeInt = 0  # its size
     commits: tuple[tuple[NonNegativeInt, int, Number], ...] = ()  # (slot, id, the rule's score)
+    forced: tuple[NonNegativeInt, ...] | None = None  # slots that a constraint decided
     edits: tuple[Edit, ...] = ()
     first_eos: NonNegativeInt | None = None
     signal: dict[str, Number] = Field(default_factory=dict)  # what the length rule looked at

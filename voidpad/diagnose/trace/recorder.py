@@ -91,6 +91,7 @@ class Recorder:
             open=start,
             window=max(0, min(plan.block, length - start)),
             commits=tuple(step.written(row)),
+            forced=step.forced(row),
             edits=tuple(Edit(*edit) for edit in step.edits_of(row)),
             masks=int((ids == roles.mask).sum()),
             first_eos=int(ends[0]) if len(ends) else None,
