@@ -357,6 +357,8 @@ MALFORMED = {
     "user": [7],
     "voidpad": [7],
     "voidpad.plan": [{"voidpad": {"plan": plan}} for plan in ("nothing", "os:system")],
+    "voidpad.template": [{"voidpad": {"template": "a [[gap]]"}}],
+    "voidpad.special_tokens": [{"voidpad": {"special_tokens": True}}],
     "voidpad.block": [{"voidpad": {"block": 7.5}}],
     "voidpad.sparkle": [{"voidpad": {"sparkle": 1}}],
     "voidpad.cut": [{"voidpad": {"cut": False}}],
@@ -368,7 +370,7 @@ MALFORMED_COMPLETIONS = {
     "n": [{"prompt": ["x"] * 60, "n": 16}],
     "echo": [True, {"echo": True, "max_tokens": 1, "n": 2}],
     "max_tokens": [0],
-    "suffix": [{"suffix": "x", "n": 2}],
+    "suffix": [{"suffix": "x", "n": 2}, {"suffix": "x", "structured_outputs": {"choice": ["b"]}}],
     "logprobs": [6],
     "messages": [[]],
 }

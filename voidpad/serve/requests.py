@@ -130,6 +130,9 @@ def resolve(body: GenerationBody, served: ServedModel, run: Run) -> LiveRequest:
     tools: list[Function] = []
     layout, echo, max_tokens = None, False, body.max_tokens
     if isinstance(body, ChatBody):
+        for name in ("template", "special_tokens"):
+            if getattr(body.voidpad, name):
+                raise RequestError(f"{name} goes with /v1/completions.", param=f"voidpad.{name}")
         newer = body.max_completion_tokens
         if newer is not None and max_tokens not in (None, newer):
             raise RequestError("max_tokens and max_completion_tokens differ; give one.", param="max_tokens")
@@ -175,16 +178,11 @@ def resolve(body: GenerationBody, served: ServedModel, run: Run) -> LiveRequest:
 
 
 def _check_echo(body: CompletionBody) -> None:
-    if (
-        body.n > 1
-        or body.max_tokens not in (0, 1)
-        or body.stream
-        or body.structured_outputs
-        or body.fills_gaps
-    ):
+    others = body.n > 1 or body.stream or body.structured_outputs or body.fills_gaps or body.stop
+    if others or body.max_tokens not in (0, 1):
         raise RequestError(
             "echo scores the prompt; it goes with max_tokens 0 or 1, n=1, and without "
-            "stream, suffix, template and structured_outputs.",
+            "stream, stop, suffix, template and structured_outputs.",
             param="echo",
         )
 
@@ -192,9 +190,10 @@ def _check_echo(body: CompletionBody) -> None:
 def _lay_out(body: CompletionBody, plan: Plan, served: ServedModel, run: Run) -> Layout:
     """The text of a request whose prompt and suffix, or whose template, leave gaps to fill."""
     asked = body.voidpad
-    if body.stream or body.n > 1 or body.logprobs is not None or body.stop:
+    if body.stream or body.n > 1 or body.logprobs is not None or body.stop or body.structured_outputs:
         raise RequestError(
-            "a gap is filled whole: stream, n, logprobs and stop do not apply.", param="suffix"
+            "a gap is filled whole: stream, n, logprobs, stop and structured_outputs do not apply.",
+            param="suffix",
         )
     template = asked.template
     if template is None:
