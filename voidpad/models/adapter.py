@@ -19,7 +19,7 @@ from voidpad.files import read_json
 from voidpad.models.card import Card, read_card
 from voidpad.models.families import Family
 from voidpad.models.locate import locate
-from voidpad.models.weights import read_headers, refuse_nan, refuse_unplaced
+from voidpad.models.weights import read_headers, refuse_nan, refuse_unplaced, required
 from voidpad.models.without_bitsandbytes import without_bitsandbytes
 
 CONFIG = "adapter_config.json"
@@ -98,7 +98,7 @@ def open_adapter(folder: Path, name: str) -> Adapter:
         raise WeightsError(
             f"{folder / CONFIG}: {refused or 'peft_type'} is not covered; use a plain LoRA adapter."
         )
-    return Adapter(folder, name, config, read_card(folder), tuple(read_headers(folder / TENSORS)))
+    return Adapter(folder, name, config, read_card(folder), tuple(read_headers(required(folder / TENSORS))))
 
 
 def attach(

@@ -38,11 +38,16 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint folder."""
     if (folder / INDEX).is_file():
         return sorted({folder / name for name in read_json(folder / INDEX).get("weight_map", {}).values()})
-    if not (folder / WHOLE).is_file():
+    return [required(folder / WHOLE)]
+
+
+def required(path: Path) -> Path:
+    """The file of weights, which must be there."""
+    if not path.is_file():
         raise WeightsError(
-            f"{folder / WHOLE}: no such file; voidpad reads safetensors weights only, no pickles (.bin, .pt)."
+            f"{path}: no such file; voidpad reads safetensors weights only, no pickles (.bin, .pt)."
         )
-    return [folder / WHOLE]
+    return path
 
 
 def read_headers(path: Path) -> dict[str, TensorHeader]:
