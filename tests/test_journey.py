@@ -1,5 +1,5 @@
 """A practitioner's week as one run, by the commands alone: own chats, training with a kill, merge, calibration,
-evaluation, comparison, diagnosis, export, and the wheel in fresh environments."""
+evaluation, comparison, diagnosis, export, and the wheel in a fresh environment."""
 
 import json
 import os
@@ -15,13 +15,12 @@ from random import Random
 import pytest
 from safetensors import safe_open
 
+from studies.release.check_wheel import build, try_wheel
 from voidpad.builtin.tasks import TASKS
 from voidpad.evaluate import read_run
 from voidpad.models import read_card
 
 ROOT = Path(__file__).parents[1]
-PYTHONS = ("3.11", "3.12", "3.13")
-LIGHT = ("typer", "rich", "pydantic")  # what the commands need that load no model
 RECIPE = """
 [model]
 name = "tiny-instruct"
@@ -156,67 +155,11 @@ def test_from_chats_to_a_wheel(tmp_path):
     )
     assert json.loads(shown)["canvas"] == 64
 
-    try_the_wheel(tmp_path)
+    # The wheel in a fresh environment; the workflow does the same on every supported Python.
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    try_wheel(build(tmp_path / "dist"), version)
 
 
 def count_of(table: str, label: str) -> int:
     line = next(line for line in table.splitlines() if label in line)
     return int(line.replace("│", " ").replace(",", "").split()[-1])
-
-
-def try_the_wheel(folder: Path) -> None:
-    """On the Python of this environment the wheel answers with a model. On the others it is installed without torch and
-    transformers: for them PyPI has only a torch of several gigabytes with CUDA, so what loads no model is tried."""
-    from studies.release.check_wheel import build, try_wheel
-
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    wheel = build(folder / "dist")
-    mine = "{}.{}".format(*sys.version_info)
-    tried = []
-    for number in PYTHONS:
-        if number == mine:
-            try_wheel(wheel, version)
-        elif python := interpreter(number):
-            try_light(python, wheel, version, folder / number)
-        else:
-            continue
-        tried.append(number)
-    assert mine in tried
-    print("tried on", *tried)
-
-
-def interpreter(number: str) -> Path | None:
-    """A Python of this version on this machine, from the path or from pyenv; None where there is none."""
-    named = shutil.which(f"python{number}")
-    places = [Path(named)] if named else []
-    places += sorted(Path.home().glob(f".pyenv/versions/{number}.*/bin/python"))
-    for place in places:
-        ran = subprocess.run(
-            [place, "-c", "import sys; print('{}.{}'.format(*sys.version_info))"],
-            capture_output=True,
-            text=True,
-        )
-        if ran.stdout.strip() == number:
-            return place
-    return None
-
-
-def try_light(python: Path, wheel: Path, version: str, folder: Path) -> None:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL"))}
-
-    def run(*words: object) -> str:
-        ran = subprocess.run(
-            [str(word) for word in words], cwd=folder, env=kept, capture_output=True, text=True, timeout=900
-        )
-        assert ran.returncode == 0, f"{words}\n{ran.stdout}\n{ran.stderr}"
-        return ran.stdout
-
-    folder.mkdir()
-    run(python, "-m", "venv", "venv")
-    programs = folder / "venv" / "bin"
-    run(programs / "python", "-m", "pip", "install", "--quiet", "--no-deps", wheel)
-    run(programs / "python", "-m", "pip", "install", "--quiet", *LIGHT)
-    assert run(programs / "voidpad", "--version").strip() == f"voidpad {version}"
-    assert "calibrate" in run(programs / "voidpad", "--help")
-    assert "tiny-table1" in run(programs / "voidpad", "recipes")
-    run(programs / "python", "-W", "error", "-c", "import voidpad")
