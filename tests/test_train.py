@@ -244,6 +244,16 @@ def test_links_in_a_run_folder_are_not_followed(folder, tmp_path, name):
     assert [path.name for path in outside.iterdir()] == ["precious"]
 
 
+@pytest.mark.parametrize("damage", [b"", b"no archive", None])
+def test_a_damaged_state_of_the_optimizer_is_one_error(folder, tmp_path, damage):
+    run = {"output": str(tmp_path / "run"), "steps": 4, "save_every": 2, "keep": 2}
+    train(recipe(folder, run={**run, "steps": 2}))
+    state = tmp_path / "run" / "checkpoint-2" / "optimizer.pt"
+    state.write_bytes(state.read_bytes()[:-900] if damage is None else damage)
+    with pytest.raises(WeightsError, match=r"optimizer\.pt"):
+        train(recipe(folder, run=run), resume=True)
+
+
 def lora(folder, name, **parts):
     change = {
         "lora": {"r": 8, "alpha": 16, "dropout": 0.0},

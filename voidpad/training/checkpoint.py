@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from voidpad import models
 from voidpad.errors import ConfigError, WeightsError, first_line
-from voidpad.files import read_json, store
+from voidpad.files import read_json, readable, store
 from voidpad.models.card import README
 from voidpad.training.recipe import LEARNING_FIELDS, TrainingRecipe, check
 
@@ -208,6 +209,17 @@ def read_weights(folder: Path, model: models.Model) -> dict[str, Tensor]:
     # PEFT leaves the adapter's name out of its files.
     names = {name.replace(".default", ""): name for name, _ in model.net.named_parameters()}
     return {names[name]: tensor for name, tensor in load_file(folder / ADAPTER).items()}
+
+
+def read_states(folder: Path) -> list[Any]:
+    """The states of a checkpoint's optimizers."""
+    path = folder / OPTIMIZER
+    try:
+        with readable(path, "optimizer"):
+            states: list[Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, UnpicklingError):  # what torch raises on a damaged archive
+        raise WeightsError(f"{path}: damaged; resume from another checkpoint.") from None
+    return states
 
 
 def export(model: models.Model, stored: Path | None, folder: Path, dtype: str | None) -> None:

@@ -365,7 +365,7 @@ class Run:
         states: list[Any] = [{}]
         if self.accelerator.is_main_process or not self.sharded:
             weights = checkpoint.read_weights(folder, self.model)
-            states = torch.load(folder / checkpoint.OPTIMIZER, map_location="cpu", weights_only=True)
+            states = checkpoint.read_states(folder)
         if self.sharded:
             named: dict[str, Any] = {f"net.{name}": tensor for name, tensor in weights.items()}
             set_model_state_dict(self.module, named, options=SCATTER)
