@@ -434,14 +434,16 @@ def test_nothing_is_left_when_the_caller_is_killed(all_layers):
 @pytest.mark.parametrize("weak", [False, True])
 def test_a_lost_supervisor_takes_its_programs_along_and_costs_one_verdict(all_layers, weak):
     program = "import os, threading, time\n[threading.Thread(target=time.sleep, args=(99,)).start() for _ in '12']\n"
+    others = set(psutil.Process().children())
     with Sandbox(limits=SandboxLimits(seconds=30), weak=weak) as sandbox:
         sandbox.run("", "")
+        (supervisor,) = set(psutil.Process().children()) - others
         idle, killed = processes(), []
 
         def lose():
             until(lambda: len(processes() - idle) == 2)  # the program and its checks
             killed.extend(processes())
-            psutil.Process().children()[-1].kill()
+            supervisor.kill()
 
         killer = threading.Thread(target=lose)
         killer.start()
@@ -486,6 +488,15 @@ def test_a_program_has_one_process_and_its_memory_limit(mode, all_layers):
             assert refused.reason == "error"
             assert "further processes" in refused.detail
         passes(tight, "import threading\nt = threading.Thread(target=print); t.start(); t.join()", "")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_clock_does_not_wait_for_a_look_at_the_program(mode, cells):
+    """A process with so many mappings that to measure them took longer than the program had."""
+    program = "import mmap, time\nkept = [mmap.mmap(-1, 4096, prot=n % 2 + 1) for n in range(60_000)]\ntime.sleep(99)"
+    verdict = cells[mode, 1].run(program, "")
+    assert verdict.reason == "timeout", verdict
+    assert verdict.seconds < 3
 
 
 NO_NAMESPACES = """
