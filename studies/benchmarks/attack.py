@@ -351,7 +351,13 @@ def main() -> None:
     model = load("tiny-void")
     fields = [f"{name}={value}" for name, value in FIELDS_OF_PLAN.items()]
     server = Server(
-        "--queue", "4096", "--plan", PLAN, *(word for field in fields for word in ("--set", field))
+        "--queue",
+        "4096",
+        "--timeout",
+        "900",
+        "--plan",
+        PLAN,
+        *(word for field in fields for word in ("--set", field)),
     )
     try:
         expected = [server.answer(seed) for seed in range(4)]
@@ -360,7 +366,9 @@ def main() -> None:
         before = server.memory
         figures: dict[str, Any] = {"memory_before_mib": round(before)}
         figures["load"] = load_phase(server, model, given.requests, given.clients)
+        figures["memory_after_load_mib"] = round(server.memory)
         figures["hostile"] = dict(asyncio.run(hostile_bodies(server, given.bodies, given.clients)))
+        figures["memory_after_bodies_mib"] = round(server.memory)
         figures["long_texts"] = dict(asyncio.run(long_texts(server)))
         held = half_sent_heads(server, 200)
         figures["slow_senders"] = dict(asyncio.run(slow_senders(server, 64)))
