@@ -47,29 +47,6 @@ def stubborn(ids):
     return z
 
 
-def test_dream_leaves_a_block_although_mask_was_proposed():
-    """Two blocks of two slots, two passes each; MASK is proposed in slot 1.
-
-    Dream writes nothing in a block's first pass and all that is left in its second. Slot 1 is then still masked. With
-    the switch the block is left for good, and the canvas keeps the mask. Without it decoding stays in the block: the
-    slot proposes MASK again and again, until the row counts as stalled.
-    """
-    released = plan("original@authors", defaults=DREAM.decoding, canvas=4, block=2)
-    left = ended(stubborn, released)
-    assert (left.ids, left.passes_decode, left.stop_reason) == ([2, 0, 4, 2], 4, "limit")
-    ours = plan("original", defaults=DREAM.decoding, canvas=4, block=2)
-    stays = ended(stubborn, ours.replace(propose=AuthorsSampled(**vars(ours.propose))))
-    assert (stays.ids, stays.passes_decode, stays.stop_reason) == ([2, 0, 0, 0], 5, "stalled")
-
-
-def test_a_block_that_is_full_is_left_as_before():
-    """Where MASK is not proposed, the passes suffice, and the switch changes nothing."""
-    ours = plan("original", defaults=DREAM.decoding, canvas=4, block=2)
-    one, other = ended(stubborn, DreamLoop(**vars(ours))), ended(stubborn, ours)
-    assert (one.ids, one.passes_decode, one.stop_reason) == ([2, 3, 4, 2], 4, "full")
-    assert (other.ids, other.passes_decode, other.stop_reason) == (one.ids, 4, "full")
-
-
 def silent(ids):
     """Every slot of the first block wants MASK; the second one knows its words."""
     z = torch.full((len(ids), WORDS), -9.0)
@@ -78,20 +55,34 @@ def silent(ids):
     return z
 
 
-def test_a_silent_block_does_not_stall_the_next_one():
-    """A row is not given up for passes that changed nothing in a block that it has left."""
-    left = ended(silent, plan("original@authors", defaults=DREAM.decoding, canvas=6, block=2))
-    assert (left.ids, left.passes_decode, left.stop_reason) == ([0, 0, 4, 4, 4, 4], 6, "limit")
-    settings = Settings(
-        Fixed(6),
-        2,
-        schedule="dream",
-        score="neg_entropy",
-        mask_proposable=True,
-        leave_blocks=True,
-    )
-    wanted = reference_decode(silent, [5], ROLES, settings)
-    assert (wanted.ids, wanted.passes_decode, wanted.stop_reason) == (left.ids, 6, "limit")
+@pytest.mark.parametrize(
+    ("logits", "canvas", "ids"),
+    [
+        # Dream writes nothing in a block's first pass and all that is left in its second. Slot 1 is then still
+        # masked: with the switch the block is left for good, and the canvas keeps the mask.
+        (stubborn, 4, [2, 0, 4, 2]),
+        # A row is not given up for passes that changed nothing in a block that it has left.
+        (silent, 6, [0, 0, 4, 4, 4, 4]),
+    ],
+)
+def test_dream_leaves_a_block_although_mask_was_proposed(logits, canvas, ids):
+    """Blocks of two slots, two passes each."""
+    left = ended(logits, plan("original@authors", defaults=DREAM.decoding, canvas=canvas, block=2))
+    assert (left.ids, left.passes_decode, left.stop_reason) == (ids, canvas, "limit")
+    quirks = {"mask_proposable": True, "leave_blocks": True}
+    settings = Settings(Fixed(canvas), 2, schedule="dream", score="neg_entropy", **quirks)
+    wanted = reference_decode(logits, [5], ROLES, settings)
+    assert (wanted.ids, wanted.passes_decode, wanted.stop_reason) == (ids, canvas, "limit")
+
+
+def test_without_the_switch_decoding_stays_in_the_block():
+    """Until the row counts as stalled; where MASK is not proposed, the switch changes nothing."""
+    ours = plan("original", defaults=DREAM.decoding, canvas=4, block=2)
+    stays = ended(stubborn, ours.replace(propose=AuthorsSampled(**vars(ours.propose))))
+    assert (stays.ids, stays.passes_decode, stays.stop_reason) == ([2, 0, 0, 0], 5, "stalled")
+    for made in (ours, DreamLoop(**vars(ours))):
+        full = ended(stubborn, made)
+        assert (full.ids, full.passes_decode, full.stop_reason) == ([2, 3, 4, 2], 4, "full")
 
 
 # The last candidate of the factor rule
@@ -138,6 +129,8 @@ def test_only_authors_sets_them(name):
         )
         assert (ours.leaves_blocks, type(ours.commit)) == (False, Factor)
         assert (theirs.leaves_blocks, type(theirs.commit)) == (family is DREAM, AuthorsFactor)
+    for loop_of_its_own in ("daedal@authors", "rho-eos@authors"):
+        assert not plan(loop_of_its_own, defaults=DREAM.decoding).leaves_blocks
 
 
 def unsure(ids):
@@ -168,8 +161,3 @@ def test_a_threshold_leaves_a_block_after_its_steps_in_dream_s_released_loop():
         with pytest.raises(PlanError) as refused:  # LLaDA's released loop ignores the steps
             plan(name, defaults=family.decoding, steps=4, **fields)
         assert refused.value.field == "steps"
-
-
-def test_methods_with_a_loop_of_their_own_have_neither():
-    for name in ("daedal@authors", "rho-eos@authors"):
-        assert not plan(name, defaults=DREAM.decoding).leaves_blocks

@@ -75,18 +75,12 @@ def sizes(model: Model):
         hook.remove()
 
 
+SEEDS = [range(5), pytest.param(range(100, 160), marks=pytest.mark.slow)]
+
+
 @EVERY
-def test_cached_decoding_is_uncached_decoding(name):
-    assert hold(name, range(5)) == {"eos", "full"}
-
-
-@pytest.mark.slow
-@EVERY
-def test_cached_decoding_is_uncached_decoding_in_60_cases(name):
-    assert hold(name, range(100, 160)) == {"eos", "full"}
-
-
-def hold(name: str, seeds: range) -> set[str]:
+@pytest.mark.parametrize("seeds", SEEDS, ids=["5 cases", "60 cases"])
+def test_cached_decoding_is_uncached_decoding(name, seeds):
     reasons = set()
     for seed in seeds:
         rng = random.Random(seed)
@@ -106,7 +100,7 @@ def hold(name: str, seeds: range) -> set[str]:
             [(_, outcome)] = alone.outcomes()
             assert replace(outcome, seconds=0.0) == plain[key]
         reasons |= {row.stop_reason for row in plain}
-    return reasons
+    assert reasons == {"eos", "full"}
 
 
 @pytest.mark.parametrize(("name", "dtype", "limit"), [
@@ -177,6 +171,6 @@ def test_a_failed_pass_spoils_nothing(monkeypatch):
 @EVERY
 def test_caches_of_full_attention_are_refused(name):
     model = tiny(name, 0, 4)
-    with pytest.raises(ConfigError, match=r"cache='dual' is for full attention; .* drop the cache"):
+    with pytest.raises(ConfigError, match="dual"):
         model.generate("hi", cache="dual", canvas=4)
     assert model.approximations(model.plan()) == ()

@@ -101,7 +101,13 @@ FAST = ("small-blocks",)
 LLADA2 = ("dynamic",)
 
 
-def hold(presets: tuple[str, ...], numbers: range) -> None:
+SLOW = [pytest.param(presets, range(1000, 1300), marks=pytest.mark.slow) for presets in (SDAR, FAST, LLADA2)]
+
+
+@pytest.mark.parametrize(
+    ("presets", "numbers"), [(SDAR, range(45)), (FAST, range(45)), (LLADA2, range(300)), *SLOW]
+)
+def test_plans_are_the_releases_loops(presets, numbers):
     """Every row of every case is what the release's loop writes, in company and alone."""
     reasons, shared, multiple = set(), 0, 0
     for number in numbers:
@@ -119,20 +125,6 @@ def hold(presets: tuple[str, ...], numbers: range) -> None:
             multiple += passes < len(tokens)
     assert reasons == {"eos", "full"}
     assert min(shared, multiple) > len(numbers) // 4
-
-
-EACH = pytest.mark.parametrize("presets", [SDAR, FAST, LLADA2], ids=["sdar", "fast_dllm", "llada2"])
-
-
-@EACH
-def test_plans_are_the_releases_loops(presets):
-    hold(presets, range(300 if presets == LLADA2 else 45))
-
-
-@pytest.mark.slow
-@EACH
-def test_plans_are_the_releases_loops_in_300_cases(presets):
-    hold(presets, range(1000, 1300))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 3.0])

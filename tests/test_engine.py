@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import psutil
@@ -158,27 +157,18 @@ def test_the_limits_are_used():
 # ------------------------------------------------------------------------------------- order and keys
 
 
-def test_handles_are_never_given_twice_and_draw_keys_may_repeat():
-    engine = Engine(Toy(CALM), LOW)
-    keys = [0, 0, 7, 7, 2**40]
-    handles = [engine.submit(prompt(2), WORDS, key=key) for key in keys]
-    assert handles == [0, 1, 2, 3, 4]
-    done = [event for event in engine.events() if isinstance(event, Finished)]
-    assert sorted((event.handle, event.outcome.key) for event in done) == list(enumerate(keys))
-    assert engine.submit(prompt(2), WORDS, key=7) == 5
-
-
 def test_equal_seeds_and_draw_keys_give_equal_rows_whatever_the_handle_and_the_company():
     warm = plan("void", canvas=8, block=4, temperature=1.0)
     alone = Engine(Toy(CALM), LOW)
     alone.submit(prompt(4), warm, seed=3, key=2)
     [wanted] = drain(alone)
     crowd = Engine(Toy(CALM), LOW, rows=5)
-    for size in (3, 9, 4):
-        crowd.submit(prompt(size), warm, seed=size)
+    handles = [crowd.submit(prompt(size), warm, seed=size, key=2**40) for size in (3, 9, 4)]
     twins = [crowd.submit(prompt(4), warm, seed=3, key=2) for _ in range(4)]
     other = crowd.submit(prompt(4), warm, seed=3, key=1)
+    assert [*handles, *twins, other] == list(range(8))
     done = {event.handle: event.outcome for event in crowd.events() if isinstance(event, Finished)}
+    assert crowd.submit(prompt(4), warm) == 8  # never given twice
     for handle in twins:
         assert result(done[handle]) == result(wanted)
     assert done[other].ids != wanted.ids
@@ -190,14 +180,18 @@ def test_equal_seeds_and_draw_keys_give_equal_rows_whatever_the_handle_and_the_c
 GROWING = plan("void-expansion", canvas=4, limit=24, block=4, window=4, tau_nonvoid=0.0, tau_gap=-1.0)
 
 
-def test_rows_that_outgrow_the_limit_rest_and_finish():
+def test_rows_that_outgrow_the_limit_rest_in_turn_and_finish():
     pool = Pool({key: Toy(CALM) for key in range(6)})
     engine = Engine(pool, LOW, tokens=48)
     for key in range(6):
-        engine.submit(prompt(2), GROWING, key=key)
-    engine.step()
+        engine.submit(prompt(2), GROWING if key % 2 else GROWING.replace(cut=False), key=key)
+    done = ended(engine.step())
     assert pool.rows == [6]  # 6 x (2 + 4) tokens fit
-    done = drain(engine)
+    for _ in range(59):
+        done += ended(engine.step())
+    calls = [pool.calls[key] for key in range(6)]
+    assert max(calls) - min(calls) <= 2
+    done += drain(engine)
     assert sorted(row.key for row in done) == list(range(6))
     assert min(pool.rows) == 1  # 26 tokens a row: one at a time, the others rest
     assert max(pool.sizes) <= 48
@@ -207,22 +201,7 @@ def test_rows_that_outgrow_the_limit_rest_and_finish():
         assert (row.passes_probe, row.passes_decode, row.passes_shared) == (6, 24, 1)
 
 
-def test_resting_rows_take_turns():
-    pool = Pool({key: Toy(CALM) for key in range(6)})
-    engine = Engine(pool, LOW, tokens=48)
-    for key in range(6):
-        engine.submit(prompt(2), GROWING if key % 2 else GROWING.replace(cut=False), key=key)
-    for _ in range(60):
-        engine.step()
-    calls = [pool.calls[key] for key in range(6)]
-    assert max(calls) - min(calls) <= 2
-
-
 # ------------------------------------------------------------------------------- the budget and fairness
-def live(engine: Engine) -> int:
-    return sum(len(rows) for rows in engine.live.values())
-
-
 @pytest.mark.parametrize(("tokens", "fits"), [(40, 4), (49, 4), (50, 5), (59, 5)])
 def test_the_token_budget_counts_prompt_and_canvas_of_every_row(tokens, fits):
     """Rows of 2 + 8 tokens: as many are live as fit, from the first pass on and while others take their places."""
@@ -233,7 +212,7 @@ def test_the_token_budget_counts_prompt_and_canvas_of_every_row(tokens, fits):
     counts = []
     while engine.busy:
         engine.step()
-        counts.append(live(engine))
+        counts.append(sum(len(rows) for rows in engine.live.values()))
     assert counts[0] == fits + (tokens % 10 >= 4)  # the first row has 6 tokens
     assert counts[4] == fits  # and is over after 4 passes
     assert max(pool.rows) == counts[0]
@@ -333,43 +312,26 @@ def test_events_tell_the_life_of_every_row():
     assert all(kind[-1] is Finished for kind in kinds.values())
 
 
-def test_a_row_past_its_deadline_ends_with_what_it_has():
-    some = jobs(6, first=40)
-    pool = pool_of(some)
-    told: list[int] = []
-    engine = Engine(pool, LOW, rows=4, ended=told.append)
-    now = time.monotonic()
-    deadlines = {1: now + 3600, 3: now - 1, 5: now - 1}
-    done: list[Outcome] = []
-    for job in some:
-        engine.submit(
-            job.prompt, job.case.plan, seed=job.case.seed, key=job.key, deadline=deadlines.get(job.key)
-        )
-    done += drain(engine)
-    late = {row.key: row for row in done if row.stop_reason == "deadline"}
-    assert sorted(late) == [3, 5]  # before their first pass
-    assert all(row.ids == [] and row.seconds == 0 for row in late.values())
-    assert not {3, 5} & set(told)
-    assert idle(engine)
-    for row in done:
-        if row.key not in late:
-            assert result(row) == result(some[row.key].alone())
-
-
-def test_a_deadline_passes_while_a_row_is_decoded(monkeypatch):
+def test_a_row_past_its_deadline_ends_with_what_it_has(monkeypatch):
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)  # stands still, so that the first pass is in time
-    engine = Engine(Toy(CALM), LOW)
-    engine.submit(prompt(3), WORDS, deadline=now + 0.05)
-    engine.submit(prompt(3), WORDS)
-    engine.step()
+    told: list[int] = []
+    engine = Engine(Toy(CALM), LOW, ended=told.append)
+    for key, deadline in enumerate((now - 1, now + 0.05, now + 3600, None)):
+        engine.submit(prompt(3 + key), WORDS, key=key, deadline=deadline)
+    [never_started] = ended(engine.step())
+    assert (never_started.key, never_started.stop_reason, never_started.ids) == (0, "deadline", [])
+    assert told == []
     now += 0.06
     [late] = ended(engine.step())
-    assert (late.stop_reason, late.passes_decode) == ("deadline", 1)
+    assert (late.key, late.stop_reason, late.passes_decode) == (1, "deadline", 1)
     assert sum(token != LOW.mask for token in late.ids) == 1
     assert late.tokens == ([] if late.ids[0] == LOW.mask else late.ids[:1])
-    [other] = drain(engine)
-    assert (other.stop_reason, other.passes_decode) == ("full", 8)
+    for row in drain(engine):
+        assert result(row) == alone(row.key)
+    assert told[0] == 1
+    assert sorted(told) == [1, 2, 3]
+    assert idle(engine)
 
 
 def test_a_row_may_be_ended_early_by_whoever_knows_that_it_is_complete():
@@ -469,59 +431,18 @@ def everywhere(canvas):
     return canvas.slots
 
 
-# ---------------------------------------------------------------------------------------- cancelling
-def test_a_waiting_row_is_cancelled_before_it_starts():
-    engine = Engine(Toy(CALM), LOW, rows=1)
-    for key in range(3):
-        engine.submit(prompt(3), WORDS, key=key)
-    engine.cancel(2)
-    [gone] = [event for event in engine.step() if isinstance(event, Finished)]
-    blank = Outcome(key=2, ids=[], tokens=[], passes_decode=0, stop_reason="cancelled")
-    assert gone == Finished(2, blank)
-    rest = drain(engine)
-    assert [row.key for row in rest] == [0, 1]
-    assert {row.stop_reason for row in rest} == {"full"}
-    assert idle(engine)
-
-
-@pytest.mark.parametrize("number", range(12))
-def test_a_live_row_comes_out_with_what_it_has(number):
-    some = jobs(5, first=40 * number)
-    pool = pool_of(some)
-    told: list[int] = []
-    engine = Engine(pool, LOW, ended=told.append)
-    for job in some:
-        submit(engine, job)
-    passes = number % 4
-    done = [row for _ in range(passes) for row in ended(engine.step())]
-    over = {row.key for row in done}
-    engine.cancel(3)
-    done += drain(engine)
-    assert sorted(told) == sorted(row.key for row in done if row.passes_decode + row.passes_probe)
-    for row in done:
-        if row.key != 3 or 3 in over:
-            assert result(row) == result(some[row.key].alone())
-            continue
-        assert row.stop_reason == "cancelled"
-        assert row.ids == (some[3].after(passes) if passes else [])
-        assert LOW.mask not in row.tokens
-        assert row.tokens == row.ids[: len(row.tokens)]
-        assert pool.calls[3] == row.passes_probe + row.passes_decode - row.passes_shared == passes
-    assert idle(engine)
-
-
 # ------------------------------------------------------------------------------------------ refusals
 @pytest.mark.parametrize(
-    ("ids", "roles", "error", "message"),
+    ("ids", "roles", "error"),
     [
-        ([], LOW, ConfigError, "the prompt is empty"),
-        ([6, LOW.mask, 7], LOW, ConfigError, "the prompt holds the mask token 0; remove it"),
-        ([6, 7], Roles(mask=0, eos=1), RoleError, "role 'void': this checkpoint has none"),
+        ([], LOW, ConfigError),
+        ([6, LOW.mask, 7], LOW, ConfigError),
+        ([6, 7], Roles(mask=0, eos=1), RoleError),  # the plan bans VOID
     ],
 )
-def test_impossible_prompts_are_refused_at_the_door(ids, roles, error, message):
+def test_impossible_prompts_are_refused_at_the_door(ids, roles, error):
     engine = Engine(Toy(CALM), roles)
-    with pytest.raises(error, match=message):
+    with pytest.raises(error):
         engine.submit(ids, WORDS)
     assert idle(engine)
 
@@ -642,18 +563,6 @@ def test_rules_that_fail_take_only_their_own_row_along(where):
     assert idle(engine)
 
 
-@pytest.mark.parametrize("name", ["rho-eos", "daedal", "void", "append-blocks"])
-def test_numbers_beyond_all_measure_end_one_request_at_most(name):
-    """Today one such request would end a server."""
-    engine = Engine(Toy(CALM), LOW)
-    good = engine.submit(prompt(3), WORDS)
-    with suppress(ConfigError):  # refused at the door
-        engine.submit(prompt(3), plan(name, block=10**30))
-    events = list(engine.events())
-    assert good in [event.handle for event in events if isinstance(event, Finished)]
-    assert idle(engine)
-
-
 def test_outcomes_raise_the_error_of_a_failed_pass():
     engine = Engine(Flaky(Toy(CALM), {1}), LOW)
     with pytest.raises(MemoryError, match="no room"):
@@ -661,44 +570,36 @@ def test_outcomes_raise_the_error_of_a_failed_pass():
 
 
 @pytest.mark.parametrize(
-    ("spoil", "value"),
-    [
-        (one_nan, "nan"),
-        (lambda z: torch.full_like(z, torch.inf), "inf"),
-        (lambda z: torch.full_like(z, -torch.inf), "-inf"),
-    ],
+    "spoil",
+    [one_nan, lambda z: torch.full_like(z, torch.inf), lambda z: torch.full_like(z, -torch.inf)],
     ids=["nan", "inf", "-inf"],
 )
 @pytest.mark.parametrize("name", ["void", "void-expansion", "daedal", "rho-eos", "smart-crop"])
-def test_logits_that_are_no_numbers_are_an_error_and_never_an_answer(spoil, value, name):
+def test_logits_that_are_no_numbers_are_an_error_and_never_an_answer(spoil, name):
     growing = {} if name in ("void", "smart-crop") else {"limit": 12}
-    chosen = plan(name, canvas=8, block=4, **growing)
     engine = Engine(Flaky(Toy(CALM), {1}, spoil), LOW, rows=1)
     for key in (1, 0):
-        engine.submit(prompt(3), chosen, key=key)
-    first = engine.step()
-    assert [type(event) for event in first] == [Started, Failed]
-    assert isinstance(first[1].error, VoidpadError)
-    said = f"the network gave logits of {value} in pass 1, so its choices mean nothing; the weights may be damaged"
-    assert str(first[1].error).startswith(said)
-    [row] = drain(engine)
-    assert row.stop_reason != "cancelled"
+        engine.submit(prompt(3), plan(name, canvas=8, block=4, **growing), key=key)
+    [_, failed] = engine.step()
+    assert isinstance(failed.error, VoidpadError)
+    assert [row.key for row in drain(engine)] == [0]
 
 
 # --------------------------------------------------------------------------------------------- soak
 @pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.slow)])
 def test_soak(count):
-    """Random lengths, canvases and plans through one engine, rows cancelled on the way."""
+    """Random lengths, canvases and plans; rows are cancelled while they wait and while they are decoded."""
     rng = random.Random(count)
     some = jobs(count, plans=24)
     pool = pool_of(some)
-    engine = Engine(pool, LOW, rows=24, tokens=400)
+    told: list[int] = []
+    engine = Engine(pool, LOW, rows=24, tokens=400, ended=told.append)
     waiting, done, asked = some[::-1], [], set()
     memory: list[tuple[int, int]] = []
     while waiting or engine.busy:
         while waiting and engine.waiting < 40:
             submit(engine, waiting.pop())
-        if rng.random() < 0.1:
+        if rng.random() < 0.3:
             key = rng.choice([*engine.handles, rng.randrange(count)])  # waiting, live, over or unknown
             engine.cancel(key)
             asked.add(key)
@@ -709,13 +610,16 @@ def test_soak(count):
     assert sorted(row.key for row, _ in done) == list(range(count))
     cancelled = [(row, calls) for row, calls in done if row.stop_reason == "cancelled"]
     assert {row.key for row, _ in cancelled} <= asked
-    assert len(cancelled) > count / 100
+    assert min(Counter(calls > 0 for _, calls in cancelled)[live] for live in (False, True)) > count / 100
+    assert sorted(told) == sorted(row.key for row, calls in done if calls)
     for row, calls in done:
         assert calls == row.passes_probe + row.passes_decode - row.passes_shared
         if row.stop_reason != "cancelled":
             assert result(row) == result(some[row.key].alone()), row.key
-        elif calls:
-            assert row.ids == some[row.key].after(calls), row.key
+        else:
+            assert row.ids == (some[row.key].after(calls) if calls else []), row.key
+            assert row.tokens == row.ids[: len(row.tokens)]
+            assert LOW.mask not in row.tokens
     assert flat([size for size, _ in memory])
     assert flat([tensors for _, tensors in memory], slack=300)  # of the rows in flight
 

@@ -1,7 +1,6 @@
 """Faster denoisers against the plain one: exact ones give the same tokens and passes, caches what they promise."""
 
 import random
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +10,6 @@ import torch
 
 from cases import case, watch
 from studies.benchmarks.research import Research, research_decoder
-from studies.benchmarks.workload import PassMeter, Script, Scripted, drive, workload
 from toys import LOW, Table, Toy
 from voidpad.decode import Rows, decode, plan
 from voidpad.engine import packed
@@ -95,30 +93,13 @@ def test_packed_rows_decode_as_padded_ones(family, dtype):
     assert raggedness > 5
 
 
-@BOTH
-def test_packing_changes_logits_by_rounding_only(family):
-    rng = random.Random(1)
-    model = tiny(family, 1, dtype=torch.float32)
-    canvas = half_filled(model, ragged(rng, 5), 12, rng)
-    plain = model.denoiser()(canvas, canvas.slots)
-    for bucket in (1, 32, 256):
-        torch.testing.assert_close(
-            PackedDenoiser(model.denoiser(), bucket=bucket)(canvas, canvas.slots), plain, atol=1e-5, rtol=1e-5
-        )
-    assert torch.equal(model.denoiser()(canvas, canvas.slots), plain)  # the network kept its own attention
-
-
-def test_packed_rows_carry_no_padding():
-    model = tiny("llada", 0)
-    prompts = [[12] * size for size in (2, 9, 30)]
+@pytest.mark.parametrize(("bucket", "width"), [(1, 41 + 3 * 4), (32, 64)])
+def test_packed_rows_carry_no_padding(bucket, width):
+    model, chosen = tiny("llada", 0), plan("original", canvas=4, block=4)
     with shapes(model) as seen:
-        results(PackedDenoiser(model.denoiser()), model, prompts, plan("original", canvas=4, block=4))
-        assert set(seen) == {(1, 41 + 3 * 4)}
-        seen.clear()
-        results(
-            PackedDenoiser(model.denoiser(), bucket=32), model, prompts, plan("original", canvas=4, block=4)
-        )
-        assert set(seen) == {(1, 64)}
+        denoise = PackedDenoiser(model.denoiser(), bucket=bucket)
+        results(denoise, model, [[12] * size for size in (2, 9, 30)], chosen)
+    assert set(seen) == {(1, width)}
 
 
 def test_threads_may_share_a_network():
@@ -190,18 +171,14 @@ def commits(denoise, model: Model, prompt, chosen) -> list[tuple[int, int, torch
 
 def equal_or_near_tie(first, second, *, slack: float = 0.03) -> bool:
     """The same commits; or, where they part, the first run finds the other's choice nearly as likely as its own."""
-    for number, ((slot, token, p), (other_slot, other_token, _)) in enumerate(
-        zip(first, second, strict=True)
-    ):
+    for (slot, token, p), (other_slot, other_token, _) in zip(first, second, strict=True):
         if (slot, token) != (other_slot, other_token):
-            own, other = float(p[slot, token]), float(p[other_slot, other_token])
-            print(f"parting at pass {number}: slot {slot} {own:.5f}, slot {other_slot} {other:.5f}")
-            return other > (1 - slack) * own
+            return float(p[other_slot, other_token]) > (1 - slack) * float(p[slot, token])
     return True
 
 
 # ------------------------------------------------------------------------------- E0: the research loop
-@pytest.mark.parametrize("family", ["llada", "dream"])
+@BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_the_research_loop_gives_the_engines_tokens_and_passes(family, dtype):
     early = 0
@@ -213,9 +190,8 @@ def test_the_research_loop_gives_the_engines_tokens_and_passes(family, dtype):
             # LLaDA's rules, on either family: the loop knows no other.
             chosen = plan(name, canvas=canvas, block=block, stop="eos")
             loop = Research(model.net, model.roles, model.family.shift, ban=ban)
-            for prompt, row in zip(
-                prompts, results(PackedDenoiser(model.denoiser()), model, prompts, chosen), strict=True
-            ):
+            rows = results(PackedDenoiser(model.denoiser()), model, prompts, chosen)
+            for prompt, row in zip(prompts, rows, strict=True):
                 assert loop(prompt, canvas=canvas, block=block) == (row.ids, row.passes_decode)
                 early += row.passes_decode < canvas
     assert early > 5
@@ -244,7 +220,7 @@ def test_a_cache_gives_its_memory_back():
         assert len(cached.store.places) <= 3
     assert cached.entries == {}
     assert [part.data_ptr() for part in cached.store.keys] == before
-    assert {part.shape[0] for part in cached.store.keys} == {
+    assert {len(part) for part in cached.store.keys} == {
         128 + 1
     }  # three rows of at most 26 tokens, and filler
 
@@ -313,9 +289,7 @@ def by_place(canvas: list[int]) -> list[dict[int, float]]:
     return [{LOW.eos if slot == 5 else 6: 0.9 if slot == 5 else 0.6, 7: 0.1} for slot in range(len(canvas))]
 
 
-@pytest.mark.parametrize(
-    "commit", [{}, {"threshold": 0.5}, {"factor": 1.0}], ids=["quota", "threshold", "factor"]
-)
+@pytest.mark.parametrize("commit", [{}, {"threshold": 0.5}, {"factor": 1.0}], ids=str)
 @pytest.mark.parametrize("block", [2, 4, 12])
 def test_trimming_changes_nothing_for_a_model_that_ignores_the_tail(block, commit):
     denoise, fields = Toy(Table(by_place)), {"canvas": 12, "block": block, **commit}
@@ -340,23 +314,15 @@ def test_a_trimmed_canvas_ends_at_its_first_eos():
     assert cut_short > 20
 
 
-# ------------------------------------------------------------------------------------ wrapping denoisers
-
-
 # ------------------------------------------------------------------------------------------ benchmarks
 @BOTH
 def test_the_comparison_is_like_for_like(family):
     model, prompts = tiny(family, 2), ragged(random.Random(2), 4)
     named = {"research": research_decoder(model, 12, 4), **decoders(model, 12, 4)}
-    found = compare(named, prompts, device="cpu")
+    found = compare(named, prompts, device="cpu", rounds=2)
     assert found["exact"]["equal"] == found["research"]["equal"] == 4
     assert found["exact"]["passes"] == found["research"]["passes"]
     assert set(found) >= {"prefix cache", "dual cache", "dual cache, threshold 0.9"}
-    turns = compare(named, prompts, device="cpu", rounds=3)
-    for name, row in found.items():
-        assert {key: turns[name][key] for key in ("passes", "equal")} == {
-            key: row[key] for key in ("passes", "equal")
-        }
 
 
 @pytest.mark.slow
@@ -370,31 +336,6 @@ def test_compiled_layers_change_no_token(family):
     for name, make in ways.items():
         after = list(make().run(prompts, chosen))
         assert [(row.key, row.ids) for row in after] == [(row.key, row.ids) for row in before[name]]
-
-
-def loaded(lengths, prompts, chosen, *, pace: float = 1.0) -> tuple[Engine, PassMeter, Script]:
-    model = random_model("llada", vocab=64, hidden=16, layers=1)
-    script = Script(model.roles, lengths, pace=pace)
-    meter = PassMeter(Scripted(PackedDenoiser(model.denoiser()), script))
-    engine = Engine(meter, model.roles, rows=4)
-    for key, prompt in enumerate(prompts):
-        engine.submit(prompt, chosen, key=key)
-    return engine, meter, script
-
-
-def test_a_workload_is_driven_to_its_end():
-    prompts, lengths = workload(8, scale=0.05)
-    assert len(prompts) == len(lengths) == 8
-    assert max(map(len, prompts)) > 4 * min(map(len, prompts))
-    engine, meter, _ = loaded(lengths, prompts, plan("void", canvas=32, block=8))
-    ran = drive(engine, device="cpu")
-    assert (ran.finished, ran.row_passes) == (8, sum(length + 1 for length in lengths))
-    assert ran.row_passes / 4 <= ran.passes < ran.row_passes
-    assert ran.row_passes_per_second > 0
-    wanted = Counter()
-    for prompt, length in zip(prompts, lengths, strict=True):
-        wanted[len(prompt) + 32] += length + 1
-    assert meter.work == wanted
 
 
 # ------------------------------------------------------------------------------------------------ GPU
@@ -434,10 +375,8 @@ def test_packing_changes_logits_by_rounding_only_on_a_gpu(family):
 def test_graphs_change_no_token(family):
     """The same kernels on the same shapes, launched at once: replay is bit for bit the eager pass."""
     model = on_gpu(family, 1, torch.bfloat16)
-    prompts, chosen = (
-        [[40 + n for n in range(size)] for size in (5, 31, 64)],
-        plan("void", canvas=64, block=32),
-    )
+    prompts = [[40 + n for n in range(size)] for size in (5, 31, 64)]
+    chosen = plan("void", canvas=64, block=32)
     eager = results(PackedDenoiser(model.denoiser(), bucket=64), model, prompts, chosen)
     graphed = PackedDenoiser(model.denoiser(), bucket=64, graphs=Graphs(4096))
     assert results(graphed, model, prompts, chosen) == eager

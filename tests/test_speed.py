@@ -1,4 +1,4 @@
-"""Named speeds: the switches they stand for, where they are refused; and the frontier they were chosen from."""
+"""Named speeds: the switches they stand for, and where they are refused."""
 
 import json
 import sys
@@ -36,9 +36,6 @@ def voidpad(monkeypatch, capsys):
     return run
 
 
-# The names
-
-
 @EACH
 def test_a_speed_gives_the_tokens_of_its_switches(builtin, name):
     speed = SPEEDS[name]
@@ -62,36 +59,28 @@ def test_answers_of_a_speed_do_not_depend_on_the_batch(builtin, name):
 
 
 def test_exact_is_what_happens_without_a_speed():
-    model = random_model("llada", vocab=300, hidden=16, layers=1)
-    plain, named = (
-        model.generate("hi", "original", canvas=8, block=4, **way) for way in ({}, {"speed": "exact"})
-    )
-    assert plain[0].ids == named[0].ids
-    assert named[0].approximations == ()
     assert with_speed("exact", {"block": 4}, None) == ({"block": 4}, None)
     assert with_speed(None, {"threshold": 0.9}, "dual") == ({"threshold": 0.9}, "dual")
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "cache", "said"),
+    ("name", "fields", "cache", "named"),
     [
-        ("fastest", {"threshold": 0.8}, None, "drop it or threshold=0.8"),
-        ("fast", {"trim": True}, None, "drop it or trim=True"),
-        ("fast", {}, "dual:4", "drop it or cache=dual:4"),
-        ("exact", {"factor": 1.0}, "dual", "drop it or factor=1.0 and cache=dual"),
-        ("quick", {}, None, "use one of exact, fast, fastest"),
+        ("fastest", {"threshold": 0.8}, None, "threshold=0.8"),
+        ("fast", {"trim": True}, None, "trim=True"),
+        ("fast", {next(iter(SPEEDS["fast"].fields)): 0}, None, "=0"),  # off, but the speed sets it
+        ("fast", {}, "dual:4", "cache=dual:4"),
+        ("exact", {"factor": 1.0}, "dual", "factor=1.0 and cache=dual"),
+        ("quick", {}, None, "exact, fast, fastest"),
     ],
 )
-def test_a_speed_and_a_switch_exclude_each_other(name, fields, cache, said):
-    with pytest.raises(ConfigError, match=said):
+def test_a_speed_and_a_switch_exclude_each_other(name, fields, cache, named):
+    with pytest.raises(ConfigError, match=named):
         with_speed(name, fields, cache)
 
 
-def test_a_switch_that_is_off_is_no_conflict_unless_the_speed_sets_it():
+def test_a_switch_that_is_off_is_no_conflict():
     assert with_speed("fast", {"trim": False, "factor": None}, None)[1] == SPEEDS["fast"].cache
-    [own, *_] = SPEEDS["fast"].fields
-    with pytest.raises(ConfigError, match=f"{own}=0"):
-        with_speed("fast", {own: 0}, None)
 
 
 @EACH
@@ -99,7 +88,7 @@ def test_a_switch_that_is_off_is_no_conflict_unless_the_speed_sets_it():
 def test_presets_either_take_a_speed_or_refuse_it(name, plan):
     model = random_model("llada", vocab=300, hidden=16, layers=1)
     if plan in ("daedal", "rho-eos"):
-        with pytest.raises(ConfigError, match=f"plan '{plan}' has its own"):
+        with pytest.raises(ConfigError, match=plan):
             model.generate("hi", plan, speed=name)
     else:
         check_speed(name, f"{plan}@authors")
@@ -109,24 +98,22 @@ def test_presets_either_take_a_speed_or_refuse_it(name, plan):
 
 @EACH
 def test_ready_plans_and_block_causal_models_take_no_speed(name, tmp_path, voidpad):
-    with pytest.raises(ConfigError, match="has its own"):
+    with pytest.raises(ConfigError):
         check_speed(name, Plan())
     model = random_model("sdar", vocab=300, hidden=16, layers=1, causal_block=4)
-    said = "has its own"
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError):
         model.generate("hi", speed=name)
     assert model.generate("hi", canvas=4, speed="exact")[0].approximations == ()
-    folder = save(model, tmp_path / "sdar") or tmp_path / "sdar"
-    for command in (("generate", "hi", "--model", folder), ("serve", folder, "--port", 0),
-                    ("serve", folder, "--port", 0, "--replicas", 2),
-                    ("eval", "--model", folder, "--tasks", "tiny_steps", "--out", tmp_path / "run")):  # fmt: skip
-        status, _, err = voidpad(*command, "--speed", name)
-        assert (status, said in err) == (2, True), command
-    assert not (tmp_path / "run").exists()
+    folder = tmp_path / "sdar"
+    save(model, folder)
     (tmp_path / "prompts.txt").write_text("hi")
-    status, _, err = voidpad("bench", "--model", folder, "--file", tmp_path / "prompts.txt")
-    assert status == 2
-    assert "block-causal" in err
+    speed = ("--speed", name)
+    for command in (("generate", "hi", "--model", folder, *speed), ("serve", folder, "--port", 0, *speed),
+                    ("serve", folder, "--port", 0, "--replicas", 2, *speed),
+                    ("eval", "--model", folder, "--tasks", "tiny_steps", "--out", tmp_path / "run", *speed),
+                    ("bench", "--model", folder, "--file", tmp_path / "prompts.txt")):  # fmt: skip
+        assert voidpad(*command)[0] == 2, command
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -138,14 +125,14 @@ def test_ready_plans_and_block_causal_models_take_no_speed(name, tmp_path, voidp
     ],
 )
 def test_wrong_speeds_are_refused_before_weights_are_read(voidpad, command):
-    for options, said in (
-        (("--speed", "quick"), "use one of"),
-        (("--speed", "fast", "--cache", "dual"), "drop it or cache=dual"),
-        (("--speed", "fastest", "--plan", "daedal"), "one of its own"),
+    for options, named in (
+        (("--speed", "quick"), "quick"),
+        (("--speed", "fast", "--cache", "dual"), "cache=dual"),
+        (("--speed", "fastest", "--plan", "daedal"), "daedal"),
     ):
         status, _, err = voidpad(*command, "tiny-void", *options)
         assert status == 2
-        assert said in err
+        assert named in err
 
 
 def test_a_run_folder_holds_the_switches_of_its_speed(voidpad, tmp_path):
@@ -160,7 +147,7 @@ def test_a_run_folder_holds_the_switches_of_its_speed(voidpad, tmp_path):
     assert named["config"]["cache"] == speed.cache
     status, _, err = voidpad("eval", "--stage", "answer", "--out", tmp_path / "named", "--speed", "fast")
     assert status == 2
-    assert "--speed: --stage answer takes it from" in err
+    assert "--speed" in err
 
 
 def test_a_server_decodes_at_its_speed(voidpad, monkeypatch):
@@ -178,6 +165,3 @@ def test_a_server_decodes_at_its_speed(voidpad, monkeypatch):
     assert voidpad("serve", "--speed", "fastest")[0] == 0
     assert served[0].default.approximations == ("entropy_bound",)
     assert served[0].options.cache == SPEEDS["fastest"].cache
-
-
-# The frontier
