@@ -11,11 +11,14 @@ from test_fast import BOTH, ragged, tiny
 from toys import LOW
 from voidpad.decode import Plan, Rows, plan
 from voidpad.decode.commit import EntropyBound, Factor, Threshold, TopK
+from voidpad.decode.loop import begin
+from voidpad.engine import captured
 from voidpad.engine.batching import Engine
 from voidpad.engine.cache import CachedDenoiser
 from voidpad.engine.cache_policy import CachePolicy
 from voidpad.engine.captured import CapturedPass, device_step, kind_of
 from voidpad.engine.events import Finished, Wrote
+from voidpad.engine.graphs import run as run_plainly
 from voidpad.engine.packed import PackedDenoiser
 from voidpad.models import FAMILIES
 
@@ -146,6 +149,23 @@ def test_a_step_has_static_shapes_and_never_reads_the_device(commit):
         entropy = numbers if commit.reads_entropy else None
         small = device_step(Plan(commit=commit, block=width), state, numbers.long(), numbers, entropy)
     assert small.shape == (rows, 3 * width + 7)
+
+
+@pytest.mark.parametrize("fields", [{"threshold": 0.3, "temperature": 0.7}, {"entropy_bound": 0.7}, {}])
+def test_a_whole_pass_makes_every_tensor_on_its_device(monkeypatch, fields):
+    """Tensors on `meta` have no values and mix with none of the host, as those on a GPU."""
+    model, given = tiny("llada", 1), []
+    chosen = model.plan("void", canvas=12, block=4, stop="eos", **fields)
+    rows = begin([[12, 13], [12]], model.roles, chosen, keys=[0, 1], seeds=[3, 3])
+    monkeypatch.setattr(captured, "run", lambda *call: given.append(call) or run_plainly(*call))
+    assert CapturedPass(PackedDenoiser(model.denoiser()))([(chosen, rows)])
+    [(call, inputs, _)] = given
+    windows = torch.empty(2 * 4, 16, dtype=torch.bfloat16, device="meta")
+    monkeypatch.setattr(captured, "forward", lambda *_: windows)
+    flat, logits, bans = call(*(part.to("meta") for part in inputs))
+    assert (flat.shape, flat.dtype, flat.device.type) == ((2, 3 * 4 + 7), torch.long, "meta")
+    assert logits is windows
+    assert bans.ban.shape == (16,)
 
 
 @pytest.mark.gpu

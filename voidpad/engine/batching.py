@@ -309,7 +309,10 @@ class Engine:
         rows = join([group.rows for group in groups])
         places = [group.where for group in groups if group.where is not None]
         padded = [pad(where, (0, rows.ids.shape[1] - where.shape[1])) for where in places]
-        parts = self.denoise(rows, torch.cat(padded)).split([int(where.sum()) for where in places])
+        logits = self.denoise(rows, torch.cat(padded))
+        if len(rows) < self.rows_read:  # the pass over the other rows may write to the same memory
+            logits = logits.clone()
+        parts = logits.split([int(where.sum()) for where in places])
         return [replace(group, logits=part) for group, part in zip(groups, parts, strict=True)]
 
     def _apply_rules(self, groups: list[_Group]) -> list[_Group]:

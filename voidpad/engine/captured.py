@@ -29,7 +29,7 @@ from voidpad.decode.noise import Noise
 from voidpad.decode.outcome import finish
 from voidpad.decode.plan import Plan
 from voidpad.decode.propose import NOTHING, Bans, ProposeRule, SlotProposal, propose_in_tiles
-from voidpad.decode.rows import Rows, join
+from voidpad.decode.rows import Rows, join, send
 from voidpad.decode.rules import Rule
 from voidpad.engine.graphs import run
 from voidpad.engine.packed import PackedDenoiser, forward, is_compiled, next_power, rounded
@@ -161,7 +161,8 @@ class CapturedPass:
         outputs = torch.full((count, block), len(packing) - 1)
         outputs[:size][valid] = network[4]
         network[4] = outputs.view(-1)
-        state = [pad(rows.ids, (0, rounded(columns) - columns)), *(getattr(rows, name) for name in GIVEN)]
+        spare = rounded(columns + block) - columns  # a window may reach past the end of its row
+        state = [pad(rows.ids, (0, spare)), *(getattr(rows, name) for name in GIVEN)]
         numbers = torch.cat([self._of(plan).numbers.expand(len(rows), -1) for plan, rows in groups])
         if count > size:  # rows without slots fill the bucket
             state = [pad(part, (0,) * (2 * part.dim() - 1) + (count - size,)) for part in state]
@@ -170,14 +171,14 @@ class CapturedPass:
         call = _DevicePass(self, plan, rows.roles, packing.longest)
         kind = (kinds.pop(), packing.longest, denoise.version)
         if graphed and self._is_worth(kind, inputs):
-            flat, logits = denoise.graphs(call, inputs, denoise.inner.device, key=kind)
+            flat, logits, _ = denoise.graphs(call, inputs, denoise.inner.device, key=kind)
         else:
-            flat, logits = run(call, inputs, denoise.inner.device)
+            flat, logits, _ = run(call, inputs, denoise.inner.device)
         done()
-        logits = logits[: size * block]
-        if not valid.all():
-            logits = logits[valid.view(-1).nonzero()[:, 0].to(logits.device)]
-        return _steps(groups, rows, block, flat.cpu()[:size], where, logits)
+        found, logits = flat.cpu()[:size], logits[: size * block]
+        if not valid.all():  # after the one wait for the device
+            logits = logits[send(valid.view(-1).nonzero()[:, 0], logits.device)]
+        return _steps(groups, rows, block, found, where, logits)
 
     def _of(self, plan: Plan) -> _KnownPlan:
         known = self._known.get(id(plan))
@@ -226,14 +227,17 @@ def _steps(
 
 @dataclass(frozen=True)
 class _DevicePass:
-    """What a graph captures: from the inputs of a pass to its one tensor, and the logits of the windows."""
+    """What a graph captures: from the inputs of a pass to its one tensor, and the logits of the windows.
+
+    The masks of banned tokens come out too: a graph that keeps them reads no memory that a cache has freed since.
+    """
 
     owner: CapturedPass
     plan: Plan
     roles: Roles
     longest: tuple[int, int]
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Bans]:
         owner, plan = self.owner, self.plan
         network, (ids, *given, numbers) = inputs[:7], inputs[7:]
         denoise = owner.denoise
@@ -259,7 +263,7 @@ class _DevicePass:
         found = propose_in_tiles(plan.propose, logits, bans, noise, entropy=entropy, call=propose)
         tokens, score = found.tokens.view(positions.shape), found.score.view(positions.shape)
         spread = None if found.entropy is None else found.entropy.view(positions.shape)
-        return step(plan, rows, tokens, score, spread), logits
+        return step(plan, rows, tokens, score, spread), logits, bans
 
     def _with_numbers(self, numbers: Tensor) -> Plan:
         """The plan with tensors in place of its rules' numbers: (N, 1) in the proposal, (B, 1) in the commit."""
