@@ -5,12 +5,13 @@ import math
 import pytest
 import torch
 
+from cases import watch
 from reference import Fixed, Settings
 from reference import decode as reference_decode
+from toys import Toy
 from voidpad.decode import plan
 from voidpad.decode.authors import AuthorsFactor, AuthorsSampled, DreamLoop
 from voidpad.decode.commit import BlockProgress, Factor, Proposed
-from voidpad.decode.loop import decode
 from voidpad.errors import PlanError
 from voidpad.models import DREAM, FAMILIES, LLADA
 from voidpad.roles import Roles
@@ -20,18 +21,9 @@ WORDS = 6
 
 
 def ended(logits, chosen):
-    """The outcome of one row whose prompt is the token 5."""
-
-    def denoise(canvas, where):
-        return torch.stack([logits(row.tolist())[column] for row, column in places(canvas, where)])
-
-    def places(canvas, where):
-        return [(canvas.ids[row], column) for row, column in where.nonzero().tolist()]
-
-    for step in decode(denoise, [[5]], ROLES, chosen):
-        if step.finished:
-            return step.finished[0]
-    raise AssertionError
+    """One row whose prompt is the token 5."""
+    [row] = watch(Toy(logits), [[5]], ROLES, chosen)
+    return row
 
 
 # A block is left after its passes

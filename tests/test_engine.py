@@ -15,6 +15,7 @@ import torch
 
 import reference
 from cases import Case, case, steps_of, watch
+from test_laws import result
 from toys import LOW, SEPARATOR, Chaos, Toy
 from voidpad.decode import Outcome, plan
 from voidpad.decode.length import Fixed as FixedLength
@@ -23,7 +24,6 @@ from voidpad.engine.events import Event, Failed, Finished, Started, Wrote
 from voidpad.errors import ConfigError, RoleError, VoidpadError
 from voidpad.roles import Roles
 
-RESULT = ("ids", "tokens", "passes_decode", "passes_probe", "canvas", "stop_reason")
 WORDS = plan("void", canvas=8, block=4)  # 8 passes, unless EOS comes earlier
 CALM = Chaos(LOW, 1, lean=((LOW.eos, -9.0),))  # never ends early
 
@@ -106,10 +106,6 @@ def ended(events: list[Event]) -> list[Outcome]:
 
 def drain(engine: Engine) -> list[Outcome]:
     return ended(list(engine.events()))
-
-
-def result(row) -> dict:
-    return {name: getattr(row, name) for name in RESULT}
 
 
 def idle(engine: Engine) -> bool:

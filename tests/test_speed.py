@@ -1,11 +1,9 @@
 """Named speeds: the switches they stand for, and where they are refused."""
 
 import json
-import sys
 
 import pytest
 
-from voidpad.commands import cli
 from voidpad.decode.plan import Plan
 from voidpad.decode.presets import PRESETS
 from voidpad.engine.speed import SPEEDS, check_speed, with_speed
@@ -20,20 +18,6 @@ PROMPTS = ["Leo has 26 shells.\n(1) Leo takes 4.\nWhat is left after (1)?", "12 
 @pytest.fixture(scope="module")
 def builtin():
     return load("tiny-void", device="cpu")
-
-
-@pytest.fixture
-def voidpad(monkeypatch, capsys):
-    """`voidpad ARGUMENTS` in this process: (status, standard output, standard error)."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["voidpad", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return ended.value.code or 0, *capsys.readouterr()
-
-    return run
 
 
 @EACH
@@ -108,46 +92,45 @@ def test_ready_plans_and_block_causal_models_take_no_speed(name, tmp_path, voidp
     save(model, folder)
     (tmp_path / "prompts.txt").write_text("hi")
     speed = ("--speed", name)
-    for command in (("generate", "hi", "--model", folder, *speed), ("serve", folder, "--port", 0, *speed),
-                    ("serve", folder, "--port", 0, "--replicas", 2, *speed),
-                    ("eval", "--model", folder, "--tasks", "tiny_steps", "--out", tmp_path / "run", *speed),
-                    ("bench", "--model", folder, "--file", tmp_path / "prompts.txt")):  # fmt: skip
-        assert voidpad(*command)[0] == 2, command
+    for line, *words in (
+        ("generate hi --model", folder, *speed),
+        ("serve --port 0", folder, *speed),
+        ("serve --port 0 --replicas 2", folder, *speed),
+        ("eval --tasks tiny_steps --model", folder, "--out", tmp_path / "run", *speed),
+        ("bench --model", folder, "--file", tmp_path / "prompts.txt"),
+    ):
+        assert voidpad(line, *words).status == 2, line
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        ("generate", "hi", "--model"),
-        ("serve",),
-        ("eval", "--tasks", "tiny_steps", "--out", "run", "--model"),
-    ],
+    "command", ["generate hi --model", "serve", "eval --tasks tiny_steps --out run --model"]
 )
 def test_wrong_speeds_are_refused_before_weights_are_read(voidpad, command):
     for options, named in (
-        (("--speed", "quick"), "quick"),
-        (("--speed", "fast", "--cache", "dual"), "cache=dual"),
-        (("--speed", "fastest", "--plan", "daedal"), "daedal"),
+        ("--speed quick", "quick"),
+        ("--speed fast --cache dual", "cache=dual"),
+        ("--speed fastest --plan daedal", "daedal"),
     ):
-        status, _, err = voidpad(*command, "tiny-void", *options)
-        assert status == 2
-        assert named in err
+        refused = voidpad(f"{command} tiny-void {options}")
+        assert refused.status == 2
+        assert named in refused.err
 
 
 def test_a_run_folder_holds_the_switches_of_its_speed(voidpad, tmp_path):
     speed = SPEEDS["fastest"]
-    given = [word for field, value in speed.fields.items() for word in ("--set", f"{field}={value}")]
-    for name, options in (("named", ("--speed", "fastest")), ("given", (*given, "--cache", speed.cache))):
-        status, _, err = voidpad("eval", "--stage", "prepare", "--tasks", "tiny_steps", "--limit", 1,
-                                 "--out", tmp_path / name, *options)  # fmt: skip
-        assert status == 0, err
+    given = " ".join(f"--set {field}={value}" for field, value in speed.fields.items())
+    for name, options in (("named", "--speed fastest"), ("given", f"{given} --cache {speed.cache}")):
+        prepared = voidpad(
+            f"eval --stage prepare --tasks tiny_steps --limit 1 {options} --out", tmp_path / name
+        )
+        assert prepared.status == 0, prepared.err
     named, given = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("named", "given"))
     assert named["config"] == given["config"]
     assert named["config"]["cache"] == speed.cache
-    status, _, err = voidpad("eval", "--stage", "answer", "--out", tmp_path / "named", "--speed", "fast")
-    assert status == 2
-    assert "--speed" in err
+    refused = voidpad("eval --stage answer --speed fast --out", tmp_path / "named")
+    assert refused.status == 2
+    assert "--speed" in refused.err
 
 
 def test_a_server_decodes_at_its_speed(voidpad, monkeypatch):
@@ -162,6 +145,6 @@ def test_a_server_decodes_at_its_speed(voidpad, monkeypatch):
         return 0
 
     monkeypatch.setattr(server, "serve", listen_to_nobody)
-    assert voidpad("serve", "--speed", "fastest")[0] == 0
+    assert voidpad("serve --speed fastest").status == 0
     assert served[0].default.approximations == ("entropy_bound",)
     assert served[0].options.cache == SPEEDS["fastest"].cache
