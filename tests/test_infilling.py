@@ -106,9 +106,10 @@ def test_the_command_fills_a_file(models, tmp_path, monkeypatch, capsys):
     assert (said["text"], said["gaps"], said["slots"]) == (wanted.text, list(wanted.gaps), [4, 3])
 
 
-def test_the_server_fills_a_suffix_and_a_template(models):
+@pytest.mark.parametrize("plan", ["void", "void-expansion"])  # the second is a server's default
+def test_the_server_fills_a_suffix_and_a_template(models, plan):
     model = models["llada"]
-    with serving(model, plan="void", fields={"canvas": 48, "block": 8}, name="mine") as running:
+    with serving(model, plan=plan, fields={"canvas": 48, "block": 8}, name="mine") as running:
 
         def ask(**fields):
             body = {"model": "mine", "seed": 0, "max_tokens": 6, **fields}

@@ -183,6 +183,8 @@ def test_a_run_killed_while_it_saves_goes_on_to_the_same_bytes(folder):
     )
     assert one == two
     assert [entry["step"] for entry in one] == [1, 2, 3, 4, 5, 6]
+    timed = [entry["step"] for entry in entries(output) if "tokens_per_second" in entry]
+    assert timed == [2, 4, 5, 6]  # the first update of a process is not timed
 
 
 @pytest.mark.parametrize("optim", ["adamw", "muon"])

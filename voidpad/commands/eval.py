@@ -76,7 +76,7 @@ def evaluate(
     tokens: TokenLimit = 16384,
     as_json: AsJson = False,
 ) -> None:
-    """Score a model on benchmarks: GSM8K, MATH500, HumanEval, MBPP, and the built-in model's four tasks.
+    """Score a model on benchmarks: GSM8K, MATH500, HumanEval, MBPP, and the built-in model's tasks.
 
     --set also takes fewshot, fewshot_seed, parity and hide_eos. --device each, or a list such as cuda:0,cuda:1, runs a
     process with its own copy of the model on every GPU.

@@ -123,7 +123,7 @@ def _open_base(folder: Path, name: str, family: str | None, causal_block: int | 
         if causal_block and known.block_assumed:
             _warn_assumed(
                 f"{where}: does not say in which blocks its attention runs; {causal_block} is the usual size "
-                "(causal_block, --causal-block)."
+                "(--set causal_block=N of generate, --causal-block N of merge)."
             )
     known.check_causal_block(causal_block, where=where)
     if card is None:
@@ -161,7 +161,8 @@ def _with_adapter(base: Checkpoint, adapter: Adapter, given: Mapping[str, Any]) 
         if not ids:
             raise ConfigError(
                 f"{adapter.folder}: was trained by the original {family.name} code, and its VOID id cannot be "
-                'recognised with this tokenizer; give it: roles={"void": <id>} (--roles void=<id>).'
+                'recognised with this tokenizer; give it: roles={"void": <id>} '
+                "(--set roles=void=<id> of generate, --roles void=<id> of merge)."
             )
         roles = replace(roles, **ids)
     card = replace(base.card, roles=roles)

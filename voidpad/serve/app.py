@@ -298,6 +298,7 @@ async def _generate(
         notes["live"] = live
     state.metrics.prompt_tokens.inc(live.prompt_tokens)
     writer = live if responses is None else ResponseWriter(responses, live)
+    notes["id"] = writer.id
     if body.stream:
         return StreamingResponse(
             writer.events(), headers={**STREAM_HEADERS, **headers}, media_type="text/event-stream"

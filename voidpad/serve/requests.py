@@ -16,6 +16,7 @@ from torch import Tensor
 
 from voidpad.constrain import ConstraintError, choice, json_object, json_schema, regex
 from voidpad.constrain.row import RowConstraint
+from voidpad.decode.length import Fixed, VoidExpansion
 from voidpad.decode.loop import resolved_bans
 from voidpad.decode.plan import Plan
 from voidpad.decode.presets import schema
@@ -204,6 +205,9 @@ def _lay_out(body: CompletionBody, plan: Plan, served: ServedModel, run: Run) ->
         template = f"{body.prompt[0]}[[gap:{min(body.max_tokens or 16, 2048)}]]{body.suffix}"
     elif body.suffix is not None:
         raise RequestError("suffix and voidpad.template exclude each other.", param="suffix")
+    # The server's usual plan: a gap has its own length, so the canvas need not grow.
+    if asked.plan is None and isinstance(plan.length, VoidExpansion):
+        plan = plan.replace(length=Fixed(canvas=plan.length.canvas))
     with _bounded(len(template), "voidpad.template" if asked.template else "prompt", served):
         return lay_out(served.model, template, plan, length=asked.gap_length, run=run)
 

@@ -298,7 +298,8 @@ class Run:
             "tokens": self.tokens,
             "pass_tokens": self.passes.limit.tokens,
         }
-        if update and self.seconds > seconds:
+        # Not in the first entry of a process, whose first update is not timed.
+        if self.seconds > seconds > self._seconds:
             entry["tokens_per_second"] = round(tokens / (self.seconds - seconds))
         self._sums = torch.zeros_like(self._sums)
         self._logged = (self.update, self.seconds)
