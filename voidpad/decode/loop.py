@@ -187,7 +187,9 @@ def take_step(
     if plan.trim:  # an approximation: the slots after the leftmost EOS were context for those before it
         after = after.resize(torch.minimum(after.stop, after.first_eos + 1))
     wrote = (chosen & (proposed.tokens != rows.roles.mask)).any(1)
-    idle = ready & ~wrote & (rows.stop == after.stop) & (rows.block_start == after.block_start)
+    idle = ready & ~wrote & (rows.stop == after.stop)
+    if plan.commit.edits:  # a pass that changes nothing is how such a rule leaves a block
+        idle = idle & (rows.block_start == after.block_start)
     after = replace(
         after,
         decoded=rows.decoded + ready,
