@@ -361,8 +361,9 @@ def main() -> None:
     )
     try:
         expected = [server.answer(seed) for seed in range(4)]
-        asyncio.run(hostile_bodies(server, 64, given.clients))  # caches fill once
-        load_phase(server, model, 64, given.clients)
+        # A server at work: caches are full, and the allocator has what so many rows at once need.
+        asyncio.run(hostile_bodies(server, 64, given.clients))
+        load_phase(server, model, min(512, given.requests), given.clients)
         before = server.memory
         figures: dict[str, Any] = {"memory_before_mib": round(before)}
         figures["load"] = load_phase(server, model, given.requests, given.clients)
