@@ -325,6 +325,7 @@ class Run:
 
     def _start_reports(self) -> None:
         """Begin metrics.jsonl and the trackers of run.report_to. Entries that a restart will make again are deleted."""
+        self.accelerator.wait_for_everyone()  # every process has looked for an older run in the folder
         if self.accelerator.is_main_process:
             checkpoint.trim_metrics(self.output, self.update)
         self.accelerator.init_trackers("voidpad")
