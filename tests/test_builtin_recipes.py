@@ -34,7 +34,7 @@ def training(name):
     return recipes.read(find_recipe(f"tiny/{name}", "train"))
 
 
-@pytest.mark.parametrize("name", ["base", "dream_base", "instruct", *ARMS, "void-gap"])
+@pytest.mark.parametrize("name", ["base", "dream_base", "instruct", "instruct_more", *ARMS, "void-gap"])
 def test_recipes_are_valid_and_fit_the_model(name):
     recipe = training(name)
     assert training("base").model.scratch.context >= 300 + recipe.padding.window[1]

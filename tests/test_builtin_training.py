@@ -46,14 +46,15 @@ def test_processes_never_share_a_cell(tmp_path):
 def test_a_family_is_trained_from_its_base_to_its_adapters_and_ships(family, tmp_path):
     prepare(tmp_path / "data.safetensors", 200)
     prepare(tmp_path / "gaps.safetensors", 100, void_gaps=True)
-    command = [sys.executable, "-m", "studies.builtin.train", "--toy", "--families", family]
+    command = [sys.executable, "-m", "studies.builtin.train", "--toy", "--scratch", "--families", family]
     command += ["--out", tmp_path / "runs", "--data", tmp_path / "data.safetensors"]
     command += ["--gaps", tmp_path / "gaps.safetensors"]
     made = subprocess.run(command, cwd=CHECKOUT, check=True, capture_output=True, text=True).stdout
-    assert made.count("/model: ") == 6
+    assert made.count("/model: ") == 7
     assert not subprocess.run(command, cwd=CHECKOUT, check=True, capture_output=True, text=True).stdout
     for stage in ("instruct", "void", "void-gap"):
         shipped = ship(tmp_path / "runs" / family, stage, name="toy", assets=tmp_path / "assets")
         assert (shipped / "voidpad.json").is_file()
     model = load(str(tmp_path / "runs" / family / "void" / "model"))
-    assert model.generate("hello", "void", canvas=16, block=16).tokens
+    (result,) = model.generate("hello", "void", canvas=16, block=16)
+    assert result.tokens

@@ -1,12 +1,13 @@
-"""Train the built-in models of both families: base, instruct, then the adapters side by side.
+"""Train the built-in models of both families: instruct further, then the adapters side by side.
 
-    python -m studies.builtin.train --out runs/tiny
+    python -m studies.builtin.train --out runs/tiny              # from the tiny-instruct that ships
+    python -m studies.builtin.train --out runs/tiny --scratch    # base and a first instruct before it
 
 Every stage is `voidpad train tiny/STAGE` with its own output folder; what has been trained is left as it is, so the
 same command goes on where it stopped. Families run side by side and the adapters of a family too: a network this small
-leaves most of a GPU idle. `--toy` makes every stage a few updates of a very small network on a CPU.
+leaves most of a GPU idle. `--toy` makes every stage a few updates on a CPU; a network from scratch is then tiny.
 
-The recipes hold what the shipped weights were trained with; the defaults below are those of the next training
+The adapters' recipes hold what the shipped weights were trained with; the defaults below are those of the next training
 (`studies/builtin/criteria.md`). Write them into the recipes when its weights ship: a test compares recipes and cards.
 """
 
@@ -18,7 +19,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-FAMILIES = {"llada": "base", "dream": "dream_base"}  # the recipe of each family's base
+from voidpad.models.locate import BUILT_IN_FAMILIES
+
+BASES = {"llada": "base", "dream": "dream_base"}  # the recipe of each family's base
 ADAPTERS = ("void", "eos", "rainbow", "void-gap")
 RECIPES = "tiny"
 TOY = ("run.global_batch=8", "run.micro_batch=8", "run.compile=false", "run.steps=3", "run.log_every=1")
@@ -42,15 +45,16 @@ def stage(recipe: str, folder: Path, name: str, settings: Sequence[str]) -> Path
 
 
 def family(name: str, given: argparse.Namespace) -> None:
-    """A family from its base to its adapters."""
+    """A family from its instruct, or its base, to its adapters."""
     folder, toy = given.out / name, TOY if given.toy else ()
     seed = f"run.seed={given.seed}"
     data, gaps = (f"data.path={path}" for path in (given.data, given.gaps))
-    seconds = [] if given.toy else [f"run.seconds={given.base_seconds}"]
-    network = TOY_NETWORK if given.toy else ()
-    base = stage(FAMILIES[name], folder, "base", [data, seed, *seconds, *network, *toy])
-    seconds = [] if given.toy else [f"run.seconds={given.instruct_seconds}"]
-    instruct = stage("instruct", folder, "instruct", [data, seed, f"model.name={base}", *seconds, *toy])
+    first = f"{BUILT_IN_FAMILIES[name]}-instruct"
+    if given.scratch:
+        network = TOY_NETWORK if given.toy else ()
+        base = stage(BASES[name], folder, "base", [data, seed, *network, *toy])
+        first = str(stage("instruct", folder, "first", [data, seed, f"model.name={base}", *toy]))
+    instruct = stage("instruct_more", folder, "instruct", [data, seed, f"model.name={first}", *toy])
     rows = [f"run.{name}={given.adapter_rows}" for name in ("global_batch", "micro_batch")]
     updates = [] if given.toy else [f"run.steps={given.updates}", *rows, "run.pass_tokens=131072"]
 
@@ -66,13 +70,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.builtin.train", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", type=Path, default=Path("runs/tiny"))
-    parser.add_argument("--families", type=lambda text: text.split(","), default=list(FAMILIES))
+    parser.add_argument("--families", type=lambda text: text.split(","), default=list(BASES))
     parser.add_argument("--adapters", type=lambda text: text.split(","), default=list(ADAPTERS))
     parser.add_argument("--data", type=Path, default=Path("runs/tiny/data.safetensors"))
     parser.add_argument("--gaps", type=Path, default=Path("runs/tiny/gaps.safetensors"))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--base-seconds", type=int, default=380)
-    parser.add_argument("--instruct-seconds", type=int, default=450)
+    parser.add_argument("--scratch", action="store_true", help="train base and first instruct, too")
     parser.add_argument("--updates", type=int, default=700, help="of every adapter")
     parser.add_argument("--adapter-rows", type=int, default=320, help="of an update of every adapter")
     parser.add_argument("--toy", action="store_true", help="a rehearsal on a CPU")
