@@ -1,15 +1,19 @@
 """The server as a process: start, refusals at start, SIGTERM, and load."""
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from voidpad.commands import cli
@@ -21,13 +25,21 @@ from voidpad.serve.server import serve
 ROOT = Path(__file__).parents[1]
 
 
-def start(*options):
-    """`voidpad serve` on a free port; (process, address). `process.first_line` is what it said at its start."""
+def start(*options, files=None):
+    """`voidpad serve` on a free port; (process, address). `process.first_line` is what it said at its start.
+
+    `files` is the most file descriptors it may have.
+    """
+
+    def limit():
+        if files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
     command = [sys.executable, "-m", "voidpad", "serve", "--port", "0", *map(str, options)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
-        command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=limit
     )
     for line in process.stderr:
         if " at http://" in line:
@@ -94,6 +106,46 @@ def test_sigterm_lets_live_answers_finish_and_ends_with_status_0():
     served = next(one for one in logged if one.get("status") == 200)
     assert {"id", "prompt_tokens", "answer_tokens", "passes", "seconds"} <= set(served)
     assert "12 * 3" not in json.dumps(logged)
+
+
+def test_refused_bodies_of_a_million_characters_leave_no_memory():
+    process, address = start("--max-body", "2MiB")
+
+    def memory():
+        time.sleep(2.5)  # an idle server gives memory back
+        return psutil.Process(process.pid).memory_info().rss / 2**20
+
+    def send(_):
+        body = {"model": "tiny-void", "prompt": "word " * 200_000, "max_tokens": 1}
+        return httpx.post(address + "/v1/completions", json=body, timeout=600).status_code
+
+    try:
+        assert ask(address, max_tokens=8).status_code == 200
+        before = memory()
+        with ThreadPoolExecutor(12) as pool:
+            assert set(pool.map(send, range(12))) == {400}
+        assert memory() < before + 100
+    finally:
+        process.kill()
+
+
+def test_more_connections_than_files_cost_one_log_line():
+    process, address = start(files=256)
+    port = int(address.rsplit(":", 1)[1])
+    try:
+        with contextlib.ExitStack() as held:
+            for _ in range(450):
+                held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=600))
+            time.sleep(2)
+        while ask(address, max_tokens=8).status_code != 200:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        refused = [line for line in process.stderr if "path=/v1/chat" not in line]
+        assert len(refused) == 1
+        assert "connections" in refused[0]
+    finally:
+        process.kill()
 
 
 def test_the_first_line_names_the_approximations_of_a_speed():

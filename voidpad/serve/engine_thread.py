@@ -22,8 +22,9 @@ from voidpad.serve.live import Choice, LiveRequest
 from voidpad.serve.logprobs import TokenLogprob, prompt_passes
 from voidpad.serve.monitoring import Metrics
 from voidpad.serve.protocol import RequestError
-from voidpad.serve.requests import ServedModel
+from voidpad.serve.requests import ServedModel, return_memory
 
+IDLE_SECONDS = 1.0  # without a row to decode, after which freed memory goes back to the system
 Update = Callable[[], object]  # a change that the event loop makes
 
 
@@ -132,8 +133,10 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while True:
-                if not self.calls:
-                    self.engine.wait()
+                if not self.calls and not self.engine.wait(IDLE_SECONDS):
+                    return_memory()
+                    if not self.calls and not self.closing:
+                        self.engine.wait()
                 with self.registering:  # the rows of a request start in the same pass
                     if self.closing:
                         return

@@ -344,7 +344,7 @@ def _bounded(size: int, param: str, served: ServedModel) -> Any:
         with _long_texts if size > LONG_TEXT else contextlib.nullcontext():
             yield
             if size > LONG_TEXT:
-                _return_memory()
+                return_memory()
     except RequestError:
         raise
     except VoidpadError as error:
@@ -352,7 +352,7 @@ def _bounded(size: int, param: str, served: ServedModel) -> Any:
         raise RequestError(str(error), param=param, code=code) from None
 
 
-def _return_memory() -> None:
-    """Give the tokenizer's freed memory back to the system; glibc would keep it for the process."""
+def return_memory() -> None:
+    """Give freed memory back to the system; glibc keeps it for each thread that has allocated."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -32,7 +32,9 @@ log = logging.getLogger("voidpad.serve")
 MOST_HEADER_BYTES = 64 * 1024
 HEAD_SECONDS = 20.0  # a connection must send the whole head of a request within this time
 PROBE_SECONDS = 0.25  # between two looks at whether a client that has closed its side still reads
-SPARE_FILES = 64  # file descriptors that connections leave to the rest of the process
+ACCEPTED_AT_ONCE = 16  # asyncio accepts so many before it looks at any of them
+SPARE_FILES = 160  # descriptors for the rest of the process, and for connections that are about to be closed
+WAITING_CONNECTIONS = 1024  # that the system keeps until they are accepted
 
 
 def serve(
@@ -144,6 +146,7 @@ class Server(uvicorn.Server):
                 timeout_keep_alive=30,
                 timeout_graceful_shutdown=5,
                 http=_Connection,
+                backlog=ACCEPTED_AT_ONCE,
                 limit_concurrency=_most_connections(state.options.connections) + 1,
                 h11_max_incomplete_event_size=MOST_HEADER_BYTES,
             )
@@ -151,6 +154,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
+        for listener in sockets or ():
+            listener.listen(WAITING_CONNECTIONS)
         self.loop = asyncio.get_running_loop()
         self.when_ready()
 
