@@ -18,6 +18,7 @@ from voidpad.engine.cache import CachedDenoiser
 from voidpad.engine.cache_policy import CachePolicy
 from voidpad.engine.captured import CapturedPass, device_step, kind_of
 from voidpad.engine.events import Finished, Wrote
+from voidpad.engine.graphs import Graphs
 from voidpad.engine.graphs import run as run_plainly
 from voidpad.engine.packed import PackedDenoiser
 from voidpad.models import FAMILIES
@@ -96,6 +97,39 @@ def test_a_captured_pass_is_the_ordinary_pass(family, cache):
     assert reasons >= {"eos", "full"}
 
 
+class Replayed:
+    """A graph on a CPU: it calls its function with the inputs of the last call that brought new ones."""
+
+    def __init__(self, call, state):
+        self.call, self.inputs, self.state, self.replays = call, None, state, 0
+
+    def __call__(self, inputs):
+        self.replays += inputs is self.inputs
+        self.inputs = inputs
+        return self.call(*inputs, *self.state)
+
+
+@BOTH
+@pytest.mark.parametrize("cache", [None, "dual", "ahead:2"])
+def test_replayed_passes_go_on_from_the_state_that_the_last_one_left(family, cache, monkeypatch):
+    """Rows join and leave, blocks end, the prompt's keys are refreshed: whatever was replayed, answers are the same."""
+    monkeypatch.setattr(Graphs, "_capture", lambda self, call, *given: Replayed(call, state=given[2]))
+    monkeypatch.setattr(PackedDenoiser, "graphed", lambda self, packing: True)
+    monkeypatch.setattr(captured, "WORTH", 2)
+    replays = 0
+    for seed in range(8):
+        rng = random.Random(seed)
+        model, prompts, one = tiny(family, seed), ragged(rng, 5), drawn(rng, family)
+        watched = engine_of(model, cache, captured=True)
+        found, steps = run(watched, prompts, [one] * 5)
+        wanted, ordinary = run(engine_of(model, cache, captured=False), prompts, [one] * 5)
+        assert found == wanted, (seed, one)
+        for a, b in zip(steps, ordinary, strict=True):
+            assert a == pytest.approx(b, abs=1e-12) if b and isinstance(b[0], float) else a == b
+        replays += sum(graph.replays for graph in watched.denoise.graphs.captured.values())
+    assert replays > 8
+
+
 @BOTH
 def test_plans_with_other_numbers_share_a_pass_and_other_kinds_do_not(family):
     model, prompts = tiny(family, 2), ragged(random.Random(2), 4)
@@ -147,7 +181,7 @@ def test_a_step_has_static_shapes_and_never_reads_the_device(commit):
         state = Rows.of(torch.zeros(rows, columns, dtype=torch.long), size, size + 12, LOW, key=size)
         numbers = torch.rand(rows, width, dtype=torch.float64)
         entropy = numbers if commit.reads_entropy else None
-        small = device_step(Plan(commit=commit, block=width), state, numbers.long(), numbers, entropy)
+        small, *_ = device_step(Plan(commit=commit, block=width), state, numbers.long(), numbers, entropy)
     assert small.shape == (rows, 3 * width + 7)
 
 
@@ -171,8 +205,6 @@ def test_a_whole_pass_makes_every_tensor_on_its_device(monkeypatch, fields):
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_a_graph_computes_what_the_same_code_computes_without_one(family):
-    from voidpad.engine.graphs import Graphs
-
     model = tiny(family, 1, dtype=torch.bfloat16, device="cuda")
     prompts, chosen = ragged(random.Random(1), 4), model.plan("void", canvas=64, block=16)
 

@@ -140,7 +140,7 @@ class Bench:
 
     def denoiser(self, cache: str | None = None) -> Any:
         plain = HFDenoiser(self.net.model, self.net.lm_head, shift=self.shift)
-        fields: dict[str, Any] = {"bucket": 64, "graphs": Graphs(2048)} if self.cuda else {}
+        fields: dict[str, Any] = {"bucket": 32, "graphs": Graphs(2048)} if self.cuda else {}
         if cache is None:
             return PackedDenoiser(plain, **fields)
         return CachedDenoiser(plain, BLOCK, CachePolicy.parse(cache), **fields)

@@ -3,8 +3,10 @@
 It serves settled rows: rows whose canvas keeps its length and that nobody observes. What the pass needs goes to the
 device in one copy, and what it found comes back in one small tensor: tokens, scores and choices of every row's window,
 its counters and whether it ended. The rules are those of `voidpad.decode.loop`: proposals in tiles, then `take_step`.
+
 The host keeps the rows, so that a pass may be captured, replayed, run without a graph on a CPU, or left to the ordinary
-path, whatever its predecessor was.
+path, whatever its predecessor was. The device keeps them too: a pass writes new tokens and counters into the state that
+it has read. While the same rows stay in the same blocks, the next pass is therefore a replay with nothing to send.
 
 A graph serves plans whose rules are of the same kinds; thresholds, temperatures and the like are inputs with a value
 for each row, so a new value captures nothing anew. A kind of pass is captured when it comes for the third time, so that
@@ -32,25 +34,27 @@ from voidpad.decode.propose import NOTHING, Bans, ProposeRule, SlotProposal, pro
 from voidpad.decode.rows import Rows, join, send
 from voidpad.decode.rules import Rule
 from voidpad.engine.graphs import run
-from voidpad.engine.packed import PackedDenoiser, forward, is_compiled, next_power, rounded
+from voidpad.engine.packed import PackedDenoiser, Packing, forward, is_compiled, next_power, rounded
 from voidpad.errors import first_line
 from voidpad.roles import Roles
 
 WORTH = 3  # a kind of pass is captured when it comes for this time
-# What of the rows a pass needs besides ids, and what it changes.
-CHANGED = ("block_start", "entry", "block_passes", "idle_passes", "decoded")
-GIVEN = ("prompt", "stop", "key", "seed", *CHANGED)
+# What of the rows a pass needs besides ids: what it leaves as it is, and what it changes.
+FIXED = ("prompt", "stop", "key", "seed")
+COUNTERS = ("block_start", "entry", "block_passes", "idle_passes", "decoded")
 
 # Replaces the logits (B * W, V) of the windows; for studies that pay for a pass and choose its tokens.
 Steer = Callable[[Rows, Tensor, Tensor], Tensor]
 
 
 # ------------------------------------------------------------------------------------------- a step on the device
-def device_step(plan: Plan, rows: Rows, tokens: Tensor, score: Tensor, entropy: Tensor | None) -> Tensor:
+def device_step(
+    plan: Plan, rows: Rows, tokens: Tensor, score: Tensor, entropy: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """One step of settled rows, given what was proposed at all W slots of their windows (B, W).
 
-    Returns for each row tokens, scores and choices of the window, whether the row is well, why it ends, and what
-    `CHANGED` names, as one tensor of integers (B, 3 W + 7).
+    Returns for each row tokens, scores and choices of the window, whether the row is well, why it ends, and the
+    `COUNTERS`, as one tensor of integers (B, 3 W + 7); then ids (B, L) and counters (5, B) after the step.
     """
     width = tokens.shape[1]
     frontier = pad(rows.masked, (0, width)).gather(1, window_of(rows, width))
@@ -62,10 +66,10 @@ def device_step(plan: Plan, rows: Rows, tokens: Tensor, score: Tensor, entropy: 
     )
     chosen, well, after, reasons = take_step(rows, plan, proposed, ~rows.probing)
     well = well & ~proposed.score.isnan().any(1)
-    numbers = [well.long(), reasons, *(getattr(after, name) for name in CHANGED)]
-    return torch.cat(
-        [proposed.tokens, proposed.score.view(torch.int64), chosen.long(), torch.stack(numbers, 1)], 1
-    )
+    counters = torch.stack([getattr(after, name) for name in COUNTERS])
+    ends = torch.stack([well.long(), reasons], 1)
+    window = [proposed.tokens, proposed.score.view(torch.int64), chosen.long()]
+    return torch.cat([*window, ends, counters.T], 1), after.ids, counters
 
 
 def propose_checked(
@@ -131,6 +135,67 @@ class _KnownPlan:
 
 
 @dataclass
+class _Place:
+    """Where a pass is: its rows and their windows. It serves as long as the same rows stay in the same blocks."""
+
+    groups: Sequence[tuple[Plan, Rows]]
+    rows: Rows  # of all groups
+    where: Tensor  # (B, L) the slots of the windows
+    valid: Tensor  # (B, W) which positions of the windows are slots
+    # What the network is given, by the id() of the packing: a list that stays the same need not be sent again.
+    inputs: dict[int, tuple[Packing, list[Tensor]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, groups: Sequence[tuple[Plan, Rows]]) -> _Place:
+        rows, block = join([rows for _, rows in groups]), groups[0][0].block
+        size, columns, positions = len(rows), rows.ids.shape[1], window_of(rows, block)
+        valid = (positions < rows.stop[:, None]) & (positions >= rows.prompt[:, None])
+        where = torch.zeros(size, columns + block, dtype=torch.bool).scatter(1, positions, valid)[:, :columns]
+        return cls(groups, rows, where, valid)
+
+    def serves(self, groups: Sequence[tuple[Plan, Rows]]) -> bool:
+        """Whether these are the rows of this place as the last pass left them."""
+        pairs = zip(groups, self.groups, strict=False)
+        return len(groups) == len(self.groups) and all(a is c and b is d for (a, b), (c, d) in pairs)
+
+    def network(self, packing: Packing, count: int, shift: int) -> list[Tensor]:
+        """The inputs of the network for this packing, with `count` rows; its ids are found in those of the state."""
+        if id(packing) not in self.inputs:
+            size, block = self.valid.shape
+            _, *inputs = packing.inputs(self.rows, self.where, shift)
+            outputs = torch.full((count, block), len(packing) - 1)
+            outputs[:size][self.valid] = inputs[3]
+            inputs[3] = outputs.view(-1)
+            columns = rounded(self.rows.ids.shape[1] + block)
+            self.inputs[id(packing)] = packing, [packing.source(columns), *inputs]
+        return self.inputs[id(packing)][1]
+
+    def state(self, count: int) -> list[Tensor]:
+        """The rows as the pass reads them: ids, what is fixed, counters; rows without slots fill up `count`."""
+        rows, (size, block) = self.rows, self.valid.shape
+        columns = rows.ids.shape[1]
+        spare = rounded(columns + block) - columns  # a window may reach past the end of its row
+        parts = [torch.stack([getattr(rows, name) for name in names]) for names in (FIXED, COUNTERS)]
+        return [
+            pad(rows.ids, (0, spare, 0, count - size)),
+            *(pad(part, (0, count - size)) for part in parts),
+        ]
+
+
+@dataclass
+class _State:
+    """Rows on the device, in tensors that graphs read and change."""
+
+    tensors: list[Tensor]
+    rows: Rows | None = None  # the rows that they hold
+    plans: tuple[Plan, ...] = ()
+
+    def holds(self, place: _Place) -> bool:
+        pairs = zip(self.plans, place.groups, strict=False)
+        return self.rows is place.rows and all(known is plan for known, (plan, _) in pairs)
+
+
+@dataclass
 class CapturedPass:
     """Runs the passes of settled rows of one network: from a graph, or as they are where none fits.
 
@@ -141,44 +206,67 @@ class CapturedPass:
     steer: Steer | None = None
     _known: dict[int, _KnownPlan] = field(default_factory=dict)  # by the plan's id()
     _seen: dict[Hashable, int] = field(default_factory=dict)
+    _states: dict[Hashable, _State] = field(default_factory=dict)  # by the shapes of its tensors
+    _place: _Place | None = None  # of the last pass
 
     def __call__(self, groups: Sequence[tuple[Plan, Rows]]) -> list[Step] | None:
         """The steps of the groups; None if they have to take the ordinary path, and nothing has changed."""
-        kinds = {self._of(plan).kind for plan, _ in groups}
-        # The ordinary path reads lengths, and it proposes all slots of a row with a constraint together.
-        outside = any(bool(rows.constraints) or bool(rows.probing.any()) for _, rows in groups)
-        if len(kinds) > 1 or None in kinds or outside:
-            return None
-        plan, rows = groups[0][0], join([rows for _, rows in groups])
-        denoise = self.denoise
-        size, block, columns = len(rows), plan.block, rows.ids.shape[1]
-        positions = window_of(rows, block)
-        valid = (positions < rows.stop[:, None]) & (positions >= rows.prompt[:, None])
-        where = torch.zeros(size, columns + block, dtype=torch.bool).scatter(1, positions, valid)[:, :columns]
-        packing, done = denoise.pack(rows, where)
-        network, graphed = packing.inputs(rows, where, denoise.inner.shift), denoise.graphed(packing)
-        count = next_power(size) if graphed else size
-        outputs = torch.full((count, block), len(packing) - 1)
-        outputs[:size][valid] = network[4]
-        network[4] = outputs.view(-1)
-        spare = rounded(columns + block) - columns  # a window may reach past the end of its row
-        state = [pad(rows.ids, (0, spare)), *(getattr(rows, name) for name in GIVEN)]
-        numbers = torch.cat([self._of(plan).numbers.expand(len(rows), -1) for plan, rows in groups])
-        if count > size:  # rows without slots fill the bucket
-            state = [pad(part, (0,) * (2 * part.dim() - 1) + (count - size,)) for part in state]
-            numbers = pad(numbers, (0, 0, 0, count - size), value=1.0)
-        inputs = [*network, *state, numbers.view(torch.int64)]
-        call = _DevicePass(self, plan, rows.roles, packing.longest)
-        kind = (kinds.pop(), packing.longest, denoise.version)
-        if graphed and self._is_worth(kind, inputs):
-            flat, logits, _ = denoise.graphs(call, inputs, denoise.inner.device, key=kind)
-        else:
-            flat, logits, _ = run(call, inputs, denoise.inner.device)
+        place = self._place
+        if place is None or not place.serves(groups):
+            self._place = None
+            kinds = {self._of(plan).kind for plan, _ in groups}
+            # The ordinary path reads lengths, and it proposes all slots of a row with a constraint together.
+            outside = any(bool(rows.constraints) or bool(rows.probing.any()) for _, rows in groups)
+            if len(kinds) > 1 or None in kinds or outside:
+                return None
+            place = _Place.of(groups)
+        packing, done = self.denoise.pack(place.rows, place.where)
+        (flat, logits, _), state = self._compute(place, packing)
         done()
-        found, logits = flat.cpu()[:size], logits[: size * block]
-        if not valid.all():  # after the one wait for the device
-            logits = logits[send(valid.view(-1).nonzero()[:, 0], logits.device)]
-        return _steps(groups, rows, block, found, where, logits)
+        size, block = place.valid.shape
+        found, logits = flat[:size].cpu(), logits[: size * block]
+        if not place.valid.all():  # after the one wait for the device
+            logits = logits[send(place.valid.view(-1).nonzero()[:, 0], logits.device)]
+        steps, after = _steps(place, found, logits)
+        if steps is None:
+            self._place = None
+            return None
+        if state is not None:
+            state.rows, state.plans = after, tuple(plan for plan, _ in groups)
+        same = torch.equal(after.block_start, place.rows.block_start)
+        place.rows = after
+        place.groups = [(plan, step.after) for (plan, _), step in zip(groups, steps, strict=True)]
+        self._place = place if same else None
+        return steps
+
+    def _compute(self, place: _Place, packing: Packing) -> tuple[Any, _State | None]:
+        """What the device found, and the state there, where a graph holds one."""
+        denoise, plan = self.denoise, place.groups[0][0]
+        device, graphed = denoise.inner.device, denoise.graphed(packing)
+        count = next_power(len(place.rows)) if graphed else len(place.rows)
+        network = place.network(packing, count, denoise.inner.shift)
+        call = _DevicePass(self, plan, place.rows.roles, packing.longest)
+        kind = (self._of(plan).kind, packing.longest, denoise.version)
+        if not (graphed and self._is_worth(kind, network)):
+            given = [*place.state(count), self._numbers(place, count)]
+            return run(call, [*network, *given], device), None
+        # Passes over the same rows share a state, whether they compute a block alone or the prompt as well.
+        shape = (count, rounded(place.rows.ids.shape[1] + plan.block), self._of(plan).kind)
+        state = self._states.get(shape)
+        if state is None or not state.holds(place):
+            given = [*place.state(count), self._numbers(place, count)]
+            if state is None:
+                state = self._states[shape] = _State([send(part, device) for part in given])
+            else:
+                for part, value in zip(state.tensors, given, strict=True):
+                    part.copy_(value)
+        state.rows = None
+        return denoise.graphs(call, network, device, key=kind, state=state.tensors), state
+
+    def _numbers(self, place: _Place, count: int) -> Tensor:
+        """The numbers of each row's rules that are inputs of a graph, as integers of the same bits (B, K)."""
+        numbers = torch.cat([self._of(plan).numbers.expand(len(rows), -1) for plan, rows in place.groups])
+        return pad(numbers, (0, 0, 0, count - len(numbers)), value=1.0).view(torch.int64)
 
     def _of(self, plan: Plan) -> _KnownPlan:
         known = self._known.get(id(plan))
@@ -199,18 +287,20 @@ class CapturedPass:
         return self._seen.get(name, 0) >= WORTH
 
 
-def _steps(
-    groups: Sequence[tuple[Plan, Rows]], rows: Rows, block: int, found: Tensor, where: Tensor, logits: Tensor
-) -> list[Step] | None:
-    """The steps of the groups from a pass's one tensor; None if a row cannot go on: the ordinary path says why."""
+def _steps(place: _Place, found: Tensor, logits: Tensor) -> tuple[list[Step] | None, Rows]:
+    """The steps of the groups from a pass's one tensor, and all rows after it.
+
+    There are no steps if a row cannot go on: the ordinary path says why.
+    """
+    groups, rows, where, block = place.groups, place.rows, place.where, place.valid.shape[1]
     tokens, score, chosen = found[:, : 3 * block].split(block, 1)
     well, reasons, *counters = found[:, 3 * block :].unbind(1)
     if not bool(well.all()):
-        return None
+        return None, rows
     chosen, score = chosen.bool(), score.contiguous().view(torch.float64)
     positions, ids = window_of(rows, block), pad(rows.ids, (0, block))
     ids = ids.scatter(1, positions, torch.where(chosen, tokens, ids.gather(1, positions)))
-    changed: dict[str, Any] = dict(zip(CHANGED, counters, strict=True))
+    changed: dict[str, Any] = dict(zip(COUNTERS, counters, strict=True))
     after = replace(rows, ids=ids[:, : rows.ids.shape[1]], **changed)
     steps, at, read = [], 0, 0
     for plan, before in groups:
@@ -222,12 +312,14 @@ def _steps(
         finished = finish(own, plan, reasons[part])
         steps.append(Step(before, own, proposed, chosen[part], finished, mine, logits[read : read + count]))
         at, read = part.stop, read + count
-    return steps
+    return steps, after
 
 
 @dataclass(frozen=True)
 class _DevicePass:
     """What a graph captures: from the inputs of a pass to its one tensor, and the logits of the windows.
+
+    The new tokens and counters are written into the inputs: a replay goes on from there.
 
     The masks of banned tokens come out too: a graph that keeps them reads no memory that a cache has freed since.
     """
@@ -237,12 +329,13 @@ class _DevicePass:
     roles: Roles
     longest: tuple[int, int]
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Bans]:
+    def __call__(self, source: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Bans]:
         owner, plan = self.owner, self.plan
-        network, (ids, *given, numbers) = inputs[:7], inputs[7:]
+        network, (ids, fixed, counters, numbers) = inputs[:6], inputs[6:]
         denoise = owner.denoise
-        logits = forward(denoise.inner, denoise.store, self.longest, *network)
-        rows = Rows.of(ids, roles=self.roles, **dict(zip(GIVEN, given, strict=True)))
+        logits = forward(denoise.inner, denoise.store, self.longest, ids.view(-1)[source], *network)
+        known = zip((*FIXED, *COUNTERS), (*fixed.unbind(), *counters.unbind()), strict=True)
+        rows = Rows.of(ids, roles=self.roles, **dict(known))
         positions = window_of(rows, plan.block)
         if owner.steer is not None:
             logits = owner.steer(rows, positions, logits)
@@ -263,7 +356,10 @@ class _DevicePass:
         found = propose_in_tiles(plan.propose, logits, bans, noise, entropy=entropy, call=propose)
         tokens, score = found.tokens.view(positions.shape), found.score.view(positions.shape)
         spread = None if found.entropy is None else found.entropy.view(positions.shape)
-        return step(plan, rows, tokens, score, spread), logits, bans
+        flat, *after = step(plan, rows, tokens, score, spread)
+        ids.copy_(after[0])
+        counters.copy_(after[1])
+        return flat, logits, bans
 
     def _with_numbers(self, numbers: Tensor) -> Plan:
         """The plan with tensors in place of its rules' numbers: (N, 1) in the proposal, (B, 1) in the commit."""

@@ -30,13 +30,23 @@ class Graphs:
         return device.type == "cuda" and tokens <= self.up_to
 
     def __call__(
-        self, call: Callable[..., T], inputs: Sequence[Tensor], device: torch.device, *, key: Hashable
+        self,
+        call: Callable[..., T],
+        inputs: Sequence[Tensor],
+        device: torch.device,
+        *,
+        key: Hashable,
+        state: Sequence[Tensor] = (),
     ) -> T:
-        """`call(*inputs)` on the device. The next call overwrites the output. `key` names what else shapes it."""
+        """`call(*inputs, *state)` on the device. The next call overwrites the output. `key` names what else shapes it.
+
+        Inputs are on the host and are copied, unless they are the very list of this graph's last call. The tensors of
+        `state` are on the device: the call reads and changes them where they are.
+        """
         shapes = tuple(tuple(x.shape) for x in inputs)
-        name = (key, shapes)
+        name = (key, shapes, tuple(x.data_ptr() for x in state))
         if name not in self.captured:
-            self.captured[name] = self._capture(call, inputs, shapes, device)
+            self.captured[name] = self._capture(call, inputs, shapes, state, device)
             if len(self.captured) > self.most:
                 self.captured.popitem(last=False)
         self.captured.move_to_end(name)
@@ -52,20 +62,28 @@ class Graphs:
         self.pool = None
 
     def _capture(
-        self, call: Callable[..., Any], inputs: Sequence[Tensor], shapes: Shapes, device: torch.device
+        self,
+        call: Callable[..., Any],
+        inputs: Sequence[Tensor],
+        shapes: Shapes,
+        state: Sequence[Tensor],
+        device: torch.device,
     ) -> CapturedGraph:
         on_host = _flatten(inputs).pin_memory()
         buffer = on_host.to(device)
+        before = [part.clone() for part in state]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):  # kernels are chosen and compiled before the capture
-                call(*_unflatten(buffer, shapes))
+                call(*_unflatten(buffer, shapes), *state)
         torch.cuda.current_stream().wait_stream(stream)
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with _uncollected(), torch.cuda.graph(graph, pool=self.pool):
-            output = call(*_unflatten(buffer, shapes))
+            output = call(*_unflatten(buffer, shapes), *state)
+        for part, value in zip(state, before, strict=True):
+            part.copy_(value)
         return CapturedGraph(graph, on_host, buffer, output)
 
 
@@ -78,12 +96,15 @@ class CapturedGraph:
     buffer: Tensor
     output: Any
     copied: Any = field(default_factory=lambda: torch.cuda.Event())
+    inputs: Sequence[Tensor] | None = None  # what the buffer holds
 
     def __call__(self, inputs: Sequence[Tensor]) -> Any:
-        self.copied.synchronize()  # the last copy has left the pinned memory
-        torch.cat([x.reshape(-1) for x in inputs], out=self.on_host)
-        self.buffer.copy_(self.on_host, non_blocking=True)
-        self.copied.record()
+        if inputs is not self.inputs:
+            self.copied.synchronize()  # the last copy has left the pinned memory
+            torch.cat([x.reshape(-1) for x in inputs], out=self.on_host)
+            self.buffer.copy_(self.on_host, non_blocking=True)
+            self.copied.record()
+            self.inputs = inputs
         self.graph.replay()
         return self.output
 

@@ -111,6 +111,10 @@ class Packing:
     def __len__(self) -> int:
         return len(self.positions)
 
+    def source(self, columns: int) -> Tensor:
+        """Where the packed tokens are in ids (B, columns) laid flat; the filler takes the first one's."""
+        return pad(self.row * columns + self.column, (0, len(self) - len(self.row)))
+
     def inputs(self, rows: Rows, where: Tensor, shift: int) -> list[Tensor]:
         """What `forward` takes for these rows; the logits at the slots `where` (B, L) come out."""
         ids = pad(rows.ids[self.row, self.column], (0, len(self) - len(self.row)), value=rows.roles.eos)

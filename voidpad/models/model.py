@@ -209,7 +209,7 @@ class Model(Checkpoint):
 
         # Token adapters send ids from the host: merge to capture. Mixtures of experts have not been captured.
         fits = not self.adapted and not self.family.experts
-        return {"bucket": 64, "graphs": Graphs(up_to=1024 if fits else 0)} if self._varlen else {}
+        return {"bucket": 32, "graphs": Graphs(up_to=1024 if fits else 0)} if self._varlen else {}
 
     def engine(
         self, *, rows: int = 32, tokens: int = 16384, cache: str | None = None, block: int = 32
