@@ -22,8 +22,7 @@ from voidpad.evaluate.answer import Answering, scored_text
 from voidpad.evaluate.folder import AnswerRecord, Journal
 from voidpad.evaluate.intervals import mcnemar, mean_of_tasks, paired_bootstrap
 from voidpad.evaluate.lm_eval import VoidpadLM, with_our_tasks
-from voidpad.evaluate.prepare import stop_strings
-from voidpad.evaluate.run import prepare
+from voidpad.evaluate.prepare import prepare, stop_strings
 from voidpad.evaluate.tasks import FOLDER
 from voidpad.models import random_model, save
 from voidpad.roles import Roles

@@ -10,9 +10,9 @@ import torch
 
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate import EvalConfig, Resources, RunFolder, evaluate, read_run
-from voidpad.evaluate.answer import load_run
-from voidpad.evaluate.prepare import build_requests, choose_tasks, find_tasks, load_tasks
-from voidpad.evaluate.run import answer, judge, prepare
+from voidpad.evaluate.answer import answer, load_run
+from voidpad.evaluate.judge import judge
+from voidpad.evaluate.prepare import build_requests, choose_tasks, find_tasks, load_tasks, prepare
 from voidpad.models import random_model
 
 TASK = """
@@ -155,7 +155,7 @@ def test_stages_apart_ask_for_the_file_again(model, folder, tmp_path):
         (("metric_list", "metrics"), "metric_list is missing"),
         (("task: sums", "task: sums: x"), "damaged YAML file"),
         (("shared.yaml", "sums.yaml"), "Include cycle"),
-        (("task: sums", "task: tiny_steps"), "has the name of a task of voidpad"),
+        (("task: sums", "task: tiny_steps"), "task 'tiny_steps' is in .* too; rename one"),
         (("scoring.score", "scoring.nothing"), "task sums: AttributeError"),
         (("scoring.score", "nowhere.score"), "task sums: ImportError"),
         (("until:", "temperature: 0.7, until:"), r"^sums: gen_kwargs temperature=0.7"),

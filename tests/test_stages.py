@@ -15,10 +15,10 @@ from voidpad.commands.cli import app as whole
 from voidpad.commands.eval import evaluate as command
 from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate import EvalConfig, Resources, RunFolder, evaluate, read_run
-from voidpad.evaluate.answer import load_model, load_run
+from voidpad.evaluate.answer import answer, load_model, load_run
 from voidpad.evaluate.folder import AnswerRecord
-from voidpad.evaluate.prepare import load_tasks
-from voidpad.evaluate.run import answer, judge, prepare
+from voidpad.evaluate.judge import judge
+from voidpad.evaluate.prepare import load_tasks, prepare
 from voidpad.experiments.report.compare import compare_runs
 from voidpad.models import random_model, save
 

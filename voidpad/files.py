@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -73,6 +74,41 @@ def refuse_own_source(target: Path, *sources: str | Path | None) -> None:
     """Refuse to write to a file that is read: what it holds would be lost."""
     if any(source is not None and same_file(target, source) for source in sources):
         raise ConfigError(f"{target}: is read too, and would be overwritten; name another file to write.")
+
+
+def open_own(path: Path) -> int:
+    """Open or create a file of a run folder to write to. A link is refused: its target is not ours to change."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ConfigError(
+                f"{path}: is a symbolic link, which is not followed for writing; remove it."
+            ) from None
+        raise ConfigError(f"{path}: cannot be written ({error.strerror}); choose another folder.") from None
+
+
+@contextmanager
+def locked_folder(folder: Path, busy: str) -> Iterator[None]:
+    """A run folder, made if need be, in which no other process can work in this way: it gets the error `busy`.
+
+    The system releases the lock when the process ends, however it ends.
+    """
+    import fcntl  # where it is missing, the rest of the command line works
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}; choose another folder.") from None
+    lock = open_own(folder / ".lock")
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(busy) from None
+        yield
+    finally:
+        os.close(lock)
 
 
 @contextmanager

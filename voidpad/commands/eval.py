@@ -199,17 +199,20 @@ def _run(
     say: Callable[[], None],
 ) -> dict[str, Any] | None:
     """All stages, or one of them; the results where there are any. `say` is called once nothing was refused."""
+    # What needs lm-eval is imported where it is used: a machine that only answers need not have it.
     from voidpad.evaluate.folder import RunFolder, read_run
-    from voidpad.evaluate.run import answer, judge, prepare
-    from voidpad.evaluate.run import evaluate as run_all
 
     if stage is Stage.prepare:
+        from voidpad.evaluate.prepare import prepare
+
         assert config is not None
         requests = prepare(config, RunFolder(out_dir), resources=resources)
         say()
         note(f"{out_dir}: {len(requests)} requests")
         return None
     if stage is Stage.judge:
+        from voidpad.evaluate.judge import judge
+
         return judge(read_run(out_dir), resources=resources)
     bar = counting()
     shown = bar.add_task("examples", total=None)
@@ -227,8 +230,12 @@ def _run(
 
     try:
         if stage is Stage.answer:
+            from voidpad.evaluate.answer import answer
+
             answer(read_run(out_dir), resources=resources, progress=show)
             return None
+        from voidpad.evaluate.run import evaluate as run_all
+
         assert config is not None
         return run_all(config, out_dir, resources=resources, progress=show)
     except KeyboardInterrupt:

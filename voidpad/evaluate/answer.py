@@ -4,6 +4,8 @@ This module needs torch, transformers and our engine alone: a GPU machine can an
 or the benchmarks' data.
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import multiprocessing
@@ -28,13 +30,30 @@ from voidpad.engine.batching import Engine
 from voidpad.engine.events import Failed, Finished
 from voidpad.errors import ConfigError, DataError, VoidpadError, first_line
 from voidpad.evaluate.config import EvalConfig, Resources
-from voidpad.evaluate.folder import AnswerRecord, AnswerRequest, Journal
+from voidpad.evaluate.folder import AnswerRecord, AnswerRequest, Journal, RunFolder
 from voidpad.evaluate.provenance import answer_provenance
 from voidpad.models import Model, load, merge
 from voidpad.models.text import raw_ids
 
 Progress = Callable[[int, int], None]  # (examples done, examples in all)
 LLADA_MARKERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+
+
+def answer(
+    folder: RunFolder,
+    *,
+    resources: Resources | None = None,
+    run: LoadedRun | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """This stage alone: answer the requests of a folder that have no answer yet, and add them to its journal."""
+    if run is None:
+        with opened_run(folder.config, resources or Resources()) as opened:
+            return answer(folder, run=opened, progress=progress)
+    with folder.writing():
+        requests, prepared = folder.requests, folder.head["provenance"]
+        folder.begin(run.config, prepared | run.provenance, run.plan)
+        answer_requests(run, requests, folder.journal, progress)
 
 
 def scored_text(

@@ -79,8 +79,6 @@ class EvalConfig(BaseModel):
     def _faults(self) -> Iterator[str]:
         known = known_tasks()
         for task in self.tasks:
-            if task in known and task in self.own_tasks:
-                yield f"task {task!r} of your own has the name of a task of voidpad; give it another name"
             if task not in known and task not in self.own_tasks:
                 others = "--include-path finds tasks of your own, python -m voidpad.evaluate.lm_eval runs lm-eval's"
                 yield f"task {task!r} is unknown; use one of {', '.join(known)} ({others})"

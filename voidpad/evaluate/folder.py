@@ -4,21 +4,20 @@ A folder that a user names is trusted to be what it is; a damaged file gives one
 beside and renamed, or appended to; no link is followed for writing, and nothing is cut that another program wrote.
 """
 
-import errno
 import gzip
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from voidpad.decode.outcome import Outcome
-from voidpad.errors import ConfigError, DataError, VoidpadError, first_line
+from voidpad.errors import ConfigError, DataError, first_line
 from voidpad.evaluate.config import EvalConfig
-from voidpad.files import atomic_file, store
+from voidpad.files import atomic_file, locked_folder, open_own, store
 
 VERSION = 3  # of every JSON file here and of NAME.sweep.json
 
@@ -155,23 +154,10 @@ class RunFolder:
     def complete(self) -> bool:
         return (self.path / "results.json").is_file()
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> AbstractContextManager[None]:
         """One process writes a run at a time. The folder is made."""
-        import fcntl  # where it is missing, the rest of the command line works
-
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = open_own(self.path / ".lock")
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ConfigError(
-                    f"{self.path}: another process is writing this run; use another --out"
-                ) from None
-            yield
-        finally:
-            os.close(lock)  # this releases the lock, as the end of the process does
+        busy = f"{self.path}: another process is writing this run; use another --out"
+        return locked_folder(self.path, busy)
 
     def begin(
         self, config: EvalConfig, provenance: Mapping[str, Any], plan: Mapping[str, Any] | None = None
@@ -246,15 +232,3 @@ def read_versioned(path: Path) -> dict[str, Any]:
             f"{path}: format version {str(version)[:40]}, this release reads {VERSION}; use the voidpad that wrote it."
         )
     return content
-
-
-def open_own(path: Path) -> int:
-    """Open or create a file of the run folder; a link is refused, because its target is not ours to change."""
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise ConfigError(
-                f"{path}: is a symbolic link, which is not followed for writing; remove it."
-            ) from None
-        raise VoidpadError(f"{path}: cannot be written ({error.strerror}); use another --out.") from None

@@ -6,15 +6,29 @@ from dataclasses import asdict
 from typing import Any
 
 from voidpad.errors import DataError
+from voidpad.evaluate.answer import check_prompts
+from voidpad.evaluate.config import Resources
 from voidpad.evaluate.folder import VERSION, AnswerRecord, AnswerRequest, Journal, RunFolder
 from voidpad.evaluate.intervals import mean, wilson
-from voidpad.evaluate.prepare import naming
-from voidpad.evaluate.provenance import now
+from voidpad.evaluate.prepare import load_tasks, naming
+from voidpad.evaluate.provenance import judge_provenance, now
 from voidpad.evaluate.tasks.task import Benchmark
 
 # Fields of a journal record that an example's line leaves out.
 _UNSCORED = ("name", "key", "ids", "tokens", "attempt", "elapsed")
 MEANS = ("passes_decode", "passes_probe", "passes_shared", "canvas", "answer_tokens")
+
+
+def judge(folder: RunFolder, *, resources: Resources | None = None) -> dict[str, Any]:
+    """This stage alone: grade all answers of a folder, write examples and results; returns the latter."""
+    resources = resources or Resources()
+    tasks = load_tasks(folder.config, resources)
+    with folder.writing():
+        requests, journal, head = folder.requests, folder.journal, folder.head
+        check_prompts(requests, journal.records, folder.path)
+        head["provenance"] |= judge_provenance(tuple(tasks), resources)
+        folder.write_head(head)
+        return score_run(folder, head, tasks, requests, journal)
 
 
 def score_run(

@@ -1,4 +1,4 @@
-"""The first stage: lm-evaluation-harness loads the tasks and builds the prompts.
+"""The first stage: lm-evaluation-harness loads the tasks and builds the requests.
 
 Tasks are voidpad's, or YAML files of a user. Such a file can run code on this machine: Python functions that it names,
 and templates, which lm-eval does not confine. `find_tasks` reads it without running anything, and `load_tasks` loads it
@@ -18,7 +18,8 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from voidpad.errors import ConfigError, VoidpadError, first_line
 from voidpad.evaluate.config import EvalConfig, Resources
-from voidpad.evaluate.folder import AnswerRequest
+from voidpad.evaluate.folder import AnswerRequest, RunFolder
+from voidpad.evaluate.provenance import judge_provenance
 from voidpad.evaluate.tasks import FOLDER
 from voidpad.evaluate.tasks.task import Benchmark
 from voidpad.files import readable
@@ -28,12 +29,30 @@ _GREEDY = {"do_sample": False, "temperature": 0.0}  # what the plan does anyway
 _NOT_OURS = {"until", "max_gen_toks"}  # stop strings are cut from the text; the plan sets the canvas
 
 
+def prepare(
+    config: EvalConfig, folder: RunFolder, *, resources: Resources | None = None
+) -> list[AnswerRequest]:
+    """This stage alone: write config.json and requests.jsonl. The model need not be on this machine."""
+    resources = resources or Resources()
+    requests = build_requests(load_tasks(config, resources, judging=False), config)
+    with folder.writing():
+        known = config if config.weights else config.with_weights()
+        folder.begin(known, judge_provenance(config.tasks, resources))
+        folder.write_requests(requests)
+    return requests
+
+
 @dataclass(frozen=True)
 class TaskFile:
-    """The YAML file of a user's task."""
+    """The YAML file of a task, voidpad's or a user's."""
 
     path: Path
     config: Mapping[str, Any]  # with what it includes; functions are names, nothing is imported
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a user's."""
+        return not self.path.is_relative_to(FOLDER)
 
     @property
     def digest(self) -> str:
@@ -62,10 +81,10 @@ class TaskFile:
             yield f"unsafe_code needs `{needed}`, which runs programs in the sandbox"
 
 
-def find_tasks(include_path: Sequence[Path]) -> dict[str, TaskFile]:
+def find_tasks(places: Sequence[Path]) -> dict[str, TaskFile]:
     """The tasks of YAML files, or of folders with such files, by name."""
     tasks: dict[str, TaskFile] = {}
-    for place in include_path:
+    for place in places:
         if not place.exists():
             raise ConfigError(f"{place}: no such file or folder; name a task's YAML file or a folder of them")
         inside = [path for ending in ENDINGS for path in sorted(place.rglob(f"*{ending}"))]
@@ -87,10 +106,10 @@ def choose_tasks(
     """Task names from names and paths of YAML files: the names, the digests of own tasks, and where these are."""
     files = {word: Path(word).expanduser() for word in words if word.endswith(ENDINGS)}
     places = (*include_path, *files.values())
-    there = find_tasks(places)
+    there = find_tasks([FOLDER, *places])
     named = {file.path: name for name, file in there.items()}
     names = tuple(named[files[word].resolve()] if word in files else word for word in words)
-    own = {name: there[name] for name in names if name in there}
+    own = {name: there[name] for name in names if name in there and there[name].is_own}
     for file in own.values():
         if faults := list(file.faults()):
             raise ConfigError(f"{file.path}: {'; '.join(faults)}")
@@ -100,53 +119,40 @@ def choose_tasks(
 def load_tasks(config: EvalConfig, resources: Resources, *, judging: bool = True) -> dict[str, Benchmark]:
     """The tasks with their data, by name, in the order of the config.
 
-    For `judging`, tasks that run generated programs must have been allowed to.
+    A user's own must be trusted and unchanged. For `judging`, tasks that run generated programs must have been allowed
+    to. Both are looked at before anything of a file runs.
     """
     config.require_tasks()
+    there = find_tasks([FOLDER, *resources.include_path])
+    for name in config.tasks:
+        if name not in there:
+            raise ConfigError(
+                f"task {name} is not voidpad's: pass --include-path with the folder of its YAML file"
+            )
+        file = there[name]
+        if file.is_own and file.digest != config.own_tasks[name]:
+            raise ConfigError(f"{file.path}: task {name} has changed since this run began; use another --out")
+        if file.is_own and not resources.trust_tasks:
+            raise ConfigError(
+                f"{file.path}: a task's YAML can run code on this machine (functions that it names, templates); "
+                "read it, then pass --trust-tasks"
+            )
+        if judging and file.config.get("unsafe_code") and not resources.allow_code_execution:
+            raise ConfigError(f"task {name} runs generated code: pass --allow-code-execution to let it")
     options = {
         "data": str(resources.data) if resources.data else None,
         "weak_sandbox": resources.weak_sandbox,
         "workers": resources.workers,
     }
-    manager = TaskManager(include_path=FOLDER, include_defaults=False, metadata=options)
-    files = _own_files(config, resources)
-    for name in config.tasks:
-        written = files[name].config if name in files else manager.task_index[name].cfg or {}
-        if judging and written.get("unsafe_code") and not resources.allow_code_execution:
-            raise ConfigError(f"task {name} runs generated code: pass --allow-code-execution to let it")
+    manager = TaskManager(include_defaults=False, metadata=options)
     tasks = {}
     for name in config.tasks:
-        if name in files:
-            path = files[name].path
-            with naming(f"{path}: task {name}"):
-                task = manager.load([{"class": Benchmark, **load_yaml(path)}])["tasks"][name]
-            if not isinstance(task, Benchmark):
-                raise ConfigError(
-                    f"{path}: class must be a subclass of voidpad.evaluate.tasks.task.Benchmark"
-                )
-        else:
-            task = manager.load([name])["tasks"][name]
-        tasks[name] = task
-    return tasks
-
-
-def _own_files(config: EvalConfig, resources: Resources) -> dict[str, TaskFile]:
-    """The YAML files of the user's own tasks, trusted and unchanged."""
-    there = find_tasks(resources.include_path) if config.own_tasks else {}
-    for name, digest in config.own_tasks.items():
-        if name not in there:
-            raise ConfigError(
-                f"task {name} is not voidpad's: pass --include-path with the folder of its YAML file"
-            )
         path = there[name].path
-        if there[name].digest != digest:
-            raise ConfigError(f"{path}: task {name} has changed since this run began; use another --out")
-        if not resources.trust_tasks:
-            raise ConfigError(
-                f"{path}: a task's YAML can run code on this machine (functions that it names, templates); "
-                "read it, then pass --trust-tasks"
-            )
-    return {name: there[name] for name in config.own_tasks}
+        with naming(f"{path}: task {name}"):
+            tasks[name] = manager.load([{"class": Benchmark, **load_yaml(path)}])["tasks"][name]
+        if not isinstance(tasks[name], Benchmark):
+            raise ConfigError(f"{path}: class must be a subclass of voidpad.evaluate.tasks.task.Benchmark")
+    return tasks
 
 
 def build_requests(tasks: Mapping[str, Benchmark], config: EvalConfig) -> list[AnswerRequest]:

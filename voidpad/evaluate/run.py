@@ -1,8 +1,8 @@
-"""A whole evaluation, one stage of it, and the union of shards.
+"""A whole evaluation, and the union of shards.
 
-In `evaluate` the stages hand each other objects; the folder is written on the way, so that a killed run goes on and
-others can read it. The three stage functions do one part each, from folder to folder, for work that is divided between
-machines. What needs lm-eval is imported where it is used: a machine that only answers need not have it.
+The stages hand each other objects; the folder is written on the way, so that a killed run goes on and others can read
+it. `prepare.prepare`, `answer.answer` and `judge.judge` are the stages alone, from folder to folder, for work that is
+divided between machines.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from voidpad.errors import ConfigError, DataError
-from voidpad.evaluate.answer import LoadedRun, Progress, answer_requests, check_prompts, opened_run
+from voidpad.evaluate.answer import Progress, answer_requests, check_prompts, opened_run
 from voidpad.evaluate.config import EvalConfig, Resources
-from voidpad.evaluate.folder import AnswerRecord, AnswerRequest, RunFolder, first_difference, read_run
+from voidpad.evaluate.folder import AnswerRecord, RunFolder, first_difference, read_run
+from voidpad.evaluate.judge import score_run
+from voidpad.evaluate.prepare import build_requests, load_tasks
 from voidpad.evaluate.provenance import judge_provenance
 from voidpad.models import Model
 
@@ -29,9 +31,6 @@ def evaluate(
 
     Whatever can be refused is refused before anything is written.
     """
-    from voidpad.evaluate.judge import score_run
-    from voidpad.evaluate.prepare import build_requests, load_tasks
-
     resources = resources or Resources()
     tasks = load_tasks(config, resources)
     requests = build_requests(tasks, config)
@@ -45,63 +44,12 @@ def evaluate(
         return score_run(folder, head, tasks, requests, journal)
 
 
-def prepare(
-    config: EvalConfig, folder: RunFolder, *, resources: Resources | None = None
-) -> list[AnswerRequest]:
-    """The first stage: write config.json and requests.jsonl. The model need not be on this machine."""
-    from voidpad.evaluate.prepare import build_requests, load_tasks
-
-    resources = resources or Resources()
-    requests = build_requests(load_tasks(config, resources, judging=False), config)
-    with folder.writing():
-        known = config if config.weights else config.with_weights()
-        folder.begin(known, judge_provenance(config.tasks, resources))
-        folder.write_requests(requests)
-    return requests
-
-
-def answer(
-    folder: RunFolder,
-    *,
-    resources: Resources | None = None,
-    run: LoadedRun | None = None,
-    progress: Progress | None = None,
-) -> None:
-    """The second stage: answer the requests of a folder that have no answer yet, and add them to its journal."""
-    if run is None:
-        with opened_run(folder.config, resources or Resources()) as opened:
-            return answer(folder, run=opened, progress=progress)
-    with folder.writing():
-        requests, prepared = folder.requests, folder.head["provenance"]
-        folder.begin(run.config, prepared | run.provenance, run.plan)
-        answer_requests(run, requests, folder.journal, progress)
-
-
-def judge(folder: RunFolder, *, resources: Resources | None = None) -> dict[str, Any]:
-    """The third stage: grade all answers of a folder, write examples and results; returns the latter."""
-    from voidpad.evaluate.judge import score_run
-    from voidpad.evaluate.prepare import load_tasks
-
-    resources = resources or Resources()
-    tasks = load_tasks(folder.config, resources)
-    with folder.writing():
-        requests, journal = folder.requests, folder.journal
-        check_prompts(requests, journal.records, folder.path)
-        head = folder.head
-        head["provenance"] |= judge_provenance(tuple(tasks), resources)
-        folder.write_head(head)
-        return score_run(folder, head, tasks, requests, journal)
-
-
 def join(parts: Sequence[Path], out: Path, *, resources: Resources | None = None) -> dict[str, Any]:
     """One folder from the parts (shards) of a run, as if it had never been divided; needs no model.
 
     The parts have equal configs, the shard aside, no item in common, and together every item. Whatever of this fails
     is refused before anything is written.
     """
-    from voidpad.evaluate.judge import score_run
-    from voidpad.evaluate.prepare import build_requests, load_tasks
-
     resources = resources or Resources()
     runs = [read_run(part) for part in parts]
     if not runs:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from voidpad.errors import ConfigError, VoidpadError
-from voidpad.evaluate.answer import load_model, load_run
+from voidpad.evaluate.answer import answer, load_model, load_run
 from voidpad.evaluate.config import EvalConfig, Resources
 from voidpad.evaluate.folder import VERSION, RunFolder, damaged, read_versioned
-from voidpad.evaluate.run import answer, evaluate, judge, prepare
 from voidpad.experiments.report.layout import SUFFIX
 from voidpad.experiments.sweep_recipe import SweepCell, SweepRecipe, cells
 from voidpad.files import store
@@ -131,14 +130,21 @@ def run_local(
         folder, config = RunFolder(out / cell.folder), cell.config
         results = None
         try:
+            # What needs lm-eval is imported where it is used: a machine that only answers need not have it.
             if stage == "prepare":
+                from voidpad.evaluate.prepare import prepare
+
                 prepare(config, folder, resources=resources)
             elif stage == "answer":
                 run = load_run(config, resources, model=loader(config, resources))
                 answer(folder, run=run, progress=show)
             elif stage == "judge":
+                from voidpad.evaluate.judge import judge
+
                 results = judge(folder, resources=resources)
             else:
+                from voidpad.evaluate.run import evaluate
+
                 model = loader(config, resources)
                 results = evaluate(config, folder.path, model=model, resources=resources, progress=show)
             yield CellOutcome(cell, results)

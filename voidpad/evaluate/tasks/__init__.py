@@ -16,7 +16,7 @@ from voidpad.files import readable
 if TYPE_CHECKING:  # the graders' processes need no data
     from datasets import Dataset, DatasetDict
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).resolve().parent
 Item = dict[str, Any]
 Splits = dict[str, "Dataset"]
 
