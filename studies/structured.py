@@ -28,8 +28,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import jsonschema
-
 import voidpad
 from voidpad.builtin.tasks import check, heldout
 from voidpad.constrain.messages import TokenTables
@@ -128,6 +126,8 @@ def valid(problem: Any, wanted: voidpad.constrain.Constraint, text: str) -> bool
     """Whether a text is JSON that the schema allows, in any spelling: `matched` asks for the one that we write."""
     if not getattr(problem, "schema", None):
         return wanted.matches(text)
+    import jsonschema  # judging alone needs it
+
     try:
         return bool(jsonschema.Draft202012Validator(problem.schema).is_valid(json.loads(text)))
     except ValueError:

@@ -1,17 +1,14 @@
 #!/usr/bin/env bash
-# Answers of the built-in models of both families to their test problems, every arm a process of its own.
+# Answers of the built-in models of both families to their test problems, every cell of studies.builtin.score; then wall
+# times, with the GPU to themselves.
 #
-#   MPS=yes studies/gpu/hold.sh start 300 'bash studies/gpu/score.sh'
-#   python -m studies.builtin.score --stage judge --out runs/score/llada-void.jsonl     # where there is a sandbox
+#   MPS=yes OUT=back studies/gpu/hold.sh start 500 'RUNS=runs/tiny bash studies/gpu/score.sh'   # of a training; without RUNS, as shipped
+#   python -m studies.builtin.score judge && python -m studies.builtin.score keep               # where there is a sandbox
 #
-# COUNT problems of each task; SCORE holds further options, for example `--runs runs/tiny`.
+# SCORE holds further options, for example `--count 128`. After SECONDS_LEFT the cells that are left wait for another call.
 set -euo pipefail
 python=${PYTHON:-python3}
-for family in llada dream; do
-  for arm in instruct void eos rainbow; do
-    # shellcheck disable=SC2086
-    "$python" -m studies.builtin.score --family "$family" --arms "$arm" --count "${COUNT:-128}" --device "${DEVICE:-cuda}" \
-      --stage answer --out "runs/score/$family-$arm.jsonl" ${SCORE:-} &
-  done
-done
-wait
+given=(--out runs/score --device "${DEVICE:-cuda}" --commit "${COMMIT:-}" ${RUNS:+--runs "$RUNS"})
+# shellcheck disable=SC2086
+timeout "${SECONDS_LEFT:-480}" "$python" -m studies.builtin.score answer "${given[@]}" --workers "${WORKERS:-12}" ${SCORE:-} || echo "not all was answered"
+"$python" -m studies.builtin.score time "${given[@]}" --family llada --count "${ROWS:-256}"
