@@ -1,44 +1,50 @@
 """How the built-in models are trained and answered on a machine that is lent: with almost no training."""
 
-import json
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from studies.builtin import results, score
 from studies.builtin.prepare import prepare
 from studies.builtin.ship import ship
-from studies.gpu.answers import groups
-from voidpad.errors import DataError
 from voidpad.models import load
 
 CHECKOUT = Path(__file__).parents[1]
 
 
-def test_processes_never_share_a_cell(tmp_path):
-    """Recipes of one folder may have cells in common, one process writes a run at a time, and done is done."""
+def test_cells_are_answered_judged_and_kept(tmp_path, monkeypatch):
+    """A piece that is there is not answered again; every kind of cell has its verdicts in one record."""
+    monkeypatch.setattr(score, "KEPT", tmp_path / "kept.jsonl.gz")
+    kinds = ("llada_void-gap_void-gap-bounds", "llada_void_void_tiny_json_32_threshold-0.9_one")
+    command = [sys.executable, "-m", "studies.builtin.score", "answer", "--count", "2", "--out", tmp_path]
+    command += ["--only", *kinds]
+    made = subprocess.run(command, cwd=CHECKOUT, check=True, capture_output=True, text=True).stdout
+    assert "4 pieces" in made
+    assert "Traceback" not in made
+    again = subprocess.run(command, cwd=CHECKOUT, check=True, capture_output=True, text=True).stdout
+    assert "0 pieces" in again
+    options = Namespace(out=tmp_path)
+    score.judge(options)
+    score.keep(options)
+    records = {one["task"]: one for one in score.kept()}
+    assert records["tiny_json"]["matched"] == records["tiny_json"]["valid"] == [1, 1]
+    assert len(records["tiny_fill"]["right"]) == len(records["tiny_fill"]["probes"]) == 2
 
-    def cell(name, block):
-        return {"folder": f"cells/{name}", "model": "tiny", "method": "void", "plan": {"block": block}}
 
-    for recipe, some in {
-        "a": [cell("x", 32), cell("y", 32), cell("z", 8)],
-        "b": [cell("y", 32), cell("w", 32)],
-    }.items():
-        (tmp_path / f"{recipe}.sweep.json").write_text(json.dumps({"cells": some}))
-    a, b = [("a", ["x", "y"]), ("a", ["z"])], [("b", ["w"])]
-    assert [found[1:] for found in groups([tmp_path])] == a + b
-    assert [found[1:] for found in groups([tmp_path / "b.sweep.json"])] == [("b", ["y", "w"])]
-    wanted = [tmp_path / "a.sweep.json", tmp_path]
-    assert list(groups(wanted)) == [(tmp_path, *found) for found in a + b]
-    with pytest.raises(DataError, match="holds no prepared sweep"):
-        list(groups([tmp_path / "cells"]))
-    for name, answers in {"x": "{}\n{}\n", "y": '{}\n{"torn'}.items():
-        (tmp_path / "cells" / name).mkdir(parents=True)
-        (tmp_path / "cells" / name / "requests.jsonl").write_text("{}\n{}\n")
-        (tmp_path / "cells" / name / "progress.jsonl").write_text(answers)
-    assert [found[1:] for found in groups([tmp_path])] == [("a", ["y"]), ("a", ["z"]), ("b", ["w"])]
+def test_every_cell_has_a_name_of_its_own():
+    every = {cell for cell, _ in score.cells()}
+    assert len({cell.name for cell in every}) == len(every)
+
+
+@pytest.mark.parametrize("page", results.PAGES)
+def test_a_page_shows_the_tables_of_the_kept_verdicts(page):
+    for name, shown in results.shown(results.DOCS / page).items():
+        assert shown == "\n".join(results.TABLES[name]()) + "\n", (
+            f"{name}: python -m studies.builtin.results --write"
+        )
 
 
 @pytest.mark.slow

@@ -1,92 +1,348 @@
-"""The results that ship with the built-in models, from a finished sweep.
+"""Every table of the built-in models' record, from the kept verdicts.
 
-    voidpad sweep tiny-score --out runs/tiny-score --device cuda --allow-code-execution
-    python -m studies.builtin.results runs/tiny-score            # compare with the shipped file
-    python -m studies.builtin.results runs/tiny-score --write    # replace it
-    python -m studies.builtin.results runs/seeds/dream-2/sweep --recipe tiny-seeds --family dream
+    python -m studies.builtin.results             # print all tables
+    python -m studies.builtin.results headline    # one of them
+    python -m studies.builtin.results --write     # put them into the pages that show them
 
-A sweep can be divided: `--stage prepare` and `--stage judge` here, `--stage answer` on a machine with a GPU.
+A page shows a table between `<!-- table NAME -->` and `<!-- end -->`; a test compares it with the verdicts that
+`studies.builtin.score` and `studies.structured` kept. Shares have Wilson intervals, differences on the same
+problems a paired bootstrap (`voidpad.evaluate.intervals`).
 """
 
 import argparse
-import json
-import math
-import sys
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from voidpad.builtin.tasks import shipped_results
-from voidpad.evaluate.intervals import Z95, wilson
-from voidpad.experiments.report.frame import read
-from voidpad.files import store
-from voidpad.models.locate import ASSETS, BUILT_IN_FAMILIES
+from studies import structured
+from studies.builtin import score
+from voidpad.builtin.tasks import CANVAS, TASKS
+from voidpad.evaluate.intervals import mean, mean_of_tasks, paired_bootstrap, wilson
 
-# Names in the shipped file -> columns of the report's frame.
-MEANS = {"answer_tokens": "answer", "passes_decode": "nfe", "passes_probe": "probes", "canvas": "canvas"}
-Cell = Mapping[str, Any]  # a row of the report's frame
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("tiny.md", "evidence.md", "structured-output.md", "infilling.md")
+SHOWN = re.compile(r"(<!-- table ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+FAMILIES = {"llada": "LLaDA", "dream": "Dream"}
+METHODS = {"instruct": "original", "eos": "control", "rainbow": "Rainbow", "void": "VOID"}
+MIRRORED = ("tiny_steps", "tiny_expr", "tiny_complete", "tiny_write")
+NAMED = ("tiny_steps", "tiny_json", "tiny_search", "tiny_turns")  # tasks with names or things to copy
+KEYS = ("family", "arm", "plan", "task", "block", "rule", "tail")
+Lines = Iterator[str]
 
 
-def summary(cells: Sequence[Cell]) -> dict[str, Any]:
-    """One method at one block: accuracy by task with intervals, their mean, and what it cost."""
-    counts = {cell["task"]: (cell["correct"], int(cell["n"])) for cell in cells}
-    shares = {task: correct / n for task, (correct, n) in counts.items()}
-    spread = math.sqrt(sum(p * (1 - p) / counts[task][1] for task, p in shares.items())) / len(shares)
-    total = sum(n for _, n in counts.values())
-    means = {
-        name: math.fsum(cell[column] * cell["n"] for cell in cells) / total for name, column in MEANS.items()
-    }
+@cache
+def records() -> list[dict[str, Any]]:
+    return score.kept() if score.KEPT.exists() else []
+
+
+@cache
+def verdicts() -> dict[tuple[Any, ...], dict[str, Any]]:
+    """The record of each cell, but for the controls in float32."""
     return {
-        "mean": sum(shares.values()) / len(shares),
-        "half_width": Z95 * spread,
-        "tasks": {task: [shares[task], *wilson(*count)] for task, count in counts.items()},
-        **means,
-        "problems": total,
+        tuple(one[key] for key in KEYS): one for one in records() if "right" in one and not one["control"]
     }
 
 
-def by_method(folder: Path, recipe: str) -> dict[str, list[Cell]]:
-    """The finished cells of a recipe in a sweep folder, by `method / block`."""
-    (source,) = read(folder / f"{recipe}.sweep.json")
-    done = [cell for cell in source.frame.to_dict("records") if cell.get("n", 0) > 0]
-
-    def name(cell: Cell) -> str:
-        return f"{cell['method']} / {cell['plan.block']:.0f}"
-
-    return {key: list(some) for key, some in groupby(sorted(done, key=name), key=name)}
+def found(family: str, arm: str, task: str, block: int = 32, *, plan: str | None = None, **other: Any) -> Any:
+    """The verdicts of a cell, or None."""
+    plan = plan or score.PLANS[arm]
+    key = (family, arm, plan, task, block, other.get("rule", "one token"), other.get("tail", "free"))
+    return verdicts().get(key)
 
 
-def summaries(cells: Mapping[str, Sequence[Cell]]) -> dict[str, dict[str, Any]]:
-    """A summary for every method and block."""
-    return {key: summary(some) for key, some in cells.items()}
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Lines:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
-def differences(mine: dict[str, Any], shipped: dict[str, Any]) -> list[str]:
-    """A line for every method whose right answers differ in number."""
-    lines = [f"{key}: not in this sweep" for key in shipped.keys() - mine.keys()]
-    for key, cell in mine.items():
-        for task, (share, *_) in cell["tasks"].items():
-            known = shipped.get(key, {}).get("tasks", {}).get(task)
-            if known is None or share != known[0]:
-                lines.append(f"{key}: {task} {share:.4f}, shipped {known[0] if known else None}")
-    return sorted(lines)
+def share(right: Sequence[int]) -> str:
+    low, high = wilson(sum(right), len(right))
+    return f"{100 * mean(right):.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def difference(one: Sequence[float], other: Sequence[float]) -> str:
+    """In points, paired, over the problems that both have."""
+    apart = [100.0 * (a - b) for a, b in zip(one, other, strict=False)]
+    low, high = paired_bootstrap(apart)
+    return f"{mean(apart):+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def over_tasks(cells: Sequence[dict[str, Any]]) -> str:
+    """The mean of several tasks' shares."""
+    shares = [(mean(one["right"]), wilson(sum(one["right"]), len(one["right"]))) for one in cells]
+    low, high = mean_of_tasks(shares)
+    return f"{100 * mean([value for value, _ in shares]):.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def passes(cells: Sequence[dict[str, Any]]) -> float:
+    return mean([mean(one["passes"]) for one in cells])
+
+
+# -------------------------------------------------------------------------------------------------------- the tables
+def by_task(family: str) -> Lines:
+    columns = list(product(METHODS, (32, CANVAS)))
+    rows = []
+    for task in (*TASKS, "tiny_chat"):
+        cells = [found(family, arm, task, block) for arm, block in columns]
+        if any(cells):
+            rows.append([f"`{task}`", *(share(one["right"]) if one else "" for one in cells)])
+    means = []
+    for arm, block in columns:
+        cells = [one for one in (found(family, arm, task, block) for task in TASKS) if one]
+        means.append(over_tasks(cells) if len(cells) == len(TASKS) else "")
+    rows.append(["mean of the seven tasks", *means])
+    return table(["task", *(f"{METHODS[arm]}, {block}" for arm, block in columns)], rows)
+
+
+def copying() -> Lines:
+    rows = []
+    for family, arm in product(FAMILIES, METHODS):
+        cells = [found(family, arm, task) for task in NAMED]
+        if all(cells):
+            every = [value for one in cells for value in one["copied"]]
+            rows.append(
+                [FAMILIES[family], METHODS[arm], *(share(one["copied"]) for one in cells), share(every)]
+            )
+    return table(["family", "arm", *(f"`{task}`" for task in NAMED), "together"], rows)
+
+
+def averaged(family: str, arm: str) -> tuple[list[float], float, list[str]] | None:
+    """Over block sizes: each problem's mean score, the mean number of passes, and the mean over tasks at each block."""
+    problems, costs, means = list[float](), [], []
+    for task in TASKS:
+        cells = [found(family, arm, task, block) for block in score.BLOCKS]
+        if not all(cells):
+            return None
+        few = min(len(one["right"]) for one in cells)
+        problems += [mean([one["right"][k] for one in cells]) for k in range(few)]
+        costs.append(passes(cells))
+    for block in score.BLOCKS:
+        cells = [found(family, arm, task, block) for task in TASKS]
+        means.append(f"{100 * mean([mean(one['right']) for one in cells]):.1f}")
+    return problems, mean(costs), means
+
+
+def headline() -> Lines:
+    rows = []
+    for family in FAMILIES:
+        of = {arm: averaged(family, arm) for arm in ("instruct", "rainbow", "void")}
+        void, original = of["void"], of["instruct"]
+        for arm, one in of.items():
+            if one is None or void is None or original is None:
+                continue
+            apart = difference(void[0], one[0]) if arm != "void" else ""
+            # The original decodes every slot of its canvas; the paper compares with that.
+            fewer = f"{100 * (1 - void[1] / CANVAS):.1f} %" if arm == "instruct" else ""
+            rows.append(
+                [
+                    FAMILIES[family],
+                    METHODS[arm],
+                    *one[2],
+                    f"{100 * mean(one[0]):.1f}",
+                    f"{one[1]:.1f}",
+                    apart,
+                    fewer,
+                ]
+            )
+    head = ["family", "arm", *(f"block {block}" for block in score.BLOCKS), "mean", "passes, stopped at EOS"]
+    return table([*head, "VOID ahead by", "fewer passes than all 256"], rows)
+
+
+def eos_last() -> Lines:
+    rows = []
+    for family, task in product(FAMILIES, TASKS):
+        plain, last = (
+            found(family, "instruct", task, CANVAS),
+            found(family, "instruct", task, CANVAS, plan="eos-last"),
+        )
+        void = found(family, "void", task, CANVAS)
+        if plain and last and void:
+            ways = [share(one["right"]) for one in (plain, last, void)]
+            costs = f"{mean(last['passes']):.0f}, {mean(void['passes']):.0f}"
+            rows.append(
+                [FAMILIES[family], f"`{task}`", *ways, difference(void["right"], last["right"]), costs]
+            )
+    head = [
+        "family",
+        "task",
+        "EOS padding, plain",
+        "EOS padding, `eos-last`",
+        "VOID padding",
+        "VOID ahead by",
+    ]
+    return table([*head, "passes of both"], rows)
+
+
+def expansion() -> Lines:
+    rows = []
+    for family in FAMILIES:
+        grown = [found(family, "void", task, 16, plan="void-expansion") for task in TASKS]
+        fixed = [found(family, "void", task, 16) for task in TASKS]
+        chosen = [one for one in records() if one.get("plan") == "calibrate" and one["family"] == family]
+        if not (all(grown) and all(fixed) and chosen):
+            continue
+        settings = chosen[0]["fields"]
+        work = [
+            sum(a * b for one in cells for a, b in zip(one["passes"], one["canvas"], strict=True))
+            for cells in (grown, fixed)
+        ]
+        pairs = [[value for one in cells for value in one["right"]] for cells in (grown, fixed)]
+        rows.append(
+            [
+                FAMILIES[family],
+                f"{settings['window']}, {settings['tau_nonvoid']:.3g}, {settings['tau_gap']:.3g}",
+                over_tasks(fixed),
+                over_tasks(grown),
+                difference(*pairs),
+                f"{passes(fixed):.0f}, {passes(grown):.0f}",
+                f"{100 * work[0] / work[1]:.0f} %",
+            ]
+        )
+    head = [
+        "family",
+        "window, thresholds",
+        "fixed canvas of 256",
+        "expanding from 48",
+        "difference",
+        "passes of both",
+    ]
+    return table([*head, "slot-passes, at most"], rows)
+
+
+def structured_output() -> Lines:
+    rows = []
+    for arm, family, rule, block, tail in product(
+        ("void", "eos"), FAMILIES, structured.RULES, (32, CANVAS), ("free", "padding", "one")
+    ):
+        one = found(family, arm, "tiny_json", block, rule=rule, tail=tail)
+        if one is None or "valid" not in one:
+            continue
+        against = ["", ""]
+        free = found(family, arm, "tiny_json", block, rule=rule)
+        if tail != "free" and free:
+            few = min(len(one["passes"]), len(free["passes"]))
+            fewer = sum(free["passes"][:few]) / sum(one["passes"][:few])
+            against = [difference(one["right"], free["right"]), f"{fewer:.1f}"]
+        shares = [f"{100 * mean(one[name]):.1f}" for name in ("right", "valid", "matched")]
+        work = [f"{mean(one['passes']):.1f}", f"{sum(one['tokens']) / sum(one['passes']):.1f}"]
+        first = [FAMILIES[family], METHODS[arm], rule, str(block), tail, str(len(one["right"]))]
+        rows.append([*first, *shares, *work, *against])
+    head = [
+        "family",
+        "padding",
+        "rule",
+        "block",
+        "tail",
+        "problems",
+        "right %",
+        "valid %",
+        "matches %",
+        "passes",
+    ]
+    return table([*head, "tokens a pass", "difference", "fewer passes"], rows)
+
+
+GAP_RULES = {
+    "true": "the true length",
+    "bounds": "`cal` between half and twice the true length",
+    "cal": "`cal`",
+    "fixed 8": "8 slots",
+    "fixed 16": "16 slots",
+    "fixed 32": "32 slots",
+    "void-gap": "`void-gap`",
+    "void-gap bounds": "`void-gap` between half and twice the true length",
+}
+
+
+def gaps() -> Lines:
+    rows = []
+    for arm, rule, family in product(("instruct", "void-gap"), GAP_RULES, FAMILIES):
+        one = found(family, arm, "tiny_fill", plan=rule)
+        if one:
+            work = [f"{mean(one[name]):.1f}" for name in ("probes", "passes")]
+            rows.append([FAMILIES[family], f"`{arm}`", GAP_RULES[rule], share(one["right"]), *work])
+    return table(["family", "weights", "length of each gap", "right %", "probes", "passes"], rows)
+
+
+def wall_time() -> Lines:
+    lines = [one for one in records() if one.get("again") == 1]
+    first = {one["family"]: one["seconds"] for one in lines if one["method"] == "DAEDAL"}
+    rows = [
+        [
+            FAMILIES[one["family"]],
+            one["method"],
+            str(one["rows"]),
+            f"{one['passes']:.1f}",
+            f"{one['seconds']:.2f}",
+            f"{first[one['family']] / one['seconds']:.2f}",
+        ]
+        for one in lines
+    ]
+    return table(["family", "method", "rows", "passes", "seconds", "times as fast as DAEDAL"], rows)
+
+
+def precision() -> Lines:
+    """Cells that were answered in float16 and in float32."""
+    rows = []
+    for one in (one for one in records() if one.get("control")):
+        other = found(one["family"], one["arm"], one["task"], one["block"])
+        if other:
+            both = list(zip(one["right"], other["right"], strict=False))
+            apart = str(sum(a != b for a, b in both))
+            rows.append(
+                [
+                    FAMILIES[one["family"]],
+                    f"`{one['task']}`",
+                    share(one["right"]),
+                    share(other["right"]),
+                    apart,
+                ]
+            )
+    return table(["family", "task", "float32", "float16", "verdicts that differ"], rows)
+
+
+TABLES: dict[str, Callable[[], Lines]] = {
+    "tasks-llada": lambda: by_task("llada"),
+    "tasks-dream": lambda: by_task("dream"),
+    "copying": copying,
+    "headline": headline,
+    "eos-last": eos_last,
+    "expansion": expansion,
+    "structured": structured_output,
+    "decide": lambda: table(
+        ["model", "estimate", "problems", "right %", "calibration error"],
+        list(structured.decisions()),
+    ),
+    "gaps": gaps,
+    "wall-time": wall_time,
+    "precision": precision,
+}
+
+
+def shown(page: Path) -> dict[str, str]:
+    """The tables of a page by name, as they stand there."""
+    return {name: text for _, name, text, _ in SHOWN.findall(page.read_text(encoding="utf-8"))}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.builtin.results", description=__doc__)
-    parser.add_argument("sweep", type=Path)
-    parser.add_argument("--recipe", default="tiny-score", help="of the sweep")
-    parser.add_argument("--family", choices=BUILT_IN_FAMILIES, default="llada", help="whose results they are")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("tables", nargs="*", metavar="table", help=f"some of {', '.join(TABLES)}")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
-    mine = summaries(by_method(given.sweep, given.recipe))
     if given.write:
-        store(ASSETS / f"results-{given.family}.json", [json.dumps(mine) + "\n"])
+        for page in (DOCS / name for name in PAGES):
+            text = page.read_text(encoding="utf-8")
+            made = SHOWN.sub(lambda m: m[1] + "\n".join(TABLES[m[2]]()) + "\n" + m[4], text)
+            page.write_text(made, encoding="utf-8")
         return
-    lines = differences(mine, shipped_results(given.family))
-    print("\n".join(lines) or f"{len(mine)} methods, equal to the shipped results")
-    sys.exit(bool(lines))
+    for name in given.tables or TABLES:
+        print(f"{name}\n")
+        print("\n".join(TABLES[name]()), end="\n\n")
 
 
 if __name__ == "__main__":

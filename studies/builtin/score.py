@@ -206,6 +206,7 @@ def piece(job: tuple[Cell, int, int, Path, tuple[str | None, str, str]]) -> str:
     about = {
         **asdict(cell),
         "dtype": str(model.net.dtype).removeprefix("torch."),
+        "control": cell.dtype == "float32",
         "weights": weights,
         "commit": given[2],
         "seconds": round(time.monotonic() - begun, 2),
@@ -314,7 +315,7 @@ def judge(options: argparse.Namespace) -> None:
             one["copied"] = int(copied(problem, text, known))
             if one["task"] == "tiny_json":
                 constraint = wanted(one["index"])
-                one["valid"] = int(valid(problem, constraint, text))
+                one["valid"] = int(valid(problem, text))
                 one["matched"] = int(constraint.matches(text))
         store(path, [json.dumps(one) + "\n" for one in lines])
         print(f"{path.name}: {sum(one['right'] for one in lines)} of {len(lines)}", flush=True)

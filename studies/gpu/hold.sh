@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run a long command on a GPU machine that is lent for minutes at a time, over several calls.
 #
-#   OUT=back studies/gpu/hold.sh start 560 'bash studies/gpu/seeds.sh llada'     # on that machine
+#   OUT=back studies/gpu/hold.sh start 560 'bash studies/gpu/builtin.sh train'   # on that machine
 #   OUT=back studies/gpu/hold.sh wait 560                                        # again, until it says `complete`
 #
 # The command works on a copy of the tree, so that the tree may be sent again meanwhile; `runs` is the tree's own. A call
@@ -22,7 +22,7 @@ share_gpu() {
   export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/tmp/mps-log
   local probe='import torch; a = torch.ones(64, 64, device="cuda"); print("probe", (a @ a).sum().item())'
   mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
-  if command -v nvidia-cuda-mps-control > /dev/null && nvidia-cuda-mps-control -d && timeout 60 python3 -c "$probe"; then
+  if command -v nvidia-cuda-mps-control > /dev/null && { nvidia-cuda-mps-control -d || true; } && timeout 60 python3 -c "$probe"; then
     echo "processes share the GPU: server $(echo get_server_list | nvidia-cuda-mps-control)"
   else
     echo "processes take turns on the GPU"

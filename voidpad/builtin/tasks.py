@@ -1,8 +1,6 @@
 """The tasks of the built-in model, their test problems, and the judging of single answers."""
 
 import ast
-import json
-from importlib.resources import files
 from random import Random
 from typing import Any
 
@@ -58,9 +56,3 @@ def check(problem: Problem, text: str, sandbox: Any = None) -> bool:
     if sandbox is None:
         raise ValueError(f"task {problem.task!r} runs code: pass a sandbox.")
     return bool(sandbox.run(source, problem.target).passed)
-
-
-def shipped_results(family: str = "llada") -> dict[str, dict[str, Any]]:
-    """Right answers, lengths and passes of a family's shipped models, by `method / block`; docs/tiny.md shows them."""
-    source = files("voidpad.builtin") / "assets" / f"results-{family}.json"
-    return json.loads(source.read_text(encoding="utf-8")) if source.is_file() else {}
