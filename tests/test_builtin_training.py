@@ -26,9 +26,11 @@ def test_cells_are_answered_judged_and_kept(tmp_path, monkeypatch):
     assert "Traceback" not in made
     again = subprocess.run(command, cwd=CHECKOUT, check=True, capture_output=True, text=True).stdout
     assert "0 pieces" in again
-    options = Namespace(out=tmp_path)
+    options = Namespace(out=tmp_path, fresh=False)
     score.judge(options)
     score.keep(options)
+    score.keep(options)  # again: nothing is there twice
+    assert len(score.kept()) == 2
     records = {one["task"]: one for one in score.kept()}
     assert records["tiny_json"]["matched"] == records["tiny_json"]["valid"] == [1, 1]
     assert len(records["tiny_fill"]["right"]) == len(records["tiny_fill"]["probes"]) == 2

@@ -160,8 +160,8 @@ def answered(model: Model, cell: Cell, problems: Sequence[Problem], thresholds: 
 
 
 def filled(model: Model, how: str, problems: Sequence[Problem]) -> list[Line]:
-    """Texts with their gaps filled, one slot a pass. `true` has the lengths of what was cut out, `bounds` half of them
-    to twice as many."""
+    """Texts with their gaps filled as `model.fill` does. `true` has the lengths of what was cut out, `bounds` half of
+    them to twice as many."""
     plan, engine = model.plan("original", ban=("ends", "void")), model.engine(rows=COUNT, tokens=1 << 19)
     layouts, lines = [], list[Line]()
     for problem in problems:
@@ -253,7 +253,7 @@ def wall_time(options: argparse.Namespace) -> None:
     )
     short = {"canvas": 48, "limit": CANVAS, "block": 16}
     fixed = {"canvas": CANVAS, "block": 32}
-    methods = {
+    methods: dict[str, tuple[str, str, dict[str, Any]]] = {
         "original": ("instruct", "original", fixed),
         "original, stopped at EOS": ("instruct", "original", {**fixed, "stop": "eos"}),
         "Rainbow, stopped at EOS": ("rainbow", "original", {**fixed, "stop": "eos"}),
@@ -325,7 +325,10 @@ LISTS = ("right", "copied", "valid", "matched", "passes", "tokens", "probes", "c
 
 
 def keep(options: argparse.Namespace) -> None:
-    """One record a cell: what its verdicts share, and a list for each number. Wall times are kept as they are."""
+    """One record a cell: what its verdicts share, and a list for each number. Wall times are kept as they are.
+
+    Cells that were kept before and are not answered anew stay, unless `--fresh` says that other weights have shipped.
+    """
     groups = defaultdict[str, list[Line]](list)
     records = []
     for path in sorted(options.out.glob("*.jsonl")):
@@ -341,8 +344,17 @@ def keep(options: argparse.Namespace) -> None:
         if index != list(range(len(lines))):
             shared["index"] = index
         records.append(shared | {name: [one[name] for one in lines] for name in LISTS if name in lines[0]})
+    if KEPT.exists() and not options.fresh:
+        new = {_identity(one) for one in records}
+        records = [one for one in kept() if _identity(one) not in new] + records
     KEPT.write_bytes(gzip.compress("".join(json.dumps(one) + "\n" for one in records).encode(), mtime=0))
     print(f"{KEPT}: {len(records)} records, {KEPT.stat().st_size} bytes")
+
+
+def _identity(one: Line) -> tuple[Any, ...]:
+    """What two records of the same thing have in common."""
+    names = ("family", "arm", "plan", "task", "block", "rule", "tail", "control", "method", "again")
+    return tuple(one.get(name) for name in names)
 
 
 def kept() -> list[Line]:
@@ -360,6 +372,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--family", choices=BUILT_IN_FAMILIES, default="llada", help="of `time`")
+    parser.add_argument("--fresh", action="store_true", help="`keep`: forget what was kept before")
     parser.add_argument("--commit", default="", help="the commit of the code, where git cannot say it")
     options = parser.parse_args()
     if options.what == "list":

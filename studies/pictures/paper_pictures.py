@@ -3,8 +3,8 @@
     python -m studies.pictures.paper_pictures runs/full docs/img
 
 `runs/full` has a folder for each family, `llada` and `dream`, where the `tiny-*` sweeps of the paper's tables were run:
-by `voidpad sweep tiny-table1 --out runs/full/llada` and so on. A figure whose sweep is
-missing or unfinished is left out and named.
+by `voidpad sweep tiny-table1 --out runs/full/llada` and so on. A figure whose sweep is missing or unfinished is left
+out and named.
 """
 
 import argparse
