@@ -54,10 +54,10 @@ def test_eos_prior(family, folders, voidpad, talks, tmp_path):
     common = ("analyze", "eos-prior", "--model", folders / family, "--data", talks, "--least", 2)
     found = json.loads(voidpad(*common, "--batch", 2, "--plot", plot, "--csv", table, "--json"))
     assert found["examples"] == 4
-    assert set(found) >= {"eos", "void"}
+    assert {gap["gap"].split()[0] for gap in found["gaps"]} == {"EOS", "VOID"}
     rows = list(csv.DictReader(table.open()))
     assert [int(row["slot"]) for row in rows] == list(range(1, len(rows) + 1))
-    assert [float(row["q_eos"]) for row in rows] == pytest.approx(found["eos"]["q"], abs=1e-5)
+    assert [float(row["q_eos"]) for row in rows] == [slot["q_eos"] for slot in found["slots"]]
     assert int(rows[0]["count"]) == 4
     assert is_png(plot)
     shown = voidpad(*common, "--canvas", 20)
@@ -73,8 +73,9 @@ def test_eos_prior_reads_prepared_data(folders, voidpad, tmp_path):
     run = ("analyze", "eos-prior", "--model", folders / "llada", "--data", path, "--json", "--least", 1)
     found = json.loads(voidpad(*run, "--canvas", 5))
     assert found["examples"] == 3  # the long one does not fit the context
-    assert found["eos"]["p"] == pytest.approx([0, 1 / 3, 2 / 3, 1, 1], abs=1e-5)
-    assert found["eos"]["gaps (mean, max)"]["|p - F|"] == [0, 0]
+    assert [slot["p_eos"] for slot in found["slots"]] == pytest.approx([0, 1 / 3, 2 / 3, 1, 1], abs=1e-5)
+    [gap] = [gap for gap in found["gaps"] if gap["gap"] == "EOS |p - F|"]
+    assert (gap["mean"], gap["max"], gap["slots"]) == (0, 0, 5)
     assert json.loads(voidpad(*run, "--count", 2))["examples"] == 2
 
 
@@ -107,7 +108,7 @@ def test_overflow(family, folders, voidpad, tmp_path):
     assert len(list(csv.DictReader(table.open()))) == 4
     assert is_png(plot)
     lines = voidpad("analyze", "overflow", "--trace", traces, "--csv", table, "--plot", plot)
-    assert lines.count("effective length") == 2
+    assert len(lines.splitlines()) == 3
     passes = sum(json.loads(line)["type"] == "pass" for line in traces.read_text().splitlines())
     assert len(list(csv.DictReader(table.open()))) == passes
     assert "answers overflow at block 16" in voidpad(*run, "--block", 16)
@@ -129,12 +130,11 @@ def test_attention(family, queries, folders, voidpad, tmp_path):
     file.write_text('{"prompt": "a b", "answer": "7"}\n{"prompt": "c", "answer": "8"}\n')
     run = ("analyze", "attention", "--model", folders / family, "--queries", queries, "--file", file)
     found = json.loads(voidpad(*run, "--canvas", 12, "--plot", plot, "--csv", table, "--json"))
-    assert found["before"]["right"] is not None
-    assert len(found["after"]["answers"]) == 2
-    assert found["after"]["answers"][0]["block"] == 12  # block = canvas unless told otherwise
+    assert [arm["right"] for arm in found["arms"]] == [0, 0]
+    assert [one["block"] for one in found["answers"]] == [12] * 4  # block = canvas unless told otherwise
     assert is_png(plot)
-    assert [row["arm"] for row in csv.DictReader(table.open())] == ["before"] * 2 + ["after"] * 2
-    assert "hidden" in voidpad(*run, "--canvas", 12, "--watch", 0)
+    assert [row["EOS"] for row in csv.DictReader(table.open())] == ["seen"] * 2 + ["hidden"] * 2
+    assert "hidden" in voidpad(*run, "--canvas", 12)
 
 
 def test_bad_sets(folders, voidpad):

@@ -14,6 +14,7 @@ from voidpad.commands import demo as command
 from voidpad.commands.options import BuiltInFamily
 from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate import Resources
+from voidpad.experiments.report.frame import frame
 from voidpad.experiments.sweep_recipe import cells, of_family, read
 from voidpad.models import random_model, read_card, save
 from voidpad.models.adapter import base_of
@@ -26,7 +27,8 @@ RESOURCES = Resources(rows=16, allow_code_execution=True, workers=2)
 def arms_of(folder, *rows, limit, tasks=tuple(TASKS)):
     """Some rows (method, block) of the demo's recipe, run as the demo runs them."""
     recipe = recipe_of(read(find_recipe("tiny-demo", "sweep")), *rows, limit=limit, tasks=tasks)
-    return list(command.run(recipe, folder, RESOURCES))
+    command.run(recipe, folder, RESOURCES)
+    return frame([folder])
 
 
 def recipe_of(whole, *rows, limit, tasks):
@@ -42,45 +44,38 @@ def demo_arms(tmp_path_factory):
     return arms_of(tmp_path_factory.mktemp("demo"), *rows, limit=2, tasks=["tiny_steps"])
 
 
-@pytest.fixture(scope="module")
-def arms(demo_arms):
-    return {arm.name: arm for arm in demo_arms[1:]}
+def arm_of(rows, method, block=CANVAS):
+    return rows[(rows["method"] == method) & (rows["plan.block"] == block)].mean(numeric_only=True)
 
 
 def overflows(arm):
-    return (
-        arm.mean <= 0.5
-        and arm.average("answer_tokens") <= 30
-        and arm.average("passes_decode") >= 0.9 * CANVAS
-    )
+    return arm["score"] <= 50 and arm["answer"] <= 30 and arm["nfe"] >= 0.9 * CANVAS
 
 
 def answers_in_full(arm):
-    return (
-        arm.mean >= 0.75 and arm.average("answer_tokens") >= 40 and arm.average("passes_decode") <= CANVAS / 2
-    )
+    return arm["score"] >= 75 and arm["answer"] >= 40 and arm["nfe"] <= CANVAS / 2
 
 
-def test_eos_padding_overflows_at_block_equal_to_the_canvas(arms):
-    assert overflows(arms["original"]), arms["original"]
+def test_eos_padding_overflows_at_block_equal_to_the_canvas(demo_arms):
+    assert overflows(arm_of(demo_arms, "original"))
 
 
-def test_void_padding_answers_in_full_and_stops(arms):
-    assert answers_in_full(arms["void"]), arms["void"]
+def test_void_padding_answers_in_full_and_stops(demo_arms):
+    assert answers_in_full(arm_of(demo_arms, "void"))
 
 
 @pytest.mark.slow
 def test_all_tasks_overflow_with_eos_padding_and_not_with_void(tmp_path):
-    original, void = arms_of(tmp_path, ("original", CANVAS), ("void", CANVAS), limit=1)
-    assert overflows(original), original
-    assert answers_in_full(void), void
+    rows = arms_of(tmp_path, ("original", CANVAS), ("void", CANVAS), limit=1)
+    assert overflows(arm_of(rows, "original"))
+    assert answers_in_full(arm_of(rows, "void"))
 
 
 def test_the_demo_shows_a_problem_that_the_original_loses_and_void_keeps(demo_arms):
     example = command.telling(demo_arms)
     assert list(example) == ["prompt", "original, block 32", "original, block 256", "void, block 256"]
     assert len(example["original, block 256"]) < len(example["void, block 256"])
-    assert command.telling(demo_arms[1:]) == {}
+    assert command.telling(demo_arms[demo_arms["plan.block"] == CANVAS]) == {}
 
 
 def test_built_in_models_differ_in_padding_alone():
@@ -148,6 +143,7 @@ def test_the_demo_writes_one_page_with_its_texts_and_says_how_long(voidpad, monk
     ran = voidpad(f"demo --problems 1 --report {tmp_path}/demo.html")
     assert ran.status == 0, ran.err
     assert "original" in ran.out
+    assert "about three minutes" in ran.err
     page = (tmp_path / "demo.html").read_text()
     assert "&lt;img src=x" in page
     assert "<img src=x" not in page
@@ -177,9 +173,9 @@ def test_the_whole_demo(voidpad, tmp_path):
     assert "JSON that the schema allows" in ran.out
     rows = [(name, block) for name in ("original", "void") for block in (32, CANVAS)]
     done = arms_of(tmp_path / "runs", *rows, limit=3)
-    means = {(arm.name, arm.block): arm.mean for arm in done}
-    assert means["original", 32] >= 0.75 >= 0.5 >= means["original", CANVAS]
-    assert means["void", CANVAS] >= means["void", 32] - 0.1 >= 0.65
+    means = {(name, block): arm_of(done, name, block)["score"] for name, block in rows}
+    assert means["original", 32] >= 75 >= 50 >= means["original", CANVAS]
+    assert means["void", CANVAS] >= means["void", 32] - 10 >= 65
     assert command.telling(done)
 
 

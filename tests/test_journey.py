@@ -117,11 +117,11 @@ def test_from_chats_to_a_wheel(tmp_path):
     with safe_open(tmp_path / "merged" / "model.safetensors", "pt") as merged:
         assert not any("lora" in name for name in merged.keys())  # noqa: SIM118  it is no dictionary
 
-    # Calibration on the training chats, kept in the exported folder.
+    # Calibration on the training data, kept in the exported folder.
     search = ("--canvas", 32, "--limit", 96, "--block", 32, "--prompts", 4)
-    chats = ("--chats", "sharegpt.json", "--chats", "alpaca.jsonl")
+    data = ("--data", "data.safetensors")
     voidpad(
-        "calibrate", "--model", "merged", *chats, *search, "--page", "calibration.html", "--save", "merged"
+        "calibrate", "--model", "merged", *data, *search, "--page", "calibration.html", "--save", "merged"
     )
     chosen = read_card(tmp_path / "merged").calibration["void-expansion"]
     assert f"window {chosen['window']}, " in (tmp_path / "calibration.html").read_text()

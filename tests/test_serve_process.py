@@ -176,7 +176,7 @@ def test_a_port_in_use_is_one_line_before_weights_are_read():
     [
         (("--api-keys", "keys"), "chmod 600"),
         (("--host", "0.0.0.0"), "--no-auth"),
-        (("--max-body", "much"), "is no size"),
+        (("--max-body", "much"), "--max-body"),
         (("--plan", "os:system"), "give the name of a preset"),
         (("--plan", "nothing"), "unknown"),
         (  # one block less would leave a prompt some room

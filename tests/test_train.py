@@ -444,7 +444,7 @@ def test_the_command_trains_and_reports(folder, monkeypatch, capsys):
     from voidpad.commands.train import main
 
     words = ["--set", f"run.output={folder / 'command'}", "--set", "run.steps=2"]
-    words += ["--lora-rank", "2", "--lora-targets", "q_proj, v_proj"]
+    words += ["--set", "lora.r=2", "--set", 'lora.targets=["q_proj", "v_proj"]']
     monkeypatch.setattr(sys, "argv", ["train", str(folder / "recipe.toml"), *words])
     with pytest.raises(SystemExit) as left:
         main()

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from stories import HOSTILE, expansion, hostile, overflow
-from voidpad.commands.view import view
+from voidpad.commands.analyze import view
 from voidpad.diagnose.page import Named, PageServer, embedded, page
 from voidpad.diagnose.trace import Trace, read, write
 from voidpad.errors import ConfigError, DataError
@@ -81,7 +81,7 @@ def test_view_writes_one_file_beside_the_trace(files, tmp_path):
 
 def test_view_refuses_what_it_cannot_do(files, tmp_path):
     assert isinstance(run(tmp_path / "none.jsonl").exception, DataError)
-    assert isinstance(run(files[0], "--out", files[1] / "x.html").exception, ConfigError)
+    assert isinstance(run(files[0], "--out", files[1] / "x.html").exception, OSError)
     taken = run(files[0], "--out", files[0])
     assert isinstance(taken.exception, ConfigError)
     assert run(files[0], "--serve", "--port", "99999").exit_code == 2

@@ -132,7 +132,6 @@ def test_every_wrong_option_is_one_line(voidpad, place, name):
     ("line", "named"),
     [
         ("generate hi --set window=8", "window"),
-        ("generate hi --set report_delta=true", "report_delta"),
         ("generate hi --cache all", "cache"),
         ("chat --set window=8", "window"),
         ("serve --plan original --set window=8", "window"),
@@ -156,8 +155,8 @@ def test_files_without_permission_are_named(voidpad, place):
     (place / "prompts.txt").chmod(0)
     assert "prompts.txt: Permission denied" in last_line(voidpad("generate --file prompts.txt"))
     (place / "folder").chmod(0o500)
-    for line in ("generate hi --trace folder/t", "eval --out folder --tasks tiny_steps"):
-        assert voidpad(line).status == 2
+    for line in ("generate hi --trace folder/t", "eval --out folder --tasks tiny_steps --limit 1"):
+        assert last_line(voidpad(line)).startswith("voidpad: folder")
 
 
 def test_no_error_writes_to_the_terminal_or_repeats_a_long_value(voidpad, place):

@@ -39,8 +39,11 @@ def parsed(path: Path) -> dict[str, Any]:
 
 
 def curves(found: dict[str, Any], token: str) -> Curves:
-    parts = [[float("nan") if v is None else v for v in found[token][name]] for name in ("F", "p", "q")]
-    return Curves(token, *(torch.tensor(part) for part in parts), torch.tensor(found[token]["count"]))
+    names = (f"F_{token}", f"p_{token}", f"q_{token}", "count")
+    parts = [
+        [float("nan") if slot[name] is None else slot[name] for slot in found["slots"]] for name in names
+    ]
+    return Curves(token, *map(torch.tensor, parts))
 
 
 def rates(found: dict[str, Any]) -> list[Rate]:

@@ -1,14 +1,23 @@
-"""`voidpad chat`: a conversation in the terminal, each answer drawn while it is written."""
+"""`voidpad chat`, and the view of a canvas that fills, which `generate --live` shows too."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
 from typer import Option
 
 from voidpad.commands.options import ModelOptions, SamplingOptions, Seed, SpeedOptions, SystemPrompt, grouped
 from voidpad.commands.ui import err, note
+from voidpad.decode.loop import Step
+from voidpad.engine.events import Event, Finished, Wrote
 from voidpad.errors import ConfigError
+
+if TYPE_CHECKING:
+    from voidpad.models import Model
 
 HELP = "Type a message; an empty line, Ctrl-D or /quit ends the chat. /new starts over, /again draws another answer."
 
@@ -23,8 +32,6 @@ def chat(
     live: bool = Option(True, help="draw the canvas while it fills"),
 ) -> None:
     """Talk with a model in the terminal; the earlier turns are part of every prompt."""
-    from voidpad.commands.live import LiveView
-
     opened, wanted = source.open(), decoding.named()
     fields, cache = fast.apply(wanted or opened.default_plan, decoding.fields())
     plan = opened.plan(wanted, **fields)
@@ -65,3 +72,55 @@ def _typed() -> str:
     except (EOFError, KeyboardInterrupt):
         return ""
     return "" if text == "/quit" else text
+
+
+class LiveView:
+    """A listener for an engine's events that draws the canvas of every live row in the terminal.
+
+    Masks are dim, fresh commits green, EOS red, and what follows it struck out.
+    """
+
+    def __init__(self, model: Model, console: Console) -> None:
+        self.model = model
+        self.screen = Live(console=console, refresh_per_second=30, transient=True)
+        self.pictures: dict[int, Group] = {}  # by handle
+
+    def __enter__(self) -> LiveView:
+        self.screen.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.screen.stop()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Wrote):
+            for row, handle in enumerate(event.handles):
+                self.pictures[handle] = _picture(event.step, row, self.model)
+            self.screen.update(Group(*self.pictures.values()), refresh=True)
+        elif isinstance(event, Finished):
+            self.pictures.pop(event.handle, None)
+
+
+def _picture(step: Step, row: int, model: Model) -> Group:
+    """The canvas of one row after a pass, and a line that says where it stands."""
+    rows, roles = step.after, model.roles
+    start, ids = int(rows.prompt[row]), rows.answer(row)
+    chosen = step.chosen[row, start:].tolist()
+    text, ended = Text(), False
+    for slot, token in enumerate(ids):
+        if token == roles.mask:
+            text.append("░" if ended else "·", "bright_black")
+        elif token in roles.ends:
+            text.append("⏹", "bold white on red")
+        elif token in (roles.void, *roles.rainbow):
+            text.append("∅", "magenta")
+        else:
+            fresh = "bold black on green" if slot < len(chosen) and chosen[slot] else "default"
+            text.append(str(model.tokenizer.decode([token])), "strike bright_black" if ended else fresh)
+        ended = ended or token in roles.ends
+    state = "probe" if bool(rows.probing[row]) else "decode"
+    left = int(rows.masked[row].sum())
+    passes = int(rows.decoded[row] + rows.probed[row] - rows.shared[row])
+    signal = "".join(f"  {name} {float(value[row]):.3f}" for name, value in step.signal.items())
+    status = f"{state}  pass {passes}  canvas {len(ids)}  masked {left}{signal}"
+    return Group(text, Text(status, style="cyan"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from enum import StrEnum
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from voidpad.commands.options import AsJson, Raw
-from voidpad.commands.ui import can_be_written, out, output_picture, table
+from voidpad.commands.options import AsJson, Picture, Raw
+from voidpad.commands.ui import out, print_json, table
 from voidpad.errors import ConfigError, printable
 from voidpad.files import refuse_own_source
 
@@ -26,18 +25,11 @@ class Turns(StrEnum):
 
 
 PreparedFile = Annotated[Path, Argument(help="A prepared file.")]
-FieldMap = Annotated[
-    str | None,
-    Option("--map", help="names of the chats' fields, such as prompt=question,response=answer"),
-]
-SkipBad = Annotated[bool, Option("--skip-bad", help="leave out chats that cannot be read")]
 
 
 @data.command()
 def prepare(
-    output: Path = Argument(
-        ..., help="The prepared file to write, .safetensors.", dir_okay=False, callback=can_be_written
-    ),
+    output: Path = Argument(..., help="The prepared file to write, .safetensors."),
     source: list[str] = Option(
         ..., "--from", help="JSON, JSON lines or Parquet file, or a hub data set owner/name[:config[:split]]."
     ),
@@ -47,12 +39,14 @@ def prepare(
     sample: int = Option(500_000, min=0, help="Keep so many examples; 0 keeps all."),
     seed: int = Option(42, help="Seed by which --sample draws."),
     raw: Raw = False,
-    skip_bad: SkipBad = False,
+    skip_bad: bool = Option(False, "--skip-bad", help="Leave out chats that cannot be read."),
     processes: int = Option(1, min=1, help="Worker processes."),
     turns: Turns = Option(
         Turns.last, help="What to learn of a conversation; single takes only one question with one answer."
     ),
-    fields: FieldMap = None,
+    fields: str | None = Option(
+        None, "--map", help="Names of the chats' fields, such as prompt=question,response=answer."
+    ),
 ) -> None:
     """Turn conversations into one prepared file, without repeats, filtered by length and sampled."""
     from voidpad.training import corpus
@@ -132,7 +126,7 @@ def show(
 @data.command()
 def stats(
     file: PreparedFile,
-    plot: Path | None = output_picture("Draw the lengths and F(m) to this picture."),
+    plot: Picture = None,
     as_json: AsJson = False,
 ) -> None:
     """Lengths of a prepared file, and F(m): the share of responses of at most m tokens."""
@@ -146,7 +140,7 @@ def stats(
 
         plots.save(plots.lengths(prepared.pairs.prompt.tolist(), prepared.pairs.response.tolist()), plot)
     if as_json:
-        print(json.dumps(found))
+        print_json(found)
         return
     counts = (
         f"{found['examples']:,} examples, {found['tokens']:,} tokens, {found['truncated']:,} responses cut"

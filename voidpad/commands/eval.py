@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.table import Table
 from typer import Argument, Option
 
 from voidpad.commands.options import (
@@ -26,7 +24,7 @@ from voidpad.commands.options import (
     grouped,
     say_plan,
 )
-from voidpad.commands.ui import counting, err, note, out, output_folder, table
+from voidpad.commands.ui import counting, err, note, print_json, print_records
 from voidpad.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ def evaluate(
     decoding: PlanOptions,
     fast: SpeedOptions,
     judging: TaskOptions,
-    out_dir: Path = output_folder(..., "run folder; an interrupted run goes on from it", "--out"),
+    out_dir: Path = Option(..., "--out", help="run folder; an interrupted run goes on from it"),
     tasks: str = Option(
         "",
         help="names or YAML files, separated by commas: gsm8k, math500, humaneval, mbpp, mbpp_974, "
@@ -87,8 +85,6 @@ def evaluate(
     if stage in (Stage.answer, Stage.judge):
         _refuse_settings(context, stage, out_dir)
     else:
-        fields = decoding.fields()
-        others = {name: fields.pop(name) for name in _SETTABLE if name in fields}
         settings = {
             "tasks": names,
             "own_tasks": own_tasks,
@@ -99,9 +95,8 @@ def evaluate(
             "system": system,
             "raw": raw,
             "merge": merge,
-            **others,
         }
-        config, say = _config(source, decoding, fast, fields, settings, stage)
+        config, say = _config(source, decoding, fast, settings, stage)
     results = _run(stage, config, out_dir, resources, say)
     if results is not None:
         _show(results, out_dir, as_json=as_json)
@@ -113,7 +108,7 @@ def evaluate(
 def join(
     judging: TaskOptions,
     parts: list[Path] = Argument(..., help="run folders of `voidpad eval --shard r/W`"),
-    out_dir: Path = output_folder(..., "folder of the whole run", "--out"),
+    out_dir: Path = Option(..., "--out", help="folder of the whole run"),
     as_json: AsJson = False,
 ) -> None:
     """Join the parts of a divided evaluation into one run folder and score it; no model is needed."""
@@ -147,7 +142,6 @@ def _config(
     source: ModelOptions,
     decoding: PlanOptions,
     fast: SpeedOptions,
-    fields: dict[str, Any],
     settings: dict[str, Any],
     stage: Stage | None,
 ) -> tuple[EvalConfig, Callable[[], None]]:
@@ -162,8 +156,10 @@ def _config(
 
     for device in ["cpu"] if stage is Stage.prepare else devices_of(source.device):
         DeviceConfig(device, source.dtype, None if stage is Stage.prepare else source.quantize)
-    given = {name: getattr(source, name) for name in ("model", "adapter", "dtype", "quantize")}
-    config = EvalConfig(**given, **settings, fields=fields, cache=fast.cache)
+    settings |= {name: getattr(source, name) for name in ("model", "adapter", "dtype", "quantize")}
+    fields = decoding.fields()
+    settings |= {name: fields.pop(name) for name in _SETTABLE if name in fields}
+    config = EvalConfig(**settings, fields=fields, cache=fast.cache)
     config.require_tasks()
     plan, say = decoding.named(), lambda: None
     if plan is None:
@@ -248,22 +244,16 @@ def _run(
 
 def _show(results: dict[str, Any], out_dir: Path, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(results))
+        print_json(results)
         return
-    out.width = max(out.width, 100)  # a narrow terminal wraps the table; no number is left out
-    out.print(_table(results))
-    if results["provenance"]["approximations"]:
-        err.print(f"approximate: {', '.join(results['provenance']['approximations'])}", style="yellow")
-    note(f"run folder: {out_dir}")
-
-
-def _table(results: dict[str, Any]) -> Table:
+    names = ("passes_decode", "passes_probe", "canvas", "answer_tokens", "share_at_cap", "share_without_eos")
     rows = []
     for name, task in results["tasks"].items():
         low, high = task["interval"]
-        numbers = [f"{task[key]:.1f}" for key in ("passes_decode", "passes_probe", "canvas", "answer_tokens")]
-        shares = [f"{100 * task[key]:.1f}" for key in ("share_at_cap", "share_without_eos")]
         size = str(task["n"]) if task["n"] == task["test_size"] else f"{task['n']}/{task['test_size']}"
-        rows.append((name, f"{task['score']:.2f}", f"{low:.1f}-{high:.1f}", size, *numbers, *shares))
-    heads = ("task", "score", "95 %", "n", "passes", "probes", "canvas", "answer", "cap %", "no EOS %")
-    return table(heads, rows)
+        head = {"task": name, "score": f"{task['score']:.2f}", "95 %": f"{low:.1f}-{high:.1f}", "n": size}
+        rows.append(head | {name.removeprefix("passes_"): task[name] for name in names})
+    print_records(rows)
+    if results["provenance"]["approximations"]:
+        err.print(f"approximate: {', '.join(results['provenance']['approximations'])}", style="yellow")
+    note(f"run folder: {out_dir}")

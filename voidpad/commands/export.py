@@ -9,7 +9,7 @@ from pathlib import Path
 from typer import Argument, Option
 
 from voidpad.commands.options import Adapter, CausalBlock, Device, Family, RoleIds, grouped, open_model
-from voidpad.commands.ui import counting, err, note, output_folder
+from voidpad.commands.ui import counting, err, note
 from voidpad.errors import ConfigError
 from voidpad.files import check_new_folder
 
@@ -34,7 +34,7 @@ class ExportOptions:
 
 
 NAME = Argument(..., help="base: built-in name, hub id or folder")
-OUT = output_folder(..., "folder to write")
+OUT = Option(..., help="folder to write")
 
 
 @grouped

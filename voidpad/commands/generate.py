@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -27,10 +26,9 @@ from voidpad.commands.options import (
     say_plan,
 )
 from voidpad.commands.prompts import gather, read
-from voidpad.commands.ui import bar, err, note, out, output_file, warn
-from voidpad.decode.presets import APPROXIMATE_FIELDS
+from voidpad.commands.ui import bar, err, note, out, print_json, warn
 from voidpad.errors import ConfigError, format_validation_error
-from voidpad.files import read_json, refuse_own_source
+from voidpad.files import atomic_file, read_json, refuse_own_source
 from voidpad.roles import Roles
 
 if TYPE_CHECKING:
@@ -50,7 +48,6 @@ class Others(BaseModel):
     rows: int = Field(default=32, ge=1)  # most rows in one forward pass
     tokens: int = Field(default=16384, ge=1)  # most tokens of these rows
     trace_detail: Literal["commits", "probs", "top5"] = "probs"
-    report_delta: bool = False  # decode exactly too, and print what the approximations change
     compile: bool = False  # compile the layers: exact, a minute at first, then faster on a GPU
     family: str | None = None  # of a checkpoint whose config does not say it
     causal_block: int | None = Field(default=None, ge=1)  # of a block-causal checkpoint that does not say it
@@ -79,7 +76,7 @@ def generate(
     raw: Raw = False,
     seed: Seed = 0,
     as_json: AsJson = False,
-    trace: Path | None = output_file(None, "record every pass to this file"),
+    trace: Path | None = Option(None, help="record every pass to this file"),
     live: bool = Option(False, "--live", help="watch the canvas fill"),
     regex: str | None = Option(None, help="every answer matches this regular expression as a whole"),
     json_schema: Path | None = Option(None, help="every answer is JSON that the schema in this file allows"),
@@ -95,14 +92,9 @@ def generate(
         return
     if trace is not None:
         refuse_own_source(trace, file, messages)
-    prompts = gather(prompt, file=file, messages=messages)
+    prompts = gather(prompt, file=file, messages=messages, examples=source.model.startswith("tiny-"))
     opened = source.open(family=rest.family, roles=rest.roles.split(), causal_block=rest.causal_block)
     fields, cache = fast.apply(wanted or opened.default_plan, given)
-    if rest.report_delta and not (cache or any(fields.get(name) for name in APPROXIMATE_FIELDS)):
-        raise ConfigError(
-            "report_delta compares an approximation with exact decoding: give --speed fast, --cache, --threshold or "
-            "another one (`voidpad plans` lists them)."
-        )
     plan = opened.plan(wanted, **fields)
     ready = [opened.prepare(one, plan, raw=raw, system=system) for one in prompts]
     unknown = opened.tokenizer.unk_token_id
@@ -113,27 +105,23 @@ def generate(
         opened.constrain(constraint, plan)  # refused before weights are read
     model = source.load(opened)
     if rest.compile:
-        _compile(model, {cache, None} if rest.report_delta else {cache})
+        small: dict[str, Any] = {} if model.card.causal_block else {"plan": "original", "block": 32}
+        with err.status("compiling"):
+            model.compiled().generate("compile", canvas=64, cache=cache, **small)
     for text in plan.length.warnings(model.card.padding):
         warn(text)
-    shared: dict[str, Any] = {
-        "seed": seed,
-        "rows": rest.rows,
-        "tokens": rest.tokens,
-        "constraint": constraint,
-    }
     name, many = decoding.plan or model.default_plan, len(prompts) > 1
     listeners: list[Callable[[Event], None]] = []
     recorder = None
-    if trace is not None:
-        from voidpad.diagnose.trace import Recorder
-
-        recorder = Recorder(model, plan_name=name, seed=seed, detail=rest.trace_detail, cache=cache)
-        listeners.append(recorder)
-    begun = time.perf_counter()
     with ExitStack() as views:
+        if trace is not None:
+            from voidpad.diagnose.trace import Recorder
+
+            draft = views.enter_context(atomic_file(trace))  # opened before the work, not after it
+            recorder = Recorder(model, plan_name=name, seed=seed, detail=rest.trace_detail, cache=cache)
+            listeners.append(recorder)
         if live:
-            from voidpad.commands.live import LiveView
+            from voidpad.commands.chat import LiveView
 
             listeners.append(views.enter_context(LiveView(model, err)))
 
@@ -143,21 +131,17 @@ def generate(
 
         results = model.generate(
             ready,
+            seed=seed,
+            rows=rest.rows,
+            tokens=rest.tokens,
             cache=cache,
+            constraint=constraint,
             progress=views.enter_context(bar(len(prompts), shown=many and not live)),
             observe=recorder.observe if recorder else None,
             listen=to_all if listeners else None,
-            **shared,
         )
-    spent = time.perf_counter() - begun
-    if trace is not None and recorder is not None:
-        recorder.write(trace)
-    if rest.report_delta:
-        exact = model.plan(wanted, **{k: v for k, v in fields.items() if k not in APPROXIMATE_FIELDS})
-        begun = time.perf_counter()
-        with bar(len(prompts), shown=many, label="exact") as tick:
-            plain = model.generate(prompts, exact, raw=raw, system=system, progress=tick, **shared)
-        _delta(results, plain, seconds=(spent, time.perf_counter() - begun))
+        if recorder is not None:
+            recorder.write(draft)
     if decoding.plan is None:
         say_plan(name, model.card.padding)
     for result in results:
@@ -167,14 +151,6 @@ def generate(
         options = {"model": source.model, "adapter": source.adapter, "plan": name}
         text = _explanation(doubtful, prompts[doubtful.key], options, given, raw=raw)
         err.print(text, style="yellow", markup=False)
-
-
-def _compile(model: Model, caches: set[str | None]) -> None:
-    """Compile the layers before anything is timed."""
-    small: dict[str, Any] = {} if model.card.causal_block else {"plan": "original", "block": 32}
-    with err.status("compiling"):
-        for cache in caches:
-            model.compiled().generate("compile", canvas=64, cache=cache, **small)
 
 
 def _fill(
@@ -194,7 +170,7 @@ def _fill(
     )
     if as_json:
         values = {name: getattr(done, name) for name in ("text", "gaps", "slots", "passes_probe")}
-        print(json.dumps({**values, "passes_decode": done.result.passes_decode}))
+        print_json({**values, "passes_decode": done.result.passes_decode})
         return
     print(done.text, end="" if done.text.endswith("\n") else "\n", flush=True)
     sizes = ", ".join(map(str, done.slots))
@@ -247,7 +223,7 @@ def show(result: Result, roles: Roles, *, as_json: bool, many: bool) -> None:
         values = {name: getattr(result, name) for name in JSON_FIELDS}
         if result.constraint is not None:
             values["constraint"] = asdict(result.constraint)
-        print(json.dumps(values))
+        print_json(values)
         return
     if many:
         out.print(f"--- {result.key}", style="bold")
@@ -261,18 +237,4 @@ def show(result: Result, roles: Roles, *, as_json: bool, many: bool) -> None:
         + f"{size} tokens, {result.passes_decode} passes{probes}{shared}, "
         f"canvas {result.canvas}, stopped: {result.stop_reason}, {result.seconds:.2f} s"
         + (f"; approximate: {', '.join(result.approximations)}" if result.approximations else "")
-    )
-
-
-def _delta(fast: list[Result], exact: list[Result], *, seconds: tuple[float, float]) -> None:
-    """What the approximations changed, and what they saved."""
-    same = sum(a.tokens == b.tokens for a, b in zip(fast, exact, strict=True))
-    answers = sum(a.text == b.text for a, b in zip(fast, exact, strict=True))
-    passes = [sum(r.passes_decode + r.passes_probe - r.passes_shared for r in run) for run in (fast, exact)]
-    names = ", ".join(name for name in fast[0].approximations if name not in exact[0].approximations)
-    err.print(
-        f"against exact decoding, with {names}: tokens equal {same}/{len(exact)}, answers equal "
-        f"{answers}/{len(exact)}, passes {passes[0]} against {passes[1]}, "
-        f"{seconds[0]:.2f} s against {seconds[1]:.2f} s ({seconds[1] / seconds[0]:.2f}x)",
-        style="cyan",
     )

@@ -62,6 +62,16 @@ CausalBlock = Annotated[
 ]
 
 
+def _named_as_picture(value: Path | None) -> Path | None:
+    if value is not None and value.suffix.lower() not in PICTURES:
+        raise ConfigError(f"{value}: the name of a picture ends in {', '.join(PICTURES[:3])}; rename it.")
+    return value
+
+
+PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp")
+Picture = Annotated[Path | None, Option(help="draw a picture to this file", callback=_named_as_picture)]
+
+
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Decorator: a parameter whose type is a dataclass becomes the options that its fields are."""
     parameters = inspect.signature(command, eval_str=True).parameters.values()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,8 +25,6 @@ from voidpad.errors import ConfigError, install_command
 if TYPE_CHECKING:
     from voidpad.models import Model
 
-UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-
 
 @dataclass(frozen=True)
 class ServerOptions:
@@ -48,7 +45,7 @@ class ServerOptions:
     queue: int = Option(256, help="most rows that wait; further requests get 429", min=1)
     timeout: float = Option(120.0, help="seconds a request may take", min=0.1, max=1e6)
     drain: float = Option(30.0, help="seconds live answers may take after SIGTERM", min=0, max=1e6)
-    max_body: str = Option("1MiB", help="largest request body, such as 1MiB")
+    max_body: int = Option(1 << 20, min=1, help="largest request body in bytes")
     log_json: bool = Option(False, "--log-json", help="log lines as JSON")
     log_prompts: bool = Option(False, "--log-prompts", help="put prompts into the log")
 
@@ -87,13 +84,8 @@ def serve(
     from voidpad.serve.requests import usual_plan
     from voidpad.serve.server import serve as run
 
-    limits = {
-        **vars(server),
-        "hosts": tuple(server.hosts or ()),
-        "origins": tuple(server.origins or ()),
-        "max_body": _bytes_of(server.max_body),
-    }
-    options = ServeOptions(name=name or source.model, **limits)
+    names = {"hosts": tuple(server.hosts or ()), "origins": tuple(server.origins or ())}
+    options = ServeOptions(name=name or source.model, **{**vars(server), **names})
     adapters = dict(one.partition("=")[::2] for one in more_adapters or ())
     if not all(adapters) or not all(adapters.values()) or (adapters and replicas is not None):
         raise ConfigError("more-adapter: give NAME=ADAPTER, and leave out --replicas.")
@@ -119,11 +111,3 @@ def serve(
         return {str(options.name): source.load(opened), **{name: one.load() for name, one in others.items()}}
 
     raise typer.Exit(run(load, options, ready=announce))
-
-
-def _bytes_of(text: str) -> int:
-    """A size such as 1MiB or 65536 in bytes."""
-    parts = re.fullmatch(r"(\d{1,12})\s*([a-zA-Z]*)", text.strip())
-    if parts is None or parts[2].lower() not in UNITS or not int(parts[1]):
-        raise ConfigError(f"max-body={text!r} is no size; use a number of bytes or something like 1MiB.")
-    return int(parts[1]) * UNITS[parts[2].lower()]

@@ -1,8 +1,9 @@
-"""`voidpad sweep`: run the missing cells of a recipe, here or on a Ray cluster."""
+"""`voidpad sweep` and `voidpad report`: the missing cells of a recipe, and tables and figures from finished runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,9 @@ from typer import Argument, Option
 
 from voidpad.commands.eval import Stage
 from voidpad.commands.options import BuiltInFamily, Device, JudgeOptions, RowLimit, TokenLimit, grouped
-from voidpad.commands.ui import counting, output_folder
+from voidpad.commands.ui import counting
 from voidpad.errors import ConfigError, VoidpadError, printable
+from voidpad.files import atomic_file
 
 if TYPE_CHECKING:
     from voidpad.experiments.sweep import CellOutcome
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 def sweep(
     judging: JudgeOptions,
     recipe: str = Argument(..., help="A recipe's name (`voidpad recipes` lists them) or a TOML file."),
-    out: Path = output_folder(..., "Folder of the cells; recipes may share one."),
+    out: Path = Option(..., help="Folder of the cells; recipes may share one."),
     ray: bool = Option(False, "--ray", help="Run on a Ray cluster; of this machine without an address."),
     ray_address: str | None = Option(None, help="Address of a running Ray cluster; implies --ray."),
     shards: int = Option(1, min=1, help="Ray tasks that share the examples of a cell."),
@@ -119,3 +121,51 @@ def _watch(ended: Iterator[CellOutcome], shown: Progress, total: int) -> list[st
         shown.console.print(printable(f"{one.cell}: {said}"), markup=False, highlight=False, soft_wrap=True)
         shown.advance(bar)
     return failed
+
+
+class Format(StrEnum):
+    md = "md"
+    html = "html"
+    csv = "csv"
+
+
+def report(
+    folders: list[Path] = Argument(..., help="Run folders, sweep folders, or NAME.sweep.json files."),
+    out: Path | None = Option(
+        None, help="Folder for the report and its figures; prints Markdown without it."
+    ),
+    formats: list[Format] | None = Option(None, "--format", help="Only these formats; may be repeated."),
+    compare: bool = Option(
+        False, "--compare", help="Two run folders: paired difference, items that changed."
+    ),
+    intervals: bool = Option(True, help="Show 95 % intervals beside the scores."),
+) -> None:
+    """Tables and figures from finished runs, with where every number comes from, and the verdict of every problem."""
+    from voidpad.experiments.report import pages
+    from voidpad.experiments.report.compare import compare_runs
+
+    files: dict[str, str | bytes]
+    if compare:
+        if len(folders) != 2:
+            raise ConfigError(
+                f"compare: takes two run folders, got {len(folders)}; name the first and the second."
+            )
+        title, text = compare_runs(*folders)
+        files = {"compare.md": text, "compare.html": pages.html_page(title, text)}
+    else:
+        page, wanted = pages.report(folders), formats or list(Format)
+        text = pages.as_markdown(page, intervals=intervals, figures=out is not None)
+        files = {"report.md": text} if Format.md in wanted else {}
+        if Format.html in wanted:
+            files["report.html"] = pages.as_html(page, intervals=intervals)
+        if Format.csv in wanted:
+            files["report.csv"] = pages.as_csv(page)
+        files["verdicts.jsonl.gz"] = pages.as_verdicts(page)
+        files |= {plot.file: plot.svg for section in page.sections for plot in section.plots}
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    for name, content in files.items():
+        with atomic_file(out / name) as draft:
+            draft.write_bytes(content.encode() if isinstance(content, str) else content)
+    typer.echo(f"{out}: {', '.join(name for name in files if '/' not in name)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from voidpad.commands.process import quick_interrupt
-from voidpad.commands.ui import counting, err, out, output_file
+from voidpad.commands.ui import counting, err, out
 from voidpad.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,15 +28,12 @@ def train(
         help="A recipe's name (`voidpad recipes` lists them) or a TOML file; --init writes one to start from.",
     ),
     change: list[str] | None = Option(None, "--set", help="Change a setting: part.field=value."),
-    lora_rank: int | None = Option(None, min=1, help="Same as --set lora.r=..."),
-    lora_targets: str | None = Option(None, help="Modules that get LoRA, such as q_proj,v_proj."),
-    report_to: list[str] | None = Option(None, help="Log to wandb, tensorboard or mlflow (repeatable)."),
     resume: bool = Option(False, "--resume", help="Continue from the last checkpoint in run.output, if any."),
     checkpoint: Path | None = Option(None, "--from", help="Continue from this checkpoint."),
     max_seconds: float | None = Option(
         None, help="Save and stop after so many seconds; --resume continues.", min=0.001
     ),
-    init: Path | None = output_file(None, "Write a starter recipe to this file and stop."),
+    init: Path | None = Option(None, help="Write a starter recipe to this file and stop."),
     model: str = Option("tiny-instruct", help="With --init: the model to fine-tune."),
     file: str | None = Option(None, "--data", help="With --init: the prepared file."),
 ) -> None:
@@ -52,13 +48,7 @@ def train(
         return
     if recipe is None:
         raise ConfigError("RECIPE is missing; name a TOML file, or write one with --init my.toml.")
-    changes = [*(change or ())]
-    changes += [f"lora.r={lora_rank}"] if lora_rank else []
-    if lora_targets:
-        targets = [name.strip() for name in lora_targets.split(",") if name.strip()]
-        changes.append(f"lora.targets={json.dumps(targets)}")
-    changes += [f"run.report_to={json.dumps(report_to)}"] if report_to else []
-    settings = recipes.read(find_recipe(recipe, "train"), changes)
+    settings = recipes.read(find_recipe(recipe, "train"), change or [])
 
     with quick_interrupt():
         from transformers.utils import logging

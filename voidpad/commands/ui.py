@@ -1,27 +1,24 @@
-"""What commands share on the terminal: one pair of consoles, one kind of progress bar, tables, and files to write."""
+"""What commands share on the terminal: a pair of consoles, progress bars, and records as tables, JSON or CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-import os
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from typer import Option
 
-from voidpad.errors import ConfigError
 from voidpad.files import store
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
-PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".eps")
+Record = Mapping[str, Any]  # values by the names of their columns
 
 
 def note(text: str) -> None:
@@ -57,41 +54,39 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1)
     return shown
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    store(path, [text.getvalue()])
+def print_records(records: Sequence[Record], *, left: int = 1) -> None:
+    """Records as a table, a column for each name that has a value; a narrow terminal wraps it."""
+    names = list(dict.fromkeys(name for one in records for name in one if one[name] is not None))
+    rows = [[_cell(one.get(name)) for name in names] for one in records]
+    out.width = max(out.width, 100)  # or numbers would be left out
+    out.print(table([name.replace("_", " ") for name in names], rows, left=left))
 
 
-# Options that name an output: a place that takes no files is refused before the work, not after it.
-
-
-def can_be_written(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    """A callback: the nearest folder above the output that exists must take new files."""
+def _cell(value: Any) -> str:
     if value is None:
-        return None
-    above = next(place for place in value.absolute().parents if place.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        wrong = "may not be written" if above.is_dir() else "is a file"
-        raise ConfigError(f"{param.opts[0]} {value}: {above} {wrong}; choose another place.")
-    return value
+        return ""
+    if isinstance(value, float):
+        return f"{value:.1f}" if abs(value) >= 10 else f"{value:.4g}"
+    return str(value)
 
 
-def _picture(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    if value is not None and value.suffix.lower() not in PICTURES:
-        raise ConfigError(f"{param.opts[0]} {value}: a picture's name ends in .png, .pdf or .svg; rename it.")
-    return can_be_written(param, value)
+def print_json(value: Any) -> None:
+    """One line of JSON. Numbers that JSON does not have (NaN, infinity) become null."""
+    print(json.dumps(_finite(value)))
 
 
-def output_file(default: Any, help: str, *names: str) -> Any:
-    return Option(default, *names, help=help, dir_okay=False, writable=True, callback=can_be_written)
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and value - value != 0 else value
 
 
-def output_folder(default: Any, help: str, *names: str) -> Any:
-    return Option(default, *names, help=help, file_okay=False, writable=True, callback=can_be_written)
-
-
-def output_picture(help: str) -> Any:
-    return Option(None, help=help, dir_okay=False, writable=True, callback=_picture)
+def write_csv(path: Path, records: Sequence[Record]) -> None:
+    """The records as a CSV file; None and NaN are empty cells."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_finite(records))
+    store(path, [text.getvalue()])

@@ -172,7 +172,4 @@ def measure(
 
 def _masked(data: PaddedAnswers, rows: list[int], roles: Roles) -> Rows:
     """Prompts visible, the whole padded answers masked, each row with its own length."""
-    pairs = data.pairs
-    starts, sizes = pairs.start[rows].tolist(), pairs.prompt[rows].tolist()
-    prompts = [pairs.tokens[at : at + n].tolist() for at, n in zip(starts, sizes, strict=True)]
-    return Rows.blank(prompts, data.room[rows], roles)
+    return Rows.blank([data.pairs.spans(row)[0][1] for row in rows], data.room[rows], roles)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from statistics import fmean
 
 import numpy as np
 
@@ -83,6 +84,35 @@ class Trajectory:
         """Committing passes from there on."""
         return sum(1 for moment in self.moments if moment.left or moment.right) - self.stage1
 
+    def facts(self) -> dict[str, object]:
+        """What tables and files say about the decode."""
+        header, first = self.trace.header, next((m for m in self.moments if m.first_eos is not None), None)
+        return {
+            "model": header.model,
+            "row": self.trace.row,
+            "block": header.plan.get("block"),
+            "canvas": len(self.trace.result.ids),
+            "first_eos_pass": first and first.number + 1,
+            "stage1": self.stage1,
+            "stage2": self.stage2,
+            "effective": self.effective,
+            "overflow": self.overflow,
+        }
+
+    def passes(self) -> list[dict[str, object]]:
+        """The passes as records."""
+        return [
+            {
+                "row": self.trace.row,
+                "pass": moment.number,
+                "commits_left": moment.left,
+                "commits_right": moment.right,
+                "first_eos": None if moment.first_eos is None else moment.first_eos + 1,
+                "eos_share": round(moment.eos_share, 4),
+            }
+            for moment in self.moments
+        ]
+
     def probability(self, name: str) -> np.ndarray:
         """(passes, slots) of "p_eos", "p_void" or "top"; NaN where a pass had no such slot, or no record."""
         width = max(step.length for step in self.trace.passes)
@@ -140,10 +170,11 @@ class Answer(Result):
     effective: int  # slots before the first EOS
     overflow: bool
     short: bool  # no more than the rule's share of the canvas, whatever follows
+    right: bool | None = None  # None where nobody can tell
 
     def facts(self) -> dict[str, object]:
         """What tables and files say about the answer: all but its token ids."""
-        names = ("block", "row", "text", "canvas", "effective", "overflow", "short")
+        names = ("block", "row", "text", "canvas", "effective", "overflow", "short", "right")
         values = {name: getattr(self, name) for name in names}
         return {**values, "passes": self.passes_decode, "stop_reason": self.stop_reason}
 
@@ -153,6 +184,7 @@ def survey(
     prompts: Sequence[Sequence[int]],
     plans: Sequence[Plan],
     *,
+    judges: Sequence[Callable[[str], bool] | None] = (),
     rule: Rule = RULE,
     rows: int = 32,
     tokens: int = 16384,
@@ -161,7 +193,8 @@ def survey(
 ) -> list[Answer]:
     """Every prompt under every plan, all in the passes of one engine; plan by plan, in the prompts' order.
 
-    `rows` and `tokens` bound one pass and change no answer; `forbid` edits the attention.
+    `judges` say of each prompt whether an answer is right, `rows` and `tokens` bound one pass and change no answer, and
+    `forbid` edits the attention.
     """
     engine = Engine(model.denoiser(forbid=forbid), model.roles, rows=rows, tokens=tokens)
     jobs = [(plan, row) for plan in plans for row in range(len(prompts))]
@@ -171,13 +204,15 @@ def survey(
     for _, outcome in engine.outcomes():
         plan, row = jobs[outcome.key]
         length = _effective_length(outcome.ids, model.roles)
+        result, judge = model.result(outcome, plan), judges[row] if judges else None
         answers[outcome.key] = Answer(
-            **vars(model.result(outcome, plan)),
+            **vars(result),
             block=plan.block,
             row=row,
             effective=length,
             overflow=overflown(outcome.ids, model.roles, rule),
             short=length <= rule.short * outcome.canvas,
+            right=judge(result.text) if judge else None,
         )
         tick()
     return [answers[key] for key in sorted(answers)]
@@ -193,6 +228,7 @@ class Rate:
     short: int
     effective: float  # mean
     passes: float  # mean
+    right: float | None = None  # share of those that can be judged
 
     @property
     def share(self) -> float:
@@ -205,8 +241,9 @@ def rates(answers: Sequence[Answer]) -> list[Rate]:
     for block, group in groupby(sorted(answers, key=lambda a: a.block), key=lambda a: a.block):
         some = list(group)
         counts = (len(some), sum(a.overflow for a in some), sum(a.short for a in some))
-        means = (sum(a.effective for a in some) / len(some), sum(a.passes_decode for a in some) / len(some))
-        by_block.append(Rate(block, *counts, *means))
+        means = (fmean(a.effective for a in some), fmean(a.passes_decode for a in some))
+        right = [a.right for a in some if a.right is not None]
+        by_block.append(Rate(block, *counts, *means, fmean(right) if right else None))
     return by_block
 
 
@@ -282,19 +319,4 @@ def advice(
         f"  voidpad data prepare mine.safetensors --from chats.jsonl {trained}",
         f"  voidpad train --init mine.toml {trained} --data mine.safetensors",
         "  voidpad train mine.toml",
-    ]
-
-
-def table(one: Trajectory) -> list[Mapping[str, object]]:
-    """The passes as records, for a CSV file."""
-    return [
-        {
-            "row": one.trace.row,
-            "pass": moment.number,
-            "commits_left": moment.left,
-            "commits_right": moment.right,
-            "first_eos": "" if moment.first_eos is None else moment.first_eos + 1,
-            "eos_share": round(moment.eos_share, 4),
-        }
-        for moment in one.moments
     ]

@@ -46,13 +46,11 @@ def task_names(names: Sequence[str]) -> list[str]:
 
     The task of filling gaps is none of them: its answers have no end to be found.
     """
-    from voidpad.builtin.fills import FILL
     from voidpad.builtin.tasks import TASKS
 
-    known = [name for name in TASKS if name != FILL.name]
-    full = [name if name.startswith("tiny_") else f"tiny_{name}" for name in names] or known
-    if unknown := [name for name in full if name not in known]:
-        raise ConfigError(f"task {unknown[0]!r} cannot be analysed; use some of {', '.join(known)}.")
+    full = [name if name.startswith("tiny_") else f"tiny_{name}" for name in names] or list(TASKS)
+    if unknown := [name for name in full if name not in TASKS]:
+        raise ConfigError(f"task {unknown[0]!r} cannot be analysed; use some of {', '.join(TASKS)}.")
     return full
 
 
@@ -86,7 +84,7 @@ def task_pairs(names: Sequence[str], count: int) -> Pairs:
 # Examples in files.
 
 
-def file_pairs(model: Checkpoint, path: Path, count: int, *, raw: bool = False) -> Pairs:
+def file_pairs(model: Checkpoint, path: Path, count: int | None = None, *, raw: bool = False) -> Pairs:
     """The first `count` examples of a prepared file, or of a JSON file of conversations, that fit the model's context.
 
     In a conversation the last assistant message is the answer.
@@ -101,7 +99,7 @@ def file_pairs(model: Checkpoint, path: Path, count: int, *, raw: bool = False) 
     return Pairs(pairs.tokens[mine], pairs.prompt[keep], pairs.response[keep], pairs.complete[keep])
 
 
-def _prepared(model: Checkpoint, path: Path, count: int) -> Pairs:
+def _prepared(model: Checkpoint, path: Path, count: int | None) -> Pairs:
     from voidpad.training import prepared
 
     stored = prepared.read(path)
@@ -110,12 +108,12 @@ def _prepared(model: Checkpoint, path: Path, count: int) -> Pairs:
             f"{path}: made for other token ids than {model.name}'s; prepare it with its tokenizer."
         )
     pairs = stored.pairs
-    last = min(count, len(pairs))
+    last = min(count or len(pairs), len(pairs))
     end = int(pairs.start[last - 1] + pairs.size[last - 1])
     return Pairs(pairs.tokens[:end], pairs.prompt[:last], pairs.response[:last], pairs.complete[:last])
 
 
-def _chats(model: Checkpoint, path: Path, count: int, raw: bool) -> Pairs:
+def _chats(model: Checkpoint, path: Path, count: int | None, raw: bool) -> Pairs:
     from voidpad.training import chats
     from voidpad.training.corpus import encode_example
 
