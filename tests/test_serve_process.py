@@ -109,7 +109,7 @@ def test_sigterm_lets_live_answers_finish_and_ends_with_status_0():
 
 
 def test_refused_bodies_of_a_million_characters_leave_no_memory():
-    process, address = start("--max-body", "2MiB")
+    process, address = start("--max-body", str(2 << 20))
 
     def memory():
         time.sleep(2.5)  # an idle server gives memory back
