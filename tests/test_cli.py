@@ -97,6 +97,9 @@ def test_a_command_has_few_options_and_names_the_way_to_the_others(voidpad, comm
     ran = voidpad(f"{command} --entropy-bound 0.1")
     assert ran.status == 2
     assert "--set entropy_bound=VALUE" in ran.err
+    assert "--set" not in voidpad("sweep --entropy-bound 0.1").err  # it has no --set
+    other = "trace_detail" if command == "generate" else "fewshot_seed"
+    assert f"--set {other}=VALUE" in voidpad(f"{command} --{other.replace('_', '-')} 1").err
 
 
 def test_help_names_every_task_and_every_quantization(voidpad):

@@ -150,7 +150,7 @@ def guarded(run: Callable[[list[str]], Any], *, debug: bool = False) -> None:
         if not error.format_message():  # a group without a command has shown its help
             sys.exit(error.exit_code)
         command = error.ctx.command_path if error.ctx else "voidpad"
-        hint = _plan_field_hint(getattr(error, "option_name", "")) or f"see {command} --help."
+        hint = _set_hint(error) or f"see {command} --help."
         _fail(f"{error.format_message().rstrip('.')}; {hint}", error.exit_code)
     except BadCommand as error:
         _fail(error.format_message(), error.exit_code)
@@ -173,12 +173,19 @@ def guarded(run: Callable[[list[str]], Any], *, debug: bool = False) -> None:
         _fail(message_of(error, traced or debug), 2 if isinstance(error, ConfigError) else 1)
 
 
-def _plan_field_hint(option: str) -> str:
-    """How to give a plan field that has no option of its own; empty for any other option."""
+def _set_hint(error: Any) -> str:
+    """How to give a setting that has no option of its own to a command that takes it by --set; else empty."""
+    name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    command = error.ctx.command if name and error.ctx else None
+    if command is None or not any(one.name == "settings" for one in command.params):
+        return ""
+    from voidpad.commands.eval import SETTABLE
+    from voidpad.commands.generate import Others
     from voidpad.decode.presets import every_field
 
-    name = option.lstrip("-").replace("-", "_")
-    return f"it is a plan field: --set {name}=VALUE." if name in {one.name for one in every_field()} else ""
+    others = {"generate": set(Others.model_fields), "eval": SETTABLE}.get(command.name, set())
+    known = {one.name for one in every_field()} | others
+    return f"use --set {name}=VALUE." if name in known else ""
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -44,7 +44,7 @@ class Stage(StrEnum):
 # Options that say where a run takes place; the others say what it is, and a folder knows that already.
 _WHERE = {"out_dir", "stage", "as_json", "device", "rows", "tokens", "data", "workers"}
 _WHERE |= {"allow_code_execution", "weak_sandbox", "include_path", "trust_tasks"}
-_SETTABLE = {"fewshot", "fewshot_seed", "parity", "hide_eos"}  # fields of the evaluation that --set takes
+SETTABLE = {"fewshot", "fewshot_seed", "parity", "hide_eos"}  # fields of the evaluation that --set takes
 
 
 @grouped
@@ -158,7 +158,7 @@ def _config(
         DeviceConfig(device, source.dtype, None if stage is Stage.prepare else source.quantize)
     settings |= {name: getattr(source, name) for name in ("model", "adapter", "dtype", "quantize")}
     fields = decoding.fields()
-    settings |= {name: fields.pop(name) for name in _SETTABLE if name in fields}
+    settings |= {name: fields.pop(name) for name in SETTABLE if name in fields}
     config = EvalConfig(**settings, fields=fields, cache=fast.cache)
     config.require_tasks()
     plan, say = decoding.named(), lambda: None
