@@ -140,3 +140,14 @@ def test_templates_and_plans_that_cannot_be_filled_are_refused():
             plan(name).replace(fill=True)
         assert refused.value.field == "fill"
     assert case(0).plan.fill is False
+
+
+@both
+@pytest.mark.parametrize("steps", [32, 16])
+def test_gaps_are_filled_at_the_pace_of_a_block(family, steps):
+    ids = [SEPARATOR[LOW], *[M] * 12, words(LOW)[0], *[M] * 8]
+    chosen = plan("void", defaults=FAMILIES[family].decoding, canvas=32, block=8, steps=steps).for_gaps(
+        ids, LOW
+    )
+    [row] = watch(Toy(Chaos(LOW, 1, 4.0, ())), [ids], LOW, chosen)
+    assert row.passes_decode == 20 * steps // 32

@@ -18,6 +18,7 @@ from voidpad.decode.commit import (
     HighConfidence,
     Sequential,
     Static,
+    StepsRule,
     Threshold,
     TopK,
 )
@@ -247,7 +248,8 @@ class Plan(Rule):
     def for_gaps(self, template: Sequence[int], roles: Roles) -> Self:
         """The plan that fills the masks of a template: all gaps are open together, and no text ends inside one.
 
-        End tokens and VOID are banned, decoding goes on until every gap is full, and nothing is cut.
+        End tokens and VOID are banned, decoding goes on until every gap is full, and nothing is cut. A rule with a
+        number of steps keeps its pace: the gaps take as many passes for each slot as a block would.
         """
         masked = [place for place, token in enumerate(template) if token == roles.mask]
         if not masked or not masked[0]:
@@ -255,7 +257,11 @@ class Plan(Rule):
                 "the template needs a gap, and at least one token before the first one.", field="template"
             )
         voids = () if roles.void is None else (roles.void,)
+        commit = self.commit
+        if isinstance(commit, StepsRule):
+            commit = commit.model_copy(update={"steps": -(-len(masked) * self.steps // self.block)})
         return self.replace(
+            commit=commit,
             length=Fixed(canvas=len(masked)),
             block=masked[-1] + 1 - masked[0],
             ban=tuple(dict.fromkeys((*roles.ids(self.ban), *roles.ends, *voids))),
