@@ -11,9 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from originals import dream_config, write_tensors
+from originals import dream_config, stored_tensors, write_tensors
 from voidpad.models import Model
-from voidpad.models.weights import split_experts
 
 Logits = Callable[[list[int]], Tensor]
 NEVER = float("-inf")
@@ -47,8 +46,7 @@ def write_released(model: Model, folder: Path, **changes) -> Path:
     state = model.net.state_dict()
     if model.net.config.tie_word_embeddings:
         del state["lm_head.weight"]
-    tensors = {part: one.clone() for name, whole in state.items() for part, one in split_experts(name, whole)}
-    write_tensors(folder, tensors, shards=1)
+    write_tensors(folder, stored_tensors(state), shards=1)
     return folder
 
 

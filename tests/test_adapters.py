@@ -14,6 +14,7 @@ from voidpad.errors import AssumedWarning, ConfigError, WeightsError
 from voidpad.files import read_json
 from voidpad.models import Card, Model, load, merge, random_model, save
 from voidpad.models.families.dream import AUTHORS_RAINBOW
+from voidpad.roles import Roles
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
 ROWS = [[7, 20, 33, 12, 4, 0, 0, 1], [9, 40, 0, 4, 5, 0, 0, 0]]
@@ -123,9 +124,8 @@ def test_built_in_names(tmp_path, monkeypatch):
 
 def test_the_adapters_card_wins(bases, tmp_path):
     trained = adapted("llada")
-    base_roles = trained.roles
-    trained.roles = type(base_roles)(mask=0, eos=1, void=30, rainbow=(30, 31))
-    trained.card = Card("llada", trained.roles, padding="void", calibration={"void": {"block": 8}})
+    base_roles, roles = trained.roles, Roles(mask=0, eos=1, void=30, rainbow=(30, 31))
+    trained.card = Card("llada", roles, padding="void", calibration={"void": {"block": 8}})
     save(trained, tmp_path / "adapter")
     loaded = load(bases["llada"], tmp_path / "adapter")
     assert loaded.roles == trained.roles

@@ -81,7 +81,7 @@ def test_the_command_lists_every_recipe(monkeypatch):
 @pytest.fixture(scope="module")
 def model():
     bare = random_model("llada", vocab=len(tokenizer()), hidden=16, layers=1, heads=2, intermediate=16)
-    return replace(bare, tokenizer=tokenizer(), roles=ROLES)
+    return replace(bare, tokenizer=tokenizer(), card=replace(bare.card, roles=ROLES))
 
 
 def test_hidden_eos_is_the_interventions_own_attention_mask():

@@ -174,4 +174,4 @@ def test_models_and_prompts_that_cannot_be_calibrated_are_refused(model):
     with pytest.raises(ConfigError, match="context of 512"):
         survey(model, [[12] * 500], SEARCH)
     with pytest.raises(RoleError, match="VOID"):
-        survey(replace(model, roles=Roles(mask=0, eos=1)), [[12]], SEARCH)
+        survey(replace(model, card=replace(model.card, roles=Roles(mask=0, eos=1))), [[12]], SEARCH)

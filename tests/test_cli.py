@@ -447,7 +447,8 @@ def test_missing_prompt_files_and_wrong_conversations(generate, tmp_path):
 
 
 def test_a_checkpoint_without_void_cannot_follow_a_void_plan(voidpad, models, tmp_path):
-    save(replace(models["llada"], roles=Roles(mask=0, eos=1)), tmp_path / "bare")
+    card = replace(models["llada"].card, roles=Roles(mask=0, eos=1))
+    save(replace(models["llada"], card=card), tmp_path / "bare")
     run = f"generate hi {SMALL} --model {tmp_path}/bare"
     for plan in ("void", "void-expansion --set tau_gap=0.0"):
         complains(voidpad(f"{run} --plan {plan}"), 1, "role 'void'")

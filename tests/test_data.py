@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from voidpad.errors import ConfigError, DataError
 from voidpad.models import character_tokenizer
-from voidpad.models.load import vocabulary
+from voidpad.models.checkpoint import vocabulary
 from voidpad.roles import Roles
 from voidpad.training import prepared as data
 from voidpad.training.padding import Example, Pairs
@@ -313,7 +313,7 @@ def test_the_sample_follows_its_seed_and_not_the_number_of_processes(tmp_path, t
 MEASURED = """
 import resource, sys
 from voidpad.training.corpus import CorpusRequest, prepare
-from voidpad.models.load import vocabulary
+from voidpad.models.checkpoint import vocabulary
 vocabulary(sys.argv[2])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 _, counts = prepare([sys.argv[1]], sys.argv[2], CorpusRequest())

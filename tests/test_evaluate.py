@@ -216,7 +216,7 @@ def test_a_folder_has_one_writer(model, tmp_path):
 
 
 def test_a_model_without_the_plans_role_is_refused_before_anything_is_written(model, tmp_path):
-    voidless = replace(model, roles=Roles(model.roles.mask, model.roles.eos))
+    voidless = replace(model, card=replace(model.card, roles=Roles(model.roles.mask, model.roles.eos)))
     with pytest.raises(RoleError, match="'void': this checkpoint has none"):
         evaluate(SETTINGS, tmp_path / "run", model=voidless, resources=CODE)
     assert not (tmp_path / "run").exists()

@@ -10,7 +10,6 @@ from voidpad.decode.rows import Rows
 from voidpad.engine.packed import PackedDenoiser
 from voidpad.models import LLADA
 from voidpad.models.fresh import random_net
-from voidpad.models.weights import split_experts
 from voidpad.roles import Roles
 
 MIXTURE = replace(
@@ -30,26 +29,6 @@ SIZES = {
     "rms_norm_eps": 1e-6,
 }
 ROLES = Roles(mask=0, eos=1)
-
-
-def test_splitting_undoes_what_transformers_fuses():
-    experts = torch.randn(3, 3, 6, 8)  # gate, up, down of three experts
-    gate, up, down = experts
-    fused = {
-        "model.layers.4.mlp.experts.gate_up_proj": torch.cat([gate, up], 1),
-        "model.layers.4.mlp.experts.down_proj": down.transpose(1, 2),
-    }
-    parts = {part: matrix for name, tensor in fused.items() for part, matrix in split_experts(name, tensor)}
-    assert len(parts) == 9
-    for number in range(3):
-        for kind, matrix in (("gate", gate[number]), ("up", up[number]), ("down", down[number].T)):
-            assert torch.equal(parts[f"model.layers.4.mlp.experts.{number}.{kind}_proj.weight"], matrix)
-    for name in (
-        "model.norm.weight",
-        "model.layers.0.mlp.gate.weight",
-        "model.layers.0.mlp.down_proj.weight",
-    ):
-        assert list(split_experts(name, gate)) == [(name, gate)]
 
 
 def test_packed_rows_with_a_norm_of_the_keys():

@@ -256,7 +256,7 @@ def test_devices_without_float8_are_refused(monkeypatch):
 def test_a_place_for_float8_is_one_gpu_in_bfloat16(monkeypatch):
     a_gpu(monkeypatch, (9, 0))
     for dtype in ("auto", "bfloat16"):
-        assert DeviceConfig("cuda", dtype, "fp8").options("F32") == {"dtype": torch.bfloat16}
+        assert DeviceConfig("cuda", dtype, "fp8").options(torch.float32) == {"dtype": torch.bfloat16}
     with pytest.raises(ConfigError, match="quantize='fp8' computes in bfloat16; drop dtype='float32'"):
         DeviceConfig("cuda", "float32", "fp8")
     with pytest.raises(

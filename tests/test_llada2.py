@@ -6,14 +6,15 @@ import warnings
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.core_model_loading import revert_weight_conversion
 
+from originals import stored_tensors
 from plain_forward import plain_llada2
 from voidpad.errors import AssumedWarning, WeightsError
 from voidpad.files import read_json
 from voidpad.models import FAMILIES, Model, character_tokenizer, export, load, random_model, save
 from voidpad.models.families import recognise
 from voidpad.models.fresh import random_net
-from voidpad.models.weights import split_experts
 
 LLADA2 = FAMILIES["llada2"]
 MINIS = pytest.mark.parametrize("name", ["llada2.0-mini", "llada2.1-mini"])
@@ -57,12 +58,12 @@ def released_tensors(model: Model) -> dict[str, torch.Tensor]:
             rows = [state[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
             tensors[name.replace("self_attn.q_proj", "attention.query_key_value")] = torch.cat(rows)
             continue
-        for part, tensor in split_experts(name, whole):
+        for part, tensor in stored_tensors({name: whole}).items():
             new = part.replace("model.embed_tokens", "model.word_embeddings")
             new = new.replace("self_attn.o_proj", "attention.dense")
             new = new.replace("self_attn.q_norm", "attention.query_layernorm")
             new = new.replace("self_attn.k_norm", "attention.key_layernorm")
-            tensors[new.replace("e_score_correction_bias", "expert_bias")] = tensor.clone()
+            tensors[new.replace("e_score_correction_bias", "expert_bias")] = tensor
     return tensors
 
 
@@ -95,15 +96,17 @@ def test_every_released_tensor_has_a_place(data_dir, name):
     for stock in map(LLADA2.tensor_name, names):
         placed += [stock.replace("qkv", kind) for kind in "qkv"] if "qkv_proj" in stock else [stock]
     with torch.device("meta"):
-        network = LLADA2.net_class(config).state_dict()
-    expected = [one for part, tensor in network.items() for one, _ in split_experts(part, tensor)]
+        network = LLADA2.net_class(config)
+    state = network.state_dict()
+    expected = list(revert_weight_conversion(network, state))
+    assert set(expected) == set(stored_tensors(state))
     assert len(names) == 14813
     assert sorted(placed) == sorted(expected)
     assert all(LLADA2.released_name(LLADA2.tensor_name(one)) == one for one in names)
     # The released total size is that of these shapes in bfloat16, 2.1's biases in float32: it pins them all at once.
     wide = 2 if name == "llada2.1-mini" else 0
     size = sum(
-        (2 + wide * part.endswith("correction_bias")) * tensor.numel() for part, tensor in network.items()
+        (2 + wide * part.endswith("correction_bias")) * tensor.numel() for part, tensor in state.items()
     )
     assert read_json(folder / "model.safetensors.index.json")["metadata"]["total_size"] == size
 

@@ -56,19 +56,20 @@ def halved(folder, dtype):
 )
 def test_auto_is_cuda_then_mps_then_cpu(monkeypatch, cuda, mps, best):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
     assert DeviceConfig("auto").device == best
-    assert DeviceConfig("auto").options("BF16")["dtype"] == (
+    assert DeviceConfig("auto").options(torch.bfloat16)["dtype"] == (
         torch.float32 if best == "cpu" else torch.bfloat16
     )
-    assert "device_map" not in DeviceConfig("auto").options("BF16")
+    assert "device_map" not in DeviceConfig("auto").options(torch.bfloat16)
 
 
 def test_spread_is_its_own_name(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     place = DeviceConfig("spread")
-    assert place.options("BF16") == {"dtype": torch.bfloat16, "device_map": "auto"}
+    assert place.options(torch.bfloat16) == {"dtype": torch.bfloat16, "device_map": "auto"}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="spread"):
         DeviceConfig("spread")
@@ -82,9 +83,9 @@ def test_devices_that_are_not_here(device):
 
 def test_weights_beyond_the_memory_are_refused_before_it_is_taken():
     place = DeviceConfig("cpu")
-    place.check_memory(10**6, "F32", where="model")
+    place.check_memory(10**6, torch.float32, where="model")
     with pytest.raises(ConfigError, match="40000 GB"):
-        place.check_memory(10**13, "BF16", where="model")
+        place.check_memory(10**13, torch.bfloat16, where="model")
 
 
 # What was loaded

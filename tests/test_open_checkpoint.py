@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 from voidpad.commands.cli import app
 from voidpad.errors import ConfigError, WeightsError
 from voidpad.models import load, open_checkpoint, random_model, save
-from voidpad.models.checkpoint import Checkpoint
-from voidpad.models.load import vocabulary
+from voidpad.models.checkpoint import Checkpoint, vocabulary
 
 OPENED: Counter[str] = Counter()
 _COUNTING = False

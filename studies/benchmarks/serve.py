@@ -249,17 +249,16 @@ def shaped_model(shape: str, device: str, layers: int | None) -> Any:
     """Random weights in the shape of a released model, with a character tokenizer and its first ids as roles."""
     from decode import ROLES, network  # studies/benchmarks/decode.py
 
-    from voidpad.models import FAMILIES, Card, Model
+    from voidpad.models import Card, Model
     from voidpad.models.fresh import character_tokenizer
 
-    family = FAMILIES["dream" if shape == "dream-7b" else "llada"]
     net = network(shape, device, layers)
     tokenizer = character_tokenizer(64)
     Model.fingerprint = property(
         lambda self: f"random {shape}"
     )  # hashing 16 GB of random numbers says nothing
-    card = Card(family.name, ROLES)
-    return Model(net.config, tokenizer, ROLES, family, card, f"random {shape}", net=net)
+    card = Card("dream" if shape == "dream-7b" else "llada", ROLES)
+    return Model(net.config, tokenizer, card, f"random {shape}", net=net)
 
 
 def main() -> None:

@@ -100,7 +100,7 @@ def show(
     model: str | None = Option(None, help="Model whose tokenizer spells the ids; default: the file's own."),
 ) -> None:
     """Print prepared examples as text: what is given, what is masked and learnt, and where an EOS follows."""
-    from voidpad.models.load import vocabulary
+    from voidpad.models.checkpoint import vocabulary
     from voidpad.training.prepared import read
 
     prepared = read(file)

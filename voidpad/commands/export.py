@@ -66,7 +66,6 @@ def _write(model: str, out: Path, how: ExportOptions, layout: Layout, like: str 
     import torch
 
     from voidpad import models
-    from voidpad.models.device import DTYPES, STORED
     from voidpad.models.weights import headers, stored_dtype
 
     if like is not None and layout is not Layout.released:
@@ -79,14 +78,13 @@ def _write(model: str, out: Path, how: ExportOptions, layout: Layout, like: str 
     assert opened.source is not None
     adapted = opened.source.adapter is not None
     tensors = headers(opened.source.folder)
-    stored = STORED.get(stored_dtype(tensors), "float32")
     # A sum is made in float32 whatever is stored, so that it is rounded once, when it is written.
-    exact = not adapted and {header.dtype for header in tensors.values()} == {"BF16"}
+    exact = not adapted and {header.dtype for header in tensors.values()} == {torch.bfloat16}
     loaded = opened.load_weights(how.device, "bfloat16" if exact else "float32")
     merged = models.merge(loaded) if adapted else loaded
-    written = stored if how.dtype == "auto" else how.dtype
+    written = stored_dtype(tensors) if how.dtype == "auto" else getattr(torch, how.dtype)
     if layout is Layout.voidpad:
-        torch.nn.Module.to(merged.net, DTYPES[written])
+        torch.nn.Module.to(merged.net, written)
         models.save(merged, out)
     else:
         with counting(shown=err.is_terminal) as bar:
@@ -98,4 +96,7 @@ def _write(model: str, out: Path, how: ExportOptions, layout: Layout, like: str 
                 dtype=None if how.dtype == "auto" else how.dtype,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
-    note(f"wrote {out} in {written}" + ("" if adapted else "; there was no adapter"))
+    note(
+        f"wrote {out} in {str(written).removeprefix('torch.')}"
+        + ("" if adapted else "; there was no adapter")
+    )

@@ -36,7 +36,6 @@ class Adapter:
     """An adapter's folder as its small files describe it; its tensors have not been read."""
 
     folder: Path
-    name: str  # as the user typed it
     config: Mapping[str, Any]  # adapter_config.json as it stands
     card: Card | None
     tensors: tuple[str, ...]  # names in the file
@@ -98,7 +97,7 @@ def open_adapter(folder: Path, name: str) -> Adapter:
         raise WeightsError(
             f"{folder / CONFIG}: {refused or 'peft_type'} is not covered; use a plain LoRA adapter."
         )
-    return Adapter(folder, name, config, read_card(folder), tuple(read_headers(required(folder / TENSORS))))
+    return Adapter(folder, config, read_card(folder), tuple(read_headers(required(folder / TENSORS))))
 
 
 def attach(
@@ -113,9 +112,7 @@ def attach(
         config: LoraConfig = LoraConfig.from_peft_type(**LoraConfig.check_kwargs(**values))
         config.base_model_name_or_path = base
         config.inference_mode = True
-        config.init_lora_weights = (
-            True  # others decompose the base's weights; the file's tensors replace these
-        )
+        config.init_lora_weights = True  # others decompose the base's weights
         if adapter.original(family):
             config, tensors = _from_original(config, tensors, family)
         with nullcontext() if quantized else without_bitsandbytes():

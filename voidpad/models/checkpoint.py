@@ -1,10 +1,12 @@
 """Checkpoint: what the small files of a model say, without its weights.
 
-`open_checkpoint` (load.py) reads config.json, voidpad.json and the tokenizer once each. Everything that needs no
-network works on the result: the default plan, plans and their checks, prompts as token ids. So a wrong plan or a prompt
-that is too long is refused at once, before gigabytes of weights are read.
+`open_checkpoint` reads config.json, voidpad.json and the tokenizer once each. Everything that needs no network works
+on the result: the default plan, plans and their checks, prompts as token ids. So a wrong plan or a prompt that is too
+long is refused at once, before gigabytes of weights are read.
 """
 
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,17 +17,19 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from voidpad.constrain.row import Compiler, RowConstraint, compiler_for
 from voidpad.decode.constrained import check_constrained
 from voidpad.decode.presets import build_plan
-from voidpad.errors import ConfigError
-from voidpad.models.card import PLANS, Card
+from voidpad.errors import AssumedWarning, ConfigError, WeightsError
+from voidpad.files import read_json
+from voidpad.models.adapter import Adapter, base_of, is_adapter, open_adapter
+from voidpad.models.card import PLANS, Card, read_card
 from voidpad.models.device import DeviceConfig
-from voidpad.models.families import Family
-from voidpad.models.text import Messages, chat, encode_chat, raw_ids, special_ids
-from voidpad.roles import Roles
+from voidpad.models.families import FAMILIES, Family, recognise
+from voidpad.models.locate import locate
+from voidpad.models.text import Messages, chat, encode_chat, raw_ids, read_tokenizer, special_ids
+from voidpad.roles import Roles, build, resolve
 
 if TYPE_CHECKING:
     from voidpad.decode.plan import Plan
     from voidpad.decode.presets import FamilyDefaults
-    from voidpad.models.adapter import Adapter
     from voidpad.models.model import Model
 
 
@@ -36,7 +40,7 @@ class Source:
     name: str  # of the whole model, as the user or the adapter wrote it
     folder: Path  # of the whole model
     config: Mapping[str, Any]  # its config.json as it stands
-    adapter: "Adapter | None" = None
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,17 @@ class Checkpoint:
 
     config: PretrainedConfig  # of the stock class of transformers
     tokenizer: PreTrainedTokenizerBase
-    roles: Roles
-    family: Family
-    card: Card
+    card: Card  # family, token roles, padding, calibration
     name: str
     source: Source | None = None  # None for weights that were made or changed in this process
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.card.family]
+
+    @property
+    def roles(self) -> Roles:
+        return self.card.roles
 
     @property
     def default_plan(self) -> str:
@@ -211,3 +221,127 @@ class Checkpoint:
         end = next((at for at, token in enumerate(ids) if cut and token in self.roles.ends), len(ids))
         dropped = special_ids(self.tokenizer) | self.roles.all()
         return str(self.tokenizer.decode([token for token in ids[:end] if token not in dropped]))
+
+
+# Opening
+
+
+def open_checkpoint(
+    name: str | Path,
+    adapter: str | Path | None = None,
+    *,
+    family: str | None = None,
+    roles: Mapping[str, Any] | None = None,
+    causal_block: int | None = None,
+    download: bool = True,
+) -> Checkpoint:
+    """Config, card, tokenizer and roles of a model and its adapter; no weights are read, and each file is read once.
+
+    `name` is a built-in name, a folder or a hub id; a folder that holds an adapter leads to its base. `family` is
+    needed only where config.json does not show it. `roles` gives ids by role, such as {"void": 56940}; they override
+    those of the checkpoint and of the adapter. `causal_block` is the block size of block-causal attention, where
+    the checkpoint does not say it or says it wrong. Without `download` a hub id must be on this machine already.
+    """
+    folder, base, title, tuned = locate(name, download=download), str(name), str(name), None
+    if is_adapter(folder):
+        if adapter is not None:
+            raise ConfigError(
+                f"{name}: is an adapter itself, of {base_of(folder)}; give that base as the model."
+            )
+        tuned = open_adapter(folder, base)
+        base = base_of(folder, tuned.config)
+        folder = locate(base, download=download)
+    elif adapter is not None:
+        tuned = open_adapter(locate(adapter, download=download), str(adapter))
+        title = f"{name}+{adapter}"
+    opened = _open_base(folder, base, family, causal_block)
+    if tuned is not None and opened.source is not None:
+        card, source = _adapted_card(opened, tuned, roles or {}), replace(opened.source, adapter=tuned)
+        opened = replace(opened, card=card, source=source)
+    given = build({**vars(opened.roles), **(roles or {})}, rows=opened.config.vocab_size)
+    return replace(opened, card=replace(opened.card, roles=given), name=title)
+
+
+def vocabulary(name: str) -> tuple[PreTrainedTokenizerBase, Roles]:
+    """Tokenizer and roles of a model, an adapter, or a folder that holds a tokenizer alone."""
+    folder = locate(name)
+    if not is_adapter(folder) and not (folder / "config.json").is_file():
+        tokenizer = read_tokenizer(folder)
+        return tokenizer, resolve(tokenizer, {}, rows=len(tokenizer))
+    opened = open_checkpoint(name)
+    return opened.tokenizer, opened.roles
+
+
+def _open_base(folder: Path, name: str, family: str | None, causal_block: int | None) -> Checkpoint:
+    """A whole model's folder, released or saved by voidpad."""
+    values, card, where = read_json(folder / "config.json"), read_card(folder), str(folder)
+    known = FAMILIES[card.family] if card else recognise(values, where=where, name=name, given=family)
+    if family not in (None, known.name):
+        raise ConfigError(f"{folder}: is of family {known.name!r}, not {family!r}; drop family.")
+    released = card is None or str(values.get("model_type")).lower() in known.model_types
+    config = known.read_config(values, where=where, released=released)
+    tokenizer = read_tokenizer(folder, known.tokenizer_class)
+    for pattern, note in known.name_notes.items():
+        if re.search(pattern, f"{name} {folder.name}"):
+            _warn_assumed(f"{where}: {note}")
+    if causal_block is None:
+        causal_block = card.causal_block if card else known.stated_block(values, name)
+    if causal_block is None:  # a wrong one is a wrong network
+        causal_block = known.causal_block
+        if causal_block and known.block_assumed:
+            _warn_assumed(
+                f"{where}: does not say in which blocks its attention runs; {causal_block} is the usual size "
+                "(--set causal_block=N of generate, --causal-block N of merge)."
+            )
+    known.check_causal_block(causal_block, where=where)
+    if card is None:
+        roles = resolve(tokenizer, values, rows=config.vocab_size, names=known.role_names, ids=known.role_ids)
+        card = Card(known.name, roles)
+    card = replace(card, causal_block=causal_block)
+    return Checkpoint(config, tokenizer, card, name, Source(name, folder, values))
+
+
+def _adapted_card(base: Checkpoint, adapter: Adapter, given: Mapping[str, Any]) -> Card:
+    """The adapter's card, or the base's with what can be known about an adapter that has none."""
+    own, card, family = adapter.card, base.card, base.family
+    if own is not None:
+        if own.family != family.name:
+            raise WeightsError(
+                f"{adapter.folder}: an adapter of family {own.family!r}, but {base.name} is of family "
+                f"{family.name!r}; use the adapter's own base."
+            )
+        # An adapter inherits its base's canvases, but not its thresholds, which were chosen for its probabilities.
+        kept = ("canvas", "limit", "block")
+        calibration = {
+            plan: {field: value for field, value in said.items() if field in kept}
+            for plan, said in card.calibration.items()
+        }
+        return replace(own, calibration={**calibration, **own.calibration}, causal_block=card.causal_block)
+    roles = card.roles
+    if "void" in given:
+        roles = replace(roles, void=given["void"])
+    elif adapter.original(family) and family.adapter_roles is not None:
+        ids = family.adapter_roles(base.tokenizer)
+        if not ids:
+            raise ConfigError(
+                f"{adapter.folder}: was trained by the original {family.name} code, and its VOID id cannot be "
+                'recognised with this tokenizer; give it: roles={"void": <id>} '
+                "(--set roles=void=<id> of generate, --roles void=<id> of merge)."
+            )
+        roles = replace(roles, **ids)
+    padding, others = card.padding, set(roles.rainbow) - {roles.void}
+    if "void" in given or (roles.void in adapter.trained_tokens and not others & adapter.trained_tokens):
+        padding = "void"
+        _warn_assumed(
+            f"{adapter.folder}: has no voidpad.json; its VOID id {roles.void} chooses the plan void."
+        )
+    elif padding is None and not card.causal_block:
+        _warn_assumed(
+            f"{adapter.folder}: has no voidpad.json, so its padding is unknown and VOID is not banned; if it was "
+            "trained with VOID, use --plan void."
+        )
+    return replace(card, roles=roles, padding=padding)
+
+
+def _warn_assumed(message: str) -> None:
+    warnings.warn(message, AssumedWarning, stacklevel=5)

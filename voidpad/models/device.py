@@ -17,9 +17,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 from voidpad.errors import ConfigError
 from voidpad.models import fp8
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
-LOADABLE = ("float32", "bfloat16")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MANY = 1_000_000_000  # parameters beyond which float32 on a CPU is a mistake more often than a wish
 
 
@@ -33,7 +31,6 @@ class QuantScheme:
     config: Callable[[torch.dtype], Any] | None = None
     convert: Callable[[Any], None] | None = None  # changes a loaded network in place
     dtype: str | None = None  # of everything else in the network, if no other will do
-    weights_per_byte: int = 1  # of a stored uint8 tensor
     packages: tuple[str, ...] = ()
     rounds: str = "weights"  # what is approximate
     packs: bool = False  # whether packed passes and CUDA graphs were made to work with it
@@ -55,7 +52,6 @@ SCHEMES = {
             config=lambda compute: BitsAndBytesConfig(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
             ),
-            weights_per_byte=2,
             packages=_BITSANDBYTES,
         ),
         QuantScheme(
@@ -83,8 +79,8 @@ class DeviceConfig:
     spread: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("auto", *LOADABLE):
-            raise ConfigError(f"dtype {self.dtype!r} is unknown; use auto, {' or '.join(LOADABLE)}.")
+        if self.dtype not in ("auto", *DTYPES):
+            raise ConfigError(f"dtype {self.dtype!r} is unknown; use auto, {' or '.join(DTYPES)}.")
         if self.quantize is not None and self.quantize not in SCHEMES:
             raise ConfigError(f"quantize {self.quantize!r} is unknown; use one of {', '.join(SCHEMES)}.")
         object.__setattr__(self, "spread", self.device == "spread")
@@ -108,7 +104,7 @@ class DeviceConfig:
     def scheme(self) -> QuantScheme | None:
         return None if self.quantize is None else SCHEMES[self.quantize]
 
-    def options(self, stored: str) -> dict[str, Any]:
+    def options(self, stored: torch.dtype) -> dict[str, Any]:
         """Arguments of from_pretrained for weights stored in this dtype."""
         dtype = self.torch_dtype(stored)
         options: dict[str, Any] = {"dtype": dtype}
@@ -125,15 +121,15 @@ class DeviceConfig:
             torch.nn.Module.to(net, self.device)
         return net
 
-    def torch_dtype(self, stored: str) -> torch.dtype:
+    def torch_dtype(self, stored: torch.dtype) -> torch.dtype:
         """The dtype to load: the given one, or float32 on a CPU, or bfloat16 where the files hold it."""
         if self.scheme is not None and self.scheme.dtype:
             return DTYPES[self.scheme.dtype]
         if self.dtype != "auto":
             return DTYPES[self.dtype]
-        return torch.bfloat16 if stored == "BF16" and not self.device.startswith("cpu") else torch.float32
+        return torch.float32 if stored != torch.bfloat16 or self.device.startswith("cpu") else stored
 
-    def check_memory(self, parameters: int, stored: str, *, where: str) -> None:
+    def check_memory(self, parameters: int, stored: torch.dtype, *, where: str) -> None:
         """Refuse weights that cannot fit into the memory of the device, before any of it is taken."""
         size = parameters * (self.scheme.weight_bytes if self.scheme else self.torch_dtype(stored).itemsize)
         room = 0
@@ -150,21 +146,21 @@ class DeviceConfig:
 
 def _device(name: str) -> str:
     """A device name of torch; auto and spread become the best device of this machine."""
-    there: dict[str, Callable[[], bool]] = {
-        "cuda": torch.cuda.is_available,
-        "mps": torch.backends.mps.is_available,
-        "cpu": lambda: True,
+    counts = {
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "mps": int(torch.backends.mps.is_available()),
+        "cpu": 1,
     }
     if name == "auto":
-        return next(kind for kind, available in there.items() if available())
+        return next(kind for kind, count in counts.items() if count)
     wanted = "cuda" if name == "spread" else name
     kind, _, number = wanted.partition(":")
-    if kind not in there or (number and not number.isdecimal()):
+    if kind not in counts or (number and not number.isdecimal()):
         raise ConfigError(f"device {name!r} is unknown; use auto, cpu, cuda, cuda:<n>, mps or spread.")
-    if not there[kind]():
-        raise ConfigError(f"device {name!r}: this machine has no {kind.upper()} device; use auto or cpu.")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {name!r}: this machine has {torch.cuda.device_count()} CUDA device(s).")
+    if int(number or 0) >= counts[kind]:
+        raise ConfigError(
+            f"device {name!r}: this machine has {counts[kind]} {kind.upper()} device(s); use auto or cpu."
+        )
     return wanted
 
 

@@ -8,23 +8,24 @@ values that training changed. What a release has beside its weights is taken fro
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
 
 from voidpad.errors import ConfigError, WeightsError
 from voidpad.files import fresh_folder, read_json, store
 from voidpad.models.card import read_card, write_readme
-from voidpad.models.device import DTYPES, STORED
+from voidpad.models.device import DTYPES
 from voidpad.models.locate import locate
 from voidpad.models.model import Model
 from voidpad.models.text import TOKENIZER_FILES, read_tokenizer
-from voidpad.models.weights import INDEX, WHOLE, headers, split_experts
+from voidpad.models.weights import INDEX, headers
 
 SHARD = 5_000_000_000  # bytes of one file of weights, about
 
@@ -50,8 +51,9 @@ def export(
     if model.quantized:
         raise ConfigError(f"{model.name}: quantized weights cannot be exported; load it without quantize.")
     release = _release(model, like)
-    tensors = list(_released_tensors(model, dtype))
-    config = _config(model, release, dtype, Counter(kind for _, _, kind in tensors).most_common(1)[0][0])
+    tensors = _released_tensors(model, dtype)
+    written = Counter(kind for _, kind in tensors.values()).most_common(1)[0][0]
+    config = _config(model, release, dtype, written)
     with fresh_folder(Path(folder)) as draft:
         store(draft / "config.json", [json.dumps(config, indent=2) + "\n"])
         if release is None:
@@ -63,7 +65,7 @@ def export(
             _add_tokens(model, draft)
         _write_tensors(tensors, draft, shard, progress)
         write_readme(draft, model.card, released=True)
-        replace(model.card, roles=model.roles).write(draft)
+        model.card.write(draft)
 
 
 def _release(model: Model, like: str | Path | None) -> Path | None:
@@ -136,45 +138,42 @@ def _add_tokens(model: Model, folder: Path) -> None:
         store(folder / name, [json.dumps(values, indent=2, ensure_ascii=False) + "\n"])
 
 
-def _released_tensors(model: Model, dtype: str | None) -> Iterator[tuple[str, Tensor, torch.dtype]]:
+def _released_tensors(model: Model, dtype: str | None) -> dict[str, tuple[Tensor, torch.dtype]]:
     """Every tensor of a release by its name, with the dtype to write it in. A tied head is not among them."""
-    family, state = model.family, dict(model.net.state_dict())
-    stored: dict[str, torch.dtype] = {}  # by name in the network
+    family, net = model.family, model.base
+    # transformers fuses the experts of a layer while it loads them; releases store their matrices apart.
+    state = revert_weight_conversion(net, dict(net.state_dict()))
+    if net.config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    stored: dict[str, torch.dtype] = {}
     if model.source is not None:
-        kinds = {name: STORED.get(header.dtype) for name, header in headers(model.source.folder).items()}
-        stored = {family.tensor_name(name): DTYPES[kind] for name, kind in kinds.items() if kind}
-    for fused, whole in (family.join(state) if family.join else state).items():
-        if fused == "lm_head.weight" and model.net.config.tie_word_embeddings:
-            continue
-        for name, tensor in split_experts(fused, whole):
-            kept = stored.get(name) or stored.get(fused) or tensor.dtype
-            yield family.released_name(name), tensor, DTYPES[dtype] if dtype is not None else kept
+        found = {family.tensor_name(name): tensor for name, tensor in headers(model.source.folder).items()}
+        stored = {name: tensor.dtype for name, tensor in found.items() if tensor.dtype is not None}
+    return {
+        family.released_name(name): (tensor, DTYPES[dtype] if dtype else stored.get(name, tensor.dtype))
+        for name, tensor in (family.join(state) if family.join else state).items()
+    }
 
 
 def _write_tensors(
-    tensors: list[tuple[str, Tensor, torch.dtype]],
+    tensors: Mapping[str, tuple[Tensor, torch.dtype]],
     folder: Path,
     shard: int,
     progress: Callable[[int, int], None] | None,
 ) -> None:
     """Safetensors files of about `shard` bytes, with an index if there are several."""
-    files: list[list[tuple[str, Tensor, torch.dtype]]] = [[]]
-    filled = total = 0
-    for one in tensors:
-        size = one[1].numel() * one[2].itemsize
-        if files[-1] and filled + size > shard:
-            files.append([])
-            filled = 0
-        files[-1].append(one)
-        filled, total = filled + size, total + size
-    weight_map: dict[str, str] = {}
-    for place, part in enumerate(files, 1):
-        file = WHOLE if len(files) == 1 else f"model-{place:05d}-of-{len(files):05d}.safetensors"
-        copies = {name: tensor.detach().to("cpu", kind).clone().contiguous() for name, tensor, kind in part}
+    sizes = {name: torch.empty_like(one, dtype=kind, device="meta") for name, (one, kind) in tensors.items()}
+    split = split_torch_state_dict_into_shards(sizes, max_shard_size=shard)
+    written = 0
+    for file, names in split.filename_to_tensors.items():
+        copies = {}
+        for name in names:
+            tensor, kind = tensors[name]
+            copies[name] = tensor.detach().to("cpu", kind).clone().contiguous()
         save_file(copies, folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(copies, file)
+        written += len(names)
         if progress is not None:
-            progress(len(weight_map), len(tensors))
-    if len(files) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+            progress(written, len(tensors))
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": dict(sorted(split.tensor_to_filename.items()))}
         store(folder / INDEX, [json.dumps(index, indent=2) + "\n"])

@@ -92,7 +92,7 @@ def random_model(
     block = known.causal_block if causal_block is None else causal_block
     known.check_causal_block(block, where=f"random-{family}")
     card = Card(family, roles, causal_block=block)
-    return Model(config, tokenizer, roles, known, card, f"random-{family}", net=net)
+    return Model(config, tokenizer, card, f"random-{family}", net=net)
 
 
 def random_net(

@@ -60,14 +60,13 @@ class Model(Checkpoint):
     @property
     def parameters(self) -> int:
         """The number of weights, those of an adapter included; several quantized ones may share a stored byte."""
-        packed = self.scheme.weights_per_byte if self.scheme else 1
-        return sum(p.numel() * (packed if p.element_size() == 1 else 1) for p in self.net.parameters())
+        return int(self.base.num_parameters())
 
     @property
     def summary(self) -> str:
         """One line: name, device, number format, parameters and the memory of the weights."""
         where = ", ".join(sorted({str(device) for device in _devices(self.net)}))
-        size = sum(p.numel() * p.element_size() for p in self.net.parameters())
+        size = self.base.get_memory_footprint(return_buffers=False)
         form = f"{self.quantized} weights" if self.quantized else str(self.net.dtype).removeprefix("torch.")
         return f"{self.name} on {where}: {form}, {_short(self.parameters)} parameters, {_short(size)}B"
 
@@ -116,10 +115,11 @@ class Model(Checkpoint):
         With `constraint`, every answer matches it: `voidpad.choice`, `regex` or `json_schema`, a pydantic model class,
         or a list with one (or None) for each prompt. Each result's `constraint` says what became of it.
         """
-        room = {"rows": rows, "tokens": tokens}
+        single = isinstance(prompts, str | PreparedPrompt) or (prompts and isinstance(prompts[0], Mapping))
+        given = [cast(Prompt, prompts)] if single else list(cast(Sequence[Prompt], prompts))
         engine, ready, cache = self._start(
-            _listed(prompts), plan, fields, room, seed=seed, raw=raw, system=system, cache=cache, speed=speed,
-            observe=observe, constraint=constraint,
+            given, plan, fields, seed=seed, raw=raw, system=system, cache=cache, speed=speed, observe=observe,
+            constraint=constraint, rows=rows, tokens=tokens,
         )  # fmt: skip
         results: list[Result] = []
         for event in _listened(engine, listen):
@@ -147,8 +147,8 @@ class Model(Checkpoint):
     ) -> "Iterator[Step]":
         """One answer, pass by pass: the one row of each `Step` is the row that `generate` would decode."""
         engine, _, _ = self._start(
-            [prompt], plan, fields, {}, seed=seed, raw=raw, system=system, cache=cache, speed=speed,
-            observe=observe, constraint=constraint,
+            [prompt], plan, fields, seed=seed, raw=raw, system=system, cache=cache, speed=speed, observe=observe,
+            constraint=constraint,
         )  # fmt: skip
         return (event.step for event in _listened(engine, listen) if isinstance(event, Wrote))
 
@@ -157,7 +157,6 @@ class Model(Checkpoint):
         prompts: Sequence[Prompt],
         plan: "str | Plan | None",
         fields: dict[str, Any],
-        room: Mapping[str, int],
         *,
         seed: int,
         raw: bool,
@@ -166,6 +165,7 @@ class Model(Checkpoint):
         speed: str | None,
         observe: "Observe | None",
         constraint: Any,
+        **room: int,
     ) -> "tuple[Engine, list[PreparedPrompt], str | None]":
         """An engine with all prompts submitted, the prompts as prepared, and the cache that the speed chose."""
         check_speed(speed, plan or self.default_plan)
@@ -296,11 +296,3 @@ def _listened(engine: "Engine", listen: Callable[[Event], None] | None) -> Itera
 
 def _devices(net: torch.nn.Module) -> set[torch.device]:
     return {parameter.device for parameter in net.parameters()}
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One text or one conversation as a list of one; a list of prompts as it is."""
-    single = isinstance(prompts, str | PreparedPrompt) or (
-        len(prompts) > 0 and isinstance(prompts[0], Mapping)
-    )
-    return [cast(Prompt, prompts)] if single else list(cast(Sequence[Prompt], prompts))

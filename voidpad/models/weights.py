@@ -1,17 +1,10 @@
-"""Weights on disk: safetensors files, what their headers say, and their tensors under the names of the network.
+"""Weights on disk: safetensors files, what their headers say, and their tensors under the names of the network."""
 
-Mixtures of experts: releases store the matrices of every expert apart, transformers keeps those of a layer fused.
-On disk a layer has `mlp.experts.<n>.{gate,up,down}_proj.weight`; in the network it has `mlp.experts.gate_up_proj`
-(experts, 2 * size, hidden) and `mlp.experts.down_proj` (experts, hidden, size). transformers fuses while it loads.
-"""
-
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -26,12 +19,15 @@ WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
-@dataclass(frozen=True)
-class TensorHeader:
+# What safetensors calls the formats that releases use; others are read as they are.
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+class TensorHeader(NamedTuple):
     """Shape and dtype of one tensor, from the header of its file."""
 
     shape: tuple[int, ...]
-    dtype: str
+    dtype: torch.dtype | None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -55,7 +51,8 @@ def read_headers(path: Path) -> dict[str, TensorHeader]:
     with readable(path, "safetensors"), safe_open(path, framework="pt") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         return {
-            name: TensorHeader(tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()
+            name: TensorHeader(tuple(part.get_shape()), _DTYPES.get(part.get_dtype()))
+            for name, part in slices.items()
         }
 
 
@@ -64,9 +61,9 @@ def headers(folder: Path) -> dict[str, TensorHeader]:
     return {name: header for path in weight_files(folder) for name, header in read_headers(path).items()}
 
 
-def stored_dtype(tensors: Mapping[str, TensorHeader]) -> str:
-    """The most common dtype of the files, as safetensors writes it (F32, BF16, F16)."""
-    return Counter(header.dtype for header in tensors.values()).most_common(1)[0][0]
+def stored_dtype(tensors: Mapping[str, TensorHeader]) -> torch.dtype:
+    """The most common dtype of the files."""
+    return Counter(header.dtype for header in tensors.values()).most_common(1)[0][0] or torch.float32
 
 
 def network_size(family: Family, config: PretrainedConfig) -> int:
@@ -112,19 +109,3 @@ def refuse_nan(tensors: Iterable[tuple[str, Tensor]], *, where: str) -> None:
             raise WeightsError(
                 f"{where}: tensor {name} holds NaN or infinity; copy or train the weights again."
             )
-
-
-def split_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that a release stores for one of the network: one for each matrix of each expert.
-
-    The parts are views. A tensor that is not fused comes back alone, under its own name.
-    """
-    fused = re.fullmatch(r"(.*\.experts)\.(gate_up_proj|down_proj)", name)
-    if fused is None:
-        yield name, tensor
-        return
-    module, projection = fused.groups()
-    for number, expert in enumerate(tensor):
-        parts = ("gate", "up") if projection == "gate_up_proj" else ("down",)
-        for part, matrix in zip(parts, expert.chunk(len(parts)), strict=True):
-            yield f"{module}.{number}.{part}_proj.weight", matrix

@@ -26,7 +26,7 @@ import torch
 
 from voidpad.errors import ConfigError, DataError
 from voidpad.files import readable
-from voidpad.models.load import vocabulary
+from voidpad.models.checkpoint import vocabulary
 from voidpad.models.text import SpecialTokenError, encode_chat, encode_text, raw_ids
 from voidpad.roles import Roles
 from voidpad.training import chats

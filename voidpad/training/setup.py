@@ -65,7 +65,7 @@ def network(recipe: TrainingRecipe, prepared: data.Prepared, device: torch.devic
                     row = table[roles.eos].clone() if rule == "eos" else table.float().mean(0)
                     table[list(how.tokens(roles))] = row.to(table.dtype)
     card = models.Card(model.family.name, roles, how.name if how else None, recipe.model_dump(mode="json"))
-    model = replace(model, roles=roles, card=card, source=None)  # its weights will differ from those files
+    model = replace(model, card=card, source=None)  # its weights will differ from those files
     return _with_lora(model, recipe) if recipe.lora else model
 
 
@@ -76,7 +76,9 @@ def _from_checkpoint(recipe: TrainingRecipe, device: torch.device) -> models.Mod
         refuse_adapter(part.adapter or name)
     if dtype == "auto":
         frozen = recipe.lora and torch.cuda.is_available()
-        dtype = "bfloat16" if frozen and stored_dtype(headers(base_folder(name))) == "BF16" else "float32"
+        dtype = (
+            "bfloat16" if frozen and stored_dtype(headers(base_folder(name))) == torch.bfloat16 else "float32"
+        )
     where = str(device) if part.quantize else "cpu"
     model = models.load(name, part.adapter, device=where, dtype=dtype, quantize=part.quantize)
     model.require_full_attention("training with padding")
@@ -111,7 +113,7 @@ def _from_scratch(recipe: TrainingRecipe, part: Scratch, prepared: data.Prepared
         torch.manual_seed(recipe.run.seed)
         net = family.net_class(config)
     card = models.Card(family.name, prepared.roles)
-    return models.Model(config, tokenizer, prepared.roles, family, card, "scratch", net=net)
+    return models.Model(config, tokenizer, card, "scratch", net=net)
 
 
 def _with_lora(model: models.Model, recipe: TrainingRecipe) -> models.Model:

@@ -29,25 +29,33 @@ _NAMES = {
 }
 
 
+# Released field -> transformers' field.
+_FIELDS = {
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "mlp_hidden_size": "intermediate_size",
+    "rms_norm_eps": "rms_norm_eps",
+    "embedding_size": "vocab_size",
+    "max_sequence_length": "max_position_embeddings",
+    "weight_tying": "tie_word_embeddings",
+}
+
+
 def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
-    heads = config["n_heads"]
-    shared = 1 if config.get("multi_query_attention") else heads
-    return {
-        "hidden_size": config["d_model"],
-        "num_hidden_layers": config["n_layers"],
-        "num_attention_heads": heads,
-        "num_key_value_heads": config.get("n_kv_heads") or shared,
-        "intermediate_size": config.get("mlp_hidden_size") or config["mlp_ratio"] * config["d_model"],
-        "rms_norm_eps": config["rms_norm_eps"],
-        "vocab_size": config.get("embedding_size") or config["vocab_size"],
-        "max_position_embeddings": config["max_sequence_length"],
-        "tie_word_embeddings": config["weight_tying"],
-        **stock_values(config, ()),
+    heads = 1 if config.get("multi_query_attention") else config["n_heads"]
+    filled = {
+        **config,
+        "n_kv_heads": config.get("n_kv_heads") or heads,
+        "mlp_hidden_size": config.get("mlp_hidden_size") or config["mlp_ratio"] * config["d_model"],
+        "embedding_size": config.get("embedding_size") or config["vocab_size"],
     }
+    return {new: filled[old] for old, new in _FIELDS.items()} | stock_values(config, ())
 
 
 def _released(config: PretrainedConfig) -> dict[str, Any]:
-    return {
+    return {old: getattr(config, new) for old, new in _FIELDS.items()} | {
         "architectures": ["LLaDAModelLM"],
         "auto_map": {
             "AutoConfig": "configuration_llada.LLaDAConfig",
@@ -55,17 +63,8 @@ def _released(config: PretrainedConfig) -> dict[str, Any]:
             "AutoModel": "modeling_llada.LLaDAModelLM",
         },
         "model_type": "llada",
-        "d_model": config.hidden_size,
-        "n_layers": config.num_hidden_layers,
-        "n_heads": config.num_attention_heads,
-        "n_kv_heads": config.num_key_value_heads,
-        "mlp_hidden_size": config.intermediate_size,
-        "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_parameters["rope_theta"],
-        "embedding_size": config.vocab_size,
         "vocab_size": config.vocab_size,
-        "max_sequence_length": config.max_position_embeddings,
-        "weight_tying": config.tie_word_embeddings,
     }
 
 
@@ -96,10 +95,7 @@ LLADA = Family(
             "rope_full_precision": (True,),
             "scale_logits": (False,),
         },
-        read=words(
-            "d_model n_layers n_heads n_kv_heads multi_query_attention mlp_hidden_size mlp_ratio rms_norm_eps "
-            "rope_theta embedding_size vocab_size max_sequence_length weight_tying"
-        ),
+        read=words("multi_query_attention mlp_ratio rope_theta vocab_size") | _FIELDS.keys(),
         # Initialisation, training and the choice of a kernel: none of these changes a trained forward pass.
         ignored=words(
             "alibi_bias_max attention_layer_norm_with_affine flash_attention flash_attn_varlen "
