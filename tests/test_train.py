@@ -494,9 +494,9 @@ def test_the_held_out_loss_is_the_training_loss_of_the_same_rows(folder):
     assert first == again
     total = 0.0
     for position in torch.arange(6).split(4):  # mini-batch by mini-batch
-        for part in run.held_out.passes(0, position):
-            given = {name: part[name] for name in ("ids", "where", "label", "packed")}
-            total += len(position) * float((run.module.eval()(**given) * part["weight"]).sum().detach())
+        for one in run.held_out.over(0, position):
+            entropy = run.module.eval()(one.ids, one.where, one.label, packed=one.packed)
+            total += len(position) * float((entropy * one.weight).sum().detach())
     assert first["eval_loss"] == pytest.approx(total / 6, rel=1e-6)
 
 

@@ -41,9 +41,9 @@ def batches(rows, share, **limit):
 def rows_of(passes):
     """The visible part of every row of an update, as lists in order of their ids."""
     found = []
-    for inputs in passes:
-        inside = inputs.get("inside", torch.ones_like(inputs["ids"], dtype=torch.bool))
-        found += [row[mask].tolist() for row, mask in zip(inputs["ids"], inside, strict=True)]
+    for one in passes:
+        inside = torch.ones_like(one.ids, dtype=torch.bool) if one.inside is None else one.inside
+        found += [row[mask].tolist() for row, mask in zip(one.ids, inside, strict=True)]
     return sorted(found)
 
 
@@ -63,7 +63,7 @@ def test_any_batch_can_be_asked_for_at_any_time():
     one, two = (batches(padded(), BatchShare(12, 4)) for _ in range(2))
 
     def ids(run, update):
-        return [inputs["ids"].tolist() for inputs in run[update]]
+        return [one.ids.tolist() for one in run[update]]
 
     forward = [ids(one, update) for update in range(12)]
     assert [ids(two, update) for update in reversed(range(12))] == forward[::-1]
@@ -80,17 +80,17 @@ def test_an_epoch_shows_every_example_once():
 
 def test_extra_columns_for_the_compiler_are_invisible():
     one, two = batches(padded(), BatchShare(6, 6)), batches(padded(), BatchShare(6, 6), multiple=16)
-    assert all(inputs["ids"].shape[1] % 16 == 0 for inputs in two[0])
+    assert all(one.ids.shape[1] % 16 == 0 for one in two[0])
     assert rows_of(one[0]) == rows_of(two[0])
     for name in ("label", "weight", "kind"):
-        assert torch.equal(*(torch.cat([inputs[name] for inputs in run[0]]) for run in (one, two)))
+        assert torch.equal(*(torch.cat([getattr(part, name) for part in run[0]]) for run in (one, two)))
 
 
 def test_no_mask_is_passed_when_every_slot_is_visible():
     pairs = Pairs.of([Example([5], [6, 7])] * 4)
     rows = PaddedRows(pairs, ROLES, PaddingPart(width=9), noising=Noising())
-    (inputs,) = batches(rows, BatchShare(4, 4))[0]
-    assert "inside" not in inputs
+    (one,) = batches(rows, BatchShare(4, 4))[0]
+    assert one.inside is None
 
 
 def stream(order, store):
@@ -119,6 +119,6 @@ def test_packed_noise_reaches_prompts():
     rows = PackedRows(Pairs.of(examples(200)), ROLES, 32, noising=Noising())
     goal = Objective(ROLES.mask, NORMALISERS["per_row"])
     run = UpdatePasses(rows, goal, BatchShare(30, 30), PassLimit())
-    label = torch.cat([inputs["label"] for inputs in run[0]])
+    label = torch.cat([one.label for one in run[0]])
     assert (label >= 100).any()  # prompt tokens
     assert (label == ROLES.eos).any()

@@ -28,7 +28,7 @@ def test_batches_are_the_same_on_both_devices(folder):
     settings = recipe(folder, padding={"width": "virtual"}, noise={"stratified": True, "suffix": 0.2})
     ours = Run(settings).passes
     rows = ours.rows
-    there = [[_host(inputs) for inputs in ours[update]] for update in range(6)]
+    there = [[_host(one) for one in ours[update]] for update in range(6)]
     rows.pairs = rows.pairs.to("cpu")
     for device in (
         "cuda",
@@ -37,18 +37,16 @@ def test_batches_are_the_same_on_both_devices(folder):
         rows.device = torch.device(device)
         for update in range(6):
             for here, other in zip(ours[update], there[update], strict=True):
-                assert here["ids"].device.type == device
+                assert here.ids.device.type == device
                 assert _host(here).keys() == other.keys()
                 for name, value in _host(here).items():
                     assert torch.allclose(value.double(), other[name].double()), name
 
 
-def _host(inputs):
+def _host(one):
     """The tensors of a pass, on the host."""
-    packed = inputs.get("packed")
-    parts = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-    parts |= {"positions": packed.positions, "bounds": packed.bounds} if packed else {}
-    return {name: value.cpu() for name, value in parts.items()}
+    parts = vars(one) | (vars(one.packed) if one.packed else {})
+    return {name: value.cpu() for name, value in parts.items() if isinstance(value, torch.Tensor)}
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 4, "dropout": 0.0}], ids=["full", "lora"])
@@ -103,7 +101,7 @@ def test_compiled_layers_settle(folder, monkeypatch):
     torch._dynamo.utils.counters.clear()
     shapes, graphs = set(), []
     for update in range(60):
-        shapes |= {inputs["ids"].shape for inputs in one.passes[update]}
+        shapes |= {part.ids.shape for part in one.passes[update]}
         gradients(one, update)
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert len(shapes) > 1

@@ -184,7 +184,7 @@ def test_processes_of_a_sharded_run_make_as_many_passes(folder):
     for rank in range(2):
         run.passes.share = BatchShare(8, 2, rank, 2, even=True)
         counts.append([len(run.passes[update]) for update in range(20)])
-        assert all(sum(p["tokens"] for p in run.passes[update]) for update in range(20))
+        assert all(sum(one.tokens for one in run.passes[update]) for update in range(20))
     assert counts[0] == counts[1]
     assert len(set(counts[0])) > 1
 
@@ -196,9 +196,7 @@ class Full:
         self.tokens, self.failures = tokens, 0
         module = run.module if where == "forward" else run.module.net.get_decoder().layers[0]
         if where == "forward":
-            module.register_forward_pre_hook(
-                lambda _, args, kwargs: self.check(kwargs["ids"].numel()), with_kwargs=True
-            )
+            module.register_forward_pre_hook(lambda _, args: self.check(args[0].numel()))
         else:  # late in the backward pass, when other gradients have been added up already
             module.register_full_backward_hook(lambda _, grads, out: self.check(out[0].shape[:2].numel()))
 
@@ -220,7 +218,7 @@ def test_a_pass_that_does_not_fit_is_halved_and_the_gradients_stay(folder, where
     assert total == pytest.approx(loss, rel=1e-5)
     for name, gradient in found.items():
         assert torch.allclose(gradient, wanted[name], atol=1e-5), name
-    assert run._sums[1] == sum(inputs["tokens"] for inputs in run.passes[0])
+    assert run._sums[1] == sum(one.tokens for one in run.passes[0])
 
 
 def test_a_row_that_does_not_fit_is_checkpointed_and_then_refused(folder):
@@ -235,7 +233,7 @@ def test_large_passes_are_halved_before_layers_are_recomputed(folder, monkeypatc
     """A pass below what a GPU computes at full speed is not halved again while recomputing can make room."""
     monkeypatch.setattr("voidpad.training.train.EFFICIENT", 60)
     run = prepared(folder)
-    whole = sum(inputs["ids"].numel() for inputs in run.passes[0])
+    whole = sum(one.ids.numel() for one in run.passes[0])
     seen = []
     for _ in range(3):
         run._make_room(run.passes[0], torch.OutOfMemoryError())

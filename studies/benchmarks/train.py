@@ -32,7 +32,7 @@ from voidpad.recipes import find_recipe
 from voidpad.roles import Roles
 from voidpad.training import prepared as data
 from voidpad.training.batches import BatchShare, Objective, PaddedRows, PassLimit, UpdatePasses
-from voidpad.training.losses import NORMALISERS, Noising, SlotLoss
+from voidpad.training.losses import NORMALISERS, Noising, Pass, SlotLoss
 from voidpad.training.padding import Example, Pairs
 from voidpad.training.recipe import PaddingPart, check, read
 from voidpad.training.train import Run
@@ -325,10 +325,8 @@ def full_batch(padded: PaddedRows, noising: Noising, k: int, rows: int) -> dict[
     }
 
 
-def slot_loss(module: SlotLoss, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    weight = inputs.pop("weight")
-    del inputs["kind"], inputs["tokens"]
-    return (module(**inputs) * weight).sum()
+def slot_loss(module: SlotLoss, one: Pass) -> torch.Tensor:
+    return (module(one.ids, one.where, one.label, one.inside, one.packed) * one.weight).sum()
 
 
 def measure(

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from voidpad.errors import DataError
 from voidpad.roles import Roles
-from voidpad.training.losses import WIDTH, At, Noising, Normaliser, PackedPass, Slots, draw, loss_slots
+from voidpad.training.losses import WIDTH, At, Noising, Normaliser, PackedPass, Pass, Slots, draw, loss_slots
 from voidpad.training.padding import POLICIES, Batch, Pairs, batch_width, lay_out
 from voidpad.training.recipe import PaddingPart
 
@@ -232,11 +231,7 @@ class Objective:
 
 @dataclass
 class UpdatePasses:
-    """Item u is update number u: the passes that compute this process's rows of it.
-
-    A pass is the keyword arguments of SlotLoss, with the `weight` and `kind` of each loss slot and the number of
-    `tokens` in its rows.
-    """
+    """Item u is update number u: the passes that compute this process's rows of it."""
 
     rows: PackedRows | PaddedRows
     objective: Objective
@@ -248,11 +243,11 @@ class UpdatePasses:
     def updates_per_epoch(self) -> int:
         return -(-self.rows.count // self.share.global_batch)
 
-    def __getitem__(self, update: int) -> list[dict[str, Any]]:
+    def __getitem__(self, update: int) -> list[Pass]:
         """Where every process must make as many passes, each finds the largest number by itself."""
         ranks = range(self.share.processes) if self.share.even else ()
         least = max((len(self.planned(update, rank)) for rank in ranks), default=1)
-        return self.passes(*self._place(update), least=least)
+        return self.over(*self._place(update), least=least)
 
     def planned(self, update: int, rank: int | None = None) -> list[list[int]]:
         """The lengths of the rows in each pass of an update, in this process or in the one of that rank."""
@@ -265,7 +260,7 @@ class UpdatePasses:
         epoch, update = divmod(update, self.updates_per_epoch)
         return epoch, (update * self.share.global_batch + self.share.rows(rank)) % self.rows.count
 
-    def passes(self, epoch: int, position: Tensor, *, least: int = 1) -> list[dict[str, Any]]:
+    def over(self, epoch: int, position: Tensor, *, least: int = 1) -> list[Pass]:
         """The passes over the rows at `position` (B,) of an epoch: mini-batches one after the other.
 
         Their losses add up to the mean over these mini-batches, each counted by its rows. On a GPU they are built in a
@@ -281,14 +276,13 @@ class UpdatePasses:
         with torch.cuda.stream(self.side):
             passes = self._built(epoch, position, least)
         main.wait_stream(self.side)
-        for inputs in passes:
-            packed = inputs.get("packed")
-            for value in (*inputs.values(), *((packed.positions, packed.bounds) if packed else ())):
+        for one in passes:
+            for value in (*vars(one).values(), *(vars(one.packed).values() if one.packed else ())):
                 if isinstance(value, Tensor):
                     value.record_stream(main)
         return passes
 
-    def _built(self, epoch: int, position: Tensor, least: int) -> list[dict[str, Any]]:
+    def _built(self, epoch: int, position: Tensor, least: int) -> list[Pass]:
         size, goal = self.share.micro_batch, self.objective
         width, end = self.rows.lengths(epoch, position, size)
         planned = plan(end.tolist(), self.limit, least=least)
@@ -306,28 +300,23 @@ class UpdatePasses:
             part = Slots(*(value[a:b] for value in vars(slots).values()))
             row, column = part.where // columns - first, part.where % columns
             ids, ends = noised.ids[first:last], end[order[first:last]]
+            what = (part.label, part.weight, part.kind, int(ends.sum()))
             if self.limit.packed:
-                inputs = self._packed(ids, ends, row, column)
-            else:
-                inputs = self._padded(ids, batch.inside[first:last], ends, row, column)
-            inputs |= {"label": part.label, "weight": part.weight, "kind": part.kind}
-            passes.append(inputs | {"tokens": int(ends.sum())})
+                sequence, start, packed = self._end_to_end(ids, ends)
+                passes.append(Pass(sequence, start[row] + column, *what, packed=packed))
+                continue
+            longest = self.limit.rounded(int(ends.max()))
+            # Where nothing is hidden no mask is given: the plain attention kernel is the fast one.
+            inside = _columns(batch.inside[first:last], longest) if bool((ends < longest).any()) else None
+            passes.append(Pass(_columns(ids, longest), row * longest + column, *what, inside=inside))
         return passes
 
-    def _padded(
-        self, ids: Tensor, inside: Tensor, end: Tensor, row: Tensor, column: Tensor
-    ) -> dict[str, Any]:
-        """Rows (R, S) padded to the longest of them. Where nothing is hidden no mask is given: the plain attention
-        kernel is the fast one."""
-        columns = self.limit.rounded(int(end.max()))
-        inputs = {"ids": _columns(ids, columns), "where": row * columns + column}
-        if bool((end < columns).any()):
-            inputs["inside"] = _columns(inside, columns)
-        return inputs
+    def _end_to_end(self, ids: Tensor, end: Tensor) -> tuple[Tensor, Tensor, PackedPass]:
+        """Rows (R, S) as one sequence (1, T), where each row begins (R,), and the same for attention.
 
-    def _packed(self, ids: Tensor, end: Tensor, row: Tensor, column: Tensor) -> dict[str, Any]:
-        """Rows (R, S) end to end as one sequence (1, T). The filler after them is a row of its own; rows of length zero
-        bring their number to a power of two, again for few shapes."""
+        The filler after the rows is a row of its own; rows of length zero bring their number to a power of two, again
+        for few shapes.
+        """
         device, tokens = ids.device, int(end.sum())
         spare = self.limit.rounded(tokens) - tokens
         start = end.cumsum(0) - end
@@ -343,8 +332,7 @@ class UpdatePasses:
             max(self.rows.longest, spare),
         )
         chosen = F.pad(ids.flatten()[source], (0, spare))
-        where = start.to(device, non_blocking=True)[row] + column
-        return {"ids": chosen[None], "where": where, "packed": packed}
+        return chosen[None], start.to(device, non_blocking=True), packed
 
 
 def _columns(rows: Tensor, columns: int) -> Tensor:

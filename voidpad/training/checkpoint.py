@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from voidpad import models
 from voidpad.errors import ConfigError, WeightsError, first_line
-from voidpad.files import read_json, readable, store
+from voidpad.files import locked_folder, read_json, readable, store
 from voidpad.models.card import README
 from voidpad.training.recipe import LEARNING_FIELDS, TrainingRecipe, check
 
@@ -51,37 +51,11 @@ class Progress:
         return cls(**read_json(folder / PROGRESS, ConfigError))
 
 
-@contextmanager
-def locked(output: Path) -> Iterator[None]:
-    """The run's folder, made if need be and locked against a second process that trains in it.
-
-    The system releases the lock when the process ends, however it ends. The other processes of a run under `accelerate
-    launch` leave the lock to the first one.
-    """
+def locked(output: Path) -> AbstractContextManager[None]:
+    """The run's folder, made if need be and locked against a second run in it. The first process of a run locks."""
     if int(os.environ.get("RANK", 0)):
-        yield
-        return
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-        handle = os.open(output / ".lock", flags, 0o644)
-    except OSError as error:
-        raise ConfigError(f"run.output: {error.filename}: {error.strerror}; choose another folder.") from None
-    try:
-        try:
-            if os.name == "nt":
-                import msvcrt
-
-                msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-            else:
-                import fcntl
-
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"run.output: another process is training in {output}; wait for it.") from None
-        yield
-    finally:
-        os.close(handle)
+        return nullcontext()
+    return locked_folder(output, f"run.output: another process is training in {output}; wait for it.")
 
 
 # Where a run begins
@@ -171,8 +145,6 @@ def _remove_leftovers(output: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    if os.name == "nt":  # where neither folders nor files opened for reading can be flushed
-        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -194,6 +194,20 @@ class PackedPass:
     longest: int  # no row is longer
 
 
+@dataclass(frozen=True)
+class Pass:
+    """What is computed at once, forward and backward: some rows of an update and their loss slots."""
+
+    ids: Tensor  # (R, S) rows padded to the longest, or (1, T) rows end to end
+    where: Tensor  # (N,) loss slots: index into the flattened ids
+    label: Tensor  # (N,) clean ids
+    weight: Tensor  # (N,) float32
+    kind: Tensor  # (N,) RESPONSE, EOS or PADDING
+    tokens: int  # of the rows, without what fills up the pass
+    inside: Tensor | None = None  # (R, S) bool: what attention sees; None: everything
+    packed: PackedPass | None = None  # of rows end to end
+
+
 class SlotLoss(nn.Module):
     """A language model as a function from rows and loss slots to the cross entropy at each slot, in float32.
 

@@ -39,14 +39,13 @@ from voidpad.engine.packed import compile_layers
 from voidpad.errors import ConfigError
 from voidpad.training import checkpoint, setup
 from voidpad.training import prepared as data
-from voidpad.training.losses import KINDS, SlotLoss
+from voidpad.training.losses import KINDS, Pass, SlotLoss
 from voidpad.training.optim import optimizers, rate_factor
 from voidpad.training.recipe import TrainingRecipe
 
 Entry = dict[str, float]  # one line of metrics.jsonl
 # A pass of fewer tokens leaves a GPU's matrix products below full speed: rather than halve it, recompute layers.
 EFFICIENT = 2048
-NOT_FOR_THE_NETWORK = {"weight", "kind", "tokens"}  # parts of a pass
 GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
 # Not strict: an adapter's checkpoint has no frozen weights, and those stay as they are.
 SCATTER = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
@@ -213,8 +212,8 @@ class Run:
             passes, sums = self.passes[self.update], torch.zeros_like(self._sums)
             try:
                 # The loss is a weighted sum over slots, so the passes of an update add up.
-                for inputs in passes:
-                    loss, found = self._forward(inputs)
+                for one in passes:
+                    loss, found = self._forward(one)
                     loss.backward()
                     sums += found
                 break
@@ -247,21 +246,19 @@ class Run:
             optimizer.zero_grad()
         return norm
 
-    def _forward(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def _forward(self, one: Pass) -> tuple[Tensor, Tensor]:
         """The loss of a pass, and what it adds to `_sums`."""
-        weight, kind = inputs["weight"], inputs["kind"]
-        arguments = {name: part for name, part in inputs.items() if name not in NOT_FOR_THE_NETWORK}
         with torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext():
-            entropy = self.module(**arguments)
-        loss = (entropy * weight).sum()
-        member = (kind[:, None] == torch.arange(len(KINDS), device=kind.device)).double()
-        tokens = torch.full_like(loss, inputs["tokens"], dtype=torch.float64)
+            entropy = self.module(one.ids, one.where, one.label, one.inside, one.packed)
+        loss = (entropy * one.weight).sum()
+        member = (one.kind[:, None] == torch.arange(len(KINDS), device=self.device)).double()
+        tokens = torch.full_like(loss, one.tokens, dtype=torch.float64)
         sums = [loss.detach()[None], tokens[None], entropy.detach().double() @ member, member.sum(0)]
         return loss, torch.cat(sums)
 
-    def _make_room(self, passes: list[dict[str, Any]], error: torch.OutOfMemoryError) -> None:
+    def _make_room(self, passes: list[Pass], error: torch.OutOfMemoryError) -> None:
         """Make the passes half as large. Small ones, and single rows, first have all layers recomputed."""
-        largest = max(inputs["ids"].numel() for inputs in passes)
+        largest = max(one.ids.numel() for one in passes)
         if self.sharded:  # the other processes wait inside this very pass
             raise ConfigError(
                 f"out of memory in a pass of {largest:,} tokens; lower run.pass_tokens."
@@ -312,8 +309,8 @@ class Run:
         self.module.eval()
         count, loss, slots = self.held_out.rows.count, 0.0, torch.zeros_like(self._sums[2:])
         for position in torch.arange(count).split(self.held_out.share.global_batch):
-            for inputs in self.held_out.passes(0, position):
-                found, sums = self._forward(inputs)
+            for one in self.held_out.over(0, position):
+                found, sums = self._forward(one)
                 loss += float(found) * len(position)
                 slots += sums[2:]
         return {
