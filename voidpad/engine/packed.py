@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
@@ -34,6 +34,7 @@ from voidpad.engine.cache_policy import Range
 from voidpad.engine.graphs import Graphs, run
 
 HALF = (torch.float16, torch.bfloat16)
+MULTIPROCESSORS = 132  # of a GPU, about
 
 
 # ------------------------------------------------------------------------------------------- what a pass computes
@@ -216,13 +217,17 @@ def forward(
     rotary = body.rotary_emb(hidden, positions[None])
     fused = hidden.is_cuda and hidden.dtype in HALF and not len(horizons)
     spans = Spans.of(queries, keys, longest, on_host=not fused)
+    # Attention in parts rounds differently, so it is for compiled passes only.
+    heads = body.config.num_attention_heads, body.config.num_key_value_heads
+    parts = split_count(spans, heads) if fused and joined is not None else 1
+    spans = spans.split(len(ids), heads[0] // heads[1], parts)
     # Not on a GPU without compiling: there every product keeps the shape that it has in the plain network.
     few = 0 < len(outputs) <= len(ids) // 2 and (joined is not None or not fused)
     needed = None
     for number, layer in enumerate(body.layers):
         if few and number == len(body.layers) - 1:
             needed, order = outputs.sort()
-            spans = spans.narrowed(needed)
+            spans = spans.narrowed(needed).split(len(needed), heads[0] // heads[1], parts)
         kept = None if store is None else (store.keys[number], store.values[number])
         matrices = joined[number] if joined else None
         hidden = call(layer, matrices, hidden, rotary, spans, horizons, kept, stored, needed)
@@ -291,6 +296,7 @@ class Spans:
     longest_key: int
     # Queries and keys as numbers, where no kernel reads them.
     on_host: tuple[tuple[int, ...], tuple[int, ...]] | None
+    parts: KeyParts | None = None  # where the keys of a segment are read in several parts
 
     @classmethod
     def of(cls, queries: Tensor, keys: Tensor, longest: tuple[int, int], *, on_host: bool) -> Spans:
@@ -303,6 +309,62 @@ class Spans:
         numbers = None if self.on_host is None else (tuple(queries.tolist()), self.on_host[1])
         return Spans(queries, self.keys, len(outputs), self.longest_key, numbers)
 
+    def split(self, tokens: int, groups: int, parts: int) -> Spans:
+        """The spans of so many tokens with the keys of every segment in so many parts."""
+        if parts == 1:
+            return self
+        return replace(self, parts=KeyParts.of(self.queries * groups, self.keys, tokens * groups, parts))
+
+
+@dataclass(frozen=True)
+class KeyParts:
+    """Each segment's keys divided into parts, and its queries repeated for every part.
+
+    With few queries a GPU would read all keys of a head by one multiprocessor; in parts it reads them by several.
+    """
+
+    queries: Tensor  # (S * parts + 1,) int32, cumulative lengths of the repeated queries
+    keys: Tensor
+    source: Tensor  # (T * parts,) the query that each repeated one is
+    places: Tensor  # (T, parts) where the repetitions of each query are
+
+    @classmethod
+    def of(cls, queries: Tensor, keys: Tensor, tokens: int, parts: int) -> KeyParts:
+        """The parts of these segments, given as cumulative lengths of `tokens` queries and of keys."""
+        number = torch.arange(parts, device=queries.device)
+        starts, sizes, widths = queries[:-1], queries.diff(), keys.diff()
+        firsts = starts[:, None] * parts + sizes[:, None] * number
+        begins = keys[:-1, None] + widths[:, None] * number // parts
+        # The segment of each repeated query and of each query; segments without queries have none.
+        repeated = torch.arange(tokens * parts, device=queries.device)
+        segment = torch.searchsorted(queries * parts, repeated, right=True) - 1
+        source = starts[segment] + (repeated - starts[segment] * parts) % sizes[segment]
+        token = repeated[:tokens]
+        segment = torch.searchsorted(queries, token, right=True) - 1
+        places = firsts[segment] + (token - starts[segment])[:, None]
+        all_queries = torch.cat([firsts.flatten(), queries[-1:] * parts]).int()
+        all_keys = torch.cat([begins.flatten(), keys[-1:]]).int()
+        return cls(all_queries, all_keys, source, places)
+
+    def combined(self, mixed: Tensor, weight: Tensor) -> Tensor:
+        """The attention of whole segments, from that of the parts (T * parts, heads, size).
+
+        `weight` (heads, T * parts) is the logarithm of each part's sum of exponentials; torch has infinity for no keys.
+        """
+        weight = torch.where(weight.isinf(), -torch.inf, weight.float()).T[self.places]  # (T, parts, heads)
+        share = weight.softmax(1)[..., None]
+        return (mixed[self.places].float() * share).sum(1).to(mixed.dtype)
+
+
+def split_count(spans: Spans, heads: tuple[int, int]) -> int:
+    """In how many parts keys are read: enough to give work to every multiprocessor, at most one for 64 keys."""
+    tiles = (
+        -(-spans.longest_query * (heads[0] // heads[1]) // 128)
+        * heads[1]
+        * max(len(spans.queries) // 2 - 1, 1)
+    )
+    return max(1, min(MULTIPROCESSORS // tiles, spans.longest_key // 64, 8))
+
 
 def attend(q: Tensor, k: Tensor, v: Tensor, spans: Spans, horizons: Tensor) -> Tensor:
     """Attention of packed queries (T, heads, size) to packed keys and values (K, key heads, size); (T, heads, size).
@@ -312,13 +374,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, spans: Spans, horizons: Tensor) -> T
     """
     groups = q.shape[1] // k.shape[1]
     if spans.on_host is None:
-        from torch.nn.attention.varlen import varlen_attn
+        from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
         q = q.unflatten(1, (-1, groups)).transpose(1, 2).flatten(0, 1)  # (T * groups, key heads, size)
+        k, v = k.contiguous(), v.contiguous()
         longest = spans.longest_query * groups, spans.longest_key
-        mixed = varlen_attn(
-            q.contiguous(), k.contiguous(), v.contiguous(), spans.queries * groups, spans.keys, *longest
-        )
+        if spans.parts is None:
+            mixed = varlen_attn(q.contiguous(), k, v, spans.queries * groups, spans.keys, *longest)
+        else:
+            parts, aux = spans.parts, AuxRequest(lse=True)
+            given = parts.queries, parts.keys, *longest
+            mixed = parts.combined(*varlen_attn(q[parts.source], k, v, *given, return_aux=aux))
         return _ungrouped(cast(Tensor, mixed), groups)
     return cast(Tensor, _attend_rows(q, k, v, spans.on_host, horizons, groups))
 
