@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from voidpad.errors import ConfigError, DataError
 from voidpad.models import character_tokenizer
@@ -108,44 +106,11 @@ def test_damaged_files_are_refused(tmp_path):
     for wrong in (
         Pairs(pairs.tokens[1:], pairs.prompt, pairs.response, pairs.complete),  # lengths that do not add up
         Pairs.of([Example([5], [], complete=False)]),  # nothing to learn
+        Pairs.of([]),
     ):
         data.write(path, wrong, ROLES)
         with pytest.raises(DataError, match="prepare it again"):
             data.read(path)
-
-
-TAMPERED = {
-    "negative ids": {"tokens": torch.tensor([5, 6, 7, 8, -9, 5, 300, 9, 10, 4])},
-    "float tokens": {"tokens": torch.tensor([5.0, 6, 7, 8, 9, 5, 300, 9, 10, 4])},
-    "tokens in rows": {"tokens": torch.tensor([[5, 6, 7, 8, 9], [5, 300, 9, 10, 4]])},
-    "negative lengths": {"prompt": torch.tensor([3, 2, -1]), "response": torch.tensor([2, 4, 0])},
-    "float lengths": {"prompt": torch.tensor([3.0, 1.0, 1.0])},
-    "lengths beyond the tokens": {"response": torch.tensor([2, 30, 0])},
-    "a length too few": {"prompt": torch.tensor([3, 1])},
-    "complete that is no yes or no": {"complete": torch.tensor([1, 0, 7])},
-    "no examples": {
-        name: torch.empty(0, dtype=torch.long) for name in ("tokens", "prompt", "response", "complete")
-    },
-    "fixed text beyond the tokens": {"fixed": torch.tensor([0, 0, 1])},
-    "fixed prompts": {"fixed": torch.tensor([0, 1] + [0] * 8)},
-    "an answer that is fixed as a whole": {"fixed": torch.tensor([0] * 6 + [1] * 3 + [0])},
-    "an EOS after fixed text": {"fixed": torch.tensor([0, 0, 0, 1] + [0] * 6)},
-}
-
-
-@pytest.mark.parametrize("name", TAMPERED)
-def test_tampered_files_are_refused_in_one_line(tmp_path, name):
-    pairs, path = Pairs.of(ROWS), tmp_path / "x.safetensors"
-    data.write(path, pairs, ROLES)
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-    tensors = {part: getattr(pairs, part).clone() for part in ("tokens", "prompt", "response", "complete")}
-    save_file(tensors, path, metadata=metadata)
-    assert len(data.read(path).pairs) == 3
-    save_file({**tensors, **TAMPERED[name]}, path, metadata=metadata)
-    with pytest.raises(DataError, match="prepare it again") as refused:
-        data.read(path)
-    assert "\n" not in str(refused.value)
 
 
 def test_every_conversation_and_every_example_is_counted_once(tmp_path, tokenizer):

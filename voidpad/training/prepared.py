@@ -57,49 +57,14 @@ def read(path: Path | str) -> Prepared:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
         raise DataError(f"{path}: not a data file of this version; make one with `voidpad data prepare`.")
-    if wrong := _fault(tensors):
-        raise DataError(f"{path}: {wrong}; prepare it again.")
     lengths = tensors["prompt"].long(), tensors["response"].long(), tensors["complete"].bool()
     fixed = tensors["fixed"].bool() if "fixed" in tensors else None
-    roles, notes = Roles.parse(json.loads(metadata["roles"])), json.loads(metadata["notes"])
-    return Prepared(Pairs(tensors["tokens"], *lengths, fixed), roles, notes)
-
-
-def _fault(tensors: Mapping[str, Tensor]) -> str:
-    """What is wrong with the tensors of a file; empty if nothing is. A run must not train on what was tampered with."""
-    if missing := {*TENSORS} - tensors.keys():
-        return f"{min(missing)} is missing"
-    for name, values in tensors.items():
-        if values.ndim != 1 or values.is_floating_point() or values.is_complex():
-            return f"{name} is not a row of whole numbers"
-        if not len(values):
-            return "it holds no examples"
-        largest = 1 if name in ("complete", "fixed") else torch.iinfo(torch.int64).max
-        if not 0 <= int(values.min()) <= int(values.max()) <= largest:
-            return f"{name} holds a number that it cannot have"
-    prompt, response, complete = (tensors[name].long() for name in ("prompt", "response", "complete"))
-    if not len(prompt) == len(response) == len(complete):
-        return "its length tensors differ in size"
-    tokens = len(tensors["tokens"])
-    if int((prompt + response).sum()) != tokens:
-        return f"lengths do not add up to the {tokens} tokens"
-    if ((response == 0) & (complete == 0)).any():
-        return "an example has an empty response and no EOS, so nothing to learn"
-    if "fixed" not in tensors:
-        return ""
-    if len(tensors["fixed"]) != tokens:
-        return "fixed is not as long as the tokens"
-    before = torch.nn.functional.pad(
-        tensors["fixed"].long().cumsum(0), (1, 0)
-    )  # fixed tokens up to each place
-    end = (prompt + response).cumsum(0)
-    border = end - response
-    given = before[end] - before[border]
-    if (before[border] > before[border - prompt]).any():
-        return "fixed marks tokens of a prompt"
-    if ((given > 0) & ((given == response) | (complete == 1))).any():
-        return "an example is fixed as a whole, or ends with an EOS after its fixed text"
-    return ""
+    pairs = Pairs(tensors["tokens"], *lengths, fixed)
+    if not len(pairs) or int(pairs.size.sum()) != len(pairs.tokens):
+        raise DataError(f"{path}: no examples, or other lengths than its tokens have; prepare it again.")
+    if ((pairs.response == 0) & ~pairs.complete).any():
+        raise DataError(f"{path}: an example has neither response nor EOS to learn; prepare it again.")
+    return Prepared(pairs, Roles.parse(json.loads(metadata["roles"])), json.loads(metadata["notes"]))
 
 
 def _small(values: Tensor) -> Tensor:

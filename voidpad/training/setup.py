@@ -136,8 +136,6 @@ def _with_lora(model: models.Model, recipe: TrainingRecipe) -> models.Model:
         lora_dropout=part.dropout,
         target_modules=list(targets),
         trainable_token_indices=rows,
-        base_model_name_or_path=recipe.model.name,
-        task_type=None,
     )
     with torch.random.fork_rng():
         torch.manual_seed(recipe.run.seed)
