@@ -313,3 +313,16 @@ def test_what_cannot_be_exported(models, tmp_path):
     assert not (tmp_path / "out").exists()
     run(tmp_path / "saved", "--adapter", adapter, "--layout", "voidpad", "--out", tmp_path / "whole")
     assert torch.equal(logits(load(tmp_path / "whole")), logits(merge(load(tmp_path / "saved", adapter))))
+
+
+def test_experts_that_voidpad_saved_keep_their_dtype(tmp_path):
+    """They are saved fused and exported apart."""
+    release = tmp_path / "release"
+    write_original(random_model("llada_moe"), release)
+    save(load(release), tmp_path / "saved")
+    path = tmp_path / "saved" / "model.safetensors"
+    mixed = {name: t if "gate.weight" in name else t.bfloat16() for name, t in load_file(path).items()}
+    save_file(mixed, path, metadata={"format": "pt"})
+    export(load(tmp_path / "saved"), tmp_path / "out", like=release)
+    for name, tensor in load_file(tmp_path / "out" / "model.safetensors").items():
+        assert tensor.dtype == (torch.float32 if "gate.weight" in name else torch.bfloat16), name

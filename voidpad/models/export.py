@@ -140,18 +140,32 @@ def _add_tokens(model: Model, folder: Path) -> None:
 
 def _released_tensors(model: Model, dtype: str | None) -> dict[str, tuple[Tensor, torch.dtype]]:
     """Every tensor of a release by its name, with the dtype to write it in. A tied head is not among them."""
-    family, net = model.family, model.base
-    # transformers fuses the experts of a layer while it loads them; releases store their matrices apart.
-    state = revert_weight_conversion(net, dict(net.state_dict()))
-    if net.config.tie_word_embeddings:
-        state.pop("lm_head.weight", None)
-    stored: dict[str, torch.dtype] = {}
+    family, net, stored = model.family, model.base, dict[str, torch.dtype]()
     if model.source is not None:
         found = {family.tensor_name(name): tensor for name, tensor in headers(model.source.folder).items()}
         stored = {name: tensor.dtype for name, tensor in found.items() if tensor.dtype is not None}
+
+    def apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        # transformers fuses the experts of a layer while it loads them; releases store their matrices apart.
+        parts = revert_weight_conversion(net, dict(state))
+        return family.join(parts) if family.join else parts
+
+    state = net.state_dict()
+    if net.config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    # A folder saved by voidpad holds experts fused, so their dtype is known by the fused name.
+    kinds = apart(
+        {
+            name: torch.empty_like(tensor, dtype=stored.get(name), device="meta")
+            for name, tensor in state.items()
+        }
+    )
     return {
-        family.released_name(name): (tensor, DTYPES[dtype] if dtype else stored.get(name, tensor.dtype))
-        for name, tensor in (family.join(state) if family.join else state).items()
+        family.released_name(name): (
+            tensor,
+            DTYPES[dtype] if dtype else stored.get(name, kinds[name].dtype),
+        )
+        for name, tensor in apart(state).items()
     }
 
 
