@@ -160,7 +160,6 @@ class WorldModel:
         ({"start": 6, "limit": 24, "block": 4}, "canvas=6"),
         ({"block": 0}, "block=0"),
         ({"start": 64, "limit": 32}, "limit=32"),
-        ({"fit": 1.5}, "fit=1.5"),
     ],
 )
 def test_impossible_searches_are_refused(values, field):

@@ -16,7 +16,6 @@ from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate.config import Resources
 from voidpad.evaluate.folder import RunFolder, read_run
 from voidpad.evaluate.run import evaluate
-from voidpad.experiments.cluster import parts_of
 from voidpad.experiments.sweep import Loader, begin, missing, only, run_local
 from voidpad.experiments.sweep_recipe import SweepCell, cells, parse, read, with_folders
 from voidpad.models import FAMILIES, random_model, save
@@ -166,17 +165,6 @@ def test_cells_of_one_model_run_together(tmp_path):
     assert [cell.config.model for cell in missing(cells(recipe), tmp_path)] == ["a", "a", "b", "b"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "count"), [({}, 3), ({"limit": 2}, 2), ({"fewshot": "stream"}, 1)], ids=str
-)
-def test_shards_are_never_more_than_the_examples(changes, count):
-    cell = cells(parse(raw(**changes), "r"))[0]
-    parts = parts_of(cell, 3)
-    assert [part.config.shard for part in parts] == (
-        [(at, count) for at in range(count)] if count > 1 else [None]
-    )
-
-
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
     """A real model on disk, a test set of its own, and a recipe of four cells."""
@@ -288,12 +276,6 @@ def test_a_recipe_runs_on_weights_that_lie_elsewhere(bench, tmp_path):
     assert "write NAME=FOLDER" in str(CliRunner().invoke(app, command).exception)
 
 
-def test_the_command_refuses_shards_without_a_cluster(tmp_path):
-    done = CliRunner().invoke(app, ["sweep", str(RECIPES[0]), "--out", str(tmp_path), "--shards", "2"])
-    assert isinstance(done.exception, ConfigError)
-    assert "add --ray" in str(done.exception)
-
-
 def test_the_page_on_reproducing_names_every_recipe_of_the_paper():
     example = PAGE.split("```toml")[1].split("```")[0]
     assert len(cells(parse(tomllib.loads(example), "docs"))) == 4
@@ -328,15 +310,13 @@ def test_a_ray_cluster_that_loses_a_node_gives_the_local_results(bench):
     out = root / "ray"
     begin(recipe, "trial", out)
     resources = Resources(data=root / "data")
-    kept = parts_of(found[0], 2)[0]  # a part that an earlier, interrupted sweep has left
-    evaluate(kept.config, kept.folder(out), resources=resources)
     refused = SweepCell("random", "absent", found[0].config.updated(model=str(root / "absent")))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         lost = cluster.add_node(num_cpus=1)
         ray.init(address=cluster.address, log_to_driver=False)
         ended = []
-        for one in run_ray([refused, *missing(found, out)], out, resources=resources, shards=2):
+        for one in run_ray([refused, *missing(found, out)], out, resources=resources):
             ended.append(one)
             if sum(one.error is None for one in ended) == 1 and lost in cluster.list_all_nodes():
                 cluster.remove_node(lost, allow_graceful=False)
@@ -348,7 +328,6 @@ def test_a_ray_cluster_that_loses_a_node_gives_the_local_results(bench):
     whole = [one for one in ended if one.cell is not refused]
     assert sorted(one.cell.id for one in whole) == sorted(cell.id for cell in found)
     assert all(rows(out / cell.folder) == rows(root / "local" / cell.folder) for cell in found)
-    assert not (out / "shards").exists()
     assert {one.loads for one in whole} == {1}
 
 

@@ -120,11 +120,8 @@ def test_from_chats_to_a_wheel(tmp_path):
     # Calibration on the training data, kept in the exported folder.
     search = ("--canvas", 32, "--limit", 96, "--block", 32, "--prompts", 4)
     data = ("--data", "data.safetensors")
-    voidpad(
-        "calibrate", "--model", "merged", *data, *search, "--page", "calibration.html", "--save", "merged"
-    )
-    chosen = read_card(tmp_path / "merged").calibration["void-expansion"]
-    assert f"window {chosen['window']}, " in (tmp_path / "calibration.html").read_text()
+    voidpad("calibrate", "--model", "merged", *data, *search, "--save", "merged")
+    assert "window" in read_card(tmp_path / "merged").calibration["void-expansion"]
 
     # Evaluation before and after, the second one in two parts that are joined.
     size = ("--tasks", "tiny_expr", "--limit", 4, "--canvas", 64, "--block", 32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 
@@ -10,9 +10,8 @@ from typer import Option
 
 from voidpad.commands.options import AsJson, ModelOptions, Picture, RowLimit, grouped
 from voidpad.commands.prompts import builtin_prompts, gather
-from voidpad.commands.ui import bar, note, out, print_json, print_records, table
+from voidpad.commands.ui import bar, note, print_json, print_records
 from voidpad.errors import ConfigError
-from voidpad.files import store
 
 
 @grouped
@@ -26,9 +25,8 @@ def calibrate(
     canvas: int = Option(64, help="where the canvas starts"),
     limit: int | None = Option(None, help="longest canvas; 512 if the context leaves so much"),
     block: int = Option(32, help="block size, and the step of the canvas"),
-    fit: float = Option(0.98, help="share of answers that must fit the chosen canvas"),
+    fit: float = Option(0.98, min=0.0, max=1.0, help="share of answers that must fit the chosen canvas"),
     rows: RowLimit = 64,
-    page: Path | None = Option(None, help="write what was measured and chosen as a page"),
     plot: Picture = None,
     save: Path | None = Option(
         None, help="folder whose voidpad.json gets the values", exists=True, file_okay=False
@@ -36,7 +34,7 @@ def calibrate(
 ) -> None:
     """Choose VoidExpansion's thresholds and window: fewest token-passes at which the answers still fit."""
     from voidpad.diagnose.questions import file_pairs
-    from voidpad.experiments.calibrate import HEADS, Calibration, Search, choose, fields, settings, survey
+    from voidpad.experiments.calibrate import Search, choose, fields, frontier, settings, survey, trade_off
     from voidpad.models import read_card
     from voidpad.models.locate import BUILT_IN, locate
 
@@ -71,22 +69,23 @@ def calibrate(
     with bar(2 + (limit - canvas) // block, label="probing") as tick:
         seen = survey(model, ids, search, rows=rows, tick=tick)
     tried = settings(seen, search)
-    done = Calibration(source.model, origin, search, seen, tried, choose(tried, fit), source.adapter)
-    out.print(table(HEADS, done.rows))
-    note(f"{len(ids)} prompts; token-passes relative to a fixed canvas of {limit}")
+    chosen, best = choose(tried, fit), frontier(tried)
+    shown = []
+    for one in best if chosen in best else [*best, chosen]:
+        marked = {"": "chosen" if one == chosen else "", **asdict(one)}
+        shares = {"fit": f"{one.fit:.1%}", "cost": f"{one.cost:.1%}"}
+        shown.append(marked | shares)
+    print_records(shown)
+    note(
+        f"{len(ids)} prompts ({origin}); fit: answers that fit; cost: token-passes of a fixed canvas of {limit}"
+    )
     if plot is not None:
         from voidpad.diagnose.plots import save as save_figure
-        from voidpad.experiments.calibrate_page import trade_off
 
-        save_figure(trade_off(done), plot)
-    if page is not None:
-        from voidpad.experiments.calibrate_page import calibration_html
-
-        store(page, [calibration_html(done)])
-        note(f"wrote {page}")
+        save_figure(trade_off(tried, chosen, search), plot)
     if save is not None:
         card = read_card(save) or model.card
-        values = {**card.calibration, "void-expansion": fields(done.chosen, search)}
+        values = {**card.calibration, "void-expansion": fields(chosen, search)}
         replace(card, calibration=values).write(save)
         note(f"wrote {save / 'voidpad.json'}")
 

@@ -29,7 +29,6 @@ def sweep(
     out: Path = Option(..., help="Folder of the cells; recipes may share one."),
     ray: bool = Option(False, "--ray", help="Run on a Ray cluster; of this machine without an address."),
     ray_address: str | None = Option(None, help="Address of a running Ray cluster; implies --ray."),
-    shards: int = Option(1, min=1, help="Ray tasks that share the examples of a cell."),
     only: list[str] | None = Option(None, help="Only cells whose id starts so; may be repeated."),
     stage: Stage | None = Option(None, help="One stage of every cell; answering needs no harness."),
     dry_run: bool = Option(False, "--dry-run", help="List the cells without results; run nothing."),
@@ -47,8 +46,6 @@ def sweep(
     from voidpad.recipes import find_recipe
 
     on_ray = bool(ray or ray_address)
-    if shards > 1 and not on_ray:
-        raise ConfigError(f"shards={shards} needs a cluster; add --ray, or leave it out.")
     if stage and on_ray:
         raise ConfigError(f"stage={stage} runs on this machine only; leave out --ray.")
     if not on_ray and not dry_run and stage in (None, Stage.answer):
@@ -81,7 +78,7 @@ def sweep(
             if on_ray:
                 from voidpad.experiments.cluster import run_ray
 
-                ended = run_ray(left, out, resources=resources, address=ray_address, shards=shards)
+                ended = run_ray(left, out, resources=resources, address=ray_address)
             else:
                 examples = shown.add_task("examples", total=None)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from voidpad.decode.propose import Bans
 from voidpad.decode.rows import Rows
 from voidpad.errors import ConfigError, RoleError
 from voidpad.models import Model
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,6 @@ class Search:
             raise ConfigError(f"canvas={start} and limit={limit} must be multiples of block={block}.")
         if start > limit:
             raise ConfigError(f"limit={limit} is below canvas={start}; raise limit or lower canvas.")
-        if not 0 < self.fit <= 1:
-            raise ConfigError(f"fit={self.fit} must lie in (0, 1].")
 
 
 @dataclass(frozen=True)
@@ -176,28 +178,22 @@ def fields(setting: Setting, search: Search) -> dict[str, float | int]:
     return {**given, **{name: getattr(setting, name) for name in ("window", "tau_nonvoid", "tau_gap")}}
 
 
-HEADS = ("", "window", "tau_nonvoid", "tau_gap", "answers that fit", "token-passes", "mean canvas")
+def trade_off(found: Sequence[Setting], chosen: Setting, search: Search) -> Figure:
+    """Answers that fit against token-passes: a dot for every setting, a line through those that no other beats."""
+    from matplotlib.figure import Figure
 
-
-@dataclass(frozen=True)
-class Calibration:
-    """A finished search over the settings of VoidExpansion."""
-
-    model: str  # as the user named it
-    prompts: str  # where they come from, in words
-    search: Search
-    seen: Survey
-    tried: Sequence[Setting]
-    chosen: Setting
-    adapter: str | None = None
-
-    @property
-    def rows(self) -> list[tuple[str, ...]]:
-        """Cells under HEADS for the settings worth a row: those no other beats, and the chosen one, marked."""
-        best = frontier(self.tried)
-        rows: list[tuple[str, ...]] = []
-        for one in best if self.chosen in best else [*best, self.chosen]:
-            taus = f"{one.tau_nonvoid:.4f}", f"{one.tau_gap:.4f}"
-            seen = f"{one.fit:.1%}", f"{one.cost:.1%}", f"{one.canvas:.1f}"
-            rows.append(("chosen" if one == self.chosen else "", str(one.window), *taus, *seen))
-        return rows
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = figure.subplots()
+    for window in search.windows:
+        same = [setting for setting in found if setting.window == window]
+        at = [100 * setting.cost for setting in same], [100 * setting.fit for setting in same]
+        axes.scatter(*at, s=10, alpha=0.5, linewidths=0, label=f"window {window}")
+    best = frontier(found)
+    axes.plot([100 * one.cost for one in best], [100 * one.fit for one in best], color="black", linewidth=0.8)
+    star: Any = {"s": 120, "marker": "*", "color": "black", "label": "chosen", "zorder": 3}
+    axes.scatter([100 * chosen.cost], [100 * chosen.fit], **star)
+    axes.axhline(100 * search.fit, color="black", linestyle="--", linewidth=0.8)
+    axes.set(xlabel=f"token-passes, % of a fixed canvas of {search.limit}", ylabel="answers that fit, %")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    return figure

@@ -43,7 +43,6 @@ def _known(name: str) -> str:
 
 MetricName = Annotated[str, AfterValidator(_known)]
 Aggregate = Literal["mean", "best", "worst", "min", "max", "difference"]
-DETAILS = ("score", "nfe", "probes", "passes", "canvas", "answer", "at_cap", "without_eos", "wall")
 
 
 class Layout(BaseModel):
