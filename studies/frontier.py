@@ -99,7 +99,7 @@ def narrowed(
         if not only or group.method in (EXACT, *only):
             groups.append(group.model_copy(update=placed))
     changed = {"groups": groups, "tasks": list(tasks) if tasks else recipe.tasks}
-    return recipe.model_copy(update=changed).limited(limit)
+    return recipe.model_copy(update=changed | {"limit": limit})
 
 
 def timings(

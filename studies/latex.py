@@ -8,7 +8,7 @@ from pathlib import Path
 
 from voidpad.errors import printable
 from voidpad.experiments.report.frame import Value
-from voidpad.experiments.report.pages import provenance, report
+from voidpad.experiments.report.pages import origins, report
 from voidpad.experiments.report.tables import Table
 
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
@@ -40,7 +40,7 @@ def latex(table: Table) -> str:
             group = row.group
         body.append(" & ".join([*map(tex, row.head), *map(cell, row.values)]) + r" \\")
     inner = "\n".join([rf"\begin{{tabular}}{{{shape}}}", *body, r"\bottomrule", r"\end{tabular}"])
-    facts = [*table.notes, *(f"{name}: {text}." for name, text in provenance(table.runs))]
+    facts = [*table.notes, *(f"{name}: {text}." for name, text in origins(table.runs))]
     return "\n".join(
         [
             r"\begin{table}[p]",

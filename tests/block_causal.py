@@ -1,53 +1,16 @@
-"""Block-causal models for tests: released-style folders and the releases' loops.
+"""The loops of the block-causal releases.
 
-The loops follow the description of the methods, one row at a time, with plain Python lists. `logits(ids)` gives aligned
+They follow the description of the methods, one row at a time, with plain Python lists. `logits(ids)` gives aligned
 logits (len(ids), V) of a row; under block-causal attention the slots of later blocks cannot change them.
 """
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from originals import dream_config, stored_tensors, write_tensors
-from voidpad.models import Model
-
 Logits = Callable[[list[int]], Tensor]
 NEVER = float("-inf")
-
-
-# ------------------------------------------------------------------------------------ released-style folders
-def released_config(model: Model) -> dict:
-    """config.json as the release of the model's family writes it, without its block size."""
-    ours = model.net.config
-    config = dream_config(model)
-    for name in ("use_mrope", "mask_token_id"):
-        del config[name]
-    if model.family.name == "fast_dllm":
-        types = {"model_type": "Fast_dLLM_Qwen", "architectures": ["Fast_dLLM_QwenForCausalLM"]}
-        return config | types | {"layer_types": ["full_attention"] * ours.num_hidden_layers}
-    config |= {"head_dim": ours.head_dim, "attention_bias": False, "attention_dropout": 0.0, "debug": False}
-    config |= {"sliding_window": None, "max_window_layers": 2, "fuse_cross_entropy": True, "ep_size": 1}
-    if model.family.name == "sdar":
-        return config | {"model_type": "sdar", "architectures": ["SDARForCausalLM"]}
-    names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
-    config |= {name: getattr(ours, name) for name in names}
-    config |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "router_aux_loss_coef": 0.001}
-    return config | {"model_type": "sdar_moe", "architectures": ["SDARMoeForCausalLM"]}
-
-
-def write_released(model: Model, folder: Path, **changes) -> Path:
-    """A folder as the family releases it; `changes` go into config.json."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(released_config(model) | changes))
-    model.tokenizer.save_pretrained(str(folder))
-    state = model.net.state_dict()
-    if model.net.config.tie_word_embeddings:
-        del state["lm_head.weight"]
-    write_tensors(folder, stored_tensors(state), shards=1)
-    return folder
 
 
 # ------------------------------------------------------------------------------------- the releases' loops

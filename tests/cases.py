@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from reference import Appended, Crop, Daedal, Expansion, Fixed, Logits, Rho, Settings
 from toys import HIGH, LOW, SEPARATOR, Chaos, MaskLover, Toy, Twins, World, words
-from voidpad.decode import Outcome, Plan, Step, advance, begin, plan, wanted
+from voidpad.decode import Outcome, Plan, Step, decode, plan
 from voidpad.decode.authors import AUTHORS_RULES, AuthorsRhoEos, AuthorsVoidExpansion, DreamLoop
 from voidpad.decode.commit import Factor
 from voidpad.decode.eos_length import RhoEos
@@ -42,22 +42,11 @@ class Seen:
         self.states.append(step.after.answer(row))
 
 
-def steps_of(denoise, prompts, roles: Roles, plan: Plan, *, seed: int = 0, keys: Sequence[int] | None = None):
-    """`decode`, for rows whose keys are given: alone or in company, a row keeps its own."""
-    keys = range(len(prompts)) if keys is None else keys
-    rows = begin(prompts, roles, plan, keys=keys, seeds=[seed] * len(prompts))
-    while len(rows):
-        where = wanted(rows, plan)
-        step = advance(rows, plan, where, denoise(rows, where))
-        yield step
-        rows = step.live
-
-
 def watch(denoise, prompts, roles: Roles, plan: Plan, *, seed: int = 0, keys: Sequence[int] | None = None):
     """Decode side by side; what was seen of each row, in the order of the prompts."""
     keys = list(range(len(prompts)) if keys is None else keys)
     seen = {key: Seen() for key in keys}
-    for step in steps_of(denoise, prompts, roles, plan, seed=seed, keys=keys):
+    for step in decode(denoise, prompts, roles, plan, seed=seed, keys=keys):
         for row, key in enumerate(step.before.key.tolist()):
             seen[key].add(step, row)
         for outcome in step.finished.values():

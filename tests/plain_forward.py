@@ -53,6 +53,35 @@ def plain_forward(
     return norm(x, "model.norm") @ tensors[f"{head}.weight"].T
 
 
+_LLADA = {  # released name -> Llama's, written out by hand; the head before the output of a block
+    "model.transformer.ff_out": "lm_head",
+    "transformer.blocks": "layers",
+    "transformer.wte": "embed_tokens",
+    "transformer.ln_f": "norm",
+    "attn_norm": "input_layernorm",
+    "ff_norm": "post_attention_layernorm",
+    "q_proj": "self_attn.q_proj",
+    "k_proj": "self_attn.k_proj",
+    "v_proj": "self_attn.v_proj",
+    "attn_out": "self_attn.o_proj",
+    "ff_proj": "mlp.gate_proj",
+    "up_proj": "mlp.up_proj",
+    "ff_out": "mlp.down_proj",
+}
+
+
+def plain_llada(tensors: dict[str, Tensor], config: dict, ids: list[int], block: int | None = None) -> Tensor:
+    """Raw logits of one row of LLaDA over its released tensors."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        for old, new in _LLADA.items():
+            name = name.replace(old, new)
+        renamed[name] = tensor
+    sizes = {"num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads", "hidden_size": "d_model"}
+    sizes = {new: config[old] for new, old in sizes.items()} | {"num_hidden_layers": config["n_layers"]}
+    return plain_forward(renamed, config | sizes, ids, block)
+
+
 def _dense(tensors: dict[str, Tensor], config: dict, x: Tensor, at: str) -> Tensor:
     gate, up, down = (tensors[f"{at}.{name}_proj.weight"].T for name in ("gate", "up", "down"))
     return (torch.nn.functional.silu(x @ gate) * (x @ up)) @ down

@@ -10,7 +10,7 @@ from voidpad.decode.presets import describe
 from voidpad.engine.cache_policy import CachePolicy
 from voidpad.evaluate.folder import VERSION, RunFolder
 from voidpad.evaluate.intervals import mean
-from voidpad.evaluate.judge import slot_passes, summary
+from voidpad.evaluate.judge import summary
 from voidpad.experiments.sweep import begin
 from voidpad.experiments.sweep_recipe import SweepCell, read
 from voidpad.models import FAMILIES
@@ -82,20 +82,18 @@ def write_run(cell: SweepCell, out: Path, *, size: int = 40, draw: Draw = drawn)
     """The run folder of a cell."""
     config = cell.config
     family = "dream" if "dream" in cell.model else "llada"
-    plan, at = describe(config.plan, defaults=FAMILIES[family].decoding, **config.fields)
+    plan, at = describe(config.plan, config.fields, defaults=FAMILIES[family].decoding)
     approximations = [
         *([CachePolicy.parse(config.cache).approximation] if config.cache else []),
         *plan.approximations,
     ]
-    length = {"length_rule": type(plan.length).__name__, "fixed_canvas": plan.length.steps_are_total}
-    provenance = {**PROVENANCE, "approximations": approximations, **length}
+    provenance = {**PROVENANCE, "approximations": approximations, "probe_growth": plan.probe_growth}
     run = RunFolder(out / cell.folder)
     run.path.mkdir(parents=True, exist_ok=True)
     head = run.begin(config, provenance, json.loads(json.dumps(at)))
     lines = [example(cell, index, luck, at) for index, luck in enumerate(draw(cell, size))]
     graders = GRADERS.get(cell.task, ("voidpad", "authors"))
-    entry = {"test_size": 200, "metric": "score", "filter": graders[0], **summary(lines), "extra": {}}
-    entry["slot_passes"] = slot_passes(lines, head)
+    entry = {"test_size": 200, "metric": "score", "filter": graders[0], **summary(lines, head), "extra": {}}
     results = {
         "version": VERSION,
         "tasks": {cell.task: entry},

@@ -1,15 +1,13 @@
 """LoRA adapters: loaded beside the weights, merged into them, and translated from LLaDA's original names."""
 
 import json
-import shutil
 from dataclasses import replace
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from originals import original_name, write_original
+from originals import adapted, logits, original_name, write_dream, write_original
 from voidpad.errors import AssumedWarning, ConfigError, WeightsError
 from voidpad.files import read_json
 from voidpad.models import Card, Model, load, merge, random_model, save
@@ -17,7 +15,6 @@ from voidpad.models.families.dream import AUTHORS_RAINBOW
 from voidpad.roles import Roles
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
-ROWS = [[7, 20, 33, 12, 4, 0, 0, 1], [9, 40, 0, 4, 5, 0, 0, 0]]
 BLOCKS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 VOID = 4
 
@@ -26,26 +23,9 @@ def plain(family: str) -> Model:
     return random_model(family, kv_heads=2, hidden=64, intermediate=128)  # 4-bit blocks want multiples of 64
 
 
-def logits(model: Model) -> torch.Tensor:
-    with torch.inference_mode():
-        return model.net(torch.tensor(ROWS)).logits
-
-
-def shake(net: torch.nn.Module) -> None:
-    """Give every adapter weight a value of its own; a fresh LoRA changes nothing."""
-    generator = torch.Generator().manual_seed(0)
-    for parameter in net.parameters():
-        if parameter.requires_grad:
-            parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
-
-
-def adapted(family: str, **config) -> Model:
+def tuned(family: str, **config) -> Model:
     """A base with a trained-looking adapter, as training leaves it."""
-    model = plain(family)
-    settings = {"r": 4, "lora_alpha": 8, "target_modules": BLOCKS, "task_type": "CAUSAL_LM", **config}
-    net = get_peft_model(model.net, LoraConfig(**settings))
-    shake(net)
-    return replace(model, net=net.eval(), source=None)
+    return adapted(plain(family), **{"target_modules": BLOCKS} | config)
 
 
 @pytest.fixture
@@ -71,7 +51,7 @@ KINDS = {
 @BOTH
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_loads_and_merges(bases, tmp_path, family, kind):
-    trained = adapted(family, **KINDS[kind])
+    trained = tuned(family, **KINDS[kind])
     wanted = logits(trained)
     save(trained, tmp_path / "adapter")
     loaded = load(bases[family], tmp_path / "adapter")
@@ -91,8 +71,10 @@ def set_config(folder, **changes):
 
 
 def test_an_adapter_folder_names_its_base(bases, tmp_path):
-    trained, folder = adapted("llada"), tmp_path / "adapter"
+    trained, folder = tuned("llada"), tmp_path / "adapter"
     save(trained, folder)
+    front = (folder / "README.md").read_text().split("---\n")[1]
+    assert {"library_name: peft", "pipeline_tag: text-generation"} <= set(front.splitlines())
     set_config(folder, base_model_name_or_path=str(bases["llada"]))
     loaded = load(folder)
     assert (logits(loaded) - logits(trained)).abs().max() == 0.0
@@ -109,11 +91,11 @@ def test_an_adapter_folder_names_its_base(bases, tmp_path):
 
 def test_built_in_names(tmp_path, monkeypatch):
     monkeypatch.setattr("voidpad.models.locate.ASSETS", tmp_path)
-    base, tuned = plain("llada"), adapted("llada")
+    base, trained = plain("llada"), tuned("llada")
     base.net.half()
     save(base, tmp_path / "tiny-instruct")
-    tuned.net.peft_config["default"].base_model_name_or_path = "tiny-instruct"
-    save(tuned, tmp_path / "tiny-void")
+    trained.net.peft_config["default"].base_model_name_or_path = "tiny-instruct"
+    save(trained, tmp_path / "tiny-void")
     loaded = load("tiny-void")
     assert (loaded.name, load("tiny-instruct").name) == ("tiny-void", "tiny-instruct")
     assert loaded.net.dtype == torch.float32
@@ -123,7 +105,7 @@ def test_built_in_names(tmp_path, monkeypatch):
 
 
 def test_the_adapters_card_wins(bases, tmp_path):
-    trained = adapted("llada")
+    trained = tuned("llada")
     base_roles, roles = trained.roles, Roles(mask=0, eos=1, void=30, rainbow=(30, 31))
     trained.card = Card("llada", roles, padding="void", calibration={"void": {"block": 8}})
     save(trained, tmp_path / "adapter")
@@ -136,28 +118,12 @@ def test_the_adapters_card_wins(bases, tmp_path):
     assert load(bases["llada"], tmp_path / "adapter").roles == base_roles
 
 
-@BOTH
-def test_a_saved_model_says_what_it_is(bases, tmp_path, family):
-    trained = adapted(family)
-    trained.net.peft_config["default"].base_model_name_or_path = "owner/base"
-    trained.card = replace(trained.card, padding="void")
-    save(trained, tmp_path / "adapter")
-    text = (tmp_path / "adapter" / "README.md").read_text()
-    assert "base_model: owner/base\nlibrary_name: peft" in text
-    assert "--model owner/base --adapter FOLDER" in text
-    assert "`void-expansion`" in text
-    save(merge(trained), tmp_path / "merged")
-    whole = (tmp_path / "merged" / "README.md").read_text()
-    assert "A whole model" in whole
-    assert not any(word in text + whole for word in ("More Information Needed", str(tmp_path)))
-
-
 def test_what_an_adapter_does_not_say_about_canvases_its_base_does(bases, tmp_path):
     base = load(bases["llada"])
     said = {"original": {"canvas": 24, "block": 8}, "void": {"canvas": 40, "block": 8},
             "void-expansion": {"canvas": 16, "tau_gap": 0.5}}  # fmt: skip
     save(replace(base, card=replace(base.card, calibration=said)), tmp_path / "base")
-    trained = adapted("llada")
+    trained = tuned("llada")
     trained.card = Card(
         "llada", trained.roles, padding="void", calibration={"void": {"canvas": 16, "block": 8}}
     )
@@ -210,7 +176,7 @@ PAPER_NAMES = ["q_proj", "k_proj", "v_proj", "ff_proj", "up_proj", "ff_out"]
     ids=["paper", "regex", "patterns", "token rows", "saved module"],
 )
 def test_original_names_are_translated(tmp_path, ours, theirs):
-    trained = adapted("llada", **ours)
+    trained = tuned("llada", **ours)
     write_original_adapter(trained, tmp_path / "adapter", **theirs)
     base = write_original(plain("llada"), tmp_path / "base")
     loaded = load(base, tmp_path / "adapter")
@@ -222,7 +188,7 @@ def test_original_names_are_translated(tmp_path, ours, theirs):
 def test_translation_equals_a_merge_by_hand(tmp_path):
     """W + (alpha / r) B A, tensor by tensor under the original names."""
     base = plain("llada")
-    write_original_adapter(adapted("llada", **PAPER), tmp_path / "adapter", target_modules=PAPER_NAMES)
+    write_original_adapter(tuned("llada", **PAPER), tmp_path / "adapter", target_modules=PAPER_NAMES)
     tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     state = {original_name(name): tensor.clone() for name, tensor in base.net.state_dict().items()}
     for name, a in tensors.items():
@@ -239,7 +205,7 @@ def test_translation_equals_a_merge_by_hand(tmp_path):
 
 def test_adapters_that_do_not_fit(bases, tmp_path):
     folder, path = tmp_path / "adapter", tmp_path / "adapter" / "adapter_model.safetensors"
-    save(adapted("llada"), folder)
+    save(tuned("llada"), folder)
     with pytest.raises(WeightsError, match=r"'llada', but .* 'dream'"):
         load(bases["dream"], folder)
     whole = load_file(path)
@@ -267,7 +233,7 @@ def test_adapters_that_do_not_fit(bases, tmp_path):
 @BOTH
 @pytest.mark.parametrize("bits", ["8bit", "4bit"])
 def test_quantized_weights_carry_an_adapter(tmp_path, family, bits):
-    trained = adapted(family)
+    trained = tuned(family)
     base = write_original(plain(family), tmp_path / "base")
     save(trained, tmp_path / "adapter")
     loaded = load(base, tmp_path / "adapter", quantize=bits)
@@ -302,7 +268,7 @@ def wrapped_adapter(trained: Model, folder) -> None:
     [("llada", PAPER), *(("dream", KINDS[kind]) for kind in ("blocks", "head", "void rows", "ranks"))],
 )
 def test_adapters_of_a_training_wrapper(tmp_path, family, settings):
-    trained = adapted(family, **settings)
+    trained = tuned(family, **settings)
     wrapped_adapter(trained, tmp_path / "adapter")
     base = write_original(plain(family), tmp_path / "base")
     loaded = load(base, tmp_path / "adapter", roles={"void": VOID})
@@ -313,7 +279,7 @@ def test_adapters_of_a_training_wrapper(tmp_path, family, settings):
 
 
 def test_a_wrapped_dream_adapter_asks_for_its_void_id(tmp_path):
-    wrapped_adapter(adapted("dream"), tmp_path / "adapter")
+    wrapped_adapter(tuned("dream"), tmp_path / "adapter")
     base = write_original(plain("dream"), tmp_path / "base")
     with pytest.raises(ConfigError, match="--roles void=<id>"):
         load(base, tmp_path / "adapter")
@@ -326,7 +292,7 @@ def test_an_adapter_without_a_card_gets_the_plan_void_or_a_hint(tmp_path):
         ("attention", {}),
         ("void", {"trainable_token_indices": {"embed_tokens": [VOID]}}),
     ):
-        trained = adapted("llada", **settings)
+        trained = tuned("llada", **settings)
         save(trained, tmp_path / kind)
         (tmp_path / kind / "voidpad.json").unlink()
     with pytest.warns(AssumedWarning, match="use --plan void"):
@@ -340,21 +306,9 @@ def test_an_adapter_without_a_card_gets_the_plan_void_or_a_hint(tmp_path):
     assert (loaded.default_plan, loaded.roles.void) == ("void", VOID)
 
 
-def dream_folder(data_dir, folder):
-    """A tiny Dream network with the released tokenizer."""
-    model = random_model("dream", vocab=152064, hidden=8, heads=1, layers=1, intermediate=8)
-    write_original(model, folder, mask_token_id=151666, eos_token_id=151643)
-    for path in [*folder.glob("*token*"), *folder.glob("*.jinja")]:
-        path.unlink()
-    for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "added_tokens.json"):
-        shutil.copy(data_dir / "hub" / "dream-7b-instruct" / name, folder)
-    return model
-
-
 def test_the_authors_void_id_of_dream_is_recognised(data_dir, tmp_path):
-    model = dream_folder(data_dir, tmp_path / "base")
-    model.net = get_peft_model(model.net, LoraConfig(r=2, target_modules=["q_proj"]))
-    wrapped_adapter(model, tmp_path / "adapter")
+    model = write_dream(data_dir, tmp_path / "base")
+    wrapped_adapter(adapted(model), tmp_path / "adapter")
     assert load(tmp_path / "base").roles.void == 151667
     loaded = load(tmp_path / "base", tmp_path / "adapter")
     assert (loaded.roles.void, loaded.roles.rainbow) == (56940, AUTHORS_RAINBOW)
@@ -363,7 +317,7 @@ def test_the_authors_void_id_of_dream_is_recognised(data_dir, tmp_path):
 
 
 def test_the_authors_tokenizer_folder_is_explained(data_dir, tmp_path):
-    dream_folder(data_dir, tmp_path / "base")
+    write_dream(data_dir, tmp_path / "base")
     path = tmp_path / "base" / "vocab.json"
     vocab = json.loads(path.read_text(encoding="utf-8"))
     names = {token: name for name, token in vocab.items()}

@@ -17,19 +17,20 @@ from voidpad.diagnose import overflow
 from voidpad.diagnose.eos_prior import (
     PaddedAnswers,
     batched,
-    look,
     measure,
+    read_canvas,
     same_canvas,
     shares,
     shuffled,
     void_tail,
 )
-from voidpad.diagnose.overflow import Answer, Rate, Rule, advice, overflown, rates, trajectory, verdict
+from voidpad.diagnose.overflow import Answer, Rate, advice, overflown, rates, trajectory, verdict
 from voidpad.diagnose.trace import Recorder, Trace
 from voidpad.engine.batching import Engine
 from voidpad.models import random_model
 from voidpad.roles import Roles
-from voidpad.training.padding import POLICIES, Example, Pairs, pad
+from voidpad.training.padding import POLICIES, pad
+from voidpad.training.prepared import Example, Pairs
 
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=30)
 SPEC = LengthModel.weighted({1: ".35", 2: ".25", 5: ".40"})  # 8.6
@@ -139,13 +140,13 @@ def test_overflow_flag():
     assert not overflown([9] * 5 + [1] * 85 + [7] * 10, roles)  # the rest is not EOS
     assert not overflown([9] * 100, roles)
     assert overflown([9] * 2 + [1] + [0] * 97, roles)  # an early stop leaves the tail unwritten
-    assert not overflown([9] * 2 + [1] + [0] * 97, roles, Rule(short=0.01))
+    assert not overflown([9] * 2 + [1] + [0] * 97, roles, short=0.01)
 
 
 def recorded(family: str, **fields) -> tuple[Trace, object]:
     model = random_model(family)
     prompt = model.encode("a b c", raw=True)
-    return overflow.record(model, [prompt], model.plan("original", **fields), name="original")[0], model
+    return overflow.record(model, prompt, model.plan("original", **fields), name="original"), model
 
 
 @BOTH
@@ -178,7 +179,7 @@ def oracle_trace(padding: str, **fields) -> Trace:
 
 def test_stages_of_the_oracle():
     """8.6, first line: EOS at 6, 3, 4, 5, 2, then the word at 1."""
-    one = trajectory(oracle_trace("eos", block=6), Rule(short=0.2))
+    one = trajectory(oracle_trace("eos", block=6), short=0.2)
     assert [m.first_eos for m in one.moments] == [5, 2, 2, 2, 1, 1]
     assert [(m.left, m.right) for m in one.moments] == [(0, 1)] * 5 + [(1, 0)]
     assert [round(m.eos_share, 3) for m in one.moments] == [1, 1, 1, 1, 1, 0.833]
@@ -196,7 +197,7 @@ def test_trajectories_follow_edits():
     """Rules that change the canvas: commit times move with their slots."""
     model = random_model("llada")
     chosen = model.plan("rho-eos", canvas=16, limit=64, block=8)
-    trace = overflow.record(model, [model.encode("a b", raw=True)], chosen, name="rho-eos")[0]
+    trace = overflow.record(model, model.encode("a b", raw=True), chosen, name="rho-eos")
     one = trajectory(trace)
     assert len(one.order) == len(trace.result.ids)
     canvases = list(trace.canvases())
@@ -263,18 +264,18 @@ def test_look_pads_short_rows_with_zeros():
     model = random_model("dream")
     canvas = Rows.blank([[5, 6], [7]], 4, model.roles)
     canvas = canvas.resize(canvas.prompt + torch.tensor([2, 4]))
-    seen = look(model.denoiser(), canvas)
+    seen = read_canvas(model.denoiser(), canvas)
     assert seen.eos.shape == (2, 4)
     assert seen.eos[0, 2:].tolist() == [0, 0]
-    alone = look(model.denoiser(), canvas.select(torch.tensor([0])))
+    alone = read_canvas(model.denoiser(), canvas.select(torch.tensor([0])))
     assert torch.allclose(alone.eos[0], seen.eos[0, :2], atol=1e-6)
 
 
 def test_mask_is_never_the_likeliest():
     world = World(LOW, 0)
     canvas = Rows.blank([[5, 13]], 12, LOW)
-    keen = look(Toy(MaskLover(world, LOW, 0, share=1.0)), canvas)
-    assert keen.best.tolist() == look(Toy(world), canvas).best.tolist()
+    keen = read_canvas(Toy(MaskLover(world, LOW, 0, share=1.0)), canvas)
+    assert keen.best.tolist() == read_canvas(Toy(world), canvas).best.tolist()
     assert keen.eos.max() < 0.1  # but it keeps its mass
 
 

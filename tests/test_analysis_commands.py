@@ -12,7 +12,7 @@ from voidpad.commands.cli import app
 from voidpad.errors import ConfigError, DataError
 from voidpad.models import random_model, save
 from voidpad.training import prepared as data
-from voidpad.training.padding import Example, Pairs
+from voidpad.training.prepared import Example, Pairs
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
 

@@ -15,18 +15,16 @@ from voidpad.models import load
 CHECKOUT = Path(__file__).parents[1]
 
 
-def test_cells_are_answered_judged_and_kept(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_cells_are_answered_judged_and_kept(tmp_path, monkeypatch, capfd):
     """A piece that is there is not answered again; every kind of cell has its verdicts in one record."""
     monkeypatch.setattr(score, "KEPT", tmp_path / "kept.jsonl.gz")
     kinds = ("llada_void-gap_void-gap-bounds", "llada_void_void_tiny_json_32_threshold-0.9_one")
-    command = [sys.executable, "-m", "studies.builtin.score", "answer", "--count", "2", "--out", tmp_path]
-    command += ["--only", *kinds]
-    made = subprocess.run(command, cwd=CHECKOUT, check=True, capture_output=True, text=True).stdout
-    assert "4 pieces" in made
-    assert "Traceback" not in made
-    again = subprocess.run(command, cwd=CHECKOUT, check=True, capture_output=True, text=True).stdout
-    assert "0 pieces" in again
-    options = Namespace(out=tmp_path, fresh=False)
+    asked = {"only": kinds, "count": 2, "commit": "none", "runs": None, "device": "cpu", "workers": 1}
+    options = Namespace(out=tmp_path, fresh=False, **asked)
+    for pieces in (4, 0):
+        score.answer(options)
+        assert f"{pieces} pieces" in capfd.readouterr().out
     score.judge(options)
     score.keep(options)
     score.keep(options)  # again: nothing is there twice

@@ -154,19 +154,6 @@ class WorldModel:
         pass
 
 
-@pytest.mark.parametrize(
-    ("values", "field"),
-    [
-        ({"start": 6, "limit": 24, "block": 4}, "canvas=6"),
-        ({"block": 0}, "block=0"),
-        ({"start": 64, "limit": 32}, "limit=32"),
-    ],
-)
-def test_impossible_searches_are_refused(values, field):
-    with pytest.raises(ConfigError, match=field):
-        Search(**values)
-
-
 def test_models_and_prompts_that_cannot_be_calibrated_are_refused(model):
     with pytest.raises(ConfigError, match="no prompts"):
         survey(model, [], SEARCH)

@@ -5,11 +5,15 @@ import json
 import pytest
 
 from voidpad.errors import ConfigError, DataError
-from voidpad.training.chats import REASONS, Dropped, answers, conversation, field_map, parse, read, records
+from voidpad.training.chats import REASONS, Dropped, answers, conversation, field_map, read, records
 
 
 def said(*pairs):
     return [{"role": role, "content": content} for role, content in pairs]
+
+
+def sharegpt(*texts):
+    return [{"from": who, "value": text} for who, text in zip(("human", "gpt") * 2, texts, strict=False)]
 
 
 SHORT = said(("user", "q"), ("assistant", "a"))
@@ -26,27 +30,12 @@ LONG = said(("system", "s"), ("user", "q"), ("assistant", "a"), ("user", "r"), (
         ({"prompt": "q", "completion": "a", "messages": None}, SHORT),
         ({"instruction": "q", "output": "a"}, SHORT),
         ({"instruction": "q", "input": " ", "output": "a"}, SHORT),
-        (
-            {"instruction": "add", "input": "1 2", "output": "3"},
-            said(("user", "add\n\n1 2"), ("assistant", "3")),
-        ),
-        ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, SHORT),
-        (
-            {
-                "system": "s",
-                "conversations": [
-                    {"from": who, "value": text}
-                    for who, text in (("human", "q"), ("gpt", "a"), ("user", "r"), ("chatgpt", "b"))
-                ],
-            },
-            LONG,
-        ),
+        ({"instruction": "a", "input": "b", "output": "c"}, said(("user", "a\n\nb"), ("assistant", "c"))),
+        ({"conversations": sharegpt("q", "a")}, SHORT),
+        ({"conversations": sharegpt("q", "a", "r", "b"), "system": "s"}, LONG),
         ({"conversations": SHORT, "system": ""}, SHORT),
         ({"messages": said(("Human", "q"), ("MODEL", "a"))}, SHORT),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}, SHORT[1]]},
-            SHORT,
-        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}, SHORT[1]]}, SHORT),
     ],
 )
 def test_formats_are_recognised(record, messages):
@@ -122,18 +111,18 @@ def test_reading_a_file_stops_at_what_gives_no_example(tmp_path):
 
 
 def found(path):
-    return [(place.removeprefix(str(path)), parse(record)) for place, record in records(path)]
+    return [(place.removeprefix(str(path)), conversation(record)) for place, record in records(path)]
 
 
 def test_json_files_hold_lines_or_an_array(tmp_path):
     path, rows = tmp_path / "x.json", [{"messages": SHORT}, {"messages": LONG}]
     for text in (json.dumps(rows, indent=2), "\ufeff" + json.dumps(rows)):
         path.write_text(text)
-        assert found(path) == [(" item 1", rows[0]), (" item 2", rows[1])]
+        assert found(path) == [(" item 1", SHORT), (" item 2", LONG)]
     path.write_text(json.dumps(SHORT))
     assert found(path) == [(" item 1", SHORT)]
     path.write_text("\ufeff" + "".join(json.dumps(row) + "\n\n" for row in rows))
-    assert found(path) == [(":1", rows[0]), (":3", rows[1])]
+    assert found(path) == [(":1", SHORT), (":3", LONG)]
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps(SHORT) + "\n" + json.dumps(LONG) + "\n")  # a bare conversation on each line
     assert found(path) == [(":1", SHORT), (":2", LONG)]

@@ -10,13 +10,11 @@ from datetime import date, datetime
 from decimal import Decimal
 from functools import reduce
 from pathlib import Path
-from typing import Literal
 from uuid import UUID
 
 import jsonschema
 import numpy as np
 import pytest
-from pydantic import BaseModel, Field
 
 from random_patterns import byte_tokens, changed, random_expression, random_text
 from voidpad.builtin.tokenizer import tokenizer as builtin_tokenizer
@@ -176,7 +174,7 @@ DOUBLED = {  # each definition is twice the one before
 @pytest.mark.parametrize(
     "make",
     [
-        *(lambda e=e: regex(e) for e in ("(a{1,1000}){1,1000}", "(?:a|b)*a(?:a|b){30}", "a{20001}")),
+        *(lambda e=e: regex(e) for e in ("(?:a|b)*a(?:a|b){30}", "a{20001}")),
         lambda: json_schema({"$defs": {"d0": {"type": "null"}, **DOUBLED}, "$ref": "#/$defs/d24"}),
     ],
 )
@@ -303,27 +301,6 @@ def test_formats_are_valid():
             text = random_text(draw, automaton, 60)
             assert text is not None
             reader(json.loads(text))
-
-
-class Pet(BaseModel):
-    kind: Literal["cat", "dog"]
-    age: int = Field(ge=0, le=40)
-
-
-class Owner(BaseModel):
-    """A pydantic model with a reference, an optional field, a list and a default."""
-
-    name: str = Field(max_length=20)
-    email: str | None
-    pets: list[Pet] = Field(max_length=3)
-    score: float = Field(default=0.5, ge=0, le=1)
-
-
-def test_a_pydantic_model_is_a_schema():
-    automaton = lift(json_schema(Owner).automaton(), SMALL)
-    draw = random.Random(0)
-    for _ in range(20):
-        Owner.model_validate_json(random_answer(draw, automaton, SMALL))
 
 
 @pytest.mark.parametrize(

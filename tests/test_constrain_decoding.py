@@ -5,14 +5,19 @@ import re
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 
 from cases import case, plan_of
 from toys import Chaos, Toy, words
 from voidpad.constrain import ConstraintError, Vocabulary, regex
+from voidpad.constrain.messages import NOTHING, Beliefs, Windows, log_probabilities
 from voidpad.constrain.row import GapConstraints, RowConstraint
 from voidpad.constrain.tokens import lift
 from voidpad.decode import plan as make_plan
+from voidpad.decode.constrained import Place, propose_constrained
 from voidpad.decode.loop import begin, decode
+from voidpad.decode.noise import Noise
+from voidpad.decode.propose import Bans, GumbelProposal, Scored
 from voidpad.engine.batching import Engine
 from voidpad.engine.events import Finished, Wrote
 from voidpad.models import FAMILIES
@@ -99,6 +104,35 @@ def trial(number: int) -> Trial | None:
         expressions.append(expression)
         constraints.append(own)
     return Trial(replace(made, settings=settings), plan, expressions, constraints)
+
+
+@pytest.mark.parametrize("score", ["confidence", "neg_entropy", "random"])
+def test_scores_from_classes_are_those_of_the_whole_distribution(score):
+    """What a proposal says from classes of tokens, against the constrained marginals over all tokens."""
+    roles, draw = case(0, ("fixed",)).roles, random.Random(score)
+    for seed in range(20):
+        own, width = compiled(small_expression(draw), roles), draw.randint(2, 9)
+        if own.automaton.shortest > width:
+            continue
+        slots = torch.full((width,), roles.mask)
+        place = Place(own, slots, slots == roles.mask, 0, roles, slots == roles.mask)
+        logits = 3 * torch.randn(width, 14, generator=torch.Generator().manual_seed(seed))
+        noise = Noise(tuple(torch.arange(width) for _ in range(4)), logits.device)
+        bans, rule = Bans((), (), roles.mask), GumbelProposal(score=score)
+        found = propose_constrained(rule, [place], logits, bans, noise, entropy=True)
+
+        windows, log_p = Windows.of([place.window()]), log_probabilities(logits)
+        tables, messages = own.tables(roles, logits.device), own.messages
+        weights = messages.weights(windows, Beliefs.of(tables.beliefs(log_p).numpy()), best=False)
+        sums = messages.backward(windows, weights, best=False)
+        marginals = messages.marginals(windows, weights, messages.forward(windows, weights), sums)
+        p = tables.distribution(torch.from_numpy(marginals), log_p)
+        judged, real = Scored(found.tokens, p, found.tokens), found.tokens != NOTHING
+        assert found.score[real].tolist() == pytest.approx(
+            judged.score(score, noise)[real].tolist(), abs=1e-7
+        )
+        assert found.entropy[real].tolist() == pytest.approx(judged.entropy(p)[real].tolist(), abs=1e-9)
+        assert (found.score[~real] == -torch.inf).all()
 
 
 def outcomes(one: Trial, rows=None) -> dict[int, object]:

@@ -21,6 +21,7 @@ from voidpad.constrain.messages import (
     Messages,
     TokenTables,
     Window,
+    Windows,
     log_probabilities,
 )
 from voidpad.constrain.tokens import lift
@@ -56,25 +57,30 @@ class Solution:
 
     def __post_init__(self):
         self.at = np.flatnonzero(self.window.kind == FRONTIER)
+        self.windows = Windows.of([self.window])
         self.tables = TokenTables(self.messages, ROLES, torch.device("cpu"))
         self.on_frontier = self.log_p[torch.from_numpy(self.at)]
         self.beliefs = Beliefs.of(self.tables.beliefs(self.on_frontier).numpy())
-        self.weights = self.messages.weights(self.window, self.beliefs, best=False)
-        self.sums = self.messages.backward(self.window, self.weights, best=False)
+        self.weights = self.messages.weights(self.windows, self.beliefs, best=False)
+        self.sums = self.messages.backward(self.windows, self.weights, best=False)
 
     @property
     def total(self) -> float:
         """The weight of all texts."""
-        return self.sums[0, self.window.start]
+        return self.sums[0, self.window.start, 0]
 
     def best(self) -> tuple[list[int], float]:
         """The tokens of the best text on the frontier, and its weight."""
-        weights = self.messages.weights(self.window, self.beliefs, best=True)
-        after = self.messages.backward(self.window, weights, best=True)
-        return self.tokens(self.messages.follow(self.window, weights, after), self.on_frontier), after[0, 0]
+        weights = self.messages.weights(self.windows, self.beliefs, best=True)
+        after = self.messages.backward(self.windows, weights, best=True)
+        path = self.messages.follow(self.windows, weights, after)[0]
+        tokens, _ = self.messages.best_tokens(path[self.at], self.beliefs, EOS)
+        assert tokens.tolist() == self.tokens(path, self.on_frontier)  # classes and vocabulary agree
+        return tokens.tolist(), after[0, 0, 0]
 
     def draw(self, draw: np.random.Generator) -> list[int]:
-        path = self.messages.follow(self.window, self.weights, self.sums, draw.random(len(self.window.kind)))
+        uniform = draw.random(self.windows.kind.shape)
+        path = self.messages.follow(self.windows, self.weights, self.sums, uniform)[0]
         gumbel = -np.log(-np.log(draw.random(self.on_frontier.shape)))
         return self.tokens(path, self.on_frontier + torch.from_numpy(gumbel))
 
@@ -82,8 +88,8 @@ class Solution:
         return self.tables.tokens(torch.from_numpy(path[self.at]), scores).tolist()
 
     def marginals(self) -> np.ndarray:
-        before = self.messages.forward(self.window, self.weights)
-        found = self.messages.marginals(self.at, self.weights, before, self.sums)
+        before = self.messages.forward(self.windows, self.weights)
+        found = self.messages.marginals(self.windows, self.weights, before, self.sums)
         return self.tables.distribution(torch.from_numpy(found), self.on_frontier).numpy()
 
 
@@ -188,6 +194,26 @@ def test_any_subset_of_a_proposal_may_be_written():
         state = messages.automaton.state_after(text)
         assert state >= 0
         assert messages.automaton.accepting[state]
+
+
+def test_rows_that_share_a_constraint_are_solved_as_each_alone():
+    draw = random.Random(1)
+    for expression in EXPRESSIONS:
+        messages = messages_of(expression)
+        made = [random_case(messages, draw, width, closed=False) for width in (6, 2, 4, 6)]
+        alone = [case[0] for case in made if case is not None]
+        windows = Windows.of([one.window for one in alone])
+        tables = alone[0].tables
+        beliefs = Beliefs.of(tables.beliefs(torch.cat([one.on_frontier for one in alone])).numpy())
+        weights = messages.weights(windows, beliefs, best=False)
+        sums = messages.backward(windows, weights, best=False)
+        found = messages.marginals(windows, weights, messages.forward(windows, weights), sums)
+        p = tables.distribution(torch.from_numpy(found), torch.cat([one.on_frontier for one in alone]))
+        assert p.numpy() == pytest.approx(np.concatenate([one.marginals() for one in alone]), abs=1e-12)
+        best = messages.weights(windows, beliefs, best=True)
+        path = messages.follow(windows, best, messages.backward(windows, best, best=True))
+        tokens, _ = messages.best_tokens(path[windows.frontier], beliefs, EOS)
+        assert tokens.tolist() == [token for one in alone for token in one.best()[0]]
 
 
 def test_wildcards_allow_what_can_be_completed():

@@ -9,8 +9,7 @@ import pytest
 import torch
 from pydantic import BaseModel, Field
 
-import voidpad
-from voidpad.commands import cli
+from voidpad import choice, json_schema, regex
 from voidpad.constrain import ConstraintError
 from voidpad.decode import PRESETS
 from voidpad.diagnose.trace import Recorder
@@ -40,7 +39,7 @@ def models():
 @pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_random_models_write_what_everyday_schemas_allow(models, family, name):
-    model, constraint = models[family], voidpad.json_schema(EVERYDAY[name])
+    model, constraint = models[family], json_schema(EVERYDAY[name])
     longest = -(-(model.compiler(constraint).shortest + 60) // 32) * 32
     plan = "dynamic" if model.card.causal_block else "void"
     fields = {"canvas": longest, "block": model.card.causal_block or 32, "threshold": 0.3}
@@ -53,7 +52,7 @@ def test_random_models_write_what_everyday_schemas_allow(models, family, name):
 def test_every_family_writes_what_the_pattern_allows(family):
     model = model_of(family, layers=1)
     fields = {"canvas": 32, "block": model.card.causal_block or 16}
-    results = model.generate(["a", "two words"], constraint=voidpad.regex(DATE), **fields)
+    results = model.generate(["a", "two words"], constraint=regex(DATE), **fields)
     assert all(re.fullmatch(DATE, result.text) for result in results)
 
 
@@ -66,9 +65,9 @@ def test_every_preset_obeys_or_refuses(models, name):
     fields = {"canvas": 32, "block": 8} if name not in ("daedal", "rho-eos") else {}
     if name in REFUSED:
         with pytest.raises(ConstraintError):
-            model.generate(["a"], name, constraint=voidpad.regex(DATE), **fields)
+            model.generate(["a"], name, constraint=regex(DATE), **fields)
         return
-    (result,) = model.generate(["a"], name, constraint=voidpad.regex(DATE), **fields)
+    (result,) = model.generate(["a"], name, constraint=regex(DATE), **fields)
     assert re.fullmatch(DATE, result.text)
 
 
@@ -76,17 +75,17 @@ def test_every_preset_obeys_or_refuses(models, name):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_caches_and_temperatures_change_no_match(models, cache, temperature):
     fields = {"cache": cache, "temperature": temperature, "canvas": 48, "block": 16, "threshold": 0.5}
-    results = models["dream"].generate(["a", "bc"], "void", constraint=voidpad.regex(DATE), **fields)
+    results = models["dream"].generate(["a", "bc"], "void", constraint=regex(DATE), **fields)
     assert all(re.fullmatch(DATE, result.text) for result in results)
 
 
 def test_rows_with_and_without_constraints_share_passes_and_do_not_disturb_each_other(models):
     model = models["llada"]
     held = [
-        voidpad.regex(DATE),
+        regex(DATE),
         None,
-        voidpad.choice(["red", "green"]),
-        voidpad.json_schema(EVERYDAY["geo_point"]),
+        choice(["red", "green"]),
+        json_schema(EVERYDAY["geo_point"]),
     ]
     prompts = ["one", "two", "three", "four"]
     fields = {"plan": "void", "canvas": 64, "block": 16, "temperature": 0.7, "threshold": 0.4}
@@ -117,14 +116,14 @@ def test_what_is_no_constraint_is_refused(models):
     with pytest.raises(ConfigError):
         models["llada"].generate(["a", "b"], constraint=[None])
     with pytest.raises(ConstraintError):  # the characters are not in the vocabulary
-        models["llada"].generate(["a"], constraint=voidpad.choice(["中"]))
+        models["llada"].generate(["a"], constraint=choice(["中"]))
 
 
 def test_a_trace_says_which_slots_were_forced(models):
     """A random model hardly ever wants the letters of a choice."""
     model = models["llada"]
     recorder = Recorder(model, plan_name="void")
-    held = [voidpad.choice(["left"]), None]
+    held = [choice(["left"]), None]
     model.generate(
         ["a", "b"], "void", constraint=held, canvas=16, block=16, listen=recorder, observe=recorder.observe
     )
@@ -213,37 +212,21 @@ def test_choices_that_do_not_fit_are_refused(models):
 # Command line
 
 
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def ran(*arguments) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["voidpad", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return (ended.value.code or 0, *capsys.readouterr())
-
-    return ran
-
-
-def test_the_command_line_takes_a_regex_a_schema_and_choices(models, tmp_path, run):
-    folder = tmp_path / "model"
-    save(models["llada"], folder)
+def test_the_command_line_takes_a_regex_a_schema_and_choices(models, tmp_path, voidpad):
+    save(models["llada"], tmp_path / "model")
     (tmp_path / "schema.json").write_text(json.dumps(EVERYDAY["geo_point"]))
-    shared = ("generate", "where", "--model", folder, "--canvas", "96", "--json")
-    status, out, _ = run(*shared, "--regex", DATE)
-    assert status == 0
-    row = json.loads(out)
+    shared = f"generate where --model {tmp_path}/model --canvas 96 --json"
+    [row] = voidpad(shared, "--regex", DATE).rows
     assert re.fullmatch(DATE, row["text"])
     assert row["constraint"]["matched"] is True
-    status, out, _ = run(*shared, "--json-schema", tmp_path / "schema.json")
-    assert status == 0
-    jsonschema.validate(json.loads(json.loads(out)["text"]), EVERYDAY["geo_point"])
-    status, out, _ = run(*shared, "--choice", "left,right")
-    assert json.loads(out)["text"] in ("left", "right")
+    [row] = voidpad(shared, "--json-schema", tmp_path / "schema.json").rows
+    jsonschema.validate(json.loads(row["text"]), EVERYDAY["geo_point"])
+    [row] = voidpad(shared, "--choice", "left,right").rows
+    assert row["text"] in ("left", "right")
 
 
-def test_the_command_line_refuses_in_one_line(models, tmp_path, run):
-    folder = tmp_path / "model"
-    save(models["llada"], folder)
+def test_the_command_line_refuses_in_one_line(models, tmp_path, voidpad):
+    save(models["llada"], tmp_path / "model")
     (tmp_path / "schema.json").write_text('{"type": "integer", "multipleOf": 2}')
     for options in (
         ("--regex", "(?=a)"),
@@ -251,6 +234,6 @@ def test_the_command_line_refuses_in_one_line(models, tmp_path, run):
         ("--regex", "a", "--choice", "b"),
         ("--regex", "a", "--plan", "daedal"),
     ):
-        status, _, err = run("generate", "hi", "--model", folder, *options)
-        assert status == 2
-        assert len(err.strip().splitlines()) == 1
+        ran = voidpad(f"generate hi --model {tmp_path}/model", *options)
+        assert ran.status == 2
+        assert len(ran.err.strip().splitlines()) == 1

@@ -5,10 +5,9 @@ import shutil
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from originals import write_original
+from originals import adapted, write_original
 from voidpad.errors import VoidpadError
 from voidpad.files import read_json
 from voidpad.models import load, random_model, save
@@ -24,8 +23,7 @@ def folders(tmp_path_factory):
     write_original(random_model("dream"), root / "dream", shards=2)
     write_original(random_model("llada_moe"), root / "experts")
     save(random_model("llada"), root / "saved")
-    model = random_model("llada")
-    model.net = get_peft_model(model.net, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    model = adapted(random_model("llada"), r=2)
     model.net.peft_config["default"].base_model_name_or_path = str(root / "saved")
     save(model, root / "adapter")
     return root

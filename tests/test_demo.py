@@ -1,4 +1,4 @@
-"""The built-in models do what the paper says: the demo's small set, with room for another machine's rounding."""
+"""The demo, and the built-in models as they ship: recipes, families and files (what they do: test_shipped_weights)."""
 
 import json
 import os
@@ -8,92 +8,59 @@ import tomllib
 import pytest
 
 from studies.builtin.ship import ship
-from voidpad import load
-from voidpad.builtin.tasks import CANVAS, TASKS
+from voidpad.builtin.tasks import CANVAS
 from voidpad.commands import demo as command
 from voidpad.commands.options import BuiltInFamily
 from voidpad.errors import ConfigError, DataError
 from voidpad.evaluate import Resources
 from voidpad.experiments.report.frame import frame
 from voidpad.experiments.sweep_recipe import cells, of_family, read
+from voidpad.files import read_json
 from voidpad.models import random_model, read_card, save
-from voidpad.models.adapter import base_of
 from voidpad.models.locate import ARMS, ASSETS, BUILT_IN, BUILT_IN_FAMILIES
 from voidpad.recipes import find_recipe
 
 RESOURCES = Resources(rows=16, allow_code_execution=True, workers=2)
 
 
-def arms_of(folder, *rows, limit, tasks=tuple(TASKS)):
+def arms_of(folder, *rows, limit, tasks=()):
     """Some rows (method, block) of the demo's recipe, run as the demo runs them."""
     recipe = recipe_of(read(find_recipe("tiny-demo", "sweep")), *rows, limit=limit, tasks=tasks)
     command.run(recipe, folder, RESOURCES)
     return frame([folder])
 
 
-def recipe_of(whole, *rows, limit, tasks):
+def recipe_of(whole, *rows, limit, tasks, canvas=CANVAS):
     by_name = {group.method: group for group in whole.groups}
-    groups = [by_name[name].model_copy(update={"grid": {"block": [block]}}) for name, block in rows]
-    return whole.limited(limit).model_copy(update={"groups": groups, "tasks": list(tasks)})
+    fields = {"canvas": canvas, "stop": "eos"}
+    groups = [
+        by_name[name].model_copy(update={"grid": {"block": [block]}, "fields": fields})
+        for name, block in rows
+    ]
+    return whole.model_copy(update={"limit": limit, "groups": groups, "tasks": list(tasks) or whole.tasks})
 
 
 @pytest.fixture(scope="module")
 def demo_arms(tmp_path_factory):
     """The first two problems that the demo shows, with the three rows that its example takes."""
     rows = [("original", 32), ("original", CANVAS), ("void", CANVAS)]
-    return arms_of(tmp_path_factory.mktemp("demo"), *rows, limit=2, tasks=["tiny_steps"])
-
-
-def arm_of(rows, method, block=CANVAS):
-    return rows[(rows["method"] == method) & (rows["plan.block"] == block)].mean(numeric_only=True)
-
-
-def overflows(arm):
-    return arm["score"] <= 50 and arm["answer"] <= 30 and arm["nfe"] >= 0.9 * CANVAS
-
-
-def answers_in_full(arm):
-    return arm["score"] >= 75 and arm["answer"] >= 40 and arm["nfe"] <= CANVAS / 2
-
-
-def test_eos_padding_overflows_at_block_equal_to_the_canvas(demo_arms):
-    assert overflows(arm_of(demo_arms, "original"))
-
-
-def test_void_padding_answers_in_full_and_stops(demo_arms):
-    assert answers_in_full(arm_of(demo_arms, "void"))
+    return arms_of(tmp_path_factory.mktemp("demo"), *rows, limit=2, tasks=["tiny_write"])
 
 
 @pytest.mark.slow
-def test_all_tasks_overflow_with_eos_padding_and_not_with_void(tmp_path):
-    rows = arms_of(tmp_path, ("original", CANVAS), ("void", CANVAS), limit=1)
-    assert overflows(arm_of(rows, "original"))
-    assert answers_in_full(arm_of(rows, "void"))
-
-
 def test_the_demo_shows_a_problem_that_the_original_loses_and_void_keeps(demo_arms):
-    example = command.telling(demo_arms)
+    example = command.lost_and_kept(demo_arms)
     assert list(example) == ["prompt", "original, block 32", "original, block 256", "void, block 256"]
     assert len(example["original, block 256"]) < len(example["void, block 256"])
-    assert command.telling(demo_arms[demo_arms["plan.block"] == CANVAS]) == {}
-
-
-def test_built_in_models_differ_in_padding_alone():
-    named = {name: load(name) for name in ("tiny-instruct", "tiny-eos", "tiny-rainbow", "tiny-void")}
-    recipes = [
-        {**named[n].card.recipe, "padding": None, "run": None}
-        for n in ("tiny-eos", "tiny-rainbow", "tiny-void")
-    ]
-    assert recipes[0] == recipes[1] == recipes[2]
-    assert [model.card.padding for model in named.values()] == ["eos", "eos", "rainbow", "void"]
-    assert len({model.roles for model in named.values()}) == 1
+    assert command.lost_and_kept(demo_arms[demo_arms["plan.block"] == CANVAS]) == {}
 
 
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("family", BUILT_IN_FAMILIES)
 def test_recipes_are_those_of_the_shipped_weights(family, arm):
     """Everything but how long and with which seed, which docs/tiny.md tells, and where the files lay."""
-    recipe = tomllib.loads(find_recipe(f"tiny/{arm}", "train").read_text(encoding="utf-8"))
+    stage = "instruct_more" if arm == "instruct" else arm  # the last of its stages
+    recipe = tomllib.loads(find_recipe(f"tiny/{stage}", "train").read_text(encoding="utf-8"))
     card = read_card(ASSETS / f"{BUILT_IN_FAMILIES[family]}-{arm}").recipe
     for section in recipe.keys() - {"data", "run"}:
         given = {
@@ -132,10 +99,17 @@ def test_the_demo_shows_an_answer_that_matches_a_schema_and_a_filled_gap(family)
     assert next(text for title, text in shown.items() if title.startswith("the gap"))
 
 
-def test_the_demo_writes_one_page_with_its_texts_and_says_how_long(voidpad, monkeypatch, tmp_path, demo_arms):
-    """With the decodes of `demo_arms`: the whole demo takes minutes."""
-    whole = read(find_recipe("tiny-demo", "sweep"))
-    tried = recipe_of(whole, ("original", 32), ("original", CANVAS), limit=1, tasks=["tiny_steps"])
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_decoded(voidpad, monkeypatch):
+    monkeypatch.setattr(command, "run", lambda *_: pytest.fail("decoding has begun"))
+    ran = voidpad("demo --report /proc/demo.html")
+    assert ran.status != 0
+    assert "/proc" in ran.err
+
+
+def test_the_demo_writes_one_page_with_its_texts_and_says_how_long(voidpad, monkeypatch, tmp_path):
+    """With two short decodes: the whole demo takes minutes."""
+    whole, rows = read(find_recipe("tiny-demo", "sweep")), [("original", 32), ("original", 64)]
+    tried = recipe_of(whole, *rows, limit=1, tasks=["tiny_steps"], canvas=64)
     monkeypatch.setattr("voidpad.experiments.sweep_recipe.of_family", lambda *_: tried)
     monkeypatch.setattr(
         command, "structured_and_filled", lambda *_: {"a text": "<img src=x onerror=alert(1)>"}
@@ -143,7 +117,7 @@ def test_the_demo_writes_one_page_with_its_texts_and_says_how_long(voidpad, monk
     ran = voidpad(f"demo --problems 1 --report {tmp_path}/demo.html")
     assert ran.status == 0, ran.err
     assert "original" in ran.out
-    assert "about three minutes" in ran.err
+    assert "minutes of CPU time" in ran.err
     page = (tmp_path / "demo.html").read_text()
     assert "&lt;img src=x" in page
     assert "<img src=x" not in page
@@ -173,17 +147,17 @@ def test_the_whole_demo(voidpad, tmp_path):
     assert "JSON that the schema allows" in ran.out
     rows = [(name, block) for name in ("original", "void") for block in (32, CANVAS)]
     done = arms_of(tmp_path / "runs", *rows, limit=3)
-    means = {(name, block): arm_of(done, name, block)["score"] for name, block in rows}
+    means = done.groupby(["method", "plan.block"])["score"].mean()
     assert means["original", 32] >= 75 >= 50 >= means["original", CANVAS]
     assert means["void", CANVAS] >= means["void", 32] - 10 >= 65
-    assert command.telling(done)
+    assert command.lost_and_kept(done)
 
 
 def test_another_family_ships_under_its_own_name(tmp_path):
     shutil.copytree(ASSETS / "tiny-void", tmp_path / "void" / "model")
     target = ship(tmp_path, "void", name="tiny-dream", assets=tmp_path)
     assert target.name == "tiny-dream-void"
-    assert base_of(target) == "tiny-dream-instruct"
+    assert read_json(target / "adapter_config.json")["base_model_name_or_path"] == "tiny-dream-instruct"
     trained, shipped = (read_card(folder).calibration for folder in (ASSETS / "tiny-void", target))
     assert shipped["void-expansion"] == trained["void-expansion"]  # found by a calibration before shipping
     assert (target / "adapter_model.safetensors").read_bytes() == (

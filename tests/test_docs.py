@@ -2,7 +2,8 @@
 
 A block of shell or Python is run as it stands, the blocks of a page one after the other in one folder. A comment before
 the block changes that: `<!-- slow -->` leaves it to the slow tests, and so must a block that needs what a slow one
-made. `<!-- not run: REASON -->` says why it never runs.
+made. `<!-- not run: REASON -->` says why it never runs. `make test` runs blocks in children of one process that has
+imported everything; the slow tests run whole pages in processes of their own.
 """
 
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from forking import prepared_process
 from voidpad.commands import cli
 from voidpad.models.locate import BUILT_IN, BUILT_IN_FAMILIES
 from voidpad.recipes import shipped_recipes
@@ -118,20 +120,33 @@ def test_recipes_and_models_that_are_named_ship(page):
     assert {name for name in named if name not in known | set(BUILT_IN_FAMILIES.values())} == set()
 
 
-def run(page: Path, folder: Path, *, slow: bool) -> str:
-    """Run the page's blocks in order, without `slow` only those that are not slow; returns what they printed."""
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    with prepared_process(tmp_path_factory.mktemp("prepared"), ENVIRONMENT) as words:
+        yield words
+
+
+def run(page: Path, folder: Path, prepared: list[str] | None = None) -> str:
+    """Run the page's blocks in order, in children of a prepared process only the quick ones; what they printed."""
+    voidpad = [*prepared, "voidpad"] if prepared else [sys.executable, "-m", "voidpad"]
+    python = [*prepared, "python"] if prepared else [sys.executable, "-c"]
     programs, work, shown = folder / "bin", folder / "work", folder / "shown"
     programs.mkdir()
     work.mkdir()
-    (programs / "voidpad").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m voidpad "$@"\n')
+    (programs / "voidpad").write_text(f'#!/bin/sh\nexec {shlex.join(voidpad)} "$@"\n')
     (programs / "voidpad").chmod(0o755)
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    environment = {**ENVIRONMENT, "PATH": path}
     printed = []
     for block in blocks(page):
-        if block.reason is not None or (block.slow and not slow):
+        if block.reason is not None or (block.slow and prepared):
             continue
-        program = [sys.executable, "-"] if block.language == "python" else ["bash", "-euo", "pipefail", "-s"]
+        program = ["bash", "-euo", "pipefail", "-s"]
+        if block.language == "python":
+            program = [*python, block.code]
         with shown.open("w+") as output:  # a file: a pipe would wait for what a failed block left running
             ran = subprocess.Popen(
                 program, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd=work, env=environment, text=True,
@@ -154,17 +169,17 @@ def runnable(*, slow: bool) -> list[Path]:
 
 
 @pytest.mark.parametrize("page", runnable(slow=False), ids=lambda page: page.name)
-def test_the_blocks_of_a_page_run(page, tmp_path):
-    run(page, tmp_path, slow=False)
+def test_the_blocks_of_a_page_run(page, tmp_path, prepared):
+    run(page, tmp_path, prepared)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", runnable(slow=True), ids=lambda page: page.name)
 def test_the_slow_blocks_of_a_page_run(page, tmp_path):
-    shown = run(page, tmp_path, slow=True)
+    shown = run(page, tmp_path)
     if page.name == "tutorial.md":
-        before, after = shown.index("#### 72"), shown.rindex("(1) ")
-        assert before < after, "the tuned model writes its steps, the original does not"
+        before, after = shown.index("return 12 * n - 32"), shown.rindex("v6 = v5 - m")
+        assert before < after, "the tuned model writes the whole function, the original does not"
 
 
 def test_the_computed_tables_are_those_of_the_script():

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import reference
-from cases import Case, case, steps_of, watch
+from cases import Case, case, watch
 from test_laws import result
 from toys import LOW, SEPARATOR, Chaos, Toy
-from voidpad.decode import Outcome, plan
+from voidpad.decode import Outcome, decode, plan
 from voidpad.decode.length import Fixed as FixedLength
 from voidpad.engine.batching import Engine
 from voidpad.engine.events import Event, Failed, Finished, Started, Wrote
@@ -67,7 +67,7 @@ class Job:
 
     def after(self, calls: int) -> list[int]:
         """The canvas after so many passes alone."""
-        steps = steps_of(
+        steps = decode(
             Toy(self.case.logits), [self.prompt], LOW, self.case.plan, seed=self.case.seed, keys=[self.key]
         )
         canvas = [LOW.mask] * self.case.plan.length.canvas

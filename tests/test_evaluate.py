@@ -17,12 +17,13 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
 from voidpad.errors import ConfigError, DataError, RoleError, VoidpadError
-from voidpad.evaluate import AnswerRequest, EvalConfig, Resources, RunFolder, evaluate, join, read_run, wilson
+from voidpad.evaluate import AnswerRequest, EvalConfig, Resources, RunFolder, evaluate, join, read_run
 from voidpad.evaluate.answer import Answering, scored_text
 from voidpad.evaluate.folder import AnswerRecord, Journal
-from voidpad.evaluate.intervals import mcnemar, mean_of_tasks, paired_bootstrap
+from voidpad.evaluate.intervals import mcnemar, mean_of_tasks, paired_bootstrap, wilson
 from voidpad.evaluate.lm_eval import VoidpadLM, with_our_tasks
-from voidpad.evaluate.prepare import prepare, stop_strings
+from voidpad.evaluate.prepare import stop_strings
+from voidpad.evaluate.run import prepare
 from voidpad.evaluate.tasks import FOLDER
 from voidpad.models import random_model, save
 from voidpad.roles import Roles
@@ -161,6 +162,22 @@ def test_a_finished_run_is_only_scored_again(model, whole):
     assert content(whole) == before
 
 
+def test_a_run_in_one_process_does_not_talk_to_itself_through_the_disk(model, tmp_path):
+    """The stages hand each other objects; the files are for others, and for a run that was killed."""
+    opened = {}
+
+    def watch(event, args):
+        if event == "open" and str(args[0]).startswith(str(tmp_path)):
+            path, _, flags = args
+            opened.setdefault(Path(path).name, []).append(flags & os.O_ACCMODE)
+
+    sys.addaudithook(watch)
+    evaluate(SETTINGS.updated(tasks=("tiny_steps",), limit=2), tmp_path, model=model)
+    assert "progress.jsonl" in opened
+    # Drafts, whose names begin with a dot, are opened once more to be synced.
+    assert [name for name, modes in opened.items() if name[0] != "." and os.O_RDONLY in modes] == []
+
+
 @pytest.mark.parametrize("kept", [0, 1, 7])
 def test_a_run_goes_on_from_its_journal(model, whole, tmp_path, kept):
     lines = (whole / "progress.jsonl").read_bytes().splitlines(keepends=True)
@@ -248,7 +265,7 @@ def test_parts_that_are_not_one_run_are_refused_before_anything_is_written(model
         (["0", "1", "third"], ConfigError, "tiny_steps:1 is in another part too"),
         (["0", "seed"], ConfigError, "seed=7"),
         (["0", "nothing"], DataError, "nothing/config.json: missing"),
-        (["0", "empty"], DataError, "3 items have no answer in these parts, the first is tiny_steps:1"),
+        (["0", "empty"], DataError, "3 items have no answer, the first is tiny_steps:1"),
     ]
     for names, kind, message in refused:
         with pytest.raises(kind, match=message):

@@ -1,6 +1,5 @@
 """Recipes are checked whole, cells have stable names, sweeps go on where they stopped, here and on Ray."""
 
-import json
 import re
 import shutil
 import tomllib
@@ -16,7 +15,7 @@ from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate.config import Resources
 from voidpad.evaluate.folder import RunFolder, read_run
 from voidpad.evaluate.run import evaluate
-from voidpad.experiments.sweep import Loader, begin, missing, only, run_local
+from voidpad.experiments.sweep import Loader, begin, missing, only, run_local, run_ray
 from voidpad.experiments.sweep_recipe import SweepCell, cells, parse, read, with_folders
 from voidpad.models import FAMILIES, random_model, save
 
@@ -54,7 +53,7 @@ def test_every_published_score_has_a_cell():
     for path in (path for path in RECIPES if path.stem.startswith("paper-")):
         for cell in cells(read(path)):
             family = published().models[cell.model].family
-            at = describe(cell.config.plan, defaults=FAMILIES[family].decoding, **cell.config.fields)[1]
+            at = describe(cell.config.plan, cell.config.fields, defaults=FAMILIES[family].decoding)[1]
             measured |= {(n.sheet, n.task, n.settings, n.method) for n in published_like(cell, at)}
     wanted = [n for n in published().numbers if n.metric == "score" and n.task != "mean"]
     assert len(wanted) > 400
@@ -167,17 +166,15 @@ def test_cells_of_one_model_run_together(tmp_path):
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    """A real model on disk, a test set of its own, and a recipe of four cells."""
+    """A real model on disk, and a recipe of four cells."""
     root = tmp_path_factory.mktemp("bench")
     save(random_model(vocab=96, context=1024), root / "model")
-    (root / "data").mkdir()
-    items = [{"question": f"What is {i} + 1?", "answer": f"It is $\\boxed{{{i + 1}}}$."} for i in range(7)]
-    (root / "data" / "math500.jsonl").write_text("\n".join(map(json.dumps, items)))
     group = {"model": str(root / "model"), "of": "random", "plan": ["original", "void"]}
-    recipe = parse(raw(tasks=["math500"], fields={"canvas": 16}, grid={"block": [8, 16]}, group=[group]), "r")
+    grid = {"block": [8, 16]}
+    recipe = parse(raw(tasks=["tiny_steps"], limit=3, fields={"canvas": 16}, grid=grid, group=[group]), "r")
     out = root / "local"
     found = begin(recipe, "trial", out)
-    ended = list(run_local(missing(found, out), out, resources=Resources(data=root / "data")))
+    ended = list(run_local(missing(found, out), out, resources=Resources()))
     assert [one.error for one in ended] == [None] * 4
     return root, recipe, found
 
@@ -191,7 +188,7 @@ def test_a_sweep_runs_its_missing_cells_only(bench):
     root, recipe, found = bench
     out = root / "again"
     begin(recipe, "trial", out)
-    resources = Resources(data=root / "data")
+    resources = Resources()
     first = list(run_local(found[1:2], out, resources=resources))
     before = (out / found[1].folder / "results.json").stat().st_mtime_ns
     rest = list(run_local(missing(found, out), out, resources=resources))
@@ -207,9 +204,9 @@ def test_a_cell_that_is_refused_does_not_stop_the_others(bench):
         {"model": str(root / "absent"), "plan": "original"},
         {"model": str(root / "model"), "plan": "original"},
     ]
-    recipe = parse(raw(tasks=["math500"], fields={"canvas": 16, "block": 16}, limit=2, group=groups), "r")
+    recipe = parse(raw(tasks=["tiny_steps"], fields={"canvas": 16, "block": 16}, limit=2, group=groups), "r")
     out = root / "refused"
-    ended = list(run_local(begin(recipe, "trial", out), out, resources=Resources(data=root / "data")))
+    ended = list(run_local(begin(recipe, "trial", out), out, resources=Resources()))
     assert ended[0].error is not None
     assert "absent" in str(ended[0].error)
     assert ended[1].results is not None
@@ -228,11 +225,10 @@ def test_the_command_lists_runs_and_goes_on(bench, tmp_path):
     root, _, _ = bench
     recipe = tmp_path / "trial.toml"
     recipe.write_text(
-        f'title = "Trial"\ntasks = ["math500"]\nfields = {{canvas = 16}}\ngrid = {{block = [8, 16]}}\n'
+        f'title = "Trial"\ntasks = ["tiny_steps"]\nfields = {{canvas = 16}}\ngrid = {{block = [8, 16]}}\n'
         f'[[group]]\nmodel = "{root / "model"}"\nplan = "void"\n'
     )
-    command = ["sweep", str(recipe), "--out", str(tmp_path / "out"), "--data", str(root / "data")]
-    command += ["--limit", "2"]
+    command = ["sweep", str(recipe), "--out", str(tmp_path / "out"), "--limit", "2"]
     listed = CliRunner().invoke(app, [*command, "--dry-run"])
     assert listed.output.startswith("Trial: 2 cells, 2 to run.")
     assert not (tmp_path / "out").exists()
@@ -243,7 +239,7 @@ def test_the_command_lists_runs_and_goes_on(bench, tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["cells", "trial.sweep.json"]
     # With --limit the command ends with what all items would take, by the items it decoded.
     runs = [RunFolder(path).results for path in (tmp_path / "out" / "cells").iterdir()]
-    parts = [(run["wall_seconds"], run["tasks"]["math500"]) for run in runs]
+    parts = [(run["wall_seconds"], run["tasks"]["tiny_steps"]) for run in runs]
     assert {task["n"] for _, task in parts} == {2}
     hours = sum(seconds * task["test_size"] / 2 for seconds, task in parts) / 3600
     assert again.output.endswith(
@@ -304,12 +300,10 @@ def test_a_ray_cluster_that_loses_a_node_gives_the_local_results(bench):
     import ray
     from ray.cluster_utils import Cluster
 
-    from voidpad.experiments.cluster import run_ray
-
     root, recipe, found = bench
     out = root / "ray"
     begin(recipe, "trial", out)
-    resources = Resources(data=root / "data")
+    resources = Resources()
     refused = SweepCell("random", "absent", found[0].config.updated(model=str(root / "absent")))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:

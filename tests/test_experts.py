@@ -1,46 +1,100 @@
-"""Mixtures of experts: matrices stored apart or fused, and told from dense models of the same model_type."""
+"""Mixtures of experts: packed passes, and LoRA around the experts, which are fused tensors and no linear layers."""
 
-from dataclasses import replace
+import json
 
+import pytest
 import torch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from peft import LoraConfig, get_peft_model
+from typer.testing import CliRunner
 
+from originals import logits
+from training_runs import materials, recipe
+from voidpad.commands.cli import app
 from voidpad.decode.denoise import HFDenoiser
+from voidpad.decode.presets import schema
 from voidpad.decode.rows import Rows
+from voidpad.engine.batching import Engine
 from voidpad.engine.packed import PackedDenoiser
-from voidpad.models import LLADA
-from voidpad.models.fresh import random_net
-from voidpad.roles import Roles
+from voidpad.errors import ConfigError, WeightsError
+from voidpad.files import read_json
+from voidpad.models import FAMILIES, load, merge, random_model, save
+from voidpad.training.train import train
 
-MIXTURE = replace(
-    LLADA, config_class=Qwen3MoeConfig, net_class=Qwen3MoeForCausalLM, experts=True, tensor_names={}
-)
-SIZES = {
-    "vocab_size": 16,
-    "hidden_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "intermediate_size": 12,
-    "moe_intermediate_size": 6,
-    "num_experts": 3,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-6,
-}
-ROLES = Roles(mask=0, eos=1)
+LLADA_MOE = FAMILIES["llada_moe"]
 
 
 def test_packed_rows_with_a_norm_of_the_keys():
     """Few requested slots: the last layer computes those only, and its keys must be normed as the layer norms them."""
-    net = random_net(MIXTURE.config(SIZES | {"initializer_range": 0.4}), seed=2, dtype=torch.float64)
-    net.set_experts_implementation("eager")  # the others have no float64
-    for layer in net.model.layers:
+    model = random_model("llada_moe", kv_heads=2, seed=2, dtype=torch.float64)
+    model.net.set_experts_implementation("eager")  # the others have no float64
+    for layer in model.net.model.layers:
         layer.self_attn.k_norm.weight.data.uniform_(0.5, 2, generator=torch.Generator().manual_seed(1))
-    canvas = Rows.blank([[3, 9, 4, 5, 8], [7, 6]], torch.tensor([4, 6]), ROLES)
-    denoise = HFDenoiser(net.model, net.lm_head)
+    canvas = Rows.blank([[13, 19, 14, 15, 18], [17, 16]], torch.tensor([4, 6]), model.roles)
+    denoise = HFDenoiser(model.net.model, model.net.lm_head)
     few = canvas.masked & (canvas.masked.cumsum(1) <= 2)
     for where in (few, canvas.masked):
         torch.testing.assert_close(
             PackedDenoiser(denoise)(canvas, where), denoise(canvas, where), atol=1e-12, rtol=0
         )
+
+
+@pytest.mark.parametrize("name", ["void", "void-expansion", "original@authors"])
+def test_every_plan_decodes_packed_as_padded(name):
+    model = random_model("llada_moe", vocab=16, kv_heads=2, context=128, seed=7)
+    with torch.no_grad():
+        model.net.lm_head.weight[[model.roles.eos, model.roles.void]] *= 2
+    small = {"canvas": 8, "block": 4, "limit": 16}
+    known = schema(name, LLADA_MOE.decoding).keys()
+    chosen = model.plan(name, **{field: value for field, value in small.items() if field in known})
+    prompts = [[12, 13, 14], [15], [11, 12, 15, 14, 13, 12, 11]]
+    ended = [
+        sorted(Engine(denoise, model.roles).run(prompts, chosen), key=lambda row: row.key)
+        for denoise in (model.denoiser(), PackedDenoiser(model.denoiser()), model.default_denoiser())
+    ]
+    tokens = [
+        [(row.tokens, row.stop_reason, row.canvas, row.passes_decode) for row in rows] for rows in ended
+    ]
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert all(row.tokens for row in ended[0])
+
+
+def test_a_step_of_lora_on_the_attention(tmp_path):
+    start = materials(tmp_path, "llada_moe") / "start"
+    run = {"steps": 1, "save_every": 1, "log_every": 1}
+    done = train(recipe(tmp_path, lora={"r": 4, "alpha": 8}, run=run))
+    base, tuned = load(start), load(start, done.folder)
+    assert tuned.card.padding == "void"
+    trained = {name.split(".")[-1] for name in tuned.net.peft_config["default"].target_modules}
+    assert trained == set(LLADA_MOE.lora_targets)
+    assert not torch.equal(logits(tuned), logits(base))
+    words = ["merge", start, "--adapter", done.folder, "--out", tmp_path / "merged"]
+    ran = CliRunner().invoke(app, [str(word) for word in words])
+    assert ran.exit_code == 0, ran.output
+    merged = load(tmp_path / "merged")
+    assert (logits(merged) - logits(tuned)).abs().max() <= 1e-5
+    assert torch.equal(logits(merged), logits(merge(tuned)))
+
+
+def test_what_would_train_the_experts_is_refused(tmp_path):
+    materials(tmp_path, "llada_moe")
+    with pytest.raises(ConfigError, match=r"lora.targets: .* 'down_proj'.* q_proj, k_proj"):
+        train(recipe(tmp_path, lora={"targets": ("q_proj", "down_proj")}))
+    scratch = {"name": None, "tokenizer": str(tmp_path / "start"), "scratch": {"family": "llada_moe"}}
+    with pytest.raises(ConfigError, match=r"scratch.family: 'llada_moe'.* llada, dream"):
+        train(recipe(tmp_path, model=scratch))
+
+
+def test_an_adapter_of_the_experts_and_quantized_experts_are_refused(tmp_path):
+    save(random_model("llada_moe"), tmp_path / "base")
+    with pytest.raises(ConfigError, match=r"quantize='4bit' reaches linear layers only, not the experts"):
+        load(tmp_path / "base", quantize="4bit")
+    targets = ["q_proj", "gate_proj", "up_proj"]
+    net = get_peft_model(load(tmp_path / "base").net, LoraConfig(r=2, target_modules=targets))
+    net.save_pretrained(str(tmp_path / "adapter"))
+    with pytest.raises(WeightsError, match=r"target_parameters"):
+        load(tmp_path / "base", tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_config.json"
+    changed = {"target_parameters": None, "target_modules": targets, "rank_pattern": {}}
+    path.write_text(json.dumps(read_json(path) | changed))
+    with pytest.raises(WeightsError, match="adapts the experts"):
+        load(tmp_path / "base", tmp_path / "adapter")

@@ -6,16 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from originals import CONFIGS, write_original
+from originals import CONFIGS, adapted, logits, stored, write_original
 from voidpad.commands.cli import app
 from voidpad.errors import ConfigError, WeightsError
 from voidpad.files import read_json
 from voidpad.models import (
-    DREAM,
     FAMILIES,
     character_tokenizer,
     export,
@@ -25,32 +23,17 @@ from voidpad.models import (
     save,
 )
 from voidpad.models.families import recognise
-from voidpad.models.fresh import random_net
 from voidpad.models.text import read_tokenizer
 
 EVERY = pytest.mark.parametrize("family", ["llada", "dream", "llada_moe"])
-ROWS = [[7, 20, 33, 12, 0, 0, 0, 0], [9, 40, 0, 0, 0, 0, 0, 0]]
 
 
-def run(*words):
-    ran = CliRunner().invoke(app, ["export", *map(str, words)])
+def run(*words, command="export"):
+    ran = CliRunner().invoke(app, [command, *map(str, words)])
     if ran.exception is not None and not isinstance(ran.exception, SystemExit):
         raise ran.exception
     assert ran.exit_code == 0, ran.output
     return ran.output
-
-
-def logits(model):
-    with torch.inference_mode():
-        return model.net(torch.tensor(ROWS)).logits
-
-
-def stored(folder):
-    """Every tensor of a folder by name, from all of its files."""
-    tensors = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        tensors |= load_file(path)
-    return tensors
 
 
 def same_bytes(one, other):
@@ -115,45 +98,20 @@ def test_a_folder_of_voidpad_becomes_a_release(models, tmp_path, family):
     assert recognise(config, where="") is FAMILIES[family]
     assert torch.equal(logits(load(tmp_path / "out")), logits(models[family]))
     # And back: the same tensors under transformers' names.
-    run(tmp_path / "out", "--layout", "voidpad", "--out", tmp_path / "back")
+    run(tmp_path / "out", "--out", tmp_path / "back", command="merge")
     same_bytes(stored(tmp_path / "back"), stored(tmp_path / "saved"))
 
 
-@pytest.mark.parametrize("name", ["llada-8b-instruct", "dream-7b-instruct", "sdar-8b-chat"])
-def test_released_names_and_fields_are_undone(data_dir, name):
-    """Every tensor of the real index, and every field of the real config that decides the forward pass."""
-    folder = data_dir / "hub" / name
-    values = read_json(folder / "config.json")
+@pytest.mark.parametrize("name", ["llada-8b-instruct", "dream-7b-instruct"])
+def test_released_fields_are_undone(data_dir, name):
+    """Every field of the real config that decides the forward pass."""
+    values = read_json(data_dir / "hub" / name / "config.json")
     family = recognise(values, where=name)
-    for tensor in read_json(folder / "model.safetensors.index.json")["weight_map"]:
-        assert family.released_name(family.tensor_name(tensor)) == tensor
-    if family.released is None:
-        return
     config = family.read_config(values, where=name)
-    written = {field: known[0] for field, known in family.covered.fixed.items()} | family.released(config)
+    written = {field: known[0] for field, known in family.fixed.items()} | family.released(config)
     assert {field: values[field] for field in written} == written
     said_otherwise = {"mlp_ratio", "multi_query_attention"}  # by mlp_hidden_size and n_kv_heads
-    assert not {*family.covered.fixed, *family.covered.read} - written.keys() - said_otherwise
-
-
-def test_a_tied_head_is_not_written(tmp_path):
-    model = random_model("dream")
-    model.net = random_net(DREAM.config(model.net.config.to_dict() | {"tie_word_embeddings": True}), seed=1)
-    save(model, tmp_path / "saved")
-    run(tmp_path / "saved", "--out", tmp_path / "out")
-    assert "lm_head.weight" not in stored(tmp_path / "out")
-    assert torch.equal(logits(load(tmp_path / "out")), logits(model))
-
-
-def test_a_plain_qwen2_stays_one(tmp_path):
-    """Open-dCoder's config does not name a masked diffusion model; that of the export does not either."""
-    model = random_model("dream")
-    released = write_original(model, tmp_path / "dcoder", model_type="qwen2")
-    run(released, "--family", "dream", "--roles", "mask=0", "--out", tmp_path / "out")
-    assert read_json(tmp_path / "out" / "config.json") == read_json(released / "config.json")
-    again = load(tmp_path / "out")  # the card names the family
-    assert again.family is DREAM
-    assert torch.equal(logits(again), logits(model))
+    assert not {*family.fixed, *family.copied, *family.read} - written.keys() - said_otherwise
 
 
 # Shards and dtypes
@@ -180,20 +138,12 @@ def test_shards_and_their_index(models, tmp_path, family):
 
 
 def tuned(model, folder, padding):
-    """An adapter of this base with values of its own, its VOID row included."""
+    """An adapter of this base, its VOID row included."""
     void = model.roles.void
-    settings = LoraConfig(
-        r=2,
-        target_modules=["q_proj", "v_proj"],
-        trainable_token_indices={"embed_tokens": [void], "lm_head": [void]},
-    )
-    net = get_peft_model(model.net, settings)
-    generator = torch.Generator().manual_seed(0)
-    for parameter in net.parameters():
-        if parameter.requires_grad:
-            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    rows = {"embed_tokens": [void], "lm_head": [void]}
+    model = adapted(model, trainable_token_indices=rows)
     card = replace(model.card, padding=padding, calibration={"void": {"canvas": 32}})
-    save(replace(model, net=net.eval(), card=card, source=None), folder)
+    save(replace(model, card=card), folder)
     return folder
 
 
@@ -249,21 +199,6 @@ def test_a_new_void_token_is_in_every_tokenizer_file(tmp_path, padding):
     assert load(tmp_path / "out").roles == load(released, adapter).roles
 
 
-# Following another release
-
-
-def test_like_gives_the_fields_and_files(models, tmp_path):
-    released = write_original(
-        models["llada"], tmp_path / "released", flash_attention=True, init_device="meta"
-    )
-    (released / "generation_config.json").write_text('{"eos_token_id": 1}')
-    save(models["llada"], tmp_path / "saved")
-    run(tmp_path / "saved", "--like", released, "--out", tmp_path / "out")
-    assert read_json(tmp_path / "out" / "config.json") == read_json(released / "config.json")
-    assert (tmp_path / "out" / "generation_config.json").is_file()
-    same_bytes(stored(tmp_path / "out"), stored(released))
-
-
 def test_a_release_that_does_not_fit(models, tmp_path):
     save(models["llada"], tmp_path / "saved")
     wide = write_original(random_model("llada", kv_heads=2, intermediate=96), tmp_path / "wide")
@@ -291,7 +226,6 @@ def test_nothing_is_overwritten_and_nothing_is_loaded_first(models, tmp_path, mo
 @pytest.mark.parametrize(
     "words",
     [
-        ("--layout", "voidpad", "--like", "x"),
         ("--dtype", "int8"),
         ("--device", "tpu"),
     ],
@@ -311,7 +245,7 @@ def test_what_cannot_be_exported(models, tmp_path):
     with pytest.raises(ConfigError, match="llada_moe family needs a release"):
         export(models["llada_moe"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    run(tmp_path / "saved", "--adapter", adapter, "--layout", "voidpad", "--out", tmp_path / "whole")
+    run(tmp_path / "saved", "--adapter", adapter, "--out", tmp_path / "whole", command="merge")
     assert torch.equal(logits(load(tmp_path / "whole")), logits(merge(load(tmp_path / "saved", adapter))))
 
 

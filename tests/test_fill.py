@@ -22,6 +22,9 @@ RULES = [
 ]
 both = pytest.mark.parametrize("family", ["llada", "dream"])
 every_rule = pytest.mark.parametrize("fields", RULES, ids=str)
+seeded = pytest.mark.parametrize(
+    "seeds", [range(3), pytest.param(range(3, 15), marks=pytest.mark.slow)], ids=["some", "more"]
+)
 
 
 def template(rng: random.Random) -> list[int]:
@@ -47,8 +50,9 @@ def toys(seed: int):
 
 @both
 @every_rule
-def test_fixed_text_stays_and_every_gap_is_full(family, fields):
-    for seed in range(12):
+@seeded
+def test_fixed_text_stays_and_every_gap_is_full(family, fields, seeds):
+    for seed in seeds:
         ids = template(random.Random(seed))
         for toy in toys(seed):
             [row] = watch(toy, [ids], LOW, made(ids, family, **fields), seed=seed)
@@ -67,8 +71,9 @@ def test_fixed_text_stays_and_every_gap_is_full(family, fields):
 
 @both
 @every_rule
-def test_a_batch_of_gaps_equals_single_ones(family, fields):
-    for seed in range(8):
+@seeded
+def test_a_batch_of_gaps_equals_single_ones(family, fields, seeds):
+    for seed in seeds:
         rng = random.Random(seed)
         first, second, third = (template(rng) for _ in range(3))
         some = [first, [*first[:-1], first[-1]], first]
@@ -91,8 +96,9 @@ def test_a_batch_of_gaps_equals_single_ones(family, fields):
 
 @both
 @every_rule
-def test_a_gap_at_the_end_is_ordinary_decoding(family, fields):
-    for seed in range(12):
+@seeded
+def test_a_gap_at_the_end_is_ordinary_decoding(family, fields, seeds):
+    for seed in seeds:
         rng = random.Random(seed)
         prompt = [rng.choice(words(LOW)) for _ in range(rng.randrange(4))] + [SEPARATOR[LOW]]
         slots = rng.randrange(1, 9)

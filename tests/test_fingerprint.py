@@ -4,14 +4,16 @@ import json
 import shutil
 
 import pytest
-import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from originals import write_original
+from originals import adapted, write_original
 from voidpad.errors import WeightsError
 from voidpad.models import load, merge, random_model, save
-from voidpad.models.fingerprint import fingerprint
+from voidpad.models.locate import find_source
+
+
+def fingerprint(name, adapter=None):
+    return find_source(name, adapter).fingerprint
 
 
 @pytest.fixture
@@ -20,15 +22,9 @@ def base(tmp_path):
     return tmp_path / "base"
 
 
-def write_adapter(folder, base, *, seed=0, **config):
-    model = random_model(seed=1)
-    net = get_peft_model(model.net, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], **config))
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in net.parameters():
-        if parameter.requires_grad:
-            parameter.data += torch.randn(parameter.shape, generator=generator)
-    net.peft_config["default"].base_model_name_or_path = str(base)
-    model.net = net
+def write_adapter(folder, base, **changes):
+    model = adapted(random_model(seed=1), **changes)
+    model.net.peft_config["default"].base_model_name_or_path = str(base)
     save(model, folder)
     return folder
 

@@ -1,12 +1,16 @@
-"""The laws of the layout: rooms and the direction of imports, one meaning for each name, what the wheel holds."""
+"""The laws of the layout: rooms and the direction of imports, what the wheel holds, names that exist."""
 
 import ast
+import re
+import subprocess
+import sys
 import tomllib
 from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from voidpad.models import FAMILIES
+import voidpad.decode
+from voidpad.decode.presets import ALIASES
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "voidpad"
@@ -93,19 +97,6 @@ def test_no_import_cycle_between_packages():
         raise AssertionError(" -> ".join(error.args[1])) from None
 
 
-def test_only_families_know_their_names():
-    """What is special about a family is in its file; others use the Family. `parity` names harnesses instead."""
-    guilty = [
-        f"{name_of(path)}:{node.lineno}"
-        for path, tree in TREES.items()
-        if path.parent.name != "families"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Compare)
-        and {c.value for c in ast.walk(node) if isinstance(c, ast.Constant)} & FAMILIES.keys()
-    ]
-    assert guilty == []
-
-
 def test_the_laboratory_stays_outside():
     assert [name_of(path) for path in TREES if any(m.split(".")[0] == "studies" for m in imports(path))] == []
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
@@ -144,3 +135,40 @@ def names_bound_in(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name for alias in node.names}
     return names
+
+
+def test_decoding_needs_torch_alone():
+    code = "import sys, voidpad.engine.batching; print([m for m in ('transformers', 'peft') if m in sys.modules])"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600
+    )
+    assert ran.stdout.strip() == "[]"
+
+
+def test_presets_users_type():
+    names = (
+        "original void void-expansion daedal rho-eos smart-crop eos-last eos-never eos-penalty append-blocks"
+    )
+    assert list(voidpad.decode.PRESETS) == names.split()
+    assert ALIASES == {"eos": "original", "rainbow": "original"}
+
+
+def tracked() -> list[Path]:
+    """Text files of the repository; every file below its folders where there is no git."""
+    listed = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, text=True, check=False
+    )
+    names = [name for name in listed.stdout.split("\0") if name]
+    folders = ("voidpad", "tests", "docs", "spec", "studies")
+    paths = [ROOT / name for name in names] or [p for folder in folders for p in (ROOT / folder).rglob("*.*")]
+    kinds = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".txt", ".js", ".css", ".html", ".sh", ""}
+    return [path for path in paths if path.is_file() and path.suffix in kinds]
+
+
+def test_no_path_of_somebodys_machine():
+    homes = re.compile(rf"{re.escape(str(ROOT))}\b|/(?:home|Users)/[a-z]\w+/|[A-Z]:\\Users\\")
+    found = []
+    for path in tracked():
+        text = path.read_bytes().decode("utf-8", errors="ignore")
+        found += [f"{path.relative_to(ROOT)}: {match.group()}" for match in homes.finditer(text)]
+    assert found == []

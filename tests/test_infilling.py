@@ -7,10 +7,11 @@ import httpx
 import pytest
 import torch
 
-import voidpad
 from serving import serving
+from voidpad import choice, regex
+from voidpad.diagnose import trace
 from voidpad.errors import ConfigError
-from voidpad.models import random_model
+from voidpad.models import random_model, save
 from voidpad.models.fill import Gap, baseline, parse_template
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
@@ -51,26 +52,16 @@ def test_fixed_text_stays_and_lengths_keep_their_bounds(models, family, length):
 
 
 @BOTH
-def test_a_gap_at_the_end_is_ordinary_decoding(models, family):
-    """Block = canvas = gap, EOS and VOID banned, nothing stops early."""
-    model = models[family]
-    done = model.fill("some words [[gap:12]]")
-    fields = {"canvas": 12, "block": 12, "ban": "ends,void", "cut": False}
-    [wanted] = model.generate("some words ", "original", raw=True, **fields)
-    assert list(done.result.gaps[0]) == wanted.tokens
-
-
-@BOTH
 def test_gaps_obey_their_constraints(models, family):
     model = models[family]
     done = model.fill(
         "from [[gap:1-8]] to [[gap:4]] by [[gap:3]]",
-        constraint=[voidpad.regex("[0-9]+-[a-c]+"), voidpad.choice(["Oslo", "Rome"]), None],
+        constraint=[regex("[0-9]+-[a-c]+"), choice(["Oslo", "Rome"]), None],
     )
     assert re.fullmatch("[0-9]+-[a-c]+", done.gaps[0])
     assert done.gaps[1] in ("Oslo", "Rome")
     with pytest.raises(ConfigError, match="too short"):
-        model.fill("to [[gap:2]]", constraint=voidpad.choice(["Oslo"]))
+        model.fill("to [[gap:2]]", constraint=choice(["Oslo"]))
 
 
 def test_the_length_that_is_surest_is_chosen(models, monkeypatch):
@@ -85,25 +76,19 @@ def test_the_length_that_is_surest_is_chosen(models, monkeypatch):
 
     monkeypatch.setattr(module, "_first_pass", first_pass)
     texts, gaps = [[5], [6]], [Gap(1, 20)]
-    assert module._lengths(models["llada"], texts, gaps, "cal", 16)[0] == [7]
+    assert module._lengths(models["llada"], texts, gaps, "cal", 16, lambda probe: probe())[0] == [7]
 
 
-def test_the_command_fills_a_file(models, tmp_path, monkeypatch, capsys):
-    import sys
-
-    from voidpad.commands import cli
-    from voidpad.models import save
-
+def test_the_command_fills_a_file(models, tmp_path, voidpad):
     save(models["llada"], tmp_path / "model")
     (tmp_path / "text").write_text("a [[gap:4]] b [[gap:3]] c\n")
-    words = ["generate", "--model", tmp_path / "model", "--fill", tmp_path / "text"]
-    monkeypatch.setattr(sys, "argv", ["voidpad", *map(str, words), "--json"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert not ended.value.code
-    said = json.loads(capsys.readouterr().out)
+    words = f"--model {tmp_path}/model --fill {tmp_path}/text --trace {tmp_path}/trace.jsonl"
+    [said] = voidpad(f"generate {words} --json").rows
     wanted = models["llada"].fill("a [[gap:4]] b [[gap:3]] c\n")
     assert (said["text"], said["gaps"], said["slots"]) == (wanted.text, list(wanted.gaps), [4, 3])
+    [recorded] = trace.read(tmp_path / "trace.jsonl")
+    assert recorded.result.ids == wanted.result.ids
+    assert recorded.header.template.count(recorded.header.roles.mask) == 7
 
 
 @pytest.mark.parametrize("plan", ["void", "void-expansion"])  # the second is a server's default
@@ -123,10 +108,19 @@ def test_the_server_fills_a_suffix_and_a_template(models, plan):
         wanted = model.fill("a [[gap:4]] b [[gap:2]]")
         assert reply["text"] == wanted.text
         assert reply["voidpad"]["gaps"] == list(wanted.gaps)
+        streamed = ask(
+            prompt="", stream=True, voidpad={"template": "a [[gap:4]] b [[gap:2]]", "canvas_events": True}
+        )
+        *chunks, done = [part.removeprefix("data: ") for part in streamed.text.strip().split("\n\n")]
+        said = [json.loads(chunk) for chunk in chunks]
+        assert done == "[DONE]"
+        assert "".join(choice["text"] for one in said for choice in one["choices"]) == wanted.text
+        assert said[-1]["voidpad"]["gaps"] == list(wanted.gaps)
+        passes = [one for one in said if one.get("voidpad", {}).get("record", {}).get("type") == "pass"]
+        assert len(passes) == wanted.result.passes_decode
         for fields in (
             {"prompt": "", "voidpad": {"template": "no gap"}},
             {"prompt": "a", "suffix": "b", "n": 2},
             {"prompt": ["a", "b"], "suffix": "c"},
-            {"prompt": "a", "suffix": "b", "stream": True},
         ):
             assert ask(**fields).status_code == 400, fields

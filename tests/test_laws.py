@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import reference
-from cases import Case, case, steps_of, watch
+from cases import Case, case, watch
 from reference import Daedal, Expansion, Fixed, Rho, Settings
 from toys import LOW, SEPARATOR, Table, Toy, World
-from voidpad.decode import plan
+from voidpad.decode import decode, plan
 from voidpad.decode.commit import TopK
 from voidpad.decode.propose import GumbelProposal, SampledProposal
 from voidpad.engine.batching import Engine
@@ -174,7 +174,7 @@ def cut(ids: list[int], eos: int) -> list[int]:
 @each_length
 def test_commits_stay_on_the_frontier_and_nothing_is_masked_again(length):
     for name, c in cases(length, 24):
-        for step in steps_of(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed):
+        for step in decode(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed):
             canvas = step.before
             assert not (step.chosen & ~step.frontier).any(), name
             assert not (step.frontier & ~canvas.masked).any(), name
@@ -194,7 +194,7 @@ def test_a_step_names_everything_that_it_changed(length):
     """Tokens written and changes of length lead from the canvas before a pass to the one after it."""
     kinds: Counter = Counter()
     for name, c in cases(length, 24):
-        for step in steps_of(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed):
+        for step in decode(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed):
             for row in range(len(step.before)):
                 canvas = step.before.answer(row)
                 for slot, token, _ in step.written(row):

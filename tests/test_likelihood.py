@@ -99,11 +99,6 @@ def test_rolling_counts_every_token_once(model, monkeypatch):
     assert all(len(context) + len(continuation) <= 64 for context, continuation in seen)
 
 
-def test_the_sample_count_must_be_positive(model):
-    with pytest.raises(ConfigError, match="mc_samples=0"):
-        Bound(model, samples=0)
-
-
 def test_lm_eval_asks_for_it(model):
     lm = VoidpadLM(
         Answering(model, model.plan("original", canvas=16, block=8)), bound=Bound(model, samples=4)

@@ -4,11 +4,10 @@ import json
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from originals import write_original
+from originals import adapted
 from voidpad.commands import options
 from voidpad.commands.cli import app
 from voidpad.commands.options import ModelOptions, role_ids, slow
@@ -25,26 +24,6 @@ def run(*arguments):
 def base(tmp_path):
     save(random_model(seed=1), tmp_path / "base")
     return tmp_path / "base"
-
-
-def write_adapter(folder, base):
-    model = load(base)
-    net = get_peft_model(model.net, LoraConfig(r=2, lora_alpha=8, target_modules=["q_proj", "down_proj"]))
-    generator = torch.Generator().manual_seed(0)
-    for parameter in net.parameters():
-        if parameter.requires_grad:
-            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
-    model.net = net.eval()
-    save(model, folder)
-    return folder
-
-
-def halved(folder, dtype):
-    path = folder / "model.safetensors"
-    save_file(
-        {name: tensor.to(dtype) for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"}
-    )
-    return folder
 
 
 # Devices
@@ -101,7 +80,7 @@ def test_the_line_says_device_dtype_parameters_and_memory(base, monkeypatch, cap
 
 
 def test_billions_of_parameters_in_float32_on_a_cpu_warn(base, monkeypatch, capsys):
-    monkeypatch.setattr("voidpad.models.device.MANY", 1000)
+    monkeypatch.setattr(options, "MANY", 1000)
     assert slow(ModelOptions(str(base), None, "cpu", "auto", None).load())
     assert "--dtype bfloat16" in capsys.readouterr().err
     assert slow(load(base, dtype="bfloat16")) is None
@@ -130,8 +109,9 @@ def test_roles_on_the_command_line():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_merge_keeps_the_stored_dtype(base, tmp_path, dtype):
-    folder = write_adapter(tmp_path / "adapter", base)
-    halved(base, dtype)
+    folder, path = tmp_path / "adapter", base / "model.safetensors"
+    save(adapted(load(base), r=2), folder)
+    save_file({name: tensor.to(dtype) for name, tensor in load_file(path).items()}, path)
     ran = run("merge", base, "--adapter", folder, "--out", tmp_path / "merged")
     assert ran.exit_code == 0, ran.output
     merged = load_file(tmp_path / "merged" / "model.safetensors")
@@ -143,14 +123,3 @@ def test_merge_keeps_the_stored_dtype(base, tmp_path, dtype):
     a, b = (tuned[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
     stored = load_file(base / "model.safetensors")[f"{name}.weight"].float()
     assert torch.equal(merged[f"{name}.weight"], (stored + 8 / 2 * b @ a).to(dtype))
-
-
-def test_merge_without_an_adapter_writes_the_layout_of_transformers(tmp_path):
-    model = random_model(seed=4)
-    released = write_original(model, tmp_path / "released")
-    ran = run("merge", released, "--out", tmp_path / "out")
-    assert ran.exit_code == 0, ran.output
-    assert "there was no adapter" in ran.output
-    ids = torch.tensor([[7, 20, 33, 0]])
-    with torch.inference_mode():
-        assert torch.equal(load(tmp_path / "out").net(ids).logits, model.net(ids).logits)

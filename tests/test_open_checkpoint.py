@@ -101,22 +101,6 @@ def test_what_needs_no_weights_works_without_them(saved, tmp_path):
         opened.load_weights()
 
 
-@pytest.mark.parametrize(
-    ("words", "field"),
-    [
-        (["--canvas", "48", "--block", "32"], "canvas"),
-        (["--plan", "void", "--canvas", "1024"], "canvas"),
-        (["--system", "x" * 1100], "context"),
-        (["--device", "cuda:99"], "device"),
-    ],
-)
-def test_generate_refuses_before_weights_are_read(saved, opened_files, words, field):
-    done = CliRunner().invoke(app, ["generate", "hi", "--model", str(saved), *words])
-    assert isinstance(done.exception, ConfigError)
-    assert field in str(done.exception)
-    assert times_opened(opened_files, saved, "model.safetensors") == 0
-
-
 def test_prepared_prompts_decode_as_the_prompts_do(saved):
     model = load(saved)
     plan = model.plan("original", canvas=16, block=8)

@@ -10,9 +10,8 @@ import torch
 
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate import EvalConfig, Resources, RunFolder, evaluate, read_run
-from voidpad.evaluate.answer import answer, load_run
-from voidpad.evaluate.judge import judge
-from voidpad.evaluate.prepare import build_requests, choose_tasks, find_tasks, load_tasks, prepare
+from voidpad.evaluate.prepare import build_requests, choose_tasks, find_tasks, load_tasks
+from voidpad.evaluate.run import answer, judge, prepare
 from voidpad.models import random_model
 
 TASK = """
@@ -139,7 +138,7 @@ def test_the_place_of_a_folder_is_not_part_of_a_task(folder, tmp_path):
 def test_stages_apart_ask_for_the_file_again(model, folder, tmp_path):
     run, whole = RunFolder(tmp_path / "run"), settings(folder, limit=2)
     prepare(whole, run, resources=trusted(folder))
-    answer(run, run=load_run(run.config, Resources(), model=model))
+    answer(run, model=model)
     with pytest.raises(ConfigError, match="task sums is not voidpad's: pass --include-path"):
         judge(run)
     assert judge(run, resources=trusted(folder))["tasks"]["sums"]["n"] == 2

@@ -8,13 +8,13 @@ import pytest
 import torch
 from pydantic import Field
 
-from cases import LENGTHS, case, steps_of
-from voidpad.decode import PRESETS, CommitRule, LengthRule, Plan, StopRule, describe, plan, schema
+from cases import LENGTHS, case
+from voidpad.decode import PRESETS, CommitRule, LengthRule, Plan, StopRule, decode, describe, plan, schema
 from voidpad.decode.commit import Threshold
 from voidpad.decode.eos_length import Daedal, RhoEos
 from voidpad.decode.length import Fixed, SmartCrop, VoidExpansion
 from voidpad.decode.noise import Noise
-from voidpad.decode.presets import ALIASES, build_plan, check_fields, every_field
+from voidpad.decode.presets import ALIASES
 from voidpad.decode.propose import Bans, TemperedProposal
 from voidpad.decode.stop import EosTermination, Vanilla
 from voidpad.errors import ConfigError, PlanError, VoidpadError
@@ -44,8 +44,8 @@ from voidpad.models import FAMILIES
         (lambda: plan("void", trim=1), "trim"),
         (lambda: plan("daedal", block=10**300), "block"),
         (lambda: plan("void", temperature=1e300), "temperature"),
-        (lambda: check_fields({"steps": 10**300}), "steps"),
-        (lambda: build_plan("void", {"defaults": 1}), "defaults"),
+        (lambda: plan("void", steps=10**300), "steps"),
+        (lambda: describe("void", {"defaults": 1}), "defaults"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name_in_one_line(make, field):
@@ -92,30 +92,29 @@ def test_fields_that_do_not_go_together_are_refused_by_name(name, fields, blamed
 def test_the_schema_is_what_the_plan_is_built_from(name, family):
     built, values = describe(name, defaults=FAMILIES[family].decoding)
     shown = schema(name, FAMILIES[family].decoding)
-    assert {one.name: one.default for one in shown} == values
+    assert {field: about["default"] for field, about in shown.items()} == values
     again = plan(name, defaults=FAMILIES[family].decoding, **values)
     assert again == built  # the defaults, typed out, give the same plan
-    for one in shown:
-        plain = json.loads(json.dumps(one.plain()))
-        assert plain["help"]
-        assert not plain["choices"] or plain["default"] in plain["choices"]
-        assert plain["type"] not in ("integer", "number") or plain["at_most"] is not None
-    assert {one.name for one in shown} <= {one.name for one in every_field()}
+    for about in json.loads(json.dumps(shown)).values():
+        assert about["description"]
+        assert "enum" not in about or about["default"] in about["enum"]
+        assert about["type"] not in ("integer", "number") or "maximum" in about
 
 
 def test_every_choice_of_every_field_makes_another_plan():
     for family in (one.decoding for one in FAMILIES.values()):
         for name in family.presets:
-            for one in schema(name, family):
+            for field, about in schema(name, family).items():
                 on = {"ban": "void"}  # `scores` says what happens to the banned tokens
-                on |= {"entropy_order": {"entropy_bound": 0.1}}.get(one.name, {})
-                on |= {"eos_annealing": {"eos_penalty": 3.0}}.get(one.name, {})
-                made = [plan(name, defaults=family, **{**on, one.name: choice}) for choice in one.choices]
-                assert len(set(made)) == len(made), one.name
+                on |= {"entropy_order": {"entropy_bound": 0.1}}.get(field, {})
+                on |= {"eos_annealing": {"eos_penalty": 3.0}}.get(field, {})
+                choices = about.get("enum", ())
+                made = [plan(name, defaults=family, **{**on, field: choice}) for choice in choices]
+                assert len(set(made)) == len(made), field
 
 
 def test_fields_beside_a_threshold_are_not_those_of_a_schedule():
-    _, values = describe("void", threshold=0.9)
+    _, values = describe("void", {"threshold": 0.9})
     assert (values["steps"], values["schedule"]) == (None, None)
     assert plan("void", **values) == plan("void", threshold=0.9)
 
@@ -159,7 +158,7 @@ def test_a_fitted_plan_stays_inside_its_room(trim):
 def emitted(c, chosen):
     """(prefixes by pass, outcome's ids) of every row."""
     prefixes: dict[int, list[list[int]]] = {}
-    for step in steps_of(c.denoise, c.prompts, c.roles, chosen, seed=c.seed):
+    for step in decode(c.denoise, c.prompts, c.roles, chosen, seed=c.seed):
         final = chosen.length.final_prefix(step.after)
         for row, key in enumerate(step.after.key.tolist()):
             prefixes.setdefault(key, []).append(step.after.answer(row)[: int(final[row])])
@@ -234,7 +233,7 @@ class Endless(LengthRule):
 def test_a_rule_that_breaks_its_contract_is_named(rules, message):
     c = case(0, ("fixed",))
     with pytest.raises(VoidpadError, match=message):
-        list(steps_of(c.denoise, c.prompts, c.roles, c.plan.replace(**rules), seed=c.seed))
+        list(decode(c.denoise, c.prompts, c.roles, c.plan.replace(**rules), seed=c.seed))
 
 
 def test_a_rule_that_writes_several_tokens_is_named():

@@ -88,7 +88,7 @@ def test_cells_of_a_table_from_random_weights(
     recipe = read(find_recipe(name, "sweep"))
     places = stand_ins([recipe], data_dir, weights / "weights")
     named = {name: str(folder) for name, folder in places.items()}
-    every = cells(with_folders(recipe.limited(limit), named))
+    every = cells(with_folders(recipe.model_copy(update={"limit": limit}), named))
     chosen = [cell.id for cell in every if wanted(cell)]
     assert len(chosen) == count
     only = [word for one in chosen for word in ("--only", one)]

@@ -5,7 +5,7 @@ from transformers import Qwen2Tokenizer
 
 from voidpad.errors import RoleError
 from voidpad.files import read_json
-from voidpad.models.families import DREAM
+from voidpad.models.families import DREAM, FAMILIES
 from voidpad.models.families.dream import AUTHORS_RAINBOW
 from voidpad.roles import Roles, build, resolve
 
@@ -32,6 +32,12 @@ class Named:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def add_tokens(self, names, special_tokens):
+        """No row is to spare."""
+
+    def convert_tokens_to_ids(self, names):
+        return []
 
 
 def test_eos_is_always_an_end():
@@ -87,9 +93,18 @@ def test_dream_gets_void_in_a_spare_row(dream):
 
 def test_no_spare_row_means_no_void():
     tokenizer = Named({"a": 0, "<mask>": 1, "</s>": 2}, eos=2)
-    tokenizer.add_tokens = lambda names, special_tokens: len(names)
-    tokenizer.convert_tokens_to_ids = lambda names: []
     assert resolve(tokenizer, {}, rows=3) == Roles(mask=1, eos=2)
+
+
+def test_sdar_has_a_mask_of_its_own_and_two_ends(data_dir):
+    """The tokenizer's files, without its vocabulary of words: the special tokens are what the roles are made of."""
+    folder = data_dir / "hub" / "sdar-8b-chat"
+    tokens = read_json(folder / "tokenizer_config.json")["added_tokens_decoder"]
+    names = Named({token["content"]: int(number) for number, token in tokens.items()}, eos=151643)
+    sdar = FAMILIES["sdar"].role_names
+    roles = resolve(names, read_json(folder / "config.json"), rows=151936, names=sdar)
+    assert (roles.mask, roles.eos, set(roles.ends)) == (151669, 151643, {151643, 151645})
+    assert set(roles.ends) == set(read_json(folder / "generation_config.json")["eos_token_id"])
 
 
 def test_mask_and_eos_must_be_known():

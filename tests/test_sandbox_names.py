@@ -11,17 +11,25 @@ from voidpad.evaluate.tasks.task import program_test
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox is made of Linux namespaces", allow_module_level=True)
 
-# Rewrites the program's side of the protocol: it claims to define exactly one name, the given one.
+# Rewrites the program's side of the protocol: whatever it is asked for, it has its own object of the claimed name.
 CLAIM = """
 def claim(name):
     import sys
     frame = sys._getframe()
     while frame is not None:
         for value in list(frame.f_locals.values()):
-            if isinstance(value, dict) and "call" in value:
-                value["defines"] = lambda wanted: [name]
+            if hasattr(value, "verbs"):
+                own, honest = sys.modules["candidate"].__dict__, value.verbs["name"]
+                claimed = name, "claimed"
+                value.verbs["name"] = lambda asked: ("value", own[name]) if asked in claimed else honest(asked)
         frame = frame.f_back
 """
+
+
+def test_the_claim_reaches_the_programs_side_of_the_protocol(sandbox):
+    """Or the forgeries below would prove nothing."""
+    program = f"{CLAIM}\nclaim('real')\ndef real(): return 7"
+    assert sandbox.run(program, "assert claimed() == 7").passed
 
 
 FORGED_BUILTINS = {

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import math
 import threading
 
@@ -137,7 +138,7 @@ def test_completions_take_texts_and_token_ids(client, model):
     assert model.text(result.tokens[:8]) == bare.text
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [24, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_seed_gives_the_same_answer_alone_and_in_a_crowd(client, count):
     jobs = [(PROMPTS[k % len(PROMPTS)], k) for k in range(count)]
     crowd, alone = {}, {}
@@ -319,6 +320,7 @@ def said(**message):
     return [{"role": "user", "content": "x", **message}]
 
 
+HUGE = (10**300, -(10**300))
 # Values that are refused by the name of their field; a field of another name is given with its value.
 MALFORMED = {
     "model": [3, None],
@@ -337,17 +339,17 @@ MALFORMED = {
         {"messages": said(content=content)} for content in (5, [{"type": "image_url"}], [{"type": "text"}])
     ],
     "messages[0].tool_calls": [{"messages": said(tool_calls=[1])}],
-    "temperature": [-1, "hot", 1e300, True],
-    "top_p": [0.5, 7],
-    "max_tokens": [0, 1.5, 10**30, {"max_tokens": 4, "max_completion_tokens": 5}],
-    "n": [0, 100000],
-    "seed": ["x", 2**70],
+    "temperature": [-1, "hot", 1e300, True, *HUGE],
+    "top_p": [0.5, 7, *HUGE],
+    "max_tokens": [0, 1.5, 10**30, {"max_tokens": 4, "max_completion_tokens": 5}, *HUGE],
+    "n": [0, 100000, *HUGE],
+    "seed": ["x", 2**70, *HUGE],
     "stop": [5, ["x"] * 17, ["x" * 1000]],
     "stream": ["yes"],
     "stream_options": [{"stream_options": {"include_usage": True}}],
     "stream_options.x": [{"stream": True, "stream_options": {"x": 1}}],
     "logprobs": [3],
-    "top_logprobs": [3, {"logprobs": True, "top_logprobs": 99}],
+    "top_logprobs": [3, *({"logprobs": True, "top_logprobs": count} for count in (99, *HUGE))],
     "logit_bias": [[1], *({"logit_bias": one} for one in ({"5": 1}, {"x": -100}, {"999999": -100}))],
     "tools[0].function": [{"tools": [{"type": "function"}]}],
     "frequency_penalty": [0.5],
@@ -363,6 +365,7 @@ MALFORMED = {
     "voidpad.sparkle": [{"voidpad": {"sparkle": 1}}],
     "voidpad.cut": [{"voidpad": {"cut": False}}],
     "voidpad.canvas": [{"voidpad": {"canvas": canvas}} for canvas in (True, 99968)],
+    "voidpad.canvas_events": [{"voidpad": {"canvas_events": True}}],
     "voidpad.ban": [{"voidpad": {"ban": "99999999"}}],
 }
 MALFORMED_COMPLETIONS = {
@@ -433,11 +436,14 @@ def test_neutral_values_that_clients_send_are_accepted(client):
     assert reply.choices[0].message.content is not None
 
 
-def test_a_lenient_server_names_what_it_ignores(model):
-    with serving(model, **PLAN, lenient=True) as running:
+def test_a_lenient_server_names_what_it_ignores(model, caplog):
+    with caplog.at_level(logging.INFO, "voidpad.serve"), serving(model, **PLAN, lenient=True) as running:
         reply = running.post({**ASKED, "max_tokens": 1, "frequency_penalty": 0.5, "top_k": 3})
         assert reply.status_code == 200
         assert set(reply.headers["x-voidpad-ignored"].split(",")) == {"frequency_penalty", "top_k"}
+        until(lambda: any(hasattr(one, "request") for one in caplog.records))
+        [logged] = [one.request["ignored"] for one in caplog.records if hasattr(one, "request")]
+        assert logged == reply.headers["x-voidpad-ignored"]
         wrong = running.post({**ASKED, "top_k": 3, "temperature": -1})
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "temperature")
 

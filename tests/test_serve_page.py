@@ -86,6 +86,7 @@ def test_two_plans_side_by_side_and_a_chat_of_several_turns(tab, tmp_path):
 def test_a_refusal_is_shown_and_the_form_has_the_plans_fields(tab):
     names = tab.locator("#plan-a [data-field]").evaluate_all("all => all.map((one) => one.dataset.field)")
     assert {"canvas", "block", "threshold", "temperature"} <= set(names)
+    assert not {"cut", "scores", "mute"} & set(names)
     tab.click("#settings summary")
     tab.fill('#plan-a [data-field="block"]', "7")
     tab.fill("#prompt", "why")
@@ -93,6 +94,10 @@ def test_a_refusal_is_shown_and_the_form_has_the_plans_fields(tab):
     tab.click("#go")
     tab.wait_for_selector("#trouble:not([hidden])", timeout=120_000)
     assert "block=7" in tab.locator("#trouble").inner_text()
+    assert (
+        tab.locator("#talk li").count() == 0
+    )  # the message is still in its field, and nothing of the turn stays
+    assert tab.locator("#prompt").input_value()
 
 
 def test_slots_that_follow_from_a_constraint_have_a_colour_of_their_own(tab):
@@ -132,10 +137,31 @@ def test_an_example_is_asked_with_one_click(tab):
     assert tab.locator("#examples").is_hidden()
 
 
-def test_on_a_phone_the_canvas_comes_first_and_nothing_is_cut_off(tab):
+def test_on_a_phone_the_canvas_is_seen_first_and_nothing_is_cut_off(tab):
     tab.set_viewport_size({"width": 390, "height": 844})
+    assert tab.locator("#bar").is_hidden()  # there is nothing to play yet
     tab.locator("#examples button").first.click()
     answered(tab, 1)
     canvas, chat = tab.locator("#panes").bounding_box(), tab.locator(".chat").bounding_box()
-    assert canvas["y"] < chat["y"]
+    assert 0 <= canvas["y"] < 422 < 844 < chat["y"]
+    assert tab.locator("#bar").is_visible()
     assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert tab.evaluate(
+        "(({ scrollHeight, clientHeight }) => scrollHeight <= clientHeight)(document.querySelector('.text'))"
+    )
+
+
+def test_gaps_of_a_text_are_filled_on_the_canvas(tab, tmp_path, running):
+    tab.fill("#prompt", "one [[gap:4]] two [[gap:2]].")
+    tab.keyboard.press("Enter")
+    answered(tab, 1)
+    wanted = running.engine.served.model.fill("one [[gap:4]] two [[gap:2]].", "void", canvas=24, block=8)
+    assert tab.locator(".talk .model span").text_content() == wanted.text
+    assert tuple(tab.locator(".talk mark").all_text_contents()) == wanted.gaps
+    with tab.expect_download() as download:
+        tab.click("#save")
+    download.value.save_as(tmp_path / "trace.jsonl")
+    [trace] = read(tmp_path / "trace.jsonl")
+    mask = trace.header.roles.mask
+    assert sum(token == mask for token in trace.header.template) == 6
+    assert tab.locator(".grid .slot.prompt").count() == len(trace.header.template) - 6

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -15,9 +16,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import yaml
 
 from voidpad.commands import cli
-from voidpad.engine.speed import switched_on
 from voidpad.errors import VoidpadError
 from voidpad.serve.options import ServeOptions
 from voidpad.serve.server import serve
@@ -26,10 +27,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def start(*options, files=None):
-    """`voidpad serve` on a free port; (process, address). `process.first_line` is what it said at its start.
-
-    `files` is the most file descriptors it may have.
-    """
+    """`voidpad serve` on a free port; (process, address). `files` is the most file descriptors it may have."""
 
     def limit():
         if files is not None:
@@ -43,7 +41,6 @@ def start(*options, files=None):
     )
     for line in process.stderr:
         if " at http://" in line:
-            process.first_line = line
             return process, line.split(" at ")[1].split()[0]
     process.wait(10)
     raise AssertionError(f"the server ended with status {process.returncode}")
@@ -70,19 +67,24 @@ def unfinished(address):
     return connection
 
 
-def test_sigterm_lets_live_answers_finish_and_ends_with_status_0():
-    process, address = start("--log-json", "--drain", 1200, "--timeout", 1200)
+def test_several_adapters_answer_and_sigterm_lets_live_answers_finish():
+    more = ("tiny-instruct", "--more-adapter", "mine=tiny-void")
+    process, address = start(*more, "--log-json", "--drain", 1200, "--timeout", 1200)
     try:
+        listed = httpx.get(address + "/v1/models", timeout=600).json()["data"]
+        assert [one["id"] for one in listed] == ["tiny-instruct", "mine"]
+        assert listed[1]["voidpad"]["padding"] == "void" != listed[0]["voidpad"]["padding"]
+        assert ask(address, model="mine", max_tokens=8).json()["model"] == "mine"
         with (
             unfinished(address) as connection,
             httpx.stream(
                 "POST",
                 address + "/v1/chat/completions",
                 json={
-                    "model": "tiny-void",
+                    "model": "mine",
                     "messages": [{"role": "user", "content": "12 * 3 - 6"}],
                     "stream": True,
-                    "voidpad": {"plan": "original", "canvas": 256, "block": 256, "ban": "ends"},  # 256 passes
+                    "voidpad": {"plan": "original", "canvas": 96, "block": 96, "ban": "ends"},  # 96 passes
                 },
                 timeout=600,
             ) as reply,
@@ -92,7 +94,7 @@ def test_sigterm_lets_live_answers_finish_and_ends_with_status_0():
             process.send_signal(signal.SIGTERM)
             while not httpx.get(address + "/ready", timeout=600).json()["draining"]:
                 time.sleep(0.01)
-            refused = ask(address)
+            refused = ask(address, model="mine")
             assert refused.status_code == 503
             assert refused.headers["retry-after"] == "5"
             rest = list(lines)
@@ -103,13 +105,13 @@ def test_sigterm_lets_live_answers_finish_and_ends_with_status_0():
     finally:
         process.kill()
     logged = [json.loads(line) for line in process.stderr if line.startswith("{")]
-    served = next(one for one in logged if one.get("status") == 200)
+    served = next(one for one in logged if one.get("status") == 200 and "/chat/" in one["path"])
     assert {"id", "prompt_tokens", "answer_tokens", "passes", "seconds"} <= set(served)
     assert "12 * 3" not in json.dumps(logged)
 
 
-def test_refused_bodies_of_a_million_characters_leave_no_memory():
-    process, address = start("--max-body", str(2 << 20))
+def test_large_bodies_leave_no_memory_and_more_connections_than_files_cost_one_log_line():
+    process, address = start("--max-body", str(2 << 20), files=256)
 
     def memory():
         time.sleep(2.5)  # an idle server gives memory back
@@ -125,14 +127,7 @@ def test_refused_bodies_of_a_million_characters_leave_no_memory():
         with ThreadPoolExecutor(12) as pool:
             assert set(pool.map(send, range(12))) == {400}
         assert memory() < before + 100
-    finally:
-        process.kill()
-
-
-def test_more_connections_than_files_cost_one_log_line():
-    process, address = start(files=256)
-    port = int(address.rsplit(":", 1)[1])
-    try:
+        port = int(address.rsplit(":", 1)[1])
         with contextlib.ExitStack() as held:
             for _ in range(450):
                 held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=600))
@@ -141,24 +136,11 @@ def test_more_connections_than_files_cost_one_log_line():
             time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-        refused = [line for line in process.stderr if "path=/v1/chat" not in line]
+        refused = [line for line in process.stderr if "path=/v1/" not in line]
         assert len(refused) == 1
         assert "connections" in refused[0]
     finally:
         process.kill()
-
-
-def test_the_first_line_names_the_approximations_of_a_speed():
-    process, address = start("--speed", "fastest")
-    try:
-        assert process.first_line == (
-            f"voidpad serves tiny-void at {address} (plan void-expansion); "
-            "approximate: entropy_bound=0.1, entropy_order=entropy, cache=ahead:3; Ctrl-C stops it.\n"
-        )
-    finally:
-        process.kill()
-    assert switched_on({"threshold": 0.0, "canvas": 64, "trim": True}, None) == ["trim=True"]
-    assert switched_on({"canvas": 64}, None) == []
 
 
 def test_a_port_in_use_is_one_line_before_weights_are_read():
@@ -177,6 +159,7 @@ def test_a_port_in_use_is_one_line_before_weights_are_read():
         (("--api-keys", "keys"), "chmod 600"),
         (("--host", "0.0.0.0"), "--no-auth"),
         (("--max-body", "much"), "--max-body"),
+        (("--more-adapter", "mine"), "NAME=ADAPTER"),
         (("--plan", "os:system"), "give the name of a preset"),
         (("--plan", "nothing"), "unknown"),
         (  # one block less would leave a prompt some room
@@ -185,14 +168,34 @@ def test_a_port_in_use_is_one_line_before_weights_are_read():
         ),
     ],
 )
-def test_what_cannot_be_served_is_one_line(options, message, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_served_is_one_line(options, message, tmp_path, monkeypatch, voidpad):
     (tmp_path / "keys").write_text("k\n")
     (tmp_path / "keys").chmod(0o644)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["voidpad", "serve", *options])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
-    line = capsys.readouterr().err.strip()
-    assert message in line
-    assert "\n" not in line
+    ran = voidpad("serve", *options)
+    assert ran.status == 2
+    assert message in ran.err
+    assert "\n" not in ran.err.strip()
+
+
+def test_the_files_for_containers_fit_the_server():
+    """No image can be built here: options exist, limits agree, and the container has few rights."""
+    folder, usual = ROOT / "deploy", ServeOptions()
+    docker, nginx = (folder / "Dockerfile").read_text(), (folder / "nginx.conf").read_text()
+    compose = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    [entry] = re.findall(r"^ENTRYPOINT (.*)", docker, re.M)
+    commands = [json.loads(entry)[2:], compose["voidpad"]["command"], compose["voidpad-cuda"]["command"]]
+    options = {word for command in commands for word in command if word.startswith("--")}
+    assert options <= {name for one in cli.command_named("serve").params for name in one.opts}
+    assert re.search(r'"(torch==.*)"', docker)[1] in (ROOT / "constraints.txt").read_text().split()
+    assert docker.index("\nUSER voidpad\n") < docker.index("\nENTRYPOINT")
+    assert re.search(r"^HEALTHCHECK(?:.*\\\n)+.*:8000/health", docker, re.M)
+    for server in (compose["voidpad"], compose["voidpad-cuda"]):
+        assert (server["read_only"], server["cap_drop"]) == (True, ["ALL"])
+        assert int(server["stop_grace_period"].removesuffix("s")) > usual.drain
+    assert nginx.count("{") == nginx.count("}")
+    assert int(re.search(r"client_max_body_size (\d+)m;", nginx)[1]) << 20 == usual.max_body
+    assert int(re.search(r"proxy_read_timeout (\d+)s;", nginx)[1]) > usual.timeout
+    assert "proxy_buffering off;" in nginx
+    # $host has no port: the server's own page would be refused.
+    assert "proxy_set_header Host $http_host;" in nginx

@@ -6,7 +6,7 @@ import pytest
 
 from voidpad.decode.plan import Plan
 from voidpad.decode.presets import PRESETS
-from voidpad.engine.speed import SPEEDS, check_speed, with_speed
+from voidpad.engine.speed import SPEEDS, with_speed
 from voidpad.errors import ConfigError
 from voidpad.models import load, random_model, save
 
@@ -43,8 +43,8 @@ def test_answers_of_a_speed_do_not_depend_on_the_batch(builtin, name):
 
 
 def test_exact_is_what_happens_without_a_speed():
-    assert with_speed("exact", {"block": 4}, None) == ({"block": 4}, None)
-    assert with_speed(None, {"threshold": 0.9}, "dual") == ({"threshold": 0.9}, "dual")
+    assert with_speed("exact", "daedal", {"block": 4}, None) == ({"block": 4}, None)
+    assert with_speed(None, Plan(), {"threshold": 0.9}, "dual") == ({"threshold": 0.9}, "dual")
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ def test_exact_is_what_happens_without_a_speed():
 )
 def test_a_speed_and_a_switch_exclude_each_other(name, fields, cache, named):
     with pytest.raises(ConfigError, match=named):
-        with_speed(name, fields, cache)
+        with_speed(name, "void", fields, cache)
 
 
 def test_a_switch_that_is_off_is_no_conflict():
-    assert with_speed("fast", {"trim": False, "factor": None}, None)[1] == SPEEDS["fast"].cache
+    assert with_speed("fast", "void", {"trim": False, "factor": None}, None)[1] == SPEEDS["fast"].cache
 
 
 @EACH
@@ -75,15 +75,15 @@ def test_presets_either_take_a_speed_or_refuse_it(name, plan):
         with pytest.raises(ConfigError, match=plan):
             model.generate("hi", plan, speed=name)
     else:
-        check_speed(name, f"{plan}@authors")
+        with_speed(name, f"{plan}@authors", {}, None)
         assert model.plan(plan, **SPEEDS[name].fields).approximations != ()
-    check_speed("exact", plan)
+    with_speed("exact", plan, {}, None)
 
 
 @EACH
 def test_ready_plans_and_block_causal_models_take_no_speed(name, tmp_path, voidpad):
     with pytest.raises(ConfigError):
-        check_speed(name, Plan())
+        with_speed(name, Plan(), {}, None)
     model = random_model("sdar", vocab=300, hidden=16, layers=1, causal_block=4)
     with pytest.raises(ConfigError):
         model.generate("hi", speed=name)
@@ -142,9 +142,12 @@ def test_a_server_decodes_at_its_speed(voidpad, monkeypatch):
     def listen_to_nobody(load, options, *, ready):
         [(_, model)] = load().items()
         served.append(ServedModel(model, options))
+        ready("here")
         return 0
 
     monkeypatch.setattr(server, "serve", listen_to_nobody)
-    assert voidpad("serve --speed fastest").status == 0
+    ran = voidpad("serve --speed fastest")
+    assert ran.status == 0
+    assert "approximate: entropy_bound=0.1, entropy_order=entropy, cache=ahead:3" in ran.err
     assert served[0].default.approximations == ("entropy_bound",)
     assert served[0].options.cache == SPEEDS["fastest"].cache

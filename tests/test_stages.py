@@ -1,39 +1,40 @@
-"""Prepare, answer and judge as stages of their own, on different machines, and the weights as part of a run."""
+"""Stages on different machines, the command, several devices, the weights as part of a run, and two runs compared."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
-from voidpad.commands.cli import app as whole
-from voidpad.commands.eval import evaluate as command
-from voidpad.errors import ConfigError, DataError
-from voidpad.evaluate import EvalConfig, Resources, RunFolder, evaluate, read_run
-from voidpad.evaluate.answer import answer, load_model, load_run
+from test_evaluate import content, untimed
+from voidpad.errors import ConfigError, DataError, VoidpadError
+from voidpad.evaluate import AnswerRequest, EvalConfig, Resources, RunFolder, evaluate, read_run
+from voidpad.evaluate.answer import Answering, Workers, load_model
 from voidpad.evaluate.folder import AnswerRecord
-from voidpad.evaluate.judge import judge
-from voidpad.evaluate.prepare import load_tasks, prepare
-from voidpad.experiments.report.compare import compare_runs
-from voidpad.models import random_model, save
+from voidpad.evaluate.prepare import load_tasks
+from voidpad.evaluate.run import answer, judge, prepare
+from voidpad.experiments.report.pages import compare_runs
+from voidpad.models import random_model, read_card, save
 
 CODE = Resources(allow_code_execution=True)
 FIELDS = {"canvas": 16, "block": 8, "temperature": 2.0}
-app = typer.Typer()
-app.command("eval")(command)
-app.command("other")(lambda: None)
+
+
+def trained(folder, seed=0):
+    """A small model on disk; other weights in the place of those that were there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    save(random_model("llada", vocab=110, context=1024, seed=seed, dtype=torch.float32), folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stages") / "model"
-    save(random_model("llada", vocab=110, context=1024, dtype=torch.float32), folder)
-    return folder
+    return trained(tmp_path_factory.mktemp("stages") / "model")
 
 
 @pytest.fixture
@@ -41,8 +42,12 @@ def settings(weights):
     return EvalConfig(model=str(weights), tasks=("tiny_steps", "tiny_write"), fields=FIELDS, limit=2)
 
 
-def untimed(examples):
-    return [{name: value for name, value in one.items() if name != "seconds"} for one in examples]
+@pytest.fixture
+def steps(settings):
+    return settings.updated(tasks=("tiny_steps",), limit=5)
+
+
+# Stages
 
 
 def test_stages_one_by_one_give_the_files_of_the_whole(settings, tmp_path):
@@ -86,25 +91,6 @@ def test_the_answering_machine_needs_neither_harness_nor_sandbox(settings, tmp_p
     assert judge(folder, resources=CODE)["tasks"]["tiny_write"]["n"] == 2
 
 
-def test_the_command_runs_single_stages(settings, tmp_path):
-    def run(*words):
-        return CliRunner().invoke(app, ["eval", "--out", str(tmp_path), *words])
-
-    first = run("--stage", "prepare", "--model", settings.model, "--tasks", "tiny_expr", "--limit", "2",
-                "--canvas", "16", "--block", "8")  # fmt: skip
-    assert first.exit_code == 0, first.output
-    assert "--stage answer" in first.stderr
-    early = run("--stage", "judge")
-    assert "2 examples have no answer, the first is tiny_expr:0; run --stage answer first" in str(
-        early.exception
-    )
-    twice = run("--stage", "answer", "--plan", "original")
-    assert "--plan: --stage answer takes it from" in str(twice.exception)
-    assert run("--stage", "answer", "--rows", "1").exit_code == 0
-    last = run("--stage", "judge", "--json")
-    assert json.loads(last.stdout)["tasks"]["tiny_expr"]["n"] == 2
-
-
 GOLD = {
     "gsm8k": lambda doc: doc["answer"],
     "math500": lambda doc: f"It is $\\boxed{{{doc['gold']}}}$.",
@@ -121,15 +107,8 @@ def test_answers_from_elsewhere_are_judged(data_dir, tmp_path):
     folder = RunFolder(tmp_path)
     requests = prepare(config, folder, resources=resources)
     tasks = load_tasks(config, resources)
-    facts = {
-        "key": 0,
-        "ids": [1],
-        "tokens": [1],
-        "passes_decode": 1,
-        "stop_reason": "eos",
-        "prompt_tokens": 1,
-    }
-    facts |= {"answer_tokens": 1, "eos": True, "at_cap": False}
+    facts = {"key": 0, "ids": [1], "tokens": [1], "passes_decode": 1, "stop_reason": "eos"}
+    facts |= {"prompt_tokens": 1, "answer_tokens": 1, "eos": True, "at_cap": False}
     for request in requests:
         gold = GOLD[request.task](tasks[request.task].eval_docs[request.index])
         output = gold if request.index == 0 else "nothing"
@@ -137,21 +116,23 @@ def test_answers_from_elsewhere_are_judged(data_dir, tmp_path):
         folder.journal.append([record])
     head = folder.head
     head["plan"] = {"block": 1}
-    head["provenance"] |= {"approximations": [], "length_rule": "Fixed", "fixed_canvas": True}
+    head["provenance"] |= {"approximations": [], "probe_growth": 0}
     folder.write_head(head)
     results = judge(folder, resources=resources)
     assert {task: one["score"] for task, one in results["tasks"].items()} == dict.fromkeys(GOLD, 50.0)
     assert [one["score"] for one in folder.examples] == [1.0, 0.0] * len(GOLD)
 
 
-def test_a_run_of_an_older_version_is_refused_in_one_line(settings, tmp_path):
-    evaluate(settings.updated(tasks=("tiny_steps",)), tmp_path)
+def test_a_run_of_an_older_version_is_refused_in_one_line(steps, tmp_path):
+    evaluate(steps, tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
-    with pytest.raises(DataError, match="format version 2, this release reads 3"):
-        read_run(tmp_path)
-    with pytest.raises(DataError, match="format version 2"):
-        evaluate(settings.updated(tasks=("tiny_steps",)), tmp_path)
+    for reading in (lambda: read_run(tmp_path), lambda: evaluate(steps, tmp_path)):
+        with pytest.raises(DataError, match="format version 2, this release reads 3"):
+            reading()
+
+
+# The weights
 
 
 def test_a_run_can_be_prepared_where_the_model_is_not(settings, weights, tmp_path):
@@ -171,54 +152,164 @@ def test_a_run_can_be_prepared_where_the_model_is_not(settings, weights, tmp_pat
     assert folder.head["plan"]["canvas"] == 16
 
 
-def retrained(folder: Path, seed: int) -> None:
-    """Other weights under the same name."""
-    shutil.rmtree(folder, ignore_errors=True)
-    save(random_model("llada", vocab=110, context=1024, seed=seed, dtype=torch.float32), folder)
-
-
 def test_changed_weights_are_another_run(tmp_path):
-    retrained(tmp_path / "model", 0)
-    settings = EvalConfig(model=str(tmp_path / "model"), tasks=("tiny_steps",), fields=FIELDS, limit=1)
+    model = trained(tmp_path / "model")
+    settings = EvalConfig(model=str(model), tasks=("tiny_steps",), fields=FIELDS, limit=1)
     evaluate(settings, tmp_path / "run")
     before = read_run(tmp_path / "run").config.weights
-    retrained(tmp_path / "model", 1)
+    trained(model, seed=1)
     with pytest.raises(ConfigError, match=rf"a run with weights='{before}', now '\w+'; use another --out"):
         evaluate(settings, tmp_path / "run")
     with pytest.raises(ConfigError, match=rf"weights='{before}': .*model now has weights '\w+'"):
         answer(read_run(tmp_path / "run"))
 
 
-def test_an_adapter_may_be_merged_first(tmp_path):
+def test_an_adapter_may_be_merged_first():
     """The same function, rounded differently: another setting of the run, not another approximation."""
     exact = EvalConfig(model="tiny-void", tasks=("tiny_expr",), limit=1)
-    merged = load_run(exact.updated(merge=True), Resources())
+    merged = Answering.load(exact.updated(merge=True), Resources())
     assert merged.config.merge is True
-    assert merged.config.weights == load_run(exact, Resources()).config.weights
+    assert merged.config.weights == Answering.load(exact, Resources()).config.weights
     assert merged.provenance["approximations"] == []
-    net = load_model(exact.updated(merge=True), Resources()).net
-    assert type(net).__name__ == "LlamaForCausalLM"
+    assert type(merged.model.net).__name__ == "LlamaForCausalLM"
     assert load_model(exact.updated(model="tiny-instruct", merge=True), Resources()).name == "tiny-instruct"
 
 
-def test_merging_and_quantizing_go_by_way_of_a_merged_folder(tmp_path):
+def test_merging_and_quantizing_go_by_way_of_a_merged_folder(voidpad, tmp_path):
     """What the refusal advises works."""
     both = EvalConfig(model="tiny-void", tasks=("tiny_expr",), limit=1)
     with pytest.raises(ConfigError, match="voidpad merge"):
         both.updated(merge=True, quantize="8bit")
-    merged = CliRunner().invoke(whole, ["merge", "tiny-void", "--out", str(tmp_path / "merged")])
-    assert merged.exit_code == 0, merged.output
+    merged = voidpad("merge tiny-void --out", tmp_path / "merged")
+    assert merged.status == 0, merged.err
     advised = both.updated(model=str(tmp_path / "merged"), quantize="8bit")
-    assert load_run(advised, Resources()).provenance["approximations"] == ["8bit weights"]
+    assert Answering.load(advised, Resources()).provenance["approximations"] == ["8bit weights"]
+
+
+# The command
+
+
+def test_a_run_and_its_json(voidpad, weights, tmp_path):
+    words = "--plan void-expansion --canvas 16 --block 8 --set window=8 --set limit=32 --tasks tiny_steps --limit 3"
+    done = voidpad(f"eval {words} --json --model", weights, "--out", tmp_path)
+    assert done.status == 0, done.err
+    results, stored = json.loads(done.out), read_run(tmp_path)
+    assert results == stored.results
+    assert stored.config.limit == 3
+    assert stored.config.fields == {"canvas": 16, "block": 8, "window": 8, "limit": 32}
+    assert stored.head["plan"]["limit"] == 32
+    task = results["tasks"]["tiny_steps"]
+    assert task["passes_probe"] >= 1
+    assert task["passes_shared"] == 1
+    assert all(one["canvas"] <= 32 for one in stored.examples)
+
+
+def test_the_command_runs_single_stages(voidpad, weights, tmp_path):
+    def run(words, *more):
+        return voidpad(f"eval --out {tmp_path} --stage {words}", *more)
+
+    first = run("prepare --tasks tiny_expr --limit 2 --canvas 16 --block 8 --model", weights)
+    assert first.status == 0, first.err
+    assert "--stage answer" in first.err
+    assert "2 items have no answer, the first is tiny_expr:0" in run("judge").err
+    assert "--plan: --stage answer takes it from" in run("answer --plan original").err
+    assert run("answer --rows 1").status == 0
+    assert json.loads(run("judge --json").out)["tasks"]["tiny_expr"]["n"] == 2
+
+
+@pytest.mark.parametrize(("padding", "plan"), [("void", "void"), ("eos", "original"), (None, "original")])
+def test_the_plan_follows_the_padding_of_the_checkpoint(voidpad, weights, tmp_path, padding, plan):
+    model = shutil.copytree(weights, tmp_path / "model")
+    replace(read_card(model), padding=padding).write(model)
+    line = f"eval --model {model} --stage prepare --tasks tiny_expr --limit 1 --out {tmp_path}/run"
+    assert f"plan: {plan} (this checkpoint " in voidpad(line).err
+    assert read_run(tmp_path / "run").config.plan == plan
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--tasks nothing", "task 'nothing'"),
+        ("--tasks tiny_write", "--allow-code-execution"),
+        ("--tasks tiny_steps --set threshold", "--set 'threshold'"),
+        ("--tasks tiny_steps --set block=8 --block 8", "block is given twice"),
+        ("--tasks tiny_steps --set colour=red", "colour"),
+        ("--tasks tiny_steps --set parity=gpt", "parity"),
+        ("--tasks tiny_steps --shard 1-2", "shard='1-2'"),
+        ("--tasks gsm8k --data /nowhere", "no gsm8k_train.jsonl in /nowhere"),
+        ("--tasks tiny_expr --stage prepare --model owner/absent", "name --plan"),
+    ],
+)
+def test_wrong_usage_is_refused_before_anything_is_written(voidpad, weights, tmp_path, words, message):
+    done = voidpad(f"eval --model {weights} --out {tmp_path}/run {words}")
+    assert done.status != 0
+    assert message in done.err
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_table_names_the_share_of_the_test_set_and_approximations(voidpad, weights, tmp_path):
+    words = "--plan void --canvas 16 --block 8 --tasks tiny_expr --limit 1 --cache prefix --set trim=true"
+    done = voidpad(f"eval {words} --model {weights} --out {tmp_path}")
+    assert done.status == 0, done.err
+    assert "tiny_expr" in done.out
+    assert "1/500" in done.out
+    assert "approximate: prefix cache, trim" in done.err
+
+
+# Several devices: real processes, here each on the CPU
+
+
+def test_two_processes_give_the_rows_of_one_and_import_nothing_from_the_current_folder(
+    steps, tmp_path, monkeypatch
+):
+    (tmp_path / "pickle.py").write_text("open('imported', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    evaluate(steps, tmp_path / "one")
+    evaluate(steps, tmp_path / "two", resources=Resources(device="cpu,cpu"))
+    one, two = content(tmp_path / "one"), content(tmp_path / "two")
+    for config in (one[0], two[0], one[3], two[3]):
+        assert config["provenance"].pop("devices", ["cpu", "cpu"]) == ["cpu", "cpu"]
+    assert two == one
+    journal = read_run(tmp_path / "two").journal.records
+    assert sorted(journal) == [f"tiny_steps:{item}" for item in range(5)]
+    assert not (tmp_path / "imported").exists()
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
+@pytest.mark.slow
+def test_what_a_process_refuses_is_said_once_and_nothing_is_written(steps, tmp_path):
+    with pytest.raises(ConfigError, match=r"^device 'elsewhere'"):
+        evaluate(steps, tmp_path / "run", resources=Resources(device="elsewhere,cpu"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_each_needs_a_gpu(steps, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ConfigError, match="device 'each': this machine has no CUDA device"):
+        evaluate(steps, tmp_path, resources=Resources(device="each"))
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_named_and_leaves_no_other(steps):
+    asked = [AnswerRequest(name=f"tiny_steps:{item}", prompt="one") for item in range(4)]
+    with Workers(steps, Resources(), ["cpu", "cpu"]) as workers:
+        processes = list(workers.processes.values())
+        os.kill(processes[1].pid, signal.SIGKILL)
+        with pytest.raises(VoidpadError, match=r"the process on cpu died \(status -9\)"):
+            list(workers.run(asked))
+    assert not any(process.is_alive() for process in processes)
 
 
 # Two runs compared
 
 
-def test_two_runs_are_compared_item_by_item(settings, tmp_path):
+def test_two_runs_are_compared_item_by_item(voidpad, steps, tmp_path):
     paths = [tmp_path / "a", tmp_path / "b"]
     for seed, path in enumerate(paths):
-        evaluate(settings.updated(tasks=("tiny_steps",), limit=4, seed=seed), path)
+        evaluate(steps.updated(limit=4, seed=seed), path)
     second = RunFolder(paths[1])
     lines, results = second.examples, second.results
     lines[2] |= {"score": 1.0, "output": "<b>#### 7</b>"}  # as if the second run had one more right
@@ -231,24 +322,18 @@ def test_two_runs_are_compared_item_by_item(settings, tmp_path):
     assert "| tiny_steps | 4 | 0.00 | 25.00 | +25.00 | [+0.00, +75.00] | 0 | 1 | 1 |" in text
     assert "## tiny_steps 2: 0 to 1" in text
     assert lines[2]["prompt"].splitlines()[0] in text
-    shown = CliRunner().invoke(whole, ["report", "--compare", *map(str, paths)])
-    assert shown.output == text
-    done = CliRunner().invoke(
-        whole, ["report", "--compare", *map(str, paths), "--out", str(tmp_path / "out")]
-    )
-    assert done.exit_code == 0
+    assert voidpad("report --compare", *paths).out == text
+    assert voidpad("report --compare", *paths, "--out", tmp_path / "out").status == 0
     assert (tmp_path / "out" / "compare.md").read_text() == text
     assert "&lt;b&gt;#### 7&lt;/b&gt;" in (tmp_path / "out" / "compare.html").read_text()
 
 
-def test_runs_that_cannot_be_compared_are_refused(settings, tmp_path):
-    steps, expr = settings.updated(tasks=("tiny_steps",)), settings.updated(tasks=("tiny_expr",))
+def test_runs_that_cannot_be_compared_are_refused(voidpad, steps, tmp_path):
     evaluate(steps, tmp_path / "a")
-    evaluate(expr, tmp_path / "b")
+    evaluate(steps.updated(tasks=("tiny_expr",)), tmp_path / "b")
     with pytest.raises(ConfigError, match="no item was answered by both"):
         compare_runs(tmp_path / "a", tmp_path / "b")
     (tmp_path / "b" / "results.json").unlink()
     with pytest.raises(DataError, match="b: not judged yet"):
         compare_runs(tmp_path / "a", tmp_path / "b")
-    with pytest.raises(ConfigError, match="takes two run folders, got 1"):
-        CliRunner().invoke(whole, ["report", "--compare", str(tmp_path / "a")], catch_exceptions=False)
+    assert "takes two run folders, got 1" in voidpad("report --compare", tmp_path / "a").err

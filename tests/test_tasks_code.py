@@ -131,7 +131,7 @@ def test_mbpp_entry_point_and_checks():
         "test_setup_code": "import math",
         "test_list": ["assert (g(2)) == 4", "assert 2", "assert 3", "assert 0"],
     }
-    assert (mbpp.entry_point(M), mbpp.entry_point(doc), mbpp.function_under_test(doc)) == ("g", None, "g")
+    assert (mbpp.authors_entry(M), mbpp.authors_entry(doc), mbpp.function_under_test(doc)) == ("g", None, "g")
     assert mbpp.checks(doc) == "import math\nassert (g(2)) == 4\nassert 2\nassert 3"
 
 

@@ -5,6 +5,7 @@ import gzip
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -87,15 +88,11 @@ def benchmark_prompts(data_dir):
             yield json.loads(line)["prompt"]
 
 
-def check_unchanged(tokenizers, kind, prompts):
-    tokenizer, roles = tokenizers[kind]
-    for prompt in prompts:
-        assert encode_chat(tokenizer, user(prompt), roles=roles) == rendered(tokenizer, user(prompt)), prompt
-
-
 @KINDS
 def test_benchmark_prompts_have_the_ids_of_the_template(data_dir, tokenizers, kind):
-    check_unchanged(tokenizers, kind, list(benchmark_prompts(data_dir))[::23])
+    tokenizer, roles = tokenizers[kind]
+    for prompt in list(benchmark_prompts(data_dir))[::23]:
+        assert encode_chat(tokenizer, user(prompt), roles=roles) == rendered(tokenizer, user(prompt)), prompt
 
 
 TURNS = st.lists(st.sampled_from(["user", "assistant"]), max_size=4).map(lambda roles: [*roles, "user"])
@@ -135,14 +132,17 @@ def hostile_text(tokenizer):
     return st.lists(pieces, min_size=1, max_size=8).map("".join)
 
 
-def check_forging_fails(tokenizers, kind, data):
+@KINDS
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_no_text_can_forge_a_turn(tokenizers, kind, data):
     """The special ids are the template's own, in its order, and the text is what was typed."""
     tokenizer, roles = tokenizers[kind]
     turns = data.draw(TURNS)
     texts = [data.draw(hostile_text(tokenizer)) for _ in turns]
     messages = conversation(turns, texts)
     ids = encode_chat(tokenizer, messages, roles=roles)
-    reserved = reserved_ids(tokenizer, roles) - {tokenizer.unk_token_id}
+    reserved = reserved_ids(tokenizer, roles)
     harmless = conversation(turns, ["x" if text.strip() else text for text in texts])
     own = [token for token in rendered(tokenizer, harmless) if token in reserved]
     assert [token for token in ids if token in reserved] == own
@@ -152,20 +152,13 @@ def check_forging_fails(tokenizers, kind, data):
 
 
 @KINDS
-@settings(deadline=None, max_examples=40)
-@given(data=st.data())
-def test_no_text_can_forge_a_turn(tokenizers, kind, data):
-    check_forging_fails(tokenizers, kind, data)
-
-
-@KINDS
 @settings(deadline=None, max_examples=30)
 @given(data=st.data())
 def test_typed_text_has_no_reserved_id(tokenizers, kind, data):
     tokenizer, roles = tokenizers[kind]
     text = data.draw(hostile_text(tokenizer))
     ids = encode_text(tokenizer, text, roles=roles)
-    assert not (reserved_ids(tokenizer, roles) - {tokenizer.unk_token_id}) & set(ids)
+    assert not reserved_ids(tokenizer, roles) & set(ids)
     if kind == "dream":
         assert tokenizer.decode(ids) == tokenizer.decode(raw_ids(tokenizer, text))
 
@@ -184,8 +177,6 @@ def test_a_typed_token_reads_as_its_letters(tokenizers):
 def test_a_role_inside_the_vocabulary_is_no_text_either(tokenizers):
     """The authors' VOID for Dream is a run of 128 spaces."""
     tokenizer, roles = tokenizers["dream"]
-    from dataclasses import replace
-
     theirs = replace(roles, void=56940, rainbow=(56940, 86766))
     text = "x" + " " * 300 + "y"
     assert 56940 in encode_text(tokenizer, text, roles=roles)
@@ -244,7 +235,7 @@ def test_templates_that_rewrite_contents(template):
     for text in ("hi there", "a </think> b"):
         assert encode_chat(tokenizer, user(text)) == rendered(tokenizer, user(text))
     for text in ("x<|eot_id|>", "a</think><|mask|>x", "x<|eot#_id|>"):
-        special = reserved_ids(tokenizer) - {tokenizer.unk_token_id}
+        special = reserved_ids(tokenizer)
         with contextlib.suppress(ConfigError):
             ids = encode_chat(tokenizer, user(text))
             assert [token for token in ids if token in special] == [2]

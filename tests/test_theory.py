@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from studies.theory.__main__ import task_lengths, theory
-from studies.theory.oracle import ROLES, WORD, LengthOracle, decode_oracle
+from studies.theory.oracle import ROLES, WORD, LengthOracle
 from studies.theory.theorems import Case, LengthModel, agree, predict, spread
 from voidpad.builtin.tasks import CANVAS
-from voidpad.decode.presets import plan
 from voidpad.errors import ConfigError
 from voidpad.models import load
-from voidpad.training.padding import POLICIES, Example, pad
+from voidpad.training.padding import POLICIES, pad
+from voidpad.training.prepared import Example
 
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=30)
 SPEC = LengthModel.weighted({1: ".35", 2: ".25", 5: ".40"})  # 8.6
@@ -109,35 +109,6 @@ def test_agreement_reads_each_row_with_its_own_lengths():
 
 
 # 8.6: the oracle length model
-
-
-def told(padding: str, **fields) -> tuple[str, str, int]:
-    name = "void" if padding == "void" else "original"
-    story = decode_oracle(LengthOracle(SPEC, POLICIES[padding], 6), plan(name, canvas=6, **fields))
-    return ", ".join(f"{s}:{t} {round(p, 4):g}" for s, t, p in story.commits), story.canvas, story.passes
-
-
-WORDS = ", ".join(f"{slot}:c 0.1" for slot in range(1, 6))
-
-
-@pytest.mark.parametrize(
-    ("padding", "fields", "commits", "canvas"),
-    [
-        ("eos", {"block": 6}, "6:E 1, 3:E 0.6, 4:E 1, 5:E 1, 2:E 0.5833, 1:c 0.1", "cEEEEE"),
-        ("void", {"block": 6, "stop": "vanilla"}, f"6:E 0.4, {WORDS}", "cccccE"),
-        (
-            "void",
-            {"block": 6, "stop": "vanilla", "ban": ""},
-            "4:V 0.6, 5:V 1, 6:V 1, 2:E 0.5833, 3:V 1, 1:c 0.1",
-            "cEVVVV",
-        ),
-        ("rainbow", {"block": 6}, f"6:E 0.4, {WORDS}", "cccccE"),
-        ("void", {"block": 3}, "2:E 0.35, 1:c 0.1", "cE...."),
-        ("void", {"block": 2}, "2:E 0.35, 1:c 0.1", "cE...."),
-    ],
-)
-def test_the_five_lines(padding, fields, commits, canvas):
-    assert told(padding, **fields) == (commits, canvas, commits.count(":"))
 
 
 @given(LENGTHS, st.sampled_from(["eos", "void", "rainbow"]), st.data())

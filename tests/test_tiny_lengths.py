@@ -20,7 +20,16 @@ def answer(model, name, **fields):
     return outcome
 
 
-@pytest.mark.parametrize("task", MIRRORED, ids=[task.name for task in MIRRORED])
+# One task of words and one of code in `make test`; every one of them in `make test-slow`.
+EACH = [
+    pytest.param(
+        task, id=task.name, marks=[] if task.name in ("tiny_steps", "tiny_write") else pytest.mark.slow
+    )
+    for task in MIRRORED
+]
+
+
+@pytest.mark.parametrize("task", EACH)
 def test_a_perfect_model_overflows_under_eos_padding_alone(task):
     problem = problem_with_steps(task, Random(2), split="test")
     eos = oracle(problem, "eos", draws=1200)

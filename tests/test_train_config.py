@@ -5,23 +5,16 @@ from pathlib import Path
 import pytest
 
 from voidpad.errors import ConfigError
-from voidpad.models import FAMILIES
 from voidpad.training.recipe import check, read, write_starter
 
 ROOT = Path(__file__).parents[1] / "voidpad" / "recipes"
 EVERY = sorted((ROOT / "paper").glob("*.toml"))
 PAPER = [path for path in EVERY if not path.stem.endswith(("-authors", "-early-rainbow"))]
-TINY = [path for path in sorted((ROOT / "tiny").glob("*.toml")) if "[padding]" in path.read_text()]
 LEAST = {"model": {"name": "m"}, "data": {"path": "d"}, "run": {"output": "o", "steps": 1}}
 
 
 def changed(**parts):
     return {name: {**LEAST.get(name, {}), **parts.get(name, {})} for name in {*LEAST, *parts}}
-
-
-@pytest.mark.parametrize("path", [*EVERY, *TINY], ids=lambda path: path.stem)
-def test_recipes_of_the_repository_are_valid(path):
-    read(path)
 
 
 def test_four_models_and_three_policies():
@@ -61,16 +54,21 @@ def test_policies_of_a_model_differ_in_padding_name_and_budget_only():
 
 
 def test_early_rainbow_and_the_authors_code_have_recipes_of_their_own():
-    for model in ("llada-8b-instruct", "dream-7b-instruct"):
-        early, late = (read(ROOT / "paper" / f"{model}-{name}.toml") for name in ("early-rainbow", "rainbow"))
-        assert (early.run.steps, late.run.epochs) == (7000, 1)
-        assert early.padding == late.padding
-    for path in EVERY:
-        if path.stem.endswith("-void-authors"):
-            theirs, ours = read(path), read(path.with_stem(path.stem.removesuffix("-authors")))
-            assert (theirs.preset, theirs.model.init_void) == ("authors", "keep")
-            assert not theirs.lora.void_rows
-            assert (theirs.run.steps, theirs.run.epochs) == (ours.run.steps, ours.run.epochs)
+    others = {path.stem: read(path) for path in EVERY if path not in PAPER}
+    assert sum(name.endswith("-early-rainbow") for name in others) == 2
+    for name, recipe in others.items():
+        model, kind = name.rsplit("-", 2)[0], name.rsplit("-", 2)[1]
+        paper = read(ROOT / "paper" / f"{model}-{'rainbow' if kind == 'early' else kind}.toml")
+        if kind == "early":
+            assert (recipe.run.steps, paper.run.epochs) == (7000, 1)
+            assert recipe.padding == paper.padding
+        else:
+            assert (recipe.preset, recipe.model.init_void, recipe.lora.void_rows) == (
+                "authors",
+                "keep",
+                False,
+            )
+            assert (recipe.run.steps, recipe.run.epochs) == (paper.run.steps, paper.run.epochs)
 
 
 def test_all_faults_come_together_with_field_and_value():
@@ -90,6 +88,8 @@ def test_all_faults_come_together_with_field_and_value():
         ({"optim": {"name": "muon"}, "lora": {}}, "full-parameter"),
         ({"optim": {"name": "muon"}, "run": {"fsdp": True}}, "whole matrices"),
         ({"lora": {"void_rows": False}}, "init_void must be"),
+        ({"model": {"quantize": "4bit"}}, r"model\.quantize needs \[lora\]"),
+        ({"run": {"choose": "best"}}, r"data\.held_out"),
         ({"padding": {"window": [9, 3]}}, "smaller number first"),
     ],
 )
@@ -100,14 +100,11 @@ def test_combinations_that_cannot_work_are_refused(parts, message):
 
 def test_the_authors_preset_sets_what_their_code_does_and_explicit_settings_win():
     recipe = check({**changed(lora={}), "preset": "authors"})
-    assert not recipe.padding.longest_row_gets_eos
-    assert recipe.padding.truncated_gets_eos
-    assert recipe.model.init_void == "keep"
-    assert not recipe.lora.void_rows
-    assert "lm_head" in FAMILIES["llada"].lora_targets
-    assert "o_proj" not in FAMILIES["llada"].lora_targets
+    assert (recipe.padding.longest_row_gets_eos, recipe.padding.truncated_gets_eos) == (False, True)
+    assert (recipe.model.init_void, recipe.lora.void_rows) == ("keep", False)
     explicit = check({**changed(padding={"truncated_gets_eos": False}), "preset": "authors"})
     assert not explicit.padding.truncated_gets_eos
+    assert explicit.lora is None
 
 
 def test_changes_from_the_command_line(tmp_path):
@@ -121,8 +118,6 @@ def test_changes_from_the_command_line(tmp_path):
     assert (recipe.lora.r, recipe.run.compile) == (4, True)
     other = read(path, ["run.epochs=2.0"])  # a run has one length, and the one that is asked for counts
     assert (other.run.steps, other.run.epochs, other.run.seconds) == (None, 2.0, None)
-    with pytest.raises(ConfigError, match=r"exactly one of run\.steps, run\.epochs, run\.seconds"):
-        check(changed(run={"steps": 5, "epochs": 2.0}))
     for change, message in (("run.steps", "part.field=value"), ("run.steps.x=1", "not a section")):
         with pytest.raises(ConfigError, match=message):
             read(path, [change])

@@ -30,10 +30,8 @@ def test_batches_are_the_same_on_both_devices(folder):
     rows = ours.rows
     there = [[_host(one) for one in ours[update]] for update in range(6)]
     rows.pairs = rows.pairs.to("cpu")
-    for device in (
-        "cuda",
-        "cpu",
-    ):  # data too large for the GPU: laid out on the host; and everything on the host
+    # Data too large for the GPU: laid out on the host; and everything on the host.
+    for device in ("cuda", "cpu"):
         rows.device = torch.device(device)
         for update in range(6):
             for here, other in zip(ours[update], there[update], strict=True):
@@ -45,7 +43,7 @@ def test_batches_are_the_same_on_both_devices(folder):
 
 def _host(one):
     """The tensors of a pass, on the host."""
-    parts = vars(one) | (vars(one.packed) if one.packed else {})
+    parts = vars(one) | vars(one.slots) | (vars(one.segments) if one.segments else {})
     return {name: value.cpu() for name, value in parts.items() if isinstance(value, torch.Tensor)}
 
 
@@ -58,9 +56,9 @@ def test_gradients_do_not_depend_on_passes(folder, lora, monkeypatch):
         parts = {"padding": {"width": "virtual"}, "model": {"attention": attention}, "lora": lora or {}}
         parts = parts if lora else {name: part for name, part in parts.items() if name != "lora"}
         for tokens in (16, 64, 4096):
-            run = {"output": str(folder / "passes"), "pass_tokens": tokens, "bf16": "on"}
+            run = {"pass_tokens": tokens, "bf16": "on"}
             one = Run(recipe(folder, **parts, run=run))
-            assert one.passes.limit.packed == (attention is None)
+            assert one.passes.limit.end_to_end == (attention is None)
             grads = [grad.flatten() for grad in gradients(one)[0].values()]
             found[attention, tokens] = torch.cat(grads).float()
     first = found[None, 4096]
@@ -72,32 +70,18 @@ def test_gradients_do_not_depend_on_passes(folder, lora, monkeypatch):
 def test_bfloat16_follows_float32(folder, compile):
     losses = {}
     for bf16 in ("off", "on"):
-        output = folder / f"{bf16}-{compile}"
-        run = {
-            "output": str(output),
-            "bf16": bf16,
-            "compile": compile,
-            "steps": 20,
-            "log_every": 20,
-            "save_every": 50,
-        }
-        train(recipe(folder, run=run))
-        losses[bf16] = entries(output)[-1]["loss"]
+        run = {"bf16": bf16, "compile": compile, "steps": 20, "log_every": 20, "save_every": 50}
+        train(recipe(folder, f"{bf16}-{compile}", run=run))
+        losses[bf16] = entries(folder / f"{bf16}-{compile}")[-1]["loss"]
     assert losses["on"] == pytest.approx(losses["off"], rel=0.02)
 
 
 def test_compiled_layers_settle(folder, monkeypatch):
     """Passes of many lengths share a few graphs: none is compiled after the first 50 updates."""
     monkeypatch.setattr(setup, "LARGE", 0)
-    run = {
-        "output": str(folder / "settle"),
-        "compile": True,
-        "bf16": "on",
-        "pass_tokens": 512,
-        "global_batch": 20,
-    }
+    run = {"compile": True, "bf16": "on", "pass_tokens": 512, "global_batch": 20}
     one = Run(recipe(folder, padding={"width": "window", "window": [16, 96]}, run=run))
-    assert one.passes.limit.packed
+    assert one.passes.limit.end_to_end
     torch._dynamo.utils.counters.clear()
     shapes, graphs = set(), []
     for update in range(60):
@@ -116,17 +100,17 @@ from torch.distributed.tensor import DTensor
 from training_runs import recipe
 from voidpad.training.train import train
 folder = Path(sys.argv[1])
-run = {"output": str(folder / "fsdp"), "fsdp": True, "bf16": "off"}
+run = {"fsdp": True, "bf16": "off"}
 def sharded(run, entries):
     assert run.sharded
     assert all(isinstance(p, DTensor) for p in run.module.parameters())
-train(recipe(folder, run={**run, "steps": 2}), watch=sharded)
-train(recipe(folder, run={**run, "steps": 6}), resume=True)
+train(recipe(folder, "fsdp", run={**run, "steps": 2}), watch=sharded)
+train(recipe(folder, "fsdp", run={**run, "steps": 6}), resume=True)
 """
 
 
 def test_fsdp_on_one_gpu(folder):
-    train(recipe(folder, run={"output": str(folder / "plain"), "bf16": "off"}))
+    train(recipe(folder, "plain", run={"bf16": "off"}))
     script = folder / "sharded.py"
     script.write_text(SHARDED)
     launch = "-m torch.distributed.run --nproc-per-node 1"

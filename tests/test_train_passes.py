@@ -1,15 +1,19 @@
 """An update's gradients do not depend on the passes that compute it; passes are full and fit into memory."""
 
+import json
+from argparse import Namespace
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from studies.benchmarks import train as benchmarks
 from training_runs import gradients, materials, recipe
 from voidpad.engine import packed
 from voidpad.errors import ConfigError
 from voidpad.training import setup
 from voidpad.training.batches import BatchShare, PassLimit, plan
-from voidpad.training.losses import SlotLoss, loss_slots
+from voidpad.training.losses import SlotLoss
 from voidpad.training.setup import compiles, pass_limit
 from voidpad.training.train import Run, train
 
@@ -26,22 +30,18 @@ def folder(folders):
     return folders["llada"]
 
 
-def prepared(folder, name="passes", **parts):
-    run = {"output": str(folder / name), **parts.pop("run", {})}
-    return Run(recipe(folder, **parts, run=run))
-
-
 def one_mini_batch_at_a_time(run, update=0):
     """Gradients and loss of an update in plain code: each mini-batch padded and computed by itself."""
-    batches, goal = run.passes, run.passes.objective
-    size, whole = batches.share.micro_batch, batches.share.global_batch
+    rows, objective = run.passes.rows, run.passes.objective
+    size, whole = run.passes.share.micro_batch, run.passes.share.global_batch
     run.module.net.set_attn_implementation("sdpa")
     run.module.train()
     total = 0.0
     for place in range(update * whole, (update + 1) * whole, size):
-        batch, at = batches.rows(0, torch.arange(place, place + size))
-        noised = batches.rows.noising(batch, goal.mask, forced=goal.forced, at=at)
-        slots = loss_slots(batch, noised, goal.normaliser, shift=goal.shift)
+        position = torch.arange(place, place + size)
+        batch, origin = rows(0, position, rows.lengths(0, position, size)[0])
+        noised = objective.noise(batch, origin)
+        slots = objective.loss_slots(batch, noised)
         entropy = SlotLoss(run.module.net)(noised.ids, slots.where, slots.label, batch.inside)
         loss = (entropy * slots.weight).sum() * size / whole
         loss.backward()
@@ -55,21 +55,17 @@ def one_mini_batch_at_a_time(run, update=0):
 @pytest.mark.parametrize("width", ["batch", "virtual"])
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_gradients_and_loss_do_not_depend_on_passes(folders, family, width, lora):
-    run = prepared(folders[family], padding={"width": width}, **({"lora": lora} if lora else {}))
+    run = Run(recipe(folders[family], padding={"width": width}, **({"lora": lora} if lora else {})))
     run.passes.rows.host.complete[::5] = False  # some answers were cut: rows of a mini-batch differ in length
     run.passes.rows.pairs.complete[::5] = False
     wanted, loss = one_mini_batch_at_a_time(run)
     assert any(gradient.abs().max() > 1e-3 for gradient in wanted.values())
     counts = set()
     limits = [PassLimit(1), PassLimit(40), PassLimit(100, multiple=8), PassLimit(200, small=100)]
-    limits += [
-        PassLimit(40, packed=True),
-        PassLimit(4096, packed=True),
-        PassLimit(64, packed=True, multiple=16),
-    ]
+    limits += [PassLimit(tokens, end_to_end=True, multiple=k) for tokens, k in ((40, 1), (4096, 1), (64, 16))]
     for limit in limits:
         run.passes.limit = limit
-        run.module.net.set_attn_implementation(packed.NAME if limit.packed else "sdpa")
+        run.module.net.set_attn_implementation(packed.NAME if limit.end_to_end else "sdpa")
         counts.add(len(run.passes[0]))
         found, total = gradients(run)
         assert total == pytest.approx(loss, rel=1e-5)
@@ -80,7 +76,7 @@ def test_gradients_and_loss_do_not_depend_on_passes(folders, family, width, lora
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_the_held_out_loss_does_not_depend_on_passes(folders, family):
-    run = prepared(folders[family], data={"held_out": 9})
+    run = Run(recipe(folders[family], data={"held_out": 9}))
     found = []
     for tokens in (1, 30, 4096):
         run.passes.limit.tokens = tokens
@@ -97,9 +93,7 @@ def test_a_run_in_other_passes_ends_with_the_same_weights(folder):
         "narrow": [{"pass_tokens": 20, "steps": 1}, {"pass_tokens": 30, "steps": 3, "checkpointing": True}],
     }.items():
         for run in runs:
-            done = train(
-                recipe(folder, run={**run, "output": str(folder / name), "save_every": 10}), resume=True
-            )
+            done = train(recipe(folder, name, run={**run, "save_every": 10}), resume=True)
         assert done.finished
         ends[name] = load_file(done.folder / "model.safetensors")
     assert max((ends["wide"][key] - ends["narrow"][key]).abs().max() for key in ends["wide"]) < 1e-5
@@ -131,13 +125,10 @@ def test_long_runs_on_a_gpu_are_compiled(folder, monkeypatch, parts, wanted):
 @pytest.mark.parametrize(
     ("parts", "parameters", "wanted"),
     [
-        ({}, 7_600_000_000, PassLimit(packed=True, multiple=128)),
+        ({}, 7_600_000_000, PassLimit(end_to_end=True, multiple=128)),
         ({}, 2_500_000, PassLimit(multiple=32, small=400_000)),
-        (
-            {"run": {"bf16": "off"}},
-            8_000_000_000,
-            PassLimit(multiple=32, small=125),
-        ),  # the kernel computes in half precision
+        # The kernel computes in half precision.
+        ({"run": {"bf16": "off"}}, 8_000_000_000, PassLimit(multiple=32, small=125)),
         ({"padding": {"width": 64}}, 8_000_000_000, PassLimit(small=125)),  # rows of one length
         ({"model": {"attention": "eager"}}, 8_000_000_000, PassLimit(multiple=32, small=125)),
     ],
@@ -146,39 +137,36 @@ def test_how_rows_lie_on_a_gpu(folder, monkeypatch, parts, parameters, wanted):
     asked = recipe(folder, **parts)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(packed, "kernel_exists", lambda: True)
-    assert pass_limit(asked, compiled=True, parameters=parameters) == wanted
+    given = {"compiled": True, "parameters": parameters, "tokens": 4096}
+    assert pass_limit(asked, **given) == wanted
     monkeypatch.setattr(packed, "kernel_exists", lambda: False)  # an older GPU
-    assert not pass_limit(asked, compiled=True, parameters=parameters).packed
-
-
-def lengths_of(rows=200):
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(20, 500, (rows,), generator=generator).tolist()
+    assert not pass_limit(asked, **given).end_to_end
 
 
 @pytest.mark.parametrize("tokens", [1, 600, 4096, 10**6])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("end_to_end", [False, True])
 @pytest.mark.parametrize("multiple", [1, 64])
-def test_a_plan_holds_every_row_once_within_the_limit(tokens, packed, multiple):
-    lengths, limit = lengths_of(), PassLimit(tokens, packed, multiple)
+def test_a_plan_holds_every_row_once_within_the_limit(tokens, end_to_end, multiple):
+    lengths = torch.randint(20, 500, (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    limit = PassLimit(tokens, end_to_end, multiple)
     found = plan(lengths, limit)
     assert sorted(row for rows in found for row in rows) == list(range(len(lengths)))
     chosen = [[lengths[row] for row in rows] for rows in found]
-    sizes = [limit.rounded(sum(one)) if packed else len(one) * limit.rounded(max(one)) for one in chosen]
+    sizes = [limit.size(len(one), max(one), sum(one)) for one in chosen]
     assert all(size <= tokens or len(rows) == 1 for rows, size in zip(found, sizes, strict=True))
-    if packed and tokens > max(lengths):
+    if end_to_end and tokens > max(lengths):
         assert len(found) <= 1 + sum(lengths) // (tokens - max(lengths) - multiple)
     if tokens == 4096:
-        assert sum(sizes) < 1.2 * sum(lengths)
-    shared = plan(lengths, PassLimit(tokens, packed, multiple, small=10**6))  # uneven rows in one pass
-    assert len(shared) < len(found) or packed or tokens < 10**6
+        assert sum(lengths) <= sum(sizes) < 1.2 * sum(lengths)
+    shared = plan(lengths, PassLimit(tokens, end_to_end, multiple, small=10**6))  # uneven rows in one pass
+    assert len(shared) < len(found) or end_to_end or tokens < 10**6
     most = plan(lengths, limit, least=150)
     assert len(most) == max(150, len(found))
     assert all(most)
 
 
 def test_processes_of_a_sharded_run_make_as_many_passes(folder):
-    run = prepared(folder, padding={"width": "virtual"})
+    run = Run(recipe(folder, padding={"width": "virtual"}))
     run.passes.limit.tokens = 24
     counts = []
     for rank in range(2):
@@ -208,9 +196,9 @@ class Full:
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_pass_that_does_not_fit_is_halved_and_the_gradients_stay(folder, where):
-    run = prepared(folder)
+    run = Run(recipe(folder))
     wanted, loss = one_mini_batch_at_a_time(run)
-    run = prepared(folder)
+    run = Run(recipe(folder))
     device = Full(run, 30, where)
     found, total = gradients(run)
     assert device.failures >= 1
@@ -218,27 +206,38 @@ def test_a_pass_that_does_not_fit_is_halved_and_the_gradients_stay(folder, where
     assert total == pytest.approx(loss, rel=1e-5)
     for name, gradient in found.items():
         assert torch.allclose(gradient, wanted[name], atol=1e-5), name
-    assert run._sums[1] == sum(one.tokens for one in run.passes[0])
+    assert run._sums[0, 1] == sum(one.tokens for one in run.passes[0])
 
 
 def test_a_row_that_does_not_fit_is_checkpointed_and_then_refused(folder):
-    run = prepared(folder)
+    run = Run(recipe(folder))
     Full(run, 2)
     with pytest.raises(ConfigError, match="out of memory in a pass"):
         gradients(run)
-    assert run.checkpointed == 2
+    assert run.recomputing
 
 
 def test_large_passes_are_halved_before_layers_are_recomputed(folder, monkeypatch):
     """A pass below what a GPU computes at full speed is not halved again while recomputing can make room."""
-    monkeypatch.setattr("voidpad.training.train.EFFICIENT", 60)
-    run = prepared(folder)
+    monkeypatch.setattr("voidpad.training.setup.ON_GPU", 60)
+    run = Run(recipe(folder))
     whole = sum(one.ids.numel() for one in run.passes[0])
     seen = []
     for _ in range(3):
         run._make_room(run.passes[0], torch.OutOfMemoryError())
-        seen.append((run.passes.limit.tokens, run.checkpointed))
-    assert seen[0] == (whole // 2, 0)
-    assert [checkpointed for _, checkpointed in seen] == [0, 2, 2]
-    assert seen[1][0] == seen[0][0]
+        seen.append((run.passes.limit.tokens, run.recomputing))
+    assert seen[:2] == [(whole // 2, False), (whole // 2, True)]
     assert seen[2][0] < seen[1][0]
+
+
+@pytest.mark.slow
+def test_the_benchmarks_run_on_tiny_shapes(capsys):
+    """On a GPU they are run by hand, and seldom. The plain loop that they compare with has the same loss."""
+    options = Namespace(rehearse=True, device="cpu", changes=[], variants=[], updates=3)
+    threads = torch.get_num_threads()
+    for run in (benchmarks.large, benchmarks.rows):
+        run(options)
+    torch.set_num_threads(threads)
+    large, rows = map(json.loads, capsys.readouterr().out.splitlines())
+    assert max(large["loss_differences"].values()) < 1e-3
+    assert 1 <= rows["computed_per_real_token"] < 1.01  # rows lie end to end on a CPU

@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from stories import HOSTILE, expansion, hostile, overflow
+from stories import HOSTILE, eos_first, expansion, hostile
 from voidpad.commands.analyze import view
 from voidpad.diagnose.page import Named, PageServer, embedded, page
 from voidpad.diagnose.trace import Trace, read, write
@@ -37,7 +37,7 @@ def test_data_is_inert_inside_markup():
 
 
 def test_the_policy_allows_this_script_and_nothing_else():
-    text = page(named(overflow(8)))
+    text = page(named(eos_first(8)))
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text).group(1)
     for tag in ("style", "script"):
         inside = re.search(rf"<{tag}(?: type=\"module\")?>(.*?)</{tag}>", text, re.S).group(1)
@@ -48,7 +48,7 @@ def test_the_policy_allows_this_script_and_nothing_else():
 
 
 def test_the_page_names_no_address():
-    text = page(named(overflow(8)))
+    text = page(named(eos_first(8)))
     assert set(re.findall(r"""(?:src|href)=["']?([^"' >]+)""", text)) == {"data:,", "#bar"}
     assert set(re.findall(r"https?://[^\s\"']+", text)) == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|@import|url\(", text)
@@ -62,7 +62,7 @@ app.command()(view)
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    write(tmp_path / "eos.jsonl", [overflow(16)])
+    write(tmp_path / "eos.jsonl", [eos_first(16)])
     write(tmp_path / "void.jsonl", [expansion()])
     return [tmp_path / "eos.jsonl", tmp_path / "void.jsonl"]
 
@@ -90,7 +90,7 @@ def test_view_refuses_what_it_cannot_do(files, tmp_path):
 
 @pytest.fixture
 def server() -> Iterator[PageServer]:
-    with PageServer(page(named(overflow(8)))) as made:
+    with PageServer(page(named(eos_first(8)))) as made:
         thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield made
@@ -107,7 +107,7 @@ def ask(server: PageServer, path: str, host: str | None = None) -> tuple[int, st
 
 def test_the_server_shows_the_page_to_this_machine_only(server):
     assert server.server_address[0] == "127.0.0.1"
-    assert ask(server, "/") == (200, page(named(overflow(8))))
+    assert ask(server, "/") == (200, page(named(eos_first(8))))
     assert ask(server, "/etc/passwd")[0] == 404
     assert ask(server, "/", "evil.example")[0] == 403
     assert ask(server, "/", f"localhost:{server.server_port}")[0] == 200

@@ -5,11 +5,12 @@ import random
 import tomllib
 from pathlib import Path
 
+import pytest
 import torch
 
 from voidpad.models import random_model, save
 from voidpad.training import prepared as data
-from voidpad.training.padding import Example, Pairs
+from voidpad.training.prepared import Example, Pairs
 from voidpad.training.recipe import TrainingRecipe, check
 from voidpad.training.train import Run
 
@@ -50,12 +51,13 @@ def materials(folder: Path, family: str = "llada", rows: int = 40) -> Path:
     return folder
 
 
-def recipe(folder: Path, **parts: dict) -> TrainingRecipe:
-    """The recipe with parts changed, e.g. run={"steps": 3}; a part of None is left out."""
+def recipe(folder: Path, output: str | Path = "out", **parts: dict) -> TrainingRecipe:
+    """The recipe with its output folder and parts changed, e.g. run={"steps": 3}; a value of None is left out."""
     values = tomllib.loads((folder / "recipe.toml").read_text())
-    for name, change in parts.items():
+    for name, change in {"run": {}, **parts}.items():
         part = {**values.get(name, {}), **change}
         values[name] = {key: value for key, value in part.items() if value is not None}
+    values["run"]["output"] = str(folder / output)
     return check(values)
 
 
@@ -79,12 +81,8 @@ def gradients(run: Run, update: int = 0) -> tuple[dict, float]:
         named = run.module.named_parameters()
         found.update({name: p.grad.clone() for name, p in named if p.grad is not None})
 
-    steps = [(optimizer, optimizer.step) for optimizer in run.optimizers]
-    for optimizer, _ in steps:
-        optimizer.step = note  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for optimizer in run.optimizers:
+            patch.setattr(optimizer, "step", note)
         run._update()
-    finally:
-        for optimizer, step in steps:
-            optimizer.step = step  # type: ignore[method-assign]
-    return found, float(run._sums[0])
+    return found, float(run._sums[0, 0])

@@ -5,6 +5,7 @@ Every message is one line that names the field, the value and the fix.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,11 @@ class DataError(VoidpadError):
 
 class AssumedWarning(UserWarning):
     """Something that a checkpoint does not say, for which the usual value was taken."""
+
+
+def warn_assumed(message: str) -> None:
+    """Say what was assumed, at the line that opened the checkpoint."""
+    warnings.warn(message, AssumedWarning, stacklevel=5)
 
 
 class SandboxError(VoidpadError):

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,25 +55,14 @@ def read_json(path: Path, error: type[VoidpadError] = WeightsError) -> dict[str,
     return values
 
 
-def not_a_plain_file(path: Path) -> str:
-    """Why this name cannot become a file: it is something else already. Empty for a plain file or a new name."""
-    if not path.exists() or path.is_file():
-        return ""
-    return "is a folder; name a file in it" if path.is_dir() else "is no plain file; name another file"
-
-
-def same_file(one: Path, other: str | Path) -> bool:
-    """Whether two names lead to the same existing file."""
-    try:
-        return one.samefile(other)
-    except (OSError, ValueError):
-        return False
-
-
 def refuse_own_source(target: Path, *sources: str | Path | None) -> None:
     """Refuse to write to a file that is read: what it holds would be lost."""
-    if any(source is not None and same_file(target, source) for source in sources):
-        raise ConfigError(f"{target}: is read too, and would be overwritten; name another file to write.")
+    for source in sources:
+        with suppress(OSError, ValueError):  # one of them is not there
+            if source is not None and target.samefile(source):
+                raise ConfigError(
+                    f"{target}: is read too, and would be overwritten; name another file to write."
+                )
 
 
 def open_own(path: Path) -> int:
@@ -118,8 +107,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
     Every writer has a name of its own: of two at once, the one that ends last leaves its file, whole. A pipe, a socket
     or a device is refused: as root, the new file would take its place.
     """
-    if special := not_a_plain_file(path):
-        raise ConfigError(f"{path}: {special}.")
+    if path.exists() and not path.is_file():
+        what = "a folder; name a file in it" if path.is_dir() else "no plain file; name another file"
+        raise ConfigError(f"{path}: is {what}.")
     path.parent.mkdir(parents=True, exist_ok=True)
     # It ends as the file does: writers read there what to write.
     writer = f"{platform.node()}-{os.getpid()}-{threading.get_ident()}"

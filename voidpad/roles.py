@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from voidpad.errors import RoleError
+from voidpad.errors import RoleError, shown
 
 VOID_NAME = "<|void|>"
 RAINBOW_NAMES = tuple(f"<|rainbow_{n}|>" for n in range(1, 7))  # rainbow token 0 is VOID itself
@@ -37,26 +37,23 @@ class Roles:
     never: tuple[int, ...] = ()  # tokens of another decoding loop, such as DreamOn's <|expand|>: never chosen
 
     def __post_init__(self) -> None:
+        for name in ("ends", "rainbow", "never"):  # JSON and the command line give lists, or one id
+            given = getattr(self, name) or ()
+            object.__setattr__(self, name, (given,) if isinstance(given, int) else tuple(given))
         single = [i for i in (self.mask, self.eos, self.void) if i is not None]
         several = (*self.ends, *self.rainbow, *self.never)
         wrong = [i for i in (*single, *several) if type(i) is not int or i < 0]
         if wrong:
-            raise RoleError(f"role id {ascii(wrong[0])[:60]} is not a token id; give whole numbers from 0.")
+            raise RoleError(f"role id {shown(wrong[0])} is not a token id; give whole numbers from 0.")
         if self.eos not in self.ends:
             object.__setattr__(self, "ends", (self.eos, *self.ends))
         clash = {self.mask, self.eos} & ({self.void, *self.rainbow, *self.never} - {None})
         if clash or self.mask == self.eos:
             raise RoleError(f"roles overlap: {self}. mask, eos and void must be different ids.")
 
-    @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> "Roles":
-        """Roles as `asdict` and JSON write them."""
-        ids: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        return cls(**ids)
-
     def stored(self) -> dict[str, Any]:
-        """The roles as JSON values, for files; `parse` reads them."""
-        values = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        """The roles as JSON values, for files; `Roles(**values)` reads them."""
+        values = asdict(self)
         if not self.never:
             del values["never"]  # most checkpoints have none, and older releases do not know it
         return values
@@ -137,9 +134,7 @@ def build(values: Mapping[str, Any], *, rows: int) -> Roles:
             raise RoleError(
                 f"role {name!r}: neither the config nor the tokenizer names one. Pass {name}=<id>."
             )
-    several = {name: values.get(name) or () for name in ("ends", "rainbow", "never")}
-    lists = {name: (ids,) if isinstance(ids, int) else tuple(ids) for name, ids in several.items()}
-    roles = Roles(mask=values["mask"], eos=values["eos"], void=values.get("void"), **lists)
+    roles = Roles(**values)
     outside = sorted(i for i in roles.all() if not 0 <= i < rows)
     if outside:
         raise RoleError(

@@ -101,11 +101,15 @@ class Steered:
     def by(cls, script: Script, device: str) -> Steered:
         return cls(script, torch.tensor(list(script.lengths), device=device))
 
+    def tokens(self, canvas: Rows, slot: Tensor) -> Tensor:
+        """What the script has at these slots (B, W)."""
+        script, end = self.script, self.lengths[canvas.key][:, None]
+        return torch.where(slot < end, script.word, torch.where(slot == end, script.roles.eos, script.void))
+
     def __call__(self, canvas: Rows, positions: Tensor, logits: Tensor) -> Tensor:
         script = self.script
         slot = positions - canvas.prompt[:, None]
-        end = self.lengths[canvas.key][:, None]
-        tokens = torch.where(slot < end, script.word, torch.where(slot == end, script.roles.eos, script.void))
+        tokens = self.tokens(canvas, slot)
         masked = (canvas.ids.gather(1, positions) == script.roles.mask) & (positions < canvas.stop[:, None])
         lead = slot.masked_fill(~masked, 1 << 30).amin(1, keepdim=True)
         sure = (slot / script.pace).floor() == (lead / script.pace).floor()

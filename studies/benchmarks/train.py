@@ -31,9 +31,9 @@ from voidpad.models import LLADA, character_tokenizer
 from voidpad.recipes import find_recipe
 from voidpad.roles import Roles
 from voidpad.training import prepared as data
-from voidpad.training.batches import BatchShare, Objective, PaddedRows, PassLimit, UpdatePasses
-from voidpad.training.losses import NORMALISERS, Noising, Pass, SlotLoss
-from voidpad.training.padding import Example, Pairs
+from voidpad.training.batches import BatchShare, PaddedRows, PassLimit, UpdatePasses
+from voidpad.training.losses import Objective, Pass, SlotLoss
+from voidpad.training.prepared import Example, Pairs
 from voidpad.training.recipe import PaddingPart, check, read
 from voidpad.training.train import Run
 
@@ -88,10 +88,10 @@ def collate(_: argparse.Namespace) -> None:
     torch.set_num_threads(1)  # processor time adds up over threads
     roles = Roles(mask=0, eos=1, void=2)
     rows = examples(1000, range(10, 30_000), prompt=(20, 400), response=(20, 600))
-    store = PaddedRows(Pairs.of(rows), roles, PaddingPart(), noising=Noising())
+    store = PaddedRows(Pairs.of(rows), roles, PaddingPart(), seed=42)
 
     def ours(batch: int) -> None:
-        asked = Objective(roles.mask, NORMALISERS["per_row"], forced=True)
+        asked = Objective(roles.mask, forced=True)
         everything = PassLimit(10**9)
         batches = UpdatePasses(store, asked, BatchShare(batch, batch), everything)
         for k in range(len(rows) // batch):
@@ -147,7 +147,7 @@ class Stopwatch:
                 torch.cuda.synchronize()
             self.at[run.update] = time.perf_counter()
             self.processor[run.update] = time.process_time()
-            self.tokens[run.update] = run.tokens + int(run._sums[1])
+            self.tokens[run.update] = run.tokens + int(run._sums[0, 1])
             self.graphs[run.update] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
             if run.update == last:
                 return
@@ -275,13 +275,13 @@ def large(options: argparse.Namespace) -> None:
     vocabulary = range(10, 2000 if options.rehearse else 126_000)
     store = examples(rows * 8, vocabulary, prompt=(width // 8, width // 4), response=(width // 4, width // 2))
     part = PaddingPart(width=width)
-    padded = PaddedRows(Pairs.of(store), roles, part, noising=Noising(), device=options.device)
-    asked = Objective(roles.mask, NORMALISERS["per_row"], forced=True)
+    padded = PaddedRows(Pairs.of(store), roles, part, seed=42, device=options.device)
+    asked = Objective(roles.mask, forced=True)
     whole = PassLimit(rows * width)
-    ours = UpdatePasses(padded, Noising(), asked, share=BatchShare(rows, rows), limit=whole)
+    ours = UpdatePasses(padded, asked, BatchShare(rows, rows), whole)
     found = {}
     net = large_net(options, rows=[roles.void])
-    inputs = [full_batch(padded, ours.noising, k, rows) for k in range(8)]
+    inputs = [full_batch(padded, asked, k, rows) for k in range(8)]
     module = SlotLoss(net)
     found["plain"] = measure(lambda k: plain_loss(net, inputs[k]), net, options)
     found["eager"] = measure(lambda k: slot_loss(module, *ours[k]), net, options)
@@ -312,9 +312,10 @@ def compile_layers(net: Any, *, rounded: bool) -> None:
         layer.compile(options={"emulate_precision_casts": rounded})
 
 
-def full_batch(padded: PaddedRows, noising: Noising, k: int, rows: int) -> dict[str, torch.Tensor]:
-    batch, at = padded(0, torch.arange(k * rows, (k + 1) * rows))
-    noised = noising(batch, 0, forced=True, at=at)
+def full_batch(padded: PaddedRows, asked: Objective, k: int, rows: int) -> dict[str, torch.Tensor]:
+    position = torch.arange(k * rows, (k + 1) * rows)
+    batch, origin = padded(0, position, padded.lengths(0, position, rows)[0])
+    noised = asked.noise(batch, origin)
     rate = torch.where(batch.eos, 1.0, noised.rate[:, None])
     return {
         "ids": noised.ids,
@@ -326,7 +327,8 @@ def full_batch(padded: PaddedRows, noising: Noising, k: int, rows: int) -> dict[
 
 
 def slot_loss(module: SlotLoss, one: Pass) -> torch.Tensor:
-    return (module(one.ids, one.where, one.label, one.inside, one.packed) * one.weight).sum()
+    slots = one.slots
+    return (module(one.ids, slots.where, slots.label, one.inside, one.segments) * slots.weight).sum()
 
 
 def measure(
@@ -404,7 +406,8 @@ def rows_run(changes: list[str], here: list[str], *, cuda: bool, updates: int) -
     settled, steps = (updates * 5 // 8, updates) if cuda else (1, 3)
     recipe = read(find_recipe("paper/dream-7b-instruct-void", "train"), [*here, *changes])
     run = Run(recipe)
-    planned = [lengths for k in range(20) for lengths in run.passes.planned(k)]
+    limit, planned = run.passes.limit, [lengths for k in range(20) for lengths in run.passes.planned(k)]
+    computed = sum(limit.size(len(lengths), max(lengths), sum(lengths)) for lengths in planned)
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     watch = Stopwatch(run, settled, steps)
@@ -417,11 +420,11 @@ def rows_run(changes: list[str], here: list[str], *, cuda: bool, updates: int) -
         processor_s=watch.grown(watch.processor) / done,
         hours_of_7000=spent / done * 7000 / 3600,
         first_updates_s=watch.at[settled] - watch.began,
-        computed_per_real_token=sum(map(run.passes.limit.size, planned)) / sum(map(sum, planned)),
-        tokens_per_pass=run.passes.limit.tokens,
+        computed_per_real_token=computed / sum(map(sum, planned)),
+        tokens_per_pass=limit.tokens,
         passes=len(run.passes.planned(0)),
-        packed=run.passes.limit.packed,
-        checkpointed=run.checkpointed,
+        end_to_end=limit.end_to_end,
+        checkpointed=run.recomputing,
         compiled=run.compiled,
         recompilations=watch.grown(watch.graphs),
         peak_gib=torch.cuda.max_memory_reserved() / 2**30 if cuda else None,

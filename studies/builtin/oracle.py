@@ -14,7 +14,8 @@ from voidpad.builtin.problems import Problem
 from voidpad.builtin.tasks import CANVAS, TASKS
 from voidpad.builtin.tokenizer import ROLES, tokenizer, wrap
 from voidpad.decode.rows import Rows
-from voidpad.training.padding import Example, pad
+from voidpad.training.padding import pad
+from voidpad.training.prepared import Example
 
 
 @dataclass(frozen=True)

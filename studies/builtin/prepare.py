@@ -19,7 +19,7 @@ from voidpad.builtin.problems import GAP, Problem, Task, between, weighted
 from voidpad.builtin.tasks import CANVAS, EVERY
 from voidpad.builtin.tokenizer import ROLES, tokenizer, wrap
 from voidpad.training import prepared as data
-from voidpad.training.padding import Pairs
+from voidpad.training.prepared import Pairs
 
 CHUNK = 4000  # examples per piece of work: small enough to share out evenly
 LONGEST = 480  # tokens of a row: the models' context is 512

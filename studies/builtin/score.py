@@ -234,6 +234,8 @@ def answer(options: argparse.Namespace) -> None:
             if not path.exists():
                 jobs[path] = (cell, first, min(first + size, options.count), path, given)
     print(f"{time.strftime('%H:%M:%S')} {len(jobs)} pieces", flush=True)
+    if not jobs:
+        return
     # Spawned: CUDA does not survive a fork.
     with get_context("spawn").Pool(options.workers) as pool:
         for number, done in enumerate(pool.imap_unordered(piece, jobs.values()), 1):
@@ -305,13 +307,15 @@ def judge(options: argparse.Namespace) -> None:
     known, sandbox = phrases(), Sandbox()
     problems = cache(lambda task: heldout(task, COUNT))
     wanted = cache(lambda index: constraint_of(problems("tiny_json")[index]))
+    # Many cells give a problem the same answer: it is judged once.
+    right = cache(lambda task, index, text: int(check(problems(task)[index], text, sandbox)))
     for path in sorted(options.out.glob("*.jsonl")):
         lines = read(path)
         if "index" not in lines[0] or "text" not in lines[0] or "right" in lines[-1]:
             continue
         for one in lines:
             problem, text = problems(one["task"])[one["index"]], one["text"]
-            one["right"] = int(check(problem, text, sandbox))
+            one["right"] = right(one["task"], one["index"], text)
             one["copied"] = int(copied(problem, text, known))
             if one["task"] == "tiny_json":
                 constraint = wanted(one["index"])

@@ -7,8 +7,7 @@ Every stage is `voidpad train tiny/STAGE` with its own output folder; what has b
 same command goes on where it stopped. Families run side by side and the adapters of a family too: a network this small
 leaves most of a GPU idle. `--toy` makes every stage a few updates on a CPU; a network from scratch is then tiny.
 
-The adapters' recipes hold what the shipped weights were trained with; the defaults below are those of the next training
-(`studies/builtin/criteria.md`). Write them into the recipes when its weights ship: a test compares recipes and cards.
+The recipes hold what the shipped weights were trained with: a test compares them with the cards.
 """
 
 import argparse
@@ -55,12 +54,10 @@ def family(name: str, given: argparse.Namespace) -> None:
         base = stage(BASES[name], folder, "base", [data, seed, *network, *toy])
         first = str(stage("instruct", folder, "first", [data, seed, f"model.name={base}", *toy]))
     instruct = stage("instruct_more", folder, "instruct", [data, seed, f"model.name={first}", *toy])
-    rows = [f"run.{name}={given.adapter_rows}" for name in ("global_batch", "micro_batch")]
-    updates = [] if given.toy else [f"run.steps={given.updates}", *rows, "run.pass_tokens=131072"]
 
     def adapter(arm: str) -> None:
         source = gaps if arm == "void-gap" else data
-        stage(arm, folder, arm, [source, seed, f"model.name={instruct}", *updates, *toy])
+        stage(arm, folder, arm, [source, seed, f"model.name={instruct}", *toy])
 
     with ThreadPoolExecutor(len(given.adapters)) as pool:
         list(pool.map(adapter, given.adapters))
@@ -76,8 +73,6 @@ def main() -> None:
     parser.add_argument("--gaps", type=Path, default=Path("runs/tiny/gaps.safetensors"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--scratch", action="store_true", help="train base and first instruct, too")
-    parser.add_argument("--updates", type=int, default=700, help="of every adapter")
-    parser.add_argument("--adapter-rows", type=int, default=320, help="of an update of every adapter")
     parser.add_argument("--toy", action="store_true", help="a rehearsal on a CPU")
     given = parser.parse_args()
     with ThreadPoolExecutor(len(given.families)) as pool:

@@ -34,7 +34,7 @@ def helper_program(answer: str, doc: dict[str, Any]) -> str:
     first = next((at for at, line in enumerate(lines) if line.lstrip().startswith(STARTS)), 0)
     text = tidy(blocks[0] if blocks else "\n".join(lines[first:]))
     tree = tree_of(text)
-    return (HELPER.emit(tree, mbpp.entry_point(doc), text) if tree else "") or text
+    return (HELPER.emit(tree, mbpp.authors_entry(doc), text) if tree else "") or text
 
 
 def main() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import voidpad
 
 QUESTION = (
-    "Shemstuk has 37 guviwils.\n(1) Mona brings 13.\n(2) Shemstuk loses 22.\n(3) the pile grows 2 times.\n"
-    "What is left after (3)?"
+    "Write a function wimea(x) for a list x. (1) multiply each item by 4 (2) scale each item by 5 "
+    "Return the maximum after (2)."
 )
 PANELS = (
     ("tiny-instruct", "original", "EOS padding: the tail fills with EOS first, and the answer has no room"),

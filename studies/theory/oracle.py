@@ -17,7 +17,8 @@ from voidpad.decode.loop import decode
 from voidpad.decode.plan import Plan
 from voidpad.decode.rows import Rows
 from voidpad.roles import Roles
-from voidpad.training.padding import Example, PaddingPolicy, pad
+from voidpad.training.padding import PaddingPolicy, pad
+from voidpad.training.prepared import Example
 
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(2, 9)))
 WORD = 9  # the first symbol

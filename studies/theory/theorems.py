@@ -18,7 +18,7 @@ from torch import Tensor
 
 from voidpad.decode.loop import Denoiser
 from voidpad.decode.rows import Rows
-from voidpad.diagnose.eos_prior import Seen, groups, look
+from voidpad.diagnose.eos_prior import CanvasReading, batches_of, read_canvas
 from voidpad.errors import ConfigError
 from voidpad.roles import Roles
 
@@ -151,10 +151,10 @@ def agree(
     """Two passes a prompt: on the empty canvas, and with r..L forced to EOS."""
     predictions = [predict(case.lengths, canvas, block) for case in cases]
     tally = _AgreementCounts()
-    for rows in groups([len(case.prompt) + canvas for case in cases], tokens):
+    for rows in batches_of([len(case.prompt) + canvas for case in cases], tokens):
         blank = Rows.blank([cases[row].prompt for row in rows], canvas, roles)
-        empty = look(denoise, blank)
-        forced = look(denoise, suffixed(blank, [predictions[row].start for row in rows]))
+        empty = read_canvas(denoise, blank)
+        forced = read_canvas(denoise, suffixed(blank, [predictions[row].start for row in rows]))
         for place, row in enumerate(rows):
             tally.opening(empty, place, cases[row].lengths, predictions[row], roles.eos)
             tally.spread(forced, place, cases[row].lengths, predictions[row], roles.eos)
@@ -173,13 +173,17 @@ class _AgreementCounts:
         self.hits: dict[str, list[bool]] = {"opening": [], "spread": [], "beyond": []}
         self.gaps: dict[str, list[float]] = {"opening": [], "spread": []}
 
-    def opening(self, seen: Seen, row: int, lengths: LengthModel, prediction: Prediction, eos: int) -> None:
+    def opening(
+        self, seen: CanvasReading, row: int, lengths: LengthModel, prediction: Prediction, eos: int
+    ) -> None:
         q, best = seen.eos[row], seen.best[row]
         self.hits["opening"] += [bool(q[i - 1] > 0.5 and best[i - 1] == eos) for i in prediction.opening]
         every = range(1, prediction.canvas + 1)
         self.gaps["opening"] += [_gap(q, i, lengths.share(i - 1)) for i in every]
 
-    def spread(self, seen: Seen, row: int, lengths: LengthModel, prediction: Prediction, eos: int) -> None:
+    def spread(
+        self, seen: CanvasReading, row: int, lengths: LengthModel, prediction: Prediction, eos: int
+    ) -> None:
         q, best = seen.eos[row], seen.best[row]
         for i in range(1, prediction.start):
             self.hits["spread" if i in prediction.spread else "beyond"].append(bool(best[i - 1] == eos))

@@ -5,6 +5,6 @@ import struct
 import time
 
 for _ in range(100):
-    for answer in (b'["ok", null, []]', b'["ok", true, []]', b'["ok", ["list"], []]'):
+    for answer in (b'["ok", null, [], false]', b'["ok", true, [], false]', b'["ok", ["list"], [], false]'):
         os.write(3, struct.pack("!I", len(answer)) + answer)
 time.sleep(0.2)

@@ -7,7 +7,7 @@ import threading
 
 
 def answer():
-    body = json.dumps(["ok", 9, []]).encode()
+    body = json.dumps(["ok", 9, [], False]).encode()
     for _ in range(50):
         os.write(3, struct.pack("!I", len(body)) + body)
 

@@ -1,4 +1,4 @@
-# expect: failed
+# expect: opaque
 from collections import defaultdict
 
 

@@ -12,7 +12,7 @@ for names in (
     ["__class__"],
 ):
     for value in (["exception", *names], ["type", *names]):
-        body = json.dumps(["ok", ["tuple", "value", value], []]).encode()
+        body = json.dumps(["ok", ["tuple", "value", value], [], False]).encode()
         os.write(3, struct.pack("!I", len(body)) + body)
 
 

@@ -1,12 +1,12 @@
-# expect: opaque, failed, error
+# expect: opaque
 # Answers every question for a name with a module of the checks' own.
 import sys
 
 frame = sys._getframe()
 while frame is not None:
     for value in list(frame.f_locals.values()):
-        if isinstance(value, dict) and "name" in value:
-            value["name"] = lambda name: ("module", "operator")
+        if hasattr(value, "verbs"):
+            value.verbs["name"] = lambda name: ("module", "operator")
     frame = frame.f_back
 
 

@@ -1,4 +1,4 @@
-# expect: failed
+# expect: opaque
 # A number that equals everything, where it is not decoded as a plain one.
 
 

@@ -4,7 +4,12 @@ import json
 import os
 import struct
 
-for text in (["passed", ""], ["ok", None, []], ["ok", ["tuple", "value", 9], []], {"passed": True}):
+for text in (
+    ["passed", ""],
+    ["ok", None, [], False],
+    ["ok", ["tuple", "value", 9], [], False],
+    {"passed": True},
+):
     body = json.dumps(text).encode()
     os.write(3, struct.pack("!I", len(body)) + body)
 

@@ -30,15 +30,14 @@ from voidpad.commands.options import (
 )
 from voidpad.commands.prompts import from_lines
 from voidpad.commands.ui import Record, bar, note, out, print_json, print_records, warn, write_csv
-from voidpad.decode.plan import Plan
 from voidpad.errors import ConfigError
 from voidpad.files import refuse_own_source, store
 
 if TYPE_CHECKING:
     from voidpad.diagnose.eos_prior import Curves
-    from voidpad.diagnose.overflow import Answer, Trajectory
-    from voidpad.diagnose.questions import Question
-    from voidpad.models import Checkpoint, Model
+    from voidpad.diagnose.overflow import Trajectory
+    from voidpad.diagnose.questions import Judge
+    from voidpad.models import Checkpoint
 
 app = typer.Typer(help="See why: EOS priors, overflow, attention.", no_args_is_help=True)
 
@@ -86,15 +85,8 @@ class QuestionOptions:
     rows: RowLimit = 32
     tokens: TokenLimit = 16384
 
-    def survey(self, model: Model, questions: Sequence[Question], *plans: Plan, **how: Any) -> list[Answer]:
-        """Every prompt under every plan."""
-        from voidpad.diagnose.overflow import survey
-
-        prompts, judges = zip(*((one.prompt, one.right) for one in questions), strict=True)
-        return survey(model, prompts, plans, judges=judges, rows=self.rows, tokens=self.tokens, **how)
-
-    def questions(self, opened: Checkpoint) -> list[Question]:
-        """Prompts of arguments and files as ids; without them, problems of the built-in tasks."""
+    def prompts(self, opened: Checkpoint) -> tuple[list[list[int]], list[Judge]]:
+        """Token ids of the prompts, given or else of the built-in tasks, and what judges their answers."""
         from voidpad.diagnose.questions import Question, has_builtin_vocab, of_tasks, with_number
 
         given = [Question(prompt) for prompt in self.prompt or ()]
@@ -104,7 +96,7 @@ class QuestionOptions:
             if not has_builtin_vocab(opened):
                 raise ConfigError(f"{opened.name}: no prompt; give some as arguments or with --file.")
             given = of_tasks(_names(self.tasks), self.count)
-        return [replace(one, prompt=opened.encode(one.prompt, raw=self.raw)) for one in given]
+        return [opened.encode(one.prompt, raw=self.raw) for one in given], [one.right for one in given]
 
 
 def _names(text: str) -> list[str]:
@@ -203,24 +195,21 @@ def overflow(
     blocks: str | None = Option(None, help="block sizes, separated by commas"),
     trace: list[Path] | None = Option(None, help="read recorded decodes instead of decoding (repeatable)"),
     short: float = Option(0.05, min=0, max=1, help="overflow: at most this share of the canvas before EOS"),
-    filled: float = Option(0.9, min=0, max=1, help="overflow: at least this share of the rest is EOS"),
     save_trace: TracePath = None,
 ) -> None:
     """Do answers drown in EOS? Trajectories, overflow by block size, and a verdict."""
     from voidpad.diagnose.eos_prior import void_tail
-    from voidpad.diagnose.overflow import Rule, advice, rates, record, trajectory, verdict
+    from voidpad.diagnose.overflow import advice, rates, record, survey, trajectory, verdict
     from voidpad.diagnose.trace import read, write
 
-    rule = Rule(short=short, filled=filled)
     if trace:
-        trajectories = [trajectory(one, rule) for path in trace for one in read(path)]
+        trajectories = [trajectory(one, short) for path in trace for one in read(path)]
         findings.write([row for one in trajectories for row in one.passes()])
         _draw(trajectories, findings.plot)
         decodes = [one.facts() for one in trajectories]
         return print_json(decodes) if findings.as_json else print_records(decodes)
     opened = source.open()
-    questions = asked.questions(opened)
-    ids = [one.prompt for one in questions]
+    ids, judges = asked.prompts(opened)
     fields = decoding.fields()
     canvas = fields.pop("canvas", None) or _usual_canvas(opened)
     sizes = _block_sizes(blocks, fields.pop("block", None), canvas)
@@ -230,21 +219,21 @@ def overflow(
     watched = [opened.fit(ids[0], one) for one in ([plans[0], plans[-1]] if len(plans) > 1 else plans)]
     model = source.load(opened)
     with bar(len(ids) * len(plans), shown=not findings.as_json) as tick:
-        answers = asked.survey(model, questions, *plans, rule=rule, tick=tick)
+        size: dict[str, Any] = {"rows": asked.rows, "tokens": asked.tokens}
+        answers = survey(model, ids, plans, judges=judges, short=short, tick=tick, **size)
     by_block = rates(answers)
     void = void_tail(model.denoiser(), model.roles, ids[:16], canvas=plans[-1].length.canvas)
-    traces = [replace(record(model, [ids[0]], one, name=name)[0], row=row) for row, one in enumerate(watched)]
+    traces = [replace(record(model, ids[0], one, name=name), row=row) for row, one in enumerate(watched)]
     if save_trace is not None:
         write(save_trace, traces)
-    trajectories = [trajectory(one, rule) for one in traces]
+    trajectories = [trajectory(one, short) for one in traces]
     _draw(trajectories, findings.plot)
     findings.write([one.facts() for one in answers])
     decodes, shares = [one.facts() for one in trajectories], [asdict(rate) for rate in by_block]
-    said = verdict(by_block, void, rule)
+    said = verdict(by_block, void)
     advised = advice(
         by_block,
         void,
-        rule,
         model=source.model,
         adapter=source.adapter,
         plan=name,
@@ -297,11 +286,10 @@ def attention(
 ) -> None:
     """Is it attention to EOS? Decode as usual and with committed EOS hidden, and compare."""
     from voidpad.diagnose.attention import QUERIES, by_layer, probe_attention
-    from voidpad.diagnose.overflow import rates
+    from voidpad.diagnose.overflow import rates, survey
 
     opened = source.open()
-    questions = asked.questions(opened)
-    ids = [one.prompt for one in questions]
+    ids, judges = asked.prompts(opened)
     # Block = canvas unless the user gave a block, because that is where overflow happens.
     canvas = decoding.canvas or _usual_canvas(opened)
     fields = {"block": canvas, **decoding.fields(), "canvas": canvas}
@@ -314,7 +302,8 @@ def attention(
     answers: list[Record] = []
     with bar(2 * len(ids), shown=not findings.as_json) as tick:
         for arm, forbid in {"seen": None, "hidden": QUERIES[queries.value]}.items():
-            some = asked.survey(model, questions, plan, forbid=forbid, tick=tick)
+            size: dict[str, Any] = {"rows": asked.rows, "tokens": asked.tokens}
+            some = survey(model, ids, [plan], judges=judges, forbid=forbid, tick=tick, **size)
             answers += [{"EOS": arm, **one.facts()} for one in some]
             arms.append({"EOS": arm, **asdict(rates(some)[0])})
             weights = probe_attention(model, watched, fitted, forbid=forbid)

@@ -180,11 +180,12 @@ def _set_hint(error: Any) -> str:
     if command is None or not any(one.name == "settings" for one in command.params):
         return ""
     from voidpad.commands.eval import SETTABLE
-    from voidpad.commands.generate import Others
-    from voidpad.decode.presets import every_field
+    from voidpad.commands.generate import OtherSettings
+    from voidpad.models import FAMILIES
 
-    others = {"generate": set(Others.model_fields), "eval": SETTABLE}.get(command.name, set())
-    known = {one.name for one in every_field()} | others
+    known = {"generate": set(OtherSettings.model_fields), "eval": SETTABLE}.get(command.name, set())
+    for family in (one.decoding for one in FAMILIES.values()):
+        known = known.union(*(preset.fields(family) for preset in family.presets.values()))
     return f"use --set {name}=VALUE." if name in known else ""
 
 

@@ -130,15 +130,14 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Lengths of a prepared file, and F(m): the share of responses of at most m tokens."""
-    from voidpad.training.corpus import stats as measure
     from voidpad.training.prepared import read
 
-    prepared = read(file)
-    found = measure(prepared)
+    pairs = read(file).pairs
+    found = pairs.statistics()
     if plot is not None:
         from voidpad.diagnose import plots
 
-        plots.save(plots.lengths(prepared.pairs.prompt.tolist(), prepared.pairs.response.tolist()), plot)
+        plots.save(plots.lengths(pairs.prompt.tolist(), pairs.response.tolist()), plot)
     if as_json:
         print_json(found)
         return

@@ -46,7 +46,7 @@ def demo(
 
     DeviceConfig(device)  # refused before anything runs
     recipe = of_family(read(find_recipe("tiny-score" if full else "tiny-demo", "sweep")), family)
-    recipe = recipe if full else recipe.limited(problems)
+    recipe = recipe if full else recipe.model_copy(update={"limit": problems})
     resources = Resources(
         device=device,
         rows=16,
@@ -54,15 +54,15 @@ def demo(
         weak_sandbox=weak_sandbox,
         workers=os.cpu_count() or 1,
     )
-    note("three problems of each task take about three minutes on two CPU cores; the bar says what is left")
+    note("three problems of each task take about five minutes of CPU time; the bar says what is left")
     with tempfile.TemporaryDirectory(prefix="voidpad-demo-") as folder, atomic_file(report) as draft:
         run(recipe, Path(folder), resources)
         page = pages.report([Path(folder)])
-        print_records(methods(page.frame), left=2)
-        shown = telling(page.frame) | ({} if full else structured_and_filled(family, device))
+        print_records(means_by_method(page.frame), left=2)
+        shown = lost_and_kept(page.frame) | ({} if full else structured_and_filled(family, device))
         for title, text in shown.items():
             out.print(Panel(Text(text or "(nothing)"), title=title, title_align="left"))
-        texts = [f"### {pages.md(title)}\n\n" + _indented(text) for title, text in shown.items()]
+        texts = [f"### {pages.md(title)}\n\n" + pages.indented(text) for title, text in shown.items()]
         pictures = {plot.file: plot.svg for section in page.sections for plot in section.plots}
         text = "\n\n".join([*texts, pages.as_markdown(page)])
         draft.write_text(pages.html_page("EOS overflow", text, pictures), encoding="utf-8")
@@ -84,7 +84,7 @@ def run(recipe: SweepRecipe, folder: Path, resources: Resources) -> None:
             progress.update(task, advance=1, description=f"{ended.cell.method} {ended.cell.task}")
 
 
-def methods(rows: pd.DataFrame) -> list[dict[str, Any]]:
+def means_by_method(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """The mean over the tasks of every method at every block size."""
     from voidpad.experiments.report.frame import combined
 
@@ -100,7 +100,7 @@ def methods(rows: pd.DataFrame) -> list[dict[str, Any]]:
     return found
 
 
-def telling(rows: pd.DataFrame) -> dict[str, str]:
+def lost_and_kept(rows: pd.DataFrame) -> dict[str, str]:
     """A problem that the original loses at block = canvas and VOID keeps: prompt and answers, if there is one."""
     from voidpad.evaluate.folder import RunFolder
 
@@ -142,8 +142,3 @@ def structured_and_filled(family: BuiltInFamily, device: str) -> dict[str, str]:
         "a program with a gap": gap.prompt,
         f"the gap, filled in {filled.result.passes_decode} passes": filled.gaps[0],
     }
-
-
-def _indented(text: str) -> str:
-    """A text as a block of code in Markdown."""
-    return "\n".join(f"    {line}" for line in (text or "(nothing)").splitlines())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,9 +41,6 @@ class Stage(StrEnum):
         return Stage.answer if self is Stage.prepare else Stage.judge
 
 
-# Options that say where a run takes place; the others say what it is, and a folder knows that already.
-_WHERE = {"out_dir", "stage", "as_json", "device", "rows", "tokens", "data", "workers"}
-_WHERE |= {"allow_code_execution", "weak_sandbox", "include_path", "trust_tasks"}
 SETTABLE = {"fewshot", "fewshot_seed", "parity", "hide_eos"}  # fields of the evaluation that --set takes
 
 
@@ -79,9 +76,12 @@ def evaluate(
     --set also takes fewshot, fewshot_seed, parity and hide_eos. --device each, or a list such as cuda:0,cuda:1, runs a
     process with its own copy of the model on every GPU.
     """
-    names, own_tasks, places = _chosen_tasks(tasks, judging.include_path or [])
+    from voidpad.evaluate.prepare import choose_tasks
+
+    words = [word.strip() for word in tasks.split(",") if word.strip()]
+    names, own_tasks, places = choose_tasks(words, judging.include_path or [])
     resources = judging.resources(include_path=places, device=source.device, rows=rows, tokens=tokens)
-    config, say = None, lambda: None
+    config = None
     if stage in (Stage.answer, Stage.judge):
         _refuse_settings(context, stage, out_dir)
     else:
@@ -96,8 +96,8 @@ def evaluate(
             "raw": raw,
             "merge": merge,
         }
-        config, say = _config(source, decoding, fast, settings, stage)
-    results = _run(stage, config, out_dir, resources, say)
+        config = _config(source, decoding, fast, settings, stage)
+    results = _run(stage, config, out_dir, resources)
     if results is not None:
         _show(results, out_dir, as_json=as_json)
     elif stage is not None:
@@ -118,18 +118,6 @@ def join(
     _show(joined(parts, out_dir, resources=resources), out_dir, as_json=as_json)
 
 
-def _chosen_tasks(
-    tasks: str, include_path: list[Path]
-) -> tuple[tuple[str, ...], dict[str, str], tuple[Path, ...]]:
-    """Names of tasks, digests of those from YAML files, and these files' places. The answer stage needs no lm-eval."""
-    words = tuple(word.strip() for word in tasks.split(",") if word.strip())
-    if not include_path and not any(word.endswith((".yaml", ".yml")) for word in words):
-        return words, {}, ()
-    from voidpad.evaluate.prepare import choose_tasks
-
-    return choose_tasks(words, include_path)
-
-
 def _shard_of(text: str) -> tuple[int, int]:
     try:
         part, parts = map(int, text.split("/"))
@@ -144,14 +132,13 @@ def _config(
     fast: SpeedOptions,
     settings: dict[str, Any],
     stage: Stage | None,
-) -> tuple[EvalConfig, Callable[[], None]]:
-    """The evaluation that the options describe, and a function that says which plan was chosen for the user.
+) -> EvalConfig:
+    """The evaluation that the options describe; a line says which plan was chosen for a user who named none.
 
     Requests may be prepared on a machine without the device and without the checkpoint, but not without a plan.
     """
     from voidpad.evaluate import EvalConfig
     from voidpad.evaluate.answer import devices_of
-    from voidpad.evaluate.config import on_this_machine
     from voidpad.models import DeviceConfig
 
     for device in ["cpu"] if stage is Stage.prepare else devices_of(source.device):
@@ -160,28 +147,27 @@ def _config(
     fields = decoding.fields()
     settings |= {name: fields.pop(name) for name in SETTABLE if name in fields}
     config = EvalConfig(**settings, fields=fields, cache=fast.cache)
-    config.require_tasks()
-    plan, say = decoding.named(), lambda: None
+    plan = decoding.named()
     if plan is None:
-        if stage is Stage.prepare and not on_this_machine(source.model, source.adapter):
+        if stage is Stage.prepare and config.with_weights().weights is None:
             raise ConfigError(
                 f"plan: {source.model} is not on this machine, so its padding is unknown; name --plan"
             )
         opened = source.open()
-        plan = usual = opened.default_plan
-
-        def say() -> None:
-            say_plan(usual, opened.card.padding)
-
+        plan = opened.default_plan
+        say_plan(plan, opened.card.padding)
     fields, cache = fast.apply(plan, fields)
-    return config.updated(plan=plan, fields=fields, cache=cache), say
+    return config.updated(plan=plan, fields=fields, cache=cache)
 
 
 def _refuse_settings(context: typer.Context, stage: Stage, out_dir: Path) -> None:
-    """Options that a folder already decides are refused: silently ignoring them would mislead."""
+    """Refuse options that a folder already decides; those that say where a run takes place are welcome."""
+    from voidpad.evaluate import Resources
+
+    welcome = {"out_dir", "stage", "as_json", *(field.name for field in fields(Resources))}
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name)
-        if parameter.name not in _WHERE and source is not None and source.name == "COMMANDLINE":
+        if parameter.name not in welcome and source is not None and source.name == "COMMANDLINE":
             raise ConfigError(
                 f"{parameter.opts[0]}: --stage {stage} takes it from {out_dir}/config.json; leave it out"
             )
@@ -192,53 +178,39 @@ def _run(
     config: EvalConfig | None,
     out_dir: Path,
     resources: Resources,
-    say: Callable[[], None],
 ) -> dict[str, Any] | None:
-    """All stages, or one of them; the results where there are any. `say` is called once nothing was refused."""
-    # What needs lm-eval is imported where it is used: a machine that only answers need not have it.
+    """All stages, or one of them; the results where there are any."""
+    from voidpad.evaluate import run
     from voidpad.evaluate.folder import RunFolder, read_run
 
     if stage is Stage.prepare:
-        from voidpad.evaluate.prepare import prepare
-
         assert config is not None
-        requests = prepare(config, RunFolder(out_dir), resources=resources)
-        say()
+        requests = run.prepare(config, RunFolder(out_dir), resources=resources)
         note(f"{out_dir}: {len(requests)} requests")
         return None
     if stage is Stage.judge:
-        from voidpad.evaluate.judge import judge
-
-        return judge(read_run(out_dir), resources=resources)
+        return run.judge(read_run(out_dir), resources=resources)
     bar = counting()
     shown = bar.add_task("examples", total=None)
-    started = False
 
     def show(done: int, total: int) -> None:
-        nonlocal started
-        if not started:
-            started = True
-            say()
+        if not bar.live.is_started:  # only now: what fails before the first answer shows no bar
             if done:
                 note(f"{out_dir}: {done} of {total} answers are there already")
-            bar.start()  # only now: what fails before the first answer shows no bar
+            bar.start()
         bar.update(shown, completed=done, total=total)
 
     try:
         if stage is Stage.answer:
-            from voidpad.evaluate.answer import answer
-
-            answer(read_run(out_dir), resources=resources, progress=show)
+            run.answer(read_run(out_dir), resources=resources, progress=show)
             return None
-        from voidpad.evaluate.run import evaluate as run_all
-
         assert config is not None
-        return run_all(config, out_dir, resources=resources, progress=show)
+        return run.evaluate(config, out_dir, resources=resources, progress=show)
     except KeyboardInterrupt:
         note(f"{out_dir} keeps what was answered; the same command goes on from there")
         raise
     finally:
-        if started:
+        if bar.live.is_started:
             bar.stop()
 
 

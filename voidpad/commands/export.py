@@ -1,102 +1,104 @@
-"""`voidpad export`: a whole checkpoint as it was released, or in voidpad's layout; `voidpad merge` is the latter."""
+"""`voidpad export` and `voidpad merge`: a whole checkpoint as its family was released, or in voidpad's own layout."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from typer import Argument, Option
 
-from voidpad.commands.options import Adapter, CausalBlock, Device, Family, RoleIds, grouped, open_model
+from voidpad.commands.options import Adapter, Device, grouped, open_model
 from voidpad.commands.ui import counting, err, note
-from voidpad.errors import ConfigError
 from voidpad.files import check_new_folder
 
+if TYPE_CHECKING:
+    import torch
 
-class Layout(StrEnum):
-    released = "released"
-    voidpad = "voidpad"
+    from voidpad.models import Model
 
 
 @dataclass(frozen=True)
-class ExportOptions:
+class WholeCheckpoint:
     """Where a whole checkpoint comes from, and how it is written."""
 
+    model: str = Argument(..., help="base: built-in name, hub id or folder")
+    out: Path = Option(..., help="folder to write")
     adapter: Adapter = None
     dtype: str = Option(
         "auto", help="of the files written: float32, bfloat16 or auto (as the base is stored)"
     )
     device: Device = "cpu"
-    family: Family = None
-    roles: RoleIds = None
-    causal_block: CausalBlock = None
+    family: str | None = Option(None, help="of a checkpoint whose config does not say it")
+    roles: list[str] | None = Option(None, help="token ids by role: void=56940, rainbow=56940,86766")
+    causal_block: int | None = Option(
+        None, min=1, help="block size of a block-causal checkpoint that does not say it"
+    )
 
+    def load(self) -> tuple[Model, torch.dtype, str]:
+        """The model with its adapter merged, the dtype to write it in, and a line that says what was done."""
+        import torch
 
-NAME = Argument(..., help="base: built-in name, hub id or folder")
-OUT = Option(..., help="folder to write")
+        from voidpad import models
+        from voidpad.models.weights import headers, stored_dtype
+
+        models.DeviceConfig(self.device, self.dtype)
+        check_new_folder(self.out)
+        opened = open_model(
+            self.model,
+            self.adapter,
+            family=self.family,
+            roles=self.roles or (),
+            causal_block=self.causal_block,
+        )
+        assert opened.source is not None
+        adapted = opened.source.adapter is not None
+        tensors = headers(opened.source.folder)
+        # A sum is made in float32 whatever is stored, so that it is rounded once, when it is written.
+        exact = not adapted and {header.dtype for header in tensors.values()} == {torch.bfloat16}
+        loaded = opened.load_weights(self.device, "bfloat16" if exact else "float32")
+        written = stored_dtype(tensors) if self.dtype == "auto" else getattr(torch, self.dtype)
+        said = f"wrote {self.out} in {str(written).removeprefix('torch.')}"
+        if not adapted:
+            return loaded, written, f"{said}; there was no adapter"
+        return models.merge(loaded), written, said
 
 
 @grouped
 def export(
-    how: ExportOptions,
-    model: str = NAME,
-    out: Path = OUT,
-    layout: Layout = Option(Layout.released, help="for other engines, or transformers' names"),
+    whole: WholeCheckpoint,
     like: str | None = Option(None, help="release to take config fields and tokenizer files from"),
 ) -> None:
     """Write a whole checkpoint for other engines: released config, tensor names and tokenizer files.
 
     An adapter is merged into its base first. The code that a release brings (modeling_*.py) is not copied.
     """
-    _write(model, out, how, layout, like)
+    from voidpad import models
+
+    model, _, said = whole.load()
+    with counting(shown=err.is_terminal) as bar:
+        task = bar.add_task("tensors", total=None)
+        models.export(
+            model,
+            whole.out,
+            like=like,
+            dtype=None if whole.dtype == "auto" else whole.dtype,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    note(said)
 
 
 @grouped
-def merge(how: ExportOptions, model: str = NAME, out: Path = OUT) -> None:
+def merge(whole: WholeCheckpoint) -> None:
     """Merge a LoRA adapter into its base and save the result as one checkpoint.
 
-    The same as `export --layout voidpad`: under the names and in the layout of transformers. A model without an adapter
-    is saved as it is.
+    It is saved under the names and in the layout of transformers. A model without an adapter is saved as it is.
     """
-    _write(model, out, how, Layout.voidpad, None)
-
-
-def _write(model: str, out: Path, how: ExportOptions, layout: Layout, like: str | None) -> None:
     import torch
 
     from voidpad import models
-    from voidpad.models.weights import headers, stored_dtype
 
-    if like is not None and layout is not Layout.released:
-        raise ConfigError(f"--like {like!r} is for --layout released; drop it.")
-    models.DeviceConfig(how.device, how.dtype)
-    check_new_folder(out)
-    opened = open_model(
-        model, how.adapter, family=how.family, roles=how.roles or (), causal_block=how.causal_block
-    )
-    assert opened.source is not None
-    adapted = opened.source.adapter is not None
-    tensors = headers(opened.source.folder)
-    # A sum is made in float32 whatever is stored, so that it is rounded once, when it is written.
-    exact = not adapted and {header.dtype for header in tensors.values()} == {torch.bfloat16}
-    loaded = opened.load_weights(how.device, "bfloat16" if exact else "float32")
-    merged = models.merge(loaded) if adapted else loaded
-    written = stored_dtype(tensors) if how.dtype == "auto" else getattr(torch, how.dtype)
-    if layout is Layout.voidpad:
-        torch.nn.Module.to(merged.net, written)
-        models.save(merged, out)
-    else:
-        with counting(shown=err.is_terminal) as bar:
-            task = bar.add_task("tensors", total=None)
-            models.export(
-                merged,
-                out,
-                like=like,
-                dtype=None if how.dtype == "auto" else how.dtype,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
-            )
-    note(
-        f"wrote {out} in {str(written).removeprefix('torch.')}"
-        + ("" if adapted else "; there was no adapter")
-    )
+    model, written, said = whole.load()
+    torch.nn.Module.to(model.net, written)
+    models.save(model, whole.out)
+    note(said)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from voidpad.constrain import Constraint
     from voidpad.engine.events import Event
     from voidpad.models import Model, Result
-    from voidpad.models.text import Messages
+    from voidpad.models.fill import Filled
 
 COUNTS = ("passes_decode", "passes_probe", "passes_shared")
 JSON_FIELDS = ("text", "tokens", *COUNTS, "canvas", "stop_reason", "seconds", "approximations")
 
 
-class Others(BaseModel):
+class OtherSettings(BaseModel):
     """What --set reaches beside the fields of the plan: seldom needed, so without options of their own."""
 
     model_config = ConfigDict(extra="forbid")
@@ -56,7 +56,7 @@ class Others(BaseModel):
     slots: int = Field(default=16, ge=1, le=2048)  # of --fill with length=fixed
 
     @classmethod
-    def taken_from(cls, fields: dict[str, Any]) -> Others:
+    def taken_from(cls, fields: dict[str, Any]) -> OtherSettings:
         """These settings, removed from the values of --set."""
         try:
             return cls(**{name: fields.pop(name) for name in cls.model_fields if name in fields})
@@ -84,97 +84,108 @@ def generate(
     fill: Path | None = Option(None, help="write the gaps of this text: [[gap]], [[gap:12]], [[gap:4-32]]"),
 ) -> None:
     """Answer prompts with a masked diffusion language model, or fill the gaps of a text."""
-    given, wanted = decoding.fields(), decoding.named()
-    rest = Others.taken_from(given)
+    plan, fields = decoding.named(), decoding.fields()
+    others = OtherSettings.taken_from(fields)
     constraint = _constraint(regex, json_schema, choice)
-    if fill is not None:
-        _fill(source.load(), read(fill), wanted, rest, given, constraint, seed=seed, as_json=as_json)
-        return
     if trace is not None:
-        refuse_own_source(trace, file, messages)
-    prompts = gather(prompt, file=file, messages=messages, examples=source.model.startswith("tiny-"))
-    opened = source.open(family=rest.family, roles=rest.roles.split(), causal_block=rest.causal_block)
-    fields, cache = fast.apply(wanted or opened.default_plan, given)
-    plan = opened.plan(wanted, **fields)
+        refuse_own_source(trace, file, messages, fill)
+    if fill is None:
+        prompts = gather(prompt, file=file, messages=messages, examples=source.model.startswith("tiny-"))
+    elif prompt or file or messages:
+        raise ConfigError("--fill has the whole text; leave out prompts, --file and --messages.")
+    else:
+        template = read(fill)
+    opened = source.open(family=others.family, roles=others.roles.split(), causal_block=others.causal_block)
+    about = {"seed": seed, "detail": others.trace_detail}
+    if fill is not None:
+        model = source.load(opened)
+        with _watched(model, trace, live, plan_name=decoding.plan or "original", **about) as watchers:
+            filled = model.fill(
+                template,
+                plan,
+                length=others.length,
+                slots=others.slots,
+                constraint=constraint,
+                seed=seed,
+                **watchers,
+                **fields,
+            )
+        _show_filled(filled, as_json=as_json)
+        return
+    name, many = decoding.plan or opened.default_plan, len(prompts) > 1
+    given, (fields, cache) = fields, fast.apply(plan or name, fields)
+    plan = opened.plan(plan, **fields)
     ready = [opened.prepare(one, plan, raw=raw, system=system) for one in prompts]
     unknown = opened.tokenizer.unk_token_id
-    strange = [key for key, one in enumerate(ready) if unknown is not None and unknown in one.ids]
-    if strange:
-        warn(f"prompt {strange[0]} holds characters or words that the tokenizer does not know")
+    unreadable = [key for key, one in enumerate(ready) if unknown is not None and unknown in one.ids]
+    if unreadable:
+        warn(f"prompt {unreadable[0]} holds characters or words that the tokenizer does not know")
     if constraint is not None:
         opened.constrain(constraint, plan)  # refused before weights are read
     model = source.load(opened)
-    if rest.compile:
+    if others.compile:
         small: dict[str, Any] = {} if model.card.causal_block else {"plan": "original", "block": 32}
         with err.status("compiling"):
             model.compiled().generate("compile", canvas=64, cache=cache, **small)
     for text in plan.length.warnings(model.card.padding):
         warn(text)
-    name, many = decoding.plan or model.default_plan, len(prompts) > 1
-    listeners: list[Callable[[Event], None]] = []
-    recorder = None
+    with (
+        _watched(model, trace, live, plan_name=name, cache=cache, **about) as watchers,
+        bar(len(prompts), shown=many and not live) as tick,
+    ):
+        results = model.generate(
+            ready,
+            seed=seed,
+            rows=others.rows,
+            tokens=others.tokens,
+            cache=cache,
+            constraint=constraint,
+            progress=tick,
+            **watchers,
+        )
+    if decoding.plan is None:
+        say_plan(name, model.card.padding)
+    for result in results:
+        show(result, model.roles, as_json=as_json, many=many)
+    drowned = [one for one in results if _mostly_eos(one, model.roles) and one.key not in unreadable]
+    if drowned:
+        asked = prompts[drowned[0].key]
+        words = ["voidpad", "analyze", "overflow", asked if isinstance(asked, str) else asked[-1]["content"]]
+        words += ["--raw"] * raw + ["--model", source.model, "--plan", name]
+        words += ["--adapter", source.adapter] if source.adapter else []
+        for field, value in given.items():
+            told = value if isinstance(value, str) else json.dumps(value)
+            words += [f"--{field}", told] if field in DIRECT_FIELDS else ["--set", f"{field}={told}"]
+        state = "mostly EOS" if drowned[0].text.strip() else "empty"
+        helps = "" if name == "eos-last" else "; --plan eos-last may help"
+        text = f"answer {drowned[0].key} is {state}{helps}; to see why: {shlex.join(words)}"
+        err.print(text, style="yellow", markup=False)
+
+
+@contextmanager
+def _watched(model: Model, trace: Path | None, live: bool, **about: Any) -> Iterator[dict[str, Any]]:
+    """The arguments `observe` and `listen` for a decode that is recorded, shown, both or neither."""
     with ExitStack() as views:
+        listeners: list[Any] = []
+        watchers: dict[str, Any] = {}
         if trace is not None:
             from voidpad.diagnose.trace import Recorder
 
             draft = views.enter_context(atomic_file(trace))  # opened before the work, not after it
-            recorder = Recorder(model, plan_name=name, seed=seed, detail=rest.trace_detail, cache=cache)
-            listeners.append(recorder)
+            listeners.append(recorder := Recorder(model, **about))
+            watchers["observe"] = recorder.observe
         if live:
             from voidpad.commands.chat import LiveView
 
             listeners.append(views.enter_context(LiveView(model, err)))
 
-        def to_all(event: Event) -> None:
-            for listen in listeners:
-                listen(event)
+        def listen(event: Event) -> None:
+            for one in listeners:
+                one(event)
 
-        results = model.generate(
-            ready,
-            seed=seed,
-            rows=rest.rows,
-            tokens=rest.tokens,
-            cache=cache,
-            constraint=constraint,
-            progress=views.enter_context(bar(len(prompts), shown=many and not live)),
-            observe=recorder.observe if recorder else None,
-            listen=to_all if listeners else None,
-        )
-        if recorder is not None:
+        yield watchers | ({"listen": listen} if listeners else {})
+        if trace is not None:
             recorder.write(draft)
-    if decoding.plan is None:
-        say_plan(name, model.card.padding)
-    for result in results:
-        show(result, model.roles, as_json=as_json, many=many)
-    doubtful = next((result for result in results if _drowned(result, model.roles)), None)
-    if doubtful is not None and doubtful.key not in strange:
-        options = {"model": source.model, "adapter": source.adapter, "plan": name}
-        text = _explanation(doubtful, prompts[doubtful.key], options, given, raw=raw)
-        err.print(text, style="yellow", markup=False)
-
-
-def _fill(
-    model: Model,
-    template: str,
-    plan: Any,
-    rest: Others,
-    fields: dict[str, Any],
-    constraint: Constraint | None,
-    *,
-    seed: int,
-    as_json: bool,
-) -> None:
-    """Fill a template and print the whole text; with --json also each gap, its slots and the passes."""
-    done = model.fill(
-        template, plan, length=rest.length, slots=rest.slots, constraint=constraint, seed=seed, **fields
-    )
-    if as_json:
-        values = {name: getattr(done, name) for name in ("text", "gaps", "slots", "passes_probe")}
-        print_json({**values, "passes_decode": done.result.passes_decode})
-        return
-    print(done.text, end="" if done.text.endswith("\n") else "\n", flush=True)
-    sizes = ", ".join(map(str, done.slots))
-    note(f"gaps of {sizes} tokens, {done.result.passes_decode} passes + {done.passes_probe} probes")
 
 
 def _constraint(expression: str | None, schema: Path | None, choices: str | None) -> Constraint | None:
@@ -190,32 +201,24 @@ def _constraint(expression: str | None, schema: Path | None, choices: str | None
     return choice(choices.split(",")) if choices is not None else None
 
 
-def _drowned(result: Result, roles: Roles) -> bool:
+def _mostly_eos(result: Result, roles: Roles) -> bool:
     """Whether an answer has no text, or next to nothing before its first EOS and nothing but EOS after."""
     from voidpad.diagnose.overflow import overflown
 
     return result.constraint is None and (not result.text.strip() or overflown(result.ids, roles))
 
 
-def _explanation(
-    result: Result,
-    prompt: str | Messages,
-    options: dict[str, str | None],
-    fields: dict[str, Any],
-    *,
-    raw: bool,
-) -> str:
-    """One line: what helps an answer that is empty or mostly EOS, and the command that shows why it is."""
-    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-    words = ["voidpad", "analyze", "overflow", text, *(["--raw"] if raw else [])]
-    for name, value in options.items():
-        words += [f"--{name}", value] if value is not None else []
-    for name, value in fields.items():
-        told = value if isinstance(value, str) else json.dumps(value)
-        words += [f"--{name}", told] if name in DIRECT_FIELDS else ["--set", f"{name}={told}"]
-    state = "mostly EOS" if result.text.strip() else "empty"
-    helps = "" if options["plan"] == "eos-last" else "; --plan eos-last may help"
-    return f"answer {result.key} is {state}{helps}; to see why: {shlex.join(words)}"
+def _show_filled(filled: Filled, *, as_json: bool) -> None:
+    """The whole text; with --json also each gap, its slots and the passes."""
+    passes = filled.result.passes_decode
+    if as_json:
+        values = {name: getattr(filled, name) for name in ("text", "gaps", "slots", "passes_probe")}
+        print_json({**values, "passes_decode": passes})
+        return
+    print(filled.text, end="" if filled.text.endswith("\n") else "\n", flush=True)
+    note(
+        f"gaps of {', '.join(map(str, filled.slots))} tokens, {passes} passes + {filled.passes_probe} probes"
+    )
 
 
 def show(result: Result, roles: Roles, *, as_json: bool, many: bool) -> None:

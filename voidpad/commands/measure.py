@@ -76,13 +76,17 @@ def calibrate(
         shares = {"fit": f"{one.fit:.1%}", "cost": f"{one.cost:.1%}"}
         shown.append(marked | shares)
     print_records(shown)
+    measured = " with adapter ".join(filter(None, (source.model, source.adapter)))
     note(
-        f"{len(ids)} prompts ({origin}); fit: answers that fit; cost: token-passes of a fixed canvas of {limit}"
+        f"{measured}: {len(ids)} prompts ({origin}); fit: answers that fit; cost: token-passes of a fixed canvas of "
+        f"{limit}"
     )
     if plot is not None:
         from voidpad.diagnose.plots import save as save_figure
 
-        save_figure(trade_off(tried, chosen, search), plot)
+        figure = trade_off(tried, chosen, search)
+        figure.suptitle(measured)
+        save_figure(figure, plot)
     if save is not None:
         card = read_card(save) or model.card
         values = {**card.calibration, "void-expansion": fields(chosen, search)}

@@ -25,7 +25,7 @@ from typer import Option
 from voidpad.commands.ui import err, note, warn
 from voidpad.decode.plan import Plan
 from voidpad.engine.cache_policy import CachePolicy
-from voidpad.engine.speed import SPEEDS, check_speed, with_speed
+from voidpad.engine.speed import SPEEDS, with_speed
 from voidpad.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "tiny-void"
 LARGE = 100_000_000  # parameters from which on a line says what was loaded, without a terminal too
+MANY = 1_000_000_000  # parameters beyond which float32 on a CPU is a mistake more often than a wish
 
 
 class BuiltInFamily(StrEnum):
@@ -52,13 +53,6 @@ TokenLimit = Annotated[int, Option(min=1, help="most tokens of these rows in one
 Seed = Annotated[int, Option(min=0, max=2**63 - 1, help="of random choices; no effect at temperature 0")]
 Device = Annotated[
     str, Option(help="auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:1, mps, or spread over all GPUs")
-]
-Family = Annotated[str | None, Option(help="of a checkpoint whose config does not say it")]
-RoleIds = Annotated[
-    list[str] | None, Option("--roles", help="token ids by role: void=56940, rainbow=56940,86766")
-]
-CausalBlock = Annotated[
-    int | None, Option(min=1, help="block size of a block-causal checkpoint that does not say it")
 ]
 
 
@@ -168,10 +162,8 @@ def role_ids(given: Sequence[str]) -> dict[str, Any]:
 
 def slow(model: Model) -> str | None:
     """What to say where billions of parameters run in float32 on a CPU."""
-    from voidpad.models.device import MANY
-
     count = model.parameters
-    if model.device.type != "cpu" or model.quantized or model.net.dtype.itemsize < 4 or count < MANY:
+    if model.device.type != "cpu" or model.scheme or model.net.dtype.itemsize < 4 or count < MANY:
         return None
     return (
         f"{count / 1e9:.1f} billion parameters in float32 on a CPU take {4 * count / 1e9:.0f} GB and minutes for an "
@@ -217,8 +209,27 @@ class PlanOptions:
         return found
 
     def named(self) -> str | Plan | None:
-        """The plan that --plan names: a preset's name, or a Plan of the user's own."""
-        return None if self.plan is None else chosen_plan(self.plan)
+        """The plan that --plan names: a preset's name, or the Plan of the user's own that `module:object` names.
+
+        The module is found as `python -m` finds it, the current folder first. Its code runs with the user's rights, so
+        only the command line loads plans this way.
+        """
+        if self.plan is None or ":" not in self.plan:
+            return self.plan
+        name, _, attribute = self.plan.partition(":")
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
+        try:
+            plan = getattr(importlib.import_module(name), attribute)
+        except (Exception, SystemExit) as error:
+            raise ConfigError(
+                f"plan {self.plan!r}: cannot be imported ({type(error).__name__}: {error})."
+            ) from error
+        if not isinstance(plan, Plan):
+            raise ConfigError(
+                f"plan {self.plan!r}: is a {type(plan).__name__}; define it as a voidpad.decode.Plan."
+            )
+        return plan
 
 
 DIRECT_FIELDS = ("canvas", "block", "threshold", "temperature")  # plan fields with options of their own
@@ -250,8 +261,7 @@ class SpeedOptions:
 
     def apply(self, plan: str | Plan, given: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
         """Plan fields and the cache, with those that the named speed stands for."""
-        check_speed(self.speed, plan)
-        chosen, cache = with_speed(self.speed, given, self.cache)
+        chosen, cache = with_speed(self.speed, plan, given, self.cache)
         if cache is not None:
             CachePolicy.parse(cache)  # refused before weights are read
         return chosen, cache
@@ -289,29 +299,3 @@ def say_plan(name: str, padding: str | None) -> None:
     """A line on standard error: which plan was chosen for a user who named none."""
     trained = f"was trained with {padding} padding" if padding else "names no padding"
     err.print(f"plan: {name} (this checkpoint {trained})")
-
-
-def chosen_plan(text: str) -> str | Plan:
-    """The value of --plan: a preset's name as it is, or the Plan that `module:object` names.
-
-    The module is found as `python -m` finds it, the current folder first. Its code runs with the user's rights, so
-    only the command line loads plans this way.
-    """
-    if ":" not in text:
-        return text
-    name, _, attribute = text.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"plan {text!r}: cannot import {name} ({type(error).__name__}: {error})."
-        ) from error
-    plan = vars(module).get(attribute)
-    if not isinstance(plan, Plan):
-        there = "no such object" if plan is None else f"a {type(plan).__name__}"
-        raise ConfigError(
-            f"plan {text!r}: {attribute} is {there} in {name}; define it as a voidpad.decode.Plan."
-        )
-    return plan

@@ -35,9 +35,14 @@ def plans(
         out.print(table(("plan", "what it does"), known, left=2))
         return
     fields = []
-    for one in schema(name, defaults, calibration=calibration):
-        shown = ",".join(map(str, one.default)) if isinstance(one.default, tuple) else str(one.default)
-        fields.append((one.name, shown, one.range, one.help))
+    for field, about in schema(name, defaults, calibration=calibration).items():
+        default, bounds = about["default"], ""
+        if "maximum" in about:
+            open_end = "exclusiveMinimum" in about
+            low = f"({about['exclusiveMinimum']:g}" if open_end else f"[{about['minimum']:g}"
+            bounds = f"{low}, {about['maximum']:g}]"
+        shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+        fields.append((field, shown, bounds, about["description"]))
     out.print(table(("field", "default", "range", "meaning"), fields, left=4))
     note("Give them as --set FIELD=VALUE, as keyword arguments in Python, or in a request's `voidpad`.")
 

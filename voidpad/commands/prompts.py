@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from voidpad.commands.ui import err, note
-from voidpad.errors import ConfigError, DataError, first_line
+from voidpad.errors import ConfigError, DataError
 from voidpad.files import readable
 
 Prompt = str | list[dict[str, Any]]
@@ -33,7 +33,7 @@ def gather(
     if file is not None:
         found += [prompt for prompt, _ in from_lines(file)]
     if messages is not None:
-        found.append(_conversation(_parsed(read(messages), str(messages)), str(messages)))
+        found.append(_conversation(_json(read(messages), str(messages)), str(messages)))
     terminal = sys.stdin is None or sys.stdin.isatty()
     if not found and file is None and not terminal:
         text = read(Path("-")).strip()
@@ -83,7 +83,7 @@ def from_lines(path: Path) -> list[tuple[Prompt, Any]]:
         return [(line, None) for _, line in lines]
     found: list[tuple[Prompt, Any]] = []
     for place, line in lines:
-        value = _parsed(line, place)
+        value = _json(line, place)
         prompt = (value.get("prompt") or value.get("question")) if isinstance(value, dict) else None
         if isinstance(prompt, str):
             found.append((_text(prompt, place), value.get("answer")))
@@ -94,11 +94,9 @@ def from_lines(path: Path) -> list[tuple[Prompt, Any]]:
     return found
 
 
-def _parsed(text: str, place: str) -> Any:
-    try:
+def _json(text: str, place: str) -> Any:
+    with readable(Path(place), "JSON", DataError):
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}: not JSON ({first_line(error)}).") from None
 
 
 def _conversation(value: Any, place: str) -> Prompt:

@@ -58,7 +58,7 @@ def sweep(
     if folders:
         wanted = recipes.with_folders(wanted, folders)
     if limit:
-        wanted = wanted.limited(limit)
+        wanted = wanted.model_copy(update={"limit": limit})
     if stage in (Stage.answer, Stage.judge):
         every = sweeps.stored_cells(path.stem, out)
     elif dry_run:
@@ -76,9 +76,7 @@ def sweep(
         resources = judging.resources(device=device, rows=rows, tokens=tokens)
         with counting() as shown:
             if on_ray:
-                from voidpad.experiments.cluster import run_ray
-
-                ended = run_ray(left, out, resources=resources, address=ray_address)
+                ended = sweeps.run_ray(left, out, resources=resources, address=ray_address)
             else:
                 examples = shown.add_task("examples", total=None)
 
@@ -139,7 +137,6 @@ def report(
 ) -> None:
     """Tables and figures from finished runs, with where every number comes from, and the verdict of every problem."""
     from voidpad.experiments.report import pages
-    from voidpad.experiments.report.compare import compare_runs
 
     files: dict[str, str | bytes]
     if compare:
@@ -147,7 +144,7 @@ def report(
             raise ConfigError(
                 f"compare: takes two run folders, got {len(folders)}; name the first and the second."
             )
-        title, text = compare_runs(*folders)
+        title, text = pages.compare_runs(*folders)
         files = {"compare.md": text, "compare.html": pages.html_page(title, text)}
     else:
         page, wanted = pages.report(folders), formats or list(Format)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import os
-import time
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,8 @@ from voidpad.commands.ui import counting, err, out
 from voidpad.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from voidpad.training.train import Entry, Run
 
 LOSSES = {"loss": "loss", "loss_response": "response", "loss_eos": "eos", "loss_padding": "padding"}
@@ -60,9 +61,11 @@ def train(
     first = os.environ.get("RANK", "0") == "0"
     if resume and checkpoint is None and latest(Path(settings.run.output)) is None and first:
         out.print(f"{settings.run.output}: holds no checkpoint yet, so the run begins at step 1")
-    with ExitStack() as stack:
-        watch = Display(stack) if first else (lambda run, entries: None)
-        done = training.train(settings, resume=checkpoint or resume, max_seconds=max_seconds, watch=watch)
+    with counting(shown=first and err.is_terminal) as bar:
+        watch = Display(bar) if first else (lambda run, entries: None)
+        done = training.train(
+            settings, resume=checkpoint or resume, max_seconds=max_seconds or math.inf, watch=watch
+        )
     if not first:
         return
     state = "finished" if done.finished else "paused (--resume continues)"
@@ -76,45 +79,40 @@ def train(
 class Display:
     """Shows a run: first what it is going to do, then a progress bar on a terminal, or a line for each log entry."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        self.stack = stack
-        self.bar = counting(shown=err.is_terminal)
-        self.first: tuple[int, float] | None = None  # update and time from which on the pace is measured
+    def __init__(self, bar: Progress) -> None:
+        self.bar = bar
+        self.task: TaskID | None = None
         self.losses = {"loss": "", "eval_loss": ""}
 
     def __call__(self, run: Run, entries: list[Entry]) -> None:
-        if self.first is None:
+        if self.task is None:
             out.print(_banner(run), markup=False)
-            self.first = (run.update, time.monotonic())
-            self.stack.enter_context(self.bar)
             self.task = self.bar.add_task("", total=run.total or run.recipe.run.seconds)
         for entry in entries:
             if self.bar.disable:
-                out.print(self._line(run, entry), markup=False)
+                out.print(_line(run, entry), markup=False)
             name = "eval_loss" if "eval_loss" in entry else "loss"
             self.losses[name] = f"{'held-out' if name == 'eval_loss' else 'loss'} {entry[name]:.3f}"
         done = run.update if run.total else run.seconds
         self.bar.update(self.task, completed=done, description="  ".join(self.losses.values()))
 
-    def _line(self, run: Run, entry: Entry) -> str:
-        prefix, what = ("eval_", "held-out ") if "eval_loss" in entry else ("", "")
-        losses = {label: entry[prefix + name] for name, label in LOSSES.items() if prefix + name in entry}
-        step = f"{run.update}/{run.total}" if run.total else str(run.update)
-        line = f"step {step}  {what}" + "  ".join(f"{label} {loss:.4f}" for label, loss in losses.items())
-        if what:
-            return line
-        line += f"  lr {entry['learning_rate']:.3g}  norm {entry['grad_norm']:.3g}"
-        if "tokens_per_second" in entry:
-            line += f"  {entry['tokens_per_second']:,} tokens/s"
-        return f"{line}  {entry['seconds']:.1f} s, {timedelta(seconds=round(self._left(run)))} left"
 
-    def _left(self, run: Run) -> float:
-        """Seconds to the end, at the pace so far."""
-        if not run.total:
-            return max(0.0, (run.recipe.run.seconds or 0.0) - run.seconds)
-        assert self.first is not None
-        update, began = self.first
-        return (time.monotonic() - began) / max(run.update - update, 1) * (run.total - run.update)
+def _line(run: Run, entry: Entry) -> str:
+    """A log entry, with the time to the end at the pace so far."""
+    prefix, what = ("eval_", "held-out ") if "eval_loss" in entry else ("", "")
+    losses = {label: entry[prefix + name] for name, label in LOSSES.items() if prefix + name in entry}
+    step = f"{run.update}/{run.total}" if run.total else str(run.update)
+    line = f"step {step}  {what}" + "  ".join(f"{label} {loss:.4f}" for label, loss in losses.items())
+    if what:
+        return line
+    line += f"  lr {entry['learning_rate']:.3g}  norm {entry['grad_norm']:.3g}"
+    if "tokens_per_second" in entry:
+        line += f"  {entry['tokens_per_second']:,} tokens/s"
+    if run.total:
+        left = entry["seconds"] / max(run.update - 1, 1) * (run.total - run.update)
+    else:
+        left = max(0.0, (run.recipe.run.seconds or 0.0) - entry["seconds"])
+    return f"{line}  {entry['seconds']:.1f} s, {timedelta(seconds=round(left))} left"
 
 
 def _banner(run: Run) -> str:
@@ -128,14 +126,14 @@ def _banner(run: Run) -> str:
         device = f"{run.processes} x {device}"
     kinds = {str(p.dtype).removeprefix("torch.") for p in net.parameters() if p.is_floating_point()}
     kinds |= {run.recipe.model.quantize} if run.recipe.model.quantize else set()
-    precision = f"{' and '.join(sorted(kinds))} weights" + (", computed in bfloat16" if run.half else "")
+    precision = f"{' and '.join(sorted(kinds))} weights" + (", computed in bfloat16" if run.bfloat16 else "")
     held_out = f", {run.held_out.rows.count:,} held out" if run.held_out else ""
     length = "until its time is spent"
     if run.total:
         length = f"{run.total:,} steps ({run.total / run.per_epoch:.2f} epochs)"
-    rows = "end to end" if limit.packed else "padded to the longest"
+    rows = "end to end" if limit.end_to_end else "padded to the longest"
     work = [f"{len(planned)} a step, at most {limit.tokens:,} tokens each, rows {rows}"]
-    work += ["layers checkpointed" if run.checkpointed else "no checkpointing"]
+    work += ["layers checkpointed" if run.recomputing else "no checkpointing"]
     work += ["compiled" if run.compiled else "not compiled"]
     return "\n".join(
         [

@@ -7,16 +7,19 @@ more state, `end`, is entered by the end token and never left: a slot in `end` w
 nothing stands there, which is what keeps short texts from looking cheap.
 
 Messages are sums (or maxima) over all texts of the product of the slots' probabilities: `backward` from the right,
-`forward` from the left, in float64 and in log space. They are computed on the host, where small arrays cost least; the
-device reduces distributions over the vocabulary to classes of tokens before, and turns the results into tokens after.
+`forward` from the left, in float64 and in log space. They are computed on the host, where small arrays cost least, for
+all rows that share a constraint together. Before, the device reduces distributions over the vocabulary to classes of
+tokens. The most probable text and the certainty of its slots follow from the classes alone; draws, and margins between
+tokens, go back to the vocabulary on the device.
 
 An edge is a pair of states with the set of classes that take it; equal sets are stored once. State S is `end`; set U is
-the end token, set U + 1 stands for slots after it. Shapes: W slots, N slots of the frontier, V tokens, C classes,
-S states, U sets.
+the end token, set U + 1 stands for slots after it. Shapes: R rows, W slots, N slots on the frontiers of all rows, from
+row to row, V tokens, C classes, S states, U sets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +35,9 @@ from voidpad.roles import Roles
 NEVER = -1e18  # the logarithm of zero; finite, so that differences of such numbers are numbers
 POSSIBLE = -1e17  # whatever has a weight above this can happen
 FLOOR = -600.0  # no token is less probable than exp(FLOOR): sums of probabilities stay above zero in float64
-WRITTEN, FRONTIER, WILDCARD = range(3)  # kinds of slots
+WRITTEN, FRONTIER, WILDCARD, ABSENT = range(
+    4
+)  # kinds of slots; a row has ABSENT ones where others are longer
 NOTHING = -1  # the token of a slot that proposes none
 _WIDTH = 64  # values that are reduced together on the device
 
@@ -52,22 +57,55 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Windows:
+    """The windows of several rows, filled up at the end with slots that are ABSENT."""
+
+    kind: NDArray[np.int64]  # (R, W)
+    classes: NDArray[np.int64]  # (R, W)
+    ended: NDArray[np.bool_]  # (R, W)
+    start: NDArray[np.int64]  # (R,)
+    final: Floats  # (R, S + 1)
+
+    @classmethod
+    def of(cls, rows: Sequence[Window]) -> Windows:
+        width = max(len(row.kind) for row in rows)
+
+        def filled(name: str, empty: int) -> NDArray[Any]:
+            parts = [getattr(row, name) for row in rows]
+            return np.stack([np.pad(part, (0, width - len(part)), constant_values=empty) for part in parts])
+
+        start, final = np.array([row.start for row in rows]), np.stack([row.final for row in rows])
+        return cls(filled("kind", ABSENT), filled("classes", -1), filled("ended", False), start, final)
+
+    @property
+    def frontier(self) -> tuple[Index, Index]:
+        """Row and slot of the N slots on the frontiers."""
+        row, slot = np.nonzero(self.kind == FRONTIER)
+        return row, slot
+
+
+@dataclass(frozen=True)
 class Beliefs:
     """The model's distributions on the frontier, in log space, as far as the automaton tells tokens apart."""
 
     total: Floats  # (N, C) the probability of each class
     best: Floats  # (N, C) that of its most probable token
-    ends: Floats  # (N, 2) that of all end tokens, and of all tokens that say that nothing stands here
+    token: Floats  # (N, C) this token, the smallest id of equals
+    information: (
+        Floats  # (N, C) the sum of p log p over its tokens: no logarithm, but a share of minus the entropy
+    )
+    ends: Floats  # (N, 2) the probability of all end tokens, and of all tokens that say that nothing stands here
 
     @classmethod
     def of(cls, reduced: Floats) -> Beliefs:
         """From the columns that `TokenTables.beliefs` makes."""
-        classes = reduced.shape[1] // 2 - 1
-        return cls(reduced[:, :classes], reduced[:, classes:-2], reduced[:, -2:])
+        total, best, token, information = np.split(reduced[:, :-2], 4, axis=1)
+        return cls(total, best, token, information, reduced[:, -2:])
 
 
 class _Groups:
-    """Values that are reduced by group. Groups without values are left out; `name` are the numbers of the others."""
+    """Values that are reduced by group, along the first axis. Groups without values are left out; `name` are the
+    numbers of the others."""
 
     def __init__(self, group: NDArray[Any]) -> None:
         order = np.argsort(group, kind="stable")
@@ -76,14 +114,14 @@ class _Groups:
         self.name, self.start, self.sizes = np.unique(ordered, return_index=True, return_counts=True)
 
     def maximum(self, values: Floats) -> Floats:
-        found: Floats = np.maximum.reduceat(values[..., self.order], self.start, axis=-1)
+        found: Floats = np.maximum.reduceat(values[self.order], self.start)
         return found
 
     def log_total(self, values: Floats) -> Floats:
-        ordered = values[..., self.order]
-        top = np.maximum.reduceat(ordered, self.start, axis=-1)
-        shares = np.exp(ordered - np.repeat(top, self.sizes, axis=-1))
-        found: Floats = top + np.log(np.add.reduceat(shares, self.start, axis=-1))
+        ordered = values[self.order]
+        top = np.maximum.reduceat(ordered, self.start)
+        shares = np.exp(ordered - np.repeat(top, self.sizes, axis=0))
+        found: Floats = top + np.log(np.add.reduceat(shares, self.start))
         return found
 
 
@@ -114,6 +152,10 @@ class Messages:
         self.by_source, self.by_target = _Groups(self.source), _Groups(self.target)
         self.by_set = _Groups(self.edge_set)
         self.items_by_set, self.items_by_class = _Groups(self.item_set), _Groups(self.item)
+        self.member = np.zeros(
+            (automaton.classes + 1, self.sets), bool
+        )  # the sets of each class; the last has none
+        self.member[self.item, self.item_set] = True
 
     def final(self, left: int, *, closed: bool) -> Floats:
         """What may follow a window (S + 1,): 0 for states from which the text can be completed in time, else NEVER.
@@ -124,76 +166,106 @@ class Messages:
         fits = self.automaton.completes_in(left) if closed else self.automaton.distance <= left
         return np.where(np.append(fits, not closed), 0.0, NEVER)
 
-    def weights(self, window: Window, beliefs: Beliefs, *, best: bool) -> Floats:
-        """What each slot adds to a text's weight (W, U + 2), by the set of classes from which its token comes.
+    def weights(self, windows: Windows, beliefs: Beliefs, *, best: bool) -> Floats:
+        """What each slot adds to a text's weight (W, U + 2, R), by the set of classes from which its token comes.
 
         Sums over tokens or, with `best`, the most probable token of each set. A written slot allows its own token
         only; a wildcard allows everything.
         """
-        found = np.zeros((len(window.kind), self.sets + 2))
-        for slot in np.flatnonzero(window.kind == WRITTEN):
-            found[slot, :-1] = NEVER
-            allowed = self.sets if window.ended[slot] else self.item_set[self.item == window.classes[slot]]
-            found[slot, allowed] = 0.0
-        frontier = window.kind == FRONTIER
+        rows, width = windows.kind.shape
+        found = np.zeros((width, self.sets + 2, rows))
+        row, slot = np.nonzero(windows.kind == WRITTEN)
+        ended = windows.ended[row, slot][:, None]
+        allowed = np.concatenate([self.member[windows.classes[row, slot]] & ~ended, ended], 1)
+        found[slot, :-1, row] = np.where(allowed, 0.0, NEVER)
+        row, slot = windows.frontier
         reduce = self.items_by_set.maximum if best else self.items_by_set.log_total
-        found[frontier, : self.sets] = reduce((beliefs.best if best else beliefs.total)[:, self.item])
-        found[frontier, self.sets :] = beliefs.ends
+        found[slot, : self.sets, row] = reduce((beliefs.best if best else beliefs.total).T[self.item]).T
+        found[slot, self.sets :, row] = beliefs.ends
         return found
 
-    def backward(self, window: Window, weights: Floats, *, best: bool) -> Floats:
-        """The weight (W + 1, S + 1) of completing the text from each state before each slot, and after the last."""
+    def backward(self, windows: Windows, weights: Floats, *, best: bool) -> Floats:
+        """The weight (W + 1, S + 1, R) of completing the text from each state before each slot, and after the last."""
         reduce = self.by_source.maximum if best else self.by_source.log_total
-        found = np.empty((len(window.kind) + 1, self.end + 1))
-        found[-1] = window.final
-        for slot in range(len(window.kind) - 1, -1, -1):
-            found[slot] = reduce(weights[slot, self.edge_set] + found[slot + 1, self.target])
-            if window.kind[slot] == WILDCARD:
-                found[slot] = np.where(found[slot] > POSSIBLE, 0.0, NEVER)
+        found = np.empty((len(weights) + 1, self.end + 1, weights.shape[-1]))
+        found[-1] = windows.final.T
+        for slot in range(len(weights) - 1, -1, -1):
+            found[slot] = reduce(weights[slot][self.edge_set] + found[slot + 1][self.target])
+            self._bend(windows.kind[:, slot], found[slot], found[slot + 1])
         return found
 
-    def forward(self, window: Window, weights: Floats) -> Floats:
-        """The weight (W + 1, S + 1) of arriving in each state before each slot, and after the last."""
-        found = np.full((len(window.kind) + 1, self.end + 1), NEVER)
-        found[0, window.start] = 0.0
-        for slot in range(len(window.kind)):
-            edges = weights[slot, self.edge_set] + found[slot, self.source]
+    def forward(self, windows: Windows, weights: Floats) -> Floats:
+        """The weight (W + 1, S + 1, R) of arriving in each state before each slot, and after the last."""
+        rows = weights.shape[-1]
+        found = np.full((len(weights) + 1, self.end + 1, rows), NEVER)
+        found[0, windows.start, np.arange(rows)] = 0.0
+        for slot in range(len(weights)):
+            edges = weights[slot][self.edge_set] + found[slot][self.source]
             found[slot + 1, self.by_target.name] = self.by_target.log_total(edges)
-            if window.kind[slot] == WILDCARD:
-                found[slot + 1] = np.where(found[slot + 1] > POSSIBLE, 0.0, NEVER)
+            self._bend(windows.kind[:, slot], found[slot + 1], found[slot])
         return found
+
+    @staticmethod
+    def _bend(kind: NDArray[np.int64], found: Floats, before: Floats) -> None:
+        """A wildcard says what is possible and no more; an absent slot leaves the message as it was."""
+        if (kind >= WILDCARD).any():
+            wild, absent = kind == WILDCARD, kind == ABSENT
+            found[:, wild] = np.where(found[:, wild] > POSSIBLE, 0.0, NEVER)
+            found[:, absent] = before[:, absent]
 
     def follow(
-        self, window: Window, weights: Floats, messages: Floats, uniform: Floats | None = None
+        self, windows: Windows, weights: Floats, messages: Floats, uniform: Floats | None = None
     ) -> Index:
-        """The sets (W,) from which the tokens of one text come: U where it ends, U + 1 after that.
+        """The sets (R, W) from which the tokens of one text of each row come: U where it ends, U + 1 after that.
 
-        With messages of maxima it is the heaviest text; with messages of sums and uniform numbers (W,), an exact draw.
-        `messages` come from `backward` with the same weights.
+        With messages of maxima it is the heaviest text; with messages of sums and uniform numbers (R, W), an exact
+        draw. `messages` come from `backward` with the same weights.
         """
-        found, state = np.empty(len(window.kind), np.intp), window.start
-        for slot in range(len(window.kind)):
-            edges = slice(self.first_edge[state], self.first_edge[state + 1])
-            options = weights[slot, self.edge_set[edges]] + messages[slot + 1, self.target[edges]]
-            if uniform is None:
-                pick = edges.start + int(options.argmax())
-            else:  # the first to pass the bar adds something, so it is possible
-                reached = np.exp(options - options.max()).cumsum()
-                pick = edges.start + int((reached > min(uniform[slot], 1 - 1e-12) * reached[-1]).argmax())
-            found[slot], state = self.edge_set[pick], self.target[pick]
+        found = np.full(windows.kind.shape, self.sets + 1, np.intp)
+        for row, state in enumerate(windows.start.tolist()):
+            for slot in range(int((windows.kind[row] != ABSENT).sum())):
+                edges = slice(self.first_edge[state], self.first_edge[state + 1])
+                options = (
+                    weights[slot, self.edge_set[edges], row] + messages[slot + 1, self.target[edges], row]
+                )
+                if uniform is None:
+                    pick = edges.start + int(options.argmax())
+                else:  # the first to pass the bar adds something, so it is possible
+                    reached = np.exp(options - options.max()).cumsum()
+                    bar = min(uniform[row, slot], 1 - 1e-12) * reached[-1]
+                    pick = edges.start + int((reached > bar).argmax())
+                found[row, slot], state = self.edge_set[pick], self.target[pick]
         return found
 
-    def marginals(self, at: Index, weights: Floats, before: Floats, after: Floats) -> Floats:
-        """The distributions of the slots `at` among all texts that match, in log space (N, C + 2).
+    def marginals(self, windows: Windows, weights: Floats, before: Floats, after: Floats) -> Floats:
+        """The distributions of the frontier's slots among all texts that match, in log space (N, C + 2).
 
         For each class what to add to a token's log-probability; then the probability that the text ends here, and that
         it has ended before. `before` and `after` are forward and backward sums.
         """
-        arrive, leave = before[at], after[at + 1]
-        total: Floats = np.logaddexp.reduce(arrive + after[at], axis=-1)[:, None]
-        per_set = self.by_set.log_total(arrive[:, self.source] + leave[:, self.target])
-        per_class = self.items_by_class.log_total(per_set[:, self.item_set])
-        return np.concatenate([per_class, per_set[:, -2:] + weights[at, -2:]], 1) - total
+        row, slot = windows.frontier
+        arrive, leave = before[slot, :, row].T, after[slot + 1, :, row].T  # (S + 1, N)
+        total: Floats = np.logaddexp.reduce(arrive + after[slot, :, row].T, axis=0)
+        per_set = self.by_set.log_total(arrive[self.source] + leave[self.target])
+        per_class = self.items_by_class.log_total(per_set[self.item_set])
+        ends = per_set[-2:] + weights[slot, -2:, row].T
+        return np.ascontiguousarray((np.concatenate([per_class, ends]) - total).T)
+
+    def best_tokens(self, path: Index, beliefs: Beliefs, eos: int) -> tuple[NDArray[np.int64], Index]:
+        """The most probable tokens (N,) from these sets (N,), the smallest id of equals, and their classes.
+
+        `eos` where the text ends, NOTHING where it has ended before; both have class C or beyond.
+        """
+        classes = self.automaton.classes
+        tokens = np.where(path == self.sets, eos, NOTHING)
+        column = np.where(path == self.sets, classes, classes + 1)
+        text = np.flatnonzero(path < self.sets)
+        if len(text):
+            share = np.where(self.member[:-1, path[text]].T, beliefs.best[text], -np.inf)
+            equal = share == share.max(1, keepdims=True)
+            column[text] = np.where(equal, beliefs.token[text], np.inf).argmin(1)
+            tokens[text] = beliefs.token[text, column[text]]
+        return tokens, column
 
 
 # On the device
@@ -221,18 +293,22 @@ class TokenTables:
             self.levels = [torch.from_numpy(one).to(device) for one in _tree(automaton)]
 
     def beliefs(self, log_p: Tensor) -> Tensor:
-        """Distributions (N, V), in log space, reduced to (N, 2 C + 2): totals and maxima of classes, end and tail.
+        """Distributions (N, V), in log space, reduced to the columns of `Beliefs` (N, 4 C + 2).
 
         They are the model's, before any token is banned: a slot where the model wants padding must look unlikely as
         text.
         """
         p = log_p.exp()
-        total, best = p, log_p
+        total, information, best = p, p * log_p, log_p
+        token = torch.arange(log_p.shape[1], device=log_p.device).expand_as(log_p)
         for level in self.levels:  # in a fixed order: scatter-add is not deterministic on a GPU
-            total = pad(total, (0, 1))[:, level].sum(-1)
-            best = pad(best, (0, 1), value=NEVER)[:, level].amax(-1)
+            total, information = (pad(values, (0, 1))[:, level].sum(-1) for values in (total, information))
+            values = pad(best, (0, 1), value=NEVER)[:, level]
+            first = values.argmax(-1, keepdim=True)
+            best = values.gather(-1, first)[..., 0]
+            token = pad(token, (0, 1))[:, level].gather(-1, first)[..., 0]
         end, tail = (p[:, ids].sum(1, keepdim=True) for ids in (self.ends, self.tail))
-        return torch.cat([total.log(), best, end.log(), tail.log()], 1)
+        return torch.cat([total.log(), best, token.double(), information, end.log(), tail.log()], 1)
 
     def tokens(self, path: Tensor, scores: Tensor) -> Tensor:
         """The tokens (N,) of a path: the one with the highest score (N, V) among those that take its step.

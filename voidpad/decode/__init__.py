@@ -5,7 +5,7 @@ from voidpad.decode.length import LengthRule
 from voidpad.decode.loop import Denoiser, Step, advance, begin, decode, wanted
 from voidpad.decode.outcome import Outcome
 from voidpad.decode.plan import Plan
-from voidpad.decode.presets import PRESETS, FamilyDefaults, PlanField, describe, plan, schema
+from voidpad.decode.presets import PRESETS, FamilyDefaults, describe, plan, schema
 from voidpad.decode.propose import ProposeRule, SlotProposal
 from voidpad.decode.rows import Rows
 from voidpad.decode.rules import Rule
@@ -20,7 +20,6 @@ __all__ = [
     "LengthRule",
     "Outcome",
     "Plan",
-    "PlanField",
     "ProposeRule",
     "Proposed",
     "Rows",

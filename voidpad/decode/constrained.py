@@ -4,6 +4,9 @@ The slots of such a row are proposed together: the tokens of one pass come from 
 them may be written. At temperature 0 it is the most probable one, above it a random one. A slot's score comes from its
 distribution among all texts that match, the constrained marginal, in place of the model's own distribution. Slots after
 the text's end propose nothing. `voidpad.constrain.messages` has the mathematics.
+
+Rows with the same constraint are solved together. The most probable text and its scores follow from what the device
+says of classes of tokens; only draws, and the margin between two tokens, look at the vocabulary a second time.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from voidpad.constrain import ConstraintError
@@ -24,10 +26,13 @@ from voidpad.constrain.messages import (
     WRITTEN,
     Beliefs,
     Floats,
+    Index,
     Window,
+    Windows,
     log_probabilities,
 )
 from voidpad.constrain.row import GapConstraints, RowConstraint
+from voidpad.decode.commit import UNSURE
 from voidpad.decode.noise import Noise
 from voidpad.decode.plan import Plan
 from voidpad.decode.propose import (
@@ -43,6 +48,7 @@ from voidpad.decode.rules import name_of
 from voidpad.roles import Roles
 
 _FILTERED = 300.0  # taken off the log-probability of a token that top-p or top-k removes
+_TILE = 1 << 25  # numbers of float64 that are looked at together: 256 MB
 
 
 def check_constrained(plan: Plan, roles: Roles) -> None:
@@ -88,101 +94,108 @@ def check_gaps(own: RowConstraint | GapConstraints, sizes: Sequence[int]) -> Non
 
 @dataclass(frozen=True)
 class Place:
-    """Where a constrained row stands: its slots, those on the frontier, and the slots that may come behind them."""
+    """Where a constrained row, or a gap of it, stands: its slots, those on the frontier, and what may come behind."""
 
+    own: RowConstraint
     slots: Tensor  # (L,) tokens of the canvas, MASK where nothing is written
     frontier: Tensor  # (L,) bool
     room: int  # slots by which the canvas may still grow
     roles: Roles
+    columns: Tensor  # (columns of the row,) bool, those of the frontier
 
-    def window(self, own: RowConstraint) -> tuple[Window, NDArray[np.intp]]:
-        """The slots from the first masked one to the last that is written or on the frontier, and the numbers of
-        those on the frontier among them."""
-        automaton, ends = own.automaton, self.roles.ends
-        slots, frontier = self.slots.cpu().numpy(), self.frontier.cpu().numpy()
+    def together(self, block: int) -> int:
+        """How many rows with this constraint are solved together, at most 128 MB for each array of messages."""
+        numbers = len(self.own.messages.source) * min(len(self.slots), 2 * block)
+        return max(1, _TILE // 2 // numbers)
+
+    def window(self) -> Window:
+        """The slots from the first masked one to the last that is written or on the frontier."""
+        automaton, ends = self.own.automaton, self.roles.ends
+        slots, frontier = self.slots.numpy(), self.frontier.numpy()
         masked = slots == self.roles.mask
         first = int(masked.argmax())
         last = int(np.flatnonzero(frontier | ~masked)[-1]) + 1
         prefix = slots[:first].tolist()
         start = automaton.states if not set(ends).isdisjoint(prefix) else automaton.state_after(prefix)
         assert start >= 0, "a written prefix that no matching text has"
-        final = own.messages.final(len(slots) - last + self.room, closed=own.closed)
+        final = self.own.messages.final(len(slots) - last + self.room, closed=self.own.closed)
         slots, frontier, masked = slots[first:last], frontier[first:last], masked[first:last]
         kind = np.where(masked, np.where(frontier, FRONTIER, WILDCARD), WRITTEN)
-        window = Window(kind, automaton.token_class[slots], np.isin(slots, ends), start, final)
-        return window, np.flatnonzero(frontier)
+        return Window(kind, automaton.token_class[slots], np.isin(slots, ends), start, final)
 
 
-def places_of(
-    own: RowConstraint | GapConstraints, rows: Rows, row: int, frontier: Tensor, *, limit: int
-) -> Iterator[tuple[RowConstraint, Place, Tensor]]:
-    """The constraints of a row with their places, and the frontier's columns (L,) that each of them governs.
+def places_of(rows: Rows, row: int, frontier: Tensor, *, limit: int) -> Iterator[Place]:
+    """The places of a row, one for each constraint that it has.
 
     `frontier` is that of all rows (B, L); `limit` is the length up to which the row's canvas may grow.
     """
-    columns = rows.slots[row]
+    own, columns = rows.constraints[row], rows.slots[row]
     if isinstance(own, RowConstraint):
         slots = rows.ids[row][columns]
         room = max(0, limit - len(slots))
-        yield own, Place(slots, frontier[row][columns], room, rows.roles), frontier[row]
-        return
-    number = (columns & ~torch.nn.functional.pad(columns[:-1], (1, 0))).cumsum(0) - 1  # of the gap
-    for gap, one in enumerate(own.gaps):
-        inside = columns & (number == gap)
-        open_slots = frontier[row] & inside
-        if one is not None and bool(open_slots.any()):
-            yield one, Place(rows.ids[row][inside], frontier[row][inside], 0, rows.roles), open_slots
+        yield Place(own, slots, frontier[row][columns], room, rows.roles, frontier[row])
+    elif own is not None:
+        number = (columns & ~torch.nn.functional.pad(columns[:-1], (1, 0))).cumsum(0) - 1  # of the gap
+        for gap, one in enumerate(own.gaps):
+            inside = columns & (number == gap)
+            if one is not None:
+                yield Place(
+                    one, rows.ids[row][inside], frontier[row][inside], 0, rows.roles, frontier[row] & inside
+                )
 
 
 def propose_constrained(
     rule: Sampler,
-    own: RowConstraint,
-    place: Place,
+    places: Sequence[Place],
     logits: Tensor,
     bans: Bans,
     noise: Noise,
     *,
     entropy: bool,
 ) -> SlotProposal:
-    """Tokens, scores and, if asked, entropies of the frontier's slots of one row, from their logits (N, V).
+    """Tokens, scores and, if asked, entropies of the frontiers' slots of places with one constraint, from place to
+    place, on the host, from their logits (N, V).
 
     A slot after the text's end has the token NOTHING, score minus infinity and infinite entropy. LLaDA scores at
-    temperature 1, Dream and SDAR at the temperature at which they draw. Distributions over the vocabulary are made
-    twice, in tiles of at most 256 MB: once for the messages, once for tokens and scores.
+    temperature 1, Dream and SDAR at the temperature at which they draw.
     """
-    tables, messages = own.tables(place.roles, logits.device), own.messages
-    window, at = place.window(own)
-    size = max(1, (1 << 25) // logits.shape[1])
+    own, roles = places[0].own, places[0].roles
+    messages, tables = own.messages, own.tables(roles, logits.device)
+    windows = Windows.of([place.window() for place in places])
     random = bool(rule.temperature) and (noise.greedy is None or not bool(noise.greedy.any()))
+    size = max(1, _TILE // logits.shape[1])
 
     def drawn(z: Tensor) -> Tensor:
         return _drawn(rule, z, bans)
 
     scored = drawn if isinstance(rule, TemperedProposal) else log_probabilities
 
-    def solved(distribution: Callable[[Tensor], Tensor]) -> tuple[Beliefs, Floats, Floats, Tensor]:
-        """What the slots say, the weights and sums that follow, and the marginals on the device."""
+    def solved(distribution: Callable[[Tensor], Tensor]) -> tuple[Beliefs, Floats, Floats, Floats]:
+        """What the slots say, and the weights, the sums and the marginals that follow."""
         parts = [tables.beliefs(distribution(tile)) for tile in logits.split(size)]
         beliefs = Beliefs.of(torch.cat(parts).cpu().numpy())
-        weights = messages.weights(window, beliefs, best=False)
-        sums = messages.backward(window, weights, best=False)
-        found = messages.marginals(at, weights, messages.forward(window, weights), sums)
-        return beliefs, weights, sums, send(torch.from_numpy(found), logits.device)
+        weights = messages.weights(windows, beliefs, best=False)
+        sums = messages.backward(windows, weights, best=False)
+        before = messages.forward(windows, weights)
+        return beliefs, weights, sums, messages.marginals(windows, weights, before, sums)
 
     beliefs, weights, sums, marginals = solved(scored)
     sampled = marginals
     if random:
         if drawn is not scored:
             _, weights, sums, sampled = solved(drawn)
-        uniform = np.full(len(window.kind), 0.5)
-        uniform[at] = noise.per_path().cpu().numpy()
-        path = messages.follow(window, weights, sums, uniform)
+        uniform = np.full(windows.kind.shape, 0.5)
+        uniform[windows.frontier] = noise.per_path().cpu().numpy()
+        path = messages.follow(windows, weights, sums, uniform)
     else:
-        weights = messages.weights(window, beliefs, best=True)
-        path = messages.follow(window, weights, messages.backward(window, weights, best=True))
-    steps = send(torch.from_numpy(path[at]), logits.device)
+        weights = messages.weights(windows, beliefs, best=True)
+        path = messages.follow(windows, weights, messages.backward(windows, weights, best=True))
+    steps = path[windows.frontier]
+    if not random and rule.score != "margin":
+        return _from_classes(rule, own, steps, beliefs, marginals, noise, roles.eos, entropy=entropy)
     found = []
-    pieces = (part.split(size) for part in (logits, steps, marginals, sampled))
+    on_device = [send(torch.from_numpy(part), logits.device) for part in (steps, marginals, sampled)]
+    pieces = (part.split(size) for part in (logits, *on_device))
     for z, step, share, draw_share, draws in zip(*pieces, noise.split(size), strict=True):
         log_p = scored(z)
         wish = drawn(z) + draws.gumbel(z.shape[1]) if random else log_p
@@ -194,8 +207,42 @@ def propose_constrained(
             q = p if sampled is marginals else tables.distribution(draw_share, drawn(z))
             proposal.append(judged.entropy(q).masked_fill(nothing, torch.inf))
         found.append(torch.stack(proposal))
-    tokens, score, *spread = torch.cat(found, 1)
+    tokens, score, *spread = torch.cat(found, 1).cpu()
     return SlotProposal(tokens.long(), score, spread[0] if entropy else None)
+
+
+def _from_classes(
+    rule: Sampler,
+    own: RowConstraint,
+    path: Index,
+    beliefs: Beliefs,
+    marginals: Floats,
+    noise: Noise,
+    eos: int,
+    *,
+    entropy: bool,
+) -> SlotProposal:
+    """The most probable tokens of these sets (N,), their scores and entropies, without another look at the vocabulary.
+
+    It is what `Scored` says of the constrained marginal: a token's is its class's times the model's probability of it.
+    """
+    tokens, column = own.messages.best_tokens(path, beliefs, eos)
+    nothing = torch.from_numpy(tokens == NOTHING)
+    best = marginals.copy()
+    best[:, :-2] += beliefs.best
+    sure = torch.from_numpy(np.exp(best[np.arange(len(path)), column]))
+    misleads = (sure < torch.from_numpy(np.exp(best.max(1, initial=-np.inf)))) | (sure == 0)
+    factor, ends = np.exp(marginals[:, :-2]), np.exp(marginals[:, -2:])
+    spread = (factor * (beliefs.information + marginals[:, :-2] * np.exp(beliefs.total))).sum(1)
+    certainty = torch.from_numpy(spread + (ends * marginals[:, -2:]).sum(1))  # minus the entropy
+    if rule.score == "confidence":
+        score = sure
+    elif rule.score == "random":
+        score = noise.per_slot().cpu()
+    else:
+        score = torch.where(misleads, sure - UNSURE, certainty)
+    spreads = (-certainty).masked_fill(misleads | nothing, torch.inf) if entropy else None
+    return SlotProposal(torch.from_numpy(tokens), score.masked_fill(nothing, -torch.inf), spreads)
 
 
 def _drawn(rule: Sampler, logits: Tensor, bans: Bans) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from voidpad.decode.length import LengthReading, LengthRule, Signal, limit_field, start_field, total
+from voidpad.decode.length import GrowingRule, LengthReading, Signal, start_field, total
 from voidpad.decode.propose import Bans, pick, softmax, without
 from voidpad.decode.rows import Rows
 from voidpad.decode.rules import MOST_PASSES, MOST_SLOTS
@@ -18,13 +18,13 @@ from voidpad.errors import PlanError
 from voidpad.roles import Roles
 
 
-class EosReader(LengthRule):
+class EosReader(GrowingRule):
     """What DAEDAL and rho-EOS measure at every slot: whether EOS is the best token (0 or 1), the probability of
     EOS, and the probability of the best token that is not banned. The first two ignore bans, and no probability is
     renormalised after them."""
 
     canvas: int = start_field(64)
-    limit: int = limit_field(2048)
+    limit: int = Field(default=2048, ge=1, le=MOST_SLOTS, description="longest canvas the rule may reach")
     check: int = Field(default=32, ge=1, le=MOST_SLOTS, description="EOS slots counted from the tail")
 
     trims = False
@@ -37,10 +37,6 @@ class EosReader(LengthRule):
                 field="limit",
             )
         return self
-
-    @property
-    def longest(self) -> int:
-        return self.limit
 
     def watch(self, rows: Rows) -> Tensor:
         return rows.slots
@@ -89,9 +85,8 @@ class Daedal(EosReader):
         return {"conf": tail_confidence(rows, grid, self.check)}
 
     def revise(self, before: Rows, rows: Rows, reading: LengthReading, block: int) -> Rows:
-        unsure = rows.window(block) & (
-            reading.grid[:, :, 2] < self.low
-        )  # masked, and not written in this pass
+        # Masked, and not written in this pass.
+        unsure = rows.open_masks(block) & (reading.grid[:, :, 2] < self.low)
         return self._grow(before, self._probe(before, rows, reading, block), reading, unsure).advance(block)
 
     def _probe(self, before: Rows, rows: Rows, reading: LengthReading, block: int) -> Rows:
@@ -102,7 +97,7 @@ class Daedal(EosReader):
         rows = rows.resize(rows.stop + grown)
         rows = rows.resize(rows.stop + tail, rows.roles.eos)
         rows = replace(rows, probing=before.probing & ~done)
-        return replace(rows, entry=torch.where(before.probing, rows.window(block).sum(1), rows.entry))
+        return replace(rows, entry=torch.where(before.probing, rows.open_masks(block).sum(1), rows.entry))
 
     def _grow(self, before: Rows, rows: Rows, reading: LengthReading, unsure: Tensor) -> Rows:
         length = before.length

@@ -39,8 +39,8 @@ class LengthReading:
 class LengthRule(Rule):
     """Base of length rules: a canvas of one length, no probes, no edits. Subclasses override what they change.
 
-    A rule that can grow a canvas has a field `limit` and overrides `longest`. While rows decode, it reads `rows.limit`
-    instead: a row may have a smaller one.
+    A rule that can grow a canvas has a field `limit` and overrides `longest`, as `GrowingRule` does. While rows decode,
+    it reads `rows.limit` instead: a row may have a smaller one.
     """
 
     canvas: int = Field(default=512, ge=1, le=MOST_SLOTS, description="canvas length")
@@ -48,12 +48,9 @@ class LengthRule(Rule):
     probes: ClassVar[bool] = False  # rows begin with passes that only choose the canvas length
     # False if the rule decides by the tail of the canvas, which trimming cuts away.
     trims: ClassVar[bool] = True
-    looks_ahead: ClassVar[bool] = True  # False if the rule never reads or edits slots beyond the open block
     appends: ClassVar[bool] = False  # slots may be added behind a canvas on which tokens are written
     settles_first: ClassVar[bool] = False  # the canvas keeps its length once a token is written
     keeps_prefix: ClassVar[bool] = False  # nothing left of the first mask changes any more
-    # A preset's `steps` counts passes of the whole canvas, not of a block.
-    steps_are_total: ClassVar[bool] = False
 
     @property
     def longest(self) -> int:
@@ -81,6 +78,10 @@ class LengthRule(Rule):
     def most_passes(self) -> float:
         """A row stops after so many decoding passes, even with masks left."""
         return math.inf
+
+    def probe_growth(self, block: int) -> int | None:
+        """By how many slots the canvas grows from a probe to the next; None if its length changes in other ways too."""
+        return None
 
     def watch(self, rows: Rows) -> Tensor:
         """The slots (B, L) whose logits the rule reads in this pass, besides those of the frontier."""
@@ -112,12 +113,6 @@ def total(values: Tensor) -> Tensor:
     return values.cumsum(1)[:, -1]
 
 
-def limit_field(default: int) -> int:
-    """The field `limit` of a length rule."""
-    field: int = Field(default, ge=1, le=MOST_SLOTS, description="longest canvas the rule may reach")
-    return field
-
-
 def start_field(default: int, help: str = "canvas length at the start") -> int:
     """The field `canvas` of a length rule whose canvas changes."""
     field: int = Field(default, ge=1, le=MOST_SLOTS, description=help)
@@ -137,28 +132,28 @@ class Fixed(LengthRule):
 
     kind: Literal["fixed"] = "fixed"
 
-    looks_ahead = False
     settles_first = True
     keeps_prefix = True
-    steps_are_total = True
 
     def in_blocks(self, block: int) -> Self:
         _whole_blocks(self.canvas, block)
         return self
 
-
-class RoundedUp(Fixed):
-    """A canvas of one length for a block-causal plan, which lets every row end with a whole block."""
-
-    kind: Literal["rounded-up"] = "rounded-up"  # type: ignore[assignment]
-
-    steps_are_total = False
-
-    def in_blocks(self, block: int) -> Self:
-        return self
+    def probe_growth(self, block: int) -> int:
+        return 0
 
 
-class AppendedBlocks(LengthRule):
+class GrowingRule(LengthRule):
+    """Base of length rules that may make a canvas longer."""
+
+    limit: int = Field(default=512, ge=1, le=MOST_SLOTS, description="longest canvas the rule may reach")
+
+    @property
+    def longest(self) -> int:
+        return self.limit
+
+
+class AppendedBlocks(GrowingRule):
     """dLLM-Var's loop: one block at first; whenever the canvas is full and holds no EOS, one block more.
 
     No slot ever sees masks beyond its own block, so decoding differs from a canvas that has them. Spec rivals 3.5.
@@ -166,14 +161,9 @@ class AppendedBlocks(LengthRule):
 
     kind: Literal["append-blocks"] = "append-blocks"
     canvas: int = start_field(1, "canvas length at the start, rounded up to whole blocks")
-    limit: int = limit_field(512)
 
     appends = True
     keeps_prefix = True
-
-    @property
-    def longest(self) -> int:
-        return self.limit
 
     def in_blocks(self, block: int) -> Self:
         canvas = block * math.ceil(self.canvas / block)
@@ -190,7 +180,7 @@ class AppendedBlocks(LengthRule):
         return rows.resize(rows.stop + torch.where(full, room, 0)).advance(block)
 
 
-class VoidExpansion(LengthRule):
+class VoidExpansion(GrowingRule):
     """Probe an empty canvas and grow it by one block until its tail is predicted to be VOID; then decode.
 
     The tail is the last `window` slots. Canvas and limit are rounded up to whole blocks.
@@ -198,7 +188,6 @@ class VoidExpansion(LengthRule):
 
     kind: Literal["void-expansion"] = "void-expansion"
     canvas: int = start_field(64)
-    limit: int = limit_field(512)
     window: int = Field(default=16, ge=1, le=MOST_SLOTS, description="tail slots that VoidExpansion reads")
     tau_nonvoid: float = Field(
         default=0.09,
@@ -215,9 +204,8 @@ class VoidExpansion(LengthRule):
     keeps_prefix = True
     ignored: ClassVar[tuple[str, ...]] = ("void", "mask")  # roles that do not count as non-VOID tokens
 
-    @property
-    def longest(self) -> int:
-        return self.limit
+    def probe_growth(self, block: int) -> int:
+        return block
 
     def rounded_limit(self, block: int) -> int:
         """The limit in whole blocks."""

@@ -23,6 +23,7 @@ from voidpad.constrain import ConstraintError
 from voidpad.constrain.row import GapConstraints, RowConstraint
 from voidpad.decode.commit import BlockProgress, Editing, Proposed
 from voidpad.decode.constrained import (
+    Place,
     check_constrained,
     check_gaps,
     check_length,
@@ -34,7 +35,7 @@ from voidpad.decode.noise import Noise
 from voidpad.decode.outcome import Outcome, endings, finish, gaps_of
 from voidpad.decode.plan import Plan
 from voidpad.decode.propose import NOTHING, Bans, Sampler, penalised, propose_in_tiles
-from voidpad.decode.rows import CanvasEdit, EditKind, Rows, send
+from voidpad.decode.rows import CanvasEdit, Constraints, EditKind, Rows, send, window_of
 from voidpad.decode.rules import name_of
 from voidpad.errors import ConfigError, PlanError, VoidpadError
 from voidpad.roles import Roles
@@ -59,6 +60,8 @@ def decode(
     `keys` identify the rows in outcomes and, with the seed, decide their random draws; 0, 1, 2, ... by default.
     `constraints` say what the rows' texts must match.
     """
+    for prompt, own in zip(prompts, constraints or [None] * len(prompts), strict=True):
+        check(prompt, roles, plan, own)
     keys = range(len(prompts)) if keys is None else keys
     rows = begin(prompts, roles, plan, keys=keys, seeds=[seed] * len(prompts), constraints=constraints)
     while len(rows):
@@ -81,19 +84,15 @@ def begin(
     handles: Sequence[int] | None = None,
     constraints: Sequence[RowConstraint | GapConstraints | None] | None = None,
 ) -> Rows:
-    """The rows before their first pass: each prompt followed by a canvas of masks.
+    """The rows before their first pass: each prompt, which has been checked, followed by a canvas of masks.
 
     With `plan.fill` a prompt is a template, and the masks in it are the slots. A row's canvas is bounded by the smaller
     of its own limit and the plan's. `keys` and `seeds` decide a row's random draws; `handles` identify rows to caches
     and callers (the keys by default). `constraints` say what the rows' texts must match; the canvas of such a row is
     long enough for its shortest text, if its limit allows that.
     """
-    for prompt in prompts:
-        check(prompt, roles, plan)
     held = tuple(constraints or ())
     held = held if any(own is not None for own in held) else ()
-    if held:
-        check_constrained(plan, roles)
     known = {"key": keys, "seed": seeds, "handle": keys if handles is None else handles}
     numbers = {name: torch.tensor(values, dtype=torch.long) for name, values in known.items()}
     if plan.fill:
@@ -103,28 +102,38 @@ def begin(
             if own is not None:
                 check_gaps(own, [len(gap) for gap in gaps_of(rows, row)])
     else:
-        longest = [
-            plan.limit if one is None else min(one, plan.limit) for one in limits or [None] * len(prompts)
-        ]
-        limit, size = (torch.tensor(n, dtype=torch.long) for n in (longest, [len(p) for p in prompts]))
-        slots = plan.whole_blocks(size, limit.clamp(max=plan.length.canvas))
-        limit, start = plan.whole_blocks(size, limit), plan.first_block(size)
-        for row, own in enumerate(held):
-            if own is not None:
-                if not isinstance(own, RowConstraint):
-                    raise ConstraintError(
-                        "constraints of gaps need a template; use a plan that fills one.", "gaps"
-                    )
-                check_length(own, int(limit[row]))
-                least = -(-own.shortest // plan.block) * plan.block
-                slots[row] = max(int(slots[row]), min(least, int(limit[row])))
+        size = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.long)
+        slots, limit = _canvas_lengths(plan, size, limits or [None] * len(prompts), held)
+        start = plan.first_block(size)
         rows = Rows.blank(prompts, slots, roles, limit=limit, block_start=start, constraints=held, **numbers)
     probing = torch.full_like(rows.probing, plan.length.probes)
-    return replace(rows, entry=rows.window(plan.block).sum(1), probing=probing)
+    return replace(rows, entry=rows.open_masks(plan.block).sum(1), probing=probing)
 
 
-def check(prompt: Sequence[int], roles: Roles, plan: Plan) -> None:
-    """Refuse an empty prompt, a prompt that holds MASK, and a plan that names roles the model does not have."""
+def _canvas_lengths(
+    plan: Plan, prompt: Tensor, limits: Sequence[int | None], constraints: Constraints
+) -> tuple[Tensor, Tensor]:
+    """The first and the longest length of each row's canvas (B,), behind prompts of these lengths (B,)."""
+    longest = [plan.limit if limit is None else min(limit, plan.limit) for limit in limits]
+    limit = torch.tensor(longest, dtype=torch.long)
+    slots = plan.whole_blocks(prompt, limit.clamp(max=plan.length.canvas))
+    limit = plan.whole_blocks(prompt, limit)
+    for row, own in enumerate(constraints):
+        if own is None:
+            continue
+        if not isinstance(own, RowConstraint):
+            raise ConstraintError("constraints of gaps need a template; use a plan that fills one.", "gaps")
+        check_length(own, int(limit[row]))
+        least = -(-own.shortest // plan.block) * plan.block
+        slots[row] = max(int(slots[row]), min(least, int(limit[row])))
+    return slots, limit
+
+
+def check(
+    prompt: Sequence[int], roles: Roles, plan: Plan, constraint: RowConstraint | GapConstraints | None = None
+) -> None:
+    """Refuse an empty prompt, a prompt that holds MASK, a plan that names roles the model does not have, and one that
+    cannot be had beside a constraint."""
     if not len(prompt):
         raise ConfigError("the prompt is empty; give it at least one token.")
     if plan.fill:
@@ -133,6 +142,8 @@ def check(prompt: Sequence[int], roles: Roles, plan: Plan) -> None:
     elif roles.mask in prompt:
         raise ConfigError(f"the prompt holds the mask token {roles.mask}; remove it.")
     roles.ids(plan.names)
+    if constraint is not None:
+        check_constrained(plan, roles)
 
 
 def wanted(rows: Rows, plan: Plan) -> Tensor:
@@ -150,8 +161,8 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
     ready = plan.length.ready(rows, reading.signal)
     frontier = plan.frontier(rows) & ready[:, None]
     proposed = _propose(rows, plan, frontier, _at(logits, frontier[where]), bans)
-    chosen, well, after, reasons = take_step(rows, plan, proposed, ready, reading)
-    if not well.all():
+    chosen, allowed, after, reasons = take_step(rows, plan, proposed, ready, reading)
+    if not allowed.all():
         if (chosen & ~proposed.frontier).any():
             raise VoidpadError(f"commit={name_of(plan.commit)} chose a slot outside the frontier.")
         raise VoidpadError(f"every token is banned at a chosen slot: ban={plan.ban}. Ban fewer ids.")
@@ -168,16 +179,13 @@ def take_step(
     """What a pass does to the rows once tokens are proposed in their windows (B, W).
 
     `ready` (B,) says which rows may commit tokens; without a `reading`, no length changes. Returns the slots that are
-    written (B, W), whether that is well (B,), the rows after the pass, and why each of them ends (`outcome.REASONS`).
-    Without a reading, shapes are static and the device is not read.
+    written (B, W), whether the row may write them (B,), the rows after the pass, and why each of them ends
+    (`outcome.REASONS`). Without a reading, shapes are static and the device is not read.
     """
     progress = BlockProgress(proposed.frontier.sum(1), rows.entry, rows.block_passes, plan.steps, plan.block)
     chosen = plan.commit(proposed, progress)
-    well = ~(chosen & ((proposed.tokens == NOTHING) | ~proposed.frontier)).any(1)
-    positions = window_of(rows, chosen.shape[1])
-    ids = pad(rows.ids, (0, chosen.shape[1]))
-    ids = ids.scatter(1, positions, torch.where(chosen, proposed.tokens, ids.gather(1, positions)))
-    filled = replace(rows, ids=ids[:, : rows.ids.shape[1]], block_passes=rows.block_passes + ready)
+    allowed = ~(chosen & ((proposed.tokens == NOTHING) | ~proposed.frontier)).any(1)
+    filled = replace(rows.write(chosen, proposed.tokens), block_passes=rows.block_passes + ready)
     if isinstance(plan.commit, Editing):
         after = filled.advance_edited(plan.block, changed=chosen.any(1), most=plan.commit.edit_passes)
     elif reading is None:
@@ -202,12 +210,7 @@ def take_step(
         behind = torch.minimum(after.block_start + plan.block, after.stop)
         after = after.enter(torch.where(left, behind, after.block_start), plan.block)
         after = replace(after, idle_passes=torch.where(left, 0, after.idle_passes))
-    return chosen, well, after, endings(after, plan, ready)
-
-
-def window_of(rows: Rows, width: int) -> Tensor:
-    """The positions (B, W) of each row's open block; they may reach past the row's end."""
-    return rows.block_start[:, None] + torch.arange(width, device=rows.ids.device)
+    return chosen, allowed, after, endings(after, plan, ready)
 
 
 @dataclass(frozen=True)
@@ -273,9 +276,7 @@ class Step:
 
     def _spread(self, values: Tensor, empty: float) -> Tensor:
         """Values (B, W) of the windows as (B, L)."""
-        width, block = self.before.ids.shape[1], values.shape[1]
-        grid = values.new_full((len(values), width + block), empty)
-        return grid.scatter(1, window_of(self.before, block), values)[:, :width]
+        return self.before.spread(values, values.new_full(self.before.ids.shape, empty))
 
     @property
     def live(self) -> Rows:
@@ -322,23 +323,18 @@ def _propose(rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Ban
             masked = rows.masked.sum(1).double() / rows.length.clamp(min=1)
             penalty = send(plan.penalty(masked)[row], logits.device)
         free = torch.ones(len(row), dtype=torch.bool)
-        for number, held in enumerate(rows.constraints):
-            if held is None:
-                continue
+        for places in _by_constraint(rows, plan, frontier):
+            # Of the frontier's slots, by number, those of these places, from place to place.
+            parts = [((row == number) & place.columns[column]).nonzero()[:, 0] for number, place in places]
+            part = torch.cat(parts)
+            free[part] = False
             assert isinstance(plan.propose, Sampler)  # `check_constrained` refuses others
-            limit = int(rows.limit[number]) if plan.length.appends else 0
-            for own, place, columns in places_of(held, rows, number, frontier, limit=limit):
-                part = (row == number) & columns[column]
-                if not part.any():
-                    continue
-                free &= ~part
-                z = penalised(
-                    _at(logits, part), rows.roles.eos, None if penalty is None else _at(penalty, part)
-                )
-                found = propose_constrained(
-                    plan.propose, own, place, z, bans, noise.select(part), entropy=entropy
-                )
-                values[:, part] = found.stacked().cpu()
+            index = send(part, logits.device)
+            z = penalised(logits[index], rows.roles.eos, None if penalty is None else penalty[index])
+            found = propose_constrained(
+                plan.propose, [one for _, one in places], z, bans, noise.select(part), entropy=entropy
+            )
+            values[:, part] = found.stacked()
         if free.any():
             every = bool(free.all())
             found = propose_in_tiles(
@@ -364,6 +360,22 @@ def _propose(rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Ban
         at & (tokens != NOTHING) if rows.constraints else at,
         present,
     )
+
+
+def _by_constraint(rows: Rows, plan: Plan, frontier: Tensor) -> Iterator[list[tuple[int, Place]]]:
+    """Rows, by number, and places whose proposals come from one constraint: a few of them together.
+
+    A place without slots on the frontier (B, L) proposes nothing. A row with a leading slot open is solved alone.
+    """
+    groups: dict[int, list[tuple[int, Place]]] = {}
+    for number in range(len(rows.constraints)):
+        limit = int(rows.limit[number]) if plan.length.appends else 0
+        for place in places_of(rows, number, frontier, limit=limit):
+            if place.columns.any():
+                groups.setdefault(id(place.own), []).append((number, place))
+    for places in groups.values():
+        most = 1 if plan.causal is not None else places[0][1].together(plan.block)
+        yield from (places[at : at + most] for at in range(0, len(places), most))
 
 
 def _at(logits: Tensor, wanted: Tensor) -> Tensor:

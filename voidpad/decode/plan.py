@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias
 
 import torch
@@ -23,7 +25,7 @@ from voidpad.decode.commit import (
     TopK,
 )
 from voidpad.decode.eos_length import Daedal, RhoEos
-from voidpad.decode.length import AppendedBlocks, Fixed, LengthRule, RoundedUp, SmartCrop, VoidExpansion
+from voidpad.decode.length import AppendedBlocks, Fixed, LengthRule, SmartCrop, VoidExpansion
 from voidpad.decode.propose import (
     EosPenalty,
     GumbelProposal,
@@ -39,8 +41,8 @@ from voidpad.errors import PlanError
 from voidpad.roles import Roles
 
 
-def _or_own(base: type[Rule]) -> WrapValidator:
-    """Accept a rule of the user's own, a subclass of the base class, beside those of the union."""
+def _one_of(base: type[Rule], *rules: type[Rule]) -> Any:
+    """The type of a field: one of these rules, told apart by `kind`, or the user's own, a subclass of `base`."""
 
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         if not isinstance(value, base):
@@ -52,7 +54,7 @@ def _or_own(base: type[Rule]) -> WrapValidator:
             )
         return value
 
-    return WrapValidator(check)
+    return Annotated[reduce(or_, rules), Field(discriminator="kind"), WrapValidator(check)]
 
 
 if TYPE_CHECKING:
@@ -61,39 +63,21 @@ if TYPE_CHECKING:
     Commit: TypeAlias = CommitRule
     Stop: TypeAlias = StopRule
 else:
-    Length = Annotated[
-        Annotated[
-            Fixed | RoundedUp | AppendedBlocks | VoidExpansion | SmartCrop | Daedal | RhoEos,
-            Field(discriminator="kind"),
-        ],
-        _or_own(LengthRule),
-    ]
-    Propose = Annotated[
-        Annotated[
-            GumbelProposal | TemperedProposal | SampledProposal | MaskLast,
-            Field(discriminator="kind"),
-        ],
-        _or_own(ProposeRule),
-    ]
-    Commit = Annotated[
-        Annotated[
-            TopK
-            | Threshold
-            | Factor
-            | EntropyBound
-            | HighConfidence
-            | Static
-            | Dynamic
-            | Sequential
-            | Editing,
-            Field(discriminator="kind"),
-        ],
-        _or_own(CommitRule),
-    ]
-    Stop = Annotated[
-        Annotated[Vanilla | EosTermination | EndsTermination | AfterBlock, Field(discriminator="kind")],
-        _or_own(StopRule),
-    ]
+    Length = _one_of(LengthRule, Fixed, AppendedBlocks, VoidExpansion, SmartCrop, Daedal, RhoEos)
+    Propose = _one_of(ProposeRule, GumbelProposal, TemperedProposal, SampledProposal, MaskLast)
+    Commit = _one_of(
+        CommitRule,
+        TopK,
+        Threshold,
+        Factor,
+        EntropyBound,
+        HighConfidence,
+        Static,
+        Dynamic,
+        Sequential,
+        Editing,
+    )
+    Stop = _one_of(StopRule, Vanilla, EosTermination, EndsTermination, AfterBlock)
 
 
 class CausalBlocks(Rule):
@@ -172,24 +156,20 @@ class Plan(Rule):
                 "fill=True needs a canvas of one length, full attention and no trim: the text behind a gap stays.",
                 field="fill",
             )
-        if self.causal is not None:
-            self._fits_causal_blocks(self.causal.size)
-        return self
-
-    def _fits_causal_blocks(self, size: int) -> None:
-        if size % self.block:
+        if self.causal is not None and self.causal.size % self.block:
             raise PlanError(
-                f"block={self.block} does not divide the blocks of {size} in which the model's attention runs; "
-                f"use {size} or a divisor.",
+                f"block={self.block} does not divide the blocks of {self.causal.size} in which the model's attention "
+                f"runs; use {self.causal.size} or a divisor.",
                 field="block",
             )
-        for name, ahead in (("length", self.length.looks_ahead), ("trim", self.trim)):
-            if ahead:
-                raise PlanError(
-                    f"{name} has no meaning for block-causal attention, where no slot sees later blocks; "
-                    "use a canvas of one length without trim.",
-                    field=name,
-                )
+        if self.causal is not None and (self.trim or not isinstance(self.length, Fixed)):
+            name = "trim" if self.trim else "length"
+            raise PlanError(
+                f"{name} has no meaning for block-causal attention, where no slot sees later blocks; "
+                "use a canvas of one length without trim.",
+                field=name,
+            )
+        return self
 
     @property
     def steps(self) -> int:
@@ -221,12 +201,10 @@ class Plan(Rule):
         """
         if self.commit.edits:
             return rows.slots & rows.in_block(self.block)
-        window, leads = rows.window(self.block), self.greedy(rows.offset)
-        return (
-            window
-            if leads is None
-            else torch.where((window & leads).any(1, keepdim=True), window & leads, window)
-        )
+        masks, leads = rows.open_masks(self.block), self.greedy(rows.offset)
+        if leads is None:
+            return masks
+        return torch.where((masks & leads).any(1, keepdim=True), masks & leads, masks)
 
     def greedy(self, position: Tensor) -> Tensor | None:
         """True at leading slots, whose token is never drawn at random; None if there are no such slots."""
@@ -291,6 +269,14 @@ class Plan(Rule):
         commit = self.commit.approximation
         named = name_of(self.commit) if commit == "" else commit
         return tuple(name for name in (named, "trim" if self.trim else None) if name)
+
+    @property
+    def probe_growth(self) -> int | None:
+        """By how many slots a canvas grows from a probe to the next, 0 for a canvas of one length.
+
+        None if the length changes in other ways too, or rows end with whole causal blocks.
+        """
+        return None if self.causal is not None else self.length.probe_growth(self.block)
 
     @property
     def patience(self) -> int:

@@ -8,8 +8,9 @@ from the suffix `@authors`, and last from the user. The fields of one preset are
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import annotated_types
@@ -27,9 +28,9 @@ from voidpad.decode.commit import (
     TopK,
 )
 from voidpad.decode.eos_length import Daedal, RhoEos
-from voidpad.decode.length import AppendedBlocks, Fixed, LengthRule, RoundedUp, SmartCrop, VoidExpansion
+from voidpad.decode.length import AppendedBlocks, Fixed, LengthRule, SmartCrop, VoidExpansion
 from voidpad.decode.plan import CausalBlocks, Plan
-from voidpad.decode.propose import EosPenalty, GumbelProposal, MaskLast, ProposeRule, SampledProposal
+from voidpad.decode.propose import EosPenalty, GumbelProposal, MaskLast, ProposeRule
 from voidpad.decode.rules import MOST_PASSES, Names, Rule
 from voidpad.decode.stop import AfterBlock, EndsTermination, EosTermination, Vanilla
 from voidpad.errors import PlanError
@@ -43,10 +44,6 @@ SWITCHES: dict[str, type[CommitRule]] = {
 # Fields that only approximations have: without them, a plan decodes exactly.
 APPROXIMATE_FIELDS = (*SWITCHES, "entropy_order", "trim")
 STOPS = {"vanilla": Vanilla(), "eos": EosTermination()}
-
-
-class Form(Rule):
-    """Base of the forms that hold the flat fields of one preset."""
 
 
 FormFields = dict[str, tuple[Any, Any]]  # name -> annotation and pydantic field
@@ -154,7 +151,9 @@ class Preset:
         if self.commit is not None:
             return Plan(**own, propose=MaskLast(), commit=_built(self.commit, values))
         leaves = authors and family.leaves_blocks
-        switch = _switch(values, beside=() if leaves else ("steps",))
+        # A loop that leaves blocks bounds the passes of every rule.
+        scheduled = ("schedule", "position_decay") if leaves else ("steps", "schedule", "position_decay")
+        switch = _switch(values, scheduled=scheduled)
         steps = self._steps_per_block(values, length, scheduled=switch is None)
         commit: CommitRule
         if switch is None:
@@ -174,7 +173,7 @@ class Preset:
 
     def _steps_per_block(self, values: dict[str, Any], length: LengthRule, *, scheduled: bool) -> int | None:
         """Passes of one block, or None where nothing bounds them; fills in the field `steps`."""
-        total = self.length.steps_are_total
+        total = issubclass(self.length, Fixed)
         if values["steps"] is None:
             if not scheduled:
                 return None
@@ -197,7 +196,7 @@ class CausalPreset(Preset):
     holds one, else as soon as nothing before it is masked.
     """
 
-    length: type[LengthRule] = RoundedUp
+    length: type[LengthRule] = Fixed
     commit: type[CommitRule] = Static
     small: int | None = None  # size of the blocks that are written one after the other inside a causal block
     lead: bool = False
@@ -234,14 +233,14 @@ def _built(rule: type[R], values: Mapping[str, Any], **more: Any) -> R:
     return rule(**{**known, **more})
 
 
-def _switch(values: Mapping[str, Any], *, beside: tuple[str, ...]) -> str | None:
-    """The field that chooses a commit rule in place of the schedule. Refuses fields that have no effect beside it."""
+def _switch(values: Mapping[str, Any], *, scheduled: tuple[str, ...]) -> str | None:
+    """The field that chooses a commit rule in place of the schedule. Refuses the schedule's own fields beside it."""
     on = [name for name in SWITCHES if values[name]]
     if len(on) > 1:
         given = " and ".join(f"{name}={values[name]}" for name in on)
         raise PlanError(f"{given} exclude each other; set one.", field=on[1])
     switch = on[0] if on else None
-    for name in (*beside, "schedule", "position_decay") if switch else ():
+    for name in scheduled if switch else ():
         if values[name]:
             raise PlanError(
                 f"{name}={values[name]} belongs to a schedule, and {switch}={values[switch or '']} replaces the "
@@ -297,28 +296,20 @@ def plan(
 
     `defaults` are those of the model (`model.decoding`); LLaDA's without it.
     """
-    return build_plan(name, fields, defaults=defaults, calibration=calibration)[0]
+    return describe(name, fields, defaults=defaults, calibration=calibration)[0]
 
 
 def describe(
     name: str | Plan,
-    *,
-    defaults: FamilyDefaults | None = None,
-    calibration: Mapping[str, Any] | None = None,
-    **fields: Any,
-) -> tuple[Plan, dict[str, Any]]:
-    """The plan, and the value of every field it was built from; a ready plan comes back with its own values."""
-    return build_plan(name, fields, defaults=defaults, calibration=calibration)
-
-
-def build_plan(
-    name: str | Plan,
-    fields: Mapping[str, Any],
+    fields: Mapping[str, Any] = MappingProxyType({}),
     *,
     defaults: FamilyDefaults | None = None,
     calibration: Mapping[str, Any] | None = None,
 ) -> tuple[Plan, dict[str, Any]]:
-    """`describe` with the fields as a mapping, whose keys may be anything: a field that is None counts as not given."""
+    """The plan, and the value of every field it was built from; a ready plan comes back with its own values.
+
+    A field that is None counts as not given.
+    """
     given = {key: value for key, value in fields.items() if value is not None}
     if isinstance(name, Plan):
         if given:
@@ -345,11 +336,12 @@ def build_plan(
             field=unknown[0],
         )
     filled = dict(_form(known)(**values))
-    return preset.build(family, filled, authors=authors), filled
+    built = preset.build(family, filled, authors=authors)  # it fills in the fields that others decide
+    return built, filled
 
 
-def _form(fields: FormFields) -> type[Form]:
-    form: type[Form] = create_model("Form", __base__=Form, **fields)  # type: ignore[call-overload]
+def _form(fields: FormFields) -> type[Rule]:
+    form: type[Rule] = create_model("Form", __base__=Rule, **fields)  # type: ignore[call-overload]
     return form
 
 
@@ -389,84 +381,15 @@ def _hint(unknown: list[str], known: Mapping[str, Any], family: FamilyDefaults) 
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-# ----------------------------------------------------------------------------------- lists of fields
-@dataclass(frozen=True)
-class PlanField:
-    """One field of a preset, for tables, forms, command lines and servers.
-
-    `type` is a word: "integer", "number", "boolean", "string", or "names" for role names and token ids. A number lies
-    between `at_least` (or `above`) and `at_most`.
-    """
-
-    name: str
-    type: str
-    default: Any
-    choices: tuple[str, ...]
-    at_least: float | None
-    above: float | None
-    at_most: float | None
-    help: str
-
-    @classmethod
-    def of(cls, name: str, described: Mapping[str, Any]) -> PlanField:
-        """From a property of a form's JSON schema."""
-        kinds = [kind for kind in described.get("anyOf", [described]) if kind.get("type") != "null"]
-        [kind] = kinds
-        return cls(
-            name=name,
-            type="names" if kind["type"] == "array" else kind["type"],
-            default=described.get("default"),
-            choices=tuple(kind.get("enum", ())),
-            at_least=kind.get("minimum"),
-            above=kind.get("exclusiveMinimum"),
-            at_most=kind.get("maximum"),
-            help=described.get("description", ""),
-        )
-
-    @property
-    def range(self) -> str:
-        """The numbers that the field may have, such as "[0, 1]"; empty if it is no number."""
-        if self.at_least is None and self.above is None:
-            return ""
-        low = f"({self.above:g}" if self.at_least is None else f"[{self.at_least:g}"
-        return f"{low}, {self.at_most:g}]"
-
-    def plain(self) -> dict[str, Any]:
-        """The field as JSON values."""
-        default = list(self.default) if isinstance(self.default, tuple) else self.default
-        return {**vars(self), "default": default, "choices": list(self.choices)}
-
-
 def schema(
     name: str, defaults: FamilyDefaults | None = None, *, calibration: Mapping[str, Any] | None = None
-) -> list[PlanField]:
-    """Every field of a preset with its type, default, bounds, choices and help, for tables, forms and servers."""
-    _, values = build_plan(name, {}, defaults=defaults, calibration=calibration)
+) -> dict[str, dict[str, Any]]:
+    """The JSON schema of every field of a preset, by name: type, default, bounds, choices (`enum`) and description."""
     family = defaults or FamilyDefaults()
     _, preset, authors = _find(name, family)
-    known = preset.fields(family, authors=authors)
-    return [replace(one, default=values[one.name]) for one in _listed(known)]
-
-
-def every_field() -> list[PlanField]:
-    """Every field that some preset has for some family, once each, in the order in which they are shown."""
-    return _listed(_every_form_field())
-
-
-def check_fields(fields: Mapping[str, Any]) -> Form:
-    """Refuse fields that no preset has, and values that are out of range whatever the preset; the values as read."""
-    return _form(_every_form_field())(**fields)
-
-
-def _every_form_field() -> FormFields:
-    families = [FamilyDefaults(proposal=proposal) for proposal in (GumbelProposal, SampledProposal)]
-    every: FormFields = {}
-    for preset in PRESETS.values():
-        for family in families:
-            every = {**preset.fields(family), **every}
-    return every
-
-
-def _listed(fields: FormFields) -> list[PlanField]:
-    described = _form(fields).model_json_schema()["properties"]
-    return [PlanField.of(name, described[name]) for name in fields]
+    _, values = describe(name, defaults=family, calibration=calibration)
+    described = _form(preset.fields(family, authors=authors)).model_json_schema()["properties"]
+    for one, about in described.items():
+        own, *_ = about.pop("anyOf", [{}])  # of a field that others decide: its kind, or null
+        about.update(own, default=values[one])
+    return dict(described)

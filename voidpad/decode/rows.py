@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from voidpad.constrain.row import GapConstraints, RowConstraint
 from voidpad.roles import Roles
@@ -148,9 +149,23 @@ class Rows:
         return self.ids[row, int(self.prompt[row]) : int(self.stop[row])].tolist()
 
     # ---------------------------------------------------------------------------------------------- open blocks
-    def window(self, block: int) -> Tensor:
+    def open_masks(self, block: int) -> Tensor:
         """Masked slots of each row's open block (B, L)."""
         return self.masked & self.in_block(block)
+
+    def in_windows(self, grid: Tensor, width: int) -> Tensor:
+        """What a grid (B, L) holds in each row's open block (B, W); 0 past its last column."""
+        return pad(grid, (0, width)).gather(1, window_of(self, width))
+
+    def spread(self, values: Tensor, grid: Tensor) -> Tensor:
+        """The grid (B, L) with values (B, W) in each row's open block."""
+        width = values.shape[1]
+        return pad(grid, (0, width)).scatter(1, window_of(self, width), values)[:, : grid.shape[1]]
+
+    def write(self, chosen: Tensor, tokens: Tensor) -> Rows:
+        """The rows with these tokens (B, W) in their open blocks where `chosen` (B, W) is True."""
+        kept = self.in_windows(self.ids, chosen.shape[1])
+        return replace(self, ids=self.spread(torch.where(chosen, tokens, kept), self.ids))
 
     def in_block(self, block: int) -> Tensor:
         """The positions (B, L) of each row's open block."""
@@ -161,7 +176,7 @@ class Rows:
         """The same rows with their open blocks at `start` (B,); the counters of a block begin anew where it moved."""
         fresh = start != self.block_start
         moved = replace(self, block_start=start)
-        entry = torch.where(fresh, moved.window(block).sum(1), self.entry)
+        entry = torch.where(fresh, moved.open_masks(block).sum(1), self.entry)
         return replace(moved, entry=entry, block_passes=torch.where(fresh, 0, self.block_passes))
 
     def advance(self, block: int) -> Rows:
@@ -181,7 +196,7 @@ class Rows:
         leaves = editing & (~changed | (self.block_passes >= most))
         behind = torch.minimum(self.block_start + block, self.stop)
         moved = self.enter(torch.where(leaves, behind, self.block_start), block)
-        begins = ~editing & ~self.window(block).any(1)
+        begins = ~editing & ~self.open_masks(block).any(1)
         return replace(
             moved,
             entry=torch.where(begins, 0, moved.entry),
@@ -246,10 +261,15 @@ def join(groups: Sequence[Rows]) -> Rows:
     return Rows(ids, slots, **parts, roles=roles, constraints=constraints)
 
 
+def window_of(rows: Rows, width: int) -> Tensor:
+    """The positions (B, W) of each row's open block; they may reach past the row's end."""
+    return rows.block_start[:, None] + torch.arange(width, device=rows.ids.device)
+
+
 def _widened(part: Tensor, width: int, value: int) -> Tensor:
     """A tensor (B, L) cut or filled up with `value` to this many columns."""
     missing = max(0, width - part.shape[1])
-    return torch.nn.functional.pad(part, (0, missing), value=value)[:, :width]
+    return pad(part, (0, missing), value=value)[:, :width]
 
 
 def first(marked: Tensor, *, otherwise: Tensor) -> Tensor:

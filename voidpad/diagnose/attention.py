@@ -6,8 +6,7 @@ keys is read by hooks on the network's own attention layers; there is no forward
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,49 +42,32 @@ class AttentionProbe:
     passes: dict[int, int] = field(default_factory=dict)
 
     def __call__(self, canvas: Rows, where: Tensor) -> Tensor:
-        with _eager(self.inner.body), self._hooked(canvas) as layers:
-            logits = self.inner(canvas, where)
         eos = canvas.inside & (canvas.ids == canvas.roles.eos)
-        even = eos.sum(1) / canvas.inside.sum(1)
+        keys, masked = eos.to(self.inner.device), canvas.masked.to(self.inner.device)
+        masses: list[Tensor] = []
+
+        def take(module: Any, arguments: Any, result: Any) -> None:
+            """Reduce a layer's attention as it passes by: the full weights never pile up."""
+            on_eos = (result[1].float().mean(1) * keys[:, None, :]).sum(2)  # (B, queries)
+            masses.append(((on_eos * masked).sum(1) / masked.sum(1).clamp(min=1)).cpu())
+
+        body: Any = self.inner.body
+        usual = body.config._attn_implementation
+        body.set_attn_implementation("eager")  # fused kernels never build the weights
+        hooks = [layer.self_attn.register_forward_hook(take) for layer in body.layers]
+        try:
+            logits = self.inner(canvas, where)
+        finally:
+            body.set_attn_implementation(usual)
+            for hook in hooks:
+                hook.remove()
+        even, committed = eos.sum(1) / canvas.inside.sum(1), (eos & canvas.slots).sum(1)
         for row, key in enumerate(canvas.key.tolist()):
             number = self.passes.get(key, 0)
             self.passes[key] = number + 1
-            mass = torch.stack([layer[row] for layer in layers])
-            self.seen.append(
-                EosAttention(key, number, mass, float(even[row]), int((eos & canvas.slots)[row].sum()))
-            )
+            mass = torch.stack([layer[row] for layer in masses])
+            self.seen.append(EosAttention(key, number, mass, float(even[row]), int(committed[row])))
         return logits
-
-    @contextmanager
-    def _hooked(self, canvas: Rows) -> Iterator[list[Tensor]]:
-        """Reduce each layer's attention as it passes by: the full weights never pile up."""
-        masses: list[Tensor] = []
-        device = self.inner.device
-        eos = (canvas.inside & (canvas.ids == canvas.roles.eos)).to(device)
-        masked = canvas.masked.to(device)
-
-        def take(module: Any, arguments: Any, result: Any) -> None:
-            on_eos = (result[1].float().mean(1) * eos[:, None, :]).sum(2)  # (B, queries)
-            masses.append(((on_eos * masked).sum(1) / masked.sum(1).clamp(min=1)).cpu())
-
-        layers: Any = self.inner.body.layers
-        hooks = [layer.self_attn.register_forward_hook(take) for layer in layers]
-        try:
-            yield masses
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-
-@contextmanager
-def _eager(body: Any) -> Iterator[None]:
-    """Attention computed so that its weights exist; fused kernels never build them."""
-    usual = body.config._attn_implementation
-    body.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        body.set_attn_implementation(usual)
 
 
 def probe_attention(

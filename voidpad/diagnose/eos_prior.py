@@ -15,7 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 from voidpad.decode.loop import Denoiser
 from voidpad.decode.rows import Rows
 from voidpad.roles import Roles
-from voidpad.training.padding import Pairs, batch_width
+from voidpad.training.padding import batch_width
+from voidpad.training.prepared import Pairs
 
 LEAST = 100  # examples a slot needs before its gap counts
 NEVER = 1 << 40  # stands for the length of an answer that was cut: no slot is its end
@@ -23,7 +24,7 @@ PIECE = 2048  # slots whose softmax is taken at a time, because the vocabulary o
 
 
 @dataclass(frozen=True)
-class Seen:
+class CanvasReading:
     """What one pass predicts, by row and canvas slot. Rows shorter than the longest end in zeros."""
 
     eos: Tensor  # (B, L) P(EOS)
@@ -31,25 +32,20 @@ class Seen:
     best: Tensor  # (B, L) the likeliest token that is not MASK
 
 
-def look(denoise: Denoiser, canvas: Rows) -> Seen:
+def read_canvas(denoise: Denoiser, canvas: Rows) -> CanvasReading:
     """One pass over whole canvases, full softmax, nothing banned."""
-    logits = denoise(canvas, canvas.slots)
-    parts = [_read(piece, canvas.roles) for piece in logits.split(PIECE)]
-    eos, void, best = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
-    sizes = canvas.length.tolist()
-    rows = [pad_sequence(list(values.split(sizes)), batch_first=True) for values in (eos, void, best)]
-    return Seen(rows[0], None if canvas.roles.void is None else rows[1], rows[2])
+    roles, sizes, pieces = canvas.roles, canvas.length.tolist(), []
+    for logits in denoise(canvas, canvas.slots).split(PIECE):
+        p = (logits if logits.dtype == torch.float64 else logits.float()).softmax(-1)
+        chances = p[:, [roles.eos, roles.eos if roles.void is None else roles.void]]
+        p[:, roles.mask] = -1
+        pieces.append((*chances.unbind(1), p.argmax(-1)))
+    whole = [torch.cat(values).cpu() for values in zip(*pieces, strict=True)]
+    eos, void, best = (pad_sequence(list(values.split(sizes)), batch_first=True) for values in whole)
+    return CanvasReading(eos, None if roles.void is None else void, best)
 
 
-def _read(logits: Tensor, roles: Roles) -> tuple[Tensor, Tensor, Tensor]:
-    p = (logits if logits.dtype == torch.float64 else logits.float()).softmax(-1)
-    void = p[:, roles.eos if roles.void is None else roles.void].clone()
-    eos = p[:, roles.eos].clone()
-    p[:, roles.mask] = -1
-    return eos, void, p.argmax(-1)
-
-
-def groups(sizes: Sequence[int], tokens: int) -> Iterator[list[int]]:
+def batches_of(sizes: Sequence[int], tokens: int) -> Iterator[list[int]]:
     """Batches of rows of similar size with at most `tokens` slots, padding included; a larger row is a batch alone."""
     batch: list[int] = []
     for row in sorted(range(len(sizes)), key=lambda row: sizes[row]):
@@ -72,9 +68,9 @@ def void_tail(
     if roles.void is None or not prompts:
         return None
     tails = []
-    for rows in groups([len(prompt) + canvas for prompt in prompts], 4096):
+    for rows in batches_of([len(prompt) + canvas for prompt in prompts], 4096):
         blank = Rows.blank([prompts[row] for row in rows], canvas, roles)
-        seen = look(denoise, blank).void
+        seen = read_canvas(denoise, blank).void
         assert seen is not None
         tails.append(seen[:, -min(window, canvas) :].double().mean(1))
     return float(torch.cat(tails).mean())
@@ -103,9 +99,11 @@ class PaddedAnswers:
     pairs: Pairs
     room: Tensor  # (N,) slots of the padded answer, L_{B,k}
 
-    @property
-    def length(self) -> Tensor:
-        return torch.where(self.pairs.complete, self.pairs.response.long(), NEVER)
+    @classmethod
+    def of(cls, pairs: Pairs, width: Tensor) -> PaddedAnswers:
+        """Rows, prompts included, of these widths. An answer that was cut has no EOS and no padding behind it."""
+        end = torch.where(pairs.complete, width, torch.minimum(width, pairs.size))
+        return cls(pairs, end - pairs.prompt.long())
 
 
 def shuffled(count: int, size: int, *, seed: int = 0) -> list[Tensor]:
@@ -118,24 +116,19 @@ def batched(pairs: Pairs, batches: Iterable[Tensor]) -> PaddedAnswers:
     width = torch.empty(len(pairs), dtype=torch.long)
     for rows in batches:
         width[rows] = batch_width(pairs.size[rows])
-    return _padded(pairs, width)
+    return PaddedAnswers.of(pairs, width)
 
 
 def same_canvas(pairs: Pairs, canvas: int) -> PaddedAnswers:
     """Every answer padded, or cut, to the same number of slots."""
-    return _padded(pairs, pairs.prompt.long() + canvas)
-
-
-def _padded(pairs: Pairs, width: Tensor) -> PaddedAnswers:
-    # An answer that was cut is followed by no EOS and no padding.
-    end = torch.where(pairs.complete, width, torch.minimum(width, pairs.size))
-    return PaddedAnswers(pairs, end - pairs.prompt.long())
+    return PaddedAnswers.of(pairs, pairs.prompt.long() + canvas)
 
 
 def shares(data: PaddedAnswers, *, late: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """F(i - 1 - late), p_i and the counts; `late` is 0 for EOS and 1 for VOID, which starts a slot later."""
     slots = int(data.room.max())
-    begin = data.length + 1 + late  # the first slot that holds the token
+    length = torch.where(data.pairs.complete, data.pairs.response.long(), NEVER)
+    begin = length + 1 + late  # the first slot that holds the token
     holding = begin <= data.room
     at = torch.bincount(begin.clamp(max=slots + 1), minlength=slots + 2).cumsum(0)[1 : slots + 1]
     count = torch.bincount(data.room, minlength=slots + 1).flip(0).cumsum(0).flip(0)[1:]
@@ -155,8 +148,9 @@ def measure(
     """The curves of EOS, and of VOID if there is such a token: one pass for each example."""
     sums = torch.zeros(2, int(data.room.max()), dtype=torch.double)
     prompt, room = data.pairs.prompt.long(), data.room
-    for rows in groups((prompt + room).tolist(), tokens):
-        seen = look(denoise, _masked(data, rows, roles))
+    for rows in batches_of((prompt + room).tolist(), tokens):
+        prompts = [data.pairs.spans(row)[0][1] for row in rows]
+        seen = read_canvas(denoise, Rows.blank(prompts, room[rows], roles))  # whole padded answers masked
         inside = torch.arange(seen.eos.shape[1]) < room[rows][:, None]
         for place, p in enumerate((seen.eos, seen.void)):
             if p is not None:
@@ -168,8 +162,3 @@ def measure(
         cdf, target, count = shares(data, late=late)
         found.append(Curves(token, cdf, target, sums[late] / count, count))
     return found
-
-
-def _masked(data: PaddedAnswers, rows: list[int], roles: Roles) -> Rows:
-    """Prompts visible, the whole padded answers masked, each row with its own length."""
-    return Rows.blank([data.pairs.spans(row)[0][1] for row in rows], data.room[rows], roles)

@@ -15,22 +15,13 @@ from voidpad.decode.outcome import Result
 from voidpad.decode.plan import Plan
 from voidpad.diagnose.trace import Recorder, Trace
 from voidpad.engine.batching import Engine
-from voidpad.models import Model
+from voidpad.models import Model, PreparedPrompt
 from voidpad.roles import Roles
 
+# An answer overflows if it has next to nothing before its first EOS, and next to nothing but EOS after.
+SHORT, FILLED = 0.05, 0.9  # at most this share of the canvas before, at least this share of the rest after
+SAFE = 0.02  # share of overflown answers up to which a block size counts as safe
 USABLE = 0.5  # mean P(VOID) at the tail of an empty canvas from which a length can be read off
-
-
-@dataclass(frozen=True)
-class Rule:
-    """When an answer counts as overflown: next to nothing before the first EOS, next to nothing but EOS after."""
-
-    short: float = 0.05  # of the canvas
-    filled: float = 0.9  # of the slots from the first EOS on
-    safe: float = 0.02  # share of overflown answers up to which a block size counts as safe
-
-
-RULE = Rule()
 
 
 def _effective_length(ids: Sequence[int], roles: Roles) -> int:
@@ -38,13 +29,13 @@ def _effective_length(ids: Sequence[int], roles: Roles) -> int:
     return ids.index(roles.eos) if roles.eos in ids else len(ids)
 
 
-def overflown(ids: Sequence[int], roles: Roles, rule: Rule = RULE) -> bool:
+def overflown(ids: Sequence[int], roles: Roles, short: float = SHORT) -> bool:
     """Whether a finished canvas overflowed. Slots that an early stop left unwritten do not count."""
     length = _effective_length(ids, roles)
     rest = [token for token in ids[length:] if token != roles.mask]
-    if length > rule.short * len(ids) or not rest:
+    if length > short * len(ids) or not rest:
         return False
-    return sum(token == roles.eos for token in rest) >= rule.filled * len(rest)
+    return sum(token == roles.eos for token in rest) >= FILLED * len(rest)
 
 
 @dataclass(frozen=True)
@@ -124,41 +115,31 @@ class Trajectory:
         return grid
 
 
-def trajectory(trace: Trace, rule: Rule = RULE) -> Trajectory:
+def trajectory(trace: Trace, short: float = SHORT) -> Trajectory:
     """What a recorded decode says about EOS; any trace will do, whoever recorded it."""
     roles, moments = trace.header.roles, []
-    before, order = trace.start, np.full(len(trace.start), -1)
+    canvas, order = trace.start, np.full(len(trace.start), -1)
     for step, after in zip(trace.passes, trace.canvases(), strict=True):
         for slot, token, _ in step.commits:
-            before[slot], order[slot] = token, step.n
-        moments.append(_moment(step.n, [slot for slot, _, _ in step.commits], before, roles))
+            canvas[slot], order[slot] = token, step.n
+        ends = np.flatnonzero(canvas == roles.eos)
+        start = int(ends[0]) if len(ends) else None
+        left = sum(start is None or slot < start for slot, _, _ in step.commits)
+        share = len(ends) / max(1, int((canvas != roles.mask).sum()))
+        moments.append(Moment(step.n, left, len(step.commits) - left, start, share))
         for edit in step.edits:
             order = edit.apply(order, new=-1)  # new slots have no commit time yet
-        before = after
+        canvas = after
     ids = list(trace.result.ids)
-    return Trajectory(
-        trace, tuple(moments), order, _effective_length(ids, roles), overflown(ids, roles, rule)
-    )
+    length = _effective_length(ids, roles)
+    return Trajectory(trace, tuple(moments), order, length, overflown(ids, roles, short))
 
 
-def _moment(number: int, slots: Sequence[int], canvas: np.ndarray, roles: Roles) -> Moment:
-    ends = np.flatnonzero(canvas == roles.eos)
-    start = int(ends[0]) if len(ends) else len(canvas)
-    left = sum(slot < start for slot in slots)
-    written = int((canvas != roles.mask).sum())
-    share = len(ends) / written if written else 0.0
-    return Moment(number, left, len(slots) - left, start if len(ends) else None, share)
-
-
-def record(model: Model, prompts: Sequence[Sequence[int]], plan: Plan, *, name: str) -> list[Trace]:
+def record(model: Model, prompt: Sequence[int], plan: Plan, *, name: str) -> Trace:
     """Decode with P(EOS) and P(VOID) of every slot at every pass."""
     recorder = Recorder(model, plan_name=name)
-    engine = model.engine()
-    for row, prompt in enumerate(prompts):
-        engine.submit(prompt, plan, key=row, observe=recorder.observe)
-    for event in engine.events():
-        recorder(event)
-    return sorted(recorder.traces, key=lambda trace: trace.row)
+    model.generate(PreparedPrompt(tuple(prompt), plan), observe=recorder.observe, listen=recorder)
+    return recorder.traces[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +150,7 @@ class Answer(Result):
     row: int  # of the prompt
     effective: int  # slots before the first EOS
     overflow: bool
-    short: bool  # no more than the rule's share of the canvas, whatever follows
+    short: bool  # next to nothing before the first EOS, whatever follows
     right: bool | None = None  # None where nobody can tell
 
     def facts(self) -> dict[str, object]:
@@ -185,7 +166,7 @@ def survey(
     plans: Sequence[Plan],
     *,
     judges: Sequence[Callable[[str], bool] | None] = (),
-    rule: Rule = RULE,
+    short: float = SHORT,
     rows: int = 32,
     tokens: int = 16384,
     forbid: Forbid | None = None,
@@ -210,8 +191,8 @@ def survey(
             block=plan.block,
             row=row,
             effective=length,
-            overflow=overflown(outcome.ids, model.roles, rule),
-            short=length <= rule.short * outcome.canvas,
+            overflow=overflown(outcome.ids, model.roles, short),
+            short=length <= short * outcome.canvas,
             right=judge(result.text) if judge else None,
         )
         tick()
@@ -247,11 +228,11 @@ def rates(answers: Sequence[Answer]) -> list[Rate]:
     return by_block
 
 
-def verdict(by_block: Sequence[Rate], void: float | None, rule: Rule = RULE) -> str:
+def verdict(by_block: Sequence[Rate], void: float | None) -> str:
     """What was measured, in sentences. `void` is the mean P(VOID) at the tail of an empty canvas."""
     worst = by_block[-1]
     parts = [f"{worst.overflows} of {worst.answers} answers overflow at block {worst.block}."]
-    safe = _safe_blocks(by_block, rule)
+    safe = _safe_blocks(by_block)
     if not safe:
         parts.append("No block size that was tried is safe.")
     elif len(by_block) > 1:
@@ -263,15 +244,14 @@ def verdict(by_block: Sequence[Rate], void: float | None, rule: Rule = RULE) -> 
     return " ".join([*parts, f"This checkpoint has {signal}."])
 
 
-def _safe_blocks(by_block: Sequence[Rate], rule: Rule = RULE) -> list[int]:
+def _safe_blocks(by_block: Sequence[Rate]) -> list[int]:
     """The block sizes at which few enough answers overflow, smallest first."""
-    return [rate.block for rate in by_block if rate.share <= rule.safe]
+    return [rate.block for rate in by_block if rate.share <= SAFE]
 
 
 def advice(
     by_block: Sequence[Rate],
     void: float | None,
-    rule: Rule = RULE,
     *,
     model: str,
     adapter: str | None = None,
@@ -284,7 +264,7 @@ def advice(
     `model`, `adapter`, `plan` and `canvas` are what the user typed. `adapted`: the model has an adapter, which must be
     merged before another one can be trained.
     """
-    safe, worst = _safe_blocks(by_block, rule), by_block[-1]
+    safe, worst = _safe_blocks(by_block), by_block[-1]
     if worst.block in safe:
         return []
     checkpoint = f"--model {shlex.quote(model)}" + (f" --adapter {shlex.quote(adapter)}" if adapter else "")

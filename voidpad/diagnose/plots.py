@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 
 from voidpad.diagnose.attention import EosAttention
@@ -83,7 +82,23 @@ def heat(some: Sequence[Trajectory]) -> Figure:
     figure, panels = _figure(4.2 * len(some) + 0.6, 4.2, len(some), share=True)
     handles: dict[str, Artist] = {}
     for axes, one in zip(panels, some, strict=True):
-        image = _heat(axes, one)
+        grid = one.probability("p_eos")
+        passes, width = grid.shape
+        extent = (0.5, width + 0.5, passes + 0.5, 0.5)
+        image = axes.imshow(
+            grid, aspect="auto", cmap=HEAT, vmin=0, vmax=1, extent=extent, interpolation="nearest"
+        )
+        ids, slot = np.array(one.trace.result.ids), np.arange(1, len(one.order) + 1)
+        written, ends = one.order >= 0, ids == one.trace.header.roles.eos
+        for kind, color, label in ((ends, "black", "EOS written"), (~ends, BLUE, "word written")):
+            chosen = kind & written
+            axes.scatter(slot[chosen], one.order[chosen] + 1, s=6, color=color, linewidths=0, label=label)
+        first = [np.nan if m.first_eos is None else m.first_eos + 1 for m in one.moments]
+        axes.plot(first, np.arange(1, passes + 1), color="#7A3E9D", linewidth=1.2, label="first EOS")
+        if one.stage1 and one.stage2_start is not None:
+            begin = one.stage2_start + 0.5
+            axes.axhline(begin, color=GREEN, linewidth=1.2, linestyle="--", label="stage 2 begins")
+        axes.set(xlabel="slot", xlim=(0.5, width + 0.5), facecolor=BLANK)
         header, end = one.trace.header, "overflow" if one.overflow else f"{one.effective} tokens"
         axes.set_title(f"{header.model}, block {header.plan.get('block', '?')}: {end}")
         handles |= {label: mark for mark, label in zip(*axes.get_legend_handles_labels(), strict=True)}
@@ -101,28 +116,6 @@ def heat(some: Sequence[Trajectory]) -> Figure:
     return figure
 
 
-def _heat(axes: Axes, one: Trajectory) -> AxesImage:
-    grid = one.probability("p_eos")
-    passes, width = grid.shape
-    extent = (0.5, width + 0.5, passes + 0.5, 0.5)
-    image = axes.imshow(
-        grid, aspect="auto", cmap=HEAT, vmin=0, vmax=1, extent=extent, interpolation="nearest"
-    )
-    ids, slot = np.array(one.trace.result.ids), np.arange(1, len(one.order) + 1)
-    written, ends = one.order >= 0, ids == one.trace.header.roles.eos
-    for kind, color, label in ((ends, "black", "EOS written"), (~ends, BLUE, "word written")):
-        chosen = kind & written
-        axes.scatter(slot[chosen], one.order[chosen] + 1, s=6, color=color, linewidths=0, label=label)
-    first = [np.nan if m.first_eos is None else m.first_eos + 1 for m in one.moments]
-    axes.plot(first, np.arange(1, passes + 1), color="#7A3E9D", linewidth=1.2, label="first EOS")
-    if one.stage1 and one.stage2_start is not None:
-        axes.axhline(
-            one.stage2_start + 0.5, color=GREEN, linewidth=1.2, linestyle="--", label="stage 2 begins"
-        )
-    axes.set(xlabel="slot", xlim=(0.5, width + 0.5), facecolor=BLANK)
-    return image
-
-
 @matplotlib.rc_context(LOOK)  # type: ignore[arg-type]
 def layers(seen: Sequence[EosAttention], *, title: str = "") -> Figure:
     """Attention of masked slots on EOS keys, layer by pass, beside what even attention would give."""
@@ -132,10 +125,11 @@ def layers(seen: Sequence[EosAttention], *, title: str = "") -> Figure:
     grid = torch.stack([torch.stack([one.eos for one in some]).mean(0) for some in by_pass])
     even = [sum(one.even for one in some) / len(some) for some in by_pass]
     depth = grid.shape[1]
+    ticks = list(range(0, depth, max(1, depth // 8)))
     image = chart.imshow(
         grid.T.numpy(), aspect="auto", origin="lower", cmap=HEAT, vmin=0, vmax=1, interpolation="nearest"
     )
-    chart.set(xlabel="pass", ylabel="layer", yticks=_ticks(depth), yticklabels=[n + 1 for n in _ticks(depth)])
+    chart.set(xlabel="pass", ylabel="layer", yticks=ticks, yticklabels=[n + 1 for n in ticks])
     figure.colorbar(image, ax=chart).set_label("attention on EOS keys")
     shades = matplotlib.colormaps["viridis"]
     for layer in range(depth):
@@ -147,7 +141,3 @@ def layers(seen: Sequence[EosAttention], *, title: str = "") -> Figure:
     if title:
         figure.suptitle(title)
     return figure
-
-
-def _ticks(depth: int) -> list[int]:
-    return list(range(0, depth, max(1, depth // 8)))

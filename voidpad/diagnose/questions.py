@@ -14,13 +14,15 @@ import torch
 
 from voidpad.errors import ConfigError, DataError
 from voidpad.models import Checkpoint
-from voidpad.training.padding import Example, Pairs
+from voidpad.training.prepared import Example, Pairs
+
+Judge = Callable[[str], bool] | None  # says whether an answer is right, where anybody can tell
 
 
 @dataclass(frozen=True)
 class Question:
     prompt: Any  # text or messages
-    right: Callable[[str], bool] | None = None
+    right: Judge = None
 
 
 def with_number(prompt: Any, answer: str) -> Question:
@@ -89,41 +91,31 @@ def file_pairs(model: Checkpoint, path: Path, count: int | None = None, *, raw: 
 
     In a conversation the last assistant message is the answer.
     """
-    pairs = (
-        _prepared(model, path, count) if path.suffix == ".safetensors" else _chats(model, path, count, raw)
-    )
+    from voidpad.training import chats, prepared
+    from voidpad.training.corpus import encode_example
+
+    if path.suffix == ".safetensors":
+        stored = prepared.read(path)
+        if (stored.roles.mask, stored.roles.eos) != (model.roles.mask, model.roles.eos):
+            raise DataError(
+                f"{path}: made for other token ids than {model.name}'s; prepare it with its tokenizer."
+            )
+        pairs, first = stored.pairs, slice(count)
+        end = int(pairs.size[first].sum())
+        pairs = Pairs(pairs.tokens[:end], pairs.prompt[first], pairs.response[first], pairs.complete[first])
+    else:
+        rows: list[Example] = []
+        for place, prompt, response in islice(chats.read(path), count):
+            try:
+                ids = encode_example(model.tokenizer, model.roles, prompt, response, raw=raw)
+            except chats.Dropped as dropped:
+                raise DataError(f"{place}: {dropped.detail}.") from None
+            rows.append(Example(*ids))
+        if not rows:
+            raise DataError(f"{path}: the file is empty. Put one conversation on each line.")
+        pairs = Pairs.of(rows)
     keep = pairs.size < model.context
     if not keep.any():
         raise DataError(f"{path}: no example fits the context of {model.context} tokens; shorten them.")
     mine = torch.repeat_interleave(keep, pairs.size)
     return Pairs(pairs.tokens[mine], pairs.prompt[keep], pairs.response[keep], pairs.complete[keep])
-
-
-def _prepared(model: Checkpoint, path: Path, count: int | None) -> Pairs:
-    from voidpad.training import prepared
-
-    stored = prepared.read(path)
-    if (stored.roles.mask, stored.roles.eos) != (model.roles.mask, model.roles.eos):
-        raise DataError(
-            f"{path}: made for other token ids than {model.name}'s; prepare it with its tokenizer."
-        )
-    pairs = stored.pairs
-    last = min(count or len(pairs), len(pairs))
-    end = int(pairs.start[last - 1] + pairs.size[last - 1])
-    return Pairs(pairs.tokens[:end], pairs.prompt[:last], pairs.response[:last], pairs.complete[:last])
-
-
-def _chats(model: Checkpoint, path: Path, count: int | None, raw: bool) -> Pairs:
-    from voidpad.training import chats
-    from voidpad.training.corpus import encode_example
-
-    rows: list[Example] = []
-    for place, prompt, response in islice(chats.read(path), count):
-        try:
-            ids = encode_example(model.tokenizer, model.roles, prompt, response, raw=raw)
-        except chats.Dropped as dropped:
-            raise DataError(f"{place}: {dropped.detail}.") from None
-        rows.append(Example(*ids))
-    if not rows:
-        raise DataError(f"{path}: the file is empty. Put one conversation on each line.")
-    return Pairs.of(rows)

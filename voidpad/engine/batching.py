@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from voidpad.constrain.row import GapConstraints, RowConstraint
-from voidpad.decode.constrained import check_constrained
 from voidpad.decode.loop import Denoiser, Observe, Step, advance, begin, check, wanted
 from voidpad.decode.outcome import Outcome, outcome
 from voidpad.decode.plan import Plan
@@ -88,18 +87,17 @@ class _Group:
 
     key: _PlanKey
     rows: Rows
-    where: Tensor | None = None  # (B, L) the slots whose logits they need
-    logits: Tensor | None = None  # at these slots
+    computed: tuple[Tensor, Tensor] | None = None  # the slots (B, L) whose logits they need, and these logits
     step: Step | None = None
     error: Exception | None = None  # why they cannot go on
 
     def select(self, rows: Tensor) -> _Group:
-        chosen, where, logits = self.rows.select(rows), self.where, self.logits
-        if where is not None and logits is not None:
+        chosen, computed = self.rows.select(rows), self.computed
+        if computed is not None:
+            where, logits = computed
             logits = logits[torch.isin(where.nonzero()[:, 0], rows).to(logits.device)]
-        if where is not None:
-            where = where[rows][:, : chosen.ids.shape[1]]
-        return replace(self, rows=chosen, where=where, logits=logits)
+            computed = where[rows][:, : chosen.ids.shape[1]], logits
+        return replace(self, rows=chosen, computed=computed)
 
 
 class Engine:
@@ -174,9 +172,7 @@ class Engine:
         whose logits the row's steps must hold besides those that decoding needs. `constraint` says what the row's text
         must match; `Model.compile` makes it.
         """
-        check(prompt, self.roles, plan)
-        if constraint is not None:
-            check_constrained(plan, self.roles)
+        check(prompt, self.roles, plan, constraint)
         if limit is not None and limit < 1:
             raise ConfigError(f"limit={limit} leaves no room for an answer; use at least 1.")
         with self._changed:
@@ -236,9 +232,14 @@ class Engine:
         while self.busy:
             yield from self.step()
 
-    def outcomes(self) -> Iterator[tuple[int, Outcome]]:
-        """Step until every row has ended; handle and outcome of each. The error of a failed row is raised."""
+    def outcomes(self, listen: Callable[[Event], None] | None = None) -> Iterator[tuple[int, Outcome]]:
+        """Step until every row has ended; handle and outcome of each. The error of a failed row is raised.
+
+        `listen` is called with every event first.
+        """
         for event in self.events():
+            if listen is not None:
+                listen(event)
             if isinstance(event, Failed):
                 raise event.error
             if isinstance(event, Finished):
@@ -285,46 +286,37 @@ class Engine:
 
     def _ordinary_pass(self, chosen: dict[_PlanKey, Rows]) -> list[_Group]:
         """All rows after one pass, those at fault with their error."""
-        groups = [_Group(key, rows) for key, rows in chosen.items()]
-        for work in (self._want, self._compute, self._apply_rules):
-            good = [group for group in groups if group.error is None]
-            groups = [group for group in groups if group.error is not None]
-            groups += _isolated(good, work) if good else []
-        return groups
-
-    def _want(self, groups: list[_Group]) -> list[_Group]:
-        """The groups with the slots whose logits they need."""
-        done = []
-        for group in groups:
-            rows, where = group.rows, wanted(group.rows, group.key.plan)
-            observers = [self._requests[handle].observe for handle in rows.handle.tolist()]
-            for observe in {one for one in observers if one is not None}:
-                watched = torch.tensor([one is not None and one == observe for one in observers])
-                where = where | (observe(rows) & watched[:, None])
-            done.append(replace(group, where=where))
-        return done
+        computed = _isolated([_Group(key, rows) for key, rows in chosen.items()], self._compute)
+        failed = [group for group in computed if group.error is not None]
+        return failed + _isolated([group for group in computed if group.error is None], self._apply_rules)
 
     def _compute(self, groups: list[_Group]) -> list[_Group]:
-        """The groups with their logits, from one pass of the network over all of them."""
-        rows = join([group.rows for group in groups])
-        places = [group.where for group in groups if group.where is not None]
-        padded = [pad(where, (0, rows.ids.shape[1] - where.shape[1])) for where in places]
+        """The groups with the logits that they need, from one pass of the network over all of them."""
+        rows, needed = join([group.rows for group in groups]), []
+        for group in groups:
+            where = wanted(group.rows, group.key.plan)
+            observers = [self._requests[handle].observe for handle in group.rows.handle.tolist()]
+            for observe in {one for one in observers if one is not None}:
+                watched = torch.tensor([one is not None and one == observe for one in observers])
+                where = where | (observe(group.rows) & watched[:, None])
+            needed.append(where)
+        padded = [pad(where, (0, rows.ids.shape[1] - where.shape[1])) for where in needed]
         logits = self.denoise(rows, torch.cat(padded))
         if len(rows) < self.rows_read:  # the pass over the other rows may write to the same memory
             logits = logits.clone()
-        parts = logits.split([int(where.sum()) for where in places])
-        return [replace(group, logits=part) for group, part in zip(groups, parts, strict=True)]
+        parts = zip(needed, logits.split([int(where.sum()) for where in needed]), strict=True)
+        return [replace(group, computed=part) for group, part in zip(groups, parts, strict=True)]
 
     def _apply_rules(self, groups: list[_Group]) -> list[_Group]:
         """The groups with their steps."""
         done = []
         for group in groups:
-            assert group.where is not None
-            assert group.logits is not None
+            assert group.computed is not None
+            where, logits = group.computed
             try:
-                step = advance(group.rows, group.key.plan, group.where, group.logits)
+                step = advance(group.rows, group.key.plan, where, logits)
             finally:  # only now: the rules have waited for the device already
-                highest = group.logits.amax(1)  # NaN where any logit is
+                highest = logits.amax(1)  # NaN where any logit is
                 wrong = highest[~highest.isfinite()].tolist()
                 if wrong:
                     raise VoidpadError(

@@ -199,25 +199,18 @@ class Arena:
 
     def _move(self, places: Mapping[int, range], *, grows: bool = False) -> None:
         """Give rows new places and take their keys along, into new tensors if the arena grows."""
-        pairs = [(self.places[row], place) for row, place in places.items() if row in self.places]
-        self.places |= places
-        if not (pairs or grows):
-            return
-        sizes = [min(len(old), len(new)) for old, new in pairs]
+        moved = {row: place for row, place in places.items() if row in self.places}
+        sizes = {row: min(len(self.places[row]), len(place)) for row, place in moved.items()}
         source, target = (
-            torch.cat(
-                [torch.arange(0), *(_head(place, size) for place, size in zip(side, sizes, strict=True))]
-            )
-            for side in (zip(*pairs, strict=True) if pairs else ((), ()))
+            torch.tensor([at for row, size in sizes.items() for at in side[row][:size]], dtype=torch.long)
+            for side in (self.places, moved)
         )
+        self.places |= places
+        if not (moved or grows):
+            return
         for part in (self.keys, self.values):
             for layer, old in enumerate(part):  # one at a time: there may not be room for all of them twice
                 kept = old[source.to(old.device)]
                 if grows:
                     part[layer] = old.new_zeros(self.capacity + self.filler, *old.shape[1:])
                 part[layer].index_copy_(0, target.to(old.device), kept)
-
-
-def _head(place: range, size: int) -> Tensor:
-    """The first indices of a place."""
-    return torch.arange(place.start, place.start + size)

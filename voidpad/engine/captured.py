@@ -26,15 +26,23 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from voidpad.decode.commit import Proposed
-from voidpad.decode.loop import Step, resolved_bans, take_step, window_of
+from voidpad.decode.loop import Step, resolved_bans, take_step
 from voidpad.decode.noise import Noise
 from voidpad.decode.outcome import finish
 from voidpad.decode.plan import Plan
 from voidpad.decode.propose import NOTHING, Bans, ProposeRule, SlotProposal, propose_in_tiles
-from voidpad.decode.rows import Rows, join, send
+from voidpad.decode.rows import Rows, join, send, window_of
 from voidpad.decode.rules import Rule
 from voidpad.engine.graphs import run
-from voidpad.engine.packed import PackedDenoiser, Packing, forward, is_compiled, next_power, rounded
+from voidpad.engine.packed import (
+    NetworkInputs,
+    PackedDenoiser,
+    Packing,
+    forward,
+    is_compiled,
+    next_power,
+    rounded,
+)
 from voidpad.errors import first_line
 from voidpad.roles import Roles
 
@@ -53,21 +61,21 @@ def device_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step of settled rows, given what was proposed at all W slots of their windows (B, W).
 
-    Returns for each row tokens, scores and choices of the window, whether the row is well, why it ends, and the
+    Returns for each row tokens, scores and choices of the window, whether the row may write them, why it ends, and the
     `COUNTERS`, as one tensor of integers (B, 3 W + 7); then ids (B, L) and counters (5, B) after the step.
     """
     width = tokens.shape[1]
-    frontier = pad(rows.masked, (0, width)).gather(1, window_of(rows, width))
+    frontier = rows.in_windows(rows.masked, width)
     proposed = Proposed(
         torch.where(frontier, tokens, NOTHING),
         torch.where(frontier, score, -torch.inf),
         None if entropy is None else torch.where(frontier, entropy, torch.inf),
         frontier,
     )
-    chosen, well, after, reasons = take_step(rows, plan, proposed, ~rows.probing)
-    well = well & ~proposed.score.isnan().any(1)
+    chosen, allowed, after, reasons = take_step(rows, plan, proposed, ~rows.probing)
+    allowed = allowed & ~proposed.score.isnan().any(1)
     counters = torch.stack([getattr(after, name) for name in COUNTERS])
-    ends = torch.stack([well.long(), reasons], 1)
+    ends = torch.stack([allowed.long(), reasons], 1)
     window = [proposed.tokens, proposed.score.view(torch.int64), chosen.long()]
     return torch.cat([*window, ends, counters.T], 1), after.ids, counters
 
@@ -135,39 +143,37 @@ class _KnownPlan:
 
 
 @dataclass
-class _Place:
-    """Where a pass is: its rows and their windows. It serves as long as the same rows stay in the same blocks."""
+class _OpenBlocks:
+    """The rows of a pass and their windows. They serve as long as the same rows stay in the same blocks."""
 
     groups: Sequence[tuple[Plan, Rows]]
     rows: Rows  # of all groups
     where: Tensor  # (B, L) the slots of the windows
     valid: Tensor  # (B, W) which positions of the windows are slots
-    # What the network is given, by the id() of the packing: a list that stays the same need not be sent again.
-    inputs: dict[int, tuple[Packing, list[Tensor]]] = field(default_factory=dict)
+    # What the network is given, by the id() of the packing: what stays the same need not be sent again.
+    inputs: dict[int, tuple[Packing, NetworkInputs]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, groups: Sequence[tuple[Plan, Rows]]) -> _Place:
-        rows, block = join([rows for _, rows in groups]), groups[0][0].block
-        size, columns, positions = len(rows), rows.ids.shape[1], window_of(rows, block)
+    def of(cls, groups: Sequence[tuple[Plan, Rows]]) -> _OpenBlocks:
+        rows = join([rows for _, rows in groups])
+        positions = window_of(rows, groups[0][0].block)
         valid = (positions < rows.stop[:, None]) & (positions >= rows.prompt[:, None])
-        where = torch.zeros(size, columns + block, dtype=torch.bool).scatter(1, positions, valid)[:, :columns]
-        return cls(groups, rows, where, valid)
+        return cls(groups, rows, rows.spread(valid, torch.zeros_like(rows.slots)), valid)
 
     def serves(self, groups: Sequence[tuple[Plan, Rows]]) -> bool:
-        """Whether these are the rows of this place as the last pass left them."""
+        """Whether these are the rows of these blocks as the last pass left them."""
         pairs = zip(groups, self.groups, strict=False)
         return len(groups) == len(self.groups) and all(a is c and b is d for (a, b), (c, d) in pairs)
 
-    def network(self, packing: Packing, count: int, shift: int) -> list[Tensor]:
-        """The inputs of the network for this packing, with `count` rows; its ids are found in those of the state."""
+    def network(self, packing: Packing, count: int, shift: int) -> NetworkInputs:
+        """The inputs of the network for this packing, with `count` rows; `ids` says where they are in the state's."""
         if id(packing) not in self.inputs:
             size, block = self.valid.shape
-            _, *inputs = packing.inputs(self.rows, self.where, shift)
+            inputs = packing.inputs(self.rows, self.where, shift)
             outputs = torch.full((count, block), len(packing) - 1)
-            outputs[:size][self.valid] = inputs[3]
-            inputs[3] = outputs.view(-1)
-            columns = rounded(self.rows.ids.shape[1] + block)
-            self.inputs[id(packing)] = packing, [packing.source(columns), *inputs]
+            outputs[:size][self.valid] = inputs.outputs
+            source = packing.source(rounded(self.rows.ids.shape[1] + block))
+            self.inputs[id(packing)] = packing, inputs._replace(ids=source, outputs=outputs.view(-1))
         return self.inputs[id(packing)][1]
 
     def state(self, count: int) -> list[Tensor]:
@@ -190,9 +196,9 @@ class _State:
     rows: Rows | None = None  # the rows that they hold
     plans: tuple[Plan, ...] = ()
 
-    def holds(self, place: _Place) -> bool:
-        pairs = zip(self.plans, place.groups, strict=False)
-        return self.rows is place.rows and all(known is plan for known, (plan, _) in pairs)
+    def holds(self, opened: _OpenBlocks) -> bool:
+        pairs = zip(self.plans, opened.groups, strict=False)
+        return self.rows is opened.rows and all(known is plan for known, (plan, _) in pairs)
 
 
 @dataclass
@@ -207,54 +213,54 @@ class CapturedPass:
     _known: dict[int, _KnownPlan] = field(default_factory=dict)  # by the plan's id()
     _seen: dict[Hashable, int] = field(default_factory=dict)
     _states: dict[Hashable, _State] = field(default_factory=dict)  # by the shapes of its tensors
-    _place: _Place | None = None  # of the last pass
+    _opened: _OpenBlocks | None = None  # of the last pass
 
     def __call__(self, groups: Sequence[tuple[Plan, Rows]]) -> list[Step] | None:
         """The steps of the groups; None if they have to take the ordinary path, and nothing has changed."""
-        place = self._place
-        if place is None or not place.serves(groups):
-            self._place = None
+        opened = self._opened
+        if opened is None or not opened.serves(groups):
+            self._opened = None
             kinds = {self._of(plan).kind for plan, _ in groups}
             # The ordinary path reads lengths, and it proposes all slots of a row with a constraint together.
             outside = any(bool(rows.constraints) or bool(rows.probing.any()) for _, rows in groups)
             if len(kinds) > 1 or None in kinds or outside:
                 return None
-            place = _Place.of(groups)
-        packing, done = self.denoise.pack(place.rows, place.where)
-        (flat, logits, _), state = self._compute(place, packing)
+            opened = _OpenBlocks.of(groups)
+        packing, done = self.denoise.pack(opened.rows, opened.where)
+        (flat, logits, _), state = self._compute(opened, packing)
         done()
-        size, block = place.valid.shape
+        size, block = opened.valid.shape
         found, logits = flat[:size].cpu(), logits[: size * block]
-        if not place.valid.all():  # after the one wait for the device
-            logits = logits[send(place.valid.view(-1).nonzero()[:, 0], logits.device)]
-        steps, after = _steps(place, found, logits)
+        if not opened.valid.all():  # after the one wait for the device
+            logits = logits[send(opened.valid.view(-1).nonzero()[:, 0], logits.device)]
+        steps, after = _steps(opened, found, logits)
         if steps is None:
-            self._place = None
+            self._opened = None
             return None
         if state is not None:
             state.rows, state.plans = after, tuple(plan for plan, _ in groups)
-        same = torch.equal(after.block_start, place.rows.block_start)
-        place.rows = after
-        place.groups = [(plan, step.after) for (plan, _), step in zip(groups, steps, strict=True)]
-        self._place = place if same else None
+        same = torch.equal(after.block_start, opened.rows.block_start)
+        opened.rows = after
+        opened.groups = [(plan, step.after) for (plan, _), step in zip(groups, steps, strict=True)]
+        self._opened = opened if same else None
         return steps
 
-    def _compute(self, place: _Place, packing: Packing) -> tuple[Any, _State | None]:
+    def _compute(self, opened: _OpenBlocks, packing: Packing) -> tuple[Any, _State | None]:
         """What the device found, and the state there, where a graph holds one."""
-        denoise, plan = self.denoise, place.groups[0][0]
+        denoise, plan = self.denoise, opened.groups[0][0]
         device, graphed = denoise.inner.device, denoise.graphed(packing)
-        count = next_power(len(place.rows)) if graphed else len(place.rows)
-        network = place.network(packing, count, denoise.inner.shift)
-        call = _DevicePass(self, plan, place.rows.roles, packing.longest)
+        count = next_power(len(opened.rows)) if graphed else len(opened.rows)
+        network = opened.network(packing, count, denoise.inner.shift)
+        call = _DevicePass(self, plan, opened.rows.roles, packing.longest)
         kind = (self._of(plan).kind, packing.longest, denoise.version)
         if not (graphed and self._is_worth(kind, network)):
-            given = [*place.state(count), self._numbers(place, count)]
+            given = [*opened.state(count), self._numbers(opened, count)]
             return run(call, [*network, *given], device), None
         # Passes over the same rows share a state, whether they compute a block alone or the prompt as well.
-        shape = (count, rounded(place.rows.ids.shape[1] + plan.block), self._of(plan).kind)
+        shape = (count, rounded(opened.rows.ids.shape[1] + plan.block), self._of(plan).kind)
         state = self._states.get(shape)
-        if state is None or not state.holds(place):
-            given = [*place.state(count), self._numbers(place, count)]
+        if state is None or not state.holds(opened):
+            given = [*opened.state(count), self._numbers(opened, count)]
             if state is None:
                 state = self._states[shape] = _State([send(part, device) for part in given])
             else:
@@ -263,9 +269,9 @@ class CapturedPass:
         state.rows = None
         return denoise.graphs(call, network, device, key=kind, state=state.tensors), state
 
-    def _numbers(self, place: _Place, count: int) -> Tensor:
+    def _numbers(self, opened: _OpenBlocks, count: int) -> Tensor:
         """The numbers of each row's rules that are inputs of a graph, as integers of the same bits (B, K)."""
-        numbers = torch.cat([self._of(plan).numbers.expand(len(rows), -1) for plan, rows in place.groups])
+        numbers = torch.cat([self._of(plan).numbers.expand(len(rows), -1) for plan, rows in opened.groups])
         return pad(numbers, (0, 0, 0, count - len(numbers)), value=1.0).view(torch.int64)
 
     def _of(self, plan: Plan) -> _KnownPlan:
@@ -287,21 +293,19 @@ class CapturedPass:
         return self._seen.get(name, 0) >= WORTH
 
 
-def _steps(place: _Place, found: Tensor, logits: Tensor) -> tuple[list[Step] | None, Rows]:
+def _steps(opened: _OpenBlocks, found: Tensor, logits: Tensor) -> tuple[list[Step] | None, Rows]:
     """The steps of the groups from a pass's one tensor, and all rows after it.
 
     There are no steps if a row cannot go on: the ordinary path says why.
     """
-    groups, rows, where, block = place.groups, place.rows, place.where, place.valid.shape[1]
+    groups, rows, where, block = opened.groups, opened.rows, opened.where, opened.valid.shape[1]
     tokens, score, chosen = found[:, : 3 * block].split(block, 1)
-    well, reasons, *counters = found[:, 3 * block :].unbind(1)
-    if not bool(well.all()):
+    allowed, reasons, *counters = found[:, 3 * block :].unbind(1)
+    if not bool(allowed.all()):
         return None, rows
     chosen, score = chosen.bool(), score.contiguous().view(torch.float64)
-    positions, ids = window_of(rows, block), pad(rows.ids, (0, block))
-    ids = ids.scatter(1, positions, torch.where(chosen, tokens, ids.gather(1, positions)))
     changed: dict[str, Any] = dict(zip(COUNTERS, counters, strict=True))
-    after = replace(rows, ids=ids[:, : rows.ids.shape[1]], **changed)
+    after = replace(rows.write(chosen, tokens), **changed)
     steps, at, read = [], 0, 0
     for plan, before in groups:
         part = slice(at, at + len(before))

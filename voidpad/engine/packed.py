@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -116,13 +116,27 @@ class Packing:
         """Where the packed tokens are in ids (B, columns) laid flat; the filler takes the first one's."""
         return pad(self.row * columns + self.column, (0, len(self) - len(self.row)))
 
-    def inputs(self, rows: Rows, where: Tensor, shift: int) -> list[Tensor]:
+    def inputs(self, rows: Rows, where: Tensor, shift: int) -> NetworkInputs:
         """What `forward` takes for these rows; the logits at the slots `where` (B, L) come out."""
         ids = pad(rows.ids[self.row, self.column], (0, len(self) - len(self.row)), value=rows.roles.eos)
         row, column = where.nonzero(as_tuple=True)
         outputs = self.index[row, column - shift]
         assert bool((outputs >= 0).all())  # the packing left out a slot that is asked for
-        return [ids, self.positions, self.queries, self.keys, outputs, self.horizons, self.stored]
+        return NetworkInputs(
+            ids, self.positions, self.queries, self.keys, outputs, self.horizons, self.stored
+        )
+
+
+class NetworkInputs(NamedTuple):
+    """The tensors of one pass. Those of `Packing` hold for several passes."""
+
+    ids: Tensor  # (T + filler,)
+    positions: Tensor
+    queries: Tensor
+    keys: Tensor
+    outputs: Tensor  # (N,) the packed tokens whose logits come out
+    horizons: Tensor
+    stored: Tensor
 
 
 def next_power(n: int) -> int:
@@ -154,9 +168,9 @@ class PackedDenoiser:
             return forward(self.inner, self.store, packing.longest, *tensors)
 
         if self.graphed(packing):
-            count = len(inputs[4])
+            count = len(inputs.outputs)
             spare = max(32, next_power(count)) - count  # few different shapes: few graphs
-            inputs[4] = pad(inputs[4], (0, spare), value=len(packing) - 1)
+            inputs = inputs._replace(outputs=pad(inputs.outputs, (0, spare), value=len(packing) - 1))
             found = self.graphs(call, inputs, device, key=(packing.longest, self.version))[:count]
         else:
             found = run(call, inputs, device)

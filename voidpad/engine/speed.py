@@ -47,15 +47,27 @@ SPEEDS: dict[str, Speed] = {
 
 
 def with_speed(
-    name: str | None, fields: Mapping[str, Any], cache: str | None
+    name: str | None, plan: str | Plan, fields: Mapping[str, Any], cache: str | None
 ) -> tuple[dict[str, Any], str | None]:
     """The plan fields and the cache, with those of the named speed. None leaves both as they are.
 
-    An approximation given beside a speed is refused: the name stands for what was measured, not for a mixture.
+    An approximation given beside a speed is refused: the name stands for what was measured, not for a mixture. So is a
+    plan that no speed can change: one of the user's own, one with a commit rule of its own (DAEDAL), a block-causal
+    model's.
     """
     if name is None:
         return dict(fields), cache
-    speed = _speed(name)
+    if name not in SPEEDS:
+        raise ConfigError(f"speed={name!r} is unknown; use one of {', '.join(SPEEDS)}.")
+    speed = SPEEDS[name]
+    bare = "" if isinstance(plan, Plan) else plan.partition("@")[0]
+    preset = PRESETS.get(ALIASES.get(bare, bare))
+    if speed.approximates and (preset is None or preset.commit is not None):
+        shown = "a ready plan" if isinstance(plan, Plan) else f"plan {plan!r}"
+        raise ConfigError(
+            f"speed={name} chooses the commit rule of a preset for full attention, and {shown} has its own; "
+            "drop the speed."
+        )
     given = [
         f"{key}={value}"
         for key, value in fields.items()
@@ -65,25 +77,3 @@ def with_speed(
     if given:
         raise ConfigError(f"speed={name} stands for {speed}; drop it or {' and '.join(given)}.")
     return {**fields, **speed.fields}, speed.cache
-
-
-def check_speed(name: str | None, plan: str | Plan) -> None:
-    """Refuse a plan that a named speed cannot change: one of the user's own, one with a commit rule of its own
-    (DAEDAL), a block-causal model's.
-    """
-    if name is None or not _speed(name).approximates:
-        return
-    bare = "" if isinstance(plan, Plan) else plan.partition("@")[0]
-    preset = PRESETS.get(ALIASES.get(bare, bare))
-    if preset is None or preset.commit is not None:
-        shown = "a ready plan" if isinstance(plan, Plan) else f"plan {plan!r}"
-        raise ConfigError(
-            f"speed={name} chooses the commit rule of a preset for full attention, and {shown} has its own; "
-            "drop the speed."
-        )
-
-
-def _speed(name: str) -> Speed:
-    if name not in SPEEDS:
-        raise ConfigError(f"speed={name!r} is unknown; use one of {', '.join(SPEEDS)}.")
-    return SPEEDS[name]

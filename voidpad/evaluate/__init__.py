@@ -1,14 +1,16 @@
 """Evaluation on lm-evaluation-harness in three stages, and the run folder that they leave.
 
-*prepare* (`prepare.py`) has the harness build the requests, *answer* (`answer.py`) decodes them and needs neither the
-harness nor a sandbox, *judge* (`judge.py`) grades. `run.py` does all three. Format of the folder, version 3:
+*prepare* has the harness build the requests, *answer* decodes them and needs neither the harness nor a sandbox, *judge*
+grades. `run.py` has the stages, alone and together, and `prepare.py`, `answer.py` and `judge.py` their parts.
+Format of the folder, version 3:
 
 config.json, written by *prepare*, completed by *answer*; after the first answer its config never changes
     version, config (the fields of `EvalConfig`), plan (every field of the plan with its value; null until known),
     provenance: lm_eval, math_verify (versions), data (hub, local or built in) and sandbox (allowed, weak, layers) of
         the harness; voidpad, torch, transformers, python (versions), commit, dirty, device, device_count, dtype, tf32
         (float32 products rounded), rows, tokens, family, padding, probes_counted (false: passes_decode leaves probes
-        out), started, approximations (none by default), length_rule and fixed_canvas of the machine that answered;
+        out), started, approximations (none by default), probe_growth (slots by which the canvas grows
+        from a probe to the next, 0 for one length, null if it changes in other ways) of the machine that answered;
         devices, where there were several
 
 requests.jsonl, written by *prepare*: one line per request, the fields of `AnswerRequest`
@@ -41,7 +43,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from voidpad.evaluate.config import EvalConfig, Resources
     from voidpad.evaluate.folder import AnswerRecord, AnswerRequest, RunFolder, read_run
-    from voidpad.evaluate.intervals import wilson
     from voidpad.evaluate.run import evaluate, join
 
 __all__ = [
@@ -53,14 +54,11 @@ __all__ = [
     "evaluate",
     "join",
     "read_run",
-    "wilson",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Imported on first use: readers of run folders need no lm-eval, and the processes that grade need no torch."""
-    for module in ("config", "folder", "intervals", "run") if name in __all__ else ():
-        home = import_module(f"voidpad.evaluate.{module}")
-        if hasattr(home, name):
-            return getattr(home, name)
-    raise AttributeError(f"module 'voidpad.evaluate' has no attribute {name!r}")
+    """Imported on first use: the processes that grade need no torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'voidpad.evaluate' has no attribute {name!r}")
+    return getattr(import_module("voidpad.evaluate.run"), name)

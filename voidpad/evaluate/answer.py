@@ -13,11 +13,11 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -28,32 +28,15 @@ from voidpad.decode.plan import Plan
 from voidpad.decode.presets import describe
 from voidpad.engine.batching import Engine
 from voidpad.engine.events import Failed, Finished
-from voidpad.errors import ConfigError, DataError, VoidpadError, first_line
-from voidpad.evaluate.config import EvalConfig, Resources
-from voidpad.evaluate.folder import AnswerRecord, AnswerRequest, Journal, RunFolder
+from voidpad.errors import ConfigError, VoidpadError, first_line
+from voidpad.evaluate.config import DEFAULT_RESOURCES, EvalConfig, Resources
+from voidpad.evaluate.folder import AnswerRecord, AnswerRequest, Journal, check_answers
 from voidpad.evaluate.provenance import answer_provenance
 from voidpad.models import Model, load, merge
 from voidpad.models.text import raw_ids
 
 Progress = Callable[[int, int], None]  # (examples done, examples in all)
 LLADA_MARKERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
-
-
-def answer(
-    folder: RunFolder,
-    *,
-    resources: Resources | None = None,
-    run: LoadedRun | None = None,
-    progress: Progress | None = None,
-) -> None:
-    """This stage alone: answer the requests of a folder that have no answer yet, and add them to its journal."""
-    if run is None:
-        with opened_run(folder.config, resources or Resources()) as opened:
-            return answer(folder, run=opened, progress=progress)
-    with folder.writing():
-        requests, prepared = folder.requests, folder.head["provenance"]
-        folder.begin(run.config, prepared | run.provenance, run.plan)
-        answer_requests(run, requests, folder.journal, progress)
 
 
 def scored_text(
@@ -92,16 +75,42 @@ def _before(text: str, stops: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Answering:
-    """How prompts become answers."""
+    """A loaded model and a plan: how requests become answers, and what the model decides about the run."""
 
     model: Model
     plan: Plan
-    config: EvalConfig = EvalConfig(model="")
-    resources: Resources = Resources()
+    config: EvalConfig = EvalConfig(model="unnamed")
+    resources: Resources = DEFAULT_RESOURCES
+    plan_fields: dict[str, Any] = field(default_factory=dict)  # the plan as config.json holds it
 
     def __post_init__(self) -> None:
         self.model.roles.ids(self.plan.names)  # a role the model lacks is refused here
         self.engine()  # and so are a cache or limits that cannot be
+
+    @classmethod
+    def load(cls, config: EvalConfig, resources: Resources, *, model: Model | None = None) -> Self:
+        """Load the model, unless it is given, and build the plan. Refuses other weights than the config names."""
+        model = model or load_model(config, resources)
+        weights = model.fingerprint
+        if config.weights not in (None, weights):
+            raise ConfigError(
+                f"weights={config.weights!r}: {model.name} now has weights {weights!r}; use another --out"
+            )
+        if isinstance(config.plan, dict):
+            raise ConfigError(
+                "plan: a plan of your own is built in Python; run this stage where it is defined"
+            )
+        plan, fields = describe(
+            config.plan, config.fields, defaults=model.decoding, calibration=model.card.calibration
+        )
+        return cls(model, plan, config.updated(weights=weights), resources, json.loads(json.dumps(fields)))
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        return answer_provenance(self.model, self.resources) | {
+            "approximations": list(self.model.approximations(self.plan, cache=self.config.cache)),
+            "probe_growth": self.plan.probe_growth,
+        }
 
     def engine(self) -> Engine:
         rows, tokens = self.resources.rows, self.resources.tokens
@@ -118,12 +127,11 @@ class Answering:
             bare = request.rendered or self.config.raw
             system = None if bare else self.config.system
             try:
-                ids = self.model.encode(request.prompt, raw=bare, system=system)
-                plan = self.model.fit(ids, self.plan)
+                ready = self.model.prepare(request.prompt, self.plan, raw=bare, system=system)
             except VoidpadError as error:
                 raise type(error)(f"{request.name}: {error}") from None
-            handle = engine.submit(ids, plan, seed=self.config.seed, key=request.key)
-            waiting[handle] = (request, len(ids), plan)
+            handle = engine.submit(list(ready.ids), ready.plan, seed=self.config.seed, key=request.key)
+            waiting[handle] = (request, len(ready.ids), ready.plan)
         while engine.busy:  # pass by pass, so that the rows of a pass reach the disk together
             done = []
             for event in engine.step():
@@ -157,40 +165,6 @@ class Answering:
         )
 
 
-@dataclass(frozen=True)
-class LoadedRun:
-    """A model that is ready to answer a run's requests, and what the model decides about the run."""
-
-    answer: Callable[[Sequence[AnswerRequest]], Iterator[list[AnswerRecord]]]
-    config: EvalConfig  # with the fingerprint of the weights
-    plan: dict[str, Any]  # every field of the plan with its value, as config.json holds them
-    provenance: dict[str, Any]
-
-
-def load_run(config: EvalConfig, resources: Resources, *, model: Model | None = None) -> LoadedRun:
-    """Load the model and build the plan, once. Refuses other weights than the config names."""
-    model = model or load_model(config, resources)
-    weights = model.fingerprint
-    if config.weights not in (None, weights):
-        raise ConfigError(
-            f"weights={config.weights!r}: {model.name} now has weights {weights!r}; use another --out"
-        )
-    if isinstance(config.plan, dict):
-        raise ConfigError("plan: a plan of your own is built in Python; run this stage where it is defined")
-    plan, fields = describe(
-        config.plan, defaults=model.decoding, calibration=model.card.calibration, **config.fields
-    )
-    config = config.updated(weights=weights)
-    answering = Answering(model, plan, config, resources)
-    facts = answer_provenance(model, resources) | {
-        "approximations": list(model.approximations(plan, cache=config.cache)),
-        "length_rule": type(plan.length).__name__,
-        # Whether `steps` is the number of passes to the end of the canvas: an adaptive length rule says no.
-        "fixed_canvas": bool(getattr(plan.length, "steps_are_total", False)),
-    }
-    return LoadedRun(answering.run, config, json.loads(json.dumps(fields)), facts)
-
-
 def load_model(config: EvalConfig, resources: Resources) -> Model:
     """The model that the config names, on the device of the resources."""
     model = load(
@@ -207,36 +181,35 @@ def load_model(config: EvalConfig, resources: Resources) -> Model:
 
 
 class Workers:
-    """A process with a copy of the model for each device; `loaded` has each one's config, plan and provenance.
+    """A process with a copy of the model for each device: an `Answering` for whoever has several.
 
     They divide the requests among them and send their records back; only the first process writes the folder.
     """
 
     def __init__(self, config: EvalConfig, resources: Resources, devices: Sequence[str]) -> None:
         context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-        self.devices: dict[Connection, str] = {}
         self.processes: dict[Connection, Any] = {}
-        before = os.environ.get("PYTHONSAFEPATH")
-        os.environ["PYTHONSAFEPATH"] = "1"  # they import nothing from the current folder
+        is_set = "PYTHONSAFEPATH" in os.environ
+        os.environ.setdefault("PYTHONSAFEPATH", "1")  # they import nothing from the current folder
         try:
             for device in devices:
                 mine, theirs = context.Pipe()
                 work = (theirs, config, replace(resources, device=device))
-                process = context.Process(target=_work, args=work, daemon=True)
-                process.start()
+                self.processes[mine] = context.Process(target=_work, args=work, name=device, daemon=True)
+                self.processes[mine].start()
                 theirs.close()
-                self.devices[mine], self.processes[mine] = device, process
         finally:
-            del os.environ["PYTHONSAFEPATH"]
-            if before is not None:
-                os.environ["PYTHONSAFEPATH"] = before
+            if not is_set:
+                del os.environ["PYTHONSAFEPATH"]
 
     def __enter__(self) -> Self:
         try:
-            self.loaded = [self._receive(pipe) for pipe in self.devices]
+            loaded = [self._receive(pipe) for pipe in self.processes]
         except BaseException:
             self.__exit__()
             raise
+        self.config, self.plan_fields, self.provenance = loaded[0]
+        self.provenance["devices"] = [provenance["device"] for _, _, provenance in loaded]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -247,10 +220,10 @@ class Workers:
 
     def run(self, requests: Sequence[AnswerRequest]) -> Iterator[list[AnswerRecord]]:
         """Answer each request once, on one of the devices; yields records in the order they end."""
-        busy = list(self.devices)
-        for part, pipe in enumerate(self.devices):
+        busy = list(self.processes)
+        for part, pipe in enumerate(busy):
             with suppress(BrokenPipeError):  # a dead process is named when its records are read
-                pipe.send(requests[part :: len(self.devices)])
+                pipe.send(requests[part :: len(self.processes)])
         while busy:
             for ready in wait(busy):
                 assert isinstance(ready, Connection)
@@ -268,7 +241,7 @@ class Workers:
             process = self.processes[pipe]
             process.join(5)
             raise VoidpadError(
-                f"the process on {self.devices[pipe]} died (status {process.exitcode}); what was answered is kept, "
+                f"the process on {process.name} died (status {process.exitcode}); what was answered is kept, "
                 "and the same command goes on from there"
             ) from None
         if isinstance(sent, VoidpadError):
@@ -281,9 +254,9 @@ def _work(pipe: Connection, config: EvalConfig, resources: Resources) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends this one
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # as on the command line: it warns at import
     try:
-        loaded = load_run(config, resources)
-        pipe.send((loaded.config, loaded.plan, loaded.provenance))
-        for done in loaded.answer(pipe.recv()):
+        run = Answering.load(config, resources)
+        pipe.send((run.config, run.plan_fields, run.provenance))
+        for done in run.run(pipe.recv()):
             pipe.send(done)
         pipe.send(None)
     except VoidpadError as error:
@@ -304,41 +277,29 @@ def devices_of(names: str) -> list[str]:
     return [f"cuda:{at}" for at in range(count)]
 
 
-@contextmanager
-def opened_run(
-    config: EvalConfig, resources: Resources, *, model: Model | None = None
-) -> Iterator[LoadedRun]:
-    """A loaded run for as long as the context lasts: here, or in a process for each of several devices."""
+def opened(
+    config: EvalConfig, resources: Resources, model: Model | None = None
+) -> AbstractContextManager[Answering | Workers]:
+    """What answers a run for as long as the context lasts: here, or in a process for each of several devices."""
     devices = devices_of(resources.device)
-    if model is not None or len(devices) == 1:
-        yield load_run(config, replace(resources, device=devices[0]), model=model)
-        return
-    with Workers(config, resources, devices) as workers:
-        loaded, plan, facts = workers.loaded[0]
-        names = [facts["device"] for _, _, facts in workers.loaded]
-        yield LoadedRun(workers.run, loaded, plan, {**facts, "devices": names})
+    if model is None and len(devices) > 1:
+        return Workers(config, resources, devices)
+    return nullcontext(Answering.load(config, replace(resources, device=devices[0]), model=model))
 
 
 def answer_requests(
-    run: LoadedRun, requests: Sequence[AnswerRequest], journal: Journal, progress: Progress | None = None
+    run: Answering | Workers,
+    requests: Sequence[AnswerRequest],
+    journal: Journal,
+    progress: Progress | None = None,
 ) -> None:
     """Answer the requests that the journal has no answer to, and add the answers to it."""
-    check_prompts(requests, journal.records, journal.path)
+    check_answers(requests, journal.records, journal.path, complete=False)
     missing = [request for request in requests if request.name not in journal.records]
     done = len(requests) - len(missing)
     show = progress or (lambda done, total: None)
     show(done, len(requests))
-    for records in run.answer(missing) if missing else ():
+    for records in run.run(missing) if missing else ():
         journal.append(replace(record, attempt=journal.attempt) for record in records)
         done += len(records)
         show(done, len(requests))
-
-
-def check_prompts(
-    requests: Sequence[AnswerRequest], records: Mapping[str, AnswerRecord], where: Path
-) -> None:
-    """Refuse answers to other prompts under the same names."""
-    for request in requests:
-        record = records.get(request.name)
-        if record is not None and record.prompt_sha256 != request.prompt_sha256:
-            raise DataError(f"{where}: {request.name} has another prompt; use another folder")

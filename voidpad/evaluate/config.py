@@ -6,7 +6,6 @@ run folder stores it, lm-eval's `--model_args` fill it, and reports read it back
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,11 +23,9 @@ from pydantic import (
 
 from voidpad.decode.plan import Plan
 from voidpad.engine.cache_policy import cache_fault
-from voidpad.errors import ConfigError, ModelNotFoundError, VoidpadError, format_validation_error
+from voidpad.errors import ConfigError, VoidpadError, format_validation_error
 from voidpad.evaluate.tasks import FOLDER
-from voidpad.models.adapter import base_folder
-from voidpad.models.fingerprint import fingerprint
-from voidpad.models.locate import locate
+from voidpad.models.locate import find_source
 
 
 @cache
@@ -72,35 +69,30 @@ class EvalConfig(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if faults := list(self._faults()):
-            raise ConfigError("; ".join(faults))
-        return self
-
-    def _faults(self) -> Iterator[str]:
-        known = known_tasks()
+        known, faults = known_tasks(), []
         for task in self.tasks:
             if task not in known and task not in self.own_tasks:
                 others = "--include-path finds tasks of your own, python -m voidpad.evaluate.lm_eval runs lm-eval's"
-                yield f"task {task!r} is unknown; use one of {', '.join(known)} ({others})"
+                faults.append(f"task {task!r} is unknown; use one of {', '.join(known)} ({others})")
         if len(set(self.tasks)) < len(self.tasks):
-            yield f"tasks: {', '.join(self.tasks)} names one twice"
+            faults.append(f"tasks: {', '.join(self.tasks)} names one twice")
         if self.cache is not None and (wrong := cache_fault(self.cache)):
-            yield wrong
+            faults.append(wrong)
         if self.hide_eos and self.cache:
-            yield f"hide_eos and cache={self.cache!r} exclude each other; drop one"
+            faults.append(f"hide_eos and cache={self.cache!r} exclude each other; drop one")
         if self.merge and self.quantize:
             advice = "write the merged model with `voidpad merge` and evaluate that folder without merge and adapter"
-            yield f"merge and quantize={self.quantize!r} exclude each other; {advice}"
+            faults.append(f"merge and quantize={self.quantize!r} exclude each other; {advice}")
         part, parts = self.shard or (0, 1)
         if not 0 <= part < parts:
-            yield f"shard={part}/{parts}: the first number must lie in 0..{parts - 1}"
+            faults.append(f"shard={part}/{parts}: the first number must lie in 0..{parts - 1}")
         if self.shard is not None and self.fewshot == "stream":
-            yield "fewshot=stream depends on the order of all items; drop the shard or use fewshot=keyed"
-
-    def require_tasks(self) -> None:
-        """Refuse a config without tasks, which only lm-eval's own command line can use."""
-        if not self.tasks:
-            raise ConfigError(f"tasks: none given; use some of {', '.join(known_tasks())}")
+            faults.append(
+                "fewshot=stream depends on the order of all items; drop the shard or use fewshot=keyed"
+            )
+        if faults:
+            raise ConfigError("; ".join(faults))
+        return self
 
     @field_serializer("plan")
     def _plain_plan(self, plan: Any) -> Any:
@@ -112,8 +104,14 @@ class EvalConfig(BaseModel):
 
     def plain(self) -> dict[str, Any]:
         """Every field as JSON values, as config.json holds them."""
-        values: dict[str, Any] = json.loads(self.model_dump_json())
-        return values
+        return self.model_dump(mode="json")
+
+    def require_equal(self, other: Self, where: Path, fix: str) -> None:
+        """Refuse a config that differs from this one, that of the run at `where`."""
+        mine, theirs = self.plain(), other.plain()
+        for name in sorted(mine):
+            if mine[name] != theirs[name]:
+                raise ConfigError(f"{where}: a run with {name}={mine[name]!r}, now {theirs[name]!r}; {fix}")
 
     @property
     def id(self) -> str:
@@ -127,22 +125,10 @@ class EvalConfig(BaseModel):
         Nothing is fetched from the hub unless `download` is set.
         """
         try:
-            there = download or on_this_machine(self.model, self.adapter)
-            known = fingerprint(self.model, self.adapter) if there else None
+            weights = find_source(self.model, self.adapter, download=download).fingerprint
         except (VoidpadError, OSError):
-            known = None  # loading the model says what is wrong with it
-        return self.model_copy(update={"weights": known})
-
-
-def on_this_machine(model: str, adapter: str | None = None) -> bool:
-    """Whether the files of a model, its base and its adapter can be read without a download."""
-    try:
-        base_folder(model, download=False)
-        if adapter is not None:
-            locate(adapter, download=False)
-    except ModelNotFoundError:
-        return False
-    return True
+            weights = None  # loading the model says what is wrong with it
+        return self.model_copy(update={"weights": weights})
 
 
 @dataclass(frozen=True)
@@ -158,3 +144,6 @@ class Resources:
     workers: int = 1  # programs tested side by side
     include_path: tuple[Path, ...] = ()  # YAML files, or folders of them, with tasks that are not voidpad's
     trust_tasks: bool = False  # such files may run code: the functions they name, and templates
+
+
+DEFAULT_RESOURCES = Resources()

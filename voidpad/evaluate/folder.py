@@ -89,7 +89,7 @@ class Journal:
         if not fresh:
             return
         with os.fdopen(open_own(self.path), "r+b") as file:
-            file.truncate(self._end)
+            file.truncate(self._end)  # of a torn last line
             file.seek(self._end)
             file.write(b"".join(json.dumps(asdict(record)).encode() + b"\n" for record in fresh))
             self._end = file.tell()
@@ -126,8 +126,6 @@ class RunFolder:
     @property
     def requests(self) -> list[AnswerRequest]:
         path = self.path / "requests.jsonl"
-        if not path.is_file():
-            raise DataError(f"{path}: missing; run `voidpad eval --stage prepare` first")
         with damaged(path, "prepare the run again"):
             lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
             return [AnswerRequest(**{**line, "stop": tuple(line["stop"])}) for line in lines]
@@ -160,40 +158,40 @@ class RunFolder:
         return locked_folder(self.path, busy)
 
     def begin(
-        self, config: EvalConfig, provenance: Mapping[str, Any], plan: Mapping[str, Any] | None = None
+        self,
+        config: EvalConfig,
+        provenance: Mapping[str, Any],
+        plan: Mapping[str, Any] | None = None,
+        requests: Iterable[AnswerRequest] | None = None,
     ) -> dict[str, Any]:
-        """Write config.json, and return its content. Once there is an answer, another config is refused.
+        """Write config.json, and the requests where they are given; return the content of the former.
 
-        Weights and the plan's values may be unknown where requests are prepared: what is known stays.
+        Once there is an answer, another config is refused, and of plan and provenance what was written first stays.
         """
         head = {"version": VERSION, "config": config.plain(), "plan": plan, "provenance": dict(provenance)}
         if (self.path / "config.json").exists() and self.journal.records:
             known, there = self.head, self.config
             if config.weights is None:
                 config = config.updated(weights=there.weights)
-            if name := first_difference(there, config):
-                raise ConfigError(
-                    f"{self.path}: a run with {name}={getattr(there, name)!r}, now {getattr(config, name)!r}; "
-                    "use another --out"
-                )
+            there.require_equal(config, self.path, "use another --out")
             head |= {"config": known["config"], "plan": known["plan"] or plan}
             head["provenance"] = {**provenance, **known["provenance"]}
         self.write_head(head)
+        if requests is not None:
+            lines = (json.dumps(asdict(request), default=str) + "\n" for request in requests)
+            store(self.path / "requests.jsonl", lines)
         return head
 
     def write_head(self, head: Mapping[str, Any]) -> None:
         store(self.path / "config.json", [json.dumps(head, indent=1), "\n"])
 
-    def write_requests(self, requests: Iterable[AnswerRequest]) -> None:
-        lines = (json.dumps(asdict(request), default=str) + "\n" for request in requests)
-        store(self.path / "requests.jsonl", lines)
-
-    def write_results(self, examples: Iterable[Mapping[str, Any]], results: Mapping[str, Any]) -> None:
-        """The examples first: results.json marks a run that is complete."""
+    def write_results(self, examples: Iterable[Mapping[str, Any]], results: dict[str, Any]) -> dict[str, Any]:
+        """Write the examples, then the results, which mark a run that is complete; returns the latter."""
         lines = "".join(json.dumps(one) + "\n" for one in examples)
         with atomic_file(self.path / "examples.jsonl.gz") as draft:
             draft.write_bytes(gzip.compress(lines.encode(), mtime=0))
         store(self.path / "results.json", [json.dumps(results, indent=1), "\n"])
+        return results
 
 
 def read_run(folder: Path) -> RunFolder:
@@ -203,10 +201,24 @@ def read_run(folder: Path) -> RunFolder:
     return run
 
 
-def first_difference(one: EvalConfig, other: EvalConfig) -> str | None:
-    """The name of the first field, by the alphabet, in which two configs differ; None if they are equal."""
-    mine, theirs = one.plain(), other.plain()
-    return next((name for name in sorted(mine) if mine[name] != theirs[name]), None)
+def check_answers(
+    requests: Iterable[AnswerRequest],
+    records: Mapping[str, AnswerRecord],
+    where: Path,
+    *,
+    complete: bool = True,
+) -> None:
+    """Refuse answers to other prompts under the same names, and missing ones where they should be complete."""
+    absent = []
+    for request in requests:
+        if request.name not in records:
+            absent.append(request.name)
+        elif records[request.name].prompt_sha256 != request.prompt_sha256:
+            raise DataError(f"{where}: {request.name} has another prompt; use another folder")
+    if complete and absent:
+        raise DataError(
+            f"{where}: {len(absent)} items have no answer, the first is {absent[0]}; run `voidpad eval --stage answer`"
+        )
 
 
 @contextmanager

@@ -1,49 +1,33 @@
 """The third stage: the tasks grade the answers, programs in the sandbox."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from voidpad.errors import DataError
-from voidpad.evaluate.answer import check_prompts
-from voidpad.evaluate.config import Resources
-from voidpad.evaluate.folder import VERSION, AnswerRecord, AnswerRequest, Journal, RunFolder
+from voidpad.evaluate.folder import VERSION, AnswerRecord, AnswerRequest, Journal
 from voidpad.evaluate.intervals import mean, wilson
-from voidpad.evaluate.prepare import load_tasks, naming
-from voidpad.evaluate.provenance import judge_provenance, now
-from voidpad.evaluate.tasks.task import Benchmark
+from voidpad.evaluate.prepare import naming
+from voidpad.evaluate.provenance import now
+
+if TYPE_CHECKING:
+    from voidpad.evaluate.tasks.task import Benchmark
 
 # Fields of a journal record that an example's line leaves out.
 _UNSCORED = ("name", "key", "ids", "tokens", "attempt", "elapsed")
 MEANS = ("passes_decode", "passes_probe", "passes_shared", "canvas", "answer_tokens")
 
 
-def judge(folder: RunFolder, *, resources: Resources | None = None) -> dict[str, Any]:
-    """This stage alone: grade all answers of a folder, write examples and results; returns the latter."""
-    resources = resources or Resources()
-    tasks = load_tasks(folder.config, resources)
-    with folder.writing():
-        requests, journal, head = folder.requests, folder.journal, folder.head
-        check_prompts(requests, journal.records, folder.path)
-        head["provenance"] |= judge_provenance(tuple(tasks), resources)
-        folder.write_head(head)
-        return score_run(folder, head, tasks, requests, journal)
-
-
 def score_run(
-    folder: RunFolder,
     head: Mapping[str, Any],
     tasks: Mapping[str, Benchmark],
     requests: Sequence[AnswerRequest],
     journal: Journal,
-) -> dict[str, Any]:
-    """Grade all answers, write the examples and the results, and return the latter; `head` is config.json's content."""
-    missing = [request.name for request in requests if request.name not in journal.records]
-    if missing:
-        raise DataError(
-            f"{len(missing)} examples have no answer, the first is {missing[0]}; run --stage answer first."
-        )
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Grade all answers: the lines of examples.jsonl.gz, and results.json. `head` is config.json's content."""
     examples: list[dict[str, Any]] = []
     by_task = {}
     for name, task in tasks.items():
@@ -55,11 +39,10 @@ def score_run(
             "test_size": len(task.eval_docs),
             "metric": metric,
             "filter": primary,
-            **summary(lines),
-            "slot_passes": slot_passes(lines, head),
+            **summary(lines, head),
             "extra": {f"{other}_share": mean(values) for other, values in extra.items()},
         }
-    results = {
+    return examples, {
         "version": VERSION,
         "tasks": by_task,
         "mean": {key: mean([task[key] for task in by_task.values()]) for key in ("score", "passes_decode")},
@@ -67,8 +50,6 @@ def score_run(
         "provenance": head["provenance"],
         "finished": now(),
     }
-    folder.write_results(examples, results)
-    return results
 
 
 def _grade_task(
@@ -111,8 +92,8 @@ def _grade_task(
     return lines, extra
 
 
-def summary(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One task's numbers from its examples."""
+def summary(examples: Sequence[Mapping[str, Any]], head: Mapping[str, Any]) -> dict[str, Any]:
+    """One task's numbers from its examples; `head` is config.json's content."""
     graders = examples[0]["scores"]
     numbers: dict[str, Any] = {"n": len(examples), **_scored([one["score"] for one in examples])}
     numbers["scores"] = {name: _scored([one["scores"][name] for one in examples]) for name in graders}
@@ -120,30 +101,26 @@ def summary(examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     numbers["passes_total"] = numbers["passes_decode"] + numbers["passes_probe"] - numbers["passes_shared"]
     numbers["share_at_cap"] = mean([one["at_cap"] for one in examples])
     numbers["share_without_eos"] = mean([not one["eos"] for one in examples])
+    numbers["slot_passes"] = slot_passes(examples, head)
     numbers["seconds"] = math.fsum(one["seconds"] for one in examples)
     return numbers
 
 
 def slot_passes(examples: Sequence[Mapping[str, Any]], head: Mapping[str, Any]) -> float | None:
-    """Canvas slots summed over all passes, probes included, for an example on average; `head` is config.json's content.
+    """Canvas slots summed over all passes, probes included, for an example on average.
 
     None where it is not known: a cache or trimmed canvases let passes skip slots, and the canvas of most adaptive
     length rules changes in ways that the records do not keep. VoidExpansion probes at every length on its way, one
-    block apart; its last probe is also its first decoding pass.
+    block apart (`probe_growth`); its last probe is also its first decoding pass.
     """
     facts = head["provenance"]
-    if head["config"]["cache"] or "trim" in facts["approximations"]:
-        return None
-    if facts["length_rule"] == "VoidExpansion":
-        step = head["plan"]["block"]
-    elif facts["fixed_canvas"]:
-        step = 0
-    else:
+    growth = facts["probe_growth"]
+    if head["config"]["cache"] or "trim" in facts["approximations"] or growth is None:
         return None
     costs = []
     for one in examples:
         probes, decoded = one["passes_probe"], one["passes_decode"] - one["passes_shared"]
-        shorter = step * (probes * (probes - 1) // 2)  # slots that earlier probes did not have
+        shorter = growth * (probes * (probes - 1) // 2)  # slots that earlier probes did not have
         costs.append(one["canvas"] * (decoded + probes) - shorter)
     return mean(costs)
 

@@ -28,19 +28,8 @@ from voidpad.evaluate.prepare import stop_strings
 from voidpad.evaluate.tasks import FOLDER
 
 # Fields of `EvalConfig` and `Resources` that `--model_args` takes; lm-eval itself decides about tasks, shots, limits.
-_CONFIG = {
-    "plan",
-    "adapter",
-    "merge",
-    "dtype",
-    "quantize",
-    "seed",
-    "parity",
-    "system",
-    "raw",
-    "cache",
-    "hide_eos",
-}
+_CONFIG = {"plan", "seed", "parity", "system", "raw", "cache", "hide_eos"}
+_CONFIG |= {"adapter", "merge", "dtype", "quantize"}
 _RESOURCES = {"device", "rows", "tokens"}
 
 

@@ -1,9 +1,11 @@
-"""The first stage: lm-evaluation-harness loads the tasks and builds the requests.
+"""Tasks, and the requests of their items, both as lm-evaluation-harness builds them.
 
 Tasks are voidpad's, or YAML files of a user. Such a file can run code on this machine: Python functions that it names,
 and templates, which lm-eval does not confine. `find_tasks` reads it without running anything, and `load_tasks` loads it
 only after `Resources.trust_tasks`.
 """
+
+from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,35 +13,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
-
-from lm_eval.tasks import TaskManager
-from lm_eval.tasks._yaml_loader import load_yaml
+from typing import TYPE_CHECKING, Any
 
 from voidpad.errors import ConfigError, VoidpadError, first_line
-from voidpad.evaluate.config import EvalConfig, Resources
-from voidpad.evaluate.folder import AnswerRequest, RunFolder
-from voidpad.evaluate.provenance import judge_provenance
+from voidpad.evaluate.config import EvalConfig, Resources, known_tasks
+from voidpad.evaluate.folder import AnswerRequest
 from voidpad.evaluate.tasks import FOLDER
-from voidpad.evaluate.tasks.task import Benchmark
 from voidpad.files import readable
+
+if TYPE_CHECKING:
+    from voidpad.evaluate.tasks.task import Benchmark
 
 ENDINGS = (".yaml", ".yml")
 _GREEDY = {"do_sample": False, "temperature": 0.0}  # what the plan does anyway
 _NOT_OURS = {"until", "max_gen_toks"}  # stop strings are cut from the text; the plan sets the canvas
-
-
-def prepare(
-    config: EvalConfig, folder: RunFolder, *, resources: Resources | None = None
-) -> list[AnswerRequest]:
-    """This stage alone: write config.json and requests.jsonl. The model need not be on this machine."""
-    resources = resources or Resources()
-    requests = build_requests(load_tasks(config, resources, judging=False), config)
-    with folder.writing():
-        known = config if config.weights else config.with_weights()
-        folder.begin(known, judge_provenance(config.tasks, resources))
-        folder.write_requests(requests)
-    return requests
 
 
 @dataclass(frozen=True)
@@ -83,6 +70,8 @@ class TaskFile:
 
 def find_tasks(places: Sequence[Path]) -> dict[str, TaskFile]:
     """The tasks of YAML files, or of folders with such files, by name."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
     tasks: dict[str, TaskFile] = {}
     for place in places:
         if not place.exists():
@@ -104,6 +93,8 @@ def choose_tasks(
     words: Sequence[str], include_path: Sequence[Path]
 ) -> tuple[tuple[str, ...], dict[str, str], tuple[Path, ...]]:
     """Task names from names and paths of YAML files: the names, the digests of own tasks, and where these are."""
+    if not include_path and not any(word.endswith(ENDINGS) for word in words):
+        return tuple(words), {}, ()
     files = {word: Path(word).expanduser() for word in words if word.endswith(ENDINGS)}
     places = (*include_path, *files.values())
     there = find_tasks([FOLDER, *places])
@@ -122,7 +113,13 @@ def load_tasks(config: EvalConfig, resources: Resources, *, judging: bool = True
     A user's own must be trusted and unchanged. For `judging`, tasks that run generated programs must have been allowed
     to. Both are looked at before anything of a file runs.
     """
-    config.require_tasks()
+    from lm_eval.tasks import TaskManager
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    from voidpad.evaluate.tasks.task import Benchmark
+
+    if not config.tasks:
+        raise ConfigError(f"tasks: none given; use some of {', '.join(known_tasks())}")
     there = find_tasks([FOLDER, *resources.include_path])
     for name in config.tasks:
         if name not in there:
@@ -162,11 +159,15 @@ def build_requests(tasks: Mapping[str, Benchmark], config: EvalConfig) -> list[A
     seed and the item alone.
     """
     requests = []
+    part, parts = config.shard or (0, 1)
     for name, task in tasks.items():
         stop = stop_strings(name, task.config.generation_kwargs)
         shots, docs = task.shots(config.num_fewshot), task.eval_docs
+        items = range(min(len(docs), config.limit or len(docs)))[part::parts]
+        if not items:
+            raise ConfigError(f"shard={part}/{parts} of task {name} is empty; use fewer shards")
         task.set_fewshot_seed(config.fewshot_seed)
-        for index in _chosen_items(task, config):
+        for index in items:
             if config.fewshot == "keyed":
                 digest = sha256(f"{config.fewshot_seed}:{index}".encode()).digest()
                 task.set_fewshot_seed(int.from_bytes(digest[:8], "big"))
@@ -176,16 +177,6 @@ def build_requests(tasks: Mapping[str, Benchmark], config: EvalConfig) -> list[A
                 gold = task.doc_to_target(doc)
             requests.append(AnswerRequest(name=f"{name}:{index}", prompt=prompt, stop=stop, gold=gold))
     return requests
-
-
-def _chosen_items(task: Benchmark, config: EvalConfig) -> Sequence[int]:
-    """The items of a task that this run answers."""
-    size = len(task.eval_docs)
-    part, parts = config.shard or (0, 1)
-    items = range(min(size, config.limit or size))[part::parts]
-    if not items:
-        raise ConfigError(f"shard={part}/{parts} of task {task.task_name} is empty; use fewer shards")
-    return items
 
 
 def stop_strings(where: str, options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,22 +1,26 @@
-"""A sweep folder: which cells a recipe has, which are done, and the run of the missing ones in this process.
+"""A sweep folder: which cells a recipe has, which are done, and the run of the missing ones, here or on a Ray cluster.
 
 The folder is a pool: cells are named by their configs, so recipes may share it and each cell runs once.
 """
 
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from voidpad.errors import ConfigError, VoidpadError
-from voidpad.evaluate.answer import answer, load_model, load_run
+from voidpad.errors import ConfigError, VoidpadError, first_line, install_command
+from voidpad.evaluate.answer import load_model
 from voidpad.evaluate.config import EvalConfig, Resources
 from voidpad.evaluate.folder import VERSION, RunFolder, damaged, read_versioned
+from voidpad.evaluate.run import answer, evaluate, judge, prepare
 from voidpad.experiments.report.layout import SUFFIX
 from voidpad.experiments.sweep_recipe import SweepCell, SweepRecipe, cells
-from voidpad.files import store
+from voidpad.files import fresh_folder, store
 from voidpad.models import Model
+from voidpad.models.device import gpus_per_task
 
 Progress = Callable[[SweepCell, int, int], None]  # (cell, examples done, examples in all)
 
@@ -28,8 +32,7 @@ class CellOutcome:
     cell: SweepCell
     results: dict[str, Any] | None = None  # none either where only one stage ran
     error: VoidpadError | None = None
-    worker: str = ""  # the process that finished it, on a cluster
-    loads: int = 0  # models that process has loaded so far
+    loads: int = 0  # on a cluster, the models that the worker has loaded so far
 
 
 def begin(recipe: SweepRecipe, name: str, out: Path, *, download: bool = False) -> list[SweepCell]:
@@ -127,26 +130,74 @@ def run_local(
     loader = Loader()
     for cell in left:
         show = None if progress is None else lambda done, total, cell=cell: progress(cell, done, total)
-        folder, config = RunFolder(out / cell.folder), cell.config
-        results = None
+        folder, config, results = RunFolder(out / cell.folder), cell.config, None
         try:
-            # What needs lm-eval is imported where it is used: a machine that only answers need not have it.
+            model = loader(config, resources) if stage in (None, "answer") else None
             if stage == "prepare":
-                from voidpad.evaluate.prepare import prepare
-
                 prepare(config, folder, resources=resources)
             elif stage == "answer":
-                run = load_run(config, resources, model=loader(config, resources))
-                answer(folder, run=run, progress=show)
+                answer(folder, model=model, resources=resources, progress=show)
             elif stage == "judge":
-                from voidpad.evaluate.judge import judge
-
                 results = judge(folder, resources=resources)
             else:
-                from voidpad.evaluate.run import evaluate
-
-                model = loader(config, resources)
                 results = evaluate(config, folder.path, model=model, resources=resources, progress=show)
             yield CellOutcome(cell, results)
         except VoidpadError as error:
             yield CellOutcome(cell, error=error)
+
+
+# ------------------------------------------------------------------------------------------------------------- Ray
+# A cell is one Ray task. Tasks, not actors: Ray moves a lost task to any worker that is free, while the tasks of a lost
+# actor wait for resources as large as it had. A worker process keeps its model, so it is loaded once per worker.
+_LOADER = Loader()  # of this worker process
+
+
+def _evaluate_cell(config: EvalConfig, resources: Resources) -> tuple[dict[str, bytes], int]:
+    """The files of the run folder, which travel back because nodes need not share a disk; and the models loaded."""
+    model = _LOADER(config, resources)
+    with tempfile.TemporaryDirectory(prefix="voidpad-") as folder:
+        evaluate(config, Path(folder), model=model, resources=resources)
+        files = {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
+    return files, _LOADER.loads
+
+
+def run_ray(
+    left: Sequence[SweepCell], out: Path, *, resources: Resources, address: str | None = None
+) -> Iterator[CellOutcome]:
+    """Run the cells on the cluster, in whatever order they end."""
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError(f"ray is not installed; {install_command('ray')}, or leave out --ray.") from None
+    started = not ray.is_initialized()
+    if started:
+        try:
+            ray.init(address=address, log_to_driver=False)
+        except (ValueError, ConnectionError) as error:
+            where = f"ray-address {address!r}" if address else "ray"
+            raise ConfigError(
+                f"{where}: no cluster there ({first_line(error)}); check it with `ray status`."
+            ) from None
+    try:
+        gpus = gpus_per_task(resources.device, ray.cluster_resources())  # type: ignore[no-untyped-call]
+        remote = ray.remote(max_retries=-1, max_calls=0, num_cpus=1, num_gpus=gpus)(_evaluate_cell)
+        running = {remote.remote(cell.config, resources): cell for cell in left}
+        while running:
+            (ready,), _ = ray.wait(list(running))
+            cell = running.pop(ready)
+            try:
+                files, loads = ray.get(ready)
+            except ray.exceptions.RayTaskError as fault:
+                if not isinstance(fault.cause, VoidpadError):
+                    raise
+                yield CellOutcome(cell, error=fault.cause)  # what voidpad refused on the worker
+                continue
+            folder = out / cell.folder
+            shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run left
+            with fresh_folder(folder) as draft:
+                for name, content in files.items():
+                    (draft / name).write_bytes(content)
+            yield CellOutcome(cell, RunFolder(folder).results, loads=loads)
+    finally:
+        if started:
+            ray.shutdown()

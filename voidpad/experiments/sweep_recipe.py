@@ -60,20 +60,12 @@ class SweepRecipe(_Part):
     title: str
     reference: str = ""
     tasks: list[str] = Field(min_length=1)
+    limit: int | None = None  # the first so many items of each task
     groups: list[Group] = Field(alias="group", min_length=1)
     # By family: `scores` of `void` and `void-expansion` in rows that do not set it. Shipped results pin it here.
     family_scores: dict[str, Literal["unbanned", "renormalised"]] = {}
     tables: list[TableLayout] = Field(default=[], alias="table")
     figures: list[FigureLayout] = Field(default=[], alias="figure")
-
-    @property
-    def limit(self) -> int | None:
-        """How many items of each task the cells have; None for all."""
-        limit: int | None = self.config.get("limit")
-        return limit
-
-    def limited(self, limit: int | None) -> SweepRecipe:
-        return self.model_copy(update={"limit": limit})
 
 
 @dataclass(frozen=True)
@@ -184,13 +176,14 @@ def _combinations(recipe: SweepRecipe) -> Iterator[SweepCell]:
     known: dict[str, list[str]] = {}  # model -> the families it may be of
     for at, group in enumerate(recipe.groups):
         models, tasks = _listed(group.model), group.tasks or recipe.tasks
-        given = {**recipe.fields, **group.fields}
+        shared = {**recipe.fields, **group.fields}
         grid = {**{name: recipe.grid[name] for name in recipe.grid if name not in group.fields}, **group.grid}
         try:
-            base = EvalConfig(**{**recipe.config, **group.config, "model": models[0], "tasks": tasks})
+            settings = {"limit": recipe.limit, **recipe.config, **group.config}
+            base = EvalConfig(**{**settings, "model": models[0], "tasks": tasks})
             known |= {model: families(model) for model in models if model not in known}
             for model, plan, values in product(models, _listed(group.plan), product(*grid.values())):
-                fields = {**given, **dict(zip(grid, values, strict=True))}
+                fields = {**shared, **dict(zip(grid, values, strict=True))}
                 if len(known[model]) == 1 and plan in ("void", "void-expansion") and "scores" not in fields:
                     pinned = recipe.family_scores.get(known[model][0])
                     fields |= {"scores": pinned} if pinned else {}
@@ -218,7 +211,7 @@ def _resolved(plan: str, fields: Fields, families: Sequence[str]) -> Fields:
     refused: list[VoidpadError] = []
     for family in families:
         try:
-            return describe(plan, defaults=FAMILIES[family].decoding, **fields)[1]
+            return describe(plan, fields, defaults=FAMILIES[family].decoding)[1]
         except VoidpadError as error:
             refused.append(error)
     raise refused[0]

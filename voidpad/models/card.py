@@ -1,4 +1,4 @@
-"""voidpad.json and README.md: what a checkpoint or an adapter says about itself beside its weights."""
+"""voidpad.json: what a checkpoint or an adapter says about itself beside its weights."""
 
 import json
 from collections.abc import Mapping
@@ -15,15 +15,9 @@ from voidpad.models.families import FAMILIES
 from voidpad.roles import Roles
 
 CARD = "voidpad.json"
-README = "README.md"
 VERSION = 1
 # The plan that fits each padding policy; `original` decodes the canvas to its end and bans nothing.
 PLANS = {"void": "void", "rainbow": "original", "eos": "original"}
-_ADVICE = {
-    "void": "Trained with void padding: decode with plan `void`, or `void-expansion` to let it choose its canvas.",
-    "rainbow": "Trained with rainbow padding: decode with plan `original`.",
-    "eos": "Trained with eos padding: decode with plan `original` and small blocks, against EOS overflow.",
-}
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -64,30 +58,3 @@ def read_card(folder: Path) -> Card | None:
     if card.family not in FAMILIES or card.padding not in (None, *PLANS):
         raise WeightsError(f"{path}: family {card.family!r} or padding {card.padding!r} is unknown.")
     return card
-
-
-def write_readme(folder: Path, card: Card, *, base: str | None = None, released: bool = False) -> None:
-    """Write the README of an adapter, whose base model `base` names, or of a whole model, released layout or ours."""
-    front, what = "library_name: transformers", "A whole model, in transformers' format."
-    options = "--model FOLDER"
-    if base is not None:
-        front, what = f"base_model: {base}\nlibrary_name: peft", f"A LoRA adapter of `{base}`."
-        options = f"--model {base} --adapter FOLDER"
-    elif released:
-        what = "A whole model in the layout of its release; the code that its `auto_map` names is not here."
-    text = f"""---
-{front}
-tags:
-- masked-diffusion
-- voidpad
----
-
-# Masked diffusion language model of the {card.family} family
-
-{what} {_ADVICE.get(card.padding or "", "")}
-
-    voidpad generate "..." {options}
-
-`{CARD}` holds token roles, padding policy, training recipe and calibrated lengths.
-"""
-    store(folder / README, [text])

@@ -6,7 +6,6 @@ long is refused at once, before gigabytes of weights are read.
 """
 
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,31 +15,19 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from voidpad.constrain.row import Compiler, RowConstraint, compiler_for
 from voidpad.decode.constrained import check_constrained
-from voidpad.decode.presets import build_plan
-from voidpad.errors import AssumedWarning, ConfigError, WeightsError
-from voidpad.files import read_json
-from voidpad.models.adapter import Adapter, base_of, is_adapter, open_adapter
+from voidpad.decode.plan import Plan
+from voidpad.decode.presets import FamilyDefaults, describe
+from voidpad.errors import ConfigError, WeightsError, warn_assumed
+from voidpad.models.adapter import has_original_names
 from voidpad.models.card import PLANS, Card, read_card
 from voidpad.models.device import DeviceConfig
 from voidpad.models.families import FAMILIES, Family, recognise
-from voidpad.models.locate import locate
+from voidpad.models.locate import Adapter, Source, find_source, is_adapter, locate
 from voidpad.models.text import Messages, chat, encode_chat, raw_ids, read_tokenizer, special_ids
 from voidpad.roles import Roles, build, resolve
 
 if TYPE_CHECKING:
-    from voidpad.decode.plan import Plan
-    from voidpad.decode.presets import FamilyDefaults
     from voidpad.models.model import Model
-
-
-@dataclass(frozen=True)
-class Source:
-    """The folders that the weights of a checkpoint come from."""
-
-    name: str  # of the whole model, as the user or the adapter wrote it
-    folder: Path  # of the whole model
-    config: Mapping[str, Any]  # its config.json as it stands
-    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +35,7 @@ class PreparedPrompt:
     """A prompt that fits: its token ids, and the plan with its longest canvas cut to what the context leaves."""
 
     ids: tuple[int, ...]
-    plan: "Plan"
+    plan: Plan
 
 
 Prompt = str | Messages | PreparedPrompt
@@ -84,7 +71,7 @@ class Checkpoint:
         return PLANS[self.card.padding] if self.card.padding is not None else self.family.default_plan
 
     @property
-    def decoding(self) -> "FamilyDefaults":
+    def decoding(self) -> FamilyDefaults:
         """The defaults of presets for this checkpoint: its family's, and its own size of causal blocks."""
         return replace(self.family.decoding, causal_block=self.card.causal_block)
 
@@ -102,13 +89,13 @@ class Checkpoint:
 
     # Plans
 
-    def plan(self, name: "str | Plan | None" = None, **fields: Any) -> "Plan":
+    def plan(self, name: str | Plan | None = None, **fields: Any) -> Plan:
         """A preset with the defaults of this checkpoint's family and calibration; a ready plan is taken as it is.
 
         Without a name it is the preset that fits the padding of this checkpoint. A plan for another kind of attention
         is refused.
         """
-        chosen, _ = build_plan(
+        chosen, _ = describe(
             name or self.default_plan, fields, defaults=self.decoding, calibration=self.card.calibration
         )
         theirs = chosen.causal.size if chosen.causal else 0
@@ -145,7 +132,7 @@ class Checkpoint:
         return self.check_prompt(ids, canvas=canvas)
 
     def prepare(
-        self, prompt: Prompt, plan: "Plan", *, system: str | None = None, raw: bool = False
+        self, prompt: Prompt, plan: Plan, *, system: str | None = None, raw: bool = False
     ) -> PreparedPrompt:
         """The prompt as checked ids with the plan that fits beside it; `generate` takes the result."""
         if isinstance(prompt, PreparedPrompt):
@@ -174,12 +161,12 @@ class Checkpoint:
             )
         return list(ids)
 
-    def fit(self, ids: Sequence[int], plan: "Plan") -> "Plan":
+    def fit(self, ids: Sequence[int], plan: Plan) -> Plan:
         """The plan with its longest canvas cut to what the context leaves beside this prompt."""
         self.check_prompt(ids, canvas=plan.length.canvas)
         return plan.fitted(self.context - len(ids))
 
-    def row_limit(self, ids: Sequence[int], plan: "Plan", *, max_tokens: int | None = None) -> int:
+    def row_limit(self, ids: Sequence[int], plan: Plan, *, max_tokens: int | None = None) -> int:
         """The longest canvas that a row with this prompt may have: what `Engine.submit` takes as `limit`.
 
         It is the plan's limit, cut to the whole blocks that the context leaves beside the prompt, and to `max_tokens`
@@ -203,7 +190,7 @@ class Checkpoint:
         return compiler_for(self.tokenizer, self.roles, int(self.config.vocab_size))
 
     def constrain(
-        self, constraint: Any, plan: "Plan", *, closed: bool = False, worker: bool = False
+        self, constraint: Any, plan: Plan, *, closed: bool = False, worker: bool = False
     ) -> RowConstraint:
         """A constraint, compiled for rows of this plan: what `Engine.submit` takes.
 
@@ -242,23 +229,12 @@ def open_checkpoint(
     those of the checkpoint and of the adapter. `causal_block` is the block size of block-causal attention, where
     the checkpoint does not say it or says it wrong. Without `download` a hub id must be on this machine already.
     """
-    folder, base, title, tuned = locate(name, download=download), str(name), str(name), None
-    if is_adapter(folder):
-        if adapter is not None:
-            raise ConfigError(
-                f"{name}: is an adapter itself, of {base_of(folder)}; give that base as the model."
-            )
-        tuned = open_adapter(folder, base)
-        base = base_of(folder, tuned.config)
-        folder = locate(base, download=download)
-    elif adapter is not None:
-        tuned = open_adapter(locate(adapter, download=download), str(adapter))
-        title = f"{name}+{adapter}"
-    opened = _open_base(folder, base, family, causal_block)
-    if tuned is not None and opened.source is not None:
-        card, source = _adapted_card(opened, tuned, roles or {}), replace(opened.source, adapter=tuned)
-        opened = replace(opened, card=card, source=source)
+    source = find_source(name, adapter, download=download)
+    opened = _open_base(source, family, causal_block)
+    if source.adapter is not None:
+        opened = replace(opened, card=_adapted_card(opened, source.adapter, roles or {}))
     given = build({**vars(opened.roles), **(roles or {})}, rows=opened.config.vocab_size)
+    title = str(name) if adapter is None else f"{name}+{adapter}"
     return replace(opened, card=replace(opened.card, roles=given), name=title)
 
 
@@ -272,9 +248,10 @@ def vocabulary(name: str) -> tuple[PreTrainedTokenizerBase, Roles]:
     return opened.tokenizer, opened.roles
 
 
-def _open_base(folder: Path, name: str, family: str | None, causal_block: int | None) -> Checkpoint:
-    """A whole model's folder, released or saved by voidpad."""
-    values, card, where = read_json(folder / "config.json"), read_card(folder), str(folder)
+def _open_base(source: Source, family: str | None, causal_block: int | None) -> Checkpoint:
+    """The whole model of a source, released or saved by voidpad, without the adapter."""
+    name, folder, values = source.name, source.folder, source.config
+    card, where = read_card(folder), str(folder)
     known = FAMILIES[card.family] if card else recognise(values, where=where, name=name, given=family)
     if family not in (None, known.name):
         raise ConfigError(f"{folder}: is of family {known.name!r}, not {family!r}; drop family.")
@@ -283,13 +260,13 @@ def _open_base(folder: Path, name: str, family: str | None, causal_block: int | 
     tokenizer = read_tokenizer(folder, known.tokenizer_class)
     for pattern, note in known.name_notes.items():
         if re.search(pattern, f"{name} {folder.name}"):
-            _warn_assumed(f"{where}: {note}")
+            warn_assumed(f"{where}: {note}")
     if causal_block is None:
         causal_block = card.causal_block if card else known.stated_block(values, name)
     if causal_block is None:  # a wrong one is a wrong network
         causal_block = known.causal_block
         if causal_block and known.block_assumed:
-            _warn_assumed(
+            warn_assumed(
                 f"{where}: does not say in which blocks its attention runs; {causal_block} is the usual size "
                 "(--set causal_block=N of generate, --causal-block N of merge)."
             )
@@ -298,7 +275,7 @@ def _open_base(folder: Path, name: str, family: str | None, causal_block: int | 
         roles = resolve(tokenizer, values, rows=config.vocab_size, names=known.role_names, ids=known.role_ids)
         card = Card(known.name, roles)
     card = replace(card, causal_block=causal_block)
-    return Checkpoint(config, tokenizer, card, name, Source(name, folder, values))
+    return Checkpoint(config, tokenizer, card, name, source)
 
 
 def _adapted_card(base: Checkpoint, adapter: Adapter, given: Mapping[str, Any]) -> Card:
@@ -320,7 +297,7 @@ def _adapted_card(base: Checkpoint, adapter: Adapter, given: Mapping[str, Any]) 
     roles = card.roles
     if "void" in given:
         roles = replace(roles, void=given["void"])
-    elif adapter.original(family) and family.adapter_roles is not None:
+    elif has_original_names(adapter, family) and family.adapter_roles is not None:
         ids = family.adapter_roles(base.tokenizer)
         if not ids:
             raise ConfigError(
@@ -332,16 +309,12 @@ def _adapted_card(base: Checkpoint, adapter: Adapter, given: Mapping[str, Any]) 
     padding, others = card.padding, set(roles.rainbow) - {roles.void}
     if "void" in given or (roles.void in adapter.trained_tokens and not others & adapter.trained_tokens):
         padding = "void"
-        _warn_assumed(
+        warn_assumed(
             f"{adapter.folder}: has no voidpad.json; its VOID id {roles.void} chooses the plan void."
         )
     elif padding is None and not card.causal_block:
-        _warn_assumed(
+        warn_assumed(
             f"{adapter.folder}: has no voidpad.json, so its padding is unknown and VOID is not banned; if it was "
             "trained with VOID, use --plan void."
         )
     return replace(card, roles=roles, padding=padding)
-
-
-def _warn_assumed(message: str) -> None:
-    warnings.warn(message, AssumedWarning, stacklevel=5)

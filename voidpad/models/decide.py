@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from voidpad.constrain import bytes_of_tokens, choice
-from voidpad.constrain.messages import FRONTIER, Beliefs, Window, log_probabilities
+from voidpad.constrain.messages import FRONTIER, Beliefs, Window, Windows, log_probabilities
 from voidpad.decode.rows import Rows
 from voidpad.errors import ConfigError
 from voidpad.models.checkpoint import PreparedPrompt, Prompt
@@ -116,9 +116,9 @@ def _product(
         assert text, "the shared tokens leave some text of every choice"
         own = model.compiler(choice([text]))
         beliefs = Beliefs.of(own.tables(model.roles, log_p.device).beliefs(log_p).cpu().numpy())
-        window = Window(kind, kind, kind < 0, 0, own.messages.final(0, closed=False))
-        weights = own.messages.weights(window, beliefs, best=False)
-        found.append(float(own.messages.backward(window, weights, best=False)[0, 0]))
+        windows = Windows.of([Window(kind, kind, kind < 0, 0, own.messages.final(0, closed=False))])
+        weights = own.messages.weights(windows, beliefs, best=False)
+        found.append(float(own.messages.backward(windows, weights, best=False)[0, 0, 0]))
     return found
 
 

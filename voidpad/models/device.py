@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import BitsAndBytesConfig, PreTrainedModel
@@ -18,7 +18,6 @@ from voidpad.errors import ConfigError
 from voidpad.models import fp8
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-MANY = 1_000_000_000  # parameters beyond which float32 on a CPU is a mistake more often than a wish
 
 
 @dataclass(frozen=True)
@@ -36,33 +35,27 @@ class QuantScheme:
     packs: bool = False  # whether packed passes and CUDA graphs were made to work with it
 
 
+def _eight_bits(compute: torch.dtype) -> BitsAndBytesConfig:
+    return BitsAndBytesConfig(load_in_8bit=True)
+
+
+def _four_bits(compute: torch.dtype) -> BitsAndBytesConfig:
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
+
+
 _BITSANDBYTES = ("bitsandbytes", "accelerate")
+_FP8 = QuantScheme(
+    "fp8",
+    weight_bytes=2.0,  # they are loaded in bfloat16, then changed layer by layer
+    convert=fp8.quantize_layers,
+    dtype="bfloat16",
+    rounds="weights and activations",
+    packs=True,
+)
 SCHEMES = {
-    scheme.name: scheme
-    for scheme in (
-        QuantScheme(
-            "8bit",
-            weight_bytes=1.0,
-            config=lambda compute: BitsAndBytesConfig(load_in_8bit=True),
-            packages=_BITSANDBYTES,
-        ),
-        QuantScheme(
-            "4bit",
-            weight_bytes=0.5,
-            config=lambda compute: BitsAndBytesConfig(
-                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
-            ),
-            packages=_BITSANDBYTES,
-        ),
-        QuantScheme(
-            "fp8",
-            weight_bytes=2.0,  # they are loaded in bfloat16, then changed layer by layer
-            convert=fp8.quantize_layers,
-            dtype="bfloat16",
-            rounds="weights and activations",
-            packs=True,
-        ),
-    )
+    "8bit": QuantScheme("8bit", weight_bytes=1.0, config=_eight_bits, packages=_BITSANDBYTES),
+    "4bit": QuantScheme("4bit", weight_bytes=0.5, config=_four_bits, packages=_BITSANDBYTES),
+    "fp8": _FP8,
 }
 
 
@@ -86,19 +79,17 @@ class DeviceConfig:
         object.__setattr__(self, "spread", self.device == "spread")
         object.__setattr__(self, "device", _device(self.device))
         scheme = self.scheme
-        packages = (*(scheme.packages if scheme else ()), *(("accelerate",) if self.spread else ()))
-        missing = next((package for package in packages if find_spec(package) is None), None)
-        if missing is not None:
-            raise ConfigError(f"device or quantize needs {missing}; pip install {missing}.")
-        if scheme is None or scheme.convert is None:
-            return
-        fault = fp8.device_fault(self.device)
-        if self.spread:
-            fault = "needs the network on one device; drop device=spread"
-        elif self.dtype not in ("auto", scheme.dtype):
-            fault = f"computes in {scheme.dtype}; drop dtype={self.dtype!r}"
-        if fault:
-            raise ConfigError(f"quantize={self.quantize!r} {fault}.")
+        for package in (*(scheme.packages if scheme else ()), *(["accelerate"] if self.spread else [])):
+            if find_spec(package) is None:
+                raise ConfigError(f"device or quantize needs {package}; pip install {package}.")
+        if scheme is not None and scheme.convert is not None:
+            fault = fp8.device_fault(self.device)
+            if self.spread:
+                fault = "needs the network on one device; drop device=spread"
+            elif self.dtype not in ("auto", scheme.dtype):
+                fault = f"computes in {scheme.dtype}; drop dtype={self.dtype!r}"
+            if fault:
+                raise ConfigError(f"quantize={self.quantize!r} {fault}.")
 
     @property
     def scheme(self) -> QuantScheme | None:
@@ -169,7 +160,3 @@ def gpus_per_task(device: str, cluster: Mapping[str, float]) -> int:
     if device == "auto":
         return int(cluster.get("GPU", 0) >= 1)
     return int(device not in ("cpu", "mps"))
-
-
-# Kinds of quantization that an adapter can be trained around, for a field of a recipe.
-TrainingQuantizerName = Literal["8bit", "4bit"]

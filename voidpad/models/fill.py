@@ -26,14 +26,16 @@ from voidpad.errors import ConfigError
 from voidpad.models.text import encode_text
 
 if TYPE_CHECKING:
+    from voidpad.decode.loop import Observe
     from voidpad.decode.outcome import Outcome, Result
     from voidpad.decode.plan import Plan
+    from voidpad.engine.events import Event
     from voidpad.models.model import Model
 
 LengthRule = Literal["fixed", "cal", "void-gap"]
 MOST_GAPS, MOST_SLOTS = 16, 64
 VOID_PROBE = (
-    24  # slots of a probe of `void-gap` where the template sets no bounds: as many as training left over
+    24  # slots that `void-gap` probes where the template sets no bounds: as many as training left over
 )
 FIRST_LENGTH, PATIENCE = 8, 4  # of `cal`: where it starts, and how many lengths without a gain end it
 
@@ -112,6 +114,8 @@ def fill(
     marker: str = "gap",
     constraint: Any = None,
     seed: int = 0,
+    observe: Observe | None = None,
+    listen: Callable[[Event], None] | None = None,
     **fields: Any,
 ) -> Filled:
     """Write the missing parts of a text: `model.fill("def area(r):\\n    return [[gap]]\\n")`.
@@ -119,7 +123,7 @@ def fill(
     `[[gap:12]]` has 12 slots, `[[gap:4-32]]` between 4 and 32. `length` says how the others' number is chosen:
     "fixed" takes `slots`, "cal" probes several lengths, "void-gap" reads it from one pass of a model that was
     trained for it. `constraint` holds for every gap, or is a list with one, or None, for each. All gaps are one
-    block; `plan` and its fields choose the other rules, such as `threshold`.
+    block; `plan` and its fields choose the other rules, such as `threshold`. `observe` and `listen` are `generate`'s.
     """
     # Banned before the plan is built, so that renormalised scores leave them out too.
     never = ("ends",) if model.roles.void is None else ("ends", "void")
@@ -128,8 +132,8 @@ def fill(
         model, template, chosen, length=length, slots=slots, marker=marker, constraint=constraint
     )
     engine = model.engine(block=layout.plan.block)
-    engine.submit(layout.ids, layout.plan, seed=seed, constraint=layout.constraint)
-    [(_, outcome)] = list(engine.outcomes())
+    engine.submit(layout.ids, layout.plan, seed=seed, constraint=layout.constraint, observe=observe)
+    [(_, outcome)] = engine.outcomes(listen)
     gaps = layout.written(model, outcome)
     result = model.result(outcome, layout.plan)
     return Filled(layout.whole(gaps), gaps, layout.slots, layout.passes_probe, result)
@@ -168,13 +172,11 @@ def lay_out(
             raise ConfigError(
                 f"template: a gap of at most {gap.most} slots is too short for its constraint, which needs {gap.least}."
             )
-    room = model.context - sum(map(len, fixed))
-    if sum(gap.least for gap in gaps) > room:
-        raise ConfigError(
-            f"template: its gaps do not fit the model's context of {model.context}; shorten it."
-        )
-    lengths, probes = _lengths(model, fixed, gaps, length, slots, run)
-    if sum(lengths) > room:
+    text_length = sum(map(len, fixed))
+    lengths, probes = [gap.least for gap in gaps], 0
+    if text_length + sum(lengths) <= model.context:
+        lengths, probes = _lengths(model, fixed, gaps, length, slots, run)
+    if text_length + sum(lengths) > model.context:
         raise ConfigError(
             f"template: its gaps do not fit the model's context of {model.context}; shorten it."
         )
@@ -196,7 +198,7 @@ def _lengths(
     gaps: Sequence[Gap],
     rule: LengthRule,
     slots: int,
-    run: Callable[[Callable[[], torch.Tensor]], torch.Tensor] = lambda probe: probe(),
+    run: Callable[[Callable[[], torch.Tensor]], torch.Tensor],
 ) -> tuple[list[int], int]:
     """The number of slots of each gap, chosen from left to right, and the passes that took."""
     if rule not in ("fixed", "cal", "void-gap"):

@@ -87,11 +87,10 @@ def random_model(
         sizes |= dict.fromkeys(("num_experts", "n_routed_experts"), experts)  # by the name of the class
         sizes |= {"num_experts_per_tok": 2, "moe_intermediate_size": intermediate}
     config = known.config(sizes)
-    net = random_net(config, seed=seed, dtype=dtype, device=device)
-    roles = resolve(tokenizer, {}, rows=vocab, names=known.role_names)
     block = known.causal_block if causal_block is None else causal_block
     known.check_causal_block(block, where=f"random-{family}")
-    card = Card(family, roles, causal_block=block)
+    card = Card(family, resolve(tokenizer, {}, rows=vocab, names=known.role_names), causal_block=block)
+    net = random_net(config, seed=seed, dtype=dtype, device=device)
     return Model(config, tokenizer, card, f"random-{family}", net=net)
 
 

@@ -1,27 +1,21 @@
-"""load, save and merge: checkpoints and adapters as Models."""
+"""load: the weights of a checkpoint and its adapter as a Model."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from transformers import GenerationConfig
-from transformers.utils import logging
 
 from voidpad.errors import ConfigError, VoidpadError, WeightsError, first_line
-from voidpad.files import fresh_folder
 from voidpad.models.adapter import attach
-from voidpad.models.card import write_readme
 from voidpad.models.checkpoint import Checkpoint, open_checkpoint
 from voidpad.models.device import DeviceConfig
 from voidpad.models.model import Model
 from voidpad.models.weights import (
     headers,
-    network_size,
     open_tensors,
+    quiet_transformers,
     refuse_nan,
     refuse_unplaced,
     stored_dtype,
@@ -64,13 +58,14 @@ def load_weights(checkpoint: Checkpoint, place: DeviceConfig) -> Model:
     stored, size = stored_dtype(found), sum(torch.Size(tensor.shape).numel() for tensor in found.values())
     try:
         # A config must not make us allocate what the files do not hold. Tensors are compared one by one below.
-        if (
-            checkpoint.config.num_hidden_layers > len(found)
-            or network_size(family, checkpoint.config) > 2 * size
-        ):
-            raise WeightsError(f"{where}: config.json asks for more layers or weights than the files hold.")
+        many = checkpoint.config.num_hidden_layers > len(found)
+        with torch.device("meta"):
+            if many or family.net_class(checkpoint.config).num_parameters() > 2 * size:
+                raise WeightsError(
+                    f"{where}: config.json asks for more layers or weights than the files hold."
+                )
         place.check_memory(size, stored, where=where)
-        with _quiet(), open_tensors(source.folder, family, checkpoint.config) as tensors:
+        with quiet_transformers(), open_tensors(source.folder, family, checkpoint.config) as tensors:
             loaded: Any = family.net_class.from_pretrained(
                 None,
                 config=checkpoint.config,
@@ -102,46 +97,3 @@ def load_weights(checkpoint: Checkpoint, place: DeviceConfig) -> Model:
     if place.scheme is not None and place.scheme.convert is not None:
         place.scheme.convert(model.base)
     return model
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars and reports: what to show is the caller's choice."""
-    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if shown:
-            logging.enable_progress_bar()
-
-
-def save(model: Model, folder: str | Path) -> None:
-    """Write a folder that `load` reads: the whole model, or the adapter alone where it is not merged."""
-    if model.quantized and not model.adapted:
-        raise ConfigError(
-            f"{model.name}: {model.quantized} weights cannot be saved; load it without quantize."
-        )
-    with fresh_folder(Path(folder)) as draft, _quiet():
-        base = None
-        if isinstance(model.net, PeftModel):
-            base = str(model.net.peft_config["default"].base_model_name_or_path)
-            model.net.save_pretrained(str(draft), save_embedding_layers=False)
-        else:
-            model.net.save_pretrained(str(draft), save_original_format=False)
-            model.tokenizer.save_pretrained(str(draft))
-        write_readme(draft, model.card, base=base)
-        model.card.write(draft)
-
-
-def merge(model: Model) -> Model:
-    """The model with its adapter folded into the weights. The network is changed in place."""
-    if not isinstance(model.net, PeftModel):
-        raise ConfigError(
-            f"{model.name}: has no adapter to merge; name one with it (--adapter, adapter=...)."
-        )
-    if model.quantized:
-        raise ConfigError(f"{model.name}: cannot merge into quantized weights; load it without quantize.")
-    return replace(model, net=model.net.merge_and_unload(safe_merge=True))

@@ -1,13 +1,22 @@
-"""Names users type: built in, a folder, or a hub id, each as a folder on disk."""
+"""From the name that a user types to the folders of a model and its adapter, and the fingerprint of their weights."""
 
+import hashlib
+import json
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from voidpad.errors import ModelNotFoundError, WeightsError, first_line, shown
+from voidpad.errors import ConfigError, ModelNotFoundError, WeightsError, first_line, shown
+from voidpad.files import read_json, readable
+from voidpad.models.card import Card, read_card
+from voidpad.models.weights import read_headers, required, weight_files
 
 ASSETS = Path(str(files("voidpad"))) / "builtin" / "assets"
 # What the names of a family's built-in models begin with.
@@ -15,6 +24,19 @@ BUILT_IN_FAMILIES = {"llada": "tiny", "dream": "tiny-dream"}
 ARMS = ("instruct", "eos", "rainbow", "void", "void-gap")
 BUILT_IN = tuple(f"{name}-{arm}" for name in BUILT_IN_FAMILIES.values() for arm in ARMS)
 PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.jinja"]  # never code, never pickles
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_TENSORS = "adapter_model.safetensors"
+# Settings of peft that the decoder cannot follow; target_parameters adapts the experts of a mixture.
+_NOT_COVERED = ("target_parameters", "layer_replication", "alora_invocation_tokens")
+# Fields of config.json and adapter_config.json that say where a model came from, not what it computes.
+_ORIGINS = (
+    "_name_or_path",
+    "base_model_name_or_path",
+    "revision",
+    "auto_map",
+    "transformers_version",
+    "peft_version",
+)
 
 
 def locate(name: str | Path, *, download: bool = True) -> Path:
@@ -42,3 +64,123 @@ def locate(name: str | Path, *, download: bool = True) -> Path:
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else first_line(error)
         raise ModelNotFoundError(f"{name}: no such folder, and the hub gave nothing ({why}).") from error
+
+
+def base_folder(name: str | Path) -> Path:
+    """The folder with the whole model or the tokenizer: the base's, if the name leads to an adapter."""
+    folder = locate(name)
+    return locate(base_of(folder, read_json(folder / ADAPTER_CONFIG))) if is_adapter(folder) else folder
+
+
+def is_adapter(folder: Path) -> bool:
+    """An adapter folder, as opposed to a whole checkpoint."""
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def base_of(folder: Path, config: Mapping[str, Any]) -> str:
+    """The base model that the adapter_config.json of a folder names."""
+    base = config.get("base_model_name_or_path")
+    if not base:
+        raise WeightsError(
+            f"{folder}: {ADAPTER_CONFIG} names no base; load the base and pass adapter={folder}."
+        )
+    return str(base)
+
+
+def refuse_adapter(name: str) -> None:
+    """Refuse an adapter as the model of a new one, which would belong to weights that were saved nowhere."""
+    if is_adapter(locate(name)):
+        raise ConfigError(
+            f"{name}: is an adapter; fine-tune its base, or make one model of both with `voidpad merge {name} "
+            "--out merged` and fine-tune that."
+        )
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter's folder as its small files describe it; its tensors have not been read."""
+
+    folder: Path
+    config: Mapping[str, Any]  # adapter_config.json as it stands
+    card: Card | None
+    tensors: tuple[str, ...]  # names in the file
+
+    @property
+    def trained_tokens(self) -> frozenset[int]:
+        """Ids whose rows of the embedding or of the head were trained."""
+        indices = self.config.get("trainable_token_indices") or []
+        lists = indices.values() if isinstance(indices, dict) else [indices]
+        return frozenset(token for ids in lists for token in ids)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The folders that the weights of a checkpoint come from."""
+
+    name: str  # of the whole model, as the user or the adapter wrote it
+    folder: Path  # of the whole model
+    config: Mapping[str, Any]  # its config.json as it stands
+    adapter: Adapter | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """The identity of the weights: a digest of the tensors and the settings of the network.
+
+        It does not depend on names, so a renamed or copied folder has the same one; a retrained adapter in the same
+        folder does not.
+        """
+        parts = [_settings(self.config), *map(_digest, weight_files(self.folder))]
+        if self.adapter is not None:
+            tensors = _digest(self.adapter.folder / ADAPTER_TENSORS)
+            parts += ["adapter", _settings(self.adapter.config), tensors]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def find_source(name: str | Path, adapter: str | Path | None = None, *, download: bool = True) -> Source:
+    """What a model's name and its adapter's lead to. The name of an adapter alone leads to its base too."""
+    folder, base = locate(name, download=download), str(name)
+    tuned = None if adapter is None else _open_adapter(locate(adapter, download=download))
+    if is_adapter(folder):
+        if tuned is not None:
+            raise ConfigError(f"{name}: is an adapter itself; give its base as the model.")
+        tuned = _open_adapter(folder)
+        base = base_of(folder, tuned.config)
+        folder = locate(base, download=download)
+    return Source(base, folder, read_json(folder / "config.json"), tuned)
+
+
+def _open_adapter(folder: Path) -> Adapter:
+    """The adapter of a folder; one that is no LoRA adapter, or that our base networks cannot carry, is refused."""
+    if not (folder / ADAPTER_CONFIG).is_file():
+        whole = (folder / "config.json").is_file()
+        hint = "it is a whole model; give it as the model" if whole else "a training run has it in model/"
+        raise ConfigError(f"{folder}: holds no {ADAPTER_CONFIG}; {hint}.")
+    config = read_json(folder / ADAPTER_CONFIG)
+    refused = next((field for field in _NOT_COVERED if config.get(field)), None)
+    if refused or config.get("peft_type") != "LORA":
+        raise WeightsError(
+            f"{folder / ADAPTER_CONFIG}: {refused or 'peft_type'} is not covered; use a plain LoRA adapter."
+        )
+    return Adapter(folder, config, read_card(folder), tuple(read_headers(required(folder / ADAPTER_TENSORS))))
+
+
+def _settings(config: Mapping[str, Any]) -> str:
+    """A config file without its origins; lists of names are sorted, because peft writes sets in any order."""
+    kept = {name: value for name, value in config.items() if name not in _ORIGINS}
+    for name, value in kept.items():
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            kept[name] = sorted(value)
+    return json.dumps(kept, sort_keys=True)
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of one file. A sweep asks for the same files in every cell: an unchanged file is read once."""
+    with readable(path, "safetensors"):
+        state = path.stat()
+        return _file_digest(path.resolve(), state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _file_digest(path: Path, *state: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

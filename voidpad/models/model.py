@@ -1,28 +1,32 @@
 """Model: an opened checkpoint with its network, ready to answer."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from peft import PeftModel
+from safetensors.torch import save
 from transformers import PreTrainedModel
 
+from voidpad.decode.denoise import HFDenoiser
+from voidpad.decode.loop import Denoiser, Observe, Step
 from voidpad.decode.outcome import Outcome, Result
+from voidpad.decode.plan import Plan
+from voidpad.engine.batching import Engine
+from voidpad.engine.cache import CachedDenoiser
 from voidpad.engine.cache_policy import CachePolicy, Caching, FinishedBlocks
-from voidpad.engine.events import Event, Failed, Finished, Wrote
-from voidpad.engine.speed import check_speed, with_speed
+from voidpad.engine.captured import CapturedPass
+from voidpad.engine.events import Event, Failed, Wrote
+from voidpad.engine.graphs import Graphs
+from voidpad.engine.packed import PackedDenoiser, compile_body
+from voidpad.engine.speed import with_speed
 from voidpad.errors import ConfigError
 from voidpad.models.checkpoint import Checkpoint, PreparedPrompt, Prompt
 from voidpad.models.decide import decide
 from voidpad.models.device import QuantScheme
 from voidpad.models.fill import fill
-
-if TYPE_CHECKING:
-    from voidpad.decode.denoise import HFDenoiser
-    from voidpad.decode.loop import Denoiser, Observe, Step
-    from voidpad.decode.plan import Plan
-    from voidpad.engine.batching import Engine
 
 
 @dataclass
@@ -41,12 +45,10 @@ class Model(Checkpoint):
 
         Merging an adapter keeps it. A model that was trained after loading must be made with `source=None`.
         """
-        from voidpad.models.fingerprint import fingerprint, tensors_fingerprint
-
-        if self.source is None:
-            return tensors_fingerprint(self.net.state_dict())
-        adapter = self.source.adapter
-        return fingerprint(self.source.folder, adapter.folder if adapter else None)
+        if self.source is not None:
+            return self.source.fingerprint
+        tensors = {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
+        return hashlib.sha256(save(tensors)).hexdigest()
 
     @property
     def device(self) -> torch.device:
@@ -67,7 +69,7 @@ class Model(Checkpoint):
         """One line: name, device, number format, parameters and the memory of the weights."""
         where = ", ".join(sorted({str(device) for device in _devices(self.net)}))
         size = self.base.get_memory_footprint(return_buffers=False)
-        form = f"{self.quantized} weights" if self.quantized else str(self.net.dtype).removeprefix("torch.")
+        form = f"{self.scheme.name} weights" if self.scheme else str(self.net.dtype).removeprefix("torch.")
         return f"{self.name} on {where}: {form}, {_short(self.parameters)} parameters, {_short(size)}B"
 
     @property
@@ -75,10 +77,8 @@ class Model(Checkpoint):
         """transformers' own network. An adapter lives inside its modules, so its body and head carry that too."""
         return self.net.get_base_model() if isinstance(self.net, PeftModel) else self.net
 
-    def denoiser(self, **fields: Any) -> "HFDenoiser":
+    def denoiser(self, **fields: Any) -> HFDenoiser:
         """Aligned logits of this network, as the decoder wants them."""
-        from voidpad.decode.denoise import HFDenoiser
-
         body, head, family = self.base.model, self.base.lm_head, self.family
         block = self.card.causal_block
         return HFDenoiser(body, head, shift=family.shift, causal_block=block, **fields)
@@ -86,7 +86,7 @@ class Model(Checkpoint):
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        plan: "str | Plan | None" = None,
+        plan: str | Plan | None = None,
         *,
         seed: int = 0,
         rows: int = 32,
@@ -96,7 +96,7 @@ class Model(Checkpoint):
         cache: str | None = None,
         speed: str | None = None,
         progress: Callable[[Result], None] | None = None,
-        observe: "Observe | None" = None,
+        observe: Observe | None = None,
         listen: Callable[[Event], None] | None = None,
         constraint: Any = None,
         **fields: Any,
@@ -118,58 +118,59 @@ class Model(Checkpoint):
         single = isinstance(prompts, str | PreparedPrompt) or (prompts and isinstance(prompts[0], Mapping))
         given = [cast(Prompt, prompts)] if single else list(cast(Sequence[Prompt], prompts))
         engine, ready, cache = self._start(
-            given, plan, fields, seed=seed, raw=raw, system=system, cache=cache, speed=speed, observe=observe,
-            constraint=constraint, rows=rows, tokens=tokens,
+            given, plan, seed=seed, rows=rows, tokens=tokens, raw=raw, system=system, cache=cache, speed=speed,
+            observe=observe, constraint=constraint, **fields,
         )  # fmt: skip
         results: list[Result] = []
-        for event in _listened(engine, listen):
-            if isinstance(event, Finished):
-                used = ready[event.outcome.key].plan
-                results.append(self.result(event.outcome, used, cache=cache))
-                if progress is not None:
-                    progress(results[-1])
+        for _, outcome in engine.outcomes(listen):
+            results.append(self.result(outcome, ready[outcome.key].plan, cache=cache))
+            if progress is not None:
+                progress(results[-1])
         return sorted(results, key=lambda result: result.key)
 
     def stream(
         self,
         prompt: Prompt,
-        plan: "str | Plan | None" = None,
+        plan: str | Plan | None = None,
         *,
-        seed: int = 0,
-        raw: bool = False,
-        system: str | None = None,
-        cache: str | None = None,
-        speed: str | None = None,
-        observe: "Observe | None" = None,
         listen: Callable[[Event], None] | None = None,
-        constraint: Any = None,
-        **fields: Any,
-    ) -> "Iterator[Step]":
-        """One answer, pass by pass: the one row of each `Step` is the row that `generate` would decode."""
-        engine, _, _ = self._start(
-            [prompt], plan, fields, seed=seed, raw=raw, system=system, cache=cache, speed=speed, observe=observe,
-            constraint=constraint,
-        )  # fmt: skip
-        return (event.step for event in _listened(engine, listen) if isinstance(event, Wrote))
+        **options: Any,
+    ) -> Iterator[Step]:
+        """One answer, pass by pass: the one row of each `Step` is the row that `generate` would decode.
+
+        The options are those of `generate`.
+        """
+        engine, _, _ = self._start([prompt], plan, **options)
+
+        def steps() -> Iterator[Step]:
+            for event in engine.events():
+                if listen is not None:
+                    listen(event)
+                if isinstance(event, Failed):
+                    raise event.error
+                if isinstance(event, Wrote):
+                    yield event.step
+
+        return steps()
 
     def _start(
         self,
         prompts: Sequence[Prompt],
-        plan: "str | Plan | None",
-        fields: dict[str, Any],
+        plan: str | Plan | None,
         *,
-        seed: int,
-        raw: bool,
-        system: str | None,
-        cache: str | None,
-        speed: str | None,
-        observe: "Observe | None",
-        constraint: Any,
-        **room: int,
-    ) -> "tuple[Engine, list[PreparedPrompt], str | None]":
+        seed: int = 0,
+        rows: int = 32,
+        tokens: int = 16384,
+        raw: bool = False,
+        system: str | None = None,
+        cache: str | None = None,
+        speed: str | None = None,
+        observe: Observe | None = None,
+        constraint: Any = None,
+        **fields: Any,
+    ) -> tuple[Engine, list[PreparedPrompt], str | None]:
         """An engine with all prompts submitted, the prompts as prepared, and the cache that the speed chose."""
-        check_speed(speed, plan or self.default_plan)
-        fields, cache = with_speed(speed, fields, cache)
+        fields, cache = with_speed(speed, plan or self.default_plan, fields, cache)
         ready = [prompt for prompt in prompts if isinstance(prompt, PreparedPrompt)]
         if ready and (plan is not None or fields):
             raise ConfigError("prepared prompts bring their own plan; drop the plan and its fields.")
@@ -179,21 +180,18 @@ class Model(Checkpoint):
         given = list(constraint) if isinstance(constraint, list | tuple) else [constraint] * len(ready)
         if len(given) != len(ready):
             raise ConfigError(f"constraint: {len(given)} for {len(ready)} prompts; give one for each.")
-        engine = self.engine(cache=cache, block=ready[0].plan.block if ready else 32, **room)
-        for index, (prompt, one) in enumerate(zip(ready, given, strict=True)):
-            held = None if one is None else self.constrain(one, prompt.plan)
-            engine.submit(
-                list(prompt.ids), prompt.plan, seed=seed, key=index, observe=observe, constraint=held
-            )
+        block = ready[0].plan.block if ready else 32
+        engine = self.engine(cache=cache, block=block, rows=rows, tokens=tokens)
+        for key, (one, wanted) in enumerate(zip(ready, given, strict=True)):
+            held = None if wanted is None else self.constrain(wanted, one.plan)
+            engine.submit(list(one.ids), one.plan, seed=seed, key=key, observe=observe, constraint=held)
         return engine, ready, cache
 
     fill = fill
     decide = decide
 
-    def default_denoiser(self) -> "Denoiser":
+    def default_denoiser(self) -> Denoiser:
         """The fastest denoiser here that computes the same function: rows packed without padding if possible."""
-        from voidpad.engine.packed import PackedDenoiser
-
         if self.device.type == "cpu" or self._varlen:
             return PackedDenoiser(self.denoiser(), **self._graphed())
         return self.denoiser()
@@ -205,24 +203,18 @@ class Model(Checkpoint):
         return self.device.type == "cuda" and self.net.dtype in (torch.float16, torch.bfloat16) and whole
 
     def _graphed(self) -> dict[str, Any]:
-        from voidpad.engine.graphs import Graphs
-
         # Token adapters send ids from the host: merge to capture. Mixtures of experts have not been captured.
         fits = not self.adapted and not self.family.experts
         return {"bucket": 32, "graphs": Graphs(up_to=1024 if fits else 0)} if self._varlen else {}
 
     def engine(
         self, *, rows: int = 32, tokens: int = 16384, cache: str | None = None, block: int = 32
-    ) -> "Engine":
+    ) -> Engine:
         """An engine for this network: exact, unless `cache` names a policy; then `block` must be the plan's block.
 
         A block-causal network keeps the keys of finished blocks, which is exact. `rows` and `tokens` (prompts and
         canvases) bound one forward pass.
         """
-        from voidpad.engine.batching import Engine
-        from voidpad.engine.cache import CachedDenoiser
-        from voidpad.engine.captured import CapturedPass
-
         causal, scattered = self.card.causal_block, len(_devices(self.net)) > 1
         if cache is not None and causal:
             raise ConfigError(
@@ -250,23 +242,16 @@ class Model(Checkpoint):
 
         Logits are equal up to rounding; passes are faster after about a minute of compiling.
         """
-        from voidpad.engine.packed import compile_body
-
         compile_body(self.base.model)
         return self
 
-    @property
-    def quantized(self) -> str:
-        """The quantization of the weights, such as 8bit; empty if there is none."""
-        return self.scheme.name if self.scheme else ""
-
-    def approximations(self, plan: "Plan", *, cache: str | None = None) -> tuple[str, ...]:
+    def approximations(self, plan: Plan, *, cache: str | None = None) -> tuple[str, ...]:
         """What makes answers differ from those of plain decoding with the weights as they were released."""
         weights = [f"{self.scheme.name} {self.scheme.rounds}"] if self.scheme else []
         caches = [CachePolicy.parse(cache).approximation] if cache else []
         return (*weights, *caches, *plan.approximations)
 
-    def result(self, outcome: Outcome, plan: "Plan", *, cache: str | None = None) -> Result:
+    def result(self, outcome: Outcome, plan: Plan, *, cache: str | None = None) -> Result:
         """A finished row with its text."""
         return Result(
             **vars(outcome),
@@ -282,16 +267,6 @@ def _short(count: float) -> str:
             return f"{count:.3g}{unit}"
         count /= 1000
     return f"{count:.3g} T"
-
-
-def _listened(engine: "Engine", listen: Callable[[Event], None] | None) -> Iterator[Event]:
-    """The engine's events, each given to the listener first; a failed pass raises its error."""
-    for event in engine.events():
-        if listen is not None:
-            listen(event)
-        if isinstance(event, Failed):
-            raise event.error
-        yield event
 
 
 def _devices(net: torch.nn.Module) -> set[torch.device]:

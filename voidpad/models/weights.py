@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import PretrainedConfig
+from transformers.utils import logging
 
 from voidpad.errors import WeightsError
 from voidpad.files import read_json, readable
@@ -30,11 +31,15 @@ class TensorHeader(NamedTuple):
     dtype: torch.dtype | None
 
 
+def _weight_map(folder: Path) -> dict[str, str]:
+    """The file of each tensor by the index of a folder; empty where all weights are in one file."""
+    return dict(read_json(folder / INDEX).get("weight_map", {})) if (folder / INDEX).is_file() else {}
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint folder."""
-    if (folder / INDEX).is_file():
-        return sorted({folder / name for name in read_json(folder / INDEX).get("weight_map", {}).values()})
-    return [required(folder / WHOLE)]
+    names = sorted(set(_weight_map(folder).values()))
+    return [folder / name for name in names] or [required(folder / WHOLE)]
 
 
 def required(path: Path) -> Path:
@@ -66,26 +71,37 @@ def stored_dtype(tensors: Mapping[str, TensorHeader]) -> torch.dtype:
     return Counter(header.dtype for header in tensors.values()).most_common(1)[0][0] or torch.float32
 
 
-def network_size(family: Family, config: PretrainedConfig) -> int:
-    """The number of weights of a network of this config, which is built without memory."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in family.net_class(config).parameters())
-
-
 @contextmanager
 def open_tensors(folder: Path, family: Family, config: PretrainedConfig) -> Iterator[dict[str, Tensor | Any]]:
     """Every tensor under its name in the network, for from_pretrained: on disk until it is used."""
     tensors: dict[str, Tensor | Any] = {}
+    home = _weight_map(folder)
     with ExitStack() as stack:
         for path in weight_files(folder):
             file = stack.enter_context(safe_open(path, framework="pt"))
             for name in file.keys():  # noqa: SIM118 (not a dict)
                 stock = family.tensor_name(name)
+                if home.get(name, path.name) != path.name:
+                    continue  # it is in two files: the index decides
                 if family.joined and family.split and family.joined in stock:
                     tensors |= family.split(stock, file.get_tensor(name), config)
                 else:
                     tensors[stock] = file.get_slice(name)
         yield tensors
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without transformers' progress bars and reports: what to show is the caller's choice."""
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            logging.enable_progress_bar()
 
 
 def refuse_unplaced(

@@ -14,9 +14,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from voidpad.errors import ConfigError, SandboxError, printable
+from voidpad.sandbox.checker import ProgramTest
 
 _LOG = logging.getLogger("voidpad.sandbox")
 _PACKAGE = Path(__file__).parents[1]
@@ -53,20 +54,13 @@ class SandboxLimits:
         if bad:
             raise ConfigError(f"sandbox limits must be positive: {', '.join(bad)}")
 
-
-class ProgramTest(NamedTuple):
-    """An untrusted program and the trusted texts that test it.
-
-    `entry` names the function under test. The checks take it from the program even where Python has a builtin
-    of that name; every other builtin and every standard module in the checks is Python's own. `helpers` are
-    definitions of the task that the checks use: the program must define those names as well, but the checks
-    never use the program's versions.
-    """
-
-    program: str
-    checks: str
-    entry: str | None = None
-    helpers: str = ""
+    def allowed(self, *, weak: bool) -> str:
+        """What a program has, in words."""
+        files = "no files" if weak else f"Python's library and {self.disk_mb} MB in /tmp, no other files"
+        return (
+            f"a program has only Python's standard library, {self.memory_mb} MB of memory, {self.processes} threads, "
+            f"256 open files, {files}; further processes, other programs and the network are refused"
+        )
 
 
 @dataclass(frozen=True)
@@ -129,8 +123,8 @@ class _SupervisorHandle:
     def run(self, test: ProgramTest, limits: SandboxLimits) -> Verdict | None:
         """The verdict, or None when the supervisor process died."""
         reading, writing = os.pipe()
-        task = test._asdict() | {"limits": asdict(limits), "weak": self._weak}
-        texts = [_memory_file(text) for text in (test.program, json.dumps(task))]
+        task = json.dumps([test, limits.allowed(weak=self._weak)])
+        texts = [_memory_file(text) for text in (test.program, task)]
         try:
             self._control.settimeout(limits.seconds + _REPLY_SECONDS)
             with suppress(OSError):

@@ -2,20 +2,14 @@
 
 import ast
 import builtins
-import functools
 import importlib
-import json
-import operator
-import os
 import re
 import socket
 import symtable
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from voidpad.sandbox.wire import ChannelClosed, Peer, ProgramExit, ProtocolError, exception_from, is_programs
 
@@ -26,24 +20,25 @@ MODULES = frozenset({
     "functools", "heapq", "itertools", "json", "math", "numbers", "operator", "random", "re", "statistics",
     "string", "sys", "textwrap", "time", "typing",
 })  # fmt: skip
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType,
-              functools.partial, operator.itemgetter, operator.attrgetter, operator.methodcaller)  # fmt: skip
 
 
 class StopChecks(BaseException):
     """Ends the checks, which seldom catch a BaseException; carries the verdict's reason and detail."""
 
 
-@dataclass(frozen=True)
-class CheckerTask:
-    """The input of the checking process: trusted texts, and the program's text, of which only imports are read."""
+class ProgramTest(NamedTuple):
+    """An untrusted program and the trusted texts that test it.
+
+    `entry` names the function under test. The checks take it from the program even where Python has a builtin
+    of that name; every other builtin and every standard module in the checks is Python's own. `helpers` are
+    definitions of the task that the checks use: the program must define those names as well, but the checks
+    never use the program's versions. The checking process reads of the program's text only what it imports.
+    """
 
     program: str
     checks: str
-    entry: str | None = None  # the name under test, the only built-in name that a program may redefine
-    helpers: str = ""  # definitions of the task that the checks use
-    limits: dict[str, float] = field(default_factory=dict)  # by name, for messages
-    weak: bool = False  # for messages
+    entry: str | None = None
+    helpers: str = ""
 
 
 class ProgramConnection(Peer):
@@ -57,21 +52,19 @@ class ProgramConnection(Peer):
         self.lost: StopChecks | None = None
         self.handles: dict[str, None] = {}  # the class names of the objects that crossed as handles
         self.verbs = {
-            "call": lambda target, *args, **named: self._passed(target, _FUNCTIONS)(*args, **named),
-            "next": lambda target: next(self._passed(target, Iterator)),
+            "call": lambda target, *args, **named: self._passed(target)(*args, **named),
+            "next": lambda target: next(self._passed(target)),
         }
 
-    def _passed(self, target: Any, kinds: Any) -> Any:
+    def _passed(self, target: Any) -> Any:
         """A function or iterator that the checks have passed to the program; it may use nothing else."""
-        if not isinstance(target, kinds) or not any(target is one for one in self.kept):
+        if not any(target is one for one in self.kept):
             raise PermissionError("the checks never passed this to the program")
         return target
 
     def may_keep(self, value: object) -> bool:
         """The program may get handles for functions and iterators, which it may use up."""
-        return isinstance(value, _FUNCTIONS) or (
-            hasattr(value, "__next__") and type(value) is not RemoteObject
-        )
+        return callable(value) or hasattr(value, "__next__")
 
     def make_remote(self, label: str) -> "RemoteObject":
         self.handles[label] = None
@@ -91,7 +84,7 @@ class ProgramConnection(Peer):
                     raise
                 # StopIteration from a call would silently end a loop of the checks.
                 text = f"the program raised StopIteration: {error}"
-                raise exception_from(("RuntimeError",), (), text) from None
+                raise exception_from(("RuntimeError", "Exception", "BaseException"), (), text) from None
 
     def await_ready(self) -> None:
         with self._connected():
@@ -137,20 +130,13 @@ class RemoteObject:
         return self.__owner.ask("getattr", self, "__enter__")()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """The program's object learns that the block ends, but cannot suppress the checks' exceptions."""
-        leave = self.__owner.ask("getattr", self, "__exit__")
-        told = kind is not None and error is not None and issubclass(kind, Exception) and is_programs(error)
-        if leave(*((_crossing(kind), str(error), None) if told else (None, None, None))) and told:
+        """The program's object learns that the block ends, but never of an exception, which it could suppress."""
+        if error is not None and is_programs(error):
             raise self.__refuse("leave it to a {} to suppress an exception")
+        self.__owner.ask("getattr", self, "__exit__")(None, None, None)
 
     def __hash__(self) -> int:
         return id(self)
-
-    def __mro_entries__(self, bases: tuple[object, ...]) -> tuple[type, ...]:
-        raise self.__refuse("make a subclass of the program's class")
-
-    def __reduce_ex__(self, protocol: object) -> Any:
-        raise self.__refuse("copy a {}")
 
     def __ask(self, verb: str, kind: type | None, *args: object, **named: object) -> Any:
         """Have the program's process do `verb` to the object; Python needs the answer to be a `kind`."""
@@ -166,10 +152,6 @@ class RemoteObject:
             f"the checks {what.format(label)}, and a {label} is not plain data: the sandbox does not "
             "let a program's own methods decide whether a check holds"
         )
-
-
-def _crossing(kind: type[BaseException] | None) -> type[BaseException] | None:
-    return kind if kind is not None and vars(builtins).get(kind.__name__) is kind else RuntimeError
 
 
 def _asking(verb: str, kind: type | None) -> Callable[..., Any]:
@@ -197,6 +179,8 @@ _REFUSED = {
     "compute with a {}": ("neg", "abs", "round", "int", "float", "index", *_ARITHMETIC,
                           *(f"r{name}" for name in _ARITHMETIC)),
     "await a {}": ("await",),
+    "copy a {}": ("reduce_ex",),
+    "make a subclass of a {}": ("mro_entries",),
 }  # fmt: skip
 for _what, _names in _REFUSED.items():
     for _name in _names:
@@ -212,12 +196,12 @@ class CheckNamespace(dict[str, Any]):
     arguments are made of, but nothing that judges them, and no answer of its process changes what a name means.
     """
 
-    def __init__(self, program: ProgramConnection, task: CheckerTask) -> None:
+    def __init__(self, program: ProgramConnection, test: ProgramTest) -> None:
         super().__init__(__name__="checks", __builtins__=builtins)
-        self._program, self._task = program, task
+        self._program, self._test = program, test
 
     def __missing__(self, name: str) -> Any:
-        if name != self._task.entry:
+        if name != self._test.entry:
             if hasattr(builtins, name):
                 return getattr(builtins, name)
             if name in self._helpers:
@@ -241,15 +225,15 @@ class CheckNamespace(dict[str, Any]):
     def _helpers(self) -> dict[str, Any]:
         """What the task's helpers define; they never see a name of the program."""
         names: dict[str, Any] = {"__name__": "helpers", "__builtins__": builtins}
-        exec(compile(self._task.helpers, "<helpers>", "exec", dont_inherit=True, optimize=0), names)
+        exec(compile(self._test.helpers, "<helpers>", "exec", dont_inherit=True, optimize=0), names)
         return {name: value for name, value in names.items() if not name.startswith("__")}
 
     @cached_property
     def _bound(self) -> dict[str, symtable.Symbol]:
         """The names that the program's text binds at its top level; none where it is not Python and did not run."""
         with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-            self._tree = ast.parse(self._task.program)
-            table = symtable.symtable(self._task.program, "<program>", "exec")
+            self._tree = ast.parse(self._test.program)
+            table = symtable.symtable(self._test.program, "<program>", "exec")
             return {symbol.get_name(): symbol for symbol in table.get_symbols()}
         return {}
 
@@ -269,63 +253,48 @@ class CheckNamespace(dict[str, Any]):
         return {name: value for name, value in names.items() if name in imported}
 
 
-def judge(sock: socket.socket, task: CheckerTask) -> tuple[str, str]:
-    """Run the checks: the verdict's reason and detail. A pass needs the program to be connected until the end."""
+def judge(sock: socket.socket, test: ProgramTest, allowed: str) -> tuple[str, str]:
+    """Run the checks: the verdict's reason and detail. A pass needs the program to be connected until the end.
+
+    The reason "gone" says that the program exited early, so that its exit status matters. `allowed` says what a
+    program has, for the detail of one that seems to have failed for the lack of something.
+    """
     program = ProgramConnection(sock)
     try:
-        tree = ast.parse(task.checks)
+        tree = ast.parse(test.checks)
         program.await_ready()
         code = compile(tree, "<checks>", "exec", dont_inherit=True, optimize=0)
-        exec(code, CheckNamespace(program, task))
+        exec(code, CheckNamespace(program, test))
         outcome = ("passed", "")
     except StopChecks as abort:
         outcome = abort.args
     except MemoryError as error:
-        outcome = ("memory", _line(error, task, program))
+        outcome = ("memory", _line(error, program, test.checks, allowed))
     except BaseException as error:
-        outcome = ("error" if is_programs(error) else "failed", _line(error, task, program))
-    return program.lost.args if program.lost else outcome
+        outcome = ("error" if is_programs(error) else "failed", _line(error, program, test.checks, allowed))
+    reason, detail = program.lost.args if program.lost else outcome
+    return reason, detail[:_DETAIL_LIMIT]
 
 
-def _line(error: BaseException, task: CheckerTask, program: ProgramConnection) -> str:
+def _line(error: BaseException, program: ProgramConnection, checks: str, allowed: str) -> str:
     """One line for people: the failing check, the exception, and hints if the sandbox may have caused it."""
     at, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<checks>":
             at = trace.tb_lineno
         trace = trace.tb_next
-    lines = task.checks.splitlines()
+    lines = checks.splitlines()
     check = lines[at - 1].strip() if at and at <= len(lines) else ""
     try:
         message = str(error.__dict__.get("text", error))
     except BaseException:  # the message contains a RemoteObject, and the program did not provide its text
         message = "<unprintable>"
     text = f"{f'line {at}: {check}: ' if check else ''}{type(error).__name__}: {message}".removesuffix(": ")
-    hints = list(program.notes)
+    hints = sorted(program.late_changes)
     if program.handles and re.search(r"\btype\(|__class__|\bcallable\(|\bawait\b|asyncio", check):
         hints.append(f"the checks see a handle of the program's {', '.join(program.handles)}")
-    if is_programs(error) and _may_be_a_restriction(error, message):
-        hints.append(_allowed(task))
+    restricted = "can't start new thread" in message or type(error).__name__ == "ZoneInfoNotFoundError"
+    if is_programs(error) and (restricted or isinstance(error, OSError | ImportError | MemoryError)):
+        hints.append(allowed)
     hint = f" (in the sandbox {'; '.join(hints)})" if hints else ""
     return text[: _DETAIL_LIMIT - len(hint)] + hint
-
-
-def _may_be_a_restriction(error: BaseException, message: str) -> bool:
-    named = "can't start new thread" in message or type(error).__name__ == "ZoneInfoNotFoundError"
-    return named or isinstance(error, OSError | ImportError | MemoryError)
-
-
-def _allowed(task: CheckerTask) -> str:
-    """What a program has, for one that failed for the lack of something."""
-    files = "no files" if task.weak else "Python's library and {disk_mb} MB in /tmp, no other files"
-    return (
-        f"a program has only Python's standard library, {{memory_mb}} MB of memory, {{processes}} threads, "
-        f"256 open files, {files}; further processes, other programs and the network are refused"
-    ).format_map(task.limits)
-
-
-def main(sock: socket.socket, task: CheckerTask, verdict: int) -> bool:
-    """Write the verdict to a descriptor. True if the program exited early, so that its exit status matters."""
-    reason, detail = judge(sock, task)
-    os.write(verdict, json.dumps([reason, detail[:_DETAIL_LIMIT]]).encode())
-    return reason == "gone"

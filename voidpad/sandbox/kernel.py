@@ -23,10 +23,11 @@ _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP = 1, 24
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 38, 47
 
 # The calls that the sandbox itself makes by number; above 423 the numbers are the same on every machine.
-_NUMBERS = {"open_tree": 428, "move_mount": 429, "mount_setattr": 442}
-_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
-_CAPSET = {"x86_64": 126, "aarch64": 91}
-_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_OWN_CALLS = {
+    "x86_64": {"capset": 126, "pivot_root": 155, "seccomp": 317},
+    "aarch64": {"capset": 91, "pivot_root": 41, "seccomp": 277},
+}
+_OWN_COMMON = {"open_tree": 428, "move_mount": 429, "mount_setattr": 442}
 
 
 def _checked(result: int, what: str) -> int:
@@ -36,11 +37,13 @@ def _checked(result: int, what: str) -> int:
     return result
 
 
-def _syscall(what: str, number: int | None, *args: object) -> int:
-    if number is None:
-        raise OSError(38, f"{what}: unknown on {platform.machine()}")
+def _syscall(name: str, *args: object) -> int:
+    machine = platform.machine()
+    if machine not in _OWN_CALLS:
+        raise OSError(38, f"{name}: unknown on {machine}")
+    number = (_OWN_CALLS[machine] | _OWN_COMMON)[name]
     wide = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
-    return _checked(_libc.syscall(ctypes.c_long(number), *wide), what)
+    return _checked(_libc.syscall(ctypes.c_long(number), *wide), name)
 
 
 def _prctl(*args: int) -> None:
@@ -60,17 +63,12 @@ def mount(source: str, target: str, kind: str = "", *, flags: int = 0, data: str
                          data.encode()), f"mount {target}")  # fmt: skip
 
 
-def unmount(path: str) -> None:
-    _checked(_libc.umount2(os.fsencode(path), _MNT_DETACH), f"umount {path}")
-
-
 def bind(fd: int, target: str) -> None:
     """Mount what the descriptor `fd` is open for at `target` as well."""
     flags = _OPEN_TREE_CLONE | _AT_RECURSIVE | _AT_EMPTY_PATH
-    tree = _syscall("open_tree", _NUMBERS["open_tree"], fd, b"", flags)
+    tree = _syscall("open_tree", fd, b"", flags)
     try:
-        place = (_AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
-        _syscall(f"mount {target}", _NUMBERS["move_mount"], tree, b"", *place)
+        _syscall("move_mount", tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
     finally:
         os.close(tree)
 
@@ -79,20 +77,23 @@ def read_only(path: str, *, below: bool) -> None:
     """What is mounted at `path`, and with `below` also what is mounted below it, becomes read-only, without devices
     and setuid."""
     attributes = struct.pack("=QQQQ", _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV, 0, 0, 0)
-    arguments = (os.fsencode(path), _AT_RECURSIVE if below else 0, attributes, len(attributes))
-    _syscall("mount_setattr", _NUMBERS["mount_setattr"], _AT_FDCWD, *arguments)
+    flags = _AT_RECURSIVE if below else 0
+    _syscall("mount_setattr", _AT_FDCWD, os.fsencode(path), flags, attributes, len(attributes))
 
 
 def pivot(root: str) -> None:
     """Make `root` the root folder and unmount the old one."""
     os.chdir(root)
-    _syscall("pivot_root", _PIVOT_ROOT.get(platform.machine()), b".", b".")
+    _syscall("pivot_root", b".", b".")
     _checked(_libc.umount2(b".", _MNT_DETACH), "umount")
     os.chdir("/")
 
 
-def die_with_parent() -> None:
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends; end now if that has happened already."""
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(70)
 
 
 def drop_capabilities() -> None:
@@ -101,7 +102,7 @@ def drop_capabilities() -> None:
         _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
     _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(4), 0, 0, 0)
     none = (struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", *(0,) * 6))
-    _syscall("capset", _CAPSET.get(platform.machine()), *none)
+    _syscall("capset", *none)
 
 
 # The seccomp filter: what is not named here is refused. By machine, each call's number.
@@ -174,18 +175,22 @@ _PRCTL = (3, 15, 16, 21, 23, 39, 0x53564D41)  # names of threads and memory, and
 _Step = tuple[int, int, int, int]
 
 
-def seccomp_filter(*, files: bool) -> bytes:
-    """A BPF filter for this process (its pid is in it): the calls that Python programs need, no others.
-
-    There are threads but no further processes, and signals to this process alone. Without `files` no file can be
-    opened, looked at or changed.
-    """
+def allowed_calls(*, files: bool) -> dict[str, int]:
+    """The system calls that Python programs need, by name. Without `files` no file can be opened or looked at."""
     machine = platform.machine()
     if machine not in _CALLS:
         raise OSError(38, f"seccomp: no call numbers for {machine}")
     texts = (_CALLS[machine], _COMMON, *((_FILE_CALLS[machine], _COMMON_FILE_CALLS) if files else ()))
     words = " ".join(texts).split()
-    number = {name: int(text) for name, text in zip(words[::2], words[1::2], strict=True)}
+    return {name: int(text) for name, text in zip(words[::2], words[1::2], strict=True)}
+
+
+def seccomp_filter(*, files: bool) -> bytes:
+    """A BPF filter for this process (its pid is in it): the allowed calls, no others.
+
+    There are threads but no further processes, and signals to this process alone.
+    """
+    machine, number = platform.machine(), allowed_calls(files=files)
     thread = [(_LOAD, 0, 0, _ARGUMENT[0]), (_ANY_BIT, 0, 1, _NAMESPACES), (_RETURN, 0, 0, _REFUSE)]
     thread += [(_ANY_BIT, 1, 0, _CLONE_THREAD), (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
     # A pair of datagram sockets can send to any path, which a filter cannot see.
@@ -230,4 +235,4 @@ def restrict_calls(*, files: bool) -> None:
         _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
     program = Program(len(code) // 8, ctypes.addressof(buffer))
-    _syscall("seccomp", _SECCOMP.get(platform.machine()), 1, 0, ctypes.byref(program))
+    _syscall("seccomp", 1, 0, ctypes.byref(program))

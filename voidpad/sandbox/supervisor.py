@@ -51,10 +51,6 @@ _SEALED = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 _LOST = 3  # exit status of checks whose program went away
 
 
-class JailError(Exception):
-    """A jail could not be closed; nothing was run in it."""
-
-
 Limits = dict[str, Any]  # the fields of `SandboxLimits`
 
 
@@ -74,7 +70,7 @@ class Supervisor:
             try:
                 ended, status = self.run(json.loads(message), fds, start)
                 reply = (ended, time.monotonic() - start, status)
-            except (OSError, JailError) as error:
+            except OSError as error:
                 reply = ("broken", 0.0, str(error))
             for fd in fds:
                 os.close(fd)
@@ -83,17 +79,16 @@ class Supervisor:
     def run(self, limits: Limits, fds: list[int], start: float) -> tuple[str, int | str | None]:
         """Run one program: how it ended, and its exit status if it exited by itself."""
         text, checks, verdict = fds
-        if self._tree is not None:
-            self._tree.renew(limits["disk_mb"] << 20)
         asking, answering = socket.socketpair()
         output, program_output = os.pipe()
         pids: list[int] = []
         try:
             # The program is started last, so that the time limit is watched from its first instruction on.
             with asking, answering, open(program_output, "wb"), open(os.devnull, "wb") as null:
-                inherited = (null.fileno(), asking.fileno(), checks, verdict)
-                pids.append(self._start(_run_checks, inherited, limits))
-                pids.append(self._start(_run_program, (program_output, answering.fileno(), text), limits))
+                for_checks = (null.fileno(), asking.fileno(), checks, verdict)
+                pids.append(self._start(_run_checks, for_checks, limits, own_files=False))
+                for_program = (program_output, answering.fileno(), text)
+                pids.append(self._start(_run_program, for_program, limits, own_files=True))
             ended = self._watch(pids[0], limits, output, start + limits["seconds"])
             if ended == "done" and _status(pids[0]) == _LOST:
                 # The program closed its channel. When it has exited, its status says whether by a signal.
@@ -127,20 +122,27 @@ class Supervisor:
         finally:
             os.close(done)
 
-    def _start(self, act: Callable[[], None], fds: tuple[int, ...], limits: Limits) -> int:
-        """Fork a process into a jail; `fds` become its descriptors 1 (and 2), 3, 4, ..."""
+    def _start(
+        self, act: Callable[[], None], fds: tuple[int, ...], limits: Limits, *, own_files: bool
+    ) -> int:
+        """Fork a process into a jail; `fds` become its descriptors 1 (and 2), 3, 4, ...
+
+        In full mode a process with files of its own has an empty /tmp; another one can only read.
+        """
         reading, writing = os.pipe()
-        pid = os.fork()
+        parent, pid = os.getpid(), os.fork()
         if pid == 0:
-            problem = ""
             try:
-                kept = _arrange(fds, writing)
+                problem = ""
                 try:
-                    self._close_jail(limits)
+                    if self._tree is not None and own_files:
+                        self._tree.add_own_folders(limits["disk_mb"] << 20)
+                    writing = _arrange(fds, writing)
+                    self._close_jail(limits, parent)
                 except (OSError, ValueError) as error:
                     problem = f"{type(error).__name__}: {error}"
-                os.write(kept, problem.encode())
-                os.close(kept)
+                os.write(writing, problem.encode())
+                os.close(writing)
                 if not problem:
                     act()
                     os._exit(0)
@@ -151,10 +153,10 @@ class Supervisor:
             problem = messages.read()
         if problem:
             os.waitpid(pid, 0)
-            raise JailError(problem)
+            raise OSError(problem)  # nothing was run in it
         return pid
 
-    def _close_jail(self, limits: Limits) -> None:
+    def _close_jail(self, limits: Limits, parent: int) -> None:
         """In the forked process: give up files, rights, resources and system calls, in this order."""
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
@@ -186,7 +188,7 @@ class Supervisor:
             resource.setrlimit(what, (value, value))
         if self._tree is not None:
             kernel.drop_capabilities()
-        kernel.die_with_parent()
+        kernel.die_with(parent)  # not before: the kernel forgets it when a process changes its user
         kernel.restrict_calls(files=self._tree is not None)
 
 
@@ -207,8 +209,10 @@ def _run_program() -> None:
 def _run_checks() -> None:
     random.seed(0)
     with open(4, encoding="utf-8", errors="surrogatepass") as file:
-        task = checker.CheckerTask(**json.load(file))
-    if checker.main(socket.socket(fileno=3), task, 5):
+        test, allowed = json.load(file)
+    reason, detail = checker.judge(socket.socket(fileno=3), checker.ProgramTest(*test), allowed)
+    os.write(5, json.dumps([reason, detail]).encode())
+    if reason == "gone":
         os._exit(_LOST)
 
 
@@ -255,27 +259,23 @@ class FileTree:
         for folder in (_HOME, _SHARED_MEMORY):
             os.makedirs(root + folder, exist_ok=True)
         kernel.pivot(root)
-        # A Python that is installed below /tmp has to be shown again on top of each program's own /tmp.
-        self._below_home = {
-            path: os.open(path, os.O_PATH) for path in sources if path.startswith(f"{_HOME}/")
-        }
+        self._below_home = [path for path in sources if path.startswith(f"{_HOME}/")]
         for fd in sources.values():
             os.close(fd)
-        self._mount_empty(1 << 20)
         kernel.read_only("/", below=False)
 
-    def renew(self, disk: int) -> None:
-        """Replace what the last program wrote by empty folders, /tmp with room for `disk` bytes."""
-        kernel.unmount(_HOME)
-        kernel.unmount(_SHARED_MEMORY)
-        self._mount_empty(disk)
+    def add_own_folders(self, disk: int) -> None:
+        """In a forked process: mount an empty /tmp with room for `disk` bytes, which goes when the process ends.
 
-    def _mount_empty(self, disk: int) -> None:
-        """The small file system for shared memory is what Python's multiprocessing needs for locks and queues."""
+        Python's multiprocessing needs a little shared memory for locks and queues.
+        """
+        kernel.unshare(kernel.NEWNS)
+        # A Python that is installed below /tmp has to be shown again on top of the new /tmp.
+        covered = {path: os.open(path, os.O_PATH) for path in self._below_home}
         data = f"size={disk},nr_inodes=4096,mode=1777"
         kernel.mount("tmpfs", _HOME, "tmpfs", flags=_SEALED, data=data)
         kernel.mount("tmpfs", _SHARED_MEMORY, "tmpfs", flags=_SEALED, data="size=1m,nr_inodes=256,mode=1777")
-        for path, fd in self._below_home.items():
+        for path, fd in covered.items():
             _bind(fd, path)
 
 
@@ -307,36 +307,33 @@ def _enter_namespaces() -> None:
     """
     with open("/proc/self/uid_map") as file:
         known = [tuple(map(int, line.split())) for line in file]
-    privileged = os.geteuid() == 0 and any(first <= _NOBODY < first + count for first, _, count in known)
-    maps = {
-        name: f"{_NOBODY} {own} 1" for name, own in (("uid_map", os.geteuid()), ("gid_map", os.getegid()))
-    }
-    if not privileged:
-        kernel.unshare(_NAMESPACES)
-        _write_maps("self", {"setgroups": "deny", **maps})
-        return
-    maps = {name: "\n".join(f"{first} {first} {count}" for first, _, count in known) for name in maps}
+    if os.geteuid() == 0 and any(first <= _NOBODY < first + count for first, _, count in known):
+        ids = "\n".join(f"{first} {first} {count}" for first, _, count in known)
+        maps = {"uid_map": ids, "gid_map": ids}
+    else:
+        maps = {
+            "setgroups": "deny",
+            "uid_map": f"{_NOBODY} {os.geteuid()} 1",
+            "gid_map": f"{_NOBODY} {os.getegid()} 1",
+        }
     here, there = socket.socketpair()
     parent, helper = os.getpid(), os.fork()
     if helper == 0:  # outside of the new namespaces, where root may write every id
         status = 1
         with suppress(OSError):
             there.recv(1)
-            _write_maps(str(parent), maps)
+            for name, text in maps.items():
+                with open(f"/proc/{parent}/{name}", "w") as file:
+                    file.write(text)
             status = 0
         os._exit(status)
     kernel.unshare(_NAMESPACES)
     here.send(b"x")
     if os.waitpid(helper, 0)[1] != 0:
         raise OSError(1, "the user ids of the new namespace could not be set")
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
-
-
-def _write_maps(process: str, texts: dict[str, str]) -> None:
-    for name, text in texts.items():
-        with open(f"/proc/{process}/{name}", "w") as file:
-            file.write(text)
+    if "setgroups" not in maps:
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
 
 
 def main(control: socket.socket, *, weak: bool) -> None:
@@ -356,17 +353,17 @@ def main(control: socket.socket, *, weak: bool) -> None:
             if (child := os.fork()) != 0:
                 control.close()
                 os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
-            kernel.die_with_parent()
+            kernel.die_with(0)  # the number of what is outside the PID namespace
             kernel.set_hostname("sandbox")
             tree = FileTree()
         gc.freeze()
         supervisor = Supervisor(control, tree)
         with open(os.devnull, "wb") as null:  # one empty jail, to learn now whether that works
             limits = {"seconds": 2, "memory_mb": 1024, "disk_mb": 1, "processes": 64}
-            _kill([supervisor._start(lambda: None, (null.fileno(),), limits)])
+            _kill([supervisor._start(lambda: None, (null.fileno(),), limits, own_files=True)])
         control.send(json.dumps({"problem": ""}).encode())
         supervisor.serve()
-    except (OSError, JailError) as error:
+    except OSError as error:
         control.send(json.dumps({"problem": str(error)}).encode())
     finally:
         os._exit(0)

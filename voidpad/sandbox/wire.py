@@ -1,13 +1,13 @@
-"""What crosses between the program's process and the checks' process: plain data, opaque handles, requests.
+"""What crosses between the program's process and the checks' process: plain data and opaque handles, nothing else.
 
-Values of built-in and of a few standard types are sent by value, as JSON with tags. Any other object is sent as a
-handle: a number that only the process that has the object can resolve. Decoding creates objects of the standard
-library and nothing else, so no class, method or comparison of the sender ever runs on the receiving side.
+Values of built-in and of a few standard types are sent by value, as JSON with tags. Any other object, such as an
+instance of a class of the program, is sent as a handle: a number that only the process that has the object can
+resolve. Decoding creates objects of the standard library and nothing else, so no class, method or comparison of the
+sender ever runs on the receiving side.
 """
 
 import builtins
 import json
-import keyword
 import socket
 import struct
 import sys
@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
-from types import FunctionType
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -107,29 +106,26 @@ class Channel:
         except (ValueError, RecursionError) as error:
             raise ProtocolError(f"a message that is not JSON ({error})") from None
 
-    def _exactly(self, count: int) -> bytes:
-        parts = []
-        while count:
+    def _exactly(self, count: int) -> bytearray:
+        data = bytearray()
+        while len(data) < count:
             try:
-                part = self._sock.recv(min(count, 1 << 20))
+                part = self._sock.recv(min(count - len(data), 1 << 20))
             except OSError as error:
                 raise ChannelClosed(str(error)) from None
             if not part:
                 raise ChannelClosed("the other side closed the channel")
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
+            data += part
+        return data
 
 
 class Encoder:
     """Encodes the values of one message. `shared` lists the mutable containers in the order of encoding, which is
-    also the order of decoding, so that a container can be referred to by its number. `flattened` collects the
-    names of classes whose instances were sent as the built-in type they extend."""
+    also the order of decoding, so that a container can be referred to by its number."""
 
     def __init__(self, handle: Callable[[object], list[Any]], shared: Iterable[Any] = ()) -> None:
         self._handle = handle
         self.shared = list(shared)
-        self.flattened: list[str] = []
         self._number = {id(value): n for n, value in enumerate(self.shared)}
 
     def encode(self, value: Any) -> Any:
@@ -148,16 +144,18 @@ class Encoder:
             return [kind.__name__, *self.contents(value)]
         if kind is tuple or kind is frozenset:
             return [kind.__name__, *map(self.encode, value)]
-        if kind is type:
-            if _TYPES.get(value.__name__) is value or _is_builtin_exception(value):
-                return ["type", value.__name__]
-            return ["exception", *_names(value)] if issubclass(value, Exception) else self._handle(value)
+        if kind is type and value in _TYPES.values():
+            return ["type", value.__name__]
+        if kind is type and issubclass(value, Exception):
+            return ["exception", *_names(value)]
         if kind in _SCALARS and (kind is not memoryview or (value.c_contiguous and value.ndim == 1)):
             zone = getattr(value, "tzinfo", None)
             if zone is not None and type(zone) not in (timezone, ZoneInfo):  # a class of the program's own
                 value = value.replace(tzinfo=timezone(value.utcoffset()))
             return [kind.__name__, *map(self.encode, _SCALARS[kind][0](value))]
-        return self._subclass(value, kind)
+        if _is_named_tuple(kind):
+            return ["namedtuple", kind.__name__, list(kind._fields), *map(self.encode, tuple.__iter__(value))]
+        return self._handle(value)
 
     def contents(self, value: Any) -> list[Any]:
         """The encoded contents of a mutable container."""
@@ -169,52 +167,13 @@ class Encoder:
         head += [self.encode(value.default_factory)] if kind is defaultdict else []
         return head + [self.encode(x) for x in items]
 
-    def _subclass(self, value: Any, kind: type) -> Any:
-        """An instance of a subclass: a named tuple as one; where the class adds no methods (IntEnum, a class with
-        operators alone), as the built-in type it extends; everything else stays where it is, behind a handle."""
-        if _has_methods(kind):
-            return self._handle(value)
-        fields: Any = getattr(kind, "_fields", None)
-        if isinstance(value, tuple) and _are_names(fields) and len(fields) == len(value):
-            return ["namedtuple", kind.__name__, list(fields), *map(self.encode, tuple.__iter__(value))]
-        base: Any
-        for base in (int, str, float, tuple, frozenset, OrderedDict, Counter, dict, list, set, deque):
-            if isinstance(value, base):
-                self.flattened.append(f"{kind.__name__} as a plain {base.__name__}")
-                return self.encode(_as_base(base, value))
-        return self._handle(value)
 
-
-def _as_base(base: Any, value: Any) -> Any:
-    """The same value as an instance of `base` itself, made without the methods of its class."""
-    convert = {int: int.__index__, str: str.__str__, float: float.__float__}.get(base)
-    if convert is not None:
-        return convert(value)
-    if not issubclass(base, dict):
-        return base(base.__iter__(value))
-    plain = base()
-    for key, item in dict.items(value):
-        plain[key] = item
-    return plain
-
-
-def _has_methods(kind: type) -> bool:
-    """Whether a program's class adds public methods or properties to the one of the standard library it extends."""
-    own = [one for one in kind.__mro__ if one.__module__ == "candidate"]
-    public = [value for one in own for name, value in vars(one).items() if not name.startswith("_")]
-    return any(isinstance(value, property | classmethod | staticmethod | FunctionType) for value in public)
-
-
-def _are_names(fields: Any) -> bool:
-    return isinstance(fields, tuple | list) and all(
-        isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name) for name in fields
-    )
-
-
-def _is_builtin_exception(kind: Any) -> bool:
-    name = kind.__name__
-    known: Any = vars(builtins).get(name)
-    return known is kind and issubclass(known, Exception) and name not in _NEVER_CAUGHT
+def _is_named_tuple(kind: Any) -> bool:
+    """Whether a class is a named tuple that adds no method; one that does stays behind a handle."""
+    if not issubclass(kind, tuple) or not hasattr(kind, "_fields"):
+        return False
+    own = [base for base in kind.__mro__ if base not in (tuple, object)]
+    return {name for base in own for name in vars(base) if not name.startswith("_")} == set(kind._fields)
 
 
 class Decoder:
@@ -233,7 +192,7 @@ class Decoder:
             return self._tagged(value[0], value[1:])
         except ProtocolError:
             raise
-        except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+        except (TypeError, ValueError, LookupError, ArithmeticError, SyntaxError, RecursionError) as error:
             raise ProtocolError(f"a malformed value ({type(error).__name__}: {error})"[:200]) from None
 
     def _tagged(self, tag: str, items: list[Any]) -> Any:
@@ -249,13 +208,12 @@ class Decoder:
             (text,) = items
             return int(text, 16)
         if tag == "type":
-            return _named_class(*items)
+            (name,) = items
+            return _TYPES[name]
         if tag == "exception":
-            return exception_class(tuple(items), ours=False)
+            return exception_class(tuple(items), raised=False)
         if tag == "namedtuple":
             name, fields, *rest = items
-            if not _are_names([name, *fields]):
-                raise ProtocolError("a named tuple without names")
             return namedtuple(name, fields)(*map(self.decode, rest))
         plain = [self.decode(item) for item in items]
         if tag in ("tuple", "frozenset"):
@@ -283,13 +241,6 @@ class Decoder:
         return value
 
 
-def _named_class(name: str) -> Any:
-    kind = _TYPES.get(name) or vars(builtins)[name]
-    if name not in _TYPES and not (isinstance(kind, type) and _is_builtin_exception(kind)):
-        raise ProtocolError("a class that is not plain")
-    return kind
-
-
 # Exceptions
 
 
@@ -298,12 +249,13 @@ def describe(error: BaseException) -> tuple[Any, ...]:
 
     An argument that is neither a number nor a small container is given as text.
     """
-    args = [a if isinstance(a, int | float | None) or _is_small(a) else _text(a) for a in error.args[:4]]
-    return _names(type(error)), tuple(args), _text(error)
 
+    def is_short(value: object) -> bool:
+        number = type(value) in (bool, int, float, type(None))
+        return number or (isinstance(value, tuple | list | dict | set) and len(value) <= 100)
 
-def _is_small(value: object) -> bool:
-    return isinstance(value, tuple | list | dict | set) and len(value) <= 100
+    args = tuple(value if is_short(value) else _text(value) for value in error.args[:4])
+    return _names(type(error)), args, _text(error)
 
 
 def _names(kind: type) -> tuple[str, ...]:
@@ -320,15 +272,16 @@ def _text(value: object) -> str:
 _classes: dict[tuple[Any, ...], type[Exception]] = {}
 
 
-def exception_class(names: tuple[Any, ...], *, ours: bool) -> type[Exception]:
-    """The class for an exception of the program, the same one each time: Python's own where the names are those of
-    a built-in class and `ours` allows it, else a new subclass of the nearest one."""
+def exception_class(names: tuple[Any, ...], *, raised: bool) -> type[Exception]:
+    """The class for an exception of the program, the same one each time: Python's own where the names are those of a
+    built-in class, else a new subclass of the nearest one. Of the classes that the checks could catch their own
+    failure with, the program can raise instances, but not supply the class."""
     known = [vars(builtins).get(str(name)) for name in names]
     bases = [one for one in known if isinstance(one, type) and issubclass(one, Exception)]
     if not bases or not str(names[0]).isidentifier():
         raise ProtocolError("an exception without a class")
     nearest: type[Exception] = bases[0]
-    if ours and nearest.__name__ == names[0]:
+    if _names(nearest) == names and (raised or nearest.__name__ not in _NEVER_CAUGHT):
         return nearest
     return _classes.setdefault(names, type(str(names[0]), (nearest,), {"__str__": _own_text}))
 
@@ -340,7 +293,7 @@ def _own_text(error: BaseException) -> str:
 def exception_from(names: tuple[Any, ...], args: tuple[Any, ...], text: str) -> BaseException:
     """An exception like the described one, marked as the program's; a ProgramExit for SystemExit and its like."""
     try:
-        kind = exception_class(names, ours=True)
+        kind = exception_class(names, raised=True)
     except ProtocolError:
         return ProgramExit(names[0] if names else "Exception", text)
     try:
@@ -381,7 +334,7 @@ class Peer:
     An object that cannot be sent by value stays in this process, in `kept`, and the other side gets its number as
     a handle. If the other side changes an argument in place during the call, the original is changed as well, and
     a container that is sent back arrives as the same object: a program that sorts its argument and returns it
-    behaves as usual. Changes after the call do not cross; `notes` says so where one was seen.
+    behaves as usual. Changes after the call do not cross; `late_changes` has a sentence where one was seen.
     """
 
     verbs: dict[str, Callable[..., Any]]  # what the other side may ask for
@@ -393,7 +346,7 @@ class Peer:
         self._remotes: dict[int, object] = {}
         self._handle_of: dict[int, int] = {}
         self._past: deque[tuple[Any, Any]] = deque(maxlen=32)  # containers of earlier requests
-        self.notes: dict[str, None] = {}
+        self.late_changes: set[str] = set()
 
     def may_keep(self, value: object) -> bool:
         """Whether the other side may get a handle for a value of this one."""
@@ -407,7 +360,7 @@ class Peer:
         """Call `verb` on the other side. An exception there is raised here; changes to `args` are made here."""
         sent = Encoder(self._export)
         if self._changed_late():
-            self.notes["the checks change a value after they have passed it to the program"] = None
+            self.late_changes.add("the checks change a value after they have passed it to the program")
         with _room_for_nesting():
             plain = [[name, sent.encode(value)] for name, value in named.items()]
             self._channel.send(["do", verb, [sent.encode(value) for value in args], plain])
@@ -421,13 +374,16 @@ class Peer:
 
     def _outcome(self, message: list[Any], shared: list[Any]) -> tuple[BaseException | None, Any]:
         received = Decoder(self._import, shared)
-        outcome, value, changes, notes = message
+        outcome, value, changes, late = message
         try:
             with _room_for_nesting():
                 result = received.decode(value)
                 for n, body in changes:
                     received.fill(shared[n], body)
-            self.notes |= dict.fromkeys(str(note)[:200] for note in notes[:4]) if len(self.notes) < 4 else {}
+            if late:
+                self.late_changes.add(
+                    "the program changes a value after the call, and the checks have a copy"
+                )
             return (exception_from(*result), None) if outcome == "raise" else (None, result)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise ProtocolError(f"a malformed answer ({type(error).__name__}: {error})"[:200]) from None
@@ -439,7 +395,7 @@ class Peer:
     def report(self, error: BaseException | None) -> None:
         """Tell the other side that the program is ready, or which exception stopped it."""
         value = None if error is None else Encoder(self._export).encode(describe(error))
-        self._channel.send(["ok" if error is None else "raise", value, [], []])
+        self._channel.send(["ok" if error is None else "raise", value, [], False])
 
     def await_ready(self) -> None:
         message = self._message()
@@ -450,7 +406,7 @@ class Peer:
             raise error
 
     def _message(self) -> list[Any]:
-        """The next request (`do`, verb, arguments, named ones) or answer (`ok` or `raise`, value, changes, notes)."""
+        """The next request (`do`, verb, arguments, named ones) or answer (`ok` or `raise`, value, changes, late)."""
         with _room_for_nesting():
             message = self._channel.receive()
         if type(message) is not list or len(message) != 4 or message[0] not in ("do", "ok", "raise"):
@@ -479,13 +435,10 @@ class Peer:
                     for n, old in enumerate(before)
                     if not _same(received.shared[n], old)
                 ]
-            notes = [f"the checks see a {one}" for one in dict.fromkeys(answer.flattened[:4])]
-            if self._changed_late():
-                notes.append("the program changes a value after the call, and the checks have a copy")
-            self._channel.send([outcome, encoded, changes, notes])
+            self._channel.send([outcome, encoded, changes, self._changed_late()])
         except ProtocolError as error:
             refusal = (("Uncrossable",), (), f"the result cannot cross: {error}")
-            self._channel.send(["raise", Encoder(self._export).encode(refusal), [], []])
+            self._channel.send(["raise", Encoder(self._export).encode(refusal), [], False])
         self._remember(answer.shared)
 
     def _remember(self, shared: list[Any]) -> None:

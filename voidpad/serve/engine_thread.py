@@ -190,6 +190,8 @@ class EngineThread:
             if choice is None:
                 continue
             start, known = starts[place], choice.final
+            if choice.live.layout is not None:  # a template's text is sent whole, once every gap is full
+                final[place] = known
             tokens = canvas.ids[place, start + known : start + max(known, final[place])].tolist()
             logprobs = None
             if choice.scores is not None:
@@ -232,6 +234,11 @@ class EngineThread:
         """The rest of a row that has ended, and what it cost."""
         live, layout, model = choice.live, choice.live.layout, self.served.model
         queued = max(0.0, time.monotonic() - live.submitted - outcome.seconds)
+        self.metrics.count_row(outcome, queued)
+        if outcome.stop_reason == "deadline" and not choice.complete:
+            self._fail(choice, _timed_out())
+        if live.error is not None:  # what was written beyond the finished prefix are fragments
+            return
         report = {
             "passes_decode": outcome.passes_decode,
             "passes_probe": outcome.passes_probe,
@@ -249,19 +256,16 @@ class EngineThread:
                 ids = [token for gap in outcome.gaps for token in gap]
                 choice.finish(gaps[0] if live.only_gap else layout.whole(gaps), ids)
         else:
-            # Unwritten slots of a stalled or cancelled row are no text.
+            # Unwritten slots of a stalled row are no text.
             places = range(choice.final, len(outcome.tokens))
             kept = [place for place in places if outcome.tokens[place] != model.roles.mask]
             logprobs = choice.scores.take(kept) if choice.scores is not None else None
             choice.feed([outcome.tokens[place] for place in kept], logprobs)
-        if outcome.stop_reason == "deadline" and not choice.complete:
-            self._fail(choice, _timed_out())
         choice.end()
         if choice.canvas is not None:
             live.add_records(choice.index, choice.canvas.ended(outcome, live.plan))
         # The text says what ended the answer: its row may have gone on, or was told to end.
         choice.report = {**report, "stop_reason": choice.stop_reason or outcome.stop_reason}
-        self.metrics.count_row(outcome, queued)
         live.changed.set()
         if all(one.report is not None for one in live.choices):
             live.finished.set()

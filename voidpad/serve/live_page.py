@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +14,14 @@ from voidpad.decode.presets import schema
 from voidpad.decode.rows import Rows
 from voidpad.diagnose.page import PageExtension, page
 from voidpad.diagnose.questions import has_builtin_vocab
-from voidpad.diagnose.trace.format import End, end_record, header_record, pass_record
-from voidpad.diagnose.trace.recorder import Recorder
+from voidpad.diagnose.trace import End, Header, Pass, Recorder, record
 from voidpad.engine.events import Wrote
 
 if TYPE_CHECKING:
     from voidpad.serve.requests import ServedModel
 
-HIDDEN = ("cut",)  # fields that requests may not set
+# Fields that the form leaves out: what requests may not set, and switches that follow the code of a paper's authors.
+HIDDEN = ("cut", "scores", "mute")
 
 
 class CanvasStream:
@@ -42,13 +41,10 @@ class CanvasStream:
         lines = []
         if not self.passes:
             header = self.recorder.header_of(event.plan, event.step.before, place)
-            named = [*header.prompt.ids, *header.template]
-            lines.append(self._line(header_record(self.index, header), named))
+            lines.append(self._line(header, {*header.prompt.ids, *header.template}))
         step = self.recorder.pass_of(event.plan, event.step, place, self.passes)
         self.passes += 1
-        named = [token for _, token, _ in step.commits]
-        named += [edit.id for edit in step.edits if edit.id is not None]
-        return [*lines, self._line(pass_record(self.index, step), named)]
+        return [*lines, self._line(step, step.named())]
 
     def ended(self, outcome: Outcome, plan: Plan) -> list[dict[str, Any]]:
         """The last line."""
@@ -56,12 +52,13 @@ class CanvasStream:
             return []
         result = self.served.model.result(outcome, plan, cache=self.served.options.cache)
         pieces = {token: self.served.token_text(token) for token in sorted(self.named)}
-        return [{"record": end_record(self.index, End(result, pieces))}]
+        return [{"record": record(self.index, End(result, pieces))}]
 
-    def _line(self, record: dict[str, Any], tokens: Iterable[int]) -> dict[str, Any]:
-        fresh = [token for token in dict.fromkeys(tokens) if token not in self.named]
-        self.named.update(fresh)
-        return {"record": record, "pieces": {token: self.served.token_text(token) for token in fresh}}
+    def _line(self, part: Header | Pass, tokens: set[int]) -> dict[str, Any]:
+        fresh = sorted(tokens - self.named)
+        self.named |= tokens
+        pieces = {token: self.served.token_text(token) for token in fresh}
+        return {"record": record(self.index, part), "pieces": pieces}
 
 
 def live_page(served: ServedModel, *, keys: bool) -> str:
@@ -86,36 +83,37 @@ def live_page(served: ServedModel, *, keys: bool) -> str:
 
 
 def _examples(served: ServedModel) -> list[str]:
-    """Prompts to click: problems of a built-in model that are one question each, everyday questions for any other."""
-    if not has_builtin_vocab(served.model):
-        return [
-            "Why is the sky blue? Answer in two sentences.",
-            "Write a Python function that reverses a list.",
-        ]
-    problems = [heldout(name, 1)[0] for name in TASKS]
-    return [problem.prompt for problem in problems if not problem.before and not problem.gaps]
+    """Prompts to click: problems of a built-in model that are one text each, everyday questions for any other."""
+    if has_builtin_vocab(served.model):
+        problems = [heldout(name, 1)[0] for name in TASKS]
+        filled = next(problem for problem in heldout("tiny_fill", 8) if len(problem.gaps) == 1)
+        return [problem.prompt for problem in (*problems, filled) if not problem.before]
+    questions = [
+        "Why is the sky blue? Answer in two sentences.",
+        "Write a Python function that reverses a list.",
+    ]
+    template = "def area(radius):\n    return [[gap:8]]\n\nprint(area(2))"
+    return questions if served.model.card.causal_block else [*questions, template]
 
 
 def _plan_fields(served: ServedModel, name: str) -> list[dict[str, Any]]:
     """The fields of a preset for the form: name, type, default, bounds, choices and help."""
     shown = []
-    for field in schema(name, served.model.decoding, calibration=served.model.card.calibration):
-        if field.name in HIDDEN:
+    own = served.options.fields if name == served.plan_name else {}
+    known = schema(name, served.model.decoding, calibration=served.model.card.calibration)
+    for field, about in known.items():
+        if field in HIDDEN:
             continue
-        default = (
-            served.options.fields.get(field.name, field.default)
-            if name == served.plan_name
-            else field.default
-        )
+        default = own.get(field, about["default"])
         shown.append(
             {
-                "name": field.name,
-                "type": field.type,
+                "name": field,
+                "type": "names" if about["type"] == "array" else about["type"],
                 "default": ",".join(map(str, default)) if isinstance(default, tuple) else default,
-                "at_least": field.above if field.at_least is None else field.at_least,
-                "at_most": field.at_most,
-                "choices": list(field.choices) or None,
-                "help": field.help,
+                "at_least": about.get("minimum", about.get("exclusiveMinimum")),
+                "at_most": about.get("maximum"),
+                "choices": about.get("enum"),
+                "help": about["description"],
             }
         )
     return shown

@@ -8,7 +8,7 @@ are ignored, and the reply names them in a header.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -210,15 +210,6 @@ class Extension(Body):
         default="cal", description="of gaps without a number"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _canvas_of_true(cls, given: Any) -> Any:
-        """`canvas: true` asks for canvas events; a number is the plan's field."""
-        if isinstance(given, dict) and isinstance(given.get("canvas"), bool):
-            given = {"canvas_events": given["canvas"], **given}
-            del given["canvas"]
-        return given
-
 
 class Neutral(Body):
     """Fields of OpenAI's interface that this server cannot honour; accepted with the values that change nothing."""
@@ -293,6 +284,16 @@ class GenerationBody(Neutral):
             raise ValueError("is not JSON: it holds NaN, half of a surrogate pair, or is too deep") from None
         return given
 
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Fields that do not go with others of the body, and why."""
+        if self.stream_options is not None and not self.stream:
+            yield "stream_options", "stream_options need stream=true."
+        if self.voidpad.canvas_events and not self.stream:
+            yield "voidpad.canvas_events", "canvas events need stream=true."
+        for name in ("temperature", "top_p"):
+            if getattr(self, name) is not None and name in (self.voidpad.model_extra or {}):
+                yield name, f"{name} is given twice; drop voidpad.{name}."
+
 
 class ChatBody(NeutralChat, GenerationBody):
     """POST /v1/chat/completions."""
@@ -304,6 +305,19 @@ class ChatBody(NeutralChat, GenerationBody):
     response_format: ResponseFormat | None = None
     tools: list[Tool] = Field(default=[], max_length=MOST_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        yield from super().conflicts()
+        for name in ("template", "special_tokens"):
+            if getattr(self.voidpad, name):
+                yield f"voidpad.{name}", f"{name} goes with /v1/completions."
+        if self.max_completion_tokens is not None and self.max_tokens not in (
+            None,
+            self.max_completion_tokens,
+        ):
+            yield "max_tokens", "max_tokens and max_completion_tokens differ; give one."
+        if self.top_logprobs is not None and not self.logprobs:
+            yield "top_logprobs", "top_logprobs needs logprobs=true."
 
 
 class CompletionBody(GenerationBody):
@@ -318,6 +332,26 @@ class CompletionBody(GenerationBody):
     @property
     def fills_gaps(self) -> bool:
         return self.suffix is not None or self.voidpad.template is not None
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        yield from super().conflicts()
+        if len(self.prompt) * self.n > MOST_ROWS:
+            yield "n", f"{len(self.prompt) * self.n} answers; ask for at most {MOST_ROWS}."
+        if self.max_tokens == 0 and not self.echo:
+            yield "max_tokens", "max_tokens=0 needs echo=true."
+        others = self.n > 1 or self.stop or self.structured_outputs
+        if self.echo and (others or self.stream or self.fills_gaps or self.max_tokens not in (0, 1)):
+            yield "echo", "echo needs max_tokens 0 or 1, and no n, stream, stop, gaps or structured_outputs."
+        if self.fills_gaps and (others or self.logprobs is not None):
+            yield "suffix", "a gap is filled whole: n, logprobs, stop and structured_outputs do not apply."
+        if self.suffix is None:
+            return
+        if self.voidpad.template is not None:
+            yield "suffix", "suffix and voidpad.template exclude each other."
+        if len(self.prompt) != 1 or not isinstance(self.prompt[0], str):
+            yield "suffix", "suffix goes with one prompt of text."
+        elif "[[gap" in self.prompt[0] + self.suffix:
+            yield "suffix", "the text spells a gap itself; use voidpad.template."
 
 
 NEUTRAL = frozenset(NeutralChat.model_fields)

@@ -9,7 +9,7 @@ import json
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from voidpad.constrain.row import RowConstraint
 from voidpad.decode.length import Fixed, VoidExpansion
 from voidpad.decode.loop import resolved_bans
 from voidpad.decode.plan import Plan
-from voidpad.decode.presets import schema
+from voidpad.decode.presets import describe
 from voidpad.errors import ConfigError, PlanError, VoidpadError
 from voidpad.evaluate.provenance import installed_version
 from voidpad.models.fill import Layout, lay_out
@@ -27,15 +27,7 @@ from voidpad.models.text import encode_text, raw_ids
 from voidpad.serve.answer_text import text_rules
 from voidpad.serve.live import LiveRequest
 from voidpad.serve.options import ServeOptions
-from voidpad.serve.protocol import (
-    MOST_ROWS,
-    ChatBody,
-    CompletionBody,
-    Function,
-    GenerationBody,
-    RequestError,
-    invalid,
-)
+from voidpad.serve.protocol import ChatBody, CompletionBody, Function, GenerationBody, RequestError, invalid
 
 if TYPE_CHECKING:
     from voidpad.models import Model
@@ -87,11 +79,11 @@ class ServedModel:
             )
         model, own = self.model, self.options.fields if name == self.plan_name else {}
         try:
-            known = {field.name for field in schema(name, model.decoding)}
+            known = describe(name, defaults=model.decoding)[1]
         except VoidpadError as error:
             raise RequestError(str(error), param="voidpad.plan") from None
         try:
-            if unknown := sorted(set(fields) - known):
+            if unknown := sorted(fields.keys() - known.keys()):
                 raise PlanError(
                     f"{unknown[0][:60]!r} is no field of plan {name[:60]!r}.", field=unknown[0][:60]
                 )
@@ -121,42 +113,26 @@ def resolve(body: GenerationBody, served: ServedModel, run: Run) -> LiveRequest:
     """What a body asks for: encodes the prompts and builds the plan. Long prompts take a while; call it in a thread."""
     if body._unsupported and not served.options.lenient:
         raise invalid(list(body._unsupported.values()))
-    if body.stream_options is not None and not body.stream:
-        raise RequestError("stream_options need stream=true.", param="stream_options")
-    if body.voidpad.canvas_events and not body.stream:
-        raise RequestError("canvas events need stream=true.", param="voidpad.canvas")
+    for param, message in body.conflicts():
+        raise RequestError(message, param=param)
     seed = secrets.randbits(53) if body.seed is None else body.seed & (2**63 - 1)
     plan_name = body.voidpad.plan or served.plan_name
     plan = _plan(plan_name, body, served)
     tools: list[Function] = []
     layout, echo, max_tokens = None, False, body.max_tokens
     if isinstance(body, ChatBody):
-        for name in ("template", "special_tokens"):
-            if getattr(body.voidpad, name):
-                raise RequestError(f"{name} goes with /v1/completions.", param=f"voidpad.{name}")
-        newer = body.max_completion_tokens
-        if newer is not None and max_tokens not in (None, newer):
-            raise RequestError("max_tokens and max_completion_tokens differ; give one.", param="max_tokens")
-        if body.top_logprobs is not None and not body.logprobs:
-            raise RequestError("top_logprobs needs logprobs=true.", param="top_logprobs")
-        max_tokens = max_tokens if newer is None else newer
+        max_tokens = max_tokens or body.max_completion_tokens
         top = (body.top_logprobs or 0) if body.logprobs else None
         tools = _wanted_tools(body)
         prompts = [_chat_ids(body, tools, served)]
     else:
         assert isinstance(body, CompletionBody)
         top, echo = body.logprobs, body.echo
-        if echo:
-            _check_echo(body)
-        elif max_tokens == 0:
-            raise RequestError("max_tokens=0 needs echo=true.", param="max_tokens")
         if body.fills_gaps:
             layout = _lay_out(body, plan, served, run)
             plan, max_tokens, prompts = layout.plan, None, [layout.ids]
         else:
             prompts = [_prompt_ids(one, body, served) for one in body.prompt]
-    if len(prompts) * body.n > MOST_ROWS:
-        raise RequestError(f"{len(prompts) * body.n} answers; ask for at most {MOST_ROWS}.", param="n")
     constraint = layout.constraint if layout else _compiled(body, tools, plan, served.model)
     return LiveRequest(
         body,
@@ -178,33 +154,12 @@ def resolve(body: GenerationBody, served: ServedModel, run: Run) -> LiveRequest:
     )
 
 
-def _check_echo(body: CompletionBody) -> None:
-    others = body.n > 1 or body.stream or body.structured_outputs or body.fills_gaps or body.stop
-    if others or body.max_tokens not in (0, 1):
-        raise RequestError(
-            "echo scores the prompt; it goes with max_tokens 0 or 1, n=1, and without "
-            "stream, stop, suffix, template and structured_outputs.",
-            param="echo",
-        )
-
-
 def _lay_out(body: CompletionBody, plan: Plan, served: ServedModel, run: Run) -> Layout:
     """The text of a request whose prompt and suffix, or whose template, leave gaps to fill."""
     asked = body.voidpad
-    if body.stream or body.n > 1 or body.logprobs is not None or body.stop or body.structured_outputs:
-        raise RequestError(
-            "a gap is filled whole: stream, n, logprobs, stop and structured_outputs do not apply.",
-            param="suffix",
-        )
     template = asked.template
     if template is None:
-        if len(body.prompt) != 1 or not isinstance(body.prompt[0], str):
-            raise RequestError("suffix goes with one prompt of text.", param="suffix")
-        if "[[gap" in body.prompt[0] + (body.suffix or ""):
-            raise RequestError("the text spells a gap itself; use voidpad.template.", param="suffix")
         template = f"{body.prompt[0]}[[gap:{min(body.max_tokens or 16, 2048)}]]{body.suffix}"
-    elif body.suffix is not None:
-        raise RequestError("suffix and voidpad.template exclude each other.", param="suffix")
     # The server's usual plan: a gap has its own length, so the canvas need not grow.
     if asked.plan is None and isinstance(plan.length, VoidExpansion):
         plan = plan.replace(length=Fixed(canvas=plan.length.canvas))
@@ -218,8 +173,6 @@ def _plan(name: str, body: GenerationBody, served: ServedModel) -> Plan:
     if isinstance(body, CompletionBody) and body.fills_gaps:  # a gap ends when it is full
         fields.setdefault("ban", ("ends",) if served.model.roles.void is None else ("ends", "void"))
     for field, value in (("temperature", body.temperature), ("top_p", body.top_p)):
-        if value is not None and field in fields:
-            raise RequestError(f"{field} is given twice; drop voidpad.{field}.", param=field)
         if value is not None and (field, value) != ("top_p", 1):  # plans without sampling take top_p=1 too
             fields[field] = value
     plan = served.plan(name, fields)
@@ -274,16 +227,14 @@ def _compiled(
     body: GenerationBody, tools: Sequence[Function], plan: Plan, model: Model
 ) -> RowConstraint | None:
     """What the answer must match, compiled in a process with limits of time and memory."""
-    wanted: list[tuple[str, Callable[[Any], Any], Any]] = []  # the field that asks, what makes it, from what
+    wanted: dict[str, Callable[[], Any]] = {}  # by the field that asks for it
     if (asked := body.structured_outputs) is not None:
-        makers: dict[str, Callable[[Any], Any]] = {"regex": regex, "choice": choice, "json_": json_schema}
-        wanted += [
-            ("structured_outputs", makers[name], getattr(asked, name)) for name in asked.model_fields_set
-        ]
+        [kind] = asked.model_fields_set
+        makers = {"regex": regex, "choice": choice, "json_": json_schema}
+        wanted["structured_outputs"] = partial(makers[kind], getattr(asked, kind))
     if isinstance(body, ChatBody) and (form := body.response_format) is not None and form.type != "text":
-        any_object = form.json_schema is None
-        schema = {} if form.json_schema is None else form.json_schema.schema_
-        wanted.append(("response_format", (lambda _: json_object()) if any_object else json_schema, schema))
+        schema = form.json_schema
+        wanted["response_format"] = partial(json_schema, schema.schema_) if schema else json_object
     if tools:
         calls = [
             {
@@ -293,14 +244,14 @@ def _compiled(
             }
             for tool in tools
         ]
-        wanted.append(("tools", json_schema, {"anyOf": calls}))
+        wanted["tools"] = partial(json_schema, {"anyOf": calls})
     if not wanted:
         return None
-    if len(wanted) > 1:
-        raise RequestError(f"{wanted[0][0]} and {wanted[1][0]} exclude each other.", param=wanted[1][0])
-    [(param, make, given)] = wanted
+    param, *others = wanted
+    if others:
+        raise RequestError(f"{param} and {others[0]} exclude each other.", param=others[0])
     try:
-        return model.constrain(make(given), plan, worker=True)
+        return model.constrain(wanted[param](), plan, worker=True)
     except VoidpadError as error:
         keyword = error.keyword or None if isinstance(error, ConstraintError) else None
         raise RequestError(str(error), param=param, code=keyword) from None

@@ -10,7 +10,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from voidpad.serve.live import KEEP_ALIVE, LiveRequest
-from voidpad.serve.protocol import MOST_MESSAGES, MOST_TOKENS, Body, ChatBody, GenerationBody, Message
+from voidpad.serve.protocol import (
+    MOST_MESSAGES,
+    MOST_TOKENS,
+    Body,
+    ChatBody,
+    GenerationBody,
+    Message,
+    NamedSchema,
+)
 
 
 def _listed_input(given: Any) -> Any:
@@ -28,12 +36,10 @@ def _listed_input(given: Any) -> Any:
     ]
 
 
-class TextFormat(Body):
+class TextFormat(NamedSchema):
+    """What chats call `response_format`, with the schema on the same level."""
+
     type: Literal["text", "json_object", "json_schema"]
-    name: str = ""
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None
 
 
 class TextOptions(Body):
@@ -66,14 +72,10 @@ class ResponsesBody(GenerationBody):
         turns = [message.model_dump(exclude_none=True) for message in self.input]
         if self.instructions is not None:
             turns.insert(0, {"role": "system", "content": self.instructions})
-        wanted, form = self.text.format, None
+        wanted = self.text.format
+        form: dict[str, Any] = {"type": wanted.type}
         if wanted.type == "json_schema":
-            form = {
-                "type": "json_schema",
-                "json_schema": {"name": wanted.name, "schema": wanted.schema_ or {}},
-            }
-        elif wanted.type == "json_object":
-            form = {"type": "json_object"}
+            form["json_schema"] = {"name": wanted.name, "schema": wanted.schema_}
         names = ("model", "temperature", "top_p", "seed", "stop", "stream", "structured_outputs")
         given = {name: getattr(self, name) for name in names}
         chat = ChatBody.model_validate(

@@ -11,8 +11,8 @@ weight, so the gradients of an update do not depend on its passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
@@ -22,17 +22,17 @@ from torch import Tensor
 
 from voidpad.errors import DataError
 from voidpad.roles import Roles
-from voidpad.training.losses import WIDTH, At, Noising, Normaliser, PackedPass, Pass, Slots, draw, loss_slots
-from voidpad.training.padding import POLICIES, Batch, Pairs, batch_width, lay_out
+from voidpad.training.losses import WIDTH, Objective, Origin, Pass, Segments, Slots, draw, row_key
+from voidpad.training.padding import POLICIES, Batch, batch_width, lay_out
+from voidpad.training.prepared import Pairs
 from voidpad.training.recipe import PaddingPart
 
-# Bytes of tokens that may live on the GPU; larger data stays on the host, mapped from its file.
-ON_DEVICE = 4 << 30
-# Where padding costs more than another pass, rows are at least so much of the longest row of theirs.
-EVEN = 0.75
-
-
-# Rows
+ON_DEVICE = (
+    4 << 30
+)  # bytes of tokens that may live on the GPU; larger data stays on the host, mapped from its file
+EVEN = (
+    0.75  # where padding costs more than another pass, rows are at least so much of the longest row of theirs
+)
 
 
 def shuffled(count: int, seed: int, epoch: int) -> Tensor:
@@ -40,29 +40,27 @@ def shuffled(count: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(count, generator=generator)
 
 
-def row_widths(part: PaddingPart, pairs: Pairs, rows: Tensor, draw: Callable[[], Tensor]) -> Tensor:
-    """How far the examples `rows` (B,) of a mini-batch are padded, (B,). `draw` gives a uniform number for each row.
+def row_widths(part: PaddingPart, pairs: Pairs, rows: Tensor, draws: Tensor) -> Tensor:
+    """How far the examples `rows` (B,) of a mini-batch are padded, (B,). `draws` is a uniform number for each row.
 
     - A number: all to so many slots.
     - `batch`: to the paper's S_B, the maximum over the mini-batch.
-    - `virtual`: to the width that a row would have had in a random mini-batch of `virtual_batch` examples, itself among
-      them. The maximum of the others has distribution F ** (virtual_batch - 1), sampled by inversion. So the padding
-      of a row does not depend on which rows it is computed with.
-    - `window`: to a canvas after the prompt, drawn evenly and without regard to the answer's length. If every row held
-      its whole answer, each would end in EOS and padding, and a model would learn that any canvas, however short, is
-      long enough. Here an answer longer than the canvas is cut, without an EOS.
+    - `virtual`: to the maximum of a random mini-batch of `virtual_batch` examples, the row itself among them. That of
+      the others has distribution F ** (virtual_batch - 1), sampled by inversion.
+    - `window`: to a canvas after the prompt, drawn evenly. A longer answer is cut, without an EOS: if every row held
+      its whole answer, a model would learn that any canvas, however short, is long enough.
     """
     sizes = pairs.size[rows]
     if isinstance(part.width, int):
         return torch.full_like(rows, part.width)
     if part.width == "window":
         low, high = part.window
-        return pairs.prompt[rows] + low + (draw() * (high - low + 1)).long()
+        return pairs.prompt[rows] + low + (draws * (high - low + 1)).long()
     if part.width == "virtual":
         others, pool = part.virtual_batch - 1, pairs.sorted_size
         if not others:
             return sizes + 1
-        rank = (draw() ** (1 / others) * len(pool)).long().clamp(max=len(pool) - 1)
+        rank = (draws ** (1 / others) * len(pool)).long().clamp(max=len(pool) - 1)
         return torch.maximum(sizes, pool[rank]) + 1
     return batch_width(sizes, eos=part.longest_row_gets_eos or POLICIES[part.policy].longest_row_gets_eos)
 
@@ -76,22 +74,14 @@ class PaddedRows:
     """Prompt, response, EOS and padding, one example per row. Positions (B,) in an epoch's order live on the host."""
 
     def __init__(
-        self,
-        pairs: Pairs,
-        roles: Roles,
-        part: PaddingPart,
-        *,
-        noising: Noising,
-        device: torch.device | str = "cpu",
+        self, pairs: Pairs, roles: Roles, part: PaddingPart, *, seed: int, device: torch.device | str = "cpu"
     ) -> None:
         self.count, self.device = len(pairs), torch.device(device)
         self.host, self.pairs = pairs, _stored(pairs, self.device)
-        self.roles, self.part, self.noising = roles, part, noising
-        widest = row_widths(
-            part, pairs, torch.arange(len(pairs)), lambda: torch.full((len(pairs),), 1 - 1e-6)
-        )
+        self.roles, self.part, self.seed = roles, part, seed
+        widest = row_widths(part, pairs, torch.arange(len(pairs)), torch.full((len(pairs),), 1 - 1e-6))
         self.longest = int(torch.where(pairs.has_gaps, pairs.size, widest).max())  # slots of the longest row
-        self.order = lru_cache(2)(lambda epoch: shuffled(len(pairs), noising.seed, epoch))
+        self.order = lru_cache(2)(lambda epoch: shuffled(len(pairs), seed, epoch))
 
     def lengths(self, epoch: int, position: Tensor, mini_batch: int) -> tuple[Tensor, Tensor]:
         """How far each row is padded, and its slots, both (B,): fewer where an answer was cut.
@@ -103,20 +93,16 @@ class PaddedRows:
         cut = torch.minimum(self.host.size[example], width)
         return width, torch.where(self.host.complete[example], width, cut)
 
-    def __call__(self, epoch: int, position: Tensor, width: Tensor | None = None) -> tuple[Batch, At]:
-        """The rows, each padded to its own width (B,); without widths, as one mini-batch."""
+    def __call__(self, epoch: int, position: Tensor, width: Tensor) -> tuple[Batch, Origin]:
+        """The rows, each padded to its own width (B,)."""
         example = self.order(epoch)[position]
-        width = self._width(epoch, example) if width is None else width
         rows = example.to(self.pairs.tokens.device, non_blocking=True)
         batch = lay_out(self.pairs, rows, POLICIES[self.part.policy], self.roles, width=width)
-        at = At(torch.full_like(rows, epoch), rows, position)
-        return batch.to(self.device), at.to(self.device)
+        return batch.to(self.device), Origin(epoch, rows, position).to(self.device)
 
     def _width(self, epoch: int, example: Tensor) -> Tensor:
-        key = self.noising.key(torch.full_like(example, epoch), example)
-        width = row_widths(self.part, self.host, example, lambda: draw(key, WIDTH))
-        if self.host.fixed is None:
-            return width
+        draws = draw(row_key(self.seed, epoch, example), WIDTH)
+        width = row_widths(self.part, self.host, example, draws)
         return torch.where(self.host.has_gaps[example], self.host.size[example], width)
 
 
@@ -127,31 +113,31 @@ class PackedRows:
     """
 
     def __init__(
-        self, pairs: Pairs, roles: Roles, length: int, *, noising: Noising, device: torch.device | str = "cpu"
+        self, pairs: Pairs, roles: Roles, length: int, *, seed: int, device: torch.device | str = "cpu"
     ) -> None:
-        self.device, self.roles, self.noising = torch.device(device), roles, noising
-        self.pairs, self.length, self.longest = _stored(pairs, self.device), length, length
-        self.total = int((pairs.size + pairs.complete).sum())
-        self.count = self.total // length
-        self.stream = lru_cache(1)(lambda epoch: self._stream(shuffled(len(pairs), noising.seed, epoch)))
+        self.device, self.roles, self.seed = torch.device(device), roles, seed
+        self.pairs, self.longest = _stored(pairs, self.device), length
+        total = int((pairs.size + pairs.complete).sum())
+        self.count = total // length
         if not self.count:
-            raise DataError(f"data.length: {length} slots a row, but the data has only {self.total} tokens.")
+            raise DataError(f"data.length: {length} slots a row, but the data has only {total} tokens.")
+        self.documents = lru_cache(1)(self._documents)
 
-    def _stream(self, order: Tensor) -> tuple[Tensor, Tensor]:
+    def _documents(self, epoch: int) -> tuple[Tensor, Tensor]:
         """The epoch's order of documents, and where each of them ends when they are laid end to end."""
-        order = order.to(self.pairs.tokens.device)
+        order = shuffled(len(self.pairs), self.seed, epoch).to(self.pairs.tokens.device)
         return order, (self.pairs.size + self.pairs.complete)[order].cumsum(0)
 
     def lengths(self, epoch: int, position: Tensor, mini_batch: int) -> tuple[Tensor, Tensor]:
-        whole = torch.full_like(position, self.length)
-        return whole, whole
+        length = torch.full_like(position, self.longest)
+        return length, length
 
-    def __call__(self, epoch: int, position: Tensor, width: Tensor | None = None) -> tuple[Batch, At]:
-        order, ends = self.stream(epoch)
+    def __call__(self, epoch: int, position: Tensor, width: Tensor) -> tuple[Batch, Origin]:
+        order, ends = self.documents(epoch)
         rows = position.to(ends.device, non_blocking=True)
-        document = torch.searchsorted(ends, rows * self.length, right=True)
+        document = torch.searchsorted(ends, rows * self.longest, right=True)
         begin = torch.where(document > 0, ends[document - 1], 0)
-        slot = begin[:, None] + torch.arange(self.length, device=ends.device)
+        slot = begin[:, None] + torch.arange(self.longest, device=ends.device)
         document = torch.searchsorted(ends, slot, right=True)
         example = order[document]
         offset = slot - torch.where(document > 0, ends[document - 1], 0)
@@ -160,7 +146,10 @@ class PackedRows:
         ids = torch.where(eos, self.roles.eos, self.pairs.tokens[source].long())
         everywhere, nowhere = torch.ones_like(eos), torch.zeros_like(eos)
         batch = Batch(ids, everywhere, eos, nowhere, everywhere)
-        return batch.to(self.device), At(torch.full_like(rows, epoch), rows, rows).to(self.device)
+        return batch.to(self.device), Origin(epoch, rows, rows).to(self.device)
+
+
+# Passes
 
 
 @dataclass(frozen=True)
@@ -171,15 +160,12 @@ class BatchShare:
     micro_batch: int  # rows of a mini-batch
     rank: int = 0
     processes: int = 1
-    even: bool = False  # every process makes as many passes, because sharded weights are gathered in each
+    even: bool = False  # every process makes as many passes, because each gathers sharded weights
 
-    def rows(self, rank: int | None = None) -> Tensor:
+    def rows(self, rank: int) -> Tensor:
         """Places within an update of a process's rows, whole mini-batches one after the other."""
         places = torch.arange(self.global_batch).view(-1, self.processes, self.micro_batch)
-        return places[:, self.rank if rank is None else rank].flatten()
-
-
-# Passes
+        return places[:, rank].flatten()
 
 
 @dataclass
@@ -187,31 +173,34 @@ class PassLimit:
     """How large a pass may be and how its rows lie. `tokens` is lowered when a pass does not fit."""
 
     tokens: int = 4096  # a longer row is a pass of its own
-    packed: bool = False  # rows end to end in one sequence; otherwise padded to the longest row of the pass
+    end_to_end: bool = False  # rows in one sequence; otherwise padded to the longest row of the pass
     multiple: int = 1  # the sequence, or each padded row, is brought to a multiple of this: few shapes
     small: int = 0  # tokens of a padded pass up to which a further pass would cost more than uneven rows
 
     def rounded(self, tokens: int) -> int:
         return -(-tokens // self.multiple) * self.multiple
 
+    def size(self, rows: int, longest: int, total: int) -> int:
+        """Tokens that a pass of so many rows computes: the longest of them, and all together, have so many."""
+        return self.rounded(total) if self.end_to_end else rows * self.rounded(longest)
+
 
 def plan(lengths: Sequence[int], limit: PassLimit, *, least: int = 1) -> list[list[int]]:
     """Rows, by number, divided into passes, long rows first; no fewer passes than `least`."""
     passes: list[list[int]] = []
-    longest = used = 0  # of the last pass: its first row, and the tokens of all its rows
+    longest = total = 0  # tokens of the last pass's first row, and of all its rows
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
         length, fits = lengths[row], False
-        if passes and limit.packed:
-            fits = limit.rounded(used + length) <= limit.tokens
-        elif passes:
-            size = (len(passes[-1]) + 1) * limit.rounded(longest)
-            fits = size <= limit.tokens and (size <= limit.small or length >= EVEN * longest)
+        if passes:
+            size = limit.size(len(passes[-1]) + 1, longest, total + length)
+            alike = limit.end_to_end or size <= limit.small or length >= EVEN * longest
+            fits = size <= limit.tokens and alike
         if fits:
             passes[-1].append(row)
-            used += length
+            total += length
         else:
             passes.append([row])
-            longest = used = length
+            longest = total = length
     while len(passes) < least:
         largest = max(passes, key=len)
         passes.append(largest[len(largest) // 2 :])
@@ -219,19 +208,9 @@ def plan(lengths: Sequence[int], limit: PassLimit, *, least: int = 1) -> list[li
     return passes
 
 
-@dataclass(frozen=True)
-class Objective:
-    """What the loss is: the mask token, how the sum is normalised, the family's shift, whether EOS is forced."""
-
-    mask: int
-    normaliser: Normaliser
-    shift: int = 0
-    forced: bool = False
-
-
 @dataclass
 class UpdatePasses:
-    """Item u is update number u: the passes that compute this process's rows of it."""
+    """`passes[u]` are the passes that compute this process's rows of update number u."""
 
     rows: PackedRows | PaddedRows
     objective: Objective
@@ -247,15 +226,15 @@ class UpdatePasses:
         """Where every process must make as many passes, each finds the largest number by itself."""
         ranks = range(self.share.processes) if self.share.even else ()
         least = max((len(self.planned(update, rank)) for rank in ranks), default=1)
-        return self.over(*self._place(update), least=least)
+        return self.over(*self._place(update, self.share.rank), least=least)
 
-    def planned(self, update: int, rank: int | None = None) -> list[list[int]]:
-        """The lengths of the rows in each pass of an update, in this process or in the one of that rank."""
+    def planned(self, update: int, rank: int = 0) -> list[list[int]]:
+        """The lengths of the rows in each pass of an update, in the process of that rank."""
         epoch, position = self._place(update, rank)
         lengths = self.rows.lengths(epoch, position, self.share.micro_batch)[1].tolist()
         return [[lengths[row] for row in rows] for rows in plan(lengths, self.limit)]
 
-    def _place(self, update: int, rank: int | None = None) -> tuple[int, Tensor]:
+    def _place(self, update: int, rank: int) -> tuple[int, Tensor]:
         """The epoch of an update, and where in the epoch's order the rows of a process stand."""
         epoch, update = divmod(update, self.updates_per_epoch)
         return epoch, (update * self.share.global_batch + self.share.rows(rank)) % self.rows.count
@@ -268,71 +247,73 @@ class UpdatePasses:
         the step still running, so the device never goes idle between steps.
         """
         if self.rows.device.type != "cuda":
-            return self._built(epoch, position, least)
+            return self._build(epoch, position, least)
         main = torch.cuda.current_stream()
         if self.side is None:
             torch.cuda.synchronize()  # the data's own upload
             self.side = torch.cuda.Stream(priority=-1)
         with torch.cuda.stream(self.side):
-            passes = self._built(epoch, position, least)
+            passes = self._build(epoch, position, least)
         main.wait_stream(self.side)
         for one in passes:
-            for value in (*vars(one).values(), *(vars(one.packed).values() if one.packed else ())):
-                if isinstance(value, Tensor):
-                    value.record_stream(main)
+            for part in (one, one.slots, one.segments):
+                for value in vars(part).values() if part else ():
+                    if isinstance(value, Tensor):
+                        value.record_stream(main)
         return passes
 
-    def _built(self, epoch: int, position: Tensor, least: int) -> list[Pass]:
-        size, goal = self.share.micro_batch, self.objective
-        width, end = self.rows.lengths(epoch, position, size)
+    def _build(self, epoch: int, position: Tensor, least: int) -> list[Pass]:
+        """Lay out all rows in the order of their passes, hide their slots, and cut both into passes."""
+        width, end = self.rows.lengths(epoch, position, self.share.micro_batch)
         planned = plan(end.tolist(), self.limit, least=least)
         order = torch.tensor([row for rows in planned for row in rows])
-        batch, at = self.rows(epoch, position[order], width[order])
-        noised = self.rows.noising(batch, goal.mask, forced=goal.forced, at=at)
-        mini_batch = (order // size).to(batch.ids.device, non_blocking=True)
-        slots = loss_slots(batch, noised, goal.normaliser, shift=goal.shift, mini_batch=mini_batch)
-        bounds = list(accumulate(map(len, planned), initial=0))
+        batch, origin = self.rows(epoch, position[order], width[order])
+        noised = self.objective.noise(batch, origin)
+        mini_batch = (order // self.share.micro_batch).to(batch.ids.device, non_blocking=True)
+        slots = self.objective.loss_slots(batch, noised, mini_batch)
         columns = batch.ids.shape[1]
+        bounds = list(accumulate(map(len, planned), initial=0))
         edges = torch.tensor([row * columns for row in bounds]).to(slots.where.device, non_blocking=True)
         cuts = torch.searchsorted(slots.where, edges).tolist()
         passes = []
         for (first, last), (a, b) in zip(pairwise(bounds), pairwise(cuts), strict=True):
+            ids, lengths = noised.ids[first:last], end[order[first:last]]
             part = Slots(*(value[a:b] for value in vars(slots).values()))
-            row, column = part.where // columns - first, part.where % columns
-            ids, ends = noised.ids[first:last], end[order[first:last]]
-            what = (part.label, part.weight, part.kind, int(ends.sum()))
-            if self.limit.packed:
-                sequence, start, packed = self._end_to_end(ids, ends)
-                passes.append(Pass(sequence, start[row] + column, *what, packed=packed))
+            row, column, tokens = part.where // columns - first, part.where % columns, int(lengths.sum())
+            if self.limit.end_to_end:
+                sequence, start, segments = self._end_to_end(ids, lengths)
+                part = replace(part, where=start[row] + column)
+                passes.append(Pass(sequence, part, tokens, segments=segments))
                 continue
-            longest = self.limit.rounded(int(ends.max()))
+            longest = self.limit.rounded(int(lengths.max()))
+            part = replace(part, where=row * longest + column)
             # Where nothing is hidden no mask is given: the plain attention kernel is the fast one.
-            inside = _columns(batch.inside[first:last], longest) if bool((ends < longest).any()) else None
-            passes.append(Pass(_columns(ids, longest), row * longest + column, *what, inside=inside))
+            inside = _columns(batch.inside[first:last], longest) if bool((lengths < longest).any()) else None
+            passes.append(Pass(_columns(ids, longest), part, tokens, inside))
         return passes
 
-    def _end_to_end(self, ids: Tensor, end: Tensor) -> tuple[Tensor, Tensor, PackedPass]:
+    def _end_to_end(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Segments]:
         """Rows (R, S) as one sequence (1, T), where each row begins (R,), and the same for attention.
 
         The filler after the rows is a row of its own; rows of length zero bring their number to a power of two, again
         for few shapes.
         """
-        device, tokens = ids.device, int(end.sum())
+        device, tokens = ids.device, int(lengths.sum())
         spare = self.limit.rounded(tokens) - tokens
-        start = end.cumsum(0) - end
-        number = torch.repeat_interleave(torch.arange(len(end)), end)
+        start = lengths.cumsum(0) - lengths
+        number = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         positions = torch.arange(tokens) - start[number]
         source = (number * ids.shape[1] + positions).to(device, non_blocking=True)
-        count = len(end) + bool(spare)
+        count = len(lengths) + bool(spare)
         empty = (1 << (count - 1).bit_length()) - count if self.limit.multiple > 1 else 0
-        rows = torch.cat([end, torch.tensor([spare] * bool(spare) + [0] * empty, dtype=torch.long)])
-        packed = PackedPass(
+        rows = torch.cat([lengths, torch.tensor([spare] * bool(spare) + [0] * empty, dtype=torch.long)])
+        segments = Segments(
             F.pad(positions, (0, spare)).to(device, non_blocking=True),
             F.pad(rows.cumsum(0), (1, 0)).int().to(device, non_blocking=True),
             max(self.rows.longest, spare),
         )
-        chosen = F.pad(ids.flatten()[source], (0, spare))
-        return chosen[None], start.to(device, non_blocking=True), packed
+        sequence = F.pad(ids.flatten()[source], (0, spare))
+        return sequence[None], start.to(device, non_blocking=True), segments
 
 
 def _columns(rows: Tensor, columns: int) -> Tensor:

@@ -74,22 +74,31 @@ def field_map(text: str | None) -> dict[str, str]:
 
 
 def conversation(record: Any, names: Mapping[str, str] | None = None) -> list[Message]:
-    """The messages of a record, with their roles checked. `names` is a field map; without one the format is detected.
+    """The messages of a record, a JSON value or the bytes of one, with their roles checked.
+
+    `names` is a field map; without one the format is detected.
 
     Formats: `messages` or `conversations` (role and content, or ShareGPT's from and value), `prompt` and `response`
     (or `completion`), Alpaca's `instruction`, `input` and `output`. `system` beside any of them is the system prompt.
     """
     names = names or {}
+    if isinstance(record, bytes):
+        try:
+            record = json.loads(record.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise Dropped("bad", f"not JSON in UTF-8 ({first_line(error)})") from None
     if isinstance(record, list) and record and all(isinstance(message, Mapping) for message in record):
         record = {names.get("messages", "messages"): record}
     if not isinstance(record, Mapping):
         raise Dropped("bad", "not an object")
-    # Parquet fills gaps with null.
-    fields = {key: value for key, value in record.items() if value is not None}
+    fields = _fields(record, names)
+    for name in ("messages", "prompt", "response"):
+        if name in names and name not in fields:
+            given = ", ".join(map(repr, fields)) or "none"
+            raise Dropped("bad", f"no field {names[name]!r} (--map); it has {given}")
     messages = _messages(fields, names)
-    system = fields.get(names.get("system", "system"))
-    if system is not None and not (messages and messages[0]["role"] == "system"):
-        messages = [{"role": "system", "content": _content(system, "system")}, *messages]
+    if "system" in fields and not (messages and messages[0]["role"] == "system"):
+        messages = [{"role": "system", "content": _content(fields["system"], "system")}, *messages]
     if messages and messages[0]["role"] == "system" and not messages[0]["content"].strip():
         messages = messages[1:]
 
@@ -117,51 +126,47 @@ def answers(messages: Sequence[Message], turns: str = "last") -> list[int]:
     return found if turns == "every" else found[-1:]
 
 
+def _fields(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of an object under our names, without nulls, with which Parquet fills gaps."""
+    fields = {key: value for key, value in record.items() if value is not None}
+    own = {key: value for key, value in fields.items() if key not in names}
+    return own | {ours: fields[theirs] for ours, theirs in names.items() if theirs in fields}
+
+
 def _messages(fields: Mapping[str, Any], names: Mapping[str, str]) -> list[Message]:
-    for ours in ("messages", "prompt", "response"):
-        if ours in names and names[ours] not in fields:
-            raise Dropped(
-                "bad", f"no field {names[ours]!r} (--map); it has {', '.join(map(repr, fields)) or 'none'}"
-            )
-    listed = [name for name in (names.get("messages", ""), "messages", "conversations") if name in fields]
-    if listed and "prompt" not in names:
-        return _listed(fields[listed[0]], listed[0], names)
-    prompt = names.get("prompt", "prompt")
-    response = names.get("response", "response" if "response" in fields else "completion")
-    if prompt in fields and response in fields:
-        return _pair(_content(fields[prompt], prompt), _content(fields[response], response))
-    if "instruction" in fields and "output" in fields:
+    name = "messages" if "messages" in fields else "conversations"
+    if name in fields and "prompt" not in names:
+        value = fields[name]
+        if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
+            raise Dropped("bad", f"{name} is not a list of objects with a role and a content")
+        return [_message(_fields(message, names), f"{name}[{place}]") for place, message in enumerate(value)]
+    if "prompt" in fields and ("response" in fields or "completion" in fields):
+        name = "response" if "response" in fields else "completion"
+        question, answer = _content(fields["prompt"], "prompt"), _content(fields[name], name)
+    elif "instruction" in fields and "output" in fields:
         parts = [_content(fields[name], name) for name in ("instruction", "input") if name in fields]
         question = "\n\n".join(part for part in parts if part.strip())
-        return _pair(question, _content(fields["output"], "output"))
-    raise Dropped(
-        "bad",
-        "neither 'messages' or 'conversations', nor 'prompt' and 'response', nor 'instruction' and 'output'; "
-        "--map names other fields",
-    )
+        answer = _content(fields["output"], "output")
+    else:
+        raise Dropped(
+            "bad",
+            "neither 'messages' or 'conversations', nor 'prompt' and 'response', nor 'instruction' and 'output'; "
+            "--map names other fields",
+        )
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _pair(prompt: str, response: str) -> list[Message]:
-    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
-
-
-def _listed(value: Any, name: str, names: Mapping[str, str]) -> list[Message]:
-    if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
-        raise Dropped("bad", f"{name} is not a list of objects with a role and a content")
-    messages = []
-    for place, message in enumerate(value):
-        where = f"{name}[{place}]"
-        sharegpt = "role" not in names and "role" not in message and "from" in message
-        given = message.get("from" if sharegpt else names.get("role", "role"))
-        role = ROLES.get(str(given).strip().lower())
-        if role is None:
-            known = ", ".join(sorted({*ROLES.values()}))
-            raise Dropped("bad", f"{where}: role {given!r:.60} is unknown; use one of {known}")
-        if role == "tool" or message.get("tool_calls") or message.get("function_call"):
-            raise Dropped("tools", f"{where} calls a tool or holds its result")
-        content = message.get("value" if sharegpt else names.get("content", "content"))
-        messages.append({"role": role, "content": _content(content, where)})
-    return messages
+def _message(fields: Mapping[str, Any], where: str) -> Message:
+    if "role" not in fields and "from" in fields:  # ShareGPT's names
+        fields = {**fields, "role": fields["from"], "content": fields.get("value")}
+    given = fields.get("role")
+    role = ROLES.get(str(given).strip().lower())
+    if role is None:
+        known = ", ".join(sorted({*ROLES.values()}))
+        raise Dropped("bad", f"{where}: role {given!r:.60} is unknown; use one of {known}")
+    if role == "tool" or fields.get("tool_calls") or fields.get("function_call"):
+        raise Dropped("tools", f"{where} calls a tool or holds its result")
+    return {"role": role, "content": _content(fields.get("content"), where)}
 
 
 def _content(value: Any, where: str) -> str:
@@ -186,7 +191,7 @@ def read(path: Path) -> Iterator[tuple[str, list[Message], str]]:
     with readable(path, "text", DataError):
         for place, record in records(path):
             try:
-                messages = conversation(parse(record))
+                messages = conversation(record)
                 (answer,) = answers(messages)
             except Dropped as dropped:
                 raise DataError(f"{place}: {dropped.detail}.") from None
@@ -196,7 +201,7 @@ def read(path: Path) -> Iterator[tuple[str, list[Message], str]]:
 def records(path: Path) -> Iterator[tuple[str, Any]]:
     """(where it stands, record) of each record of a JSON file: an array of records in a .json file, or JSON lines.
 
-    A line is given as it stands, for `parse`. Blank lines are left out, but they count as lines.
+    A line is given as it stands, in bytes. Blank lines are left out, but they count as lines.
     """
     if path.suffix == ".json":
         try:
@@ -212,13 +217,3 @@ def records(path: Path) -> Iterator[tuple[str, Any]]:
         for number, line in enumerate(file, 1):
             if text := line.removeprefix(codecs.BOM_UTF8).strip():
                 yield f"{path}:{number}", text
-
-
-def parse(record: Any) -> Any:
-    """The JSON value of a line's bytes. Records that are values already are given back."""
-    if not isinstance(record, bytes):
-        return record
-    try:
-        return json.loads(record.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise Dropped("bad", f"not JSON in UTF-8 ({first_line(error)})") from None

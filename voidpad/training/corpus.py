@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tempfile
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
@@ -31,8 +32,7 @@ from voidpad.models.text import SpecialTokenError, encode_chat, encode_text, raw
 from voidpad.roles import Roles
 from voidpad.training import chats
 from voidpad.training.chats import REASONS, Dropped, Message
-from voidpad.training.padding import Pairs
-from voidpad.training.prepared import Prepared
+from voidpad.training.prepared import Pairs, Prepared
 
 CHUNK = 64  # records that a worker gets at a time
 # Characters of a token. A text of millions of them is too long without being tokenised, which would take a gigabyte.
@@ -83,7 +83,7 @@ class Counts:
 
     def __str__(self) -> str:
         dropped = [*self.dropped_conversations.items(), *self.dropped_examples.items()]
-        parts = ", ".join(f"{count} ({REASONS[reason]})" for reason, count in dropped if count)
+        parts = ", ".join(f"{count} ({REASONS[reason]})" for reason, count in dropped)
         return f"conversations read: {self.conversations}; dropped: {parts or 'none'}"
 
 
@@ -98,31 +98,29 @@ def prepare(
             f"{name}: this tokenizer has no chat template; `voidpad data prepare --raw` takes chats as plain text."
         )
     counts, seen = Counts(), set[bytes]()
-    rows = array(
-        "q"
-    )  # of each usable example: tokens of the prompt and of the response, and whether it is whole
+    rows = array("q")  # of each usable example: tokens of prompt and response, and whether it is whole
     with tempfile.TemporaryFile() as spool:
         for place, outcomes in _encoded(sources, name, request):
             counts.conversations += 1
-            for made in outcomes:
-                reason, dropped = made.reason, counts.dropped_conversations
-                if made.digest is not None:  # about an example
+            for one in outcomes:
+                reason, dropped = one.reason, counts.dropped_conversations
+                if one.digest is not None:
                     counts.examples += 1
                     dropped = counts.dropped_examples
-                    reason = "repeated" if made.digest in seen else reason
-                    seen.add(made.digest)
+                    reason = "repeated" if one.digest in seen else reason
+                    seen.add(one.digest)
                 if reason in chats.FAULTS and not request.skip_bad:
-                    raise DataError(f"{place}: {made.detail}; correct it, or pass --skip-bad.")
+                    raise DataError(f"{place}: {one.detail}; correct it, or pass --skip-bad.")
                 if reason:
                     counts.note(reason, place)
                     dropped[reason] = dropped.get(reason, 0) + 1
                     continue
-                ids = [*made.prompt, *made.response][: request.max_length]
+                ids = [*one.prompt, *one.response][: request.max_length]
                 if tokenizer.unk_token_id in ids:
                     counts.unknown += 1
                     counts.note("unknown", place)
-                answer = len(ids) - len(made.prompt)
-                rows.extend((len(made.prompt), answer, answer == len(made.response)))
+                answer = len(ids) - len(one.prompt)
+                rows.extend((len(one.prompt), answer, answer == len(one.response)))
                 spool.write(np.array(ids, dtype=np.int32).tobytes())
         if not rows:
             raise DataError(f"nothing to learn; {counts}.")
@@ -130,19 +128,16 @@ def prepare(
         lengths = np.frombuffer(rows, dtype=np.int64).reshape(-1, 3)
         order = np.random.default_rng(request.seed).permutation(len(lengths))
         kept = np.sort(order[: request.sample])
-        counts.dropped_examples["not_sampled"] = len(lengths) - len(kept)
         ends = np.concatenate([[0], lengths[:, :2].sum(1).cumsum()])
         tokens = np.memmap(spool, dtype=np.int32, mode="r")
         taken = torch.from_numpy(np.concatenate([tokens[ends[row] : ends[row + 1]] for row in kept]))
     prompt, response, whole = torch.from_numpy(lengths[kept]).unbind(1)
     counts.kept_whole = int(whole.sum())
     counts.kept_cut = len(kept) - counts.kept_whole
-    notes = {
-        "sources": list(sources),
-        "tokenizer": name,
-        "counts": asdict(counts),
-        "request": asdict(request),
-    }
+    if len(kept) < len(lengths):
+        counts.dropped_examples["not_sampled"] = len(lengths) - len(kept)
+    facts = {"counts": asdict(counts), "request": asdict(request)}
+    notes = {"sources": list(sources), "tokenizer": name, **facts}
     return Prepared(Pairs(taken, prompt, response, whole.bool()), roles, notes), counts
 
 
@@ -150,11 +145,13 @@ def prepare(
 
 
 class Outcome(NamedTuple):
-    """What became of a record, if it gave no example, or of one of its examples."""
+    """What became of an example, or of a record that gave none."""
 
+    digest: bytes | None = (
+        None  # of the example's text without surrounding blanks; None: a record that gave none
+    )
     reason: str = ""  # a key of chats.REASONS; empty: the example is usable
     detail: str = ""
-    digest: bytes | None = None  # of the example's text without surrounding blanks; None: about a record
     prompt: Sequence[int] = ()
     response: Sequence[int] = ()
 
@@ -184,34 +181,32 @@ def _encoded(sources: Sequence[str], name: str, request: CorpusRequest) -> Itera
 
 def _records(source: str) -> Iterator[tuple[str, Any]]:
     """(where it stands, record) of each record of a source: JSON, Parquet, or a hub id owner/name[:config[:split]]."""
-    path, number = Path(source), 0
+    path, record = Path(source), None
     with readable(path, path.suffix[1:] or "data", DataError):
-        if path.suffix in (".jsonl", ".json", ".ndjson"):
-            for number, found in enumerate(chats.records(path), 1):  # noqa: B007
-                yield found
-        elif path.suffix == ".parquet":
-            from pyarrow import parquet
-
-            with path.open("rb") as file:
-                rows = (
-                    row for batch in parquet.ParquetFile(file).iter_batches() for row in batch.to_pylist()
-                )
-                for number, row in enumerate(rows, 1):
-                    yield f"{source} row {number}", row
-        elif source.split(":")[0].count("/") == 1:
-            import datasets
-
-            hub, config, split = (*source.split(":"), "", "")[:3]
-            for number, row in enumerate(
-                datasets.load_dataset(hub, config or None, split=split or "train"), 1
-            ):
-                yield f"{source} row {number}", row
-        else:
-            raise ConfigError(
-                f"source {source!r}: give a .jsonl or .parquet file, or a hub id owner/name[:config[:split]]."
-            )
-    if not number:
+        is_json = path.suffix in (".jsonl", ".json", ".ndjson")
+        for record in chats.records(path) if is_json else _rows(source, path):
+            yield record
+    if record is None:
         raise DataError(f"{source}: the file is empty; put one conversation on each line.")
+
+
+def _rows(source: str, path: Path) -> Iterator[tuple[str, Any]]:
+    rows: Iterable[Any]
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        rows = (row for batch in parquet.ParquetFile(path).iter_batches() for row in batch.to_pylist())
+    elif source.split(":")[0].count("/") == 1:
+        import datasets
+
+        hub, config, split = (*source.split(":"), "", "")[:3]
+        rows = datasets.load_dataset(hub, config or None, split=split or "train")
+    else:
+        raise ConfigError(
+            f"source {source!r}: give a .jsonl or .parquet file, or a hub id owner/name[:config[:split]]."
+        )
+    for number, row in enumerate(rows, 1):
+        yield f"{source} row {number}", row
 
 
 def _encode_chunk(name: str, request: CorpusRequest, chunk: Sequence[tuple[str, Any]]) -> list[Encoded]:
@@ -227,15 +222,16 @@ def _outcomes(name: str, request: CorpusRequest, record: Any) -> list[Outcome]:
     Turns only ever make a prompt longer, so after the first prompt that is too long the rest is not tokenised.
     """
     try:
-        messages = chats.conversation(chats.parse(record), request.names)
+        messages = chats.conversation(record, request.names)
         answers = chats.answers(messages, request.turns)
         if request.raw and answers[-1] > 1:
             raise Dropped("needs_template", f"{answers[-1]} messages before the answer")
     except Dropped as dropped:
-        return [Outcome(dropped.reason, dropped.detail)]
+        return [Outcome(reason=dropped.reason, detail=dropped.detail)]
     tokenizer, roles = _vocabulary(name)
-    digest, read, characters, room = hashlib.blake2b(digest_size=16), 0, 0, request.drop_longer
-    outcomes, too_long = [], False
+    most = LONGEST_TOKEN * request.drop_longer
+    digest, read, characters = hashlib.blake2b(digest_size=16), 0, 0.0
+    outcomes = []
     for answer in answers:
         for message in messages[read:answer]:
             digest.update(json.dumps([message["role"], message["content"].strip()]).encode())
@@ -243,25 +239,22 @@ def _outcomes(name: str, request: CorpusRequest, record: Any) -> list[Outcome]:
         read, response = answer, messages[answer]["content"]
         this = digest.copy()
         this.update(json.dumps(response.strip()).encode())
-        outcome = Outcome(digest=this.digest())
-        too_long = too_long or characters > LONGEST_TOKEN * room
-        if too_long or len(response) > LONGEST_TOKEN * room:
-            outcomes.append(outcome._replace(reason="too_long"))
-            continue
-        try:
-            ids, text = encode_example(tokenizer, roles, messages[:answer], response, raw=request.raw)
-        except Dropped as dropped:
-            outcomes.append(outcome._replace(reason=dropped.reason, detail=dropped.detail))
-            continue
-        too_long = len(ids) > room
-        reason = ""
-        if not text:
-            reason = "empty"
-        elif len(ids) + len(text) > room:
-            reason = "too_long"
-        elif len(ids) >= request.max_length:
-            reason = "no_room"
-        outcomes.append(outcome._replace(reason=reason, prompt=ids, response=text))
+        outcome = Outcome(this.digest(), "too_long")
+        if characters <= most and len(response) <= most:
+            try:
+                ids, text = encode_example(tokenizer, roles, messages[:answer], response, raw=request.raw)
+                reason = ""
+                if not text:
+                    reason = "empty"
+                elif len(ids) + len(text) > request.drop_longer:
+                    reason = "too_long"
+                elif len(ids) >= request.max_length:
+                    reason = "no_room"
+                outcome = outcome._replace(reason=reason, prompt=ids, response=text)
+                characters = characters if len(ids) <= request.drop_longer else math.inf
+            except Dropped as dropped:
+                outcome = outcome._replace(reason=dropped.reason, detail=dropped.detail)
+        outcomes.append(outcome)
     return outcomes
 
 
@@ -290,25 +283,3 @@ def encode_example(
         token = tokenizer.convert_ids_to_tokens(min(special))
         raise Dropped("special_tokens", f"the prompt contains the model's special token {token}")
     return ids, answer
-
-
-# What a prepared file holds
-
-QUANTILES = {"min": 0.0, "5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "95 %": 0.95, "max": 1.0}
-
-
-def stats(prepared: Prepared) -> dict[str, Any]:
-    """Lengths of a prepared file. `cdf` is F(m), the share of examples whose response has at most m tokens."""
-    pairs = prepared.pairs
-    response = pairs.response.double()
-    longest = int(response.max())
-    found: dict[str, Any] = {
-        "examples": len(pairs),
-        "tokens": len(pairs.tokens),
-        "truncated": int((~pairs.complete & ~pairs.has_gaps).sum()),
-    }
-    for name, lengths in (("prompt", pairs.prompt.double().numpy()), ("response", response.numpy())):
-        values = np.quantile(lengths, [*QUANTILES.values()]).tolist()
-        found[name] = {**dict(zip(QUANTILES, values, strict=True)), "mean": float(lengths.mean())}
-    steps = [*(2**k for k in range(3, 14) if 2**k < longest), longest]
-    return {**found, "cdf": {m: float((response <= m).double().mean()) for m in steps}}

@@ -1,15 +1,14 @@
 """Noise and loss: which slots of a row are hidden (spec 1.3), and what the loss is at these slots (spec 1.4).
 
-A noised batch gives its loss slots, each with a label and a weight; the loss is the weighted sum of the cross
-entropies, and the vocabulary head is applied at loss slots only.
+An `Objective` hides slots of a batch (`noise`) and gives its loss slots, each with a label and a weight (`loss_slots`).
+`SlotLoss` is the network up to the cross entropies there; the loss is their weighted sum.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,70 +20,30 @@ from voidpad.training.padding import Batch
 
 LEVEL, KIND, WIDTH = 1, 2, 3  # names of the numbers that a row draws once, hashed with its key
 GOLDEN_STEP = (math.sqrt(5) - 1) / 2
-RESPONSE, EOS, PADDING = 0, 1, 2  # uint8 codes
-KINDS = ("response", "eos", "padding")
+KINDS = ("response", "eos", "padding")  # of loss slots; their codes are 0, 1 and 2
+EOS, PADDING = 1, 2
+Normaliser = Literal["per_row", "per_slot"]
 
 
-# Noise
-
-
-@dataclass(frozen=True)
-class NoisedBatch:
-    """A batch with some of its slots masked, and the probability with which that happened."""
-
-    ids: Tensor  # (B, S): the batch with hidden slots replaced by MASK
-    hidden: Tensor  # (B, S) bool: loss slots
-    rate: Tensor  # (B,): probability with which a slot of the row was hidden
-    forced: bool = False  # every semantic EOS was hidden with probability 1 instead
+# Random numbers
 
 
 @dataclass(frozen=True)
-class Noising:
-    """Settings of the noise. Draws are keyed by (seed, epoch, example), never by batch, process or restart."""
+class Origin:
+    """Which rows of the data a batch holds. What a row draws depends on this and the seed, on nothing else."""
 
-    seed: int = 42
-    eps: float = 1e-3
-    stratified: bool = False  # noise levels spread evenly over consecutive rows
-    suffix: float = 0.0  # share of rows whose right end is hidden in one piece: the states decoding visits
+    epoch: int
+    example: Tensor  # (B,) int64
+    position: Tensor  # (B,) int64, in the epoch's order
 
-    def key(self, epoch: Tensor, example: Tensor) -> Tensor:
-        """The hash (B,) int64 from which all draws of these rows are derived."""
-        return absorb(absorb(torch.full_like(example, self.seed), epoch), example)
-
-    def level(self, at: At) -> Tensor:
-        """The noise level t of each row. Stratified levels step by the golden ratio through the epoch's order, so that
-        consecutive rows cover [0, 1) evenly, whatever the batch size."""
-        if not self.stratified:
-            return draw(self.key(at.epoch, at.example), LEVEL)
-        offset = draw(self.key(at.epoch, torch.zeros_like(at.example)), LEVEL)
-        return (offset + at.position.double() * GOLDEN_STEP) % 1.0
-
-    def __call__(self, batch: Batch, mask: int, *, forced: bool, at: At) -> NoisedBatch:
-        """Hide slots of `batch` for the rows `at`; `forced` hides every semantic EOS with weight 1 (VOID)."""
-        rate = rates(self.level(at), self.eps)
-        key = self.key(at.epoch, at.example)
-        draws = _uniform(key, batch.ids.shape[1])
-        if self.suffix:
-            chosen = draw(key, KIND) < self.suffix
-            draws = torch.where(chosen[:, None], from_the_right(batch.target), draws)
-        return corrupt(batch, mask, rate=rate, draws=draws, forced=forced)
+    def to(self, device: torch.device | str) -> Origin:
+        example, position = (part.to(device, non_blocking=True) for part in (self.example, self.position))
+        return Origin(self.epoch, example, position)
 
 
-@dataclass(frozen=True)
-class At:
-    """Which rows of the data a batch holds, and where in the run they stand. All (B,) int64."""
-
-    epoch: Tensor
-    example: Tensor
-    position: Tensor  # in the epoch's order
-
-    def to(self, device: torch.device | str) -> At:
-        return At(*(part.to(device, non_blocking=True) for part in vars(self).values()))
-
-
-def rates(level: Tensor, eps: float = 1e-3) -> Tensor:
-    """p = (1 - eps) t + eps, in float32."""
-    return ((1 - eps) * level + eps).float()
+def row_key(seed: int, epoch: int, example: Tensor) -> Tensor:
+    """The hash (B,) int64 from which all draws of these rows are derived."""
+    return absorb(absorb(torch.full_like(example, seed), torch.full_like(example, epoch)), example)
 
 
 def draw(key: Tensor, what: int) -> Tensor:
@@ -92,7 +51,7 @@ def draw(key: Tensor, what: int) -> Tensor:
     return (shift_right(absorb(key, torch.full_like(key, what)), 11).double() + 0.5) * 2.0**-53
 
 
-def _uniform(key: Tensor, slots: int) -> Tensor:
+def _draw_slots(key: Tensor, slots: int) -> Tensor:
     """(B, slots) float32 numbers in [0, 1] from one 64-bit key per row.
 
     A row's slots are a counter hashed in 32 bits with murmur3's constants, the key mixed in twice: a quarter of
@@ -107,21 +66,16 @@ def _uniform(key: Tensor, slots: int) -> Tensor:
     return z.float().mul_(2.0**-32).add_(0.5)
 
 
-def from_the_right(target: Tensor) -> Tensor:
-    """Draws that hide a suffix: a target slot with k target slots to its right and n in all gets (k + 1/2) / n."""
-    count = target.sum(1, keepdim=True).clamp(min=1)
-    return (count - target.cumsum(1) + 0.5) / count
+# Noise and weights
 
 
-def corrupt(batch: Batch, mask: int, *, rate: Tensor, draws: Tensor, forced: bool) -> NoisedBatch:
-    """Hide the target slots whose draw is below the row's rate (B,); a forced EOS is hidden with probability 1."""
-    hidden = batch.target & (draws < rate[:, None])
-    if forced:
-        hidden |= batch.eos
-    return NoisedBatch(batch.ids.masked_fill(hidden, mask), hidden, rate, forced)
+@dataclass(frozen=True)
+class NoisedBatch:
+    """A batch with some of its slots masked, and the probability with which that happened."""
 
-
-# Loss
+    ids: Tensor  # (B, S): the batch with hidden slots replaced by MASK
+    hidden: Tensor  # (B, S) bool: loss slots
+    rate: Tensor  # (B,): probability with which a slot of the row was hidden
 
 
 @dataclass(frozen=True)
@@ -131,24 +85,76 @@ class Slots:
     where: Tensor  # (N,) index into the flattened (B * S) rows
     label: Tensor  # (N,) clean ids
     weight: Tensor  # (N,) float32; the loss is the weighted sum of the cross entropies
-    kind: Tensor  # (N,) RESPONSE, EOS or PADDING
+    kind: Tensor  # (N,) uint8 place in KINDS
 
 
-# (batch, row of each loss slot (N,), mini-batch of each row (B,)) -> divisors (N,)
-Normaliser = Callable[[Batch, Tensor, Tensor], Tensor]
+@dataclass(frozen=True)
+class Objective:
+    """What is learnt of a row: which of its slots are hidden, and how much the cross entropy at each of them weighs."""
 
+    mask: int
+    normaliser: Normaliser = "per_row"
+    shift: int = 0  # 1 (Dream): the label at j is predicted by the output at j - 1
+    forced: bool = False  # every semantic EOS is hidden and weighs 1 (VOID padding)
+    seed: int = 42
+    eps: float = 1e-3
+    stratified: bool = False  # noise levels spread evenly over consecutive rows
+    suffix: float = 0.0  # share of rows whose right end is hidden in one piece: the states decoding visits
 
-def _per_row(batch: Batch, rows: Tensor, mini_batch: Tensor) -> Tensor:
-    """LLaDA: the mean over rows of the sum divided by all target slots of the row, padding included."""
-    return (batch.slots * _members(mini_batch))[rows]
+    def level(self, rows: Origin) -> Tensor:
+        """The noise level t of each row. Stratified levels step by the golden ratio through the epoch's order, so that
+        consecutive rows cover [0, 1) evenly, whatever the batch size."""
+        if not self.stratified:
+            return draw(row_key(self.seed, rows.epoch, rows.example), LEVEL)
+        offset = draw(row_key(self.seed, rows.epoch, torch.zeros_like(rows.example)), LEVEL)
+        return (offset + rows.position.double() * GOLDEN_STEP) % 1.0
 
+    def noise(self, batch: Batch, rows: Origin) -> NoisedBatch:
+        """Hide slots of these rows."""
+        key = row_key(self.seed, rows.epoch, rows.example)
+        draws = _draw_slots(key, batch.ids.shape[1])
+        if self.suffix:
+            # A target slot with k target slots to its right, of n in all, gets (k + 1/2) / n: that hides a suffix.
+            count = batch.target.sum(1, keepdim=True).clamp(min=1)
+            from_the_right = (count - batch.target.cumsum(1) + 0.5) / count
+            chosen = draw(key, KIND) < self.suffix
+            draws = torch.where(chosen[:, None], from_the_right, draws)
+        return self.hide(batch, self.level(rows), draws)
 
-def _per_slot(batch: Batch, rows: Tensor, mini_batch: Tensor) -> Tensor:
-    """Dream: the sum divided by the number of loss slots of the mini-batch."""
-    return _members(mini_batch[rows], most=len(mini_batch))
+    def hide(self, batch: Batch, level: Tensor, draws: Tensor) -> NoisedBatch:
+        """Hide the target slots whose draw (B, S) is below p = (1 - eps) t + eps for their row's level t (B,)."""
+        rate = ((1 - self.eps) * level + self.eps).float()
+        hidden = batch.target & (draws < rate[:, None])
+        if self.forced:
+            hidden |= batch.eos
+        return NoisedBatch(batch.ids.masked_fill(hidden, self.mask), hidden, rate)
 
+    def loss_slots(self, batch: Batch, noised: NoisedBatch, mini_batch: Tensor | None = None) -> Slots:
+        """Where the loss is taken, and with what weights.
 
-NORMALISERS: dict[str, Normaliser] = {"per_row": _per_row, "per_slot": _per_slot}
+        The loss is the mean over mini-batches, each counted by its rows. `mini_batch` (B,) numbers them below B;
+        without it all rows are one.
+        """
+        hidden = noised.hidden
+        if mini_batch is None:
+            mini_batch = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
+        if self.shift:
+            hidden = hidden & (torch.arange(hidden.shape[1], device=hidden.device) >= self.shift)
+        where = hidden.flatten().nonzero()[:, 0]
+        rows = where // hidden.shape[1]
+        kind = (batch.eos.byte() * EOS + batch.padding.byte() * PADDING).flatten()[where]
+        rate = noised.rate.double()[rows]
+        if self.forced:
+            rate = torch.where(kind == EOS, 1.0, rate)
+        members = _members(mini_batch)
+        if (
+            self.normaliser == "per_row"
+        ):  # LLaDA: a row's sum by all its target slots, then the mean over rows
+            divisor = (batch.slots * members)[rows]
+        else:  # Dream: the sum by the loss slots of the mini-batch
+            divisor = _members(mini_batch[rows], most=len(mini_batch))
+        weight = (members.double() / len(mini_batch))[rows] / (rate * divisor)
+        return Slots(where - self.shift, batch.ids.flatten()[where], weight.float(), kind)
 
 
 def _members(group: Tensor, most: int | None = None) -> Tensor:
@@ -157,37 +163,12 @@ def _members(group: Tensor, most: int | None = None) -> Tensor:
     return sizes.index_add_(0, group, torch.ones_like(group))[group]
 
 
-def loss_slots(
-    batch: Batch,
-    noised: NoisedBatch,
-    normaliser: Normaliser,
-    *,
-    shift: int = 0,
-    mini_batch: Tensor | None = None,
-) -> Slots:
-    """Where the loss is taken. With shift 1 (Dream) the label at j is predicted by the output at j - 1.
-
-    The loss is the mean over mini-batches, each counted by its rows. `mini_batch` (B,) numbers them below B; without
-    it all rows are one.
-    """
-    hidden = noised.hidden
-    if mini_batch is None:
-        mini_batch = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
-    if shift:
-        hidden = hidden & (torch.arange(hidden.shape[1], device=hidden.device) >= shift)
-    where = hidden.flatten().nonzero()[:, 0]
-    rows = where // hidden.shape[1]
-    kind = (batch.eos.byte() * EOS + batch.padding.byte() * PADDING).flatten()[where]
-    rate = noised.rate.double()[rows]
-    rate = torch.where(kind == EOS, 1.0, rate) if noised.forced else rate
-    share = _members(mini_batch).double() / len(mini_batch)
-    weight = share[rows] / (rate * normaliser(batch, rows, mini_batch))
-    return Slots(where - shift, batch.ids.flatten()[where], weight.float(), kind)
+# The network's part
 
 
 @dataclass(frozen=True)
-class PackedPass:
-    """Where the rows of a pass lie that are one sequence, end to end."""
+class Segments:
+    """Where rows lie that were laid end to end in one sequence."""
 
     positions: Tensor  # (T,) of each token in its row
     bounds: Tensor  # (R + 1,) int32: where each row begins
@@ -199,13 +180,10 @@ class Pass:
     """What is computed at once, forward and backward: some rows of an update and their loss slots."""
 
     ids: Tensor  # (R, S) rows padded to the longest, or (1, T) rows end to end
-    where: Tensor  # (N,) loss slots: index into the flattened ids
-    label: Tensor  # (N,) clean ids
-    weight: Tensor  # (N,) float32
-    kind: Tensor  # (N,) RESPONSE, EOS or PADDING
+    slots: Slots  # `where` is an index into the flattened ids
     tokens: int  # of the rows, without what fills up the pass
     inside: Tensor | None = None  # (R, S) bool: what attention sees; None: everything
-    packed: PackedPass | None = None  # of rows end to end
+    segments: Segments | None = None  # of rows end to end
 
 
 class SlotLoss(nn.Module):
@@ -229,26 +207,26 @@ class SlotLoss(nn.Module):
         where: Tensor,
         label: Tensor,
         inside: Tensor | None = None,
-        packed: PackedPass | None = None,
+        segments: Segments | None = None,
     ) -> Tensor:
         """The cross entropy (N,) of `label` at the slots `where` (N,) of the flattened `ids` (B, S).
 
-        Attention sees the slots `inside` (B, S); rows that are laid end to end are told apart by `packed`.
+        Attention sees the slots `inside` (B, S); rows that are laid end to end are told apart by `segments`.
         """
         # A PeftModel passes both calls on to the model inside.
         decoder, head = self.net.get_decoder(), self.net.get_output_embeddings()
         embedded = decoder.get_input_embeddings()(ids)
         if embedded.dtype == torch.float32 and torch.is_autocast_enabled(ids.device.type):
             embedded = embedded.to(self.residual)
-        if packed is not None:
+        if segments is not None:
             # Packed attention takes the queries that share a key head as one segment.
             groups = self.net.config.num_attention_heads // self.net.config.num_key_value_heads
             spans = {
-                "position_ids": packed.positions[None],
-                "cu_seq_lens_q": packed.bounds * groups,
-                "cu_seq_lens_k": packed.bounds,
-                "max_length_q": packed.longest * groups,
-                "max_length_k": packed.longest,
+                "position_ids": segments.positions[None],
+                "cu_seq_lens_q": segments.bounds * groups,
+                "cu_seq_lens_k": segments.bounds,
+                "max_length_q": segments.longest * groups,
+                "max_length_k": segments.longest,
             }
         elif inside is not None and self.net.config._attn_implementation == "sdpa":
             # In its final shape already: given a 2-D mask, transformers would wait for the device to learn whether it

@@ -27,10 +27,12 @@ def optimizers(model: nn.Module, part: OptimPart) -> list[torch.optim.Optimizer]
 
     Every group notes its `initial_lr`, which the schedule multiplies.
     """
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    matrices = [p for name, p in named if part.name == "muon" and p.ndim == 2 and ".layers." in name]
-    chosen = {id(p) for p in matrices}
-    rest = [p for _, p in named if id(p) not in chosen]
+    matrices: list[Tensor] = []
+    rest: list[Tensor] = []
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            by_muon = part.name == "muon" and p.ndim == 2 and ".layers." in name
+            (matrices if by_muon else rest).append(p)
     groups = [
         {"params": [p for p in rest if p.ndim >= 2], "weight_decay": part.weight_decay},
         {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},  # norms and biases
@@ -65,25 +67,21 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
+            momentum, lr, decay = group["momentum"], group["lr"], group["weight_decay"]
             shapes: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for p in group["params"]:
                 if p.grad is not None:
                     shapes[p.shape].append(p)
+                    if not self.state[p]:
+                        self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             for shape, matrices in shapes.items():
-                self._step(group, shape, matrices)
-
-    def _step(self, group: dict[str, Any], shape: torch.Size, matrices: list[Tensor]) -> None:
-        momentum, lr = group["momentum"], group["lr"]
-        for p in matrices:
-            if not self.state[p]:
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        grads = [p.grad for p in matrices if p.grad is not None]
-        buffers = [self.state[p]["momentum_buffer"] for p in matrices]
-        torch._foreach_lerp_(buffers, grads, 1 - momentum)
-        ahead = torch._foreach_lerp(grads, buffers, momentum)  # Nesterov
-        update = orthogonal(torch.stack(ahead))
-        torch._foreach_mul_(matrices, 1 - lr * group["weight_decay"])
-        torch._foreach_add_(matrices, list(update.unbind()), alpha=-lr * 0.2 * math.sqrt(max(shape)))
+                grads = [p.grad for p in matrices if p.grad is not None]
+                buffers = [self.state[p]["momentum_buffer"] for p in matrices]
+                torch._foreach_lerp_(buffers, grads, 1 - momentum)
+                ahead = torch._foreach_lerp(grads, buffers, momentum)  # Nesterov
+                update = orthogonal(torch.stack(ahead))
+                torch._foreach_mul_(matrices, 1 - lr * decay)
+                torch._foreach_add_(matrices, list(update.unbind()), alpha=-lr * 0.2 * math.sqrt(max(shape)))
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:

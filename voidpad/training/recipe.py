@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from voidpad.errors import ConfigError, format_validation_error
 from voidpad.files import readable, store
-from voidpad.models.device import TrainingQuantizerName
 from voidpad.training.padding import POLICIES, PaddingPolicy, PolicyName
 
 UnitFloat = Annotated[float, Field(ge=0, le=1)]
@@ -47,7 +46,7 @@ class ModelPart(RecipeSection):
     scratch: Scratch | None = None
     tokenizer: str | None = None  # folder whose tokenizer is saved with a network from scratch
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    quantize: TrainingQuantizerName | None = None  # frozen weights in fewer bits under LoRA (4bit: QLoRA)
+    quantize: Literal["8bit", "4bit"] | None = None  # frozen weights in fewer bits under LoRA (4bit: QLoRA)
     attention: str | None = None  # a transformers attention back-end, such as flash_attention_2
     init_void: Literal["eos", "mean", "keep"] = "eos"  # what the VOID rows of embedding and head start from
 
@@ -94,7 +93,7 @@ class PaddingPart(RecipeSection):
 
 
 class NoisePart(RecipeSection):
-    eps: Annotated[float, Field(gt=0, lt=1)] = 1e-3
+    eps: Share = 1e-3
     stratified: bool = False
     suffix: UnitFloat = 0.0
     normaliser: Literal["per_row", "per_slot"] | None = None  # None: the model family's
@@ -120,8 +119,7 @@ class OptimPart(RecipeSection):
     decay: UnitFloat = 0.0
 
 
-# Settings of [run] that a restart may not change, because they change what is learnt; nor any of the other sections.
-LEARNING_FIELDS = ("global_batch", "micro_batch", "seed", "bf16")
+LEARNING_FIELDS = ("global_batch", "micro_batch", "seed", "bf16")  # of [run], which change what is learnt
 
 
 class RunPart(RecipeSection):
@@ -188,6 +186,13 @@ class TrainingRecipe(RecipeSection):
     def policy(self) -> PaddingPolicy | None:
         """How answers are padded; None for packed rows, which have no padding."""
         return POLICIES[self.padding.policy] if self.data.layout == "pairs" else None
+
+    def learnt(self) -> dict[str, Any]:
+        """The settings that decide what is learnt, by their full names; a restart may not change them."""
+        values = self.model_dump(mode="json")
+        values["run"] = {name: values["run"][name] for name in LEARNING_FIELDS}
+        sections = {name: part if isinstance(part, dict) else {"": part} for name, part in values.items()}
+        return {f"{name}.{key}".rstrip("."): part[key] for name, part in sections.items() for key in part}
 
     @model_validator(mode="before")
     @classmethod
@@ -269,25 +274,21 @@ def write_starter(path: Path, *, model: str, data: str | None = None) -> None:
     canvas widths it was trained with. Nothing is downloaded.
     """
     from voidpad.models import read_card
-    from voidpad.models.adapter import refuse_adapter
-    from voidpad.models.locate import BUILT_IN, locate
+    from voidpad.models.locate import BUILT_IN, locate, refuse_adapter
     from voidpad.models.weights import headers
 
     if path.exists():
         raise ConfigError(f"--init {path}: already exists; choose another name.")
-    lr = "5e-5                  # the paper's, for 8 billion parameters"
-    width = 'width = "batch"            # as wide as the longest row of the mini-batch'
+    lr, width = "5e-5", 'width = "batch"'
     if model in BUILT_IN or Path(model).is_dir():
         refuse_adapter(model)
         folder = locate(model)
         card = read_card(folder)
         if sum(math.prod(tensor.shape) for tensor in headers(folder).values()) < SMALL:
-            lr = "1e-3                  # for a small model; 5e-5 for billions of parameters"
+            lr = "1e-3"
         before = (card.recipe if card else {}).get("padding") or {}
         if before.get("width") == "window":
-            width = (
-                f'width = "window"           # the canvases it was trained on\nwindow = {before["window"]}'
-            )
+            width = f'width = "window"\nwindow = {before["window"]}'
     data, output = data or str(path.with_suffix(".safetensors")), str(path.with_suffix(""))
     words = {"model": model, "data": data, "output": output}
     quoted = {f"{name}_text": json.dumps(text) for name, text in words.items()}  # as TOML strings

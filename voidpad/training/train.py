@@ -1,6 +1,6 @@
 """Training from a recipe: `train(recipe)`, or `voidpad train RECIPE`, alone or under `accelerate launch`.
 
-How to read this module: `train` is a run from its start, or its last checkpoint, to the final model. `Run` builds what
+Read from top to bottom: `train` is a run from its start, or its last checkpoint, to the final model. `Run` builds what
 the recipe names. `Run.updates` is the loop: each round makes one update (`_update`: the passes of this process, forward
 and backward, the mean over processes, the optimizers' step) and, where it is due, a log entry (`_log`), the loss on the
 held-out examples (`evaluate`) and a checkpoint (`save`). `load` is the way back from a checkpoint.
@@ -11,6 +11,7 @@ a checkpoint holds weights, the optimizers' state and how far the run has come.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -37,15 +38,16 @@ from torch.distributed.tensor import DTensor
 
 from voidpad.engine.packed import compile_layers
 from voidpad.errors import ConfigError
+from voidpad.files import read_json, store
+from voidpad.models.load import load
+from voidpad.models.save import write_network
 from voidpad.training import checkpoint, setup
-from voidpad.training import prepared as data
 from voidpad.training.losses import KINDS, Pass, SlotLoss
 from voidpad.training.optim import optimizers, rate_factor
+from voidpad.training.prepared import Prepared, read
 from voidpad.training.recipe import TrainingRecipe
 
 Entry = dict[str, float]  # one line of metrics.jsonl
-# A pass of fewer tokens leaves a GPU's matrix products below full speed: rather than halve it, recompute layers.
-EFFICIENT = 2048
 GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
 # Not strict: an adapter's checkpoint has no frozen weights, and those stay as they are.
 SCATTER = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
@@ -68,7 +70,7 @@ def train(
     recipe: TrainingRecipe,
     *,
     resume: bool | str | Path = False,
-    max_seconds: float | None = None,
+    max_seconds: float = math.inf,
     watch: Callable[[Run, list[Entry]], None] = lambda run, entries: None,
 ) -> Trained:
     """Run a recipe to its end, or until `max_seconds` have passed here.
@@ -77,7 +79,7 @@ def train(
     first update and after every update with the log entries made since.
     """
     output = Path(recipe.run.output)
-    prepared = data.read(recipe.data.path)
+    prepared = read(recipe.data.path)
     with checkpoint.locked(output):
         start = checkpoint.start(recipe, output, resume)
         run = Run(recipe, prepared)
@@ -92,9 +94,9 @@ def train(
 class Run:
     """A run in one process: the network, its optimizers, its passes, and how far it has come."""
 
-    def __init__(self, recipe: TrainingRecipe, prepared: data.Prepared | None = None) -> None:
+    def __init__(self, recipe: TrainingRecipe, prepared: Prepared | None = None) -> None:
         run, cuda = recipe.run, torch.cuda.is_available()
-        prepared = prepared or data.read(recipe.data.path)
+        prepared = prepared or read(recipe.data.path)
         self.recipe, self.output = recipe, Path(run.output)
         self.accelerator = Accelerator(
             cpu=not cuda,
@@ -103,7 +105,7 @@ class Run:
             project_config=ProjectConfiguration(logging_dir=str(self.output / "tensorboard")),
         )
         self.device, self.processes = self.accelerator.device, self.accelerator.num_processes
-        self.half = run.computes_in_bfloat16(cuda=cuda)
+        self.bfloat16 = run.computes_in_bfloat16(cuda=cuda)
         self.model = setup.network(recipe, prepared, self.device)
         self.compiled = setup.compiles(recipe, examples=len(prepared.pairs))
         self.passes, self.held_out = setup.update_passes(
@@ -122,9 +124,9 @@ class Run:
             options = {"emulate_precision_casts": True} if recipe.lora else None
             compile_layers(self.model.net.get_decoder(), options=options)
         self.module: Any = SlotLoss(self.model.net, residual=getattr(torch, run.residual)).to(self.device)
-        self.checkpointed = 0  # layers that are computed again in the backward pass
+        self.recomputing = False
         if run.checkpointing is True:
-            self.checkpoint_layers()
+            self._recompute_layers()
         # A process that no launcher started has nothing to share its weights with.
         self.sharded = run.fsdp and torch.distributed.is_initialized()
         if self.sharded:
@@ -135,20 +137,21 @@ class Run:
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.optimizers = optimizers(self.module, recipe.optim)
 
-        self.update = 0  # updates made, over all restarts; as of the last log entry are seconds and tokens
-        self.tokens = 0
-        self.best: tuple[int, float] | None = None  # update and loss of the best checkpoint
-        self._seconds = 0.0  # of training before this restart
-        self._began = time.monotonic()
-        self._warm: float | None = None  # when the first update of this process was done
-        # Since the last log entry, of this process: the loss, tokens, and cross entropy and slots of each kind.
-        self._sums = torch.zeros(2 + 2 * len(KINDS), dtype=torch.float64, device=self.device)
-        self._logged = (0, 0.0)  # update and seconds at the last log entry
+        # How far the run has come, over all restarts. Tokens are those up to the last log entry.
+        self.update, self.tokens = 0, 0
+        self.best: tuple[int, float] | None = None  # update and held-out loss of the best checkpoint
+        self._earlier_seconds = 0.0  # of training before this restart
+        self._timed_from: float | None = None  # when the first update of this process was done
+        # Since the last log entry, in this process: loss and tokens; cross entropy and slots of each kind.
+        self._sums = torch.zeros(1 + len(KINDS), 2, dtype=torch.float64, device=self.device)
+        self._logged_update = 0
+        self._logged_seconds: float | None = None  # None: by another process, or not yet
 
     @property
     def seconds(self) -> float:
         """Seconds of training over all restarts. Start-up and the first update, which may compile, do not count."""
-        return self._seconds + (0.0 if self._warm is None else time.monotonic() - self._warm)
+        here = 0.0 if self._timed_from is None else time.monotonic() - self._timed_from
+        return self._earlier_seconds + here
 
     @property
     def finished(self) -> bool:
@@ -158,28 +161,29 @@ class Run:
 
     # The loop
 
-    def updates(self, max_seconds: float | None = None) -> Iterator[list[Entry]]:
+    def updates(self, max_seconds: float = math.inf) -> Iterator[list[Entry]]:
         """Train to the end of the run, or until `max_seconds` have passed here. Yields the log entries of each update.
 
         A checkpoint is written every `run.save_every` updates and after the last one.
         """
-        self._began, first = time.monotonic(), self.update
+        deadline = time.monotonic() + max_seconds
         self._start_reports()
         stop = self.finished
         while not stop:
-            norm = self._update()
+            gradient_norm = self._update()
             self.update += 1
-            if self.update == first + 1:
-                self._warm = time.monotonic()
-            stop = self._must_stop(max_seconds)
+            if self._timed_from is None:
+                self._timed_from = time.monotonic()
+            stop = self._must_stop(deadline)
             save = stop or self.update % self.save_every == 0
             entries = []
             if save or self.update % self.recipe.run.log_every == 0:
-                entries.append(self._log(norm))
+                entries.append(self._log(gradient_norm))
             if save and self.held_out:
-                entries.append(self.evaluate())
-                if self.best is None or entries[-1]["eval_loss"] < self.best[1]:
-                    self.best = (self.update, entries[-1]["eval_loss"])
+                held_out = self.evaluate()
+                entries.append(held_out)
+                if self.best is None or held_out["eval_loss"] < self.best[1]:
+                    self.best = (self.update, held_out["eval_loss"])
             # Before the checkpoint: a restart deletes the entries of updates that it makes again, but adds none.
             self._report(entries)
             if save:
@@ -188,16 +192,16 @@ class Run:
         for tracker in self.accelerator.trackers:
             tracker.finish()
 
-    def _must_stop(self, max_seconds: float | None) -> bool:
+    def _must_stop(self, deadline: float) -> bool:
         """Whether this was the last update, of the run or of this process."""
-        if self.total is not None and (self.finished or max_seconds is None):
-            return self.finished
-        spent = self.finished or time.monotonic() - self._began >= (max_seconds or math.inf)
+        if self.total is not None and (self.update >= self.total or deadline == math.inf):
+            return self.update >= self.total
+        late = self.finished or time.monotonic() >= deadline
         if self.processes == 1:
-            return spent
+            return late
         if self.update % self.recipe.run.log_every:
             return False  # clocks differ, so processes agree by a message, which not every update is worth
-        return bool(self.accelerator.reduce(torch.tensor(float(spent), device=self.device), "sum"))
+        return bool(self.accelerator.reduce(torch.tensor(float(late), device=self.device), "sum"))
 
     def _update(self) -> Tensor:
         """One update of the weights; returns the norm of its gradient.
@@ -213,9 +217,9 @@ class Run:
             try:
                 # The loss is a weighted sum over slots, so the passes of an update add up.
                 for one in passes:
-                    loss, found = self._forward(one)
+                    loss, measured = self._forward(one)
                     loss.backward()
-                    sums += found
+                    sums += measured
                 break
             except torch.OutOfMemoryError as error:
                 self._make_room(passes, error)
@@ -236,6 +240,7 @@ class Run:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, optim.clip, norm)
 
         if run.seconds:
+            # At least a thousandth of the warm-up: the clock stands at zero until the first update is done.
             progress = max(self.seconds / run.seconds, 1e-3 * optim.warmup)
         else:
             progress = (self.update + 0.5) / (self.total or 1)
@@ -248,13 +253,14 @@ class Run:
 
     def _forward(self, one: Pass) -> tuple[Tensor, Tensor]:
         """The loss of a pass, and what it adds to `_sums`."""
-        with torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext():
-            entropy = self.module(one.ids, one.where, one.label, one.inside, one.packed)
-        loss = (entropy * one.weight).sum()
-        member = (one.kind[:, None] == torch.arange(len(KINDS), device=self.device)).double()
-        tokens = torch.full_like(loss, one.tokens, dtype=torch.float64)
-        sums = [loss.detach()[None], tokens[None], entropy.detach().double() @ member, member.sum(0)]
-        return loss, torch.cat(sums)
+        slots = one.slots
+        with torch.autocast(self.device.type, torch.bfloat16) if self.bfloat16 else nullcontext():
+            entropy = self.module(one.ids, slots.where, slots.label, one.inside, one.segments)
+        loss = (entropy * slots.weight).sum()
+        member = (slots.kind[:, None] == torch.arange(len(KINDS), device=self.device)).double()
+        total = torch.stack([loss.detach().double(), torch.full_like(loss, one.tokens, dtype=torch.float64)])
+        of_kinds = torch.stack([entropy.detach().double() @ member, member.sum(0)], 1)
+        return loss, torch.cat([total[None], of_kinds])
 
     def _make_room(self, passes: list[Pass], error: torch.OutOfMemoryError) -> None:
         """Make the passes half as large. Small ones, and single rows, first have all layers recomputed."""
@@ -263,43 +269,43 @@ class Run:
             raise ConfigError(
                 f"out of memory in a pass of {largest:,} tokens; lower run.pass_tokens."
             ) from error
-        single_rows = len(passes) == len(self.passes.share.rows())
-        small = largest <= EFFICIENT or single_rows
-        if small and self.recipe.run.checkpointing == "auto" and not self.checkpointed:
-            self.checkpoint_layers()
+        single_rows = len(passes) == self.passes.share.global_batch // self.processes
+        small = largest <= setup.ON_GPU or single_rows
+        if small and self.recipe.run.checkpointing == "auto" and not self.recomputing:
+            self._recompute_layers()
         elif not single_rows:
             self.passes.limit.tokens = largest // 2
         else:
             raise ConfigError(f"out of memory in a pass of one row of {largest:,} tokens.") from error
 
-    def checkpoint_layers(self) -> None:
-        """Compute every layer again in the backward pass, from now on, instead of keeping what it computed."""
+    def _recompute_layers(self) -> None:
+        """Gradient checkpointing: from now on the backward pass computes every layer again instead of keeping it."""
         self.model.net.gradient_checkpointing_enable({"use_reentrant": False})
-        self.checkpointed = len(self.model.net.get_decoder().layers)
+        self.recomputing = True
 
     # What is measured
 
-    def _log(self, norm: Tensor) -> Entry:
+    def _log(self, gradient_norm: Tensor) -> Entry:
         """The entry of an update: means since the last entry and over all processes."""
-        update, seconds = self._logged
-        loss, tokens, *slots = self.accelerator.reduce(self._sums, "sum").tolist()
+        (loss, tokens), *of_kinds = self.accelerator.reduce(self._sums, "sum").tolist()
         self.tokens += int(tokens)
         entry = {
             "step": self.update,
             "epoch": self.update / self.per_epoch,
-            "loss": loss / self.processes / (self.update - update),
-            **_means(slots),
-            "grad_norm": float(norm.full_tensor() if isinstance(norm, DTensor) else norm),
+            "loss": loss / self.processes / (self.update - self._logged_update),
+            **_means(of_kinds),
+            "grad_norm": float(
+                gradient_norm.full_tensor() if isinstance(gradient_norm, DTensor) else gradient_norm
+            ),
             "learning_rate": self.optimizers[0].param_groups[0]["lr"],
             "seconds": round(self.seconds, 3),
             "tokens": self.tokens,
             "pass_tokens": self.passes.limit.tokens,
         }
-        # Not in the first entry of a process, whose first update is not timed.
-        if self.seconds > seconds > self._seconds:
-            entry["tokens_per_second"] = round(tokens / (self.seconds - seconds))
+        if self._logged_seconds is not None:
+            entry["tokens_per_second"] = round(tokens / (self.seconds - self._logged_seconds))
         self._sums = torch.zeros_like(self._sums)
-        self._logged = (self.update, self.seconds)
+        self._logged_update, self._logged_seconds = self.update, self.seconds
         return entry
 
     @torch.no_grad()
@@ -307,24 +313,31 @@ class Run:
         """The loss on the held-out examples, with the same noise every time. Every process measures all of them."""
         assert self.held_out is not None
         self.module.eval()
-        count, loss, slots = self.held_out.rows.count, 0.0, torch.zeros_like(self._sums[2:])
+        count, loss, sums = self.held_out.rows.count, 0.0, torch.zeros_like(self._sums)
         for position in torch.arange(count).split(self.held_out.share.global_batch):
             for one in self.held_out.over(0, position):
-                found, sums = self._forward(one)
+                found, measured = self._forward(one)
                 loss += float(found) * len(position)
-                slots += sums[2:]
+                sums += measured
         return {
             "step": self.update,
             "epoch": self.update / self.per_epoch,
             "eval_loss": loss / count,
-            **{f"eval_{name}": value for name, value in _means(slots.tolist()).items()},
+            **{f"eval_{name}": value for name, value in _means(sums[1:].tolist()).items()},
         }
 
     def _start_reports(self) -> None:
-        """Begin metrics.jsonl and the trackers of run.report_to. Entries that a restart will make again are deleted."""
+        """Begin metrics.jsonl and the trackers of run.report_to.
+
+        The file is written anew, so a link in its place is not followed. Entries that a restart will make again are
+        left out, and so is a line that a killed process left torn.
+        """
         self.accelerator.wait_for_everyone()  # every process has looked for an older run in the folder
         if self.accelerator.is_main_process:
-            checkpoint.trim_metrics(self.output, self.update)
+            path = self.output / checkpoint.METRICS
+            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+            whole = (line for line in lines if line.endswith("}\n"))
+            store(path, [line for line in whole if json.loads(line)["step"] <= self.update])
         self.accelerator.init_trackers("voidpad")
         for tracker in self.accelerator.trackers:
             if tracker.name != "tensorboard":  # which would begin another folder for them
@@ -332,7 +345,8 @@ class Run:
 
     def _report(self, entries: list[Entry]) -> None:
         if self.accelerator.is_main_process and entries:
-            checkpoint.append_metrics(self.output, entries)
+            with (self.output / checkpoint.METRICS).open("a") as file:
+                file.writelines(f"{json.dumps(entry)}\n" for entry in entries)
         for entry in entries:
             self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=self.update)
 
@@ -344,22 +358,26 @@ class Run:
         weights: dict[str, Any] | None = None
         states: list[Any] = [optimizer.state_dict() for optimizer in self.optimizers]
         if self.sharded:
-            weights = get_model_state_dict(self.module, options=GATHER)
+            gathered = get_model_state_dict(self.module, options=GATHER)
+            weights = {name.removeprefix("net."): tensor for name, tensor in gathered.items()}
             states = [get_optimizer_state_dict(self.module, self.optimizers[0], options=GATHER)]
         if self.accelerator.is_main_process:
-            with checkpoint.staged(self.output, self.update) as folder:
-                checkpoint.write_weights(folder, self.model, weights)
+            last, best = self._checkpoints()
+            with checkpoint.staged(last) as folder:
+                write_network(self.model, folder, weights)
                 torch.save(states, folder / checkpoint.OPTIMIZER)
-                checkpoint.Progress(self.update, self.seconds, self.tokens, self.best).write(folder)
+                progress = {"seconds": self.seconds, "tokens": self.tokens, "best": self.best}
+                store(folder / checkpoint.PROGRESS, [json.dumps({"update": self.update, **progress})])
                 self.model.card.write(folder)  # last, because without its card a checkpoint does not load
-            checkpoint.rotate(self.output, self.recipe.run.keep, best=self.best[0] if self.best else None)
+            checkpoint.rotate(self.output, self.recipe.run.keep, best)
         self.accelerator.wait_for_everyone()
 
     def load(self, folder: Path) -> None:
         """Go on from a checkpoint."""
-        progress = checkpoint.Progress.read(folder)
-        self.update, self._seconds, self.tokens = progress.update, progress.seconds, progress.tokens
-        self.best, self._logged = progress.best, (progress.update, progress.seconds)
+        progress = read_json(folder / checkpoint.PROGRESS, ConfigError)
+        self.update = self._logged_update = progress["update"]
+        self._earlier_seconds, self.tokens = progress["seconds"], progress["tokens"]
+        self.best = progress["best"]
         weights: dict[str, Tensor] = {}
         states: list[Any] = [{}]
         if self.accelerator.is_main_process or not self.sharded:
@@ -376,23 +394,28 @@ class Run:
 
     def end(self) -> Trained:
         """Export the final model if the run is finished, and say what there is."""
-        last = self.output / f"checkpoint-{self.update}"
-        best = self.output / f"checkpoint-{self.best[0]}" if self.best else None
+        folder, best = self._checkpoints()
         finished = self.finished
-        if finished and self.accelerator.is_main_process:
-            chosen = best if best and self.recipe.run.choose == "best" else last
-            stored = chosen if self.sharded or chosen != last else None
-            checkpoint.export(self.model, stored, self.output / checkpoint.FINAL, self.recipe.run.export)
+        if finished:
+            chosen = best if best and self.recipe.run.choose == "best" else folder
+            in_memory = chosen == folder and not self.sharded
+            folder = self.output / checkpoint.FINAL
+            if self.accelerator.is_main_process:
+                model = self.model if in_memory else load(chosen)
+                checkpoint.export(model, folder, self.recipe.run.export)
         self.accelerator.wait_for_everyone()
-        folder = self.output / checkpoint.FINAL if finished else last
         lowest = self.best[1] if self.best else None
         return Trained(folder, finished, self.update, self.seconds, self.tokens, best, lowest)
 
+    def _checkpoints(self) -> tuple[Path, Path | None]:
+        """The folders of the checkpoint after this update and of the one with the lowest held-out loss."""
+        best = self.output / f"checkpoint-{self.best[0]}" if self.best else None
+        return self.output / f"checkpoint-{self.update}", best
 
-def _means(slots: list[float]) -> Entry:
+
+def _means(of_kinds: list[list[float]]) -> Entry:
     """The mean cross entropy of each kind of slot, of their sums and counts."""
-    sums, counts = slots[: len(KINDS)], slots[len(KINDS) :]
-    return {f"loss_{name}": s / n for name, s, n in zip(KINDS, sums, counts, strict=True) if n}
+    return {f"loss_{name}": total / n for name, (total, n) in zip(KINDS, of_kinds, strict=True) if n}
 
 
 def _trackers(recipe: TrainingRecipe) -> list[str]:

@@ -48,10 +48,21 @@ def page(traces: Sequence[Named], extension: PageExtension | None = None) -> str
     style, script = _asset("page.css"), "\n".join(_asset(name) for name in SCRIPTS)
     if extension is not None:
         style, script = f"{style}\n{extension.style}", f"{script}\n{extension.script}"
+    # Only this style sheet and this script run, and nothing is asked of anybody but the page's own server.
+    policy = [
+        "default-src 'none'",
+        "connect-src 'self'" if extension else "connect-src 'none'",
+        f"style-src {_digest(style)}",
+        f"script-src {_digest(script)}",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "require-trusted-types-for 'script'",
+    ]
     parts = {
         "name": extension.name if extension else "replay",
         "aside": extension.aside if extension else "",
-        "csp": _policy(style, script, connects=extension is not None),
+        "csp": "; ".join(policy),
         "style": style,
         "script": script,
         "data": embedded(traces, extension.data if extension else {}),
@@ -66,21 +77,6 @@ def embedded(traces: Sequence[Named], more: Mapping[str, Any] | None = None) -> 
         header, *passes, end = records(one.trace)
         payload["traces"].append({"name": one.name, "header": header, "passes": passes, "end": end})
     return json.dumps(payload, ensure_ascii=True, allow_nan=False, separators=(",", ":")).translate(_ESCAPED)
-
-
-def _policy(style: str, script: str, *, connects: bool = False) -> str:
-    """Only this style sheet and this script, and no request to anywhere, or to the page's own server alone."""
-    allowed = [
-        "default-src 'none'",
-        *(["connect-src 'self'"] if connects else []),
-        f"style-src {_digest(style)}",
-        f"script-src {_digest(script)}",
-        "img-src data:",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "require-trusted-types-for 'script'",
-    ]
-    return "; ".join(allowed)
 
 
 def _digest(text: str) -> str:

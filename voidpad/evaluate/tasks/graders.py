@@ -128,16 +128,17 @@ def serve(module: str, name: str) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for line in sys.stdin:
-            reply = _outcome(grade, *json.loads(line)) if line.strip() else "ready"
+            reply: Any = "ready"
+            if line.strip():
+                try:
+                    reply = "value", grade(*json.loads(line))
+                except Exception as error:
+                    reply = "raised", _reason(error)
             print(json.dumps(reply), file=replies, flush=True)
 
 
-def _outcome(grade: Grader, answer: str, doc: Doc) -> tuple[str, Any]:
+def _reason(error: Exception) -> str:
     try:
-        return "value", grade(answer, doc)
-    except Exception as error:
-        try:
-            reason = f"{type(error).__name__}: {error}"
-        except Exception:  # an exception whose text cannot be made, such as an integer of too many digits
-            reason = type(error).__name__
-        return "raised", printable(reason[:200])
+        return printable(f"{type(error).__name__}: {error}"[:200])
+    except Exception:  # an exception whose text cannot be made, such as an integer of too many digits
+        return type(error).__name__

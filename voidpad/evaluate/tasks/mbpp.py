@@ -64,7 +64,7 @@ def checks(doc: Doc) -> str:
     return "\n".join(part for part in [doc["test_setup_code"], *doc["test_list"][:TESTS]] if part)
 
 
-def entry_point(doc: Doc) -> str | None:
+def authors_entry(doc: Doc) -> str | None:
     found = ASSERTED.search("\n".join(doc["test_list"][:TESTS]))
     return found[1] if found else None
 
@@ -109,7 +109,7 @@ def authors_program(answer: str, doc: Doc) -> str:
         first = next((at for at, line in enumerate(lines) if line.lstrip().startswith(STARTS)), 0)
         code = "\n".join(lines[first:]).strip()
     defined = DEFINED.search(code)
-    entry = entry_point(doc) or (defined[1] if defined else None)
+    entry = authors_entry(doc) or (defined[1] if defined else None)
     text = tidy(code)
     whole = "\n".join(text.splitlines()[:100]).strip()
     source = whole if tree_of(whole) else longest_span(text)

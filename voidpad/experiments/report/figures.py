@@ -14,7 +14,7 @@ from voidpad.errors import ConfigError
 from voidpad.experiments.report.frame import Value, column, combined, graded, ordered, select
 from voidpad.experiments.report.layout import METRICS, FigureLayout
 
-# Text stays text and ids stay the same, so that equal results give equal files.
+# Text stays text, ids stay the same and there is no date, so that equal results give equal files.
 LOOK: Any = {
     "svg.hashsalt": "voidpad",
     "text.parse_math": False,  # a dollar in a name is a dollar
@@ -52,17 +52,11 @@ def plots(layout: FigureLayout, rows: pd.DataFrame, name: str = "runs") -> list[
         with matplotlib.rc_context(LOOK):
             figure = _heat(layout, mine) if layout.kind == "heat" else _along(layout, mine)
             figure.suptitle(title)
-            svg = svg_bytes(figure)
+            drawing = BytesIO()
+            figure.savefig(drawing, format="svg", metadata={"Date": None})
         words = "".join(mark.lower() if mark.isalnum() else " " for mark in title).split()
-        drawn.append(Plot(f"figures/{name}-{'-'.join(words)}.svg", title, svg))
+        drawn.append(Plot(f"figures/{name}-{'-'.join(words)}.svg", title, drawing.getvalue()))
     return drawn
-
-
-def svg_bytes(figure: Figure) -> bytes:
-    """The figure as an SVG file without a date."""
-    out = BytesIO()
-    figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
 
 
 def _value(rows: pd.DataFrame, layout: FigureLayout, x: Any, by: Any) -> Value:

@@ -1,8 +1,8 @@
 """Run folders and sweep folders -> one DataFrame with a row for each task of each run.
 
 Columns: `model`, `method`, `task`, `grader`, the recipe's labels; `plan.*` (every field of the plan) and `config.*`
-(every field of `EvalConfig`); the metrics of `METRICS`, `n`, `test_size`, `correct`; and the objects `provenance`,
-`scores` and `path`. A cell of a sweep that has not finished is a row without numbers.
+(every field of `EvalConfig`); the metrics of `METRICS`, `n`, `test_size`, `correct`; `examples` (n of how many); and
+the objects `provenance` and `scores` (by grader). A cell of a sweep that has not finished is a row without numbers.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _table(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     measured = [name for name in METRICS if name not in ("tokens_per_pass", "speedup")]  # these are computed
     for name in (*measured, "n", "test_size", "correct"):
         found[name] = pd.to_numeric(found[name]) if name in found else float("nan")
-    return found
+    return graded(found, found["grader"]) if "scores" in found else found
 
 
 def _rows(run: RunFolder, cell: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -92,21 +92,22 @@ def _rows(run: RunFolder, cell: Mapping[str, Any]) -> list[dict[str, Any]]:
     with damaged(run.path / "results.json"):
         facts = results["provenance"]
         # An adaptive length has no number of passes to the end of its canvas.
-        steps = head["plan"].get("steps") if facts["fixed_canvas"] else None
+        steps = head["plan"].get("steps") if facts["probe_growth"] == 0 else None
         # Tasks that shared a run have no wall time of their own.
         wall = results["wall_seconds"] if len(results["tasks"]) == 1 else None
         for task, found in results["tasks"].items():
-            nfe = found["passes_decode"]
+            n, size, nfe = found["n"], found["test_size"], found["passes_decode"]
             row = {
                 **named,
                 "task": task,
                 "provenance": facts,
-                "n": found["n"],
-                "test_size": found["test_size"],
+                "n": n,
+                "test_size": size,
+                "examples": str(n) if n == size else f"{n} of {size}",
                 "scores": {name: one["correct"] for name, one in found["scores"].items()},
                 "filter": found["filter"],
                 "correct": found["correct"],
-                "score": 100 * found["correct"] / found["n"],
+                "score": 100 * found["correct"] / n,
                 "nfe": nfe,
                 "nfe_reduction": 100 * (1 - nfe / steps) if steps else None,
                 "probes": found["passes_probe"],
@@ -118,25 +119,19 @@ def _rows(run: RunFolder, cell: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "without_eos": 100 * found["share_without_eos"],
                 "wall": wall,
             }
-            rows.append(_graded(row, row["grader"]))
+            rows.append(row)
     return rows
 
 
-def _graded(row: dict[str, Any], grader: str) -> dict[str, Any]:
-    """The same generations under another grader of the task; a task without it keeps its own."""
-    correct = row["scores"].get(grader)
-    if correct is None:
-        return row
-    return {**row, "correct": correct, "score": 100 * correct / row["n"], "filter": grader, "grader": grader}
-
-
-def graded(rows: pd.DataFrame, grader: str) -> pd.DataFrame:
-    """All rows under another grader."""
-    if not grader:
-        return rows
-    done = rows[rows["n"].notna()]
-    changed = pd.DataFrame([_graded(row, grader) for row in done.to_dict("records")], index=done.index)
-    return pd.concat([changed, rows[rows["n"].isna()]]).sort_index()
+def graded(rows: pd.DataFrame, grader: str | pd.Series[Any]) -> pd.DataFrame:
+    """The same generations under another grader of their tasks; a task without it keeps its own."""
+    wanted = pd.Series(grader, index=rows.index, dtype=object)
+    pairs = zip(rows["scores"], wanted, strict=True)
+    found = [scores.get(name) if isinstance(scores, dict) else None for scores, name in pairs]
+    correct = pd.Series(found, index=rows.index, dtype=float)
+    known = correct.notna()
+    changed = {"correct": correct, "score": 100 * correct / rows["n"], "filter": wanted, "grader": wanted}
+    return rows.assign(**{name: values.where(known, rows[name]) for name, values in changed.items()})
 
 
 def _method_label(config: Mapping[str, Any]) -> str:
@@ -213,18 +208,18 @@ class Value:
         return f"{self.number:.{self.decimals}f}"
 
 
-def combined(rows: pd.DataFrame, name: str, tasks: int = 1) -> Value:
+def combined(rows: pd.DataFrame, name: str, task_count: int = 1) -> Value:
     """A metric over runs: averaged over the runs of a task, then unweighted over tasks.
 
-    Unknown until every run has finished, and while there are fewer than so many `tasks`.
+    Unknown until every run has finished, and while there are fewer tasks than `task_count`.
     """
     metric = METRICS[name]
     unknown = Value(decimals=metric.decimals)
     groups = [group for _, group in rows.groupby("task", sort=False)]
-    if len(groups) < tasks:
+    if len(groups) < task_count:
         return unknown
     if name == "tokens_per_pass":
-        answer, nfe = combined(rows, "answer", tasks).number, combined(rows, "nfe", tasks).number
+        answer, nfe = (combined(rows, part, task_count).number for part in ("answer", "nfe"))
         return Value(answer / nfe, metric.decimals) if answer is not None and nfe else unknown
     if rows[name].isna().any():
         return unknown

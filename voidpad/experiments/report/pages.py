@@ -1,4 +1,5 @@
-"""A whole report: the tables and figures of some folders, as Markdown, one HTML file, CSV and verdicts."""
+"""A whole report: the tables and figures of some folders, as Markdown, one HTML file, CSV and verdicts; or two runs
+compared item by item."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ from typing import Any
 import pandas as pd
 from markdown_it import MarkdownIt
 
-from voidpad.errors import DataError, printable
+from voidpad.errors import ConfigError, DataError, printable
 from voidpad.evaluate.config import EvalConfig
-from voidpad.evaluate.folder import damaged
+from voidpad.evaluate.folder import damaged, read_run
+from voidpad.evaluate.intervals import mcnemar, paired_bootstrap
 from voidpad.experiments.report.figures import Plot, plots
 from voidpad.experiments.report.frame import Source, plan_label, read, select, verdicts
 from voidpad.experiments.report.layout import FigureLayout, Layout, TableLayout
@@ -119,7 +121,8 @@ def as_markdown(page: Report, *, intervals: bool = True, figures: bool = True) -
     """The page, with its pictures by the names of their files, or without pictures."""
     parts = [f"# {md(page.title)}\n"]
     for part in page.sections:
-        parts += [f"## {md(part.title)}\n", *(f"{md(note)}\n" for note in part.notes)]
+        parts += [f"## {md(part.title)}\n"] if part.title != page.title else []
+        parts += [f"{md(note)}\n" for note in part.notes]
         parts += [_markdown(table, intervals) for table in part.tables]
         for plot in part.plots if figures else ():
             parts.append(f"### {md(plot.title)}\n\n![{md(plot.title)}]({plot.file})\n")
@@ -151,7 +154,7 @@ def _markdown(table: Table, intervals: bool) -> str:
     lines = [f"### {md(caption)}", ""]
     lines += markdown_table([*map(md, table.heads), *map(md, table.columns)], rows, len(table.heads))
     lines += ["", *map(md, table.notes), *([""] if table.notes else [])]
-    lines += [f"- {name}: {md(text)}" for name, text in provenance(table.runs)]
+    lines += [f"- {name}: {md(text)}" for name, text in origins(table.runs)]
     return "\n".join(lines) + "\n"
 
 
@@ -168,6 +171,12 @@ def md(text: str) -> str:
     )
 
 
+def indented(text: str) -> str:
+    """A text as a block of code in Markdown."""
+    lines = [printable(line) for line in text.expandtabs().splitlines()] or ["(nothing)"]
+    return "\n".join(f"    {line}" for line in lines)
+
+
 CSS = """
 :root { color-scheme: light dark; --line: #8886; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
@@ -178,6 +187,7 @@ thead th { border-bottom: 2px solid var(--line); }
 ul { font-size: .8rem; opacity: .85; }
 pre { white-space: pre-wrap; }
 img { max-width: 100%; background: white; }
+@media (prefers-color-scheme: dark) { img { filter: invert(.93) hue-rotate(180deg); } }
 """
 
 
@@ -191,9 +201,59 @@ def html_page(title: str, markdown: str, pictures: Mapping[str, bytes] | None = 
         data = f"data:image/svg+xml;base64,{b64encode(svg).decode()}"
         body = body.replace(f'src="{file}"', f'src="{data}"')
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(printable(title))}</title>\n'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width"><title>{escape(printable(title))}</title>\n'
         f"<style>{CSS}</style></head><body>\n{body}</body></html>\n"
     )
+
+
+# ------------------------------------------------------------------------------------------------------- two runs
+def compare_runs(first: Path, second: Path) -> tuple[str, str]:
+    """A title, and as Markdown: the settings that differ, a row for each task, and every item that changed sides."""
+    runs = [read_run(path) for path in (first, second)]
+    for run in runs:
+        if not run.complete:
+            raise DataError(f"{run.path}: not judged yet; finish the run, then compare.")
+    examples = [pd.DataFrame(run.examples) for run in runs]
+    both = examples[0].merge(examples[1], on=["task", "index"], suffixes=("", " after"))
+    both["change"] = 100 * (both["score after"] - both["score"])
+    if both.empty:
+        raise ConfigError(f"compare {first} {second}: no item was answered by both; choose runs of one task.")
+    for row in both[both["prompt_sha256"] != both["prompt_sha256 after"]].to_dict("records"):
+        raise ConfigError(
+            f"compare {first} {second}: item {row['index']} of {row['task']} has two prompts; "
+            "use runs with equal shots and templates."
+        )
+    names = _run_names(first, second)
+    before, after = map(md, names)
+    mine, theirs = (run.config.plain() for run in runs)
+    text = [f"# {after} against {before}", ""]
+    text += [md(f"- {key}: {theirs[key]} against {mine[key]}") for key in mine if mine[key] != theirs[key]]
+    heads = ["task", "items", before, after, "difference", "paired 95 %", "lost", "gained", "McNemar p"]
+    rows = []
+    for task, same in both.groupby("task", sort=False):
+        change, scores = same["change"], 100 * same[["score", "score after"]].mean()
+        low, high = paired_bootstrap(change)
+        lost, gained = int((change < 0).sum()), int((change > 0).sum())
+        row = [md(str(task)), str(len(same)), *(f"{score:.2f}" for score in scores), f"{change.mean():+.2f}"]
+        row += [f"[{low:+.2f}, {high:+.2f}]", str(lost), str(gained), f"{mcnemar(lost, gained):.3g}"]
+        rows.append(row)
+    text += ["", *markdown_table(heads, rows)]
+    for row in both[both["change"] != 0].to_dict("records"):
+        text += ["", f"## {md(row['task'])} {row['index']}: {row['score']:g} to {row['score after']:g}"]
+        titles = {"prompt": "prompt", "gold": "gold", "output": before, "output after": after}
+        for name, title in titles.items():
+            text += ["", f"{title}:", "", indented(str(row[name]))]
+    return " against ".join(reversed(names)), "\n".join(text) + "\n"
+
+
+def _run_names(first: Path, second: Path) -> tuple[str, str]:
+    """The names of the run folders: the last parts of their paths, as many as make them differ."""
+    one, other = first.resolve().parts, second.resolve().parts
+    depth = 1
+    while one[-depth:] == other[-depth:] and depth < min(len(one), len(other)):
+        depth += 1
+    return "/".join(one[-depth:]), "/".join(other[-depth:])
 
 
 # ------------------------------------------------------------------------------------ where a table's numbers come from
@@ -202,7 +262,7 @@ MADE_WITH = ("voidpad", "commit", "dirty", "python", "torch", "transformers", "l
              "device_count", "tf32", "rows", "tokens", "data")  # fmt: skip
 
 
-def provenance(runs: pd.DataFrame) -> list[tuple[str, str]]:
+def origins(runs: pd.DataFrame) -> list[tuple[str, str]]:
     """Facts under a table, by name. A fact that differs between the runs lists every value."""
     done = runs[runs["n"].notna()].to_dict("records")
     facts = [row["provenance"] for row in done]

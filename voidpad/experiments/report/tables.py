@@ -45,7 +45,9 @@ def build(layout: TableLayout, rows: pd.DataFrame) -> Table:
     rows = graded(select(rows, layout.where), layout.grader)
     if rows.empty:
         raise ConfigError(f"table {layout.title!r}: no finished run matches where={layout.where}.")
-    rows = rows.assign(examples=_examples(rows), speedup=_speedup(rows, layout.baseline))
+    # The baseline's seconds on the same model and task over those of each row.
+    base = rows[rows["method"] == layout.baseline].groupby(["model", "task"])["wall"].mean().rename("base")
+    rows = rows.assign(speedup=rows.join(base, on=["model", "task"])["base"] / rows["wall"])
     names = [name for name in layout.index if name != "metric"]
     placed = [*names, layout.columns] if layout.columns else names
     rows = rows.assign(**{f"at.{name}": column(rows, name) for name in placed})
@@ -70,13 +72,20 @@ def build(layout: TableLayout, rows: pd.DataFrame) -> Table:
     found.sort(key=lambda row: [places[name] for name in row.group])
     if "method" in layout.index[1:] and layout.columns and not layout.only_aggregates:
         found = [_ranked(row, found) for row in found]
+    notes = []
+    if "speedup" in layout.values:
+        notes.append(
+            f"Speed-ups are seconds of {layout.baseline} over seconds of the method; their mean is geometric."
+        )
+    if unknown := sum(value.number is None and not value.blank for row in found for value in row.values):
+        notes.append(f"{unknown} values are not known yet, or were not timed alone.")
     return Table(
         layout.title,
         tuple(name.capitalize() if name in (*_OUTER, "method") else name for name in layout.index),
         tuple(heads),
         tuple(found),
         layout.reference,
-        tuple(_notes(layout, found)),
+        tuple(notes),
         rows,
     )
 
@@ -109,7 +118,10 @@ def _cells(
         for kind in layout.aggregate:
             cells[f"{prefix}{kind}"] = _aggregate(kind, list(along.values()), mine, name, len(tasks))
     if layout.exact:
-        cells["against exact"] = _difference(against_exact(mine, rows))
+        change = against_exact(mine, rows)
+        cells["against exact"] = Value(decimals=1, blank=change is not None)
+        if change:
+            cells["against exact"] = Value(fmean(change), 1, paired_bootstrap(change))
     return cells | {METRICS[name].title: combined(mine, name, len(tasks)) for name in layout.extra}
 
 
@@ -142,39 +154,7 @@ def _ranked(row: TableRow, rows: Sequence[TableRow]) -> TableRow:
     return replace(row, values=tuple(values))
 
 
-def _notes(layout: TableLayout, rows: Sequence[TableRow]) -> list[str]:
-    notes = []
-    if "speedup" in layout.values:
-        notes.append(
-            f"Speed-ups are seconds of {layout.baseline} over seconds of the method; their mean is geometric."
-        )
-    if unknown := sum(value.number is None and not value.blank for row in rows for value in row.values):
-        notes.append(f"{unknown} values are not known yet, or were not timed alone.")
-    return notes
-
-
-def _speedup(rows: pd.DataFrame, baseline: str) -> pd.Series[Any]:
-    """The baseline's seconds on the same model and task over those of each row."""
-    base = rows[rows["method"] == baseline].groupby(["model", "task"])["wall"].mean().to_dict()
-    keys = zip(rows["model"], rows["task"], strict=True)
-    return pd.Series([base.get(key, float("nan")) for key in keys], index=rows.index) / rows["wall"]
-
-
-def _examples(rows: pd.DataFrame) -> list[str]:
-    """How many problems each run answered, and of how many where it was not all."""
-    return [
-        "" if pd.isna(n) else f"{n:.0f}" if n == size else f"{n:.0f} of {size:.0f}"
-        for n, size in zip(rows["n"], rows["test_size"], strict=True)
-    ]
-
-
 # ----------------------------------------------------------------------------------- approximations against exact runs
-def _difference(differences: list[float] | None) -> Value:
-    if not differences:
-        return Value(decimals=1, blank=differences is not None)
-    return Value(fmean(differences), 1, paired_bootstrap(differences))
-
-
 def against_exact(mine: pd.DataFrame, rows: pd.DataFrame) -> list[float] | None:
     """The score of every example minus that of the exact run, in points; None until both have finished.
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from voidpad.errors import ConfigError, WeightsError, shown
 from voidpad.models.families.dream import DREAM
-from voidpad.models.families.family import Covered, Family
+from voidpad.models.families.family import Family
 from voidpad.models.families.fast_dllm import FAST_DLLM
 from voidpad.models.families.illada import ILLADA
 from voidpad.models.families.llada import LLADA
@@ -13,7 +13,7 @@ from voidpad.models.families.llada2 import LLADA2
 from voidpad.models.families.llada_moe import LLADA_MOE
 from voidpad.models.families.sdar import SDAR, SDAR_MOE
 
-__all__ = ["DREAM", "FAMILIES", "LLADA", "Covered", "Family", "recognise"]
+__all__ = ["DREAM", "FAMILIES", "LLADA", "Family", "recognise"]
 
 FAMILIES: dict[str, Family] = {
     family.name: family for family in (LLADA, DREAM, ILLADA, LLADA_MOE, SDAR, SDAR_MOE, FAST_DLLM, LLADA2)
@@ -29,7 +29,8 @@ def recognise(config: Mapping[str, Any], *, where: str, name: str = "", given: s
     if given is not None and given not in FAMILIES:
         raise ConfigError(f"family {given!r} is unknown; use one of {', '.join(FAMILIES)}.")
     kind = str(config.get("model_type")).lower()
-    experts = _has_experts(config)
+    names = [kind, *(config.get("architectures") or [])]
+    experts = "num_experts" in config or any("moe" in str(name).lower() for name in names)
     for family in FAMILIES.values():
         named = given == family.name or name in family.hub_ids
         marked = kind in family.model_types and given in (None, family.name)
@@ -43,9 +44,3 @@ def recognise(config: Mapping[str, Any], *, where: str, name: str = "", given: s
     raise WeightsError(
         f"{said} is not covered; use a released checkpoint, or a folder saved by voidpad{fix}."
     )
-
-
-def _has_experts(config: Mapping[str, Any]) -> bool:
-    """Whether config.json describes a mixture of experts, by its sizes or by its names."""
-    names = [config.get("model_type"), *(config.get("architectures") or [])]
-    return "num_experts" in config or any("moe" in str(name).lower() for name in names)

@@ -15,7 +15,7 @@ from transformers import (
 
 from voidpad.decode.presets import FamilyDefaults
 from voidpad.decode.propose import SampledProposal
-from voidpad.models.families.family import STOCK, Covered, Family, stock_values
+from voidpad.models.families.family import STOCK, Family
 from voidpad.roles import RoleNames
 
 # The VOID and Rainbow ids of the paper's Dream runs: long runs of spaces, renamed <pad_0> .. <pad_6> in the authors'
@@ -55,11 +55,6 @@ DREAM = Family(
     model_types=("dream",),
     unmarked_types=("qwen2",),
     hub_ids=("fredzzp/open-dcoder-0.5B",),
-    covered=Covered(
-        read=STOCK | {"rope_theta"},
-        optional={"use_mrope": (False,)},  # no released code reads it
-    ),
-    translated=stock_values,
     released=_released,
     tokenizer_class=Qwen2Tokenizer,
     role_names=RoleNames(

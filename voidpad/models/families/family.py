@@ -5,8 +5,7 @@ the package asks the family and never compares its name.
 """
 
 import re
-import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from voidpad.decode.presets import FamilyDefaults
-from voidpad.errors import AssumedWarning, WeightsError, first_line, shown
+from voidpad.errors import WeightsError, first_line, shown, warn_assumed
 from voidpad.roles import RoleNames
 
 
@@ -34,7 +33,7 @@ NEUTRAL = words(
     "bos_token_id eos_token_id pad_token_id mask_token_id initializer_range train_max_sequence_length "
     "output_router_logits router_aux_loss_coef max_window_layers attn_implementation sliding_window"
 )
-# Fields of many architectures that change the function, and the values with which they do not.
+# Fields that change the function, and the values with which they do not.
 FUNCTION_FIELDS: dict[str, tuple[Any, ...]] = {
     "alibi": (False, None),
     "attention_bias": (False, None),
@@ -42,53 +41,34 @@ FUNCTION_FIELDS: dict[str, tuple[Any, ...]] = {
     "attention_multiplier": (None, 1.0),
     "attn_logit_softcapping": (None,),
     "clip_qkv": (None,),
+    "decoder_sparse_step": (1,),
+    "embedding_dropout": (0.0,),
     "embedding_multiplier": (None, 1.0),
     "final_logit_softcapping": (None,),
     "hidden_act": ("silu",),
+    "layer_norm_eps": (None,),  # with a number there, iLLaDA's code uses LayerNorm
     "logit_scale": (None, 1.0),
     "logits_scaling": (None, 1.0),
     "mlp_bias": (False, None),
+    "mlp_only_layers": ([],),
+    "moe_router_enable_expert_bias": (False, None),
+    "norm_head": (False,),
+    "norm_softmax": (False,),
+    "output_dropout": (0.0,),
     "partial_rotary_factor": (1.0, None),
     "quantization_config": (None,),
     "query_pre_attn_scalar": (None,),
     "residual_multiplier": (None, 1.0),
     "rope_scaling": (None,),
+    "router_dtype": ("fp32",),
     "scale_logits": (False, None),
+    "use_bias": (False,),
+    "use_mrope": (False,),
+    "use_qkv_bias": (False,),
+    "use_rmsnorm": (True,),
     "use_sliding_window": (False, None),
+    "using_split_qkv_in_self_attention": (False,),
 }
-
-
-@dataclass(frozen=True)
-class Covered:
-    """The fields of a released config.json that we know.
-
-    One that would change the function in a way that the stock class cannot follow is refused. Others that we do not
-    know give one warning.
-    """
-
-    # These must be there, with one of these values.
-    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    optional: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # one of these values if there
-    read: frozenset[str] = frozenset()
-    ignored: frozenset[str] = frozenset()
-
-    def check(self, config: Mapping[str, Any], *, where: str) -> None:
-        faults = [f"{name} is missing" for name in sorted(self.fixed.keys() - config.keys())]
-        limits = {**FUNCTION_FIELDS, **self.fixed, **self.optional}
-        given = sorted(config.keys() - self.read - self.ignored - NEUTRAL)
-        for name in given:
-            if name in limits and not any(_same(config[name], ok) for ok in limits[name]):
-                faults.append(f"{name}={shown(config[name])} (covered: {limits[name][0]!r})")
-        if faults:
-            raise WeightsError(f"{where}: config.json is not covered: {'; '.join(faults)}.")
-        unknown = [name for name in given if name not in limits]
-        if unknown:
-            warnings.warn(
-                f"{where}: config.json has fields that voidpad does not know ({', '.join(unknown)}); they are taken "
-                "to change nothing in the network.",
-                AssumedWarning,
-                stacklevel=5,
-            )
 
 
 def _same(value: Any, allowed: Any) -> bool:
@@ -108,8 +88,14 @@ class Family:
 
     # Released files
     model_types: tuple[str, ...]  # model_type in a released config.json, lower case
-    covered: Covered
-    translated: Callable[[Mapping[str, Any]], dict[str, Any]]  # released fields -> fields of config_class
+    # Fields of a released config.json: those that config_class has under the same name, those that must be there with
+    # one of these values, others that `translated` reads, and those that no forward pass reads.
+    copied: frozenset[str] = STOCK
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    read: frozenset[str] = frozenset()
+    ignored: frozenset[str] = frozenset()
+    # Released fields -> fields of config_class, beside those that are copied.
+    translated: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
     # Fields of config_class that are always the same.
     constants: Mapping[str, Any] = field(default_factory=dict)
     # The way back, for models that were trained from scratch: a config of config_class as released fields, those that
@@ -137,9 +123,6 @@ class Family:
     block_name: str | None = None
     block_assumed: bool = True  # whether a size that nobody states is a guess, because others are about
 
-    # Adapters trained outside voidpad
-    # Last part of a module's name: old -> new.
-    adapter_modules: Mapping[str, str] = field(default_factory=dict)
     # Roles of an adapter that carries no card and has original names. None: the base's own roles are right. A
     # function returns the ids by role, or an empty mapping where the tokenizer does not fit them.
     adapter_roles: Callable[[PreTrainedTokenizerBase], Mapping[str, Any]] | None = None
@@ -184,18 +167,47 @@ class Family:
     def read_config(
         self, values: Mapping[str, Any], *, where: str, released: bool = True
     ) -> PretrainedConfig:
-        """The config of a config.json, released or saved by voidpad; fields that are not covered are refused."""
+        """The config of a config.json, released or saved by voidpad."""
         if released:
-            self.covered.check(values, where=where)
+            self._check_fields(values, where)
         try:
-            stock = (
-                self.translated(values) if released else self.config_class.from_dict(dict(values)).to_dict()
+            return self.config(
+                self.stock_fields(values) if released else self.config_class.from_dict(dict(values)).to_dict()
             )
-            return self.config(stock)
         except KeyError as missing:
             raise WeightsError(f"{where}: config.json has no field {missing}.") from None
         except Exception as error:  # transformers validates fields with many exception types
             raise WeightsError(f"{where}: config.json is not covered ({first_line(error)}).") from None
+
+    def _check_fields(self, config: Mapping[str, Any], where: str) -> None:
+        """Refuse a released field that changes the function in a way that the stock class cannot follow.
+
+        Others that we do not know give one warning.
+        """
+        faults = [f"{name} is missing" for name in sorted(self.fixed.keys() - config.keys())]
+        limits = {**FUNCTION_FIELDS, **self.fixed}
+        known = {"rope_theta", self.block_field, *self.copied, *self.read, *self.ignored, *NEUTRAL}
+        given = sorted(config.keys() - known)
+        for name in given:
+            if name in limits and not any(_same(config[name], ok) for ok in limits[name]):
+                faults.append(f"{name}={shown(config[name])} (covered: {limits[name][0]!r})")
+        if faults:
+            raise WeightsError(f"{where}: config.json is not covered: {'; '.join(faults)}.")
+        unknown = [name for name in given if name not in limits]
+        if unknown:
+            warn_assumed(
+                f"{where}: config.json has fields that voidpad does not know ({', '.join(unknown)}); they are taken "
+                "to change nothing in the network."
+            )
+
+    def stock_fields(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of config_class from those of a released config.json."""
+        return {
+            **{name: config[name] for name in sorted(self.copied)},
+            **{name: config.get(name) for name in ("bos_token_id", "eos_token_id")},
+            "rope_parameters": {"rope_type": "default", "rope_theta": float(config["rope_theta"])},
+            **self.translated(config),
+        }
 
     def tensor_name(self, name: str) -> str:
         """A released tensor name as the stock class spells it; any other name is returned unchanged."""
@@ -219,12 +231,3 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
         if found:
             return new.replace("#", "".join(found.groups())) + name[found.end() :]
     return name
-
-
-def stock_values(config: Mapping[str, Any], same: Collection[str] = STOCK) -> dict[str, Any]:
-    """Fields of a stock class from released ones: those in `same` as they are, and what every class reads alike."""
-    return {
-        **{name: config[name] for name in sorted(same)},
-        **{name: config.get(name) for name in ("bos_token_id", "eos_token_id")},
-        "rope_parameters": {"rope_type": "default", "rope_theta": float(config["rope_theta"])},
-    }

@@ -12,7 +12,7 @@ from voidpad.decode.commit import HighConfidence
 from voidpad.decode.presets import CausalPreset, FamilyDefaults
 from voidpad.decode.propose import SampledProposal
 from voidpad.errors import shown
-from voidpad.models.families.family import STOCK, Covered, Family, stock_values
+from voidpad.models.families.family import Family, words
 from voidpad.roles import RoleNames
 
 
@@ -20,7 +20,7 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
     kinds = config.get("layer_types") or []
     if any(kind != "full_attention" for kind in kinds):
         raise ValueError(f"layer_types={shown(kinds)} (covered: full_attention in every layer)")
-    return stock_values(config)
+    return {}
 
 
 FAST_DLLM = Family(
@@ -29,9 +29,7 @@ FAST_DLLM = Family(
     config_class=Qwen2Config,
     net_class=Qwen2ForCausalLM,
     model_types=("fast_dllm_qwen",),
-    covered=Covered(
-        read=STOCK | {"rope_theta", "bd_size", "layer_types"},
-    ),
+    read=words("layer_types"),
     translated=_translated,
     tokenizer_class=Qwen2Tokenizer,
     role_names=RoleNames(ends=(*RoleNames.ends, "<|endoftext|>")),

@@ -12,12 +12,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from voidpad.decode.presets import FamilyDefaults
 from voidpad.decode.propose import GumbelProposal
-from voidpad.models.families.family import STOCK, Covered, Family, stock_values
+from voidpad.models.families.family import Family, words
 
 
 def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
-    head = {"head_dim": config["head_dim"]} if config.get("head_dim") else {}
-    return stock_values(config) | head
+    return {"head_dim": config["head_dim"]} if config.get("head_dim") else {}
 
 
 ILLADA = Family(
@@ -26,10 +25,7 @@ ILLADA = Family(
     config_class=LlamaConfig,
     net_class=LlamaForCausalLM,
     model_types=("illada",),
-    covered=Covered(
-        optional={"layer_norm_eps": (None,)},  # with a number there, the released code uses LayerNorm
-        read=STOCK | {"rope_theta", "head_dim"},
-    ),
+    read=words("head_dim"),
     translated=_translated,
     role_ids={"mask": 5, "eos": 2},  # the tokenizer declares no mask token
     decoding=FamilyDefaults(

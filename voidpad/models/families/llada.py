@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig
 
 from voidpad.decode.presets import FamilyDefaults
 from voidpad.decode.propose import GumbelProposal
-from voidpad.models.families.family import Covered, Family, stock_values, words
+from voidpad.models.families.family import Family, words
 
 # Released module -> transformers' module. `ff_out` inside a block is its output; at the top level it is the head.
 _BLOCK = {
@@ -51,7 +51,7 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
         "mlp_hidden_size": config.get("mlp_hidden_size") or config["mlp_ratio"] * config["d_model"],
         "embedding_size": config.get("embedding_size") or config["vocab_size"],
     }
-    return {new: filled[old] for old, new in _FIELDS.items()} | stock_values(config, ())
+    return {new: filled[old] for old, new in _FIELDS.items()}
 
 
 def _released(config: PretrainedConfig) -> dict[str, Any]:
@@ -74,38 +74,36 @@ LLADA = Family(
     config_class=LlamaConfig,
     net_class=LlamaForCausalLM,
     model_types=("llada",),
-    covered=Covered(
-        # LLaDA's own code has other defaults for most of these fields, so an absent one is refused.
-        fixed={
-            "activation_type": ("silu",),
-            "alibi": (False,),
-            "attention_dropout": (0.0,),
-            "attention_layer_norm": (False,),
-            "bias_for_layer_norm": (False, None),
-            "block_group_size": (1,),
-            "block_type": ("llama",),
-            "embedding_dropout": (0.0,),
-            "include_bias": (False,),
-            "include_qkv_bias": (False,),
-            "input_emb_norm": (False,),
-            "layer_norm_type": ("rms",),
-            "layer_norm_with_affine": (True,),
-            "residual_dropout": (0.0,),
-            "rope": (True,),
-            "rope_full_precision": (True,),
-            "scale_logits": (False,),
-        },
-        read=words("multi_query_attention mlp_ratio rope_theta vocab_size") | _FIELDS.keys(),
-        # Initialisation, training and the choice of a kernel: none of these changes a trained forward pass.
-        ignored=words(
-            "alibi_bias_max attention_layer_norm_with_affine flash_attention flash_attn_varlen "
-            "init_cutoff_factor init_device init_fn init_std precision"
-        ),
+    copied=frozenset(),
+    # LLaDA's own code has other defaults for most of these fields, so an absent one is refused.
+    fixed={
+        "activation_type": ("silu",),
+        "alibi": (False,),
+        "attention_dropout": (0.0,),
+        "attention_layer_norm": (False,),
+        "bias_for_layer_norm": (False, None),
+        "block_group_size": (1,),
+        "block_type": ("llama",),
+        "embedding_dropout": (0.0,),
+        "include_bias": (False,),
+        "include_qkv_bias": (False,),
+        "input_emb_norm": (False,),
+        "layer_norm_type": ("rms",),
+        "layer_norm_with_affine": (True,),
+        "residual_dropout": (0.0,),
+        "rope": (True,),
+        "rope_full_precision": (True,),
+        "scale_logits": (False,),
+    },
+    read=words("multi_query_attention mlp_ratio vocab_size") | _FIELDS.keys(),
+    # Initialisation, training and the choice of a kernel: none of these changes a trained forward pass.
+    ignored=words(
+        "alibi_bias_max attention_layer_norm_with_affine flash_attention flash_attn_varlen "
+        "init_cutoff_factor init_device init_fn init_std precision"
     ),
     translated=_translated,
     released=_released,
     tensor_names=_NAMES,
-    adapter_modules={"wte": "embed_tokens", "ff_out": "lm_head"},
     decoding=FamilyDefaults(
         score="confidence",
         schedule="even",

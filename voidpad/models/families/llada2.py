@@ -16,30 +16,13 @@ from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 from voidpad.decode.commit import Dynamic, Editing, Static
 from voidpad.decode.presets import CausalPreset, FamilyDefaults
 from voidpad.decode.propose import TemperedProposal
-from voidpad.models.families.family import STOCK, Covered, Family, stock_values, words
+from voidpad.models.families.family import STOCK, Family, words
 
 # Fields that Glm4Moe has under the same name.
 _SAME = STOCK | words(
     "head_dim first_k_dense_replace moe_intermediate_size num_experts_per_tok n_group topk_group norm_topk_prob "
     "routed_scaling_factor"
 )
-_FIXED: dict[str, tuple[Any, ...]] = {
-    "moe_router_enable_expert_bias": (True,),
-    "partial_rotary_factor": (0.5,),
-    "score_function": ("sigmoid",),
-    "use_qk_norm": (True,),
-}
-_OPTIONAL: dict[str, tuple[Any, ...]] = {
-    "embedding_dropout": (0.0,),
-    "norm_head": (False,),
-    "norm_softmax": (False,),
-    "output_dropout": (0.0,),
-    "router_dtype": ("fp32",),
-    "use_bias": (False,),
-    "use_qkv_bias": (False,),
-    "use_rmsnorm": (True,),
-    "using_split_qkv_in_self_attention": (False,),
-}
 # Released tensors -> Glm4Moe's. `query_key_value` holds the rows of three tensors: see `_split`.
 _NAMES = {
     "model.word_embeddings.": "model.embed_tokens.",
@@ -52,12 +35,12 @@ _NAMES = {
 
 
 def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
-    values = stock_values(config, _SAME)
-    values["rope_parameters"] |= {"partial_rotary_factor": config["partial_rotary_factor"]}
     rotated = config.get("rotary_dim", config["head_dim"] // 2)
     if rotated != config["head_dim"] // 2:
         raise ValueError(f"rotary_dim={rotated} is not half of head_dim={config['head_dim']}")
-    return values | {
+    rope = {"rope_type": "default", "rope_theta": float(config["rope_theta"])}
+    return {
+        "rope_parameters": rope | {"partial_rotary_factor": config["partial_rotary_factor"]},
         "n_routed_experts": config["num_experts"],
         "n_shared_experts": config["num_shared_experts"],
     }
@@ -89,11 +72,14 @@ LLADA2 = Family(
     net_class=Glm4MoeForCausalLM,
     experts=True,
     model_types=("llada2_moe",),
-    covered=Covered(
-        fixed=_FIXED,
-        optional=_OPTIONAL,
-        read=_SAME | words("num_experts num_shared_experts rope_theta rotary_dim"),
-    ),
+    copied=_SAME,
+    fixed={
+        "moe_router_enable_expert_bias": (True,),
+        "partial_rotary_factor": (0.5,),
+        "score_function": ("sigmoid",),
+        "use_qk_norm": (True,),
+    },
+    read=words("num_experts num_shared_experts rotary_dim"),
     translated=_translated,
     constants={"use_qk_norm": True, "num_mtp_layers": 0},
     tensor_names=_NAMES,

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from voidpad.errors import shown
-from voidpad.models.families.family import Covered, Family, stock_values, words
+from voidpad.models.families.family import Family, words
 from voidpad.models.families.llada import LLADA
 
 _SAME = words(  # fields that Qwen3Moe has under the same name
@@ -23,7 +23,7 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(sparse, list) or any(type(every) is not int or every != 1 for every in sparse):
         raise ValueError(f"moe_layer_freq={shown(sparse)} (covered: 1 for every layer)")
     size = config["expert_intermediate_size"]
-    return stock_values(config, _SAME) | {
+    return {
         "num_key_value_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
         "moe_intermediate_size": size,
         "intermediate_size": config.get("dense_intermediate_size") or size,  # no layer is dense
@@ -38,22 +38,17 @@ LLADA_MOE = Family(
     net_class=Qwen3MoeForCausalLM,
     experts=True,
     model_types=("llada", "lladamoe"),
-    covered=Covered(
-        # The released class has no usable default for these fields, so an absent one is refused.
-        fixed={
-            "qk_layernorm": (True,),
-            "shared_expert_intermediate_size": (None,),
-            "partial_rotary_factor": (1,),
-        },
-        optional={"moe_router_enable_expert_bias": (False, None)},
-        read=_SAME
-        | words(
-            "num_key_value_heads expert_intermediate_size dense_intermediate_size moe_layer_freq rope_theta"
-        ),
-        # The released forward pass reads none of these.
-        ignored=words(
-            "moe_router_score_function routed_scaling_factor router_num_group router_topk_group norm_topk_prob"
-        ),
+    copied=_SAME,
+    # The released class has no usable default for these fields, so an absent one is refused.
+    fixed={
+        "qk_layernorm": (True,),
+        "shared_expert_intermediate_size": (None,),
+        "partial_rotary_factor": (1,),
+    },
+    read=words("num_key_value_heads expert_intermediate_size dense_intermediate_size moe_layer_freq"),
+    # The released forward pass reads none of these.
+    ignored=words(
+        "moe_router_score_function routed_scaling_factor router_num_group router_topk_group norm_topk_prob"
     ),
     translated=_translated,
     decoding=LLADA.decoding,  # the same sampler; the thresholds of VoidExpansion are those of the dense model

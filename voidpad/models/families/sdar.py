@@ -5,9 +5,7 @@ in -b8, -b16, ... were trained with blocks of that size. Logits are not shifted,
 autoregressive ones.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from transformers import (
     Qwen2Tokenizer,
@@ -20,18 +18,8 @@ from transformers import (
 from voidpad.decode.commit import Dynamic, Sequential, Static
 from voidpad.decode.presets import CausalPreset, FamilyDefaults
 from voidpad.decode.propose import TemperedProposal
-from voidpad.models.families.family import STOCK, Covered, Family, stock_values, words
+from voidpad.models.families.family import STOCK, Family, words
 from voidpad.roles import RoleNames
-
-_READ = STOCK | {"head_dim"}
-_EXPERTS = words("num_experts num_experts_per_tok moe_intermediate_size")
-_IGNORED = words("debug ep_size fuse_cross_entropy micro_forward skip_checkpoint use_deepep")
-
-
-def _stock_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    experts = _EXPERTS | {"norm_topk_prob"} if "num_experts" in config else frozenset()
-    return stock_values(config, _READ | experts)
-
 
 _DECODING = FamilyDefaults(
     proposal=TemperedProposal,
@@ -50,8 +38,8 @@ SDAR = Family(
     config_class=Qwen3Config,
     net_class=Qwen3ForCausalLM,
     model_types=("sdar",),
-    covered=Covered(read=_READ | {"rope_theta", "block_size"}, ignored=_IGNORED),
-    translated=_stock_values,
+    copied=STOCK | {"head_dim"},
+    ignored=words("debug ep_size fuse_cross_entropy micro_forward skip_checkpoint use_deepep"),
     tokenizer_class=Qwen2Tokenizer,
     role_names=RoleNames(mask=(*RoleNames.mask, "<MASK>")),
     block_field="block_size",
@@ -66,10 +54,5 @@ SDAR_MOE = replace(
     net_class=Qwen3MoeForCausalLM,
     experts=True,
     model_types=("sdar_moe",),
-    covered=Covered(
-        fixed={"norm_topk_prob": (True, False)},  # the stock class follows it, too
-        optional={"decoder_sparse_step": (1,), "mlp_only_layers": ([],)},
-        read=SDAR.covered.read | _EXPERTS,
-        ignored=_IGNORED,
-    ),
+    copied=SDAR.copied | words("num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob"),
 )

@@ -2,6 +2,8 @@
 
 const about = JSON.parse(byId("data").textContent).server;
 const USUAL = ["canvas", "limit", "block", "temperature", "threshold", "entropy_bound"]; // plan fields that are not folded away
+const MARKER = /\[\[gap(?::\d{1,4}(?:-\d{1,4})?)?\]\]/; // a message that holds one is a text to fill, not a turn of the chat
+const NARROW = matchMedia("(max-width: 1000px)"); // there the canvas is above the chat, and one of them is in view
 const REDRAW = 120; // milliseconds between two drawings of a canvas that is still changing
 const chat = { turns: [], runs: [], stop: null, drawn: 0, pending: false };
 
@@ -61,13 +63,26 @@ function drawSoon() {
 function bubble(role, name) {
   const made = el("li", { class: role }, ...(name ? [el("b", {}, name)] : []), el("span"));
   byId("talk").append(made);
-  made.scrollIntoView({ block: "nearest" });
+  newest();
   return made;
+}
+
+function newest() {
+  byId("talk").scrollTop = byId("talk").scrollHeight;
 }
 
 function headers() {
   const key = byId("key").value.trim();
   return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+}
+
+// What to send for a text with gaps. The server's usual plan is left unnamed: it knows how that plan fills gaps.
+function template(setting) {
+  const plan = setting.plan === about.plan ? {} : { plan: setting.plan };
+  return {
+    model: about.model, prompt: "", stream: true, seed: Number(byId("seed").value || 0),
+    voidpad: { ...plan, template: setting.template, gap_length: byId("gaps").value, canvas_events: true, ...setting.fields },
+  };
 }
 
 function body(setting) {
@@ -97,7 +112,8 @@ async function* events(response) {
 }
 
 async function decode(run, signal) {
-  const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(body(run.setting)), signal });
+  const [path, asked] = run.setting.template ? ["v1/completions", template(run.setting)] : ["v1/chat/completions", body(run.setting)];
+  const response = await fetch(path, { method: "POST", headers: headers(), body: JSON.stringify(asked), signal });
   if (!response.ok) {
     const problem = await response.json().catch(() => null);
     if (response.status === 401) byId("keyline").hidden = false;
@@ -109,11 +125,11 @@ async function decode(run, signal) {
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Error(chunk.error.message);
     if (chunk.voidpad?.record) { run.take(chunk.voidpad); drawSoon(); }
-    const choice = chunk.choices[0];
-    if (choice?.delta?.content) {
-      run.text += choice.delta.content;
+    const choice = chunk.choices[0], fresh = choice?.delta?.content ?? choice?.text;
+    if (fresh) {
+      run.text += fresh;
       run.bubble.lastChild.textContent = run.text;
-      run.bubble.scrollIntoView({ block: "nearest" });
+      newest();
     }
     if (choice?.finish_reason) run.report = { ...chunk.voidpad, finish: choice.finish_reason };
   }
@@ -126,38 +142,54 @@ function closeBubble(run) {
   const { passes_decode, passes_probe, passes_shared, canvas, decode_seconds, finish } = run.report;
   const passes = passes_decode + passes_probe - passes_shared;
   if (!run.text) run.bubble.lastChild.textContent = "(an empty answer)";
+  else if (run.report.gaps) {
+    const written = run.report.gaps.map((text) => el("mark", {}, text));
+    run.bubble.lastChild.replaceChildren(...run.setting.template.split(MARKER).flatMap((text, k) => (k ? [written[k - 1], text] : [text])));
+  }
   run.bubble.append(el("small", {}, `${passes} passes · canvas ${canvas} · ${decode_seconds.toFixed(2)} s · ${finish}`));
+  newest();
 }
 
 async function ask(event) {
   event.preventDefault();
   const text = byId("prompt").value;
   if (!text.trim() || chat.stop) return;
-  const settings = [setting("a"), ...(byId("compare").checked ? [setting("b")] : [])];
+  const fills = MARKER.test(text), settings = [setting("a"), ...(byId("compare").checked ? [setting("b")] : [])];
+  if (fills) settings.forEach((one) => { one.template = text; });
   byId("trouble").hidden = true;
   byId("examples").hidden = true;
-  chat.turns.push({ role: "user", content: text });
-  bubble("user").lastChild.textContent = text;
+  const before = chat.turns.length;
+  if (!fills) chat.turns.push({ role: "user", content: text });
+  const said = bubble("user");
+  said.lastChild.textContent = text;
   chat.stop = new AbortController();
   chat.runs = settings.map((one) => new LiveRun(one, bubble("model busy", settings.length > 1 ? one.plan : about.model)));
   working(true);
+  if (NARROW.matches) {
+    byId("prompt").blur();
+    scrollTo(0, 0);
+  }
   try {
     await Promise.all(chat.runs.map((run) => decode(run, chat.stop.signal)));
-    chat.turns.push({ role: "assistant", content: chat.runs[0].text });
+    if (!fills) chat.turns.push({ role: "assistant", content: chat.runs[0].text });
     byId("prompt").value = "";
   } catch (error) {
     chat.stop.abort();
-    chat.turns.pop();
+    chat.turns.length = before;
     if (error.name !== "AbortError") {
       byId("trouble").textContent = error.message;
       byId("trouble").hidden = false;
+      if (chat.runs.every((run) => !run.text)) {  // the message is still in the field: nothing of the failed turn stays
+        chat.runs.forEach((run) => run.bubble.remove());
+        said.remove();
+      }
     }
   }
   chat.runs.forEach(closeBubble);
   chat.stop = null;
   working(false);
   draw(true);
-  byId("prompt").focus();
+  if (!NARROW.matches) byId("prompt").focus();
   document.documentElement.dataset.answered = Number(document.documentElement.dataset.answered ?? 0) + 1;
 }
 
@@ -236,7 +268,7 @@ byId("prompt").addEventListener("keydown", (event) => {
   byId("ask").requestSubmit();
 });
 byId("examples").append(...about.examples.map((text) => {
-  const button = el("button", { type: "button", title: text }, text.replaceAll("\n", " "));
+  const button = el("button", { type: "button", title: text }, (MARKER.test(text) ? "Fill the gap: " : "") + text.replaceAll("\n", " "));
   button.addEventListener("click", () => { byId("prompt").value = text; byId("ask").requestSubmit(); });
   return button;
 }));

@@ -62,7 +62,7 @@ function assemble() {
 function prompts(chosen) {
   const same = chosen.length > 1 && JSON.stringify(chosen[0].header.prompt) === JSON.stringify(chosen[1].header.prompt);
   return (same ? chosen.slice(0, 1) : chosen).map((replay, i) => {
-    const { ids, text } = replay.header.prompt, open = ids.length <= 160;
+    const { ids, text } = replay.header.prompt, open = ids.length <= 160 && innerWidth > 620; // on a phone the canvas comes first
     const name = same || chosen.length === 1 ? "Prompt" : i ? "Right prompt" : "Left prompt";
     const tokens = ids.every((id) => id in replay.pieces) && ids.length
       ? ids.map((id) => el("span", { class: "token" }, shown(replay.pieces[id]))) : [text];
