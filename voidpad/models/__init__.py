@@ -3,11 +3,10 @@
 from voidpad.models import without_bitsandbytes  # isort: skip  # noqa: F401  before anything imports peft
 from voidpad.decode.outcome import Result
 from voidpad.models.card import Card, read_card
-from voidpad.models.checkpoint import Checkpoint, PreparedPrompt, open_checkpoint
+from voidpad.models.checkpoint import Checkpoint, PreparedPrompt, load, open_checkpoint
 from voidpad.models.device import DeviceConfig
 from voidpad.models.families import DREAM, FAMILIES, LLADA, Family
 from voidpad.models.fresh import character_tokenizer, random_model
-from voidpad.models.load import load
 from voidpad.models.model import Model
 from voidpad.models.save import export, merge, save
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +14,10 @@ from typing import Any
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from voidpad.errors import ConfigError, ModelNotFoundError, WeightsError, first_line, shown
+from voidpad.errors import ConfigError, ModelNotFoundError, WeightsError, first_line, printable
 from voidpad.files import read_json, readable
 from voidpad.models.card import Card, read_card
-from voidpad.models.weights import read_headers, required, weight_files
+from voidpad.models.weights import read_headers, weight_files
 
 ASSETS = Path(str(files("voidpad"))) / "builtin" / "assets"
 # What the names of a family's built-in models begin with.
@@ -41,23 +42,12 @@ _ORIGINS = (
 
 def locate(name: str | Path, *, download: bool = True) -> Path:
     """The folder of a model or adapter. A hub id is downloaded; without `download` it must have been before."""
-    if name in BUILT_IN:
-        if not (ASSETS / str(name)).is_dir():
-            raise WeightsError(f"{name}: the built-in weights are not in this installation.")
-        return ASSETS / str(name)
-    try:
-        folder = Path(name).expanduser()
-        if folder.is_dir():
-            return folder
-        if folder.exists():
-            raise ModelNotFoundError(f"{name}: is a file; give the folder with config.json and the weights.")
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL inside, a home that is unknown
+    folder = ASSETS / str(name) if name in BUILT_IN else Path(os.path.expanduser(name))
+    if os.path.isdir(folder):
+        return folder
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(name)) or os.path.exists(folder):
         raise ModelNotFoundError(
-            f"{shown(str(name))}: is no name of a folder ({first_line(error)})."
-        ) from None
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(name)):
-        raise ModelNotFoundError(
-            f"{name}: no such folder; use {', '.join(BUILT_IN)}, a folder, or a hub id (owner/name)."
+            f"{printable(str(name))}: no such folder; use {', '.join(BUILT_IN)}, a folder, or a hub id (owner/name)."
         )
     try:
         return Path(snapshot_download(str(name), allow_patterns=PATTERNS, local_files_only=not download))
@@ -151,17 +141,13 @@ def find_source(name: str | Path, adapter: str | Path | None = None, *, download
 
 def _open_adapter(folder: Path) -> Adapter:
     """The adapter of a folder; one that is no LoRA adapter, or that our base networks cannot carry, is refused."""
-    if not (folder / ADAPTER_CONFIG).is_file():
-        whole = (folder / "config.json").is_file()
-        hint = "it is a whole model; give it as the model" if whole else "a training run has it in model/"
-        raise ConfigError(f"{folder}: holds no {ADAPTER_CONFIG}; {hint}.")
     config = read_json(folder / ADAPTER_CONFIG)
-    refused = next((field for field in _NOT_COVERED if config.get(field)), None)
+    refused = [field for field in _NOT_COVERED if config.get(field)]
     if refused or config.get("peft_type") != "LORA":
         raise WeightsError(
-            f"{folder / ADAPTER_CONFIG}: {refused or 'peft_type'} is not covered; use a plain LoRA adapter."
+            f"{folder / ADAPTER_CONFIG}: {', '.join(refused) or 'peft_type'} is not covered; use a plain LoRA adapter."
         )
-    return Adapter(folder, config, read_card(folder), tuple(read_headers(required(folder / ADAPTER_TENSORS))))
+    return Adapter(folder, config, read_card(folder), tuple(read_headers(folder / ADAPTER_TENSORS)))
 
 
 def _settings(config: Mapping[str, Any]) -> str:
