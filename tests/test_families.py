@@ -22,6 +22,7 @@ from voidpad.models import (
     Model,
     export,
     load,
+    open_checkpoint,
     random_model,
     save,
 )
@@ -203,7 +204,7 @@ def test_eos_has_an_ordinary_embedding_row(released, name):
 )
 def test_fields_that_change_the_function_are_refused(released, name, field, value):
     with pytest.raises(WeightsError, match=field):
-        load(released(name, **{field: value}))
+        open_checkpoint(released(name, **{field: value}))
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def test_fields_that_must_be_there(released, name, field):
     config = read_json(folder / "config.json")
     del config[field]
     with pytest.raises(WeightsError, match=field):
-        load(rewrite(folder, config))
+        open_checkpoint(rewrite(folder, config))
 
 
 def test_dream_fields_that_nothing_reads_may_be_absent(originals, released):

@@ -1,4 +1,9 @@
-"""Checkpoints as Models: load, save, merge, adapters, random weights, and the families they belong to."""
+"""Checkpoints as Models: load, save, merge, adapters, random weights, and the families they belong to.
+
+`checkpoint` opens and loads one, with the help of `locate` (from a name to folders), `card` (voidpad.json), `families`
+(what each family's release looks like), `text` (tokenizer and chat template), `weights`, `adapter` and `device`.
+`model` answers prompts, `fill` and `decide` are its other two ways to answer, and `save` writes it to a folder again.
+"""
 
 from voidpad.models import without_bitsandbytes  # isort: skip  # noqa: F401  before anything imports peft
 from voidpad.decode.outcome import Result

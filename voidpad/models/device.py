@@ -37,26 +37,21 @@ class QuantScheme:
     packs: bool = False  # whether packed passes and CUDA graphs were made to work with it
 
 
-def _eight_bits(compute: torch.dtype) -> BitsAndBytesConfig:
-    return BitsAndBytesConfig(load_in_8bit=True)
-
-
 def _four_bits(compute: torch.dtype) -> BitsAndBytesConfig:
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
 
 
-_FP8 = QuantScheme(
-    "fp8",
-    weight_bytes=2.0,  # they are loaded in bfloat16, then changed layer by layer
-    convert=fp8.quantize_layers,
-    dtype="bfloat16",
-    rounds="weights and activations",
-    packs=True,
-)
 SCHEMES = {
-    "8bit": QuantScheme("8bit", weight_bytes=1.0, config=_eight_bits),
+    "8bit": QuantScheme("8bit", weight_bytes=1.0, config=lambda _: BitsAndBytesConfig(load_in_8bit=True)),
     "4bit": QuantScheme("4bit", weight_bytes=0.5, config=_four_bits),
-    "fp8": _FP8,
+    "fp8": QuantScheme(
+        "fp8",
+        weight_bytes=2.0,  # they are loaded in bfloat16, then changed layer by layer
+        convert=fp8.quantize_layers,
+        dtype="bfloat16",
+        rounds="weights and activations",
+        packs=True,
+    ),
 }
 
 

@@ -204,7 +204,7 @@ def chat(prompt: str | Messages, *, system: str | None = None) -> list[dict[str,
         )
         if role not in CHAT_ROLES or not isinstance(content, str):
             raise ConfigError(
-                f"messages[{index}]: role must be one of {', '.join(CHAT_ROLES)}, and content text; it is {shown(turn)}."
+                f"messages[{index}]: role must be one of {', '.join(CHAT_ROLES)}, and content text: {shown(turn)}."
             )
         turns.append({"role": "system" if role == "developer" else role, "content": content})
     if not turns or not turns[-1]["content"].strip():
