@@ -118,7 +118,8 @@ def test_scores_from_classes_are_those_of_the_whole_distribution(score):
         place = Place(own, slots, slots == roles.mask, 0, roles, slots == roles.mask)
         logits = 3 * torch.randn(width, 14, generator=torch.Generator().manual_seed(seed))
         noise = Noise(tuple(torch.arange(width) for _ in range(4)), logits.device)
-        bans, rule = Bans((), (), roles.mask), GumbelProposal(score=score)
+        bans = Bans.of((), (), roles.mask, 14, logits.device)
+        rule = GumbelProposal(score=score)
         found = propose_constrained(rule, [place], logits, bans, noise, entropy=True)
 
         windows, log_p = Windows.of([place.window()]), log_probabilities(logits)

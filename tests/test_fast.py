@@ -162,10 +162,10 @@ def commits(denoise, model: Model, prompt, chosen) -> list[tuple[int, int, torch
     """Slot, token and all probabilities (L, V) of every pass of one row that writes one slot a pass."""
     found = []
     for step in decode(denoise, [prompt], model.roles, chosen):
-        [slot] = step.chosen[0].nonzero()[:, 0].tolist()
+        [(slot, token, _)] = step.written(0)
         p = torch.zeros(step.where.shape[1], step.logits.shape[1], dtype=torch.float64)
         p[step.where[0]] = step.logits.double().softmax(1).cpu()
-        found.append((slot, int(step.tokens[0, slot]), p))
+        found.append((slot + len(prompt), token, p))
     return found
 
 

@@ -176,14 +176,15 @@ def test_commits_stay_on_the_frontier_and_nothing_is_masked_again(length):
     for name, c in cases(length, 24):
         for step in decode(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed):
             canvas = step.before
-            assert not (step.chosen & ~step.frontier).any(), name
-            assert not (step.frontier & ~canvas.masked).any(), name
+            assert not (step.chosen & ~step.proposed.frontier).any(), name
+            width = step.chosen.shape[1]
+            assert not (step.proposed.frontier & ~canvas.in_windows(canvas.masked, width)).any(), name
             banned = set(c.settings.ban) | (set() if c.settings.mask_proposable else {c.roles.mask})
-            assert not banned & set(step.tokens[step.chosen].tolist()), name
+            assert not banned & set(step.proposed.tokens[step.chosen].tolist()), name
             decoded = step.after.decoded > step.before.decoded
             for row in decoded.nonzero()[:, 0].tolist():
                 check_kept(
-                    replace(canvas, ids=torch.where(step.chosen, step.tokens, canvas.ids)).answer(row),
+                    canvas.write(step.chosen, step.proposed.tokens).answer(row),
                     step.after.answer(row),
                     c,
                 )

@@ -42,6 +42,7 @@ from voidpad.decode.propose import (
     SlotProposal,
     TemperedProposal,
     divisor,
+    penalised,
 )
 from voidpad.decode.rows import Rows, send
 from voidpad.decode.rules import name_of
@@ -53,7 +54,7 @@ _TILE = 1 << 25  # numbers of float64 that are looked at together: 256 MB
 
 def check_constrained(plan: Plan, roles: Roles) -> None:
     """Refuse, by name, what cannot be had beside a constraint."""
-    moves = not (plan.length.settles_first or plan.length.appends)
+    moves = not (plan.length.keeps_length or plan.length.appends)
     found = {
         "length": moves and f"length={name_of(plan.length)}, which moves tokens,",
         "mask_proposable": plan.propose.proposes_mask and "mask_proposable, as @authors has it,",
@@ -67,14 +68,20 @@ def check_constrained(plan: Plan, roles: Roles) -> None:
             raise ConstraintError(f"{what} cannot be used with a constraint; use another plan.", keyword)
 
 
-def check_length(own: RowConstraint, longest: int) -> None:
-    """Refuse a constraint whose shortest text does not fit the longest canvas that the row may have."""
+def shortest_canvas(own: RowConstraint | GapConstraints, longest: int, block: int) -> int:
+    """The whole blocks that hold the shortest text of a constraint, or the longest canvas that the row may have.
+
+    Refuses a constraint whose shortest text does not fit that canvas.
+    """
+    if not isinstance(own, RowConstraint):
+        raise ConstraintError("constraints of gaps need a template; use a plan that fills one.", "gaps")
     if own.automaton.shortest > longest:
         raise ConstraintError(
             f"{own.constraint}: the shortest text that matches has {own.automaton.shortest} tokens, and the longest "
             f"canvas has {longest} slots; raise the canvas or the limit.",
             "canvas",
         )
+    return min(-(-own.shortest // block) * block, longest)
 
 
 def check_gaps(own: RowConstraint | GapConstraints, sizes: Sequence[int]) -> None:
@@ -142,6 +149,50 @@ def places_of(rows: Rows, row: int, frontier: Tensor, *, limit: int) -> Iterator
                 yield Place(
                     one, rows.ids[row][inside], frontier[row][inside], 0, rows.roles, frontier[row] & inside
                 )
+
+
+def propose_by_constraint(
+    rows: Rows,
+    plan: Plan,
+    frontier: Tensor,
+    logits: Tensor,
+    bans: Bans,
+    noise: Noise,
+    penalty: Tensor | None,
+) -> Iterator[tuple[Tensor, SlotProposal]]:
+    """Proposals for the rows with constraints, and of which of the N slots of the frontier (B, L) they are, by number.
+
+    `logits` (N, V), `noise` and `penalty` (N,) are those of all slots. Rows and gaps with one constraint are solved
+    together, a few of them; a row with a leading slot open is solved alone.
+    """
+    row, column = frontier.nonzero(as_tuple=True)
+    groups: dict[int, list[tuple[int, Place]]] = {}
+    for number in range(len(rows.constraints)):
+        limit = int(rows.limit[number]) if plan.length.appends else 0
+        for place in places_of(rows, number, frontier, limit=limit):
+            if place.columns.any():
+                groups.setdefault(id(place.own), []).append((number, place))
+    for group in groups.values():
+        most = 1 if plan.causal is not None else group[0][1].together(plan.block)
+        for begin in range(0, len(group), most):
+            places = group[begin : begin + most]
+            part = torch.cat(
+                [((row == number) & place.columns[column]).nonzero()[:, 0] for number, place in places]
+            )
+            index = send(part, logits.device)
+            z = penalised(logits[index], rows.roles.eos, None if penalty is None else penalty[index])
+            assert isinstance(plan.propose, Sampler)  # `check_constrained` refuses others
+            yield (
+                part,
+                propose_constrained(
+                    plan.propose,
+                    [place for _, place in places],
+                    z,
+                    bans,
+                    noise.select(part),
+                    entropy=plan.commit.reads_entropy,
+                ),
+            )
 
 
 def propose_constrained(

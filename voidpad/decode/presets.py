@@ -13,7 +13,6 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-import annotated_types
 from pydantic import Field, create_model
 
 from voidpad.decode.authors import DreamLoop, R, as_published
@@ -23,12 +22,10 @@ from voidpad.decode.commit import (
     Factor,
     HighConfidence,
     Static,
-    StepsRule,
     Threshold,
     TopK,
 )
-from voidpad.decode.eos_length import Daedal, RhoEos
-from voidpad.decode.length import AppendedBlocks, Fixed, LengthRule, SmartCrop, VoidExpansion
+from voidpad.decode.length import AppendedBlocks, Daedal, Fixed, LengthRule, RhoEos, SmartCrop, VoidExpansion
 from voidpad.decode.plan import CausalBlocks, Plan
 from voidpad.decode.propose import EosPenalty, GumbelProposal, MaskLast, ProposeRule
 from voidpad.decode.rules import MOST_PASSES, Names, Rule
@@ -46,6 +43,25 @@ APPROXIMATE_FIELDS = (*SWITCHES, "entropy_order", "trim")
 STOPS = {"vanilla": Vanilla(), "eos": EosTermination()}
 
 
+class OwnFields(Rule):
+    """The fields of presets that belong to no rule."""
+
+    steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_PASSES,
+        description="passes: in total for a fixed canvas, per block otherwise (default: one token a pass)",
+    )
+    stop: Literal["vanilla", "eos"] = Field(
+        default="vanilla",
+        description="vanilla, or eos: stop when nothing before the leftmost EOS is masked",
+    )
+    scores: Literal["unbanned", "renormalised"] = Field(
+        default="unbanned",
+        description="unbanned: banned tokens keep their mass in the scores; renormalised: they do not",
+    )
+
+
 FormFields = dict[str, tuple[Any, Any]]  # name -> annotation and pydantic field
 
 
@@ -53,19 +69,13 @@ def rule_fields(rule: type[Rule], **defaults: Any) -> FormFields:
     """The fields of a rule for a form, with other defaults where these are given; None makes a field optional."""
     found: FormFields = {}
     for name, info in rule.model_fields.items():
-        if name in ("kind", "steps"):  # `steps` has a meaning of its own in a form
-            continue
         annotation: Any = Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
         default = defaults.get(name, info.default)
-        if default is None:
-            annotation = annotation | None
-        found[name] = (annotation, Field(default, description=info.description))
+        found[name] = (
+            annotation | None if default is None else annotation,
+            Field(default, description=info.description),
+        )
     return found
-
-
-def steps_field(help: str) -> FormFields:
-    annotation = Annotated[int, annotated_types.Ge(1), annotated_types.Le(MOST_PASSES)] | None
-    return {"steps": (annotation, Field(None, description=f"passes{help} (default: one token a pass)"))}
 
 
 @dataclass(frozen=True)
@@ -102,41 +112,28 @@ class Preset:
 
     def fields(self, family: FamilyDefaults, *, authors: bool = False) -> FormFields:
         """Every field of this preset, in the order in which they are shown."""
+        length = as_published(self.length) if authors else self.length
         own = rule_fields(Plan, ban=self.ban, mute=None)
-        stop = (
-            Literal["vanilla", "eos"],
-            Field(
-                self.stop, description="vanilla, or eos: stop when nothing before the leftmost EOS is masked"
-            ),
-        )
-        first = {"block": own["block"], **rule_fields(as_published(self.length) if authors else self.length)}
-        second = {"ban": own["ban"], "stop": stop}
+        own |= rule_fields(OwnFields, stop=self.stop, scores=family.scores)
         if self.commit is not None:
-            return {**first, **second, **rule_fields(self.commit), "cut": own["cut"]}
+            rules = rule_fields(length) | _picked(own, "ban", "stop") | rule_fields(self.commit)
+            return _picked(own, "block") | rules | _picked(own, "cut")
         switched: FormFields = {}
         for name, rule in SWITCHES.items():
             switched |= rule_fields(rule, **{name: 0.0})
-        switched |= rule_fields(TopK, schedule=None)
-        switched |= rule_fields(EosPenalty, eos_penalty=self.eos_penalty)
-        for name in (*SWITCHES, "eos_penalty"):
-            switched[name][1].description = f"{switched[name][1].description} (0 is off)"
-        scores = (
-            Literal["unbanned", "renormalised"],
-            Field(
-                family.scores,
-                description="unbanned: banned tokens keep their mass in the scores; renormalised: they do not",
-            ),
-        )
+        penalty = rule_fields(EosPenalty, eos_penalty=self.eos_penalty)
+        for _, switch in (*(switched[name] for name in SWITCHES), penalty["eos_penalty"]):
+            switch.description = f"{switch.description} (0 is off)"
         return {
-            **first,
-            **steps_field(": in total for a fixed canvas, per block otherwise"),
-            **second,
+            **_picked(own, "block"),
+            **rule_fields(length),
+            **_picked(own, "steps", "ban", "stop"),
             **switched,
-            "scores": scores,
-            "mute": own["mute"],
+            **_picked(rule_fields(TopK, schedule=None), "schedule", "position_decay"),
+            **penalty,
+            **_picked(own, "scores", "mute"),
             **rule_fields(family.proposal, score=None),
-            "trim": own["trim"],
-            "cut": own["cut"],
+            **_picked(own, "trim", "cut"),
         }
 
     def build(self, family: FamilyDefaults, values: dict[str, Any], *, authors: bool) -> Plan:
@@ -145,7 +142,7 @@ class Preset:
         def rule(kind: type[R], **more: Any) -> R:
             return _built(as_published(kind) if authors else kind, values, **more)
 
-        length = rule(self.length).in_blocks(values["block"])
+        length = rule(self.length).fit_blocks(values["block"])
         own = {name: values[name] for name in ("block", "ban", "cut")}
         own |= {"length": length, "stop": STOPS[values["stop"]]}
         if self.commit is not None:
@@ -205,13 +202,12 @@ class CausalPreset(Preset):
     def fields(self, family: FamilyDefaults, *, authors: bool = False) -> FormFields:
         own = rule_fields(Plan, block=min(self.small or family.causal_block, family.causal_block))
         return {
-            "block": own["block"],
+            **_picked(own, "block"),
             **rule_fields(self.length),
-            **(steps_field(" per block") if issubclass(self.commit, StepsRule) else {}),
-            "ban": own["ban"],
+            **_picked(own, "ban"),
             **rule_fields(self.commit),
             **rule_fields(family.proposal, score=family.score),
-            "cut": own["cut"],
+            **_picked(own, "cut"),
         }
 
     def build(self, family: FamilyDefaults, values: dict[str, Any], *, authors: bool) -> Plan:
@@ -225,6 +221,10 @@ class CausalPreset(Preset):
             causal=CausalBlocks(size=family.causal_block, lead=self.lead),
             **{name: values[name] for name in ("block", "ban", "cut")},
         )
+
+
+def _picked(fields: FormFields, *names: str) -> FormFields:
+    return {name: fields[name] for name in names}
 
 
 def _built(rule: type[R], values: Mapping[str, Any], **more: Any) -> R:
