@@ -21,7 +21,6 @@ from voidpad.decode.commit import (
     EntropyBound,
     Factor,
     HighConfidence,
-    Static,
     Threshold,
     TopK,
 )
@@ -98,25 +97,38 @@ class FamilyDefaults:
 class Preset:
     """A named combination of rules.
 
-    `commit` is None where the user chooses the commit rule and the family gives the proposal; a preset with a commit
-    rule of its own proposes by `MaskLast`.
+    Without a commit rule of its own, the user chooses one by the fields, and the family gives the proposal. With one,
+    the proposal is `MaskLast`, or the family's where attention is block-causal. There the stop rule is part of the
+    method, too: a row ends at any of the model's stop ids.
     """
 
     about: str
-    length: type[LengthRule]
+    length: type[LengthRule] = Fixed
     ban: Names = ()
     mute: Names = ()
     stop: str = "vanilla"
     eos_penalty: float = 0.0
     commit: type[CommitRule] | None = None
+    # For block-causal attention alone:
+    small: int | None = None  # size of the blocks that are written one after the other inside a causal block
+    lead: bool = False  # a block's first slot is written before the others
+    finish: bool = (
+        True  # a row ends after the block that holds a stop id; else once nothing before the id is masked
+    )
 
     def fields(self, family: FamilyDefaults, *, authors: bool = False) -> FormFields:
         """Every field of this preset, in the order in which they are shown."""
-        length = as_published(self.length) if authors else self.length
+        length = rule_fields(as_published(self.length) if authors else self.length)
         own = rule_fields(Plan, ban=self.ban, mute=None)
         own |= rule_fields(OwnFields, stop=self.stop, scores=family.scores)
+        if causal := family.causal_block:
+            assert self.commit is not None
+            own |= rule_fields(Plan, block=min(self.small or causal, causal))
+            proposal = rule_fields(family.proposal, score=family.score)
+            rules = length | _picked(own, "ban") | rule_fields(self.commit) | proposal
+            return _picked(own, "block") | rules | _picked(own, "cut")
         if self.commit is not None:
-            rules = rule_fields(length) | _picked(own, "ban", "stop") | rule_fields(self.commit)
+            rules = length | _picked(own, "ban", "stop") | rule_fields(self.commit)
             return _picked(own, "block") | rules | _picked(own, "cut")
         switched: FormFields = {}
         for name, rule in SWITCHES.items():
@@ -126,7 +138,7 @@ class Preset:
             switch.description = f"{switch.description} (0 is off)"
         return {
             **_picked(own, "block"),
-            **rule_fields(length),
+            **length,
             **_picked(own, "steps", "ban", "stop"),
             **switched,
             **_picked(rule_fields(TopK, schedule=None), "schedule", "position_decay"),
@@ -140,13 +152,25 @@ class Preset:
         """The plan from the values of all fields; those that others decide are filled in."""
 
         def rule(kind: type[R], **more: Any) -> R:
-            return _built(as_published(kind) if authors else kind, values, **more)
+            made = as_published(kind) if authors and not family.causal_block else kind
+            return made(**{name: values[name] for name in made.model_fields if name in values} | more)
 
-        length = rule(self.length).fit_blocks(values["block"])
         own = {name: values[name] for name in ("block", "ban", "cut")}
+        if causal := family.causal_block:
+            assert self.commit is not None
+            if "steps" in values:
+                values["steps"] = values["steps"] or values["block"]
+            own |= {
+                "length": rule(self.length),
+                "propose": rule(family.proposal),
+                "commit": rule(self.commit),
+            }
+            own |= {"stop": AfterBlock(block=causal) if self.finish else EndsTermination()}
+            return Plan(**own, causal=CausalBlocks(size=causal, lead=self.lead))
+        length = rule(self.length).fit_blocks(values["block"])
         own |= {"length": length, "stop": STOPS[values["stop"]]}
         if self.commit is not None:
-            return Plan(**own, propose=MaskLast(), commit=_built(self.commit, values))
+            return Plan(**own, propose=MaskLast(), commit=rule(self.commit))
         leaves = authors and family.leaves_blocks
         # A loop that leaves blocks bounds the passes of every rule.
         scheduled = ("schedule", "position_decay") if leaves else ("steps", "schedule", "position_decay")
@@ -185,52 +209,8 @@ class Preset:
         return steps // blocks
 
 
-@dataclass(frozen=True)
-class CausalPreset(Preset):
-    """A preset for networks with block-causal attention, made for the block size of the checkpoint.
-
-    The stop rule is part of the method: a row ends at any of the model's stop ids, with `finish` after the block that
-    holds one, else as soon as nothing before it is masked.
-    """
-
-    length: type[LengthRule] = Fixed
-    commit: type[CommitRule] = Static
-    small: int | None = None  # size of the blocks that are written one after the other inside a causal block
-    lead: bool = False
-    finish: bool = True
-
-    def fields(self, family: FamilyDefaults, *, authors: bool = False) -> FormFields:
-        own = rule_fields(Plan, block=min(self.small or family.causal_block, family.causal_block))
-        return {
-            **_picked(own, "block"),
-            **rule_fields(self.length),
-            **_picked(own, "ban"),
-            **rule_fields(self.commit),
-            **rule_fields(family.proposal, score=family.score),
-            **_picked(own, "cut"),
-        }
-
-    def build(self, family: FamilyDefaults, values: dict[str, Any], *, authors: bool) -> Plan:
-        if "steps" in values:
-            values["steps"] = values["steps"] or values["block"]
-        return Plan(
-            length=_built(self.length, values),
-            propose=_built(family.proposal, values),
-            commit=_built(self.commit, values),
-            stop=AfterBlock(block=family.causal_block) if self.finish else EndsTermination(),
-            causal=CausalBlocks(size=family.causal_block, lead=self.lead),
-            **{name: values[name] for name in ("block", "ban", "cut")},
-        )
-
-
 def _picked(fields: FormFields, *names: str) -> FormFields:
     return {name: fields[name] for name in names}
-
-
-def _built(rule: type[R], values: Mapping[str, Any], **more: Any) -> R:
-    """A rule from the values of its fields."""
-    known = {name: values[name] for name in rule.model_fields if name in values}
-    return rule(**{**known, **more})
 
 
 def _switch(values: Mapping[str, Any], *, scheduled: tuple[str, ...]) -> str | None:
