@@ -61,7 +61,7 @@ class Packing:
     keys: Tensor  # (S + 1,) where the keys that it sees begin
     # Longest segment of tokens and of keys, rounded up so that CUDA graphs fit more often.
     longest: tuple[int, int]
-    # (T + filler,) how many keys of its segment, from the first one on, each token sees; empty if it sees all of them
+    # (T + filler,) how many keys of its segment each token sees, from the first one on; empty if all tokens see all
     visible_keys: Tensor
     stored: Tensor  # (T + filler,) places of the keys of this pass
 
@@ -308,8 +308,8 @@ def is_fused(x: Tensor, visible_keys: Tensor) -> bool:
 def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, visible_keys: Tensor) -> Tensor:
     """Attention of packed queries (T, heads, size) to packed keys and values (K, key heads, size); (T, heads, size).
 
-    Where there are `visible_keys` (T,), a query sees only so many keys of its segment, the first ones. No token is told
-    from its neighbours by order, so query heads that share a key head are simply more queries of it.
+    `visible_keys` (T,), unless empty, says how many keys of its segment each query sees, from the first one on. Attention
+    itself knows no order of tokens, so the query heads that share a key head are passed as further queries.
     """
     groups = q.shape[1] // k.shape[1]
     if not is_fused(q, visible_keys):
