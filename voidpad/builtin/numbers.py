@@ -119,29 +119,24 @@ EXPR_QUESTIONS = ("What is {x}?", "Find {x}.", "Evaluate {x}.")
 EXPR_SIZES = (0.08, 0.12, 0.18, 0.22, 0.18, 0.13, 0.09)  # of 2 to 8 definitions
 
 
-def _older_operand(rng: Random, value: int, older: list[int]) -> tuple[str, int] | None:
-    """An operator and the index of an older value that it can combine with this one, if there is any."""
-    fitting = [("+", j) for j, other in enumerate(older) if value + other <= HIGH]
-    fitting += [("-", j) for j, other in enumerate(older) if value - other >= LOW]
-    return fitting[int(rng.random() * len(fitting))] if fitting else None
-
-
 def _definitions(rng: Random, count: int) -> list[tuple[Step, str, str]]:
     """Steps with their operands as written: each starts from the value before, some also use an older one."""
     value = between(rng, LOW, 40)
     written: list[tuple[Step, str, str]] = []
     for k in range(count):
         left = LETTERS[k - 1] if k else str(value)
-        older = [line[0][3] for line in written[:-1]]
-        reuse = _older_operand(rng, value, older) if rng.random() < 0.35 else None
-        if reuse:
-            op, j = reuse
-            after = value + older[j] if op == "+" else value - older[j]
-            written.append(((value, op, older[j], after), left, LETTERS[j]))
+        fitting: list[tuple[Step, str]] = []
+        if rng.random() < 0.35:
+            older = [(name, made[3]) for name, (made, _, _) in zip(LETTERS, written[:-1], strict=False)]
+            fitting = [((value, "+", b, value + b), name) for name, b in older if value + b <= HIGH]
+            fitting += [((value, "-", b, value - b), name) for name, b in older if value - b >= LOW]
+        if fitting:
+            made, right = one_of(rng, fitting)
         else:
             made = step(rng, value)
-            written.append((made, left, str(made[2])))
-        value = written[-1][0][3]
+            right = str(made[2])
+        written.append((made, left, right))
+        value = made[3]
     return written
 
 

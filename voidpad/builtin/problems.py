@@ -6,8 +6,9 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
+Option = TypeVar("Option")
 TERSE = 0.06  # share of answers without steps: the floor that overflow falls to
 TEST_SHARE = 64  # one prompt in so many belongs to the test split
 GAP = "[[gap]]"
@@ -88,7 +89,7 @@ def weighted(rng: Random, weights: Sequence[float]) -> int:
     return len(weights) - 1
 
 
-def one_of(rng: Random, options: Sequence[str]) -> str:
+def one_of(rng: Random, options: Sequence[Option]) -> Option:
     return options[int(rng.random() * len(options))]
 
 

@@ -78,7 +78,7 @@ def _draw_range(rng: Random) -> Problem:
     while True:
         low = between(rng, 1, 60)
         high, of = low + between(rng, 20, 99), between(rng, 3, 12)
-        name, fits = RANGE_RULES[int(rng.random() * len(RANGE_RULES))]
+        name, fits = one_of(rng, RANGE_RULES)
         digit = between(rng, 0, 9)
         hits = [n for n in range(low, high + 1) if n % of == 0 and fits(n, digit)]
         if len(hits) <= LONGEST:
@@ -138,7 +138,7 @@ def table(rng: Random, most: int = 10) -> tuple[str, Table, str]:
 
 def rule(rng: Random, entries: Table) -> tuple[str, Table]:
     """A condition in words, and the entries that fit; all kinds of counts, none and all included."""
-    words, fits = TABLE_RULES[int(rng.random() * len(TABLE_RULES))]
+    words, fits = one_of(rng, TABLE_RULES)
     bound = between(rng, 10, 90)
     while any(count == bound for _, count in entries):
         bound = between(rng, 10, 90)
@@ -173,11 +173,11 @@ LINES: dict[str, Callable[..., list[Forms]]] = {
     "range": _range_lines,
     "table": _table_lines,
 }
-KINDS = ((0.42, _draw_run), (0.26, _draw_range), (0.32, _draw_table))
+KINDS, SHARES = (_draw_run, _draw_range, _draw_table), (0.42, 0.26, 0.32)
 
 
 def draw(rng: Random) -> Problem:
-    return KINDS[weighted(rng, [share for share, _ in KINDS])][1](rng)
+    return KINDS[weighted(rng, SHARES)](rng)
 
 
 def answer(problem: Problem, rng: Random) -> str:

@@ -80,11 +80,11 @@ def _draw_list(rng: Random) -> Problem:
     return Problem("tiny_turns", prompt, len(hits), target, before=before, facts=facts)
 
 
-KINDS = ((0.35, _draw_more), (0.15, _draw_back), (0.2, _draw_json), (0.3, _draw_list))
+KINDS, SHARES = (_draw_more, _draw_back, _draw_json, _draw_list), (0.35, 0.15, 0.2, 0.3)
 
 
 def draw(rng: Random) -> Problem:
-    return KINDS[weighted(rng, [share for share, _ in KINDS])][1](rng)
+    return KINDS[weighted(rng, SHARES)](rng)
 
 
 def _after_forms(name: str, item: str, value: Any, k: int) -> tuple[str, ...]:
