@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tomllib
+from typing import get_args
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_recipes_are_those_of_the_shipped_weights(family, arm):
 
 
 def test_the_families_of_the_commands_are_those_that_ship():
-    assert list(BuiltInFamily) == list(BUILT_IN_FAMILIES)
+    assert get_args(get_args(BuiltInFamily)[0]) == tuple(BUILT_IN_FAMILIES)
     assert all((ASSETS / name).is_dir() for name in BUILT_IN)
 
 
@@ -92,7 +93,7 @@ def test_a_recipe_of_another_family_names_its_models():
         of_family(read(find_recipe("paper-table1", "sweep")), "dream")
 
 
-@pytest.mark.parametrize("family", BuiltInFamily)
+@pytest.mark.parametrize("family", BUILT_IN_FAMILIES)
 def test_the_demo_shows_an_answer_that_matches_a_schema_and_a_filled_gap(family):
     shown = command.structured_and_filled(family, "cpu")
     json.loads(next(text for title, text in shown.items() if title.startswith("JSON")))
@@ -117,7 +118,7 @@ def test_the_demo_writes_one_page_with_its_texts_and_says_how_long(voidpad, monk
     ran = voidpad(f"demo --problems 1 --report {tmp_path}/demo.html")
     assert ran.status == 0, ran.err
     assert "original" in ran.out
-    assert "minutes of CPU time" in ran.err
+    assert "minutes" in ran.err
     page = (tmp_path / "demo.html").read_text()
     assert "&lt;img src=x" in page
     assert "<img src=x" not in page

@@ -46,12 +46,11 @@ def test_help_imports_nothing_heavy(arguments):
     assert arguments == ("--help",) or ran.stdout.startswith(f"voidpad {metadata.version('voidpad')}\n")
 
 
-def test_every_command_is_listed_with_its_own_help(voidpad):
+def test_every_command_is_listed_and_has_help_of_its_own(voidpad):
     words = set(voidpad("--help").out.split())
-    for name in cli.COMMANDS:
-        text = cli.help_of(name)
-        assert inspect.cleandoc(cli.command_named(name).help) == text
-        assert {name, *text.split()[:3]} <= words
+    for name, (_, about) in cli.COMMANDS.items():
+        assert {name, *about.split()[:3]} <= words
+        assert inspect.cleandoc(cli.command_named(name).help)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +80,8 @@ sys.meta_path.insert(0, Windows())
 
 def test_the_package_and_its_commands_are_imported_without_unix_modules():
     """Of what torch and transformers import nothing is said: here they take their Unix road."""
-    targets = {target.partition(":")[0] for target in cli.COMMANDS.values()} | {"voidpad"}
-    ran = python(WITHOUT_UNIX + "".join(f"\nimport {module}" for module in sorted(targets)), "recipes")
+    modules = {f"voidpad.commands.{target.partition(':')[0]}" for target, _ in cli.COMMANDS.values()}
+    ran = python(WITHOUT_UNIX + "".join(f"\nimport {module}" for module in sorted(modules)), "recipes")
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "tiny-demo" in ran.stdout
     assert "No module named 'fcntl'" in python(WITHOUT_UNIX + "\nimport fcntl").stderr
@@ -134,37 +133,6 @@ def test_a_reader_that_has_gone_is_no_error(arguments):
     with os.fdopen(writer, "wb") as gone:
         ran = python("", *arguments, stdout=gone)
     assert (ran.returncode, ran.stderr) == (0, "")
-
-
-def test_the_end_of_a_command_loses_nothing(tmp_path):
-    """The process ends without Python's last collection: files are written, threads and child processes awaited."""
-    code = f"""
-import atexit, multiprocessing, threading, time
-from voidpad.commands import cli
-
-kept = open({str(tmp_path / "buffered")!r}, "w")
-kept.write("whole")
-
-def later(name):
-    time.sleep(0.5)
-    open(name, "w").write("done")
-
-def run(arguments):
-    threading.Thread(target=later, args=[{str(tmp_path / "thread")!r}]).start()
-    multiprocessing.get_context("fork").Process(target=later, args=[{str(tmp_path / "child")!r}]).start()
-    print("the end", end="")
-
-atexit.register(lambda: open({str(tmp_path / "exit")!r}, "w").write("done"))
-cli.app = lambda *_, **__: run([])
-"""
-    ran = python(code, "plans")
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "the end", "")
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
-        "buffered": "whole",
-        "thread": "done",
-        "child": "done",
-        "exit": "done",
-    }
 
 
 # Extras

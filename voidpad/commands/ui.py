@@ -31,9 +31,10 @@ def warn(text: str) -> None:
 
 
 def counting(*, shown: bool = True) -> Progress:
-    """What is counted, how far, how many of how many, and the time left; a task's description is its label."""
+    """What is counted, how far, how many of how many, and the time left at the mean pace; a task's description is
+    its label."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=err, disable=not shown)
+    return Progress(*columns, console=err, disable=not shown, speed_estimate_period=1e9)
 
 
 @contextmanager
