@@ -38,9 +38,6 @@ app = typer.Typer(help="See why: EOS priors, EOS overflow, attention.", no_args_
 
 PAPER_CANVAS = 512
 TaskNames = Annotated[str, Option("--tasks", help="built-in tasks to take problems from; empty: all")]
-TracePath = Annotated[
-    Path | None, Option(help="write the first prompt's decodes, with every P(EOS) and P(VOID)")
-]
 
 
 @dataclass(frozen=True)
@@ -183,14 +180,15 @@ def overflow(
     asked: QuestionOptions,
     findings: FindingOptions,
     blocks: str | None = Option(None, help="block sizes, separated by commas"),
-    trace: list[Path] | None = Option(None, help="read recorded decodes instead of decoding (repeatable)"),
+    trace: list[Path] | None = Option(
+        None, help="read what `generate --trace` recorded instead of decoding (repeatable)"
+    ),
     short: float = Option(0.05, min=0, max=1, help="overflow: at most this share of the canvas before EOS"),
-    save_trace: TracePath = None,
 ) -> None:
     """Do answers drown in EOS? Trajectories, overflow by block size, and a verdict."""
     from voidpad.diagnose.eos_prior import void_tail
     from voidpad.diagnose.overflow import advice, rates, record, survey, trajectory, verdict
-    from voidpad.diagnose.trace import read, write
+    from voidpad.diagnose.trace import read
 
     if trace:
         trajectories = [trajectory(one, short) for path in trace for one in read(path)]
@@ -214,8 +212,6 @@ def overflow(
         )
     void = void_tail(model.denoiser(), model.roles, ids[:16], canvas=plans[-1].length.canvas)
     traces = [replace(record(model, ids[0], one, name=name), row=row) for row, one in enumerate(watched)]
-    if save_trace is not None:
-        write(save_trace, traces)
     trajectories, by_block = [trajectory(one, short) for one in traces], rates(answers)
     facts, decodes = [one.facts() for one in answers], [one.facts() for one in trajectories]
     findings.write(facts, lambda plots: plots.heat(trajectories))

@@ -122,11 +122,12 @@ def guarded(run: Callable[[list[str]], Any], *, debug: bool = False) -> None:
         if not error.format_message():  # a group without a command has shown its help
             sys.exit(error.exit_code)
         hint = f"see {error.ctx.command_path if error.ctx else 'voidpad'} --help."
-        option = getattr(error, "option_name", "")
+        option = getattr(error, "option_name", "").strip("-").replace("-", "_")
         if option and error.ctx and any(one.name == "settings" for one in error.ctx.command.params):
-            hint = (
-                f"a field of the plan is given as --set {option.strip('-').replace('-', '_')}=VALUE; {hint}"
-            )
+            from voidpad.decode.presets import PRESETS, FamilyDefaults
+
+            if any(option in preset.fields(FamilyDefaults()) for preset in PRESETS.values()):
+                hint = f"use --set {option}=VALUE."
         _fail(f"{error.format_message().rstrip('.')}; {hint}", error.exit_code)
     except BadCommand as error:
         _fail(error.format_message(), error.exit_code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -93,6 +94,8 @@ def evaluate(
         with _progress(out_dir) as show:
             run.answer(folder, resources=resources, progress=show)
     else:
+        if shard is not None and not re.fullmatch(r"\d+/\d+", shard):
+            raise ConfigError(f"--shard {shard!r}: write r/W, such as 0/4 for the first of four parts.")
         settings = {
             "tasks": names,
             "own_tasks": own_tasks,

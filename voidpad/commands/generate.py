@@ -82,9 +82,15 @@ def generate(
     regex: str | None = Option(None, help="every answer matches this regular expression as a whole"),
     json_schema: Path | None = Option(None, help="every answer is JSON that the schema in this file allows"),
     choice: str | None = Option(None, help="every answer is one of these texts, separated by commas"),
-    fill: Path | None = Option(None, help="write the gaps of this text: [[gap]], [[gap:12]], [[gap:4-32]]"),
+    fill: Path | None = Option(
+        None, help=r"write the gaps of this text: [\[gap]], [\[gap:12]], [\[gap:4-32]]"
+    ),
 ) -> None:
-    """Answer prompts with a masked diffusion language model, or fill the gaps of a text."""
+    """Answer prompts with a masked diffusion language model, or fill the gaps of a text.
+
+    --set also takes rows, tokens, trace_detail, compile, family, causal_block and roles, and, to fill gaps, length and
+    slots.
+    """
     plan, fields = decoding.named(), decoding.fields()
     others = OtherSettings.taken_from(fields)
     constraint = _constraint(regex, json_schema, choice)

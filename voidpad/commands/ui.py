@@ -59,8 +59,10 @@ def print_records(records: Sequence[Record], *, left: int = 1) -> None:
     """Records as a table, a column for each name that has a value; a narrow terminal wraps it."""
     names = list(dict.fromkeys(name for one in records for name in one if one[name] is not None))
     rows = [[_cell(one.get(name)) for name in names] for one in records]
-    out.width = max(out.width, 100)  # or numbers would be left out
+    width = out.width
+    out.width = max(width, 240)  # a narrow one would leave out letters and numbers
     out.print(table([name.replace("_", " ") for name in names], rows, left=left))
+    out.width = width
 
 
 def _cell(value: Any) -> str:
