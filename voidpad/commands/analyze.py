@@ -216,8 +216,15 @@ def overflow(
     facts, decodes = [one.facts() for one in answers], [one.facts() for one in trajectories]
     findings.write(facts, lambda plots: plots.heat(trajectories))
     shares, said = [asdict(rate) for rate in by_block], verdict(by_block, void)
-    typed = {"model": source.model, "adapter": source.adapter, "plan": name, "canvas": decoding.canvas}
-    advised = advice(by_block, void, **typed, adapted=model.adapted)
+    advised = advice(
+        by_block,
+        void,
+        model=source.model,
+        adapter=source.adapter,
+        plan=name,
+        canvas=decoding.canvas,
+        adapted=model.adapted,
+    )
     if findings.as_json:
         found = {"model": model.name, "blocks": shares, "void_tail": void, "verdict": said, "advice": advised}
         return print_json({**found, "trajectories": decodes, "answers": facts})

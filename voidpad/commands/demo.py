@@ -46,7 +46,10 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="voidpad-demo-") as folder, atomic_file(report) as draft:
         run(recipe, Path(folder), resources)
         page = pages.report([Path(folder)])
-        print_records(means_by_method(page.frame), left=2)
+        results = page.sections[0].tables[0]
+        heads = (*results.heads, *results.columns)
+        rows = [(*row.head, *(value.text for value in row.values)) for row in results.rows]
+        print_records([dict(zip(heads, row, strict=True)) for row in rows], left=len(results.heads))
         shown = lost_and_kept(page.frame) | structured_and_filled(family, device)
         for title, text in shown.items():
             out.print(Panel(Text(text or "(nothing)"), title=title, title_align="left"))
@@ -77,21 +80,6 @@ def run(recipe: SweepRecipe, folder: Path, resources: Resources) -> None:
                 raise ended.error
             cell = ended.cell
             progress.update(task, advance=weights[cell.id], description=f"{cell.method} {cell.task}")
-
-
-def means_by_method(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """The mean over the tasks of every method at every block size."""
-    from voidpad.experiments.report.frame import combined
-
-    names = {"right %": "score", "answer": "answer", "passes": "nfe", "probes": "probes"}
-    found = []
-    for (method, block), mine in rows.groupby(["method", "plan.block"], sort=False):
-        values = {title: combined(mine, name) for title, name in names.items()}
-        low, high = values["right %"].interval or (0.0, 0.0)
-        shown = {title: value.text for title, value in values.items()}
-        shown |= {"95 %": f"{low:.0f}-{high:.0f}", "seconds": f"{mine['wall'].sum():.1f}"}
-        found.append({"method": method, "block": block, **shown})
-    return found
 
 
 def lost_and_kept(rows: pd.DataFrame) -> dict[str, str]:
