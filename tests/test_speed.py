@@ -36,6 +36,8 @@ def test_a_speed_gives_the_tokens_of_its_switches_in_any_batch(builtin, name):
 def test_exact_is_what_happens_without_a_speed():
     assert with_speed("exact", "daedal", {"block": 4}, None) == ({"block": 4}, None)
     assert with_speed(None, Plan(), {"threshold": 0.9}, "dual") == ({"threshold": 0.9}, "dual")
+    off = {"trim": False, "factor": None}  # a switch that is off is no conflict
+    assert with_speed("fast", "void", off, None)[1] == SPEEDS["fast"].cache
 
 
 @pytest.mark.parametrize(
@@ -52,10 +54,6 @@ def test_exact_is_what_happens_without_a_speed():
 def test_a_speed_and_a_switch_exclude_each_other(name, fields, cache, named):
     with pytest.raises(ConfigError, match=named):
         with_speed(name, "void", fields, cache)
-
-
-def test_a_switch_that_is_off_is_no_conflict():
-    assert with_speed("fast", "void", {"trim": False, "factor": None}, None)[1] == SPEEDS["fast"].cache
 
 
 @EACH
