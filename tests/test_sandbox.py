@@ -280,7 +280,7 @@ RAN, FOUND = ["ok", [None], []], ["ok", [["tuple", "value", ["mine", 0, "functio
         ["ok", [["@", 0]], [["set", None, ["@", 0]]]], ["ok", [["int", "9z"]], []], ["ok", [["bytes", 9]], []],
         ["ok", [["@", 0]], [["deque"]]], ["ok", [["@", 0]], [["list"]]], ["ok", [["@", 0]], [["object", None]]],
         ["raise", [9], []], ["raise", [["tuple"]], []], ["raise", [["tuple", "a\0b"], ["tuple"], "", ""], []],
-        ["raise", [["tuple", "voidpad.sandbox.checker.StopChecks"], ["tuple"], ["@", 0], ""], [["dict", None]]],
+        ["raise", [["tuple", "voidpad.sandbox.wire.Stopped"], ["tuple"], ["@", 0], ""], [["dict", None]]],
         ["raise", [["tuple", "builtins.SystemExit"], ["tuple", 0], ["@", 0], ""], [["dict", None]]],
         ["opaque", [""], []], ["opaque", [], []], ["exited", [["yours", 0]], []], ["passed", [""], []],
         ["gone", [""], []], ["do", ["call", ["tuple", ["type", "int"], 9], ["tuple"]], []],

@@ -5,7 +5,7 @@ import os
 
 for names in (
     ["builtins.AssertionError"],
-    ["voidpad.sandbox.checker.StopChecks", "builtins.AssertionError"],
+    ["voidpad.sandbox.wire.Stopped", "builtins.AssertionError"],
     ["x", "builtins.BaseException"],
     [[]],
     ["__class__"],

@@ -10,26 +10,15 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from voidpad.sandbox.wire import (
-    ChannelClosed,
-    Peer,
-    ProgramStopped,
-    ProtocolError,
-    exception_from,
-    is_programs,
-)
+from voidpad.sandbox.wire import Peer, Stopped, exception_from, is_programs
 
 _DETAIL_LIMIT = 1500
-# Modules that the checks may use because the program's text imports them; the checks get their own copy.
-MODULES = frozenset({
+# Modules that programs often import. The checks may use their own copy if the program's text imports one.
+MODULES = (
     "array", "bisect", "calendar", "cmath", "collections", "copy", "datetime", "decimal", "fractions",
     "functools", "heapq", "itertools", "json", "math", "numbers", "operator", "random", "re", "statistics",
     "string", "sys", "textwrap", "time", "typing",
-})  # fmt: skip
-
-
-class StopChecks(BaseException):
-    """Ends the checks, which seldom catch a BaseException; carries the verdict's reason and detail."""
+)  # fmt: skip
 
 
 class ProgramTest(NamedTuple):
@@ -58,7 +47,7 @@ class ProgramConnection(Peer):
             "call": lambda target, *args, **named: self._passed(target)(*args, **named),
             "next": lambda target: next(self._passed(target)),
         })  # fmt: skip
-        self.lost: StopChecks | None = None
+        self.lost: Stopped | None = None
         self.handles: dict[str, None] = {}  # the class names of the objects that crossed as handles
 
     def _passed(self, target: Any) -> Any:
@@ -75,9 +64,9 @@ class ProgramConnection(Peer):
         self.handles[label] = None
         return RemoteObject(self, label)
 
-    def give_up(self, detail: str, reason: str = "opaque") -> StopChecks:
+    def give_up(self, detail: str) -> Stopped:
         """Mark the program as lost and return the exception to raise, which every later request raises again."""
-        self.lost = self.lost or StopChecks(reason, detail)
+        self.lost = self.lost or Stopped("opaque", detail)
         return self.lost
 
     def ask(self, verb: str, *args: object, **named: object) -> Any:
@@ -85,13 +74,9 @@ class ProgramConnection(Peer):
             raise self.lost
         try:
             return super().ask(verb, *args, **named)
-        except ChannelClosed:
-            raise self.give_up("the program ended before its checks did", "gone") from None
-        except ProgramStopped as stopped:
-            reason, detail = stopped.args
-            raise self.give_up(detail, reason) from None
-        except ProtocolError as error:
-            raise self.give_up(str(error)) from None
+        except Stopped as stopped:
+            self.lost = self.lost or stopped
+            raise
         except StopIteration as error:
             if verb == "next":
                 raise
@@ -128,7 +113,7 @@ class RemoteObject:
             raise self.__refuse("leave it to a {} to suppress an exception")
         self.__program.ask("getattr", self, "__exit__")(None, None, None)
 
-    def __refuse(self, what: str) -> StopChecks:
+    def __refuse(self, what: str) -> Stopped:
         return self.__program.give_up(
             f"the checks {what.format(self.__label)}, and a {self.__label} is not plain data: the sandbox does not "
             "let a program's own methods decide whether a check holds"
@@ -230,7 +215,7 @@ def judge(sock: socket.socket, test: ProgramTest, allowed: str) -> tuple[str, st
         code = compile(tree, "<checks>", "exec", dont_inherit=True, optimize=0)
         exec(code, CheckNamespace(program, test))
         outcome = ("passed", "")
-    except StopChecks as stop:
+    except Stopped as stop:
         outcome = stop.args
     except BaseException as error:
         kind = "memory" if isinstance(error, MemoryError) else "error" if is_programs(error) else "failed"
@@ -264,7 +249,7 @@ def _hints(
     if program.changed_late():
         yield "the checks change a value after they have passed it to the program"
     late = False
-    with suppress(StopChecks, Exception):
+    with suppress(Stopped, Exception):
         late = program.ask("changed_late") is True
     if late:
         yield "the program changes a value after the call, and the checks have a copy"

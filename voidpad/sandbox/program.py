@@ -11,7 +11,7 @@ import sys
 import types
 from typing import Any
 
-from voidpad.sandbox.wire import ChannelClosed, Exchange, Peer, ProtocolError
+from voidpad.sandbox.wire import Exchange, Peer, Stopped
 
 
 def main(sock: socket.socket, program: str) -> None:
@@ -20,7 +20,7 @@ def main(sock: socket.socket, program: str) -> None:
     os.system = _no_other_programs  # which would only return a number
     module = sys.modules["candidate"] = types.ModuleType("candidate")
     names = vars(module)
-    peer = ChecksConnection(sock, {
+    peer = Peer(sock, {
         "run": lambda: exec(compile(program, "<program>", "exec", dont_inherit=True), names),
         "name": lambda name: _look_up(names, name),
         "call": lambda target, *args, **named: target(*args, **named),
@@ -30,10 +30,10 @@ def main(sock: socket.socket, program: str) -> None:
     })  # fmt: skip
     try:
         peer.serve_forever()
-    except ChannelClosed:
-        return
-    except ProtocolError as error:
-        peer.send(Exchange(peer), "opaque", f"the result cannot cross: {error}")
+    except Stopped as stopped:
+        reason, detail = stopped.args
+        if reason == "opaque":
+            peer.send(Exchange(peer), reason, f"the result cannot cross: {detail}")
     except BaseException as error:  # such as sys.exit in a function
         reason = "memory" if isinstance(error, MemoryError) else "exited"
         peer.send(Exchange(peer), reason, f"{type(error).__name__}: {error}")
@@ -49,26 +49,3 @@ def _look_up(names: dict[str, Any], name: str) -> tuple[str, Any]:
         return "missing", None
     value = names[name]
     return ("module", value.__name__) if isinstance(value, types.ModuleType) else ("value", value)
-
-
-class ChecksConnection(Peer):
-    """The program's end of the connection; every object of the program may cross as a handle."""
-
-    def make_remote(self, label: str) -> object:
-        return Callback(self)
-
-
-class Callback:
-    """Stands for a function or an iterator of the checks; using it sends a request to the checks' process."""
-
-    def __init__(self, peer: Peer) -> None:
-        self._peer = peer
-
-    def __call__(self, *args: object, **named: object) -> Any:
-        return self._peer.ask("call", self, *args, **named)
-
-    def __iter__(self) -> "Callback":
-        return self
-
-    def __next__(self) -> Any:
-        return self._peer.ask("next", self)

@@ -24,10 +24,8 @@ from typing import Any
 
 from voidpad.sandbox import checker, kernel, program
 
-# Modules that programs often import; loaded here once, and inherited by every jail.
-_PRELOADED = ("array", "bisect", "calendar", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal",
-         "enum", "fractions", "functools", "heapq", "itertools", "json", "math", "numbers", "operator",
-         "random", "re", "statistics", "string", "textwrap", "time", "typing")  # fmt: skip
+# Loaded here once, and inherited by every jail.
+_PRELOADED = (*checker.MODULES, "dataclasses", "enum")
 # Modules that programs use now and then; loaded here only in weak mode, where programs cannot open files.
 _FOR_WEAK_MODE = (
     "argparse", "ast", "asyncio", "base64", "binascii", "bz2", "concurrent.futures.process",
@@ -62,11 +60,12 @@ def main(control: socket.socket, *, weak: bool) -> None:
         if not weak:
             _enter_namespaces(control)
         gc.freeze()
+        supervisor = Supervisor(control, weak=weak)
         with open(os.devnull, "wb") as null:  # one empty jail, to learn now whether that works
             limits = {"seconds": 2, "memory_mb": 1024, "disk_mb": 1, "processes": 64}
-            _kill([start_jail(lambda: None, (null.fileno(),), limits, weak=weak)])
+            _kill([supervisor.start_jail(lambda: None, (null.fileno(),), limits)])
         control.send(json.dumps({"problem": ""}).encode())
-        serve(control, weak=weak)
+        supervisor.serve()
     except OSError as error:
         control.send(json.dumps({"problem": str(error)}).encode())
     finally:
@@ -117,71 +116,102 @@ def _enter_namespaces(control: socket.socket) -> None:
     kernel.set_hostname("sandbox")
 
 
-def serve(control: socket.socket, *, weak: bool) -> None:
-    """Handle requests one after another until the library closes its socket."""
-    while True:
-        message, fds, _, _ = socket.recv_fds(control, 4096, 3)
-        if not message:
-            return
-        start = time.monotonic()
+class Supervisor:
+    """Runs the requests that come over the control socket, one at a time."""
+
+    def __init__(self, control: socket.socket, *, weak: bool) -> None:
+        self._control, self._weak = control, weak
+
+    def serve(self) -> None:
+        """Handle requests one after another until the library closes its socket."""
+        while True:
+            message, fds, _, _ = socket.recv_fds(self._control, 4096, 3)
+            if not message:
+                return
+            start = time.monotonic()
+            try:
+                ended, status = self.run(json.loads(message), fds, start)
+                reply = (ended, time.monotonic() - start, status)
+            except OSError as error:
+                reply = ("broken", 0.0, str(error))
+            for fd in fds:
+                os.close(fd)
+            self._control.send(json.dumps(reply).encode())
+
+    def run(self, limits: Limits, fds: list[int], start: float) -> tuple[str, int | str | None]:
+        """Run one program: how it ended ("done", "timeout" or "output"), and its exit status if it exited by itself."""
+        text, checks, verdict = fds
+        asking, answering = socket.socketpair()
+        output, program_output = os.pipe()
+        pids: list[int] = []
         try:
-            ended, status = run(json.loads(message), fds, start, control, weak=weak)
-            reply = (ended, time.monotonic() - start, status)
-        except OSError as error:
-            reply = ("broken", 0.0, str(error))
-        for fd in fds:
-            os.close(fd)
-        control.send(json.dumps(reply).encode())
+            # The program runs when the checks ask for it, so that the clock is watched from its first instruction on.
+            with asking, answering, open(program_output, "wb"), open(os.devnull, "wb") as null:
+                for_program = (program_output, answering.fileno(), text)
+                pids.append(self.start_jail(_run_program, for_program, limits))
+                for_checks = (null.fileno(), asking.fileno(), checks, verdict)
+                pids.append(self.start_jail(_run_checks, for_checks, limits))
+            ended = self._watch(pids[1], limits, output, start + limits["seconds"])
+            if ended == "done" and _status(pids[1]) == _LOST:
+                # The program closed its channel. When it has exited, its status says whether by a signal.
+                ended = self._watch(pids[0], limits, output, start + limits["seconds"])
+            return ended, _status(pids[0])
+        finally:
+            os.close(output)
+            _kill(pids)
 
+    def _watch(self, pid: int, limits: Limits, output: int, deadline: float) -> str:
+        """Wait until a process ends ("done") or a limit is reached, and say which."""
+        done, room = os.pidfd_open(pid), limits["output_kb"] << 10
+        poll = select.poll()
+        for fd in (done, output, self._control.fileno()):
+            poll.register(fd, select.POLLIN)
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                ready = {fd for fd, _ in poll.poll(1000 * left)}
+                if self._control.fileno() in ready:
+                    os._exit(0)  # the library is gone, and with this process all others end
+                if output in ready:
+                    size = len(os.read(output, 1 << 16))
+                    room -= size
+                    if not size:
+                        poll.unregister(output)
+                if room < 0:
+                    return "output"
+                if done in ready:
+                    return "done"
+            return "timeout"
+        finally:
+            os.close(done)
 
-def run(
-    limits: Limits, fds: list[int], start: float, control: socket.socket, *, weak: bool
-) -> tuple[str, int | str | None]:
-    """Run one program: how it ended ("done", "timeout" or "output"), and its exit status if it exited by itself."""
-    text, checks, verdict = fds
-    asking, answering = socket.socketpair()
-    output, program_output = os.pipe()
-    pids: list[int] = []
-    try:
-        # The program waits until the checks ask it to run, so the time limit is watched from its first instruction on.
-        with asking, answering, open(program_output, "wb"), open(os.devnull, "wb") as null:
-            for_program = (program_output, answering.fileno(), text)
-            pids.append(start_jail(_run_program, for_program, limits, weak=weak))
-            for_checks = (null.fileno(), asking.fileno(), checks, verdict)
-            pids.append(start_jail(_run_checks, for_checks, limits, weak=weak))
-        ended = _watch(pids[1], limits, output, start + limits["seconds"], control)
-        if ended == "done" and _status(pids[1]) == _LOST:
-            # The program closed its channel. When it has exited, its status says whether by a signal.
-            ended = _watch(pids[0], limits, output, start + limits["seconds"], control)
-        return ended, _status(pids[0])
-    finally:
-        os.close(output)
-        _kill(pids)
-
-
-def _watch(pid: int, limits: Limits, output: int, deadline: float, control: socket.socket) -> str:
-    """Wait until a process ends ("done") or a limit is reached, and say which."""
-    done, room = os.pidfd_open(pid), limits["output_kb"] << 10
-    poll = select.poll()
-    for fd in (done, output, control.fileno()):
-        poll.register(fd, select.POLLIN)
-    try:
-        while (left := deadline - time.monotonic()) > 0:
-            ready = {fd for fd, _ in poll.poll(1000 * left)}
-            if control.fileno() in ready:
-                os._exit(0)  # the library is gone, and with this process all others end
-            if output in ready:
-                size = len(os.read(output, 1 << 16))
-                room -= size
-                if not size:
-                    poll.unregister(output)
-            if room < 0:
-                return "output"
-            if done in ready:
-                return "done"
-        return "timeout"
-    finally:
-        os.close(done)
+    def start_jail(self, act: Callable[[], None], fds: tuple[int, ...], limits: Limits) -> int:
+        """Fork a process into a jail, where it calls `act`; `fds` become its descriptors 1 (and 2), 3, 4, ..."""
+        reading, writing = os.pipe()
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            problem = ""
+            try:
+                try:
+                    writing = _arrange(fds, writing)
+                    if not self._weak:
+                        _show_only_the_library(limits["disk_mb"])
+                    _close_jail(limits, parent, weak=self._weak)
+                except (OSError, ValueError) as error:
+                    problem = f"{type(error).__name__}: {error}"
+                os.write(writing, problem.encode())
+                os.close(writing)
+                if not problem:
+                    act()
+                    os._exit(0)
+            finally:
+                os._exit(70)
+        os.close(writing)
+        with open(reading, errors="replace") as messages:
+            problem = messages.read()
+        if problem:
+            os.waitpid(pid, 0)
+            raise OSError(problem)  # nothing was run in it
+        return pid
 
 
 def _status(pid: int) -> int | None:
@@ -197,36 +227,6 @@ def _kill(pids: list[int]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-
-
-def start_jail(act: Callable[[], None], fds: tuple[int, ...], limits: Limits, *, weak: bool) -> int:
-    """Fork a process into a jail, where it calls `act`; `fds` become its descriptors 1 (and 2), 3, 4, ..."""
-    reading, writing = os.pipe()
-    parent, pid = os.getpid(), os.fork()
-    if pid == 0:
-        problem = ""
-        try:
-            try:
-                writing = _arrange(fds, writing)
-                if not weak:
-                    _show_only_the_library(limits["disk_mb"])
-                _close_jail(limits, parent, weak=weak)
-            except (OSError, ValueError) as error:
-                problem = f"{type(error).__name__}: {error}"
-            os.write(writing, problem.encode())
-            os.close(writing)
-            if not problem:
-                act()
-                os._exit(0)
-        finally:
-            os._exit(70)
-    os.close(writing)
-    with open(reading, errors="replace") as messages:
-        problem = messages.read()
-    if problem:
-        os.waitpid(pid, 0)
-        raise OSError(problem)  # nothing was run in it
-    return pid
 
 
 def _arrange(fds: tuple[int, ...], last: int) -> int:
@@ -252,32 +252,22 @@ def _show_only_the_library(disk_mb: int) -> None:
     for folder, size in ((_HOME, f"{disk_mb}m,nr_inodes=4096"), ("/dev/shm", "1m,nr_inodes=256")):
         os.makedirs(root + folder)
         kernel.mount("tmpfs", root + folder, "tmpfs", flags=sealed, data=f"mode=1777,size={size}")
-    for path in (*_library_paths(), *filter(os.path.exists, _DEVICES)):
+    python = [os.path.join(sys.base_prefix, name) for name in ("lib", "lib64")]
+    for path in filter(os.path.exists, dict.fromkeys((*_SYSTEM, *python, *sys.path, *_DEVICES))):
         target = root + path  # the library may lie below /tmp, and is then shown in the new one
-        os.makedirs(
-            target if os.path.isdir(path) and not os.path.islink(path) else os.path.dirname(target),
-            exist_ok=True,
-        )
+        os.makedirs(os.path.dirname(target), exist_ok=True)
         if os.path.islink(path):
             os.symlink(os.readlink(path), target)
             continue
-        if not os.path.isdir(path):
-            os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+        if os.path.isdir(path):
+            os.makedirs(target, exist_ok=True)
+        else:
+            open(target, "a").close()
         kernel.mount(path, target, flags=kernel.MS_BIND | kernel.MS_REC)
         if path not in _DEVICES:
             kernel.read_only(target, below=True)
     kernel.pivot(root)
     kernel.read_only("/", below=False)
-
-
-def _library_paths() -> list[str]:
-    """The folders that a running interpreter may have to read: Python's library and shared libraries."""
-    python = [os.path.join(sys.base_prefix, name) for name in ("lib", "lib64")]
-    paths: list[str] = []
-    for path in (*_SYSTEM, *python, *filter(os.path.isdir, sys.path)):
-        if os.path.exists(path) and not any(path == p or path.startswith(p + "/") for p in paths):
-            paths.append(path)
-    return paths
 
 
 def _close_jail(limits: Limits, parent: int, *, weak: bool) -> None:

@@ -23,49 +23,48 @@ from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
+from types import EllipsisType
 from typing import Any
 from zoneinfo import ZoneInfo
 
 MESSAGE_LIMIT = 16 << 20
 _BIG = 1 << 4096  # larger integers cross in hexadecimal: decimal text of that length is refused by Python
 _TEXT_LIMIT = 1000
+_ENDED = "the program ended before its checks did"
 
-_CONTAINERS: dict[str, Any] = {
-    kind.__name__: kind for kind in (list, dict, set, bytearray, deque, Counter, OrderedDict, defaultdict)
-}
+
+def _by_name(*kinds: Any) -> dict[str, Any]:
+    return {kind.__name__: kind for kind in kinds}
+
+
+_CONTAINERS = _by_name(list, dict, set, bytearray, deque, Counter, OrderedDict, defaultdict)
 # Immutable types: the arguments that describe a value, and how it is made of them again. The first ones describe
 # themselves, for pickle, as a call of their class.
-_IMMUTABLE: dict[str, tuple[Any, Callable[[Any], Iterable[Any]], Callable[..., Any]]] = {
-    kind.__name__: (kind, arguments, make)
-    for kind, arguments, make in (
-        *((kind, lambda value: value.__reduce_ex__(4)[1], kind)
-          for kind in (date, datetime, time, timedelta, timezone, Decimal, Fraction, range)),
-        (tuple, lambda value: value, lambda *items: items),
-        (frozenset, lambda value: value, lambda *items: frozenset(items)),
-        (bytes, lambda value: [value.hex()], bytes.fromhex),
-        (complex, lambda value: [value.real, value.imag], complex),
-        (ZoneInfo, lambda value: [value.key], ZoneInfo),
-        (array, lambda value: [value.typecode, value.tobytes()], array),
-        (memoryview, lambda value: [value.format, value.tobytes()], lambda form, data: memoryview(data).cast(form)),
-        (type(...), lambda value: [], lambda: ...),
-        (type({}.keys()), lambda value: value, lambda *items: dict.fromkeys(items).keys()),
-        (type({}.values()), lambda value: value, lambda *items: dict(enumerate(items)).values()),
-        (type({}.items()), lambda value: value, lambda *items: dict(items).items()),
-    )
-}  # fmt: skip
-_TYPES = {
-    **{kind.__name__: kind for kind in (bool, int, float, str, type(None))},
-    **{name: kind for name, (kind, *_) in _IMMUTABLE.items()},
-    **_CONTAINERS,
-}
+_ROWS: list[tuple[Any, Callable[[Any], Iterable[Any]], Callable[..., Any]]] = [
+    *((kind, lambda value: value.__reduce_ex__(4)[1], kind)
+      for kind in (date, datetime, time, timedelta, timezone, Decimal, Fraction, range)),
+    (tuple, lambda value: value, lambda *items: items),
+    (frozenset, lambda value: value, lambda *items: frozenset(items)),
+    (bytes, lambda value: [value.hex()], bytes.fromhex),
+    (complex, lambda value: [value.real, value.imag], complex),
+    (ZoneInfo, lambda value: [value.key], ZoneInfo),
+    (array, lambda value: [value.typecode, value.tobytes()], array),
+    (memoryview, lambda value: [value.format, value.tobytes()], lambda form, data: memoryview(data).cast(form)),
+    (EllipsisType, lambda value: [], lambda: ...),
+    (type({}.keys()), lambda value: value, lambda *items: dict.fromkeys(items).keys()),
+    (type({}.values()), lambda value: value, lambda *items: dict(enumerate(items)).values()),
+    (type({}.items()), lambda value: value, lambda *items: dict(items).items()),
+]  # fmt: skip
+_IMMUTABLE = {row[0].__name__: row for row in _ROWS}
+_TYPES = _by_name(bool, int, float, str, type(None), *(row[0] for row in _ROWS)) | _CONTAINERS
 
 
-class ProtocolError(Exception):
-    """A message that is malformed, or a value that cannot be sent."""
+class Stopped(BaseException):
+    """Nothing more can be asked; carries the verdict's reason and detail. Checks seldom catch a BaseException."""
 
 
-class ChannelClosed(Exception):
-    """The other process has closed the connection or exited."""
+def _opaque(detail: str) -> Stopped:
+    return Stopped("opaque", detail)
 
 
 @contextmanager
@@ -74,7 +73,7 @@ def _well_formed() -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise ProtocolError(f"a malformed message ({type(error).__name__}: {error})"[:200]) from None
+        raise _opaque(f"a malformed message ({type(error).__name__}: {error})"[:200]) from None
 
 
 class Exchange:
@@ -137,7 +136,7 @@ class Exchange:
             if type(zone) not in (timezone, ZoneInfo, type(None)):  # a class of the program's own
                 value = value.replace(tzinfo=timezone(value.utcoffset()))
             return [name, *map(self._encode, _IMMUTABLE[name][1](value))]
-        if kind is type and _TYPES.get(value.__name__) is value:
+        if kind is type and value in _TYPES.values():
             return ["type", value.__name__]
         if kind is type and issubclass(value, Exception):
             return ["exception", *_class_names(value)]
@@ -232,18 +231,21 @@ def exception_class(names: Iterable[str], *, raised: bool) -> type[Exception]:
     library, else a new subclass of the nearest of these. Of the classes that the checks could catch their own
     failure with, the program can raise instances, but not supply the class."""
     names = tuple(map(str, names))
-    for name in names:
-        module, _, own_name = name.rpartition(".")
-        home = sys.modules.get(module) if module.partition(".")[0] in sys.stdlib_module_names else None
-        kind = vars(home).get(own_name) if home else None
-        if isinstance(kind, type) and issubclass(kind, Exception):
-            break
-    else:
-        raise ProtocolError("an exception without a class")
-    if name == names[0] and (raised or kind not in (Exception, AssertionError)):
-        return kind
+    known = [kind for kind in map(_standard_exception, names) if kind is not None]
+    if not known:
+        raise TypeError("an exception without a class")
+    if known[0] is _standard_exception(names[0]) and (raised or known[0] not in (Exception, AssertionError)):
+        return known[0]
     methods = {"__str__": lambda error: error.__dict__.get("text") or Exception.__str__(error)}
-    return _own_classes.setdefault(names, type(names[0].rpartition(".")[2], (kind,), methods))
+    return _own_classes.setdefault(names, type(names[0].rpartition(".")[2], (known[0],), methods))
+
+
+def _standard_exception(name: str) -> type[Exception] | None:
+    module, _, own_name = name.rpartition(".")
+    if module.partition(".")[0] not in sys.stdlib_module_names or module not in sys.modules:
+        return None
+    kind = vars(sys.modules[module]).get(own_name)
+    return kind if isinstance(kind, type) and issubclass(kind, Exception) else None
 
 
 def exception_from(names: Iterable[str], args: Any, attributes: Any, text: str) -> Exception:
@@ -262,10 +264,6 @@ def is_programs(error: BaseException) -> bool:
     return "text" in error.__dict__
 
 
-class ProgramStopped(BaseException):
-    """The program cannot answer any more; carries the verdict's reason and detail."""
-
-
 class Peer:
     """One end of the connection: remote calls in both directions.
 
@@ -278,9 +276,8 @@ class Peer:
         self._incoming = os.fdopen(sock.fileno(), "rb", closefd=False)
         self.verbs = verbs  # what the other side may ask for
         self.kept: list[object] = []
-        self._number_of: dict[int, int] = {}  # by the id of a kept object
         self._remotes: dict[int, object] = {}  # by number, what stands for an object of the other side
-        self._remote_number: dict[int, int] = {}
+        self._handles: dict[int, list[Any]] = {}  # by the id of one of either
         self._past: dict[int, tuple[Any, list[Any]]] = {}  # containers that crossed, and what they held then
 
     def may_keep(self, value: object) -> bool:
@@ -289,7 +286,7 @@ class Peer:
 
     def make_remote(self, label: str) -> object:
         """The stand-in for an object of the other side, whose class has this name."""
-        raise NotImplementedError
+        return Callback(self)
 
     def ask(self, verb: str, *args: object, **named: object) -> Any:
         """Have the other side do `verb`. An exception there is raised here."""
@@ -304,7 +301,7 @@ class Peer:
         self._remember(exchange)
         if word == "ok":
             return value
-        raise value if word == "raise" else ProgramStopped(word, str(value))
+        raise value if word == "raise" else Stopped(word, str(value))
 
     def serve_forever(self) -> None:
         while True:
@@ -318,28 +315,28 @@ class Peer:
         try:
             line = json.dumps([word, *exchange.pack(values)]).encode() + b"\n"
         except RecursionError:
-            raise ProtocolError("a value nested too deeply to be sent") from None
+            raise _opaque("a value nested too deeply to be sent") from None
         if len(line) > MESSAGE_LIMIT:
-            raise ProtocolError(f"a value of {len(line)} bytes; at most {MESSAGE_LIMIT} cross")
+            raise _opaque(f"a value of {len(line)} bytes; at most {MESSAGE_LIMIT} cross")
         try:
             self._sock.sendall(line)
-        except OSError as error:
-            raise ChannelClosed(str(error)) from None
+        except OSError:
+            raise Stopped("gone", _ENDED) from None
 
     def _receive(self) -> tuple[str, list[Any], list[Any]]:
         """The next request (`do`) or answer (`ok`, `raise`, or the reason for which there are no more)."""
         try:
             line = self._incoming.readline(MESSAGE_LIMIT)
-        except OSError as error:
-            raise ChannelClosed(str(error)) from None
+        except OSError:
+            raise Stopped("gone", _ENDED) from None
         if not line.endswith(b"\n"):
             if len(line) == MESSAGE_LIMIT:
-                raise ProtocolError(f"a message of more than {MESSAGE_LIMIT} bytes")
-            raise ChannelClosed("the other side closed the channel")
+                raise _opaque(f"a message of more than {MESSAGE_LIMIT} bytes")
+            raise Stopped("gone", _ENDED)
         with _well_formed():
             word, values, contents = json.loads(line)
         if word not in ("do", "ok", "raise", "opaque", "exited", "memory"):
-            raise ProtocolError("a message of no known form")
+            raise _opaque("a message of no known form")
         return word, values, contents
 
     def _answer(self, message: tuple[str, list[Any], list[Any]]) -> None:
@@ -349,7 +346,7 @@ class Peer:
             verb, args, named = exchange.unpack(values, contents)
             act = self.verbs[verb]
         if word != "do" or type(args) is not tuple or type(named) is not tuple:
-            raise ProtocolError("an answer to nothing that was asked")
+            raise _opaque("an answer to nothing that was asked")
         try:
             answer = ("ok", act(*args, **dict(named)))
         except Exception as error:
@@ -366,19 +363,33 @@ class Peer:
             del self._past[next(iter(self._past))]
 
     def handle_for(self, value: object) -> list[Any]:
-        if id(value) in self._remote_number:
-            return ["yours", self._remote_number[id(value)]]
-        if not self.may_keep(value):
-            raise ProtocolError(f"the checks pass a {type(value).__name__}, which cannot cross as plain data")
-        if id(value) not in self._number_of:
-            self._number_of[id(value)] = len(self.kept)
+        if id(value) not in self._handles:
+            if not self.may_keep(value):
+                raise _opaque(f"the checks pass a {type(value).__name__}, which cannot cross as plain data")
+            self._handles[id(value)] = ["mine", len(self.kept), type(value).__name__]
             self.kept.append(value)
-        return ["mine", self._number_of[id(value)], type(value).__name__]
+        return self._handles[id(value)]
 
     def object_behind(self, whose: str, number: int, label: str = "") -> object:
         if whose == "yours":
             return self.kept[number]
         if number not in self._remotes:
             remote = self._remotes[number] = self.make_remote(str(label)[:80])
-            self._remote_number[id(remote)] = number
+            self._handles[id(remote)] = ["yours", number]
         return self._remotes[number]
+
+
+class Callback:
+    """Stands, in the program's process, for a function or an iterator of the checks; using it asks them."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def __call__(self, *args: object, **named: object) -> Any:
+        return self._peer.ask("call", self, *args, **named)
+
+    def __iter__(self) -> "Callback":
+        return self
+
+    def __next__(self) -> Any:
+        return self._peer.ask("next", self)
