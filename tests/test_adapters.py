@@ -14,7 +14,6 @@ from voidpad.models import Card, Model, load, merge, random_model, save
 from voidpad.models.families.dream import AUTHORS_RAINBOW
 from voidpad.roles import Roles
 
-BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
 BLOCKS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 VOID = 4
 
@@ -48,8 +47,7 @@ KINDS = {
 }
 
 
-@BOTH
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("family", "kind"), [*(("llada", kind) for kind in KINDS), ("dream", "head")])
 def test_an_adapter_loads_and_merges(bases, tmp_path, family, kind):
     trained = tuned(family, **KINDS[kind])
     wanted = logits(trained)
@@ -207,8 +205,7 @@ def test_adapters_that_do_not_fit(bases, tmp_path):
         merge(random_model())
 
 
-@BOTH
-@pytest.mark.parametrize("bits", ["8bit", "4bit"])
+@pytest.mark.parametrize(("family", "bits"), [("llada", "8bit"), ("dream", "4bit")])
 def test_quantized_weights_carry_an_adapter(tmp_path, family, bits):
     trained = tuned(family)
     base = write_original(plain(family), tmp_path / "base")

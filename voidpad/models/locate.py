@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -56,25 +56,9 @@ def locate(name: str | Path, *, download: bool = True) -> Path:
         raise ModelNotFoundError(f"{name}: no such folder, and the hub gave nothing ({why}).") from error
 
 
-def base_folder(name: str | Path) -> Path:
-    """The folder with the whole model or the tokenizer: the base's, if the name leads to an adapter."""
-    folder = locate(name)
-    return locate(base_of(folder, read_json(folder / ADAPTER_CONFIG))) if is_adapter(folder) else folder
-
-
 def is_adapter(folder: Path) -> bool:
     """An adapter folder, as opposed to a whole checkpoint."""
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
-
-
-def base_of(folder: Path, config: Mapping[str, Any]) -> str:
-    """The base model that the adapter_config.json of a folder names."""
-    base = config.get("base_model_name_or_path")
-    if not base:
-        raise WeightsError(
-            f"{folder}: {ADAPTER_CONFIG} names no base; load the base and pass adapter={folder}."
-        )
-    return str(base)
 
 
 def refuse_adapter(name: str) -> None:
@@ -109,8 +93,12 @@ class Source:
 
     name: str  # of the whole model, as the user or the adapter wrote it
     folder: Path  # of the whole model
-    config: Mapping[str, Any]  # its config.json as it stands
     adapter: Adapter | None = None
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The config.json of the whole model as it stands."""
+        return read_json(self.folder / "config.json")
 
     @property
     def fingerprint(self) -> str:
@@ -134,9 +122,13 @@ def find_source(name: str | Path, adapter: str | Path | None = None, *, download
         if tuned is not None:
             raise ConfigError(f"{name}: is an adapter itself; give its base as the model.")
         tuned = _open_adapter(folder)
-        base = base_of(folder, tuned.config)
+        base = str(tuned.config.get("base_model_name_or_path") or "")
+        if not base:
+            raise WeightsError(
+                f"{folder}: {ADAPTER_CONFIG} names no base; give the base and this as its adapter."
+            )
         folder = locate(base, download=download)
-    return Source(base, folder, read_json(folder / "config.json"), tuned)
+    return Source(base, folder, tuned)
 
 
 def _open_adapter(folder: Path) -> Adapter:
