@@ -93,10 +93,10 @@ def choose_tasks(
     words: Sequence[str], include_path: Sequence[Path]
 ) -> tuple[tuple[str, ...], dict[str, str], tuple[Path, ...]]:
     """Task names from names and paths of YAML files: the names, the digests of own tasks, and where these are."""
-    if not include_path and not any(word.endswith(ENDINGS) for word in words):
-        return tuple(words), {}, ()
     files = {word: Path(word).expanduser() for word in words if word.endswith(ENDINGS)}
     places = (*include_path, *files.values())
+    if not places:
+        return tuple(words), {}, ()
     there = find_tasks([FOLDER, *places])
     named = {file.path: name for name, file in there.items()}
     names = tuple(named[files[word].resolve()] if word in files else word for word in words)
