@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -19,6 +19,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from torch import Tensor
 
 from voidpad.serve.engine_thread import EngineThread
 from voidpad.serve.live import LiveRequest
@@ -27,7 +28,7 @@ from voidpad.serve.monitoring import Metrics
 from voidpad.serve.options import Access, ServeOptions
 from voidpad.serve.protocol import ChatBody, CompletionBody, GenerationBody, RequestError, invalid
 from voidpad.serve.requests import ServedModel, resolve
-from voidpad.serve.responses import ResponsesBody, ResponseWriter
+from voidpad.serve.responses import ResponsesBody
 
 log = logging.getLogger("voidpad.serve")
 PAGE_HEADERS = {
@@ -79,7 +80,7 @@ def build_app(state: ServerState, on_failure: Callable[[BaseException], object])
             engine.start(asyncio.get_running_loop(), on_failure)
         yield
         for engine in state.engines.values():
-            await asyncio.to_thread(engine.close)
+            await engine.close()
 
     app = FastAPI(title="voidpad", redoc_url=None, lifespan=lifespan)
 
@@ -93,7 +94,7 @@ def build_app(state: ServerState, on_failure: Callable[[BaseException], object])
 
     @app.post("/v1/responses")
     async def responses(body: ResponsesBody, request: Request) -> Response:
-        return await _generate(state, request, body.as_chat(), responses=body)
+        return await _generate(state, request, body)
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -130,7 +131,7 @@ def build_app(state: ServerState, on_failure: Callable[[BaseException], object])
     @app.exception_handler(ValidationError)
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError | ValidationError) -> Response:
-        raise invalid(error.errors())
+        raise invalid(error.errors()[0])
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
@@ -276,13 +277,16 @@ class _Gate:
         return bounded
 
 
-async def _generate(
-    state: ServerState, http: Request, body: GenerationBody, *, responses: ResponsesBody | None = None
-) -> Response:
+async def _generate(state: ServerState, http: Request, body: GenerationBody) -> Response:
     deadline = time.monotonic() + state.options.timeout
     engine = state.engine(body.model)
+
+    def run(call: Callable[[], Tensor]) -> Tensor:
+        waiting = engine.between_passes(call, deadline=deadline)
+        return asyncio.run_coroutine_threadsafe(waiting, engine.loop).result()
+
     # Encoding a long prompt takes a while: the event loop goes on meanwhile.
-    live = await asyncio.to_thread(resolve, body, engine.served, engine.between_passes)
+    live = await asyncio.to_thread(resolve, body, engine.served, run)
     notes = http.scope["state"]["notes"]
     notes |= {"id": live.id, "prompt_tokens": live.prompt_tokens}
     if state.options.log_prompts:
@@ -291,37 +295,33 @@ async def _generate(
     if body._unsupported:
         notes["ignored"] = ",".join(body._unsupported)[:200]
         headers["X-Voidpad-Ignored"] = notes["ignored"].encode("ascii", "backslashreplace").decode()
+    state.metrics.prompt_tokens.inc(live.prompt_tokens)
     if isinstance(body, CompletionBody) and body.echo:
         await _unless_gone(http, engine.score(live, deadline=deadline))
     else:
-        engine.submit(live, deadline=deadline)
         notes["live"] = live
-    state.metrics.prompt_tokens.inc(live.prompt_tokens)
-    writer = live if responses is None else ResponseWriter(responses, live)
-    notes["id"] = writer.id
+        await engine.submit(live, deadline=deadline)
     if body.stream:
-        return StreamingResponse(
-            writer.events(), headers={**STREAM_HEADERS, **headers}, media_type="text/event-stream"
-        )
+        headers |= STREAM_HEADERS
+        return StreamingResponse(live.events(), headers=headers, media_type="text/event-stream")
     await _unless_gone(http, live.finished.wait())
     if live.error is not None:
         raise live.error
-    return JSONResponse(writer.reply(), headers=headers)
+    return JSONResponse(live.reply(), headers=headers)
 
 
-async def _unless_gone(http: Request, answer: Awaitable[Any]) -> None:
+async def _unless_gone(http: Request, answer: Coroutine[Any, Any, Any]) -> None:
     """Wait for an answer; ends with ClientDisconnect when the client leaves first."""
 
-    async def disconnect() -> None:
+    async def gone() -> None:
         while (await http.receive())["type"] != "http.disconnect":
             pass
+        raise ClientDisconnect
 
-    tasks = [asyncio.ensure_future(answer), asyncio.create_task(disconnect())]
+    tasks = [asyncio.create_task(answer), asyncio.create_task(gone())]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise ClientDisconnect
-        tasks[0].result()
+        [ended, *_], _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended.result()
     finally:
         for task in tasks:
             task.cancel()

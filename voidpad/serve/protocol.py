@@ -8,8 +8,8 @@ are ignored, and the reply names them in a header.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -45,12 +45,15 @@ ERROR_HEADERS = {
 
 
 class RequestError(VoidpadError):
-    """A request that this server refuses; becomes an OpenAI error object with this status."""
+    """A request that this server refuses; becomes an OpenAI error object with this status.
+
+    The message may quote what a client sent: it is made printable and short.
+    """
 
     def __init__(
         self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None
     ) -> None:
-        super().__init__(message)
+        super().__init__(printable(" ".join(message.split()))[:390])
         self.param, self.status, self.code = param, status, code
         self.type = ERROR_TYPES.get(status, "invalid_request_error")
         self.headers = ERROR_HEADERS.get(status)
@@ -62,15 +65,15 @@ class RequestError(VoidpadError):
         return {"error": content}
 
 
-def invalid(errors: Sequence[Any]) -> RequestError:
-    """The refusal for pydantic's errors about a body: the first one, named by its field as clients write it."""
-    error, param = errors[0], ""
+def invalid(error: Mapping[str, Any]) -> RequestError:
+    """The refusal for one of pydantic's errors about a body, named by its field as clients write it."""
     if error["type"] == "json_invalid":
         return RequestError("the body is not valid JSON.")
+    param = ""
     for part in error["loc"]:
         param += f"[{part}]" if isinstance(part, int) else f".{printable(part)[:60]}"
     param = param.removeprefix(".body").lstrip(".")
-    message = " ".join(printable(error["msg"]).split())[:300].removeprefix("Value error, ").rstrip(".")
+    message = error["msg"].removeprefix("Value error, ").rstrip(".")[:300]
     return RequestError(f"{param or 'the body'}: {message}.", param=param or None)
 
 
@@ -257,6 +260,18 @@ class GenerationBody(Neutral):
     # pydantic's errors about fields that cannot be honoured, by name. A lenient server ignores these fields.
     _unsupported: dict[str, Any] = PrivateAttr(default={})
 
+    form_field: ClassVar = "response_format"  # where clients ask for JSON
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The longest answer, in tokens."""
+        return self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many likeliest tokens are reported for each token of the answer; None: no log-probabilities at all."""
+        return None
+
     @model_validator(mode="wrap")
     @classmethod
     def _collect_unsupported(cls, given: Any, validate: ModelWrapValidatorHandler[Any]) -> Any:
@@ -290,6 +305,9 @@ class GenerationBody(Neutral):
             yield "stream_options", "stream_options need stream=true."
         if self.voidpad.canvas_events and not self.stream:
             yield "voidpad.canvas_events", "canvas events need stream=true."
+        for name in ("template", "special_tokens"):
+            if getattr(self.voidpad, name) and not isinstance(self, CompletionBody):
+                yield f"voidpad.{name}", f"{name} goes with /v1/completions."
         for name in ("temperature", "top_p"):
             if getattr(self, name) is not None and name in (self.voidpad.model_extra or {}):
                 yield name, f"{name} is given twice; drop voidpad.{name}."
@@ -306,11 +324,24 @@ class ChatBody(NeutralChat, GenerationBody):
     tools: list[Tool] = Field(default=[], max_length=MOST_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
 
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens or self.max_completion_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def turns(self) -> list[Message]:
+        return self.messages
+
+    @property
+    def form(self) -> ResponseFormat | None:
+        return self.response_format
+
     def conflicts(self) -> Iterator[tuple[str, str]]:
         yield from super().conflicts()
-        for name in ("template", "special_tokens"):
-            if getattr(self.voidpad, name):
-                yield f"voidpad.{name}", f"{name} goes with /v1/completions."
         if self.max_completion_tokens is not None and self.max_tokens not in (
             None,
             self.max_completion_tokens,
@@ -328,6 +359,10 @@ class CompletionBody(GenerationBody):
     logprobs: int | None = Field(default=None, ge=0, le=5)
     suffix: str | None = Field(default=None, max_length=1 << 20)
     echo: bool = Field(default=False, description="score the prompt, with max_tokens 0 or 1")
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
 
     @property
     def fills_gaps(self) -> bool:
