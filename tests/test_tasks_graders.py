@@ -95,6 +95,18 @@ def test_a_child_runs_nothing_of_the_current_folder(tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_child_imports_what_its_parent_imports(tmp_path, monkeypatch):
+    """Otherwise a checkout on PYTHONPATH would be graded by the voidpad that is installed beside it."""
+    (tmp_path / "tqdm.py").write_text("def grade(text, doc): return 'of the folder'")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+    def grade(text, doc):
+        raise AssertionError("only the child grades")
+
+    grade.__module__ = "tqdm"  # which is installed too
+    assert isolated(grade, str)([["a"]], [{}]) == ["of the folder"]
+
+
 def test_a_program_that_cannot_be_made_says_why():
     (source,) = isolated(spell, no_program)([["raise"]], [{}])
     with pytest.raises(ValueError, match="the answer is not a program: KeyError"):
