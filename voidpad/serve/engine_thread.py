@@ -71,7 +71,7 @@ class EngineThread:
             async with asyncio.timeout_at(deadline):
                 return await self.loop.run_in_executor(self.thread, call)
         except TimeoutError:
-            raise _timed_out() from None
+            raise timed_out() from None
 
     async def submit(self, live: LiveRequest, *, deadline: float) -> None:
         """Queue all rows of a request, or refuse it where the queue is full."""
@@ -211,7 +211,7 @@ class EngineThread:
         queued = max(0.0, live.seconds - outcome.seconds)
         self.metrics.count_row(outcome, queued)
         if outcome.stop_reason == "deadline" and not choice.complete:
-            self._fail(choice, _timed_out())
+            self._fail(choice, timed_out())
         if live.error is not None:  # what was written beyond the finished prefix are fragments
             return
         report = {
@@ -246,5 +246,5 @@ class EngineThread:
             live.finished.set()
 
 
-def _timed_out() -> RequestError:
+def timed_out() -> RequestError:
     return RequestError("the answer took longer than the server's timeout.", status=504, code="timeout")

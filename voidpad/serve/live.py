@@ -67,13 +67,14 @@ class LiveRequest:
 
     def __post_init__(self) -> None:
         body, self.submitted = self.body, time.monotonic()
+        stops = tuple(filter(None, body.stop))
         self.chat = not isinstance(body, CompletionBody)
         self.id = ("chatcmpl-" if self.chat else "cmpl-") + uuid.uuid4().hex
         self.include_usage = body.stream_options is not None and body.stream_options.include_usage
         self.choices = []
         for index in range(len(self.prompts) * body.n):
             limit = None if self.layout else body.most_tokens
-            choice = Choice(self.served.rules, body.stop, limit, live=self, index=index)
+            choice = Choice(self.served.rules, stops, limit, live=self, index=index)
             if body.alternatives is not None:
                 choice.scores = SlotLogprobs(body.alternatives)
             if body.voidpad.canvas_events:
