@@ -138,11 +138,6 @@ def test_logprobs_stay_beside_their_tokens():
     assert [one.id for one in answer.logprobs] == answer.ids == list(b"ab")
 
 
-def test_a_tokenizer_that_joins_punctuation_keeps_the_last_characters_back():
-    joined = replace(BYTES, decode=lambda ids: bytes(ids).decode().replace(" n't", "n't"), cleaned=True)
-    assert "".join(fed([[byte] for byte in b"I do n't know"], joined)[0]) == "I don't know"
-
-
 def test_a_stream_ends_only_after_all_text_that_came_while_it_was_sent():
     """While a chunk is being sent the engine may finish the answer: what it wrote then still goes out."""
 
