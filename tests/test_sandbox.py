@@ -20,9 +20,8 @@ import pytest
 
 from voidpad.evaluate.tasks.mbpp import function_under_test
 from voidpad.sandbox import Sandbox, SandboxLimits, kernel
-from voidpad.sandbox.api import _SupervisorHandle
+from voidpad.sandbox.api import SupervisorHandle
 from voidpad.sandbox.checker import ProgramTest, judge
-from voidpad.sandbox.wire import Channel, ChannelClosed
 
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox is made of Linux namespaces", allow_module_level=True)
@@ -259,58 +258,46 @@ def test_what_the_checks_define_is_theirs(sandbox):
     passes(sandbox, "def decode(s): return s[::-1]", trusted)
 
 
-class Impostor(threading.Thread):
-    """A process that is no program at all: answers the checks' questions with whatever messages it was given."""
-
-    def __init__(self, sock, answers):
-        super().__init__(daemon=True)
-        self._channel, self._answers = Channel(sock), answers
-        self.start()
-
-    def run(self):
-        with suppress(ChannelClosed):
-            for answer in self._answers:
-                self._channel.send(answer)
-                self._channel.receive()
+def judged_with(checks, answers):
+    """What the checks say of a process that is no program at all: it sends whatever messages it was given."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"".join(json.dumps(answer).encode() + b"\n" for answer in answers))
+        theirs.shutdown(socket.SHUT_WR)
+        return judge(ours, ProgramTest("", checks), "")
 
 
-def in_full(answer):
-    """Answers end with whether a value was changed late."""
-    return [*answer, False] if isinstance(answer, list) and answer[:1] in (["ok"], ["raise"]) else answer
+RAN, FOUND = ["ok", [None], []], ["ok", [["tuple", "value", ["mine", 0, "function"]]], []]
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        ["ok", ["yours", -1], []], ["ok", ["yours", 0], []], ["ok", ["yours", "0"], []], ["ok", ["mine"], []],
-        ["ok", ["list", 9], [[0, [9]]]], ["ok", 9, [[-1, [0]]]], ["ok", 9, {}], ["ok", {"a": 9}, []],
-        ["ok", [], []], ["ok", [[]], []], ["ok", ["unknown", 9], []], ["ok", ["@", 5], []], ["ok", ["dict", 1], []],
-        ["ok", ["type", "object"], []], ["ok", ["type", "type"], []], ["ok", ["set", ["list"]], []],
-        ["ok", ["int", "0x9", 1], []], ["ok", ["bytes", 9], []], ["ok", ["deque"], []],
-        ["raise", 9, []], ["raise", ["tuple"], []], ["raise", ["tuple", ["tuple", "a\0b"], ["tuple"], ""], []],
-        ["raise", ["tuple", ["tuple", "StopChecks"], ["tuple"], ""], []],
-        ["do", "call", [["type", "int"], 9], []], ["do", "call", [["type", "dict"]], []],
-        ["do", "call", [["yours", 0], 9], []], ["do", "getattr", [["yours", 0], "__globals__"], []],
-        ["do", "call", [], []], ["do", [], [], []], ["ok"], [], "ok", None, 9, {}, ["passed", ""],
+        ["ok", [["yours", -1]], []], ["ok", [["yours", 0]], []], ["ok", [["yours", "0"]], []], ["ok", [["mine"]], []],
+        ["ok", [["@", 0]], [["list", None, 9]]], ["ok", [9], [None]], ["ok", [9], {}], ["ok", [{"a": 9}], []],
+        ["ok", [[]], []], ["ok", [[[]]], []], ["ok", [["unknown", 9]], []], ["ok", [["@", 5]], []], ["ok", [["@", 0]],
+        [["dict", None, 1]]], ["ok", [["type", "object"]], []], ["ok", [["type", "type"]], []],
+        ["ok", [["@", 0]], [["set", None, ["@", 0]]]], ["ok", [["int", "9z"]], []], ["ok", [["bytes", 9]], []],
+        ["ok", [["@", 0]], [["deque"]]], ["ok", [["@", 0]], [["list"]]], ["ok", [["@", 0]], [["object", None]]],
+        ["raise", [9], []], ["raise", [["tuple"]], []], ["raise", [["tuple", "a\0b"], ["tuple"], "", ""], []],
+        ["raise", [["tuple", "voidpad.sandbox.wire.Stopped"], ["tuple"], ["@", 0], ""], [["dict", None]]],
+        ["raise", [["tuple", "builtins.SystemExit"], ["tuple", 0], ["@", 0], ""], [["dict", None]]],
+        ["opaque", [""], []], ["opaque", [], []], ["exited", [["yours", 0]], []], ["passed", [""], []],
+        ["gone", [""], []], ["do", ["call", ["tuple", ["type", "int"], 9], ["tuple"]], []],
+        ["do", ["call", ["tuple", ["type", "dict"]], ["tuple"]], []],
+        ["do", ["call", ["tuple", ["yours", 0], 9], ["tuple"]], []],
+        ["do", ["getattr", ["tuple", ["yours", 0], "__globals__"], ["tuple"]], []],
+        ["do", ["call", 9, 9], []], ["do", [], []], ["ok"], [], "ok", None, 9, {}, ["passed", ""],
     ],
 )  # fmt: skip
 def test_no_message_makes_a_check_true(answer):
-    checks = "assert f(lambda x: x) == (1, 2, 3)"
-    for preface in ([], [["ok", None, []]],
-                    [["ok", None, []], ["ok", ["tuple", "value", ["mine", 0, "function"]], []]]):  # fmt: skip
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            Impostor(theirs, [*map(in_full, [*preface, answer, answer]), None])
-            reason, _ = judge(ours, ProgramTest("", checks), "")
+    for preface in ([], [RAN], [RAN, FOUND]):
+        reason, _ = judged_with("assert f(lambda x: x) == (1, 2, 3)", [*preface, answer, answer])
         assert reason in ("failed", "error", "opaque", "exited", "gone")
 
 
 def test_a_true_answer_by_hand_is_what_a_pass_takes():
-    answers = [["ok", None, []], ["ok", ["tuple", "value", ["mine", 0, "f"]], []], ["ok", 9, []], None]
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        Impostor(theirs, map(in_full, answers))
-        assert judge(ours, ProgramTest("", "assert f(3) == 9"), "") == ("passed", "")
+    assert judged_with("assert f(3) == 9", [RAN, FOUND, ["ok", [9], []]]) == ("passed", "")
 
 
 def test_a_call_cannot_end_a_loop_of_the_checks(sandbox):
@@ -393,13 +380,13 @@ def test_a_verdict_says_what_happened(program, checks, reason, words, sandbox):
 
 def test_map_keeps_the_order_and_uses_its_workers(all_layers, monkeypatch):
     """Every job waits until four supervisors have one each, so that it never ends where fewer run at a time."""
-    together, run = threading.Barrier(4), _SupervisorHandle.run
+    together, run = threading.Barrier(4), SupervisorHandle.run
 
     def run_together(*args, **named):
         together.wait(PATIENCE)
         return run(*args, **named)
 
-    monkeypatch.setattr(_SupervisorHandle, "run", run_together)
+    monkeypatch.setattr(SupervisorHandle, "run", run_together)
     slow = "import time; time.sleep({})\ndef f(): return {}"
     jobs = [(slow.format(0.3 * (n % 2), n), f"assert f() == {n % 5}") for n in range(8)]
     before = processes()
@@ -622,7 +609,7 @@ for path in sys.argv[2:]:  # folders that only root may enter: the same content 
     top = "/" + path.split("/")[1]
     kernel.mount("tmpfs", top, "tmpfs", data="mode=755")
     os.makedirs(path)
-    kernel.bind(held, path)
+    kernel.mount(f"/proc/self/fd/{held}", path, flags=kernel.MS_BIND | kernel.MS_REC)
 os.setgroups([])
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)

@@ -191,6 +191,8 @@ def f(): return datetime(2024, 1, 1, 1, tzinfo=Z())
               "import array\nassert f([1, 2]) == array.array('d', [1.0, 2.0]) and list(f([3])) == [3.0]"),
     "deep list": ("def f(n):\n x = []\n for _ in range(n): x = [x]\n return x",
                   "x, n = f(700), 0\nwhile x: x, n = x[0], n + 1\nassert n == 700"),
+    "very deep list": ("def f(n):\n x = []\n for _ in range(n): x = [x]\n return x",
+                       "x, n = f(50000), 0\nwhile x: x, n = x[0], n + 1\nassert n == 50000"),
     "deep mixture": ("def f(n):\n x = None\n for k in range(n): x = {k: (x,)}\n return x",
                      "x, n = f(300), 0\nwhile x: x, n = next(iter(x.values()))[0], n + 1\nassert n == 300"),
     "deep recursion": ("def f(n): return 0 if n == 0 else 1 + f(n - 1)", "assert f(900) == 900"),
@@ -261,7 +263,7 @@ REFUSED = {
     "large file": ("def f(): return open('x', 'wb').write(bytes(64 << 20))", "assert f() == 64 << 20", "16 MB in /tmp"),
     "much memory": ("def f(): return len(bytearray(3 << 30))", "assert f() == 3 << 30", "1024 MB of memory"),
     "endless print": ("def f():\n while True: print('x' * 1000)", "f()", "output"),
-    "very deep list": ("def f(n):\n x = []\n for _ in range(n): x = [x]\n return x", "f(50000)", "nested"),
+    "very deep tuple": ("def f(n):\n x = ()\n for _ in range(n): x = (x,)\n return x", "f(50000)", "nested"),
     "very large result": ("def f(n): return 'x' * n", "f(50 << 20)", "at most"),
 }  # fmt: skip
 SEVERAL_PROCESSES = ("multiprocessing pool", "multiprocessing queue", "multiprocessing value and lock",
@@ -314,10 +316,11 @@ import os, sys
 from voidpad.sandbox import kernel
 kernel.unshare(kernel.NEWNS)
 kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+held = os.open(sys.base_prefix, os.O_PATH)
 kernel.mount("tmpfs", "/tmp", "tmpfs", data="mode=1777")
 place = sys.argv[2]
 os.makedirs(place)
-kernel.bind(os.open(sys.base_prefix, os.O_PATH), place)
+kernel.mount(f"/proc/self/fd/{held}", place, flags=kernel.MS_BIND | kernel.MS_REC)
 os.chmod(os.path.dirname(place), int(sys.argv[3], 8))
 python = place + "/bin/" + os.path.basename(os.path.realpath(sys.executable))
 os.execve(python, [python, "-c", sys.argv[1]], {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})

@@ -26,7 +26,7 @@ from voidpad.decode.propose import (
     MaskLast,
     SampledProposal,
     TemperedProposal,
-    index,
+    marked,
 )
 from voidpad.decode.rows import Rows
 from voidpad.decode.stop import AfterBlock, EndsTermination, EosTermination, Vanilla
@@ -85,7 +85,7 @@ def run_everything(device) -> None:
         assert rule.with_tensors(**each)(proposed(device), progress(device, steps)).shape == (B, W)
     for rule in PROPOSALS:
         logits = torch.randn(B * W, V, device=device)
-        bans = Bans((LOW.eos,), (LOW.void,), LOW.mask)
+        bans = Bans.of((LOW.eos,), (LOW.void,), LOW.mask, V, logits.device)
         found = rule(logits, bans, noise(device, B * W), entropy=rule.gives_entropy)
         assert found.tokens.shape == found.score.shape == (B * W,)
         floats = {name: value for name, value in vars(rule).items() if isinstance(value, float)}
@@ -104,14 +104,14 @@ def run_everything(device) -> None:
 
 
 def test_no_rule_reads_the_device_or_has_a_shape_that_depends_on_values():
-    index.cache_clear()
+    marked.cache_clear()
     try:
         with FakeTensorMode():
             with pytest.raises(DataDependentOutputException):  # what a rule that reads a value gets
                 bool(torch.rand(2).max() > 0)
             run_everything("cpu")
     finally:
-        index.cache_clear()
+        marked.cache_clear()
 
 
 @pytest.mark.gpu
@@ -127,7 +127,7 @@ def test_no_rule_makes_the_host_wait():
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 2.0])
 def test_a_value_for_each_row_gives_what_the_number_gives(temperature):
     logits = torch.randn(6, V, generator=torch.Generator().manual_seed(1))
-    bans = Bans((LOW.eos,), (LOW.void,), LOW.mask)
+    bans = Bans.of((LOW.eos,), (LOW.void,), LOW.mask, V, logits.device)
     for rule in (
         GumbelProposal(temperature=temperature),
         TemperedProposal(temperature=temperature),

@@ -21,10 +21,11 @@ from typing import Any
 from studies import structured
 from studies.builtin import score
 from voidpad.builtin.tasks import CANVAS, TASKS
+from voidpad.engine.speed import SPEEDS
 from voidpad.evaluate.intervals import mean, mean_of_tasks, paired_bootstrap, wilson
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("tiny.md", "evidence.md", "structured-results.md", "infilling.md")
+PAGES = ("tiny.md", "evidence.md", "structured-results.md", "infilling.md", "fast.md")
 SHOWN = re.compile(r"(<!-- table ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 FAMILIES = {"llada": "LLaDA", "dream": "Dream"}
 METHODS = {"instruct": "original", "eos": "control", "rainbow": "Rainbow", "void": "VOID"}
@@ -247,6 +248,44 @@ def structured_output() -> Lines:
     return table([*head, "tokens a pass", "difference", "fewer passes"], rows)
 
 
+def speeds() -> Lines:
+    """Rules that write several tokens a pass, against one token a pass on the same problems."""
+    rows = []
+    for family, rule in product(FAMILIES, ("fast", "fastest", "threshold 0.9")):
+        cells = [found(family, "void", task, rule=rule) for task in TASKS]
+        exact = [found(family, "void", task) for task in TASKS]
+        if not (all(cells) and all(exact)):
+            continue
+        few = min(len(one["right"]) for one in cells)
+        pairs = [[value for one in group for value in one["right"][:few]] for group in (cells, exact)]
+        worst = min(
+            zip(TASKS, cells, exact, strict=True),
+            key=lambda of: sum(of[1]["right"][:few]) - sum(of[2]["right"][:few]),
+        )
+        written = [sum(sum(one[name][:few]) for one in cells) for name in ("tokens", "passes")]
+        rows.append(
+            [
+                FAMILIES[family],
+                f"`{rule}`" if rule in SPEEDS else rule,
+                str(len(pairs[0])),
+                *(f"{100 * mean(side):.1f}" for side in reversed(pairs)),
+                difference(*pairs),
+                f"`{worst[0]}` {difference(worst[1]['right'][:few], worst[2]['right'][:few])}",
+                f"{written[0] / written[1]:.2f}",
+            ]
+        )
+    head = [
+        "family",
+        "rule",
+        "problems",
+        "one token a pass, %",
+        "rule, %",
+        "difference",
+        "task that loses most",
+    ]
+    return table([*head, "tokens a pass"], rows)
+
+
 GAP_RULES = {
     "true": "the true length",
     "bounds": "`cal` between half and twice the true length",
@@ -319,6 +358,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
         list(structured.decisions()),
     ),
     "gaps": gaps,
+    "speeds": speeds,
     "wall-time": wall_time,
     "precision": precision,
 }

@@ -1,4 +1,4 @@
-# expect: opaque
+# expect: failed
 def square(x):
     value = []
     for _ in range(10**5):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from voidpad.decode.rows import Rows, horizon
+from voidpad.decode.rows import Rows, block_end
 
 Forbid = Callable[[Rows], Tensor]  # -> (B, L, L) bool: query (second axis) must not see key (third axis)
 
@@ -57,7 +57,7 @@ class HFDenoiser:
             return None if bool(inside.all()) else inside.long()
         sees = inside[:, None, :]  # (B, query, key)
         if self.causal_block:
-            sees = sees & (rows.offset < horizon(rows.offset, self.causal_block).T)
+            sees = sees & (rows.offset < block_end(rows.offset, self.causal_block).T)
         if self.forbid is not None:
             sees = sees & ~self.forbid(rows)
         return _additive(sees[:, None], self.body)

@@ -45,8 +45,9 @@ class Rule(BaseModel):
 
     def plain(self) -> dict[str, Any]:
         """The rule as JSON values: its name and its fields."""
-        fields = [name for name in type(self).model_fields if name != "kind"]
-        return {"rule": name_of(self), **{name: _plain(getattr(self, name)) for name in fields}}
+        return {"rule": name_of(self)} | {
+            name: _plain(getattr(self, name)) for name in type(self).model_fields
+        }
 
 
 def _plain(value: Any) -> Any:

@@ -25,7 +25,7 @@ STEP = 128  # tokens: the arena grows in multiples of it
 class CachedDenoiser(PackedDenoiser):
     """A packed denoiser that recomputes only part of a row inside a block.
 
-    Rows are known by their handles. A handle that comes back with another prompt is computed anew.
+    Rows are known by their handles. A row in its first pass is computed whole, whatever is stored under its handle.
     """
 
     store: Arena
@@ -42,7 +42,6 @@ class CachedDenoiser(PackedDenoiser):
         super().__init__(inner, bucket, graphs or Graphs(), Arena.of(inner.body, filler=bucket))
         self.block, self.policy = block, policy or CachePolicy()
         self.entries: dict[int, CachedRow] = {}  # by handle, rows as of their last good pass
-        self.prompts: dict[int, Tensor] = {}
 
     def pack(self, rows: Rows, where: Tensor) -> tuple[Packing, Callable[[], None]]:
         """The tokens of a pass, and what to call once it has been computed: a failed pass leaves nothing to reuse."""
@@ -56,14 +55,13 @@ class CachedDenoiser(PackedDenoiser):
     def forget(self, handle: int) -> None:
         """Free the place of a row that ended."""
         self.entries.pop(handle, None)
-        self.prompts.pop(handle, None)
         self.store.release(handle)
 
     def clear(self) -> None:
         """Forget every row and free the memory."""
         self.graphs.forget()
         self.store = Arena.of(self.inner.body, filler=self.bucket)
-        self.entries, self.prompts, self.packings, self.widest = {}, {}, {}, (1, 1)
+        self.entries, self.packings, self.widest = {}, {}, (1, 1)
 
     def _cached_rows(self, rows: Rows, where: Tensor) -> list[CachedRow]:
         """The rows as they are now, each with the age of its stored keys, which are forgotten if they do not serve.
@@ -76,11 +74,11 @@ class CachedDenoiser(PackedDenoiser):
         last = where.shape[1] - where.flip(1).int().argmax(1)
         # A full block that is still open may be edited: it counts as full once it has been left.
         ahead = torch.minimum(rows.first_mask, rows.block_start)
-        facts = (rows.prompt, rows.stop, rows.masked.sum(1), ahead)
+        facts = (rows.prompt, rows.stop, ahead, rows.decoded + rows.probed)
         wanted = (first(where, otherwise=rows.prompt), last)
         found = []
-        for number, (handle, begin, end, prompt, stop, masks, ahead) in enumerate(
-            zip(*(part.tolist() for part in (rows.handle, *wanted, *facts)), strict=True)
+        for handle, begin, end, prompt, stop, ahead, passes in zip(
+            *(part.tolist() for part in (rows.handle, *wanted, *facts)), strict=True
         ):
             origin = 0 if causal else prompt
             start = origin + (begin - back - origin) // self.block * self.block
@@ -91,24 +89,14 @@ class CachedDenoiser(PackedDenoiser):
                 start,
                 min(start + self.block, stop) if inside else stop,
                 stop,
-                masks,
                 ahead,
                 age=stored.age + 1 if stored else 0,
             )
-            if stored and not (inside and self._serves(handle, stored, row, rows.ids[number, :prompt])):
+            if stored and not (inside and passes and self.policy.serves(stored, row)):
                 del self.entries[handle]
-                stored, row = None, replace(row, age=0)
-            if stored is None:
-                self.prompts[handle] = rows.ids[number, :prompt]
+                row = replace(row, age=0)
             found.append(row)
         return found
-
-    def _serves(self, handle: int, stored: CachedRow, now: CachedRow, prompt: Tensor) -> bool:
-        """Whether the stored keys are of this row, which has come on since, and the policy may read them."""
-        if stored.prompt != now.prompt or stored.masks < now.masks or not self.policy.serves(stored, now):
-            return False
-        # A row that has not come on may be another one with the same handle, from its start.
-        return stored.masks > now.masks or torch.equal(self.prompts[handle], prompt)
 
     def _reserve(self, sizes: Mapping[int, int]) -> None:
         """Make room for the keys of these rows. The keys of a row that is computed whole need not be moved."""

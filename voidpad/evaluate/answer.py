@@ -84,7 +84,7 @@ class Answering:
     plan_fields: dict[str, Any] = field(default_factory=dict)  # the plan as config.json holds it
 
     def __post_init__(self) -> None:
-        self.model.roles.ids(self.plan.names)  # a role the model lacks is refused here
+        self.model.roles.ids([*self.plan.ban, *self.plan.mute])  # a role the model lacks is refused here
         self.engine()  # and so are a cache or limits that cannot be
 
     @classmethod

@@ -111,8 +111,9 @@ def _tail(model: Model, prompts: Sequence[Sequence[int]], length: int, search: S
     width = max(search.windows)
     canvas = Rows.blank(prompts, length, model.roles)
     where = canvas.slots & (canvas.offset >= (canvas.stop - width)[:, None])
-    bans = Bans((), (), model.roles.mask)
-    seen = VoidExpansion().measure(model.denoiser()(canvas, where), model.roles, bans).cpu()
+    logits = model.denoiser()(canvas, where)
+    bans = Bans.of((), (), model.roles.mask, logits.shape[1], logits.device)
+    seen = VoidExpansion().measure(logits, model.roles, bans).cpu()
     grid = scatter(where, seen)
     place = canvas.stop[:, None] - width + torch.arange(width)[None]
     picked = grid.gather(1, place.clamp(min=0)[:, :, None].expand(-1, -1, 2))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from voidpad.constrain.row import Compiler, RowConstraint, compiler_for
+from voidpad.constrain.row import Compiler, RowConstraint
 from voidpad.decode.constrained import check_constrained
 from voidpad.decode.plan import Plan
 from voidpad.decode.presets import FamilyDefaults, describe
@@ -187,7 +187,7 @@ class Checkpoint:
     @property
     def compiler(self) -> Compiler:
         """Compiles constraints for this checkpoint's vocabulary."""
-        return compiler_for(self.tokenizer, self.roles, int(self.config.vocab_size))
+        return Compiler(self.tokenizer, self.roles, int(self.config.vocab_size))
 
     def constrain(
         self, constraint: Any, plan: Plan, *, closed: bool = False, worker: bool = False

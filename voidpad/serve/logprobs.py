@@ -55,16 +55,11 @@ class SlotLogprobs:
 
     def add(self, step: Step, row: int) -> None:
         """Read the tokens that this pass wrote."""
-        before = step.before
-        start, stop = int(before.prompt[row]), int(before.stop[row])
-        self.slots += [UNKNOWN] * (stop - start - len(self.slots))
-        written = step.chosen[row].nonzero()[:, 0]
-        if len(written):
-            computed = step.where.nonzero()
-            mine = (computed[:, 0] == row) & step.chosen[row][computed[:, 1]]
-            logits = step.logits[mine.to(step.logits.device)]
-            found = _read(logits, step.tokens[row, written], self.top)
-            for slot, one in zip((written - start).tolist(), found, strict=True):
+        self.slots += [UNKNOWN] * (len(step.before.answer(row)) - len(self.slots))
+        if written := step.written(row):
+            slots, tokens, _ = zip(*written, strict=True)
+            found = _read(step.logits_at(row, slots), torch.tensor(tokens), self.top)
+            for slot, one in zip(slots, found, strict=True):
                 self.slots[slot] = one
         for kind, at, count, _ in step.edits_of(row):
             if kind == "cut":

@@ -7,7 +7,6 @@ full disk. Nothing here follows a link or touches a file that no run of ours wro
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,7 +26,6 @@ from voidpad.files import locked_folder, readable
 from voidpad.training.recipe import TrainingRecipe, check
 
 FINAL, METRICS, OPTIMIZER, PROGRESS = "model", "metrics.jsonl", "optimizer.pt", "progress.json"
-NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def locked(output: Path) -> AbstractContextManager[None]:
@@ -44,11 +42,10 @@ def start(recipe: TrainingRecipe, output: Path, resume: bool | str | Path) -> Pa
     """The checkpoint to continue from, or None for a new run."""
     last = latest(output)
     if not resume:
-        found = next((name for name in (METRICS, FINAL) if os.path.lexists(output / name)), None)
-        if last or found:
-            kept = last.name if last else found
+        names = [last.name] if last else [METRICS, FINAL]
+        if found := [name for name in names if os.path.lexists(output / name)]:
             raise ConfigError(
-                f"run.output: {output} already holds {kept}; pass --resume, or name another folder."
+                f"run.output: {output} already holds {found[0]}; pass --resume, or name another folder."
             )
         return None
     chosen = last if resume is True else Path(resume)
@@ -71,8 +68,8 @@ def latest(output: Path) -> Path | None:
 
 def _checkpoints(output: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    found = [path for path in output.glob("checkpoint-*") if NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
+    found = [path for path in output.glob("checkpoint-*") if path.name[11:].isdecimal() and path.is_dir()]
+    return sorted(found, key=lambda folder: int(folder.name[11:]))
 
 
 # Checkpoints
@@ -89,7 +86,7 @@ def staged(final: Path) -> Iterator[Path]:
     try:
         folder.mkdir()
         yield folder
-        for path in folder.rglob("*"):
+        for path in folder.iterdir():
             path.chmod(path.stat().st_mode | 0o044)  # safetensors would let only the owner read its files
             _sync(path)
         if final.exists():  # of a run that was continued from an earlier checkpoint
@@ -144,10 +141,9 @@ def read_states(folder: Path) -> list[Any]:
     path = folder / OPTIMIZER
     try:
         with readable(path, "optimizer"):
-            states: list[Any] = torch.load(path, map_location="cpu", weights_only=True)
+            return list(torch.load(path, map_location="cpu", weights_only=True))
     except (RuntimeError, UnpicklingError):  # what torch raises on a damaged archive
         raise WeightsError(f"{path}: damaged; resume from another checkpoint.") from None
-    return states
 
 
 def export(model: models.Model, folder: Path, dtype: str | None) -> None:

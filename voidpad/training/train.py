@@ -194,14 +194,14 @@ class Run:
 
     def _must_stop(self, deadline: float) -> bool:
         """Whether this was the last update, of the run or of this process."""
-        if self.total is not None and (self.update >= self.total or deadline == math.inf):
-            return self.update >= self.total
+        if self.total is not None and self.update >= self.total:
+            return True
         late = self.finished or time.monotonic() >= deadline
         if self.processes == 1:
             return late
-        if self.update % self.recipe.run.log_every:
-            return False  # clocks differ, so processes agree by a message, which not every update is worth
-        return bool(self.accelerator.reduce(torch.tensor(float(late), device=self.device), "sum"))
+        # Clocks differ, so processes agree by a message, which not every update is worth.
+        asked = self.update % self.recipe.run.log_every == 0
+        return asked and bool(self.accelerator.reduce(torch.tensor(float(late), device=self.device), "sum"))
 
     def _update(self) -> Tensor:
         """One update of the weights; returns the norm of its gradient.
@@ -266,9 +266,7 @@ class Run:
         """Make the passes half as large. Small ones, and single rows, first have all layers recomputed."""
         largest = max(one.ids.numel() for one in passes)
         if self.sharded:  # the other processes wait inside this very pass
-            raise ConfigError(
-                f"out of memory in a pass of {largest:,} tokens; lower run.pass_tokens."
-            ) from error
+            raise ConfigError(f"out of memory in {largest:,} tokens; lower run.pass_tokens.") from error
         single_rows = len(passes) == self.passes.share.global_batch // self.processes
         small = largest <= setup.ON_GPU or single_rows
         if small and self.recipe.run.checkpointing == "auto" and not self.recomputing:
@@ -289,14 +287,13 @@ class Run:
         """The entry of an update: means since the last entry and over all processes."""
         (loss, tokens), *of_kinds = self.accelerator.reduce(self._sums, "sum").tolist()
         self.tokens += int(tokens)
+        norm = gradient_norm.full_tensor() if isinstance(gradient_norm, DTensor) else gradient_norm
         entry = {
             "step": self.update,
             "epoch": self.update / self.per_epoch,
             "loss": loss / self.processes / (self.update - self._logged_update),
             **_means(of_kinds),
-            "grad_norm": float(
-                gradient_norm.full_tensor() if isinstance(gradient_norm, DTensor) else gradient_norm
-            ),
+            "grad_norm": float(norm),
             "learning_rate": self.optimizers[0].param_groups[0]["lr"],
             "seconds": round(self.seconds, 3),
             "tokens": self.tokens,

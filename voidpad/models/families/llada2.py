@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from voidpad.decode.commit import Dynamic, Editing, Static
-from voidpad.decode.presets import CausalPreset, FamilyDefaults
+from voidpad.decode.presets import FamilyDefaults, Preset
 from voidpad.decode.propose import TemperedProposal
 from voidpad.models.families.family import STOCK, Family, words
 
@@ -94,9 +94,9 @@ LLADA2 = Family(
         proposal=TemperedProposal,
         authors={},
         presets={
-            "dynamic": CausalPreset("LLaDA2.0: every slot of a block above a threshold", commit=Dynamic),
-            "static": CausalPreset("the surest slots of a block, evenly over its passes", commit=Static),
-            "editing": CausalPreset(
+            "dynamic": Preset("LLaDA2.0: every slot of a block above a threshold", commit=Dynamic),
+            "static": Preset("the surest slots of a block, evenly over its passes", commit=Static),
+            "editing": Preset(
                 "LLaDA2.1: masks above a threshold, and written tokens of the block replaced", commit=Editing
             ),
         },
