@@ -160,7 +160,7 @@ HOSTILE = {
 
 
 def test_hostile_schemas_are_refused_while_others_are_answered(client, monkeypatch):
-    """The worker is killed after its time, here two seconds; what holds for its memory is in test_constrain_compile.py."""
+    """The worker is killed after its time, here two seconds (its memory: test_constrain_compile.py)."""
     monkeypatch.setitem(compile_constraint.__kwdefaults__, "seconds", 2.0)
 
     def attack(schema):

@@ -214,16 +214,12 @@ class EngineThread:
             self._fail(choice, timed_out())
         if live.error is not None:  # what was written beyond the finished prefix are fragments
             return
-        report = {
-            "passes_decode": outcome.passes_decode,
-            "passes_probe": outcome.passes_probe,
-            "passes_shared": outcome.passes_shared,
-            "canvas": outcome.canvas,
-            **({} if outcome.constraint is None else {"constraint": asdict(outcome.constraint)}),
-            "approximations": list(model.approximations(live.plan, cache=self.served.options.cache)),
-            "queue_seconds": round(queued, 4),
-            "decode_seconds": round(outcome.seconds, 4),
-        }
+        costs = ("passes_decode", "passes_probe", "passes_shared", "canvas")
+        report: dict[str, Any] = {name: getattr(outcome, name) for name in costs}
+        if outcome.constraint is not None:
+            report["constraint"] = asdict(outcome.constraint)
+        report["approximations"] = list(model.approximations(live.plan, cache=self.served.options.cache))
+        report |= {"queue_seconds": round(queued, 4), "decode_seconds": round(outcome.seconds, 4)}
         if layout is not None:
             gaps = layout.written(model, outcome)
             report |= {"gaps": list(gaps), "slots": list(layout.slots), "passes_probe": layout.passes_probe}
