@@ -309,6 +309,20 @@ def test_a_pass_that_fails_for_one_request_fails_that_request_alone(model):
         ]
 
 
+@pytest.mark.parametrize("part", ["logprobs.SlotLogprobs.add", "live.Choice.feed"])
+def test_an_answer_that_cannot_be_read_or_written_fails_alone(model, monkeypatch, part):
+    def broken(self, *given):
+        raise RuntimeError("no such slot")
+
+    with serving(model, **PLAN) as running:
+        with monkeypatch.context() as patch:
+            patch.setattr(f"voidpad.serve.{part}", broken)
+            reply = running.post({**ASKED, "logprobs": True})
+        assert (reply.status_code, "no such slot" in reply.text) == (500, True)
+        assert running.post(SHORT).status_code == 200
+        assert running.get("/ready").status_code == 200
+
+
 def test_only_the_loss_of_the_device_ends_the_server(model):
     def lost(canvas, where):
         raise torch.AcceleratorError("CUDA error: unspecified launch failure")

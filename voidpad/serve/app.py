@@ -285,7 +285,7 @@ async def _generate(state: ServerState, http: Request, body: GenerationBody) -> 
     slow = body.constrained or len(await http.body()) > LONG_BODY
     pool = state.slow_pool if slow else None
     try:
-        async with asyncio.timeout_at(deadline):
+        async with asyncio.timeout(deadline - time.monotonic()):
             live = await engine.loop.run_in_executor(pool, resolve, body, engine.served, run)
     except TimeoutError:
         raise timed_out() from None
