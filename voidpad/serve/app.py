@@ -318,12 +318,13 @@ async def _unless_gone(http: Request, answer: Coroutine[Any, Any, Any]) -> None:
     async def gone() -> None:
         while (await http.receive())["type"] != "http.disconnect":
             pass
-        raise ClientDisconnect
 
     tasks = [asyncio.create_task(answer), asyncio.create_task(gone())]
     try:
-        [ended, *_], _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        ended.result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise ClientDisconnect
+        tasks[0].result()
     finally:
         for task in tasks:
             task.cancel()
