@@ -16,7 +16,7 @@ from voidpad import models
 from voidpad.engine import packed
 from voidpad.errors import ConfigError, DataError
 from voidpad.models.fresh import random_net
-from voidpad.models.locate import base_folder, refuse_adapter
+from voidpad.models.locate import find_source, refuse_adapter
 from voidpad.models.text import read_tokenizer
 from voidpad.models.weights import headers, stored_dtype
 from voidpad.training.batches import BatchShare, PackedRows, PaddedRows, PassLimit, UpdatePasses, shuffled
@@ -74,7 +74,7 @@ def _from_checkpoint(recipe: TrainingRecipe, device: torch.device) -> models.Mod
         refuse_adapter(part.adapter or name)
     if dtype == "auto":
         frozen = recipe.lora and torch.cuda.is_available()
-        half = frozen and stored_dtype(headers(base_folder(name))) == torch.bfloat16
+        half = frozen and stored_dtype(headers(find_source(name).folder)) == torch.bfloat16
         dtype = "bfloat16" if half else "float32"
     where = str(device) if part.quantize else "cpu"
     model = models.load(name, part.adapter, device=where, dtype=dtype, quantize=part.quantize)
@@ -90,7 +90,7 @@ def _from_scratch(recipe: TrainingRecipe, part: Scratch, prepared: Prepared) -> 
     if part.family not in dense:
         raise ConfigError(f"model.scratch.family: {part.family!r} is not one of {', '.join(dense)}.")
     family = models.FAMILIES[part.family]
-    tokenizer = read_tokenizer(base_folder(recipe.model.tokenizer or ""))
+    tokenizer = read_tokenizer(find_source(recipe.model.tokenizer or "").folder)
     config = family.config(
         {
             "vocab_size": part.vocab or len(tokenizer),

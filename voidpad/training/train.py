@@ -39,7 +39,7 @@ from torch.distributed.tensor import DTensor
 from voidpad.engine.packed import compile_layers
 from voidpad.errors import ConfigError
 from voidpad.files import read_json, store
-from voidpad.models.load import load
+from voidpad.models.checkpoint import load
 from voidpad.models.save import write_network
 from voidpad.training import checkpoint, setup
 from voidpad.training.losses import KINDS, Pass, SlotLoss
