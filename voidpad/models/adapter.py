@@ -1,6 +1,7 @@
 """LoRA adapters: saved by voidpad, or by the authors' training code of a family, with the released tensor names."""
 
 import re
+import warnings
 from contextlib import nullcontext
 from copy import copy
 
@@ -14,6 +15,9 @@ from voidpad.models.families import Family
 from voidpad.models.locate import ADAPTER_TENSORS, Adapter
 from voidpad.models.weights import refuse_misfits
 from voidpad.models.without_bitsandbytes import without_bitsandbytes
+
+# peft 0.21 asks a network for a property that transformers 5.23 deprecates; users can do nothing about it.
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 
 PREFIX = "base_model.model."
 # What peft puts behind the name of the module it changes; a plain weight belongs to modules_to_save.

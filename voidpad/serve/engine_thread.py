@@ -8,6 +8,8 @@ to the event loop in one call, so that its cost does not grow with a wake-up for
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -22,8 +24,9 @@ from voidpad.serve.monitoring import Metrics
 from voidpad.serve.protocol import RequestError
 from voidpad.serve.requests import ServedModel, return_memory
 
+log = logging.getLogger("voidpad.serve")
 IDLE_SECONDS = 1.0  # without a pass, after which freed memory goes back to the system
-Update = Callable[[], object]  # a change that the event loop makes
+Update = partial[None]  # a change that the event loop makes; its first argument is the choice
 T = TypeVar("T")
 
 
@@ -68,10 +71,10 @@ class EngineThread:
     async def between_passes(self, call: Callable[[], T], *, deadline: float) -> T:
         """The result of a call that the engine's thread makes between two passes."""
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout(deadline - time.monotonic()):
                 return await self.loop.run_in_executor(self.thread, call)
         except TimeoutError:
-            raise _timed_out() from None
+            raise timed_out() from None
 
     async def submit(self, live: LiveRequest, *, deadline: float) -> None:
         """Queue all rows of a request, or refuse it where the queue is full."""
@@ -139,7 +142,7 @@ class EngineThread:
             self.alive = False
             failed = RequestError("the engine failed.", status=500)
             updates += [partial(self._fail, choice, failed) for choice in self.rows.values()]
-            updates.append(partial(self.on_failure, error))
+            self.loop.call_soon_threadsafe(self.on_failure, error)
         self._queue_pass()
         self.loop.call_soon_threadsafe(self._deliver, updates)
 
@@ -147,40 +150,51 @@ class EngineThread:
         if isinstance(event, Wrote):
             yield from self._written(event)
         elif isinstance(event, Failed):
-            error = RequestError(f"a pass failed: {event.error}", status=500)
             for handle in event.handles:
-                yield partial(self._fail, self.rows.pop(handle), error)
+                yield partial(self._fail, self.rows.pop(handle), failed_pass(event.error))
         elif isinstance(event, Finished):
             yield partial(self._ended, self.rows.pop(event.handle), event.outcome)
 
     def _written(self, event: Wrote) -> Iterator[Update]:
-        """Tokens that became final in this pass; a row whose answer is complete is told to end."""
-        canvas, final = event.after, event.final_prefix
-        starts = canvas.prompt.tolist()
+        """What became final in this pass; a row that cannot be read fails alone."""
+        starts, final = event.after.prompt.tolist(), event.final_prefix
         for place, handle in enumerate(event.handles):
             choice = self.rows[handle]
-            start, known = starts[place], choice.final
-            if choice.live.layout is not None:  # a template's text is sent whole, once every gap is full
-                final[place] = known
-            tokens = canvas.ids[place, start + known : start + max(known, final[place])].tolist()
-            logprobs = None
-            if choice.scores is not None:
-                choice.scores.add(event.step, place)
-                logprobs = choice.scores.take(range(known, known + len(tokens)))
-            records = choice.canvas.passed(event, place) if choice.canvas is not None else []
-            if tokens and not known:
-                self.metrics.first_token_seconds.observe(choice.live.seconds)
-            choice.final += len(tokens)
-            if tokens or records:
-                yield partial(self._wrote, choice, tokens, logprobs, records)
-            if not self.served.rules.ends.isdisjoint(tokens):
-                self.engine.end_early(handle)
+            try:
+                yield from self._row_written(event, place, choice, starts[place], final[place])
+            except Exception as error:
+                yield partial(self._fail, choice, failed_pass(error))
+
+    def _row_written(
+        self, event: Wrote, place: int, choice: Choice, start: int, final: int
+    ) -> Iterator[Update]:
+        """New tokens of the final prefix, with what was asked about them; a complete answer is told to end."""
+        known = choice.final
+        if choice.live.layout is not None:  # a template's text is sent whole, once every gap is full
+            final = known
+        tokens = event.after.ids[place, start + known : start + max(known, final)].tolist()
+        logprobs = None
+        if choice.scores is not None:
+            choice.scores.add(event.step, place)
+            logprobs = choice.scores.take(range(known, known + len(tokens)))
+        records = choice.canvas.passed(event, place) if choice.canvas is not None else []
+        if tokens and not known:
+            self.metrics.first_token_seconds.observe(choice.live.seconds)
+        choice.final += len(tokens)
+        if tokens or records:
+            yield partial(self._wrote, choice, tokens, logprobs, records)
+        if not self.served.rules.ends.isdisjoint(tokens):
+            self.engine.end_early(choice.handle)
 
     # The event loop
 
     def _deliver(self, updates: list[Update]) -> None:
         for update in updates:
-            update()
+            try:
+                update()
+            except Exception as error:
+                log.exception("an answer could not be written")
+                self._fail(update.args[0], failed_pass(error))
         if self.idle is not None:
             self.idle.cancel()
         if self.alive and not self.passing:
@@ -211,19 +225,15 @@ class EngineThread:
         queued = max(0.0, live.seconds - outcome.seconds)
         self.metrics.count_row(outcome, queued)
         if outcome.stop_reason == "deadline" and not choice.complete:
-            self._fail(choice, _timed_out())
+            self._fail(choice, timed_out())
         if live.error is not None:  # what was written beyond the finished prefix are fragments
             return
-        report = {
-            "passes_decode": outcome.passes_decode,
-            "passes_probe": outcome.passes_probe,
-            "passes_shared": outcome.passes_shared,
-            "canvas": outcome.canvas,
-            **({} if outcome.constraint is None else {"constraint": asdict(outcome.constraint)}),
-            "approximations": list(model.approximations(live.plan, cache=self.served.options.cache)),
-            "queue_seconds": round(queued, 4),
-            "decode_seconds": round(outcome.seconds, 4),
-        }
+        costs = ("passes_decode", "passes_probe", "passes_shared", "canvas")
+        report: dict[str, Any] = {name: getattr(outcome, name) for name in costs}
+        if outcome.constraint is not None:
+            report["constraint"] = asdict(outcome.constraint)
+        report["approximations"] = list(model.approximations(live.plan, cache=self.served.options.cache))
+        report |= {"queue_seconds": round(queued, 4), "decode_seconds": round(outcome.seconds, 4)}
         if layout is not None:
             gaps = layout.written(model, outcome)
             report |= {"gaps": list(gaps), "slots": list(layout.slots), "passes_probe": layout.passes_probe}
@@ -246,5 +256,9 @@ class EngineThread:
             live.finished.set()
 
 
-def _timed_out() -> RequestError:
+def timed_out() -> RequestError:
     return RequestError("the answer took longer than the server's timeout.", status=504, code="timeout")
+
+
+def failed_pass(error: Exception) -> RequestError:
+    return RequestError(f"a pass failed: {error}", status=500)

@@ -67,13 +67,14 @@ class LiveRequest:
 
     def __post_init__(self) -> None:
         body, self.submitted = self.body, time.monotonic()
+        stops = tuple(filter(None, body.stop))
         self.chat = not isinstance(body, CompletionBody)
         self.id = ("chatcmpl-" if self.chat else "cmpl-") + uuid.uuid4().hex
         self.include_usage = body.stream_options is not None and body.stream_options.include_usage
         self.choices = []
         for index in range(len(self.prompts) * body.n):
             limit = None if self.layout else body.most_tokens
-            choice = Choice(self.served.rules, body.stop, limit, live=self, index=index)
+            choice = Choice(self.served.rules, stops, limit, live=self, index=index)
             if body.alternatives is not None:
                 choice.scores = SlotLogprobs(body.alternatives)
             if body.voidpad.canvas_events:
@@ -122,15 +123,17 @@ class LiveRequest:
         """The answer of a request that is not streamed."""
         listed = []
         for choice in self.choices:
-            call, answer = self._call(choice), {"text": choice.text}
+            call = self._call(choice)
+            answer: dict[str, Any] = {"text": choice.text}
             if self.chat:
-                message = {"role": "assistant", "content": None if call else choice.text, "refusal": None}
+                content = None if call else choice.text
+                message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
                 answer = {"message": {**message, "tool_calls": [call]} if call else message}
-            about = {"logprobs": self._logprobs(choice), "voidpad": choice.report}
             reason = "tool_calls" if call else choice.finish_reason
+            about = {"logprobs": self._logprobs(choice), "voidpad": choice.report}
             listed.append({"index": choice.index, **answer, **about, "finish_reason": reason})
-        about = {"seed": self.seed, "plan": self.plan_name}
-        return {**self._envelope(listed, chunk=False), "usage": self._usage(), "voidpad": about}
+        more = {"usage": self._usage(), "voidpad": {"seed": self.seed, "plan": self.plan_name}}
+        return {**self._envelope(listed, chunk=False), **more}
 
     async def events(self) -> AsyncIterator[bytes]:
         """The stream: for each change all events that became ready, in one piece."""

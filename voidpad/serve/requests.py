@@ -7,7 +7,6 @@ import ctypes
 import hashlib
 import json
 import secrets
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -42,8 +41,7 @@ if TYPE_CHECKING:
     from voidpad.models import Model
 
 Run = Callable[[Callable[[], Tensor]], Tensor]  # has a pass made by the engine's thread
-LONG_TEXT = 1 << 15  # characters; longer ones are tokenized one at a time: each takes hundreds of megabytes
-_long_texts = threading.Lock()
+LONG_TEXT = 1 << 15  # characters whose tokenizing leaves memory worth giving back
 
 
 def usual_plan(default: str) -> str:
@@ -228,9 +226,8 @@ def _compiled(
         [kind] = asked.model_fields_set
         makers = {"regex": regex, "choice": choice, "json_": json_schema}
         wanted["structured_outputs"] = partial(makers[kind], getattr(asked, kind))
-    form = body.form if isinstance(body, ChatBody | ResponsesBody) else None
-    if form is not None and form.type != "text":
-        schema = form.json_schema
+    if body.form is not None:
+        schema = body.form.json_schema
         wanted[body.form_field] = partial(json_schema, schema.schema_) if schema else json_object
     if tools:
         calls = [
@@ -281,7 +278,7 @@ def _prompt_ids(prompt: str | tuple[int, ...], body: CompletionBody, served: Ser
 
 @contextlib.contextmanager
 def _bounded(size: int, param: str, served: ServedModel) -> Any:
-    """Inside, a text of `size` characters is encoded in bounded memory. Refused where no encoding fits the context."""
+    """Inside, a text of `size` characters is encoded; one that no encoding fits into the context is refused before."""
     if size > served.longest_text:
         raise RequestError(
             f"{param}: {size} characters cannot fit the model's context of {served.model.context} tokens; shorten it.",
@@ -289,10 +286,9 @@ def _bounded(size: int, param: str, served: ServedModel) -> Any:
             code="context_length_exceeded",
         )
     try:
-        with _long_texts if size > LONG_TEXT else contextlib.nullcontext():
-            yield
-            if size > LONG_TEXT:
-                return_memory()
+        yield
+        if size > LONG_TEXT:
+            return_memory()
     except RequestError:
         raise
     except VoidpadError as error:

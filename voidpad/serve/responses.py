@@ -63,7 +63,6 @@ class ResponsesBody(GenerationBody):
     truncation: Literal["disabled"] = "disabled"
     tools: list[Any] = Field(default=[], max_length=0)
     tool_choice: Literal["auto", "none"] = "auto"
-    parallel_tool_calls: bool = True
     include: list[Any] = Field(default=[], max_length=0)
 
     form_field: ClassVar = "text.format"
@@ -78,9 +77,10 @@ class ResponsesBody(GenerationBody):
         return [*first, *self.input]
 
     @property
-    def form(self) -> ResponseFormat:
+    def form(self) -> ResponseFormat | None:
         wanted = self.text.format
-        return ResponseFormat(type=wanted.type, json_schema=wanted if wanted.type == "json_schema" else None)
+        schema = wanted if wanted.type == "json_schema" else None
+        return None if wanted.type == "text" else ResponseFormat(type=wanted.type, json_schema=schema)
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         yield from super().conflicts()
