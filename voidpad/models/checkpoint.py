@@ -95,6 +95,8 @@ class Checkpoint:
                 "all weights; drop quantize."
             )
         where, found = str(source.folder), headers(source.folder)
+        if self.config.num_hidden_layers > len(found):  # building such a network would take all memory
+            raise WeightsError(f"{where}: config.json asks for more layers than the files have tensors.")
         stored = stored_dtype(found)
         place.check_memory(sum(tensor.numel() for tensor in found.values()), stored, where=where)
         with (
