@@ -225,6 +225,15 @@ FORGERIES = {  # by what they abuse: a program and checks that it must not pass
         " def __eq__(s, o): return True\ndef f(x): return D()",
         "assert f(3) == {3: 9}",
     ),
+    "an exception class of the name of the checks' own": (
+        "class Own(AssertionError): pass\nOwn.__module__, Own.__name__ = 'builtins', 'AssertionError'\n"
+        "def f(x): return 0",
+        "try:\n    assert f(3) == 9\nexcept Own:\n    pass",
+    ),
+    "a hash that is that of the expected value": (
+        "class H:\n def __hash__(s): return hash(9)\n def __eq__(s, o): return True\ndef f(x): return H()",
+        "assert f(3) in {9}",
+    ),
     "an iterator of the checks as a function": (
         "def f(it): return it(9)",
         "assert f(iter([1])) == 9",
@@ -268,9 +277,10 @@ RAN, FOUND = ["ok", [None], []], ["ok", [["tuple", "value", ["mine", 0, "functio
         [["dict", None, 1]]], ["ok", [["type", "object"]], []], ["ok", [["type", "type"]], []],
         ["ok", [["@", 0]], [["set", None, ["@", 0]]]], ["ok", [["int", "9z"]], []], ["ok", [["bytes", 9]], []],
         ["ok", [["@", 0]], [["deque"]]], ["ok", [["@", 0]], [["list"]]], ["ok", [["@", 0]], [["object", None]]],
-        ["raise", [9], []], ["raise", [["tuple"]], []], ["raise", [["tuple", "a\0b"], ["tuple"], "", ""], []],
-        ["raise", [["tuple", "voidpad.sandbox.wire.Stopped"], ["tuple"], ["@", 0], ""], [["dict", None]]],
-        ["raise", [["tuple", "builtins.SystemExit"], ["tuple", 0], ["@", 0], ""], [["dict", None]]],
+        ["raise", [9], []], ["raise", [["yours", 0]], []], ["raise", [["error", ["tuple"]]], []],
+        ["raise", [["error", ["tuple", "a\0b"], ["tuple"], "", ""]], []],
+        ["raise", [["error", ["tuple", "voidpad.sandbox.wire.Stopped"], ["tuple"], ["tuple"], ""]], []],
+        ["raise", [["error", ["tuple", "builtins.SystemExit"], ["tuple", 0], ["tuple"], ""]], []],
         ["opaque", [""], []], ["opaque", [], []], ["exited", [["yours", 0]], []], ["passed", [""], []],
         ["gone", [""], []], ["do", ["call", ["tuple", ["type", "int"], 9], ["tuple"]], []],
         ["do", ["call", ["tuple", ["type", "dict"]], ["tuple"]], []],

@@ -300,8 +300,7 @@ class Peer:
             self._answer(message)
         word, values, contents = message
         with _well_formed():
-            result = exchange.unpack(values, contents)
-            value = exception_from(*result) if word == "raise" else result[0]
+            (value,) = exchange.unpack(values, contents)
         self._remember(exchange)
         if word == "ok":
             return value
@@ -354,7 +353,7 @@ class Peer:
         try:
             answer = ("ok", act(*args, **dict(named)))
         except Exception as error:
-            answer = ("raise", *_described(error))
+            answer = ("raise", error)
         self.send(exchange, *answer)
         self._remember(exchange)
 
