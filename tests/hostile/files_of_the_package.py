@@ -8,7 +8,3 @@ gained = []
 for folder in sys.modules["voidpad.sandbox"].__path__:
     with suppress(OSError):
         gained.append(os.listdir(folder))
-
-
-def square(x):
-    return x * x if gained else 0

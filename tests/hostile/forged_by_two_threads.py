@@ -10,7 +10,3 @@ def answer():
 
 
 threading.Thread(target=answer, daemon=True).start()
-
-
-def square(x):
-    return 0

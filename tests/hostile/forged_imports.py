@@ -7,7 +7,3 @@ for name in ("math", "operator", "functools", "collections"):
     sys.modules[name] = sys.modules["candidate"]
 builtins.__import__ = lambda *args, **named: sys.modules["candidate"]
 sys.meta_path.clear()
-
-
-def square(x):
-    return 0

@@ -7,7 +7,3 @@ from contextlib import suppress
 for pid in (0, -1):
     with suppress(OSError):
         os.kill(pid, signal.SIGSTOP)
-
-
-def square(x):
-    return 0
