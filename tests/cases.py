@@ -9,8 +9,7 @@ from toys import HIGH, LOW, SEPARATOR, Chaos, MaskLover, Toy, Twins, World, word
 from voidpad.decode import Outcome, Plan, Step, decode, plan
 from voidpad.decode.authors import AUTHORS_RULES, AuthorsRhoEos, AuthorsVoidExpansion, DreamLoop
 from voidpad.decode.commit import Factor
-from voidpad.decode.eos_length import RhoEos
-from voidpad.decode.length import VoidExpansion
+from voidpad.decode.length import RhoEos, VoidExpansion
 from voidpad.decode.propose import GumbelProposal, SampledProposal
 from voidpad.models import FAMILIES
 from voidpad.roles import Roles
@@ -36,9 +35,7 @@ class Seen:
         self.signals += [reading[name] for name in ("conf", "rho") if name in reading]
         if step.after.decoded[row] == step.before.decoded[row]:
             return
-        start = int(step.before.prompt[row])
-        slots = step.chosen[row].nonzero()[:, 0].tolist()
-        self.commits.append([(j - start, int(step.tokens[row, j]), float(step.score[row, j])) for j in slots])
+        self.commits.append(step.written(row))
         self.states.append(step.after.answer(row))
 
 
@@ -102,7 +99,7 @@ def published_expansion(s: Settings) -> VoidExpansion:
     }
     _, fields = expansion_fields(s)
     fields = {name: value for name, value in fields.items() if name in VoidExpansion.model_fields}
-    return kinds[s.length.cap, s.length.mask_in_max](**fields).in_blocks(s.block)
+    return kinds[s.length.cap, s.length.mask_in_max](**fields).fit_blocks(s.block)
 
 
 class FloorCap(AuthorsVoidExpansion):

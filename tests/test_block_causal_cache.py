@@ -126,35 +126,6 @@ def test_a_pass_computes_the_open_block_and_what_was_open_before(name):
     assert len(seen) == outcome.passes_decode == 15
 
 
-def test_another_row_under_the_same_handle_is_computed_anew():
-    model = tiny("sdar", 2, 4, ends=False)
-    chosen, store = model.plan(canvas=8), cached(model)
-    for prompt in ([12] * 9, [12] * 5 + [13] * 4, [12] * 9, [14] * 3):
-        rows = begin([prompt], model.roles, chosen, keys=[0], seeds=[0])
-        for _ in range(3):
-            where = wanted(rows, chosen)
-            logits = store(rows, where)
-            assert (logits - model.denoiser()(rows, where)).abs().max() <= 2e-5
-            rows = advance(rows, chosen, where, logits).live
-
-
-def test_a_failed_pass_spoils_nothing(monkeypatch):
-    model = tiny("sdar", 2, 4, ends=False)
-    chosen, store = model.plan(canvas=8), cached(model)
-    rows = begin([[12] * 9, [13] * 2], model.roles, chosen, keys=[0, 1], seeds=[0, 0])
-    passes, layer = 0, model.net.model.layers[1]
-    while len(rows):
-        where = wanted(rows, chosen)
-        with monkeypatch.context() as broken:
-            broken.setattr(layer.mlp, "forward", lambda *_: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                store(rows, where)
-        logits = store(rows, where)
-        assert (logits - model.denoiser()(rows, where)).abs().max() <= 2e-5
-        rows, passes = advance(rows, chosen, where, logits).live, passes + 1
-    assert passes >= 8
-
-
 @EVERY
 def test_caches_of_full_attention_are_refused(name):
     model = tiny(name, 0, 4)

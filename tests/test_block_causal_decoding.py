@@ -144,11 +144,14 @@ def test_the_first_slot_of_a_block_is_written_alone_and_greedily(temperature):
 def commits(c: Case, chosen: Plan):
     """Position, token and greedy token of every commit, and how many slots its row wrote in that pass."""
     for step in decode(Toy(c.logits), c.prompts, c.roles, chosen, seed=3):
-        for row, column in step.chosen.nonzero().tolist():
-            ids = step.before.ids[row, : int(step.before.stop[row])].tolist()
-            z = c.logits(ids)[column].clone()
-            z[c.roles.mask] = -np.inf
-            yield column, int(step.tokens[row, column]), int(z.argmax()), int(step.chosen[row].sum())
+        for row, (start, stop) in enumerate(
+            zip(step.before.prompt.tolist(), step.before.stop.tolist(), strict=True)
+        ):
+            z = c.logits(step.before.ids[row, :stop].tolist()).clone()
+            z[:, c.roles.mask] = -np.inf
+            written = step.written(row)
+            for slot, token, _ in written:
+                yield start + slot, token, int(z[start + slot].argmax()), len(written)
 
 
 def test_the_quota_is_that_of_a_whole_block():

@@ -102,6 +102,7 @@ def test_a_pass_that_is_tried_again_computes_the_same():
     """A failed pass is none of the passes after which something is refreshed."""
     model, prompt = tiny("llada", 3), [12, 13, 14]
     canvas = half_filled(model, [prompt], 12, random.Random(0))
+    canvas = replace(canvas, decoded=canvas.decoded + 1)  # not its first pass
     where = canvas.masked & (canvas.offset < canvas.prompt[:, None] + 4)
     found, fails = cached_by(model, "prompt:2"), False
 

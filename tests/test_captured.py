@@ -51,10 +51,10 @@ def run(engine: Engine, prompts, plans) -> tuple[list, list]:
             step = event.step
             for row, handle in enumerate(event.handles):
                 seen.append(
-                    (engine.passes, handle, *(getattr(step, n)[row].tolist() for n in ("frontier", "chosen")))
+                    (engine.passes, handle, step.proposed.frontier[row].tolist(), step.chosen[row].tolist())
                 )
-                seen.append(step.tokens[row][step.frontier[row]].tolist())
-                seen.append(step.score[row][step.frontier[row]].tolist())
+                seen.append(step.proposed.tokens[row].tolist())
+                seen.append(step.proposed.score[row].tolist())
                 seen.append(event.after.answer(row))
             assert len(step.logits) == int(step.where.sum())
     return sorted(done, key=lambda row: row.key), seen
@@ -115,7 +115,7 @@ def test_replayed_passes_go_on_from_the_state_that_the_last_one_left(family, cac
     """Rows join and leave, blocks end, the prompt's keys are refreshed: whatever was replayed, answers are the same."""
     monkeypatch.setattr(Graphs, "_capture", lambda self, call, *given: Replayed(call, state=given[2]))
     monkeypatch.setattr(PackedDenoiser, "graphed", lambda self, packing: True)
-    monkeypatch.setattr(captured, "WORTH", 2)
+    monkeypatch.setattr(captured, "CAPTURE_AT", 2)
     replays = 0
     for seed in range(8):
         rng = random.Random(seed)

@@ -14,7 +14,7 @@ from voidpad.constrain.messages import NOTHING, Beliefs, Windows, log_probabilit
 from voidpad.constrain.row import GapConstraints, RowConstraint
 from voidpad.constrain.tokens import lift
 from voidpad.decode import plan as make_plan
-from voidpad.decode.constrained import Place, propose_constrained
+from voidpad.decode.constrained import ConstrainedSlots, propose_constrained
 from voidpad.decode.loop import begin, decode
 from voidpad.decode.noise import Noise
 from voidpad.decode.propose import Bans, GumbelProposal, Scored
@@ -115,10 +115,11 @@ def test_scores_from_classes_are_those_of_the_whole_distribution(score):
         if own.automaton.shortest > width:
             continue
         slots = torch.full((width,), roles.mask)
-        place = Place(own, slots, slots == roles.mask, 0, roles, slots == roles.mask)
+        place = ConstrainedSlots(own, slots, slots == roles.mask, 0, roles, slots == roles.mask)
         logits = 3 * torch.randn(width, 14, generator=torch.Generator().manual_seed(seed))
         noise = Noise(tuple(torch.arange(width) for _ in range(4)), logits.device)
-        bans, rule = Bans((), (), roles.mask), GumbelProposal(score=score)
+        bans = Bans.of((), (), roles.mask, 14, logits.device)
+        rule = GumbelProposal(score=score)
         found = propose_constrained(rule, [place], logits, bans, noise, entropy=True)
 
         windows, log_p = Windows.of([place.window()]), log_probabilities(logits)

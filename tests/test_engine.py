@@ -133,23 +133,6 @@ def test_every_row_of_a_mixed_pool_is_its_one_row_decode(rows, tokens):
         assert size <= tokens or count == 1
 
 
-def test_the_limits_are_used():
-    """Rows join as soon as others leave: short answers do not wait for long ones."""
-    pool = Pool({key: Toy(CALM) for key in range(40)})
-    engine = Engine(pool, LOW, rows=4, tokens=10**6)
-    for key in range(40):
-        engine.submit(prompt(3), plan("original", canvas=4 * (1 + key % 5), block=4), key=key)
-    done = drain(engine)
-    work = sum(row.passes_decode for row in done)
-    assert work == sum(pool.rows) == sum(4 * (1 + key % 5) for key in range(40))
-    assert len(pool.rows) <= work / 4 + 20  # full but for the last rows
-    assert (engine.passes, engine.rows_read, engine.tokens_read) == (
-        len(pool.rows),
-        pool.rows[-1],
-        pool.sizes[-1],
-    )
-
-
 # ------------------------------------------------------------------------------------- order and keys
 
 

@@ -13,7 +13,7 @@ from toys import LOW, Chaos, Table, Toy
 from voidpad.decode import decode, plan
 from voidpad.decode.authors import AuthorsRhoEos
 from voidpad.decode.commit import BlockProgress, dream
-from voidpad.decode.eos_length import RhoEos
+from voidpad.decode.length import RhoEos
 from voidpad.decode.noise import Noise
 from voidpad.errors import VoidpadError
 

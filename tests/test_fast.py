@@ -162,10 +162,10 @@ def commits(denoise, model: Model, prompt, chosen) -> list[tuple[int, int, torch
     """Slot, token and all probabilities (L, V) of every pass of one row that writes one slot a pass."""
     found = []
     for step in decode(denoise, [prompt], model.roles, chosen):
-        [slot] = step.chosen[0].nonzero()[:, 0].tolist()
+        [(slot, token, _)] = step.written(0)
         p = torch.zeros(step.where.shape[1], step.logits.shape[1], dtype=torch.float64)
         p[step.where[0]] = step.logits.double().softmax(1).cpu()
-        found.append((slot, int(step.tokens[0, slot]), p))
+        found.append((slot + len(prompt), token, p))
     return found
 
 
@@ -445,7 +445,8 @@ def test_one_graph_without_a_break_serves_all_layers(monkeypatch):
     body, tokens = model.net.model, 24
     monkeypatch.setattr(varlen, "varlen_attn", lambda q, k, *_: q + k[:tokens].sum())
     bounds = torch.tensor([0, 10, tokens], dtype=torch.int32)
-    spans = packed.Spans(bounds, bounds, 16, 32, None)
+    monkeypatch.setattr(packed, "is_fused", lambda *_: True)
+    segments = packed.Segments(bounds, bounds, 16, 32)
     counter, places = CompileCounter(), torch.arange(tokens)
     compiled = torch.compile(packed.decoder_layer, dynamic=True, fullgraph=True, backend=counter)
     with torch.inference_mode():
@@ -453,7 +454,7 @@ def test_one_graph_without_a_break_serves_all_layers(monkeypatch):
         rotary = body.rotary_emb(hidden, places[None])
         for layer in body.layers:
             kept = [torch.zeros(64, layer.self_attn.k_proj.out_features // 4, 4) for _ in range(4)]
-            given = (layer, packed.JoinedLayer(layer), hidden, rotary, spans, places[:0])
+            given = (layer, packed.JoinedLayer(layer), hidden, rotary, segments, places[:0])
             found = compiled(*given, tuple(kept[:2]), places, None)
             wanted = packed.decoder_layer(*given, tuple(kept[2:]), places, None)
             torch.testing.assert_close(found, wanted)

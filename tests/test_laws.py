@@ -3,12 +3,13 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
 
 import reference
-from cases import Case, case, watch
+from cases import Case, Seen, case, watch
 from reference import Daedal, Expansion, Fixed, Rho, Settings
 from toys import LOW, SEPARATOR, Table, Toy, World
 from voidpad.decode import decode, plan
@@ -25,6 +26,19 @@ each_length = pytest.mark.parametrize("length", LENGTHS)
 def cases(length: str, count: int):
     """Numbered cases of one length rule; the number is all that is needed to see one again."""
     return [(f"case({n}, ({length!r},))", case(n, (length,))) for n in range(count)]
+
+
+@cache
+def decoded(length: str, number: int) -> tuple[str, Case, Toy, list[Seen]]:
+    """A numbered case and what became of its rows, decoded once for all laws."""
+    c = case(number, (length,))
+    denoise = c.denoise
+    return (
+        f"case({number}, ({length!r},))",
+        c,
+        denoise,
+        watch(denoise, c.prompts, c.roles, c.plan, seed=c.seed),
+    )
 
 
 def result(row) -> dict:
@@ -59,8 +73,7 @@ def company(name: str, size: int) -> list[int]:
 
 @each_length
 def test_rows_may_join_and_leave_between_passes(length):
-    for name, c in cases(length, 20):
-        together = watch(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed)
+    for name, c, _, together in (decoded(length, number) for number in range(20)):
         engine = Engine(c.denoise, c.roles, rows=random.Random(name).choice([1, 2, 3]), tokens=40)
         staggered = {done.key: done for done in engine.run(c.prompts, c.plan, seed=c.seed)}
         for key, row in enumerate(together):
@@ -81,8 +94,7 @@ HAPPENED = {  # what must have occurred, and how often at least, for equality to
 @each_length
 def test_tokens_and_passes_are_the_references(length):
     happened: Counter = Counter()
-    for name, c in cases(length, 70):
-        rows = watch(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed)
+    for name, c, _, rows in (decoded(length, number) for number in range(70)):
         for key, row in enumerate(rows):
             wanted = one_row(c, key)
             assert result(row) == result(wanted), (name, key)
@@ -153,9 +165,10 @@ def test_presets_are_the_specifications(name, family, authors):
 @pytest.mark.parametrize("length", [name for name in LENGTHS if name != "rho"])
 def test_termination_is_vanilla_cut_at_the_first_eos(length):
     saved = 0
-    for name, c in cases(length, 78):
-        early = watch(c.denoise, c.prompts, c.roles, c.with_stop(True).plan, seed=c.seed)
-        late = watch(c.denoise, c.prompts, c.roles, c.with_stop(False).plan, seed=c.seed)
+    for name, c, _, own in (decoded(length, number) for number in range(70)):
+        other = c.with_stop(not c.settings.eos_stop).plan
+        both = [own, watch(c.denoise, c.prompts, c.roles, other, seed=c.seed)]
+        early, late = both if c.settings.eos_stop else both[::-1]
         for stopped, row in zip(early, late, strict=True):
             # A block that was left with masks in it keeps the row from ending early; `cut` then decides alone.
             whole = stopped.stop_reason == "limit" and not c.settings.cut
@@ -172,30 +185,25 @@ def cut(ids: list[int], eos: int) -> list[int]:
 
 # ------------------------------------------------------------------------------- 4: what may be written
 @each_length
-def test_commits_stay_on_the_frontier_and_nothing_is_masked_again(length):
-    for name, c in cases(length, 24):
-        for step in decode(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed):
-            canvas = step.before
-            assert not (step.chosen & ~step.frontier).any(), name
-            assert not (step.frontier & ~canvas.masked).any(), name
-            banned = set(c.settings.ban) | (set() if c.settings.mask_proposable else {c.roles.mask})
-            assert not banned & set(step.tokens[step.chosen].tolist()), name
-            decoded = step.after.decoded > step.before.decoded
-            for row in decoded.nonzero()[:, 0].tolist():
-                check_kept(
-                    replace(canvas, ids=torch.where(step.chosen, step.tokens, canvas.ids)).answer(row),
-                    step.after.answer(row),
-                    c,
-                )
-
-
-@each_length
-def test_a_step_names_everything_that_it_changed(length):
+def test_commits_stay_on_the_frontier_nothing_is_masked_again_and_steps_tell_all(length):
     """Tokens written and changes of length lead from the canvas before a pass to the one after it."""
     kinds: Counter = Counter()
     for name, c in cases(length, 24):
         for step in decode(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed):
-            for row in range(len(step.before)):
+            canvas = step.before
+            assert not (step.chosen & ~step.proposed.frontier).any(), name
+            width = step.chosen.shape[1]
+            assert not (step.proposed.frontier & ~canvas.in_windows(canvas.masked, width)).any(), name
+            banned = set(c.settings.ban) | (set() if c.settings.mask_proposable else {c.roles.mask})
+            assert not banned & set(step.proposed.tokens[step.chosen].tolist()), name
+            wrote = step.after.decoded > step.before.decoded
+            for row in wrote.nonzero()[:, 0].tolist():
+                check_kept(
+                    canvas.write(step.chosen, step.proposed.tokens).answer(row),
+                    step.after.answer(row),
+                    c,
+                )
+            for row in range(len(step.before)):  # a step names everything that it changed
                 canvas = step.before.answer(row)
                 for slot, token, _ in step.written(row):
                     canvas[slot] = token
@@ -225,10 +233,10 @@ def check_kept(filled: list[int], after: list[int], c: Case) -> None:
 @each_length
 def test_outputs_hold_neither_masks_nor_banned_tokens(length):
     left = 0
-    for name, c in cases(length, 50):
+    for name, c, _, rows in (decoded(length, number) for number in range(50)):
         authors = isinstance(c.settings.length, Rho) and c.settings.length.insert != "end"
         authors |= c.settings.leave_blocks  # Dream's released loop leaves a block after its passes
-        for row in watch(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed):
+        for row in rows:
             masks = c.roles.mask in (row.tokens if row.stop_reason == "eos" else row.ids)
             left += masks
             assert (row.stop_reason in ("stalled", "limit")) == masks, name  # a row with masks left says so
@@ -240,10 +248,10 @@ def test_outputs_hold_neither_masks_nor_banned_tokens(length):
 
 def test_contraction_leaves_one_block_by_default():
     shortest = []
-    for name, c in cases("rho", 60):
+    for name, c, _, rows in (decoded("rho", number) for number in range(60)):
         rule, block = c.settings.length, c.settings.block
         if rule.shortest is None:
-            canvases = [row.canvas for row in watch(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed)]
+            canvases = [row.canvas for row in rows]
             assert min(canvases) >= min(block, rule.start), name
             shortest += [canvas for canvas in canvases if canvas < rule.start]
     assert shortest
@@ -253,9 +261,8 @@ def test_contraction_leaves_one_block_by_default():
 @each_length
 def test_a_row_is_charged_for_the_calls_it_took_part_in(length):
     shared = 0
-    for name, c in cases(length, 24):
-        denoise = c.denoise
-        for key, row in enumerate(watch(denoise, c.prompts, c.roles, c.plan, seed=c.seed)):
+    for name, _, denoise, rows in (decoded(length, number) for number in range(24)):
+        for key, row in enumerate(rows):
             assert denoise.calls[key] == row.passes_probe + row.passes_decode - row.passes_shared, name
             shared += row.passes_shared
     assert (shared > 0) == (length == "expansion")  # its last probe is the first decoding pass
@@ -268,11 +275,10 @@ def random_free(c: Case) -> bool:
 
 @each_length
 def test_without_temperature_the_seed_does_not_matter(length):
-    for name, c in [pair for pair in cases(length, 24) if random_free(pair[1])]:
-        first, second = (
-            watch(c.denoise, c.prompts, c.roles, c.plan, seed=seed) for seed in (c.seed, c.seed + 1)
-        )
-        assert [row.outcome for row in first] == [row.outcome for row in second], name
+    for name, c, _, rows in (decoded(length, number) for number in range(24)):
+        if random_free(c):
+            again = watch(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed + 1)
+            assert [row.outcome for row in rows] == [row.outcome for row in again], name
 
 
 @pytest.mark.parametrize("length", ["fixed", "expansion", "crop"])

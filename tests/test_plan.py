@@ -11,8 +11,7 @@ from pydantic import Field
 from cases import LENGTHS, case
 from voidpad.decode import PRESETS, CommitRule, LengthRule, Plan, StopRule, decode, describe, plan, schema
 from voidpad.decode.commit import Threshold
-from voidpad.decode.eos_length import Daedal, RhoEos
-from voidpad.decode.length import Fixed, SmartCrop, VoidExpansion
+from voidpad.decode.length import Daedal, Fixed, RhoEos, SmartCrop, VoidExpansion
 from voidpad.decode.noise import Noise
 from voidpad.decode.presets import ALIASES
 from voidpad.decode.propose import Bans, TemperedProposal
@@ -133,7 +132,7 @@ def test_dream_scores_with_void_in_them_unless_asked_otherwise():
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_limit_is_the_longest_canvas_trimmed_or_not(name):
     whole, limit = plan(name), 2048 if name in ("daedal", "rho-eos") else 512
-    for made in (whole, *([plan(name, trim=True, stop="eos")] if whole.length.trims else [])):
+    for made in (whole, *([plan(name, trim=True, stop="eos")] if whole.length.allows_trim else [])):
         assert made.limit == limit
         assert made.fitted(100).limit == 96
         assert made.fitted(100).trim == made.trim
@@ -261,8 +260,6 @@ def test_plans_are_values(name):
             assert other == made
             assert hash(other) == hash(made)
         assert json.loads(json.dumps(made.plain()))["rule"] in ("Plan", "DreamLoop")
-    ours = plan(name.removesuffix("@authors"))
-    assert Plan.model_validate_json(ours.model_dump_json()) == ours
 
 
 def test_a_limit_between_blocks_bounds_a_plan_made_by_hand():
@@ -295,6 +292,6 @@ def test_sdar_scores_by_the_tempered_probability():
     zero = torch.zeros(2, dtype=torch.long)
     noise = Noise((zero, zero, zero, torch.arange(2)), torch.device("cpu"))
     made = plan("dynamic", defaults=FAMILIES["sdar"].decoding, temperature=0.5)
-    found = TemperedProposal(**vars(made.propose))(z, Bans((), (), 3), noise)
+    found = TemperedProposal(**vars(made.propose))(z, Bans.of((), (), 3, 4, z.device), noise)
     wanted = (2 * z).softmax(1).gather(1, found.tokens[:, None])[:, 0]
     assert found.score.tolist() == pytest.approx(wanted.tolist())

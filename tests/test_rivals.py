@@ -50,7 +50,7 @@ def entropies(*slots: dict[int, float]) -> list[float]:
         p[row, list(chances)] = torch.tensor(list(chances.values()), dtype=torch.float64)
     zero = torch.zeros(len(slots), dtype=torch.long)
     noise = Noise((zero, zero, zero, torch.arange(len(slots))), torch.device("cpu"))
-    found = GumbelProposal()(p.log(), Bans((), (), M), noise, entropy=True)
+    found = GumbelProposal()(p.log(), Bans.of((), (), M, 64, p.device), noise, entropy=True)
     return [round(h, 4) for h in found.entropy.tolist()]
 
 

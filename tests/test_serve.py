@@ -201,11 +201,10 @@ def test_logprobs_are_those_of_the_pass_that_wrote_the_token(client, model):
     assert len(content) == reply.usage.completion_tokens
     steps = {}
     for step in model.stream(PROMPTS[4], PLAN["plan"], **PLAN["fields"]):
-        scores = step.logits.double().log_softmax(-1)
-        for place, (_, column) in enumerate(step.where.nonzero().tolist()):
-            if step.chosen[0, column]:
-                slot = column - int(step.before.prompt[0])
-                steps[slot] = float(scores[place, step.tokens[0, column]])
+        columns = step.where[0].nonzero()[:, 0] - step.before.prompt[0]
+        scores = dict(zip(columns.tolist(), step.logits.double().log_softmax(-1), strict=True))
+        for slot, token, _ in step.written(0):
+            steps[slot] = float(scores[slot][token])
     for slot, one in enumerate(content):
         assert one.logprob == pytest.approx(steps[slot], abs=1e-4)
         likeliest = [top.logprob for top in one.top_logprobs]
@@ -344,7 +343,8 @@ MALFORMED = {
     "max_tokens": [0, 1.5, 10**30, {"max_tokens": 4, "max_completion_tokens": 5}, *HUGE],
     "n": [0, 100000, *HUGE],
     "seed": ["x", 2**70, *HUGE],
-    "stop": [5, ["x"] * 17, ["x" * 1000]],
+    "stop": [5, ["x"] * 17],
+    "stop[0]": [{"stop": [5]}, {"stop": "x" * 1000}],
     "stream": ["yes"],
     "stream_options": [{"stream_options": {"include_usage": True}}],
     "stream_options.x": [{"stream": True, "stream_options": {"x": 1}}],

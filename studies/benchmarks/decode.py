@@ -38,7 +38,7 @@ from torch import Tensor
 from studies.benchmarks.research import Research, timed
 from studies.benchmarks.workload import Script, Scripted, settle, workload
 from voidpad.decode.denoise import HFDenoiser
-from voidpad.decode.loop import Denoiser, decode
+from voidpad.decode.loop import Denoiser, Step, decode
 from voidpad.decode.plan import Plan
 from voidpad.decode.presets import plan
 from voidpad.decode.rows import Rows
@@ -323,9 +323,9 @@ def same_answers(bench: Bench) -> None:
                     gaps = step.logits.float().topk(2, 1).values.diff(dim=1).abs()[:, 0].cpu()
                     grid = torch.zeros(step.where.shape).masked_scatter(step.where, gaps)
                     for at, handle in enumerate(event.handles):
-                        slots = step.chosen[at].nonzero()[:, 0].tolist()
-                        made = {slot: int(step.tokens[at, slot]) for slot in slots}
-                        found[keys[handle]].append((made, grid[at], step.score[at].log()))
+                        start = int(step.before.prompt[at])
+                        made = {start + slot: token for slot, token, _ in step.written(at)}
+                        found[keys[handle]].append((made, grid[at], scores(step)[at].log()))
         return found
 
     alone = commits(captured=False, together=False)
@@ -462,10 +462,16 @@ Commits = list[tuple[int, int, torch.Tensor]]  # slot, token, and the scores of 
 def commits(denoise: Denoiser, prompts: list[list[int]], roles: Roles, chosen: Plan) -> dict[int, Commits]:
     found: dict[int, Commits] = {key: [] for key in range(len(prompts))}
     for step in decode(denoise, prompts, roles, chosen):
-        for row, slot in step.chosen.nonzero().tolist():
-            key = int(step.before.key[row])
-            found[key].append((slot, int(step.tokens[row, slot]), step.score[row]))
+        start, every = step.before.prompt.tolist(), scores(step)
+        for row, key in enumerate(step.before.key.tolist()):
+            found[key] += [(start[row] + slot, token, every[row]) for slot, token, _ in step.written(row)]
     return found
+
+
+def scores(step: Step) -> torch.Tensor:
+    """The scores (B, L) of a pass; minus infinity outside the frontier."""
+    empty = torch.full(step.before.ids.shape, -torch.inf, dtype=torch.float64)
+    return step.before.spread(step.proposed.score, empty)
 
 
 def agreement(alone: dict[int, Commits], other: dict[int, Commits]) -> dict[str, Any]:

@@ -82,8 +82,8 @@ def decode_oracle(oracle: LengthOracle, plan: Plan) -> OracleDecode:
     """Decode one canvas; `plan` must start with the oracle's canvas."""
     commits: list[tuple[int, str, float]] = []
     for step in decode(oracle, [[WORD]], ROLES, plan):
-        chosen = step.chosen[0].nonzero()[:, 0].tolist()
-        commits += [(at, _letter(int(step.tokens[0, at])), float(step.score[0, at])) for at in chosen]
+        start = int(step.before.prompt[0])
+        commits += [(start + slot, _letter(token), score) for slot, token, score in step.written(0)]
         for outcome in step.finished.values():
             text = "".join(_letter(token) for token in outcome.ids)
             cut = text.find("E")

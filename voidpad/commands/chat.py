@@ -104,8 +104,8 @@ class LiveView:
 def _picture(step: Step, row: int, model: Model) -> Group:
     """The canvas of one row after a pass, and a line that says where it stands."""
     rows, roles = step.after, model.roles
-    start, ids = int(rows.prompt[row]), rows.answer(row)
-    chosen = step.chosen[row, start:].tolist()
+    ids = rows.answer(row)
+    written = {slot for slot, _, _ in step.written(row)}
     text, ended = Text(), False
     for slot, token in enumerate(ids):
         if token == roles.mask:
@@ -115,7 +115,7 @@ def _picture(step: Step, row: int, model: Model) -> Group:
         elif token in (roles.void, *roles.rainbow):
             text.append("∅", "magenta")
         else:
-            fresh = "bold black on green" if slot < len(chosen) and chosen[slot] else "default"
+            fresh = "bold black on green" if slot in written else "default"
             text.append(str(model.tokenizer.decode([token])), "strike bright_black" if ended else fresh)
         ended = ended or token in roles.ends
     state = "probe" if bool(rows.probing[row]) else "decode"

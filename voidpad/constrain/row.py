@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -36,6 +36,11 @@ class RowConstraint:
         return self._tables[roles, device]
 
     @property
+    def gaps(self) -> tuple[RowConstraint]:
+        """The constraint of each run of the row's slots, as `GapConstraints` has them: this one."""
+        return (self,)
+
+    @property
     def shortest(self) -> int:
         """The fewest slots that hold a text that matches and, unless the window is closed, the end token."""
         return self.automaton.shortest + (not self.closed)
@@ -54,22 +59,25 @@ class GapConstraints:
     gaps: tuple[RowConstraint | None, ...]
 
 
+_vocabularies: WeakKeyDictionary[Any, dict[tuple[int, frozenset[int]], Vocabulary]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
 class Compiler:
     """Compiles constraints for a tokenizer. Threads may share one."""
 
-    def __init__(self, tokenizer: Any, roles: Roles, size: int) -> None:
-        """`size` is the number of ids that the network knows, which may be more than the tokenizer's."""
-        self._tokenizer = ref(tokenizer)  # weak: the compiler is kept for as long as its tokenizer is
-        self.roles, self.size = roles, size
-        self._vocabularies: dict[frozenset[int], Vocabulary] = {}
+    tokenizer: Any
+    roles: Roles
+    size: int  # ids that the network knows, which may be more than the tokenizer's
 
     def vocabulary(self, ban: Iterable[int] = ()) -> Vocabulary:
-        """The tokens that are text, without special tokens, tokens with a role and banned ones."""
+        """The tokens that are text, without special tokens, tokens with a role and banned ones; made once."""
         banned = frozenset(ban) | self.roles.all()
-        if banned not in self._vocabularies:
-            tokens = bytes_of_tokens(self._tokenizer())
-            self._vocabularies[banned] = Vocabulary.of(tokens, exclude=banned, size=self.size)
-        return self._vocabularies[banned]
+        known = _vocabularies.setdefault(self.tokenizer, {})
+        if (self.size, banned) not in known:
+            tokens = bytes_of_tokens(self.tokenizer)
+            known[self.size, banned] = Vocabulary.of(tokens, exclude=banned, size=self.size)
+        return known[self.size, banned]
 
     def __call__(
         self, constraint: Any, *, ban: Iterable[int] = (), closed: bool = False, worker: bool = False
@@ -85,11 +93,3 @@ class Compiler:
 @lru_cache(64)
 def _compiled(constraint: Constraint, vocabulary: Vocabulary, closed: bool, worker: bool) -> RowConstraint:
     return RowConstraint(constraint, compile_constraint(constraint, vocabulary, worker=worker), closed)
-
-
-_compilers: WeakKeyDictionary[Any, dict[tuple[Roles, int], Compiler]] = WeakKeyDictionary()
-
-
-def compiler_for(tokenizer: Any, roles: Roles, size: int) -> Compiler:
-    """The compiler of a model; every call for the same tokenizer, roles and size returns the same one."""
-    return _compilers.setdefault(tokenizer, {}).setdefault((roles, size), Compiler(tokenizer, roles, size))

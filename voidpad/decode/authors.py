@@ -14,8 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from voidpad.decode.commit import Factor, Proposed
-from voidpad.decode.eos_length import RhoEos
-from voidpad.decode.length import VoidExpansion
+from voidpad.decode.length import RhoEos, VoidExpansion
 from voidpad.decode.plan import Plan
 from voidpad.decode.propose import GumbelProposal, SampledProposal
 from voidpad.decode.rules import MOST_PASSES, Rule
@@ -65,7 +64,7 @@ class AuthorsRhoEos(RhoEos):
     def shortest(self, block: int) -> int:
         return self.minimum
 
-    def in_blocks(self, block: int) -> AuthorsRhoEos:
+    def fit_blocks(self, block: int) -> AuthorsRhoEos:
         return self
 
 

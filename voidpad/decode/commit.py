@@ -36,7 +36,7 @@ class BlockProgress:
     """How far each row is through its open block."""
 
     left: Tensor  # (B,) masked slots of the frontier
-    entry: Tensor  # (B,) masked slots of the block when decoding entered it
+    entry_masks: Tensor  # (B,) masked slots of the block when decoding entered it
     passes: Tensor  # (B,) decoding passes used in this block
     steps: int | Tensor  # passes a block may take
     block: int  # slots of a whole block
@@ -78,7 +78,7 @@ class StepsRule(CommitRule):
 # ---------------------------------------------------------------------------------- rules with a schedule
 def even(progress: BlockProgress) -> Tensor:
     """LLaDA's schedule: the block's slots spread evenly over its steps, larger shares first."""
-    share = progress.entry // progress.steps + (progress.passes < progress.entry % progress.steps)
+    share = progress.entry_masks // progress.steps + (progress.passes < progress.entry_masks % progress.steps)
     return torch.where(progress.passes < progress.steps, share, progress.left)
 
 
@@ -106,7 +106,6 @@ SCHEDULES = {"even": even, "dream": dream}
 class TopK(StepsRule):
     """Write the slots with the highest scores, as many as the schedule says."""
 
-    kind: Literal["top-k"] = "top-k"
     schedule: Literal["even", "dream"] = Field(
         default="even", description="even or dream: how a block's slots spread over its passes"
     )
@@ -129,8 +128,6 @@ class TopK(StepsRule):
 class Static(StepsRule):
     """SDAR's static rule: in every pass the surest slots, as many as the schedule of a whole block says."""
 
-    kind: Literal["static"] = "static"
-
     def __call__(self, proposed: Proposed, progress: BlockProgress) -> Tensor:
         return highest(proposed.score, proposed.frontier, whole_block(progress))
 
@@ -141,7 +138,6 @@ class Dynamic(StepsRule):
     It writes several tokens a pass as the method defines it, so results do not list it as an approximation.
     """
 
-    kind: Literal["dynamic"] = "dynamic"
     threshold: float = Field(default=0.95, ge=0, le=1, description="a slot surer than this is written")
 
     compares_probability = True
@@ -156,8 +152,6 @@ class Dynamic(StepsRule):
 class Sequential(StepsRule):
     """SDAR's sequential rule: the leftmost slots, as many as the schedule of a whole block says."""
 
-    kind: Literal["sequential"] = "sequential"
-
     def __call__(self, proposed: Proposed, progress: BlockProgress) -> Tensor:
         return proposed.frontier & (proposed.frontier.cumsum(1) <= whole_block(progress)[:, None])
 
@@ -166,7 +160,6 @@ class Sequential(StepsRule):
 class Threshold(CommitRule):
     """Write every slot whose score reaches the threshold; where none does, the slot with the highest score."""
 
-    kind: Literal["threshold"] = "threshold"
     threshold: float = Field(
         default=0.9, ge=0, le=1, description="write every slot at least this sure, instead of a schedule"
     )
@@ -184,7 +177,6 @@ class HighConfidence(CommitRule):
     It writes several tokens a pass as these methods define it, so results do not list it as an approximation.
     """
 
-    kind: Literal["high-confidence"] = "high-confidence"
     high: float = Field(default=0.9, ge=0, le=1, description="a slot surer than this is written")
 
     approximation = None
@@ -197,7 +189,6 @@ class HighConfidence(CommitRule):
 class Factor(CommitRule):
     """Write the n surest slots, n as large as possible with the n-th score at least 1 - factor / (n + 1)."""
 
-    kind: Literal["factor"] = "factor"
     factor: float = Field(
         default=1.0,
         ge=0,
@@ -226,7 +217,6 @@ class EntropyBound(CommitRule):
     sum bounds the information that is ignored when the slots are written independently. Spec rivals 1.1.
     """
 
-    kind: Literal["entropy-bound"] = "entropy-bound"
     entropy_bound: float = Field(
         default=0.1, ge=0, le=1e6, description="EB-Sampler's bound in nats, instead of a schedule"
     )
@@ -259,7 +249,6 @@ class Editing(CommitRule):
     the one rule whose commits are not. Spec families 7.
     """
 
-    kind: Literal["editing"] = "editing"
     threshold: float = Field(default=0.7, ge=0, le=1, description="a masked slot surer than this is written")
     edit_threshold: float = Field(
         default=0.5, ge=0, le=1, description="a written slot is replaced by another token surer than this"

@@ -42,6 +42,7 @@ from voidpad.decode.propose import (
     SlotProposal,
     TemperedProposal,
     divisor,
+    penalised,
 )
 from voidpad.decode.rows import Rows, send
 from voidpad.decode.rules import name_of
@@ -53,7 +54,7 @@ _TILE = 1 << 25  # numbers of float64 that are looked at together: 256 MB
 
 def check_constrained(plan: Plan, roles: Roles) -> None:
     """Refuse, by name, what cannot be had beside a constraint."""
-    moves = not (plan.length.settles_first or plan.length.appends)
+    moves = not (plan.length.keeps_length or plan.length.appends)
     found = {
         "length": moves and f"length={name_of(plan.length)}, which moves tokens,",
         "mask_proposable": plan.propose.proposes_mask and "mask_proposable, as @authors has it,",
@@ -67,14 +68,20 @@ def check_constrained(plan: Plan, roles: Roles) -> None:
             raise ConstraintError(f"{what} cannot be used with a constraint; use another plan.", keyword)
 
 
-def check_length(own: RowConstraint, longest: int) -> None:
-    """Refuse a constraint whose shortest text does not fit the longest canvas that the row may have."""
+def shortest_canvas(own: RowConstraint | GapConstraints, longest: int, block: int) -> int:
+    """The whole blocks that hold the shortest text of a constraint, or the longest canvas that the row may have.
+
+    Refuses a constraint whose shortest text does not fit that canvas.
+    """
+    if not isinstance(own, RowConstraint):
+        raise ConstraintError("constraints of gaps need a template; use a plan that fills one.", "gaps")
     if own.automaton.shortest > longest:
         raise ConstraintError(
             f"{own.constraint}: the shortest text that matches has {own.automaton.shortest} tokens, and the longest "
             f"canvas has {longest} slots; raise the canvas or the limit.",
             "canvas",
         )
+    return min(-(-own.shortest // block) * block, longest)
 
 
 def check_gaps(own: RowConstraint | GapConstraints, sizes: Sequence[int]) -> None:
@@ -93,75 +100,111 @@ def check_gaps(own: RowConstraint | GapConstraints, sizes: Sequence[int]) -> Non
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a constrained row, or a gap of it, stands: its slots, those on the frontier, and what may come behind."""
+class ConstrainedSlots:
+    """The slots of a row, or of one gap of its template, whose text must match a constraint."""
 
-    own: RowConstraint
-    slots: Tensor  # (L,) tokens of the canvas, MASK where nothing is written
-    frontier: Tensor  # (L,) bool
+    constraint: RowConstraint
+    tokens: Tensor  # (L,) what the slots hold, MASK where nothing is written
+    frontier: Tensor  # (L,) bool, the slots that may be written
     room: int  # slots by which the canvas may still grow
     roles: Roles
-    columns: Tensor  # (columns of the row,) bool, those of the frontier
+    columns: Tensor  # (columns of the row,) bool, where the frontier is
 
-    def together(self, block: int) -> int:
-        """How many rows with this constraint are solved together, at most 128 MB for each array of messages."""
-        numbers = len(self.own.messages.source) * min(len(self.slots), 2 * block)
+    def batch_size(self, block: int) -> int:
+        """How many rows with this constraint are solved at once, at most 128 MB for each array of messages."""
+        numbers = len(self.constraint.messages.source) * min(len(self.tokens), 2 * block)
         return max(1, _TILE // 2 // numbers)
 
     def window(self) -> Window:
         """The slots from the first masked one to the last that is written or on the frontier."""
-        automaton, ends = self.own.automaton, self.roles.ends
-        slots, frontier = self.slots.numpy(), self.frontier.numpy()
+        automaton, ends = self.constraint.automaton, self.roles.ends
+        slots, frontier = self.tokens.numpy(), self.frontier.numpy()
         masked = slots == self.roles.mask
         first = int(masked.argmax())
         last = int(np.flatnonzero(frontier | ~masked)[-1]) + 1
         prefix = slots[:first].tolist()
         start = automaton.states if not set(ends).isdisjoint(prefix) else automaton.state_after(prefix)
         assert start >= 0, "a written prefix that no matching text has"
-        final = self.own.messages.final(len(slots) - last + self.room, closed=self.own.closed)
+        left = len(slots) - last + self.room
+        final = self.constraint.messages.final(left, closed=self.constraint.closed)
         slots, frontier, masked = slots[first:last], frontier[first:last], masked[first:last]
         kind = np.where(masked, np.where(frontier, FRONTIER, WILDCARD), WRITTEN)
         return Window(kind, automaton.token_class[slots], np.isin(slots, ends), start, final)
 
 
-def places_of(rows: Rows, row: int, frontier: Tensor, *, limit: int) -> Iterator[Place]:
-    """The places of a row, one for each constraint that it has.
+def constrained_slots(rows: Rows, row: int, frontier: Tensor, *, limit: int) -> Iterator[ConstrainedSlots]:
+    """The slots of a row that have a constraint and are on the frontier (B, L), for each of its constraints.
 
-    `frontier` is that of all rows (B, L); `limit` is the length up to which the row's canvas may grow.
+    `limit` is the length up to which the row's canvas may grow.
     """
-    own, columns = rows.constraints[row], rows.slots[row]
-    if isinstance(own, RowConstraint):
-        slots = rows.ids[row][columns]
-        room = max(0, limit - len(slots))
-        yield Place(own, slots, frontier[row][columns], room, rows.roles, frontier[row])
-    elif own is not None:
-        number = (columns & ~torch.nn.functional.pad(columns[:-1], (1, 0))).cumsum(0) - 1  # of the gap
-        for gap, one in enumerate(own.gaps):
-            inside = columns & (number == gap)
-            if one is not None:
-                yield Place(
-                    one, rows.ids[row][inside], frontier[row][inside], 0, rows.roles, frontier[row] & inside
-                )
+    held, slots = rows.constraints[row], rows.slots[row]
+    run = (slots & ~torch.nn.functional.pad(slots[:-1], (1, 0))).cumsum(
+        0
+    ) - 1  # which run of slots: gaps are several
+    for number, constraint in enumerate(() if held is None else held.gaps):
+        inside = slots & (run == number)
+        columns = frontier[row] & inside
+        if constraint is not None and columns.any():
+            tokens = rows.ids[row][inside]
+            room = max(0, limit - len(tokens))
+            yield ConstrainedSlots(constraint, tokens, columns[inside], room, rows.roles, columns)
+
+
+def propose_by_constraint(
+    rows: Rows,
+    plan: Plan,
+    frontier: Tensor,
+    logits: Tensor,
+    bans: Bans,
+    noise: Noise,
+    penalty: Tensor | None,
+) -> Iterator[tuple[Tensor, SlotProposal]]:
+    """Proposals for the rows with constraints, and of which of the N slots of the frontier (B, L) they are, by number.
+
+    `logits` (N, V), `noise` and `penalty` (N,) are those of all slots. Rows and gaps with one constraint are solved
+    together, a few of them; a row with a leading slot open is solved alone.
+    """
+    row, column = frontier.nonzero(as_tuple=True)
+    assert isinstance(plan.propose, Sampler)  # `check_constrained` refuses others
+    groups: dict[int, list[tuple[int, ConstrainedSlots]]] = {}
+    for number in range(len(rows.constraints)):
+        limit = int(rows.limit[number]) if plan.length.appends else 0
+        for one in constrained_slots(rows, number, frontier, limit=limit):
+            groups.setdefault(id(one.constraint), []).append((number, one))
+    for group in groups.values():
+        most = 1 if plan.causal is not None else group[0][1].batch_size(plan.block)
+        for begin in range(0, len(group), most):
+            batch = group[begin : begin + most]
+            part = torch.cat(
+                [((row == number) & one.columns[column]).nonzero()[:, 0] for number, one in batch]
+            )
+            at = send(part, logits.device)
+            z = penalised(logits[at], rows.roles.eos, None if penalty is None else penalty[at])
+            entropy, draws = plan.commit.reads_entropy, noise.select(part)
+            yield (
+                part,
+                propose_constrained(plan.propose, [one for _, one in batch], z, bans, draws, entropy=entropy),
+            )
 
 
 def propose_constrained(
     rule: Sampler,
-    places: Sequence[Place],
+    batch: Sequence[ConstrainedSlots],
     logits: Tensor,
     bans: Bans,
     noise: Noise,
     *,
     entropy: bool,
 ) -> SlotProposal:
-    """Tokens, scores and, if asked, entropies of the frontiers' slots of places with one constraint, from place to
-    place, on the host, from their logits (N, V).
+    """Tokens, scores and, if asked, entropies of the N slots on the frontiers of rows or gaps with one constraint, on
+    the host, from their logits (N, V).
 
     A slot after the text's end has the token NOTHING, score minus infinity and infinite entropy. LLaDA scores at
     temperature 1, Dream and SDAR at the temperature at which they draw.
     """
-    own, roles = places[0].own, places[0].roles
+    own, roles = batch[0].constraint, batch[0].roles
     messages, tables = own.messages, own.tables(roles, logits.device)
-    windows = Windows.of([place.window() for place in places])
+    windows = Windows.of([one.window() for one in batch])
     random = bool(rule.temperature) and (noise.greedy is None or not bool(noise.greedy.any()))
     size = max(1, _TILE // logits.shape[1])
 

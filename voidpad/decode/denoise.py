@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from voidpad.decode.rows import Rows, horizon
+from voidpad.decode.rows import Rows, block_end
 
 Forbid = Callable[[Rows], Tensor]  # -> (B, L, L) bool: query (second axis) must not see key (third axis)
 
@@ -57,16 +57,14 @@ class HFDenoiser:
             return None if bool(inside.all()) else inside.long()
         sees = inside[:, None, :]  # (B, query, key)
         if self.causal_block:
-            sees = sees & (rows.offset < horizon(rows.offset, self.causal_block).T)
+            sees = sees & (rows.offset < block_end(rows.offset, self.causal_block).T)
         if self.forbid is not None:
             sees = sees & ~self.forbid(rows)
-        return _additive(sees[:, None], self.body)
-
-
-def _additive(visible: Tensor, body: nn.Module) -> Tensor:
-    """A boolean attention mask as numbers to add to the attention scores, which every attention kernel accepts."""
-    dtype = next(body.parameters()).dtype
-    return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
+        # As numbers to add to the attention scores, which every attention kernel accepts: (B, 1, L, L).
+        dtype = next(self.body.parameters()).dtype
+        return torch.zeros(sees[:, None].shape, dtype=dtype).masked_fill(
+            ~sees[:, None], torch.finfo(dtype).min
+        )
 
 
 # ------------------------------------------------------------------------------------- attention interventions

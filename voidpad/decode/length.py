@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from voidpad.decode.propose import Bans, index, softmax
+from voidpad.decode.propose import Bans, marked, pick, softmax, without
 from voidpad.decode.rows import Rows, first
-from voidpad.decode.rules import MOST_SLOTS, Rule
+from voidpad.decode.rules import MOST_PASSES, MOST_SLOTS, Rule
 from voidpad.errors import PlanError
 from voidpad.roles import Roles
 
@@ -47,18 +47,25 @@ class LengthRule(Rule):
 
     probes: ClassVar[bool] = False  # rows begin with passes that only choose the canvas length
     # False if the rule decides by the tail of the canvas, which trimming cuts away.
-    trims: ClassVar[bool] = True
+    allows_trim: ClassVar[bool] = True
     appends: ClassVar[bool] = False  # slots may be added behind a canvas on which tokens are written
-    settles_first: ClassVar[bool] = False  # the canvas keeps its length once a token is written
+    keeps_length: ClassVar[bool] = False  # the canvas keeps its length once a token is written
     keeps_prefix: ClassVar[bool] = False  # nothing left of the first mask changes any more
+    # Decoding passes without any change after which a row counts as stalled; None for one more than a block has.
+    patience: ClassVar[int | None] = None
 
     @property
     def longest(self) -> int:
         """The longest canvas this rule can reach."""
         return self.canvas
 
-    def in_blocks(self, block: int) -> Self:
-        """The rule for this block size, lengths rounded to whole blocks where the rule needs that."""
+    def fit_blocks(self, block: int) -> Self:
+        """The rule for this block size; a canvas that keeps its length is a number of whole blocks."""
+        if self.keeps_length and self.canvas % block:
+            raise PlanError(
+                f"canvas={self.canvas} is not a multiple of block={block}; use {block * -(-self.canvas // block)}.",
+                field="canvas",
+            )
         return self
 
     def bounded(self, room: int) -> Self:
@@ -70,10 +77,6 @@ class LengthRule(Rule):
     def warnings(self, padding: str | None) -> list[str]:
         """Sentences about settings that run but mean little, for a model trained with this padding policy."""
         return []
-
-    def patience(self, block: int, steps: int) -> int:
-        """Decoding passes without any change after which a row counts as stalled."""
-        return max(block, steps) + 1
 
     def most_passes(self) -> float:
         """A row stops after so many decoding passes, even with masks left."""
@@ -108,7 +111,7 @@ class LengthRule(Rule):
         return rows.committed_prefix if self.keeps_prefix else torch.zeros_like(rows.prompt)
 
 
-def total(values: Tensor) -> Tensor:
+def ordered_sum(values: Tensor) -> Tensor:
     """Sum over slots (axis 1), from left to right. Unlike sum(), padding cannot change the last bit."""
     return values.cumsum(1)[:, -1]
 
@@ -119,25 +122,11 @@ def start_field(default: int, help: str = "canvas length at the start") -> int:
     return field
 
 
-def _whole_blocks(canvas: int, block: int) -> None:
-    if canvas % block:
-        raise PlanError(
-            f"canvas={canvas} is not a multiple of block={block}; use {block * -(-canvas // block)}.",
-            field="canvas",
-        )
-
-
 class Fixed(LengthRule):
     """A canvas of one length."""
 
-    kind: Literal["fixed"] = "fixed"
-
-    settles_first = True
+    keeps_length = True
     keeps_prefix = True
-
-    def in_blocks(self, block: int) -> Self:
-        _whole_blocks(self.canvas, block)
-        return self
 
     def probe_growth(self, block: int) -> int:
         return 0
@@ -159,13 +148,12 @@ class AppendedBlocks(GrowingRule):
     No slot ever sees masks beyond its own block, so decoding differs from a canvas that has them. Spec rivals 3.5.
     """
 
-    kind: Literal["append-blocks"] = "append-blocks"
     canvas: int = start_field(1, "canvas length at the start, rounded up to whole blocks")
 
     appends = True
     keeps_prefix = True
 
-    def in_blocks(self, block: int) -> Self:
+    def fit_blocks(self, block: int) -> Self:
         canvas = block * math.ceil(self.canvas / block)
         if canvas > self.limit:
             raise PlanError(
@@ -186,7 +174,6 @@ class VoidExpansion(GrowingRule):
     The tail is the last `window` slots. Canvas and limit are rounded up to whole blocks.
     """
 
-    kind: Literal["void-expansion"] = "void-expansion"
     canvas: int = start_field(64)
     window: int = Field(default=16, ge=1, le=MOST_SLOTS, description="tail slots that VoidExpansion reads")
     tau_nonvoid: float = Field(
@@ -200,7 +187,7 @@ class VoidExpansion(GrowingRule):
     )
 
     probes = True
-    settles_first = True
+    keeps_length = True
     keeps_prefix = True
     ignored: ClassVar[tuple[str, ...]] = ("void", "mask")  # roles that do not count as non-VOID tokens
 
@@ -211,7 +198,7 @@ class VoidExpansion(GrowingRule):
         """The limit in whole blocks."""
         return math.ceil(self.limit / block) * block
 
-    def in_blocks(self, block: int) -> Self:
+    def fit_blocks(self, block: int) -> Self:
         canvas = math.ceil(self.canvas / block) * block
         limit = self.rounded_limit(block)
         if canvas > limit:
@@ -242,12 +229,12 @@ class VoidExpansion(GrowingRule):
 
     def measure(self, logits: Tensor, roles: Roles, bans: Bans) -> Tensor:
         p = softmax(logits.double())
-        rest = p.index_fill(1, index(roles.ids(self.ignored), p.device), 0.0)
+        rest = p.masked_fill(marked(tuple(roles.ids(self.ignored)), p.shape[1], p.device), 0.0)
         return torch.stack([p[:, roles.ids(["void"])[0]], rest.max(1).values], 1)
 
     def read(self, rows: Rows, grid: Tensor) -> Signal:
         count = self.watch(rows).sum(1).clamp(min=1)
-        void, nonvoid = total(grid).unbind(1)
+        void, nonvoid = ordered_sum(grid).unbind(1)
         return {"s_nonvoid": nonvoid / count, "s_gap": (void - nonvoid) / count}
 
     def ready(self, rows: Rows, signal: Signal) -> Tensor:
@@ -264,19 +251,14 @@ class VoidExpansion(GrowingRule):
 class SmartCrop(LengthRule):
     """Probe the longest canvas once; keep the blocks up to where the cumulative EOS probability reaches tau."""
 
-    kind: Literal["smart-crop"] = "smart-crop"
     canvas: int = start_field(512, "canvas length of the probe, before it is cropped")
     tau: float = Field(
         default=0.95, gt=0, le=1, description="cumulative EOS probability at which SmartCrop crops"
     )
 
     probes = True
-    settles_first = True
+    keeps_length = True
     keeps_prefix = True
-
-    def in_blocks(self, block: int) -> Self:
-        _whole_blocks(self.canvas, block)
-        return self
 
     def watch(self, rows: Rows) -> Tensor:
         return rows.slots & rows.probing[:, None]
@@ -293,3 +275,185 @@ class SmartCrop(LengthRule):
         whole = torch.div(reading.signal["length"] + block - 1, block, rounding_mode="floor") * block
         stop = torch.where(before.probing, rows.prompt + torch.minimum(whole, rows.length), rows.stop)
         return replace(rows.resize(stop), probing=torch.zeros_like(rows.probing)).advance(block)
+
+
+# ---------------------------------------------------------------- rules that follow predictions of EOS, untrained
+class EosReader(GrowingRule):
+    """What DAEDAL and rho-EOS measure at every slot: whether EOS is the best token (0 or 1), the probability of
+    EOS, and the probability of the best token that is not banned. The first two ignore bans, and no probability is
+    renormalised after them."""
+
+    canvas: int = start_field(64)
+    limit: int = Field(default=2048, ge=1, le=MOST_SLOTS, description="longest canvas the rule may reach")
+    check: int = Field(default=32, ge=1, le=MOST_SLOTS, description="EOS slots counted from the tail")
+
+    allows_trim = False
+    patience = 1
+
+    @model_validator(mode="after")
+    def _limit_holds_canvas(self) -> Self:
+        if self.limit < self.canvas:
+            raise PlanError(
+                f"limit={self.limit} is below canvas={self.canvas}; raise limit or lower canvas.",
+                field="limit",
+            )
+        return self
+
+    def watch(self, rows: Rows) -> Tensor:
+        return rows.slots
+
+    def measure(self, logits: Tensor, roles: Roles, bans: Bans) -> Tensor:
+        z = logits.double()
+        p = softmax(z)
+        best = p.gather(1, pick(without(z, bans.ban)).clamp(min=0)[:, None])[:, 0]
+        return torch.stack([(pick(z) == roles.eos).double(), p[:, roles.eos], best], 1)
+
+
+def tail_confidence(rows: Rows, grid: Tensor, check: int) -> Tensor:
+    """The sum of the EOS probabilities of the `check` rightmost slots whose best token is EOS, wherever they are.
+
+    It is divided by `check`, even where there are fewer such slots.
+    """
+    hit = grid[:, :, 0] * rows.slots
+    from_right = hit.flip(1).cumsum(1).flip(1)
+    return ordered_sum(grid[:, :, 1] * hit * (from_right <= check)) / check
+
+
+class Daedal(EosReader):
+    """DAEDAL: probe and append masks until the tail's EOS confidence reaches `enough`, then append `check // 2` EOS.
+
+    While decoding, if that confidence is below `content`, each pass turns the row's least sure mask below `low` into
+    `grow` masks. The paper's letters: `grow` is E, `enough` is c1 and `content` is c2. Needs no training.
+    """
+
+    grow: int = Field(default=8, ge=1, le=MOST_SLOTS, description="masks that DAEDAL adds at a time")
+    low: float = Field(default=0.1, ge=0, le=1, description="DAEDAL adds masks at a slot less sure than this")
+    enough: float = Field(
+        default=0.5, ge=0, le=1, description="EOS confidence that ends DAEDAL's first stage"
+    )
+    content: float = Field(
+        default=0.9, ge=0, le=1, description="EOS confidence above which DAEDAL grows nothing"
+    )
+
+    probes = True
+    keeps_prefix = True  # growth happens at a masked slot, never left of the first mask
+
+    def read(self, rows: Rows, grid: Tensor) -> Signal:
+        return {"conf": tail_confidence(rows, grid, self.check)}
+
+    def revise(self, before: Rows, rows: Rows, reading: LengthReading, block: int) -> Rows:
+        # Masked, and not written in this pass.
+        unsure = rows.open_masks(block) & (reading.grid[:, :, 2] < self.low)
+        return self._grow(before, self._probe(before, rows, reading, block), reading, unsure).advance(block)
+
+    def _probe(self, before: Rows, rows: Rows, reading: LengthReading, block: int) -> Rows:
+        room = rows.limit - rows.length
+        done = before.probing & ((reading.signal["conf"] >= self.enough) | (room <= 0))
+        grown = torch.where(before.probing & ~done, room.clamp(max=self.grow), 0)
+        tail = torch.where(done, room.clamp(min=0, max=self.check // 2), 0)
+        rows = rows.resize(rows.stop + grown)
+        rows = rows.resize(rows.stop + tail, rows.roles.eos)
+        rows = replace(rows, probing=before.probing & ~done)
+        return replace(
+            rows, entry_masks=torch.where(before.probing, rows.open_masks(block).sum(1), rows.entry_masks)
+        )
+
+    def _grow(self, before: Rows, rows: Rows, reading: LengthReading, unsure: Tensor) -> Rows:
+        length = before.length
+        settled = before.settled | (~before.probing & (length >= before.limit))
+        allowed = (
+            ~before.probing & ~settled & (reading.signal["conf"] < self.content) & (length < before.limit)
+        )
+        unsure = unsure & allowed[:, None]
+        at = reading.grid[:, :, 2].masked_fill(~unsure, torch.inf).argmin(1)
+        rows = rows.insert(at, torch.where(unsure.any(1), self.grow - 1, 0))
+        rows = rows.resize(torch.minimum(rows.stop, rows.prompt + rows.limit))
+        return replace(rows, settled=settled)
+
+
+def density(rows: Rows, grid: Tensor) -> Tensor:
+    """Share (B,) of masked slots whose best token is EOS (`grid[:, :, 0]` is 1 there); 0 where no mask is left."""
+    masked = rows.masked
+    return (grid[:, :, 0] * masked).sum(1) / masked.sum(1).clamp(min=1)
+
+
+class RhoEos(EosReader):
+    """rho-EOS: grow while few masked slots predict EOS, shrink while many do, during decoding. Needs no training.
+
+    A contraction can drop tokens that are already written, so an answer's beginning is final only in its first
+    `minimum` slots until the length is settled.
+    """
+
+    unit: int = Field(default=8, ge=1, le=MOST_SLOTS, description="smallest length edit of rho-EOS")
+    rho_low: float = Field(default=0.4, ge=0, le=1, description="expand below this EOS density")
+    rho_high: float = Field(default=0.6, ge=0, le=1, description="contract above this EOS density")
+    interval: float = Field(default=0.1, gt=0, le=1, description="width of a density segment")
+    edit_growth: Literal["const", "linear", "exp"] = Field(
+        default="exp", description="const, linear or exp: how edits grow with the gap"
+    )
+    cap: int = Field(default=8, ge=1, le=MOST_SLOTS, description="largest multiple of the unit in one edit")
+    adjust: int = Field(default=64, ge=0, le=MOST_PASSES, description="passes that may edit the length")
+    minimum: int = Field(
+        default=0, ge=0, le=MOST_SLOTS, description="shortest canvas a contraction leaves (0: one block)"
+    )
+    signal: Literal["density", "tail_confidence"] = Field(
+        default="density", description="what rho-EOS reads of EOS: density or tail_confidence"
+    )
+    insert_at: Literal["end", "before_first_eos"] = Field(
+        default="end", description="where rho-EOS adds masks: end or before_first_eos"
+    )
+
+    slack: ClassVar[float] = 1e-6  # a gap this little above a whole number of intervals counts as that number
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> Self:
+        if self.rho_low > self.rho_high:
+            raise PlanError(
+                f"rho_low={self.rho_low} must not exceed rho_high={self.rho_high}.", field="rho_low"
+            )
+        return self
+
+    def fit_blocks(self, block: int) -> Self:
+        return self if self.minimum else self.replace(minimum=block)
+
+    def read(self, rows: Rows, grid: Tensor) -> Signal:
+        if self.signal == "density":
+            return {"rho": density(rows, grid)}
+        return {"rho": tail_confidence(rows, grid, self.check)}
+
+    def most_passes(self) -> float:
+        """Unlimited with insertions at the end, where such a row always ends by itself; else the limit."""
+        return math.inf if self.insert_at == "end" else self.limit
+
+    def shortest(self, block: int) -> int:
+        """The shortest canvas that a contraction leaves."""
+        return self.minimum or block
+
+    def revise(self, before: Rows, rows: Rows, reading: LengthReading, block: int) -> Rows:
+        length = before.length
+        last = before.limit.clamp(max=self.adjust)  # passes that may edit
+        settled = before.settled | (length >= before.limit) | (before.decoded >= last)
+        rows = replace(rows.advance(block), settled=settled)
+        change = torch.where(settled, 0, self.change(reading.signal["rho"]))
+        least = torch.full_like(length, self.shortest(block)).minimum(length)
+        kept = torch.maximum(length + change.clamp(max=0), least)
+        added = torch.minimum(change.clamp(min=0), (before.limit - length).clamp(min=0))
+        rows = rows.resize(torch.where(change < 0, rows.prompt + kept, rows.stop))
+        # The first EOS is the end where there is none.
+        rows = rows.insert(rows.stop if self.insert_at == "end" else rows.first_eos, added)
+        return replace(rows, block_start=torch.minimum(rows.block_start, rows.stop))
+
+    def change(self, rho: Tensor) -> Tensor:
+        """Slots to add (positive) or to drop (negative) at this density (B,)."""
+        gap = torch.where(rho < self.rho_low, self.rho_low - rho, rho - self.rho_high)
+        segments = (gap / self.interval - self.slack).ceil().clamp(min=1)
+        growth = {"const": segments.clamp(max=1), "linear": segments, "exp": 2.0 ** (segments - 1)}
+        size = self.unit * growth[self.edit_growth].clamp(max=self.cap).long()
+        return torch.where(rho < self.rho_low, size, torch.where(rho > self.rho_high, -size, 0))
+
+    def final_prefix(self, rows: Rows) -> Tensor:
+        """A contraction keeps the first `minimum` slots; an insertion can move the leftmost EOS to the right."""
+        safe = torch.full_like(rows.prompt, self.minimum)
+        if self.insert_at == "before_first_eos":
+            safe = torch.minimum(safe, rows.first_eos - rows.prompt)
+        return torch.where(rows.settled, rows.committed_prefix, torch.minimum(safe, rows.committed_prefix))

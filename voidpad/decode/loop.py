@@ -13,35 +13,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from voidpad.constrain import ConstraintError
 from voidpad.constrain.row import GapConstraints, RowConstraint
 from voidpad.decode.commit import BlockProgress, Editing, Proposed
 from voidpad.decode.constrained import (
-    Place,
     check_constrained,
     check_gaps,
-    check_length,
-    places_of,
-    propose_constrained,
+    propose_by_constraint,
+    shortest_canvas,
 )
 from voidpad.decode.length import LengthReading, Signal
 from voidpad.decode.noise import Noise
 from voidpad.decode.outcome import Outcome, endings, finish, gaps_of
 from voidpad.decode.plan import Plan
-from voidpad.decode.propose import NOTHING, Bans, Sampler, penalised, propose_in_tiles
-from voidpad.decode.rows import CanvasEdit, Constraints, EditKind, Rows, send, window_of
+from voidpad.decode.propose import NOTHING, Bans, propose_in_tiles
+from voidpad.decode.rows import CanvasEdit, Constraints, EditKind, Rows, send
 from voidpad.decode.rules import name_of
 from voidpad.errors import ConfigError, PlanError, VoidpadError
 from voidpad.roles import Roles
 
 Denoiser = Callable[[Rows, Tensor], Tensor]  # (rows, where (B, L) bool) -> aligned logits (N, V)
 Observe = Callable[[Rows], Tensor]  # -> (B, L) bool, further slots whose logits the caller wants to see
+CPU = torch.device("cpu")
 
 
 def decode(
@@ -71,6 +67,23 @@ def decode(
         step = advance(rows, plan, where, denoise(rows, where))
         yield step
         rows = step.live
+
+
+def check(
+    prompt: Sequence[int], roles: Roles, plan: Plan, constraint: RowConstraint | GapConstraints | None = None
+) -> None:
+    """Refuse an empty prompt, a prompt that holds MASK, a plan that names roles the model does not have, and one that
+    cannot be had beside a constraint."""
+    if not len(prompt):
+        raise ConfigError("the prompt is empty; give it at least one token.")
+    if plan.fill:
+        if roles.mask not in prompt or prompt[0] == roles.mask:
+            raise ConfigError("the template needs a gap, and at least one token before the first one.")
+    elif roles.mask in prompt:
+        raise ConfigError(f"the prompt holds the mask token {roles.mask}; remove it.")
+    roles.ids([*plan.ban, *plan.mute])
+    if constraint is not None:
+        check_constrained(plan, roles)
 
 
 def begin(
@@ -107,7 +120,7 @@ def begin(
         start = plan.first_block(size)
         rows = Rows.blank(prompts, slots, roles, limit=limit, block_start=start, constraints=held, **numbers)
     probing = torch.full_like(rows.probing, plan.length.probes)
-    return replace(rows, entry=rows.open_masks(plan.block).sum(1), probing=probing)
+    return replace(rows, entry_masks=rows.open_masks(plan.block).sum(1), probing=probing)
 
 
 def _canvas_lengths(
@@ -119,31 +132,9 @@ def _canvas_lengths(
     slots = plan.whole_blocks(prompt, limit.clamp(max=plan.length.canvas))
     limit = plan.whole_blocks(prompt, limit)
     for row, own in enumerate(constraints):
-        if own is None:
-            continue
-        if not isinstance(own, RowConstraint):
-            raise ConstraintError("constraints of gaps need a template; use a plan that fills one.", "gaps")
-        check_length(own, int(limit[row]))
-        least = -(-own.shortest // plan.block) * plan.block
-        slots[row] = max(int(slots[row]), min(least, int(limit[row])))
+        if own is not None:
+            slots[row] = max(int(slots[row]), shortest_canvas(own, int(limit[row]), plan.block))
     return slots, limit
-
-
-def check(
-    prompt: Sequence[int], roles: Roles, plan: Plan, constraint: RowConstraint | GapConstraints | None = None
-) -> None:
-    """Refuse an empty prompt, a prompt that holds MASK, a plan that names roles the model does not have, and one that
-    cannot be had beside a constraint."""
-    if not len(prompt):
-        raise ConfigError("the prompt is empty; give it at least one token.")
-    if plan.fill:
-        if roles.mask not in prompt or prompt[0] == roles.mask:
-            raise ConfigError("the template needs a gap, and at least one token before the first one.")
-    elif roles.mask in prompt:
-        raise ConfigError(f"the prompt holds the mask token {roles.mask}; remove it.")
-    roles.ids(plan.names)
-    if constraint is not None:
-        check_constrained(plan, roles)
 
 
 def wanted(rows: Rows, plan: Plan) -> Tensor:
@@ -154,13 +145,14 @@ def wanted(rows: Rows, plan: Plan) -> Tensor:
     return plan.frontier(rows) | plan.length.watch(rows)
 
 
+# ------------------------------------------------------------------------------------------------- one pass
 def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
     """One pass over the rows, given the logits (N, V) at the True slots of `where`."""
-    bans = resolved_bans(plan, rows.roles, vocab=logits.shape[1])
+    bans = resolved_bans(plan, rows.roles, vocab=logits.shape[1], device=logits.device)
     reading = _read_lengths(rows, plan, where, logits, bans)
     ready = plan.length.ready(rows, reading.signal)
     frontier = plan.frontier(rows) & ready[:, None]
-    proposed = _propose(rows, plan, frontier, _at(logits, frontier[where]), bans)
+    proposed = _propose(rows, plan, frontier, _select(logits, frontier[where]), bans)
     chosen, allowed, after, reasons = take_step(rows, plan, proposed, ready, reading)
     if not allowed.all():
         if (chosen & ~proposed.frontier).any():
@@ -168,9 +160,64 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
         raise VoidpadError(f"every token is banned at a chosen slot: ban={plan.ban}. Ban fewer ids.")
     if (after.length > torch.maximum(rows.limit, rows.length)).any():
         raise VoidpadError(f"length={name_of(plan.length)} grew a canvas past its limit of {plan.limit}.")
-    edits, after = after.edits, replace(after, edits=()) if after.edits else after
-    finished = finish(after, plan, reasons)
-    return Step(rows, after, proposed, chosen, finished, where, logits, reading.signal, edits)
+    edits, after = after.edits, replace(after, edits=())
+    return Step(
+        rows, after, proposed, chosen, finish(after, plan, reasons), where, logits, reading.signal, edits
+    )
+
+
+def resolved_bans(plan: Plan, roles: Roles, *, vocab: int, device: torch.device = CPU) -> Bans:
+    """The plan's banned and muted roles as tokens of a vocabulary; refuses ids outside it."""
+    ban, mute = roles.ids([*plan.ban, *roles.never]), roles.ids(plan.mute)
+    outside = [token for token in (*ban, *mute) if not 0 <= token < vocab]
+    if outside:
+        raise PlanError(f"ban or mute holds {outside[0]}; the vocabulary ends at {vocab - 1}.", field="ban")
+    return Bans.of(ban, mute, roles.mask, vocab, device)
+
+
+def _read_lengths(rows: Rows, plan: Plan, where: Tensor, logits: Tensor, bans: Bans) -> LengthReading:
+    """What the length rule reads of this pass's logits."""
+    watched = plan.length.watch(rows)
+    seen = _select(logits, watched[where]) if watched.any() else logits[:0]
+    grid = scatter(watched, plan.length.measure(seen, rows.roles, bans).cpu())
+    return LengthReading(grid, plan.length.read(rows, grid))
+
+
+def _propose(rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Bans) -> Proposed:
+    """What the plan proposes in the windows, from the logits (N, V) of the N slots of the frontier (B, L).
+
+    The slots of a row with a constraint are proposed together; those after the end of its text leave the frontier. The
+    tensors of the result are on the host.
+    """
+    row, column = frontier.nonzero(as_tuple=True)
+    entropy, width = plan.commit.reads_entropy, min(plan.block, frontier.shape[1])
+    draws = (rows.seed[row], rows.key[row], rows.decoded[row], column - rows.prompt[row])
+    noise = Noise(draws, logits.device, greedy=plan.greedy(column))
+    penalty = None
+    if plan.penalty is not None:
+        masked = rows.masked.sum(1).double() / rows.length.clamp(min=1)
+        penalty = send(plan.penalty(masked)[row], logits.device)
+    values = torch.empty(3 if entropy else 2, len(row), dtype=torch.float64)  # tokens, scores and entropies
+    free = torch.ones(len(row), dtype=torch.bool)
+    if rows.constraints:
+        for part, found in propose_by_constraint(rows, plan, frontier, logits, bans, noise, penalty):
+            free[part], values[:, part] = False, found.stacked()
+    if free.any():
+        mine = noise if free.all() else noise.select(free)
+        own = None if penalty is None else _select(penalty, free)
+        found = propose_in_tiles(
+            plan.propose, _select(logits, free), bans, mine, entropy=entropy, penalty=own, eos=rows.roles.eos
+        )
+        values[:, free] = found.stacked().cpu()  # one copy, one wait
+    at = rows.in_windows(frontier, width)
+    tokens = scatter(at, values[0].long(), NOTHING)
+    return Proposed(
+        tokens,
+        scatter(at, values[1], -torch.inf),
+        scatter(at, values[2], torch.inf) if entropy else None,
+        at & (tokens != NOTHING) if rows.constraints else at,
+        rows.in_windows(torch.where(rows.masked, NOTHING, rows.ids), width) if plan.commit.edits else None,
+    )
 
 
 def take_step(
@@ -182,7 +229,9 @@ def take_step(
     written (B, W), whether the row may write them (B,), the rows after the pass, and why each of them ends
     (`outcome.REASONS`). Without a reading, shapes are static and the device is not read.
     """
-    progress = BlockProgress(proposed.frontier.sum(1), rows.entry, rows.block_passes, plan.steps, plan.block)
+    progress = BlockProgress(
+        proposed.frontier.sum(1), rows.entry_masks, rows.block_passes, plan.steps, plan.block
+    )
     chosen = plan.commit(proposed, progress)
     allowed = ~(chosen & ((proposed.tokens == NOTHING) | ~proposed.frontier)).any(1)
     filled = replace(rows.write(chosen, proposed.tokens), block_passes=rows.block_passes + ready)
@@ -213,6 +262,19 @@ def take_step(
     return chosen, allowed, after, endings(after, plan, ready)
 
 
+def _select(values: Tensor, which: Tensor) -> Tensor:
+    """The entries of `values` (N, ...) where `which` (N,) is True; indices come from the host: a GPU need not wait."""
+    return values if which.all() else values[send(which.nonzero()[:, 0], values.device)]
+
+
+def scatter(where: Tensor, values: Tensor, empty: float = 0) -> Tensor:
+    """A tensor (B, L, ...) with `values` (N, ...) at the True slots of `where` (B, L) and `empty` elsewhere."""
+    grid = torch.full((*where.shape, *values.shape[1:]), empty, dtype=values.dtype)
+    grid[where] = values
+    return grid
+
+
+# ------------------------------------------------------------------------------------------ what a pass did
 @dataclass(frozen=True)
 class Step:
     """One forward pass over the live rows. `logits` is large: use it during the step, do not keep it."""
@@ -220,63 +282,12 @@ class Step:
     before: Rows
     after: Rows  # every row of `before`, finished ones included
     proposed: Proposed  # (B, W) in the windows
-    written_window: Tensor  # (B, W) the slots of the windows that were written
+    chosen: Tensor  # (B, W) the slots of the windows that were written
     finished: dict[int, Outcome]  # by row index of `before`
     where: Tensor  # (B, L) the slots whose logits were computed
     logits: Tensor  # (N, V) at `where`
     signal: Signal = field(default_factory=dict)  # what the length rule read: name -> (B,)
     edits: tuple[CanvasEdit, ...] = ()  # how lengths changed after the tokens were written, in this order
-
-    def written(self, row: int) -> list[tuple[int, int, float]]:
-        """Slot, token and score of every token that this pass wrote in one row, from left to right."""
-        first = int(self.before.block_start[row] - self.before.prompt[row])
-        tokens, score = self.proposed.tokens[row], self.proposed.score[row]
-        columns = self.written_window[row].nonzero()[:, 0].tolist()
-        return [(first + at, int(tokens[at]), float(score[at])) for at in columns]
-
-    def forced(self, row: int) -> tuple[int, ...] | None:
-        """The slots that this pass wrote because of a constraint: the model alone gave their tokens less than one half.
-
-        None for a row without a constraint.
-        """
-        if not self.before.constraints or self.before.constraints[row] is None:
-            return None
-        columns = self.chosen[row].nonzero()[:, 0]
-        number = (self.where.flatten().cumsum(0) - 1).reshape(self.where.shape)[row, columns]  # of the logits
-        p = self.logits[send(number, self.logits.device)].double().softmax(-1).cpu()
-        unlikely = p.gather(1, self.tokens[row, columns][:, None])[:, 0] < 0.5
-        written = zip(self.written(row), unlikely.tolist(), strict=True)
-        return tuple(slot for (slot, _, _), forced in written if forced)
-
-    def edits_of(self, row: int) -> list[tuple[EditKind, int, int, int | None]]:
-        """Kind, slot, number of slots and token of every change of one row's length, in the order of the changes."""
-        start = int(self.before.prompt[row])
-        found = [(edit.kind, int(edit.at[row]), int(edit.count[row]), edit.token) for edit in self.edits]
-        return [(kind, at - start, count, token) for kind, at, count, token in found if count]
-
-    @cached_property
-    def chosen(self) -> Tensor:
-        """The slots (B, L) that were written."""
-        return self._spread(self.written_window, False)
-
-    @cached_property
-    def frontier(self) -> Tensor:
-        """The slots (B, L) that could be written."""
-        return self._spread(self.proposed.frontier, False)
-
-    @cached_property
-    def tokens(self) -> Tensor:
-        """The proposed tokens (B, L) on the frontier, NOTHING elsewhere."""
-        return self._spread(self.proposed.tokens, NOTHING)
-
-    @cached_property
-    def score(self) -> Tensor:
-        """Their scores (B, L), minus infinity elsewhere."""
-        return self._spread(self.proposed.score, -torch.inf)
-
-    def _spread(self, values: Tensor, empty: float) -> Tensor:
-        """Values (B, W) of the windows as (B, L)."""
-        return self.before.spread(values, values.new_full(self.before.ids.shape, empty))
 
     @property
     def live(self) -> Rows:
@@ -287,104 +298,32 @@ class Step:
         keep[list(self.finished)] = False
         return self.after.select(keep)
 
+    def written(self, row: int) -> list[tuple[int, int, float]]:
+        """Slot, token and score of every token that this pass wrote in one row, from left to right."""
+        first = int(self.before.block_start[row] - self.before.prompt[row])
+        tokens, score = self.proposed.tokens[row], self.proposed.score[row]
+        columns = self.chosen[row].nonzero()[:, 0].tolist()
+        return [(first + at, int(tokens[at]), float(score[at])) for at in columns]
 
-# ---------------------------------------------------------------------------------- what the host does before a step
-def resolved_bans(plan: Plan, roles: Roles, *, vocab: int) -> Bans:
-    """The plan's banned and muted roles as token ids; refuses ids outside the vocabulary."""
-    bans = Bans(roles.ids([*plan.ban, *roles.never]), roles.ids(plan.mute), roles.mask)
-    outside = [token for token in (*bans.ban, *bans.mute) if not 0 <= token < vocab]
-    if outside:
-        raise PlanError(f"ban or mute holds {outside[0]}; the vocabulary ends at {vocab - 1}.", field="ban")
-    return bans
+    def logits_at(self, row: int, slots: Sequence[int]) -> Tensor:
+        """The logits (n, V) of slots of one row that were computed, on their device."""
+        columns = torch.tensor(slots, dtype=torch.long) + self.before.prompt[row]
+        number = (self.where.flatten().cumsum(0) - 1).reshape(self.where.shape)[row, columns]
+        return self.logits[send(number, self.logits.device)]
 
+    def forced(self, row: int) -> tuple[int, ...] | None:
+        """The slots that this pass wrote because of a constraint: the model alone gave their tokens less than one half.
 
-def _read_lengths(rows: Rows, plan: Plan, where: Tensor, logits: Tensor, bans: Bans) -> LengthReading:
-    """What the length rule reads of this pass's logits."""
-    watched = plan.length.watch(rows)
-    seen = _at(logits, watched[where]) if watched.any() else torch.empty(0, logits.shape[1])
-    grid = scatter(watched, plan.length.measure(seen, rows.roles, bans).cpu())
-    return LengthReading(grid, plan.length.read(rows, grid))
+        None for a row without a constraint.
+        """
+        if not self.before.constraints or self.before.constraints[row] is None:
+            return None
+        written = self.written(row)
+        p = self.logits_at(row, [slot for slot, _, _ in written]).double().softmax(-1).cpu()
+        return tuple(slot for n, (slot, token, _) in enumerate(written) if p[n, token] < 0.5)
 
-
-def _propose(rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Bans) -> Proposed:
-    """What the plan proposes in the windows, from the logits (N, V) of the N slots of the frontier (B, L).
-
-    The slots of a row with a constraint are proposed together; those after the end of its text leave the frontier. The
-    tensors of the result are on the host.
-    """
-    row, column = frontier.nonzero(as_tuple=True)
-    entropy, width = plan.commit.reads_entropy, min(plan.block, frontier.shape[1])
-    values = torch.empty(3 if entropy else 2, len(row), dtype=torch.float64)  # tokens, scores and entropies
-    if len(row):
-        draw = (rows.seed[row], rows.key[row], rows.decoded[row], column - rows.prompt[row])
-        noise = Noise(draw, logits.device, greedy=plan.greedy(column))
-        penalty = None
-        if plan.penalty is not None:
-            masked = rows.masked.sum(1).double() / rows.length.clamp(min=1)
-            penalty = send(plan.penalty(masked)[row], logits.device)
-        free = torch.ones(len(row), dtype=torch.bool)
-        for places in _by_constraint(rows, plan, frontier):
-            # Of the frontier's slots, by number, those of these places, from place to place.
-            parts = [((row == number) & place.columns[column]).nonzero()[:, 0] for number, place in places]
-            part = torch.cat(parts)
-            free[part] = False
-            assert isinstance(plan.propose, Sampler)  # `check_constrained` refuses others
-            index = send(part, logits.device)
-            z = penalised(logits[index], rows.roles.eos, None if penalty is None else penalty[index])
-            found = propose_constrained(
-                plan.propose, [one for _, one in places], z, bans, noise.select(part), entropy=entropy
-            )
-            values[:, part] = found.stacked()
-        if free.any():
-            every = bool(free.all())
-            found = propose_in_tiles(
-                plan.propose,
-                _at(logits, free),
-                bans,
-                noise if every else noise.select(free),
-                entropy=entropy,
-                penalty=None if penalty is None else _at(penalty, free),
-                eos=rows.roles.eos,
-            )
-            values[:, free] = found.stacked().cpu()  # one copy, one wait
-    positions = window_of(rows, width)
-    at = pad(frontier, (0, width)).gather(1, positions)
-    present = None
-    if plan.commit.edits:
-        present = pad(torch.where(rows.masked, NOTHING, rows.ids), (0, width)).gather(1, positions)
-    tokens = scatter(at, values[0].long(), NOTHING)
-    return Proposed(
-        tokens,
-        scatter(at, values[1], -torch.inf),
-        scatter(at, values[2], torch.inf) if entropy else None,
-        at & (tokens != NOTHING) if rows.constraints else at,
-        present,
-    )
-
-
-def _by_constraint(rows: Rows, plan: Plan, frontier: Tensor) -> Iterator[list[tuple[int, Place]]]:
-    """Rows, by number, and places whose proposals come from one constraint: a few of them together.
-
-    A place without slots on the frontier (B, L) proposes nothing. A row with a leading slot open is solved alone.
-    """
-    groups: dict[int, list[tuple[int, Place]]] = {}
-    for number in range(len(rows.constraints)):
-        limit = int(rows.limit[number]) if plan.length.appends else 0
-        for place in places_of(rows, number, frontier, limit=limit):
-            if place.columns.any():
-                groups.setdefault(id(place.own), []).append((number, place))
-    for places in groups.values():
-        most = 1 if plan.causal is not None else places[0][1].together(plan.block)
-        yield from (places[at : at + most] for at in range(0, len(places), most))
-
-
-def _at(logits: Tensor, wanted: Tensor) -> Tensor:
-    """The rows of `logits` (N, V) where `wanted` (N,) is True; indices come from the host, so a GPU need not wait."""
-    return logits if wanted.all() else logits[send(wanted.nonzero()[:, 0], logits.device)]
-
-
-def scatter(where: Tensor, values: Tensor, empty: float = 0) -> Tensor:
-    """A tensor (B, L, ...) with `values` (N, ...) at the True slots of `where` (B, L) and `empty` elsewhere."""
-    grid = torch.full((*where.shape, *values.shape[1:]), empty, dtype=values.dtype)
-    grid[where] = values
-    return grid
+    def edits_of(self, row: int) -> list[tuple[EditKind, int, int, int | None]]:
+        """Kind, slot, number of slots and token of every change of one row's length, in the order of the changes."""
+        start = int(self.before.prompt[row])
+        found = [(edit.kind, int(edit.at[row]), int(edit.count[row]), edit.token) for edit in self.edits]
+        return [(kind, at - start, count, token) for kind, at, count, token in found if count]

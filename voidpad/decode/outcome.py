@@ -9,7 +9,6 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from voidpad.constrain.row import RowConstraint
 from voidpad.decode.plan import Plan
 from voidpad.decode.rows import Rows
 from voidpad.decode.stop import terminated
@@ -119,10 +118,7 @@ def _report(
     held = rows.constraints[row] if rows.constraints else None
     if held is None:
         return None
-    if isinstance(held, RowConstraint):
-        states, matched = held.automaton.states, held.accepts(tokens, rows.roles.ends)
-    else:
-        pairs = [(own, gap) for own, gap in zip(held.gaps, gaps, strict=True) if own is not None]
-        states = sum(own.automaton.states for own, _ in pairs)
-        matched = all(own.accepts(gap, ()) for own, gap in pairs)
+    pairs = [(own, text) for own, text in zip(held.gaps, gaps or [tokens], strict=True) if own is not None]
+    matched = all(own.accepts(text, rows.roles.ends) for own, text in pairs)
+    states = sum(own.automaton.states for own, _ in pairs)
     return ConstraintReport(matched=matched, states=states, longest=int(rows.limit[row]))

@@ -3,81 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
-from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias
+from typing import ClassVar, Self
 
 import torch
-from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from voidpad.decode.commit import (
-    CommitRule,
-    Dynamic,
-    Editing,
-    EntropyBound,
-    Factor,
-    HighConfidence,
-    Sequential,
-    Static,
-    StepsRule,
-    Threshold,
-    TopK,
-)
-from voidpad.decode.eos_length import Daedal, RhoEos
-from voidpad.decode.length import AppendedBlocks, Fixed, LengthRule, SmartCrop, VoidExpansion
-from voidpad.decode.propose import (
-    EosPenalty,
-    GumbelProposal,
-    MaskLast,
-    ProposeRule,
-    SampledProposal,
-    TemperedProposal,
-)
-from voidpad.decode.rows import Rows, horizon
+from voidpad.decode.commit import CommitRule, StepsRule, TopK
+from voidpad.decode.length import Fixed, LengthRule
+from voidpad.decode.propose import EosPenalty, GumbelProposal, ProposeRule
+from voidpad.decode.rows import Rows, block_end
 from voidpad.decode.rules import MOST_SLOTS, Names, Rule, name_of
-from voidpad.decode.stop import AfterBlock, EndsTermination, EosTermination, StopRule, Vanilla
+from voidpad.decode.stop import StopRule, Vanilla
 from voidpad.errors import PlanError
 from voidpad.roles import Roles
-
-
-def _one_of(base: type[Rule], *rules: type[Rule]) -> Any:
-    """The type of a field: one of these rules, told apart by `kind`, or the user's own, a subclass of `base`."""
-
-    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        if not isinstance(value, base):
-            return handler(value)
-        if "<locals>" in type(value).__qualname__:
-            raise PlanError(
-                f"{name_of(value)} is defined inside a function, so that it cannot be sent to other processes; "
-                "define it at the top level of a module."
-            )
-        return value
-
-    return Annotated[reduce(or_, rules), Field(discriminator="kind"), WrapValidator(check)]
-
-
-if TYPE_CHECKING:
-    Length: TypeAlias = LengthRule
-    Propose: TypeAlias = ProposeRule
-    Commit: TypeAlias = CommitRule
-    Stop: TypeAlias = StopRule
-else:
-    Length = _one_of(LengthRule, Fixed, AppendedBlocks, VoidExpansion, SmartCrop, Daedal, RhoEos)
-    Propose = _one_of(ProposeRule, GumbelProposal, TemperedProposal, SampledProposal, MaskLast)
-    Commit = _one_of(
-        CommitRule,
-        TopK,
-        Threshold,
-        Factor,
-        EntropyBound,
-        HighConfidence,
-        Static,
-        Dynamic,
-        Sequential,
-        Editing,
-    )
-    Stop = _one_of(StopRule, Vanilla, EosTermination, EndsTermination, AfterBlock)
 
 
 class CausalBlocks(Rule):
@@ -101,10 +40,10 @@ class Plan(Rule):
     is a subclass of `LengthRule`, `ProposeRule`, `CommitRule` or `StopRule`.
     """
 
-    length: Length = Fixed()
-    propose: Propose = GumbelProposal()
-    commit: Commit = TopK()
-    stop: Stop = Vanilla()
+    length: LengthRule = Fixed()
+    propose: ProposeRule = GumbelProposal()
+    commit: CommitRule = TopK()
+    stop: StopRule = Vanilla()
     block: int = Field(
         default=32, ge=1, le=MOST_SLOTS, description="block size: slots open for writing at a time"
     )
@@ -126,6 +65,12 @@ class Plan(Rule):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
+        for rule in (self.length, self.propose, self.commit, self.stop):
+            if "<locals>" in type(rule).__qualname__:
+                raise PlanError(
+                    f"{name_of(rule)} is defined inside a function, so that it cannot be sent to other processes; "
+                    "define it at the top level of a module."
+                )
         if self.commit.reads_entropy and not self.propose.gives_entropy:
             raise PlanError(
                 f"commit={name_of(self.commit)} reads entropies, which propose={name_of(self.propose)} does not give; "
@@ -146,7 +91,7 @@ class Plan(Rule):
             )
         if self.trim and not self.stop.ends_early:
             raise PlanError("trim=True drops what follows an EOS, so it needs stop=eos.", field="trim")
-        if self.trim and not self.length.trims:
+        if self.trim and not self.length.allows_trim:
             raise PlanError(
                 f"trim=True cuts off the tail by which {name_of(self.length)} sets the length; drop one of them.",
                 field="trim",
@@ -177,18 +122,13 @@ class Plan(Rule):
         return self.commit.passes(self.block)
 
     @property
-    def names(self) -> Names:
-        """Every role and token id that the plan names: a model must have them."""
-        return (*self.ban, *self.mute)
-
-    @property
     def limit(self) -> int:
         """The longest canvas this plan allows."""
         return self.length.longest
 
     def whole_blocks(self, prompt: Tensor, slots: Tensor) -> Tensor:
         """The length of a canvas (B,) of `slots` behind prompts of these lengths: rounded up to whole causal blocks."""
-        return slots if self.causal is None else horizon(prompt + slots - 1, self.causal.size) - prompt
+        return slots if self.causal is None else block_end(prompt + slots - 1, self.causal.size) - prompt
 
     def first_block(self, prompt: Tensor) -> Tensor:
         """Where the first block starts (B,): at the prompt's end, or where the causal block of its end starts."""
@@ -281,4 +221,4 @@ class Plan(Rule):
     @property
     def patience(self) -> int:
         """Decoding passes without any change after which a row counts as stalled."""
-        return self.length.patience(self.block, self.steps)
+        return self.length.patience or max(self.block, self.steps) + 1

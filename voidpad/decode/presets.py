@@ -13,7 +13,6 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-import annotated_types
 from pydantic import Field, create_model
 
 from voidpad.decode.authors import DreamLoop, R, as_published
@@ -22,13 +21,10 @@ from voidpad.decode.commit import (
     EntropyBound,
     Factor,
     HighConfidence,
-    Static,
-    StepsRule,
     Threshold,
     TopK,
 )
-from voidpad.decode.eos_length import Daedal, RhoEos
-from voidpad.decode.length import AppendedBlocks, Fixed, LengthRule, SmartCrop, VoidExpansion
+from voidpad.decode.length import AppendedBlocks, Daedal, Fixed, LengthRule, RhoEos, SmartCrop, VoidExpansion
 from voidpad.decode.plan import CausalBlocks, Plan
 from voidpad.decode.propose import EosPenalty, GumbelProposal, MaskLast, ProposeRule
 from voidpad.decode.rules import MOST_PASSES, Names, Rule
@@ -46,6 +42,25 @@ APPROXIMATE_FIELDS = (*SWITCHES, "entropy_order", "trim")
 STOPS = {"vanilla": Vanilla(), "eos": EosTermination()}
 
 
+class OwnFields(Rule):
+    """The fields of presets that belong to no rule."""
+
+    steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_PASSES,
+        description="passes: in total for a fixed canvas, per block otherwise (default: one token a pass)",
+    )
+    stop: Literal["vanilla", "eos"] = Field(
+        default="vanilla",
+        description="vanilla, or eos: stop when nothing before the leftmost EOS is masked",
+    )
+    scores: Literal["unbanned", "renormalised"] = Field(
+        default="unbanned",
+        description="unbanned: banned tokens keep their mass in the scores; renormalised: they do not",
+    )
+
+
 FormFields = dict[str, tuple[Any, Any]]  # name -> annotation and pydantic field
 
 
@@ -53,19 +68,13 @@ def rule_fields(rule: type[Rule], **defaults: Any) -> FormFields:
     """The fields of a rule for a form, with other defaults where these are given; None makes a field optional."""
     found: FormFields = {}
     for name, info in rule.model_fields.items():
-        if name in ("kind", "steps"):  # `steps` has a meaning of its own in a form
-            continue
         annotation: Any = Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
         default = defaults.get(name, info.default)
-        if default is None:
-            annotation = annotation | None
-        found[name] = (annotation, Field(default, description=info.description))
+        found[name] = (
+            annotation | None if default is None else annotation,
+            Field(default, description=info.description),
+        )
     return found
-
-
-def steps_field(help: str) -> FormFields:
-    annotation = Annotated[int, annotated_types.Ge(1), annotated_types.Le(MOST_PASSES)] | None
-    return {"steps": (annotation, Field(None, description=f"passes{help} (default: one token a pass)"))}
 
 
 @dataclass(frozen=True)
@@ -88,68 +97,80 @@ class FamilyDefaults:
 class Preset:
     """A named combination of rules.
 
-    `commit` is None where the user chooses the commit rule and the family gives the proposal; a preset with a commit
-    rule of its own proposes by `MaskLast`.
+    Without a commit rule of its own, the user chooses one by the fields, and the family gives the proposal. With one,
+    the proposal is `MaskLast`, or the family's where attention is block-causal. There the stop rule is part of the
+    method, too: a row ends at any of the model's stop ids.
     """
 
     about: str
-    length: type[LengthRule]
+    length: type[LengthRule] = Fixed
     ban: Names = ()
     mute: Names = ()
     stop: str = "vanilla"
     eos_penalty: float = 0.0
     commit: type[CommitRule] | None = None
+    # For block-causal attention alone:
+    small: int | None = None  # size of the blocks that are written one after the other inside a causal block
+    lead: bool = False  # a block's first slot is written before the others
+    finish: bool = (
+        True  # a row ends after the block that holds a stop id; else once nothing before the id is masked
+    )
 
     def fields(self, family: FamilyDefaults, *, authors: bool = False) -> FormFields:
         """Every field of this preset, in the order in which they are shown."""
+        length = rule_fields(as_published(self.length) if authors else self.length)
         own = rule_fields(Plan, ban=self.ban, mute=None)
-        stop = (
-            Literal["vanilla", "eos"],
-            Field(
-                self.stop, description="vanilla, or eos: stop when nothing before the leftmost EOS is masked"
-            ),
-        )
-        first = {"block": own["block"], **rule_fields(as_published(self.length) if authors else self.length)}
-        second = {"ban": own["ban"], "stop": stop}
+        own |= rule_fields(OwnFields, stop=self.stop, scores=family.scores)
+        if causal := family.causal_block:
+            assert self.commit is not None
+            own |= rule_fields(Plan, block=min(self.small or causal, causal))
+            proposal = rule_fields(family.proposal, score=family.score)
+            rules = length | _picked(own, "ban") | rule_fields(self.commit) | proposal
+            return _picked(own, "block") | rules | _picked(own, "cut")
         if self.commit is not None:
-            return {**first, **second, **rule_fields(self.commit), "cut": own["cut"]}
+            rules = length | _picked(own, "ban", "stop") | rule_fields(self.commit)
+            return _picked(own, "block") | rules | _picked(own, "cut")
         switched: FormFields = {}
         for name, rule in SWITCHES.items():
             switched |= rule_fields(rule, **{name: 0.0})
-        switched |= rule_fields(TopK, schedule=None)
-        switched |= rule_fields(EosPenalty, eos_penalty=self.eos_penalty)
-        for name in (*SWITCHES, "eos_penalty"):
-            switched[name][1].description = f"{switched[name][1].description} (0 is off)"
-        scores = (
-            Literal["unbanned", "renormalised"],
-            Field(
-                family.scores,
-                description="unbanned: banned tokens keep their mass in the scores; renormalised: they do not",
-            ),
-        )
+        penalty = rule_fields(EosPenalty, eos_penalty=self.eos_penalty)
+        for _, switch in (*(switched[name] for name in SWITCHES), penalty["eos_penalty"]):
+            switch.description = f"{switch.description} (0 is off)"
         return {
-            **first,
-            **steps_field(": in total for a fixed canvas, per block otherwise"),
-            **second,
+            **_picked(own, "block"),
+            **length,
+            **_picked(own, "steps", "ban", "stop"),
             **switched,
-            "scores": scores,
-            "mute": own["mute"],
+            **_picked(rule_fields(TopK, schedule=None), "schedule", "position_decay"),
+            **penalty,
+            **_picked(own, "scores", "mute"),
             **rule_fields(family.proposal, score=None),
-            "trim": own["trim"],
-            "cut": own["cut"],
+            **_picked(own, "trim", "cut"),
         }
 
     def build(self, family: FamilyDefaults, values: dict[str, Any], *, authors: bool) -> Plan:
         """The plan from the values of all fields; those that others decide are filled in."""
 
         def rule(kind: type[R], **more: Any) -> R:
-            return _built(as_published(kind) if authors else kind, values, **more)
+            made = as_published(kind) if authors and not family.causal_block else kind
+            return made(**{name: values[name] for name in made.model_fields if name in values} | more)
 
-        length = rule(self.length).in_blocks(values["block"])
         own = {name: values[name] for name in ("block", "ban", "cut")}
+        if causal := family.causal_block:
+            assert self.commit is not None
+            if "steps" in values:
+                values["steps"] = values["steps"] or values["block"]
+            own |= {
+                "length": rule(self.length),
+                "propose": rule(family.proposal),
+                "commit": rule(self.commit),
+            }
+            own |= {"stop": AfterBlock(block=causal) if self.finish else EndsTermination()}
+            return Plan(**own, causal=CausalBlocks(size=causal, lead=self.lead))
+        length = rule(self.length).fit_blocks(values["block"])
         own |= {"length": length, "stop": STOPS[values["stop"]]}
         if self.commit is not None:
-            return Plan(**own, propose=MaskLast(), commit=_built(self.commit, values))
+            return Plan(**own, propose=MaskLast(), commit=rule(self.commit))
         leaves = authors and family.leaves_blocks
         # A loop that leaves blocks bounds the passes of every rule.
         scheduled = ("schedule", "position_decay") if leaves else ("steps", "schedule", "position_decay")
@@ -188,49 +209,8 @@ class Preset:
         return steps // blocks
 
 
-@dataclass(frozen=True)
-class CausalPreset(Preset):
-    """A preset for networks with block-causal attention, made for the block size of the checkpoint.
-
-    The stop rule is part of the method: a row ends at any of the model's stop ids, with `finish` after the block that
-    holds one, else as soon as nothing before it is masked.
-    """
-
-    length: type[LengthRule] = Fixed
-    commit: type[CommitRule] = Static
-    small: int | None = None  # size of the blocks that are written one after the other inside a causal block
-    lead: bool = False
-    finish: bool = True
-
-    def fields(self, family: FamilyDefaults, *, authors: bool = False) -> FormFields:
-        own = rule_fields(Plan, block=min(self.small or family.causal_block, family.causal_block))
-        return {
-            "block": own["block"],
-            **rule_fields(self.length),
-            **(steps_field(" per block") if issubclass(self.commit, StepsRule) else {}),
-            "ban": own["ban"],
-            **rule_fields(self.commit),
-            **rule_fields(family.proposal, score=family.score),
-            "cut": own["cut"],
-        }
-
-    def build(self, family: FamilyDefaults, values: dict[str, Any], *, authors: bool) -> Plan:
-        if "steps" in values:
-            values["steps"] = values["steps"] or values["block"]
-        return Plan(
-            length=_built(self.length, values),
-            propose=_built(family.proposal, values),
-            commit=_built(self.commit, values),
-            stop=AfterBlock(block=family.causal_block) if self.finish else EndsTermination(),
-            causal=CausalBlocks(size=family.causal_block, lead=self.lead),
-            **{name: values[name] for name in ("block", "ban", "cut")},
-        )
-
-
-def _built(rule: type[R], values: Mapping[str, Any], **more: Any) -> R:
-    """A rule from the values of its fields."""
-    known = {name: values[name] for name in rule.model_fields if name in values}
-    return rule(**{**known, **more})
+def _picked(fields: FormFields, *names: str) -> FormFields:
+    return {name: fields[name] for name in names}
 
 
 def _switch(values: Mapping[str, Any], *, scheduled: tuple[str, ...]) -> str | None:

@@ -34,18 +34,17 @@ TILE = 1 << 25  # numbers of float64 logits that a proposal looks at together: 2
 
 @dataclass(frozen=True)
 class Bans:
-    """A plan's banned and muted tokens as ids of one checkpoint's vocabulary."""
+    """A plan's banned and muted tokens as masks (V,) over a vocabulary, on the device of the logits."""
 
-    ban: tuple[int, ...] | Tensor  # a mask (V,) where compiled code reads it, else numbers
-    mute: tuple[int, ...] | Tensor
-    mask: int | Tensor
+    ban: Tensor  # what the plan never writes
+    choice: Tensor  # that and MASK
+    mute: Tensor | None  # what is left out of the scores; None for nothing
+    mask: int
 
-    def on(self, device: torch.device, vocab: int) -> Bans:
-        """The same tokens as masks (V,) on the device: compiled code fills by them without writing logits to memory."""
-        assert isinstance(self.ban, tuple)
-        assert isinstance(self.mask, int)
-        muted = marked(self.mute, vocab, device) if isinstance(self.mute, tuple) and self.mute else ()
-        return Bans(marked(self.ban, vocab, device), muted, marked((self.mask,), vocab, device))
+    @classmethod
+    def of(cls, ban: Sequence[int], mute: Sequence[int], mask: int, vocab: int, device: torch.device) -> Bans:
+        muted = marked(tuple(mute), vocab, device) if mute else None
+        return cls(marked(tuple(ban), vocab, device), marked((*ban, mask), vocab, device), muted, mask)
 
 
 @dataclass(frozen=True)
@@ -81,16 +80,9 @@ class ProposeRule(Rule):
         """Tokens and scores of N slots from their logits (N, V); with `entropy`, their entropies too."""
         raise NotImplementedError
 
-    def propose(self, logits: Tensor, bans: Bans, noise: Noise, entropy: bool) -> SlotProposal:
-        return self(logits, bans, noise, entropy=entropy)
-
-    def choice_ban(self, bans: Bans) -> tuple[int, ...] | Tensor:
-        """The ids that may not be chosen: the plan's, and MASK unless the rule may propose it."""
-        if isinstance(bans.ban, Tensor) and isinstance(bans.mask, Tensor):
-            return bans.ban if self.proposes_mask else bans.ban | bans.mask
-        assert isinstance(bans.ban, tuple)
-        assert isinstance(bans.mask, int)
-        return bans.ban if self.proposes_mask else (*bans.ban, bans.mask)
+    def choice_ban(self, bans: Bans) -> Tensor:
+        """The tokens (V,) that may not be chosen: the plan's, and MASK unless the rule may propose it."""
+        return bans.ban if self.proposes_mask else bans.choice
 
 
 # -------------------------------------------------------------------------------------------- scores
@@ -155,8 +147,6 @@ class Sampler(ProposeRule):
 class GumbelProposal(Sampler):
     """LLaDA's proposal: Gumbel noise, scaled by the temperature, moves the choice; the score is free of noise."""
 
-    kind: Literal["gumbel"] = "gumbel"
-
     def __call__(self, logits: Tensor, bans: Bans, noise: Noise, *, entropy: bool = False) -> SlotProposal:
         z, ban = logits.double(), self.choice_ban(bans)
         tokens = greedy = pick(without(z, ban))
@@ -174,8 +164,6 @@ class GumbelProposal(Sampler):
 class TemperedProposal(Sampler):
     """SDAR's proposal: the distribution at the given temperature gives both the token and its score."""
 
-    kind: Literal["tempered"] = "tempered"
-
     def __call__(self, logits: Tensor, bans: Bans, noise: Noise, *, entropy: bool = False) -> SlotProposal:
         ban = self.choice_ban(bans)
         z = self.filtered(logits.double() / divisor(self.temperature), ban)
@@ -192,7 +180,7 @@ class TemperedProposal(Sampler):
         """The drawn tokens (N,); the greedy ones at slots whose temperature is 0."""
         return torch.where(torch.as_tensor(self.temperature).reshape(-1) == 0, greedy, drawn)
 
-    def filtered(self, z: Tensor, ban: Sequence[int] | Tensor) -> Tensor:
+    def filtered(self, z: Tensor, ban: Tensor) -> Tensor:
         """The logits (N, V) after the filters of the rule, if it has any."""
         return z
 
@@ -204,25 +192,18 @@ class SampledProposal(TemperedProposal):
     count only tokens that may be chosen. A token that they remove is left out of the scores too.
     """
 
-    kind: Literal["sampled"] = "sampled"  # type: ignore[assignment]
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus filter of the distribution (1 is off)")
     top_k: int = Field(default=0, ge=0, le=1 << 24, description="top-k filter, after top-p (0 is off)")
 
-    def filtered(self, z: Tensor, ban: Sequence[int] | Tensor) -> Tensor:
-        filters = isinstance(self.top_p, Tensor) or self.top_p < 1 or is_on(self.top_k)
-        if not filters:
+    def filtered(self, z: Tensor, ban: Tensor) -> Tensor:
+        if not (isinstance(self.top_p, Tensor) or self.top_p < 1 or self.top_k):
             return z
         ordered, order = without(z, ban).sort(dim=1, descending=True, stable=True)
         rank = torch.arange(z.shape[1], device=z.device)[None]
         p = softmax(ordered)
         out = p.cumsum(1) - p >= self.top_p
-        if is_on(self.top_k):
-            most = (
-                self.top_k
-                if isinstance(self.top_k, int)
-                else torch.where(self.top_k > 0, self.top_k, z.shape[1])
-            )
-            out = out | (rank >= most)
+        if self.top_k:
+            out = out | (rank >= self.top_k)
         out = out & (rank > 0) & ordered.isfinite()
         return z.masked_fill(torch.zeros_like(out).scatter(1, order, out), -torch.inf)
 
@@ -259,16 +240,12 @@ class MaskLast(ProposeRule):
     such slots the score orders by the probability with MASK left out.
     """
 
-    kind: Literal["mask-last"] = "mask-last"
-
     def __call__(self, logits: Tensor, bans: Bans, noise: Noise, *, entropy: bool = False) -> SlotProposal:
         z = logits.double()
-        assert isinstance(bans.mask, int)
-        wish = without(z, bans.ban)
-        tokens = pick(wish)
-        words = pick(without(wish, (bans.mask,)))
+        tokens, words = pick(without(z, bans.ban)), pick(without(z, bans.choice))
         score = chance(softmax(z), tokens)
-        late = chance(softmax(without(z, (bans.mask,))), words) - 2.0
+        masked = marked((bans.mask,), z.shape[1], z.device)
+        late = chance(softmax(without(z, masked)), words) - 2.0
         waits = tokens == bans.mask
         return SlotProposal(torch.where(waits, words, tokens), torch.where(waits, late, score))
 
@@ -291,11 +268,11 @@ def propose_in_tiles(
     entropy: bool,
     penalty: Tensor | None = None,
     eos: int = 0,
-    call: Callable[..., SlotProposal] = ProposeRule.propose,
+    call: Callable[..., SlotProposal] | None = None,
 ) -> SlotProposal:
     """What the rule proposes for N slots, in tiles whose float64 logits take at most 256 MB.
 
-    `call` is the rule's own call or its compiled form. Numbers of the rule that are tensors (N, 1) are cut with it.
+    `call` replaces the rule's own call and is given the rule. Numbers of the rule that are tensors (N, 1) are cut, too.
     """
     size = max(1, TILE // logits.shape[1])
     found = []
@@ -304,7 +281,8 @@ def propose_in_tiles(
         numbers = {name: value[part] for name, value in vars(rule).items() if isinstance(value, Tensor)}
         own = rule.with_tensors(**numbers) if numbers else rule
         z = penalised(logits[part], eos, None if penalty is None else penalty[part])
-        found.append(call(own, z, bans, draws, entropy))
+        given = (z, bans, draws)
+        found.append(own(*given, entropy=entropy) if call is None else call(own, *given, entropy=entropy))
     return found[0] if len(found) == 1 else SlotProposal.cat(found)
 
 
@@ -315,24 +293,15 @@ def divisor(temperature: float | Tensor) -> float | Tensor:
     return temperature or 1.0
 
 
-def without(z: Tensor, ids: Sequence[int] | Tensor) -> Tensor:
-    """Logits (N, V) with these ids, or the tokens that a mask (V,) marks, at minus infinity."""
-    if isinstance(ids, Tensor):
-        return z.masked_fill(ids, -torch.inf)
-    return z.index_fill(1, index(tuple(ids), z.device), -torch.inf) if ids else z
-
-
-@lru_cache(256)
-def index(ids: tuple[int, ...], device: torch.device) -> Tensor:
-    """Token ids as a tensor on the device, cached: each transfer would make the host wait for the device."""
-    with torch.inference_mode(False):  # for callers that differentiate, too
-        return torch.tensor(ids, dtype=torch.long, device=device)
+def without(z: Tensor, tokens: Tensor | None) -> Tensor:
+    """Logits (N, V) with minus infinity at the tokens that a mask (V,) marks."""
+    return z if tokens is None else z.masked_fill(tokens, -torch.inf)
 
 
 @lru_cache(64)
 def marked(ids: tuple[int, ...], vocab: int, device: torch.device) -> Tensor:
-    """True at these ids, (V,), on the device."""
-    with torch.inference_mode(False):
+    """True at these ids, (V,), on the device; cached, because each transfer would make the host wait for it."""
+    with torch.inference_mode(False):  # for callers that differentiate, too
         mask = torch.zeros(vocab, dtype=torch.bool)
         mask[list(ids)] = True
         return mask.to(device)

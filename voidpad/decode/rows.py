@@ -47,7 +47,7 @@ class Rows:
     seed: Tensor  # (B,)
     limit: Tensor  # (B,) the longest canvas a length rule may give the row
     block_start: Tensor  # (B,) absolute position at which the open block starts
-    entry: Tensor  # (B,) masks of the open block when decoding entered it
+    entry_masks: Tensor  # (B,) masks of the open block when decoding entered it
     block_passes: Tensor  # (B,) passes used in the open block
     idle_passes: Tensor  # (B,) how many decoding passes, up to now, have changed nothing
     probing: Tensor  # (B,) bool, the canvas length is still being chosen
@@ -176,8 +176,8 @@ class Rows:
         """The same rows with their open blocks at `start` (B,); the counters of a block begin anew where it moved."""
         fresh = start != self.block_start
         moved = replace(self, block_start=start)
-        entry = torch.where(fresh, moved.open_masks(block).sum(1), self.entry)
-        return replace(moved, entry=entry, block_passes=torch.where(fresh, 0, self.block_passes))
+        entry = torch.where(fresh, moved.open_masks(block).sum(1), self.entry_masks)
+        return replace(moved, entry_masks=entry, block_passes=torch.where(fresh, 0, self.block_passes))
 
     def advance(self, block: int) -> Rows:
         """The same rows with the open block moved past full blocks; to the canvas end where no mask is left."""
@@ -192,14 +192,14 @@ class Rows:
         A block that has become full is entered again without masks, to be edited. It is left after a pass that changed
         nothing, or after `most` passes.
         """
-        editing = self.entry == 0
+        editing = self.entry_masks == 0
         leaves = editing & (~changed | (self.block_passes >= most))
         behind = torch.minimum(self.block_start + block, self.stop)
         moved = self.enter(torch.where(leaves, behind, self.block_start), block)
         begins = ~editing & ~self.open_masks(block).any(1)
         return replace(
             moved,
-            entry=torch.where(begins, 0, moved.entry),
+            entry_masks=torch.where(begins, 0, moved.entry_masks),
             block_passes=torch.where(begins, 0, moved.block_passes),
         )
 
@@ -279,7 +279,7 @@ def first(marked: Tensor, *, otherwise: Tensor) -> Tensor:
     return torch.where(marked.any(1), marked.int().argmax(1), otherwise)
 
 
-def horizon(position: Tensor, block: int) -> Tensor:
+def block_end(position: Tensor, block: int) -> Tensor:
     """Where the block of each position ends, counted from position 0: with block-causal attention, a query sees the
     keys before that and no others."""
     return (torch.div(position, block, rounding_mode="floor") + 1) * block

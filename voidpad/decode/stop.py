@@ -7,7 +7,7 @@ no mask is left, so a stop rule only ends rows early.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -30,8 +30,6 @@ class StopRule(Rule):
 class Vanilla(StopRule):
     """No row ends early: decode until the canvas is full."""
 
-    kind: Literal["vanilla"] = "vanilla"
-
     ends_early = False
 
     def __call__(self, rows: Rows) -> Tensor:
@@ -41,16 +39,12 @@ class Vanilla(StopRule):
 class EosTermination(StopRule):
     """End a row once nothing before its leftmost EOS is masked: no later pass can change the answer."""
 
-    kind: Literal["eos"] = "eos"
-
     def __call__(self, rows: Rows) -> Tensor:
         return terminated(rows, (rows.roles.eos,))
 
 
 class EndsTermination(StopRule):
     """`EosTermination` for models that may end an answer with any of their stop ids (`roles.ends`)."""
-
-    kind: Literal["ends"] = "ends"
 
     def __call__(self, rows: Rows) -> Tensor:
         return terminated(rows, rows.roles.ends)
@@ -59,7 +53,6 @@ class EndsTermination(StopRule):
 class AfterBlock(StopRule):
     """`EndsTermination`, but a block that was begun is finished first. Blocks count from position 0 of the row."""
 
-    kind: Literal["after-block"] = "after-block"
     block: int = Field(default=32, ge=1, le=MOST_SLOTS, description="size of the blocks")
 
     def __call__(self, rows: Rows) -> Tensor:

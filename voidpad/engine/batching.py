@@ -6,7 +6,7 @@ decides which rows take part in a pass and reports what happened to them.
 
 from __future__ import annotations
 
-import heapq
+import math
 import threading
 import time
 import traceback
@@ -33,38 +33,27 @@ if TYPE_CHECKING:
     from voidpad.engine.captured import CapturedPass
 
 
-class _PlanKey:
-    """A plan as a key of dictionaries; its hash, which reads every field, is computed once."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self._hash = plan, hash(plan)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, _PlanKey) and self.plan == other.plan)
-
-
 @dataclass
 class Request:
     """A row from `submit` until it ends: what was asked, and how far it has come."""
 
     handle: int
     prompt: Sequence[int]
-    plan_key: _PlanKey
+    plan: Plan
     seed: int
     key: int
     limit: int | None  # longest canvas of this row; the plan's limit holds as well
+    deadline: float  # by time.monotonic()
     observe: Observe | None
-    constraint: RowConstraint | GapConstraints | None = None
+    constraint: RowConstraint | GapConstraints | None
+    ending: str | None = None  # the stop reason, once somebody has asked to end the row
     started: float | None = None  # when it left the queue, by time.perf_counter()
     last_pass: int = 0  # the pass in which it took part last, or after which it left the queue
 
     @property
     def size(self) -> int:
         """Tokens of its first pass: prompt and canvas."""
-        canvas = self.plan_key.plan.length.canvas
+        canvas = self.plan.length.canvas
         return len(self.prompt) + (canvas if self.limit is None else min(canvas, self.limit))
 
     def begin(self, roles: Roles) -> Rows:
@@ -72,7 +61,7 @@ class Request:
         return begin(
             [self.prompt],
             roles,
-            self.plan_key.plan,
+            self.plan,
             keys=[self.key],
             seeds=[self.seed],
             limits=[self.limit],
@@ -85,7 +74,7 @@ class Request:
 class _Group:
     """Rows of one plan in a pass, and how far the pass has come with them."""
 
-    key: _PlanKey
+    plan: Plan
     rows: Rows
     computed: tuple[Tensor, Tensor] | None = None  # the slots (B, L) whose logits they need, and these logits
     step: Step | None = None
@@ -136,7 +125,7 @@ class Engine:
                 raise ConfigError(f"{name}={value} leaves no room for a row; use at least 1.")
         self.denoise, self.roles, self.ended = denoise, roles, ended
         self.rows, self.tokens, self.parameters, self.captured = rows, tokens, parameters, captured
-        self.live: dict[_PlanKey, Rows] = {}
+        self.live: dict[Plan, Rows] = {}
         self.passes = 0
         self.rows_read = 0  # rows of the last pass
         self.tokens_read = 0  # tokens of the last pass
@@ -144,10 +133,6 @@ class Engine:
         self._changed = threading.Condition()
         self._requests: dict[int, Request] = {}  # all that have not ended, in the order of their handles
         self._queue: deque[Request] = deque()  # those that have not started
-        self._deadlines: list[
-            tuple[float, int]
-        ] = []  # a heap of moments and handles; may name rows that are over
-        self._ending: dict[int, str] = {}  # by handle, the stop reasons of rows that somebody asked to end
         self._next_handle = 0
         self._woken = False  # `wake` was called since the last `wait`
 
@@ -177,11 +162,10 @@ class Engine:
             raise ConfigError(f"limit={limit} leaves no room for an answer; use at least 1.")
         with self._changed:
             handle, self._next_handle = self._next_handle, self._next_handle + 1
-            request = Request(handle, prompt, _PlanKey(plan), seed, key, limit, observe, constraint)
+            moment = math.inf if deadline is None else deadline
+            request = Request(handle, prompt, plan, seed, key, limit, moment, observe, constraint)
             self._requests[handle] = request
             self._queue.append(request)
-            if deadline is not None:
-                heapq.heappush(self._deadlines, (deadline, handle))
             self._changed.notify_all()
         return handle
 
@@ -195,7 +179,9 @@ class Engine:
         The outcome's `ids` hold the canvas as it is, its `tokens` only what no later pass could have changed.
         """
         with self._changed:
-            self._ending.setdefault(handle, reason)
+            request = self._requests.get(handle)
+            if request is not None and request.ending is None:
+                request.ending = reason
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until there is a row to decode or `wake` is called, at most `timeout` seconds; whether there is one."""
@@ -264,37 +250,35 @@ class Engine:
         sizes = [size for rows in chosen.values() for size in rows.stop.tolist()]
         self.rows_read, self.tokens_read = len(sizes), sum(sizes)
         with threads_for(self.parameters * self.tokens_read):
-            groups = self._captured_pass(chosen) or self._ordinary_pass(chosen)
+            groups = self._captured_pass(chosen)
+            if not groups:
+                groups = _isolated([_Group(plan, rows) for plan, rows in chosen.items()], self._compute)
+                failed = [group for group in groups if group.error is not None]
+                groups = failed + _isolated([group for group in groups if not group.error], self._apply_rules)
         for group in groups:
-            events += self._fail(group.rows, group.error) if group.error else self._keep(group)
+            events += self._fail(group.rows, group.error) if group.error else self._record_step(group)
         return events
 
     # ------------------------------------------------------------------------------- one pass
-    def _captured_pass(self, chosen: dict[_PlanKey, Rows]) -> list[_Group]:
+    def _captured_pass(self, chosen: dict[Plan, Rows]) -> list[_Group]:
         """All rows after one captured pass; none if they have to go the ordinary way."""
         handles = [handle for rows in chosen.values() for handle in rows.handle.tolist()]
         if self.captured is None or any(self._requests[handle].observe for handle in handles):
             return []
         try:
-            steps = self.captured([(key.plan, rows) for key, rows in chosen.items()]) or []
+            steps = self.captured(list(chosen.items())) or []
         except torch.AcceleratorError:
             raise
         except Exception as error:  # the ordinary way finds the rows at fault
             _release(error)
             return []
-        return [_Group(key, step.before, step=step) for key, step in zip(chosen, steps, strict=False)]
-
-    def _ordinary_pass(self, chosen: dict[_PlanKey, Rows]) -> list[_Group]:
-        """All rows after one pass, those at fault with their error."""
-        computed = _isolated([_Group(key, rows) for key, rows in chosen.items()], self._compute)
-        failed = [group for group in computed if group.error is not None]
-        return failed + _isolated([group for group in computed if group.error is None], self._apply_rules)
+        return [_Group(plan, step.before, step=step) for plan, step in zip(chosen, steps, strict=False)]
 
     def _compute(self, groups: list[_Group]) -> list[_Group]:
         """The groups with the logits that they need, from one pass of the network over all of them."""
         rows, needed = join([group.rows for group in groups]), []
         for group in groups:
-            where = wanted(group.rows, group.key.plan)
+            where = wanted(group.rows, group.plan)
             observers = [self._requests[handle].observe for handle in group.rows.handle.tolist()]
             for observe in {one for one in observers if one is not None}:
                 watched = torch.tensor([one is not None and one == observe for one in observers])
@@ -314,7 +298,7 @@ class Engine:
             assert group.computed is not None
             where, logits = group.computed
             try:
-                step = advance(group.rows, group.key.plan, where, logits)
+                step = advance(group.rows, group.plan, where, logits)
             finally:  # only now: the rules have waited for the device already
                 highest = logits.amax(1)  # NaN where any logit is
                 wrong = highest[~highest.isfinite()].tolist()
@@ -326,16 +310,16 @@ class Engine:
             done.append(replace(group, step=step))
         return done
 
-    def _keep(self, group: _Group) -> list[Event]:
+    def _record_step(self, group: _Group) -> list[Event]:
         """Put the rows of a step back among the live ones; the events of the step."""
         step = group.step
         assert step is not None
         handles = step.after.handle.tolist()
         for handle in handles:
             self._requests[handle].last_pass = self.passes
-        self._put(group.key, step.live)
-        ended = [self._over(handles[row], finished) for row, finished in step.finished.items()]
-        return [Wrote(group.key.plan, step), *ended]
+        self._add_live(group.plan, step.live)
+        ended = [self._finish(handles[row], finished) for row, finished in step.finished.items()]
+        return [Wrote(group.plan, step), *ended]
 
     def _fail(self, rows: Rows, error: Exception) -> list[Event]:
         """End rows with an error."""
@@ -363,13 +347,13 @@ class Engine:
             request.started, request.last_pass = time.perf_counter(), self.passes
             events.append(Started(request.handle))
             try:
-                self._put(request.plan_key, request.begin(self.roles))
+                self._add_live(request.plan, request.begin(self.roles))
             except Exception as error:
                 self._forget(request.handle)
                 events.append(Failed((request.handle,), error))
         return events
 
-    def _choose(self) -> tuple[dict[_PlanKey, Rows], dict[_PlanKey, Rows]]:
+    def _choose(self) -> tuple[dict[Plan, Rows], dict[Plan, Rows]]:
         """The rows of this pass, and those that rest because the live rows hold more tokens than a pass may."""
         if sum(int(rows.stop.sum()) for rows in self.live.values()) <= self.tokens:
             return self.live, {}
@@ -384,53 +368,54 @@ class Engine:
             if not taken or load + sizes[handle] <= self.tokens:  # one row takes part whatever its size
                 taken.add(handle)
                 load += sizes[handle]
-        chosen: dict[_PlanKey, Rows] = {}
-        resting: dict[_PlanKey, Rows] = {}
-        for key, rows in self.live.items():
+        chosen: dict[Plan, Rows] = {}
+        resting: dict[Plan, Rows] = {}
+        for plan, rows in self.live.items():
             takes_part = torch.tensor([handle in taken for handle in rows.handle.tolist()])
             if takes_part.any():
-                chosen[key] = rows if takes_part.all() else rows.select(takes_part)
+                chosen[plan] = rows if takes_part.all() else rows.select(takes_part)
             if not takes_part.all():
-                resting[key] = rows.select(~takes_part)
+                resting[plan] = rows.select(~takes_part)
         return chosen, resting
 
-    def _put(self, key: _PlanKey, rows: Rows) -> None:
+    def _add_live(self, plan: Plan, rows: Rows) -> None:
         """Add rows to the live rows of their plan."""
-        if not len(rows):
-            return
-        present = self.live.get(key)
-        self.live[key] = rows if present is None else join([present, rows])
+        if len(rows):
+            present = self.live.get(plan)
+            self.live[plan] = rows if present is None else join([present, rows])
 
     # -------------------------------------------------------------------------------- rows that end
     def _end_rows(self) -> list[Event]:
         """End the rows that `cancel` or `end_early` named, and those whose deadline has passed."""
+        now = time.monotonic()
         with self._changed:
-            while self._deadlines and self._deadlines[0][0] <= time.monotonic():
-                self._ending.setdefault(heapq.heappop(self._deadlines)[1], "deadline")
-            reasons = {row: reason for row, reason in self._ending.items() if row in self._requests}
-            self._ending = {}
+            reasons = {
+                handle: request.ending or "deadline"
+                for handle, request in self._requests.items()
+                if request.ending or request.deadline <= now
+            }
             if not reasons:
                 return []
             self._queue = deque(request for request in self._queue if request.handle not in reasons)
         events: list[Event] = []
-        for key, rows in list(self.live.items()):
+        for plan, rows in list(self.live.items()):
             handles = rows.handle.tolist()
             out = torch.tensor([handle in reasons for handle in handles])
             if not out.any():
                 continue
-            final = key.plan.final_prefix(rows).tolist()
+            final = plan.final_prefix(rows).tolist()
             for row in out.nonzero()[:, 0].tolist():
-                ended = outcome(rows, row, key.plan, reasons.pop(handles[row]))
-                events.append(self._over(handles[row], replace(ended, tokens=ended.tokens[: final[row]])))
-            del self.live[key]
-            self._put(key, rows.select(~out))
+                ended = outcome(rows, row, plan, reasons.pop(handles[row]))
+                events.append(self._finish(handles[row], replace(ended, tokens=ended.tokens[: final[row]])))
+            del self.live[plan]
+            self._add_live(plan, rows.select(~out))
         for handle, reason in reasons.items():  # they never started
             request = self._forget(handle)
             blank = Outcome(key=request.key, ids=[], tokens=[], passes_decode=0, stop_reason=reason)
             events.append(Finished(handle, blank))
         return events
 
-    def _over(self, handle: int, finished: Outcome) -> Finished:
+    def _finish(self, handle: int, finished: Outcome) -> Finished:
         """Forget a live row that has ended, let caches free it, and make its event."""
         started = self._forget(handle).started
         assert started is not None

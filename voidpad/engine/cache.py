@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ STEP = 128  # tokens: the arena grows in multiples of it
 class CachedDenoiser(PackedDenoiser):
     """A packed denoiser that recomputes only part of a row inside a block.
 
-    Rows are known by their handles. A handle that comes back with another prompt is computed anew.
+    Rows are known by their handles. A row in its first pass is computed whole, whatever is stored under its handle.
     """
 
     store: Arena
@@ -42,12 +43,16 @@ class CachedDenoiser(PackedDenoiser):
         super().__init__(inner, bucket, graphs or Graphs(), Arena.of(inner.body, filler=bucket))
         self.block, self.policy = block, policy or CachePolicy()
         self.entries: dict[int, CachedRow] = {}  # by handle, rows as of their last good pass
-        self.prompts: dict[int, Tensor] = {}
 
     def pack(self, rows: Rows, where: Tensor) -> tuple[Packing, Callable[[], None]]:
         """The tokens of a pass, and what to call once it has been computed: a failed pass leaves nothing to reuse."""
         handles, now = rows.handle.tolist(), self._cached_rows(rows, where)
-        self._reserve({handle: row.stop for handle, row in zip(handles, now, strict=True)})
+        try:
+            if self.store.reserve({handle: row.stop for handle, row in zip(handles, now, strict=True)}):
+                self.graphs.forget()
+        except Exception:
+            self.clear()  # out of memory, with half of the layers moved
+            raise
         parts = tuple(self._part(handle, row) for handle, row in zip(handles, now, strict=True))
         return self.packing(parts, self.store.capacity), lambda: self.entries.update(
             zip(handles, now, strict=True)
@@ -56,14 +61,13 @@ class CachedDenoiser(PackedDenoiser):
     def forget(self, handle: int) -> None:
         """Free the place of a row that ended."""
         self.entries.pop(handle, None)
-        self.prompts.pop(handle, None)
         self.store.release(handle)
 
     def clear(self) -> None:
         """Forget every row and free the memory."""
         self.graphs.forget()
         self.store = Arena.of(self.inner.body, filler=self.bucket)
-        self.entries, self.prompts, self.packings, self.widest = {}, {}, {}, (1, 1)
+        self.entries, self.packings, self.widest = {}, {}, (1, 1)
 
     def _cached_rows(self, rows: Rows, where: Tensor) -> list[CachedRow]:
         """The rows as they are now, each with the age of its stored keys, which are forgotten if they do not serve.
@@ -76,11 +80,11 @@ class CachedDenoiser(PackedDenoiser):
         last = where.shape[1] - where.flip(1).int().argmax(1)
         # A full block that is still open may be edited: it counts as full once it has been left.
         ahead = torch.minimum(rows.first_mask, rows.block_start)
-        facts = (rows.prompt, rows.stop, rows.masked.sum(1), ahead)
+        facts = (rows.prompt, rows.stop, ahead, rows.decoded + rows.probed)
         wanted = (first(where, otherwise=rows.prompt), last)
         found = []
-        for number, (handle, begin, end, prompt, stop, masks, ahead) in enumerate(
-            zip(*(part.tolist() for part in (rows.handle, *wanted, *facts)), strict=True)
+        for handle, begin, end, prompt, stop, ahead, passes in zip(
+            *(part.tolist() for part in (rows.handle, *wanted, *facts)), strict=True
         ):
             origin = 0 if causal else prompt
             start = origin + (begin - back - origin) // self.block * self.block
@@ -91,36 +95,14 @@ class CachedDenoiser(PackedDenoiser):
                 start,
                 min(start + self.block, stop) if inside else stop,
                 stop,
-                masks,
                 ahead,
                 age=stored.age + 1 if stored else 0,
             )
-            if stored and not (inside and self._serves(handle, stored, row, rows.ids[number, :prompt])):
+            if stored and not (inside and passes and self.policy.serves(stored, row)):
                 del self.entries[handle]
-                stored, row = None, replace(row, age=0)
-            if stored is None:
-                self.prompts[handle] = rows.ids[number, :prompt]
+                row = replace(row, age=0)
             found.append(row)
         return found
-
-    def _serves(self, handle: int, stored: CachedRow, now: CachedRow, prompt: Tensor) -> bool:
-        """Whether the stored keys are of this row, which has come on since, and the policy may read them."""
-        if stored.prompt != now.prompt or stored.masks < now.masks or not self.policy.serves(stored, now):
-            return False
-        # A row that has not come on may be another one with the same handle, from its start.
-        return stored.masks > now.masks or torch.equal(self.prompts[handle], prompt)
-
-    def _reserve(self, sizes: Mapping[int, int]) -> None:
-        """Make room for the keys of these rows. The keys of a row that is computed whole need not be moved."""
-        for handle, size in sizes.items():
-            if handle not in self.entries and len(self.store.places.get(handle, ())) != size:
-                self.store.release(handle)
-        try:
-            if self.store.reserve(sizes):
-                self.graphs.forget()
-        except Exception:
-            self.clear()  # out of memory, with half of the layers moved
-            raise
 
     def _part(self, handle: int, row: CachedRow) -> Part:
         """What this pass computes of a row."""
@@ -158,15 +140,18 @@ class Arena:
         return cls(len(body.layers), heads, size, like=body.embed_tokens.weight.detach(), filler=filler)
 
     def reserve(self, sizes: Mapping[int, int]) -> bool:
-        """Give each of these rows a place of its size, with the keys that it has. True if the tensors moved."""
-        for handle, size in sizes.items():
-            place = self.places.get(handle)
-            if place is not None and len(place) == size:
-                continue
-            begin = self._hole(size)
+        """Give each of these rows a place of its size. True if the tensors moved.
+
+        A row that has such a place keeps its keys; a row whose size has changed loses them.
+        """
+        missing = [handle for handle, size in sizes.items() if len(self.places.get(handle, ())) != size]
+        for handle in missing:
+            self.release(handle)
+        for handle in missing:
+            begin = self._hole(sizes[handle])
             if begin is None:
                 return self._rearrange({row: len(place) for row, place in self.places.items()} | dict(sizes))
-            self._move({handle: range(begin, begin + size)})
+            self.places[handle] = range(begin, begin + sizes[handle])
         return False
 
     def release(self, handle: int) -> None:
@@ -184,33 +169,24 @@ class Arena:
         return min(((b - a, a) for a, b in edges if b - a >= size), default=(0, None))[1]
 
     def _rearrange(self, sizes: Mapping[int, int]) -> bool:
-        """Lay all rows end to end, in a larger arena if they need one."""
+        """Lay all rows end to end, with the keys that they have, in a larger arena if they need one."""
         needed, capacity = sum(sizes.values()), self.capacity
         if needed > capacity:  # with a tenth to spare: growing copies all
             capacity = -(-(needed + needed // 10) // STEP) * STEP
-        places, begin = {}, 0
-        for handle in sorted(sizes, key=lambda row: self.places.get(row, range(capacity, capacity)).start):
-            places[handle] = range(begin, begin + sizes[handle])
-            begin += sizes[handle]
-        grows = capacity > self.capacity
-        self.capacity, self.version = capacity, self.version + grows
-        self._move(places, grows=grows)
-        return grows
-
-    def _move(self, places: Mapping[int, range], *, grows: bool = False) -> None:
-        """Give rows new places and take their keys along, into new tensors if the arena grows."""
-        moved = {row: place for row, place in places.items() if row in self.places}
-        sizes = {row: min(len(self.places[row]), len(place)) for row, place in moved.items()}
+        order = sorted(sizes, key=lambda row: self.places.get(row, range(capacity, capacity)).start)
+        ends = accumulate(sizes[row] for row in order)
+        places = {row: range(end - sizes[row], end) for row, end in zip(order, ends, strict=True)}
+        kept = [row for row in order if row in self.places]
         source, target = (
-            torch.tensor([at for row, size in sizes.items() for at in side[row][:size]], dtype=torch.long)
-            for side in (self.places, moved)
+            torch.tensor([at for row in kept for at in side[row]], dtype=torch.long)
+            for side in (self.places, places)
         )
-        self.places |= places
-        if not (moved or grows):
-            return
+        grows = capacity > self.capacity
+        self.capacity, self.version, self.places = capacity, self.version + grows, places
         for part in (self.keys, self.values):
             for layer, old in enumerate(part):  # one at a time: there may not be room for all of them twice
-                kept = old[source.to(old.device)]
+                stored = old[source.to(old.device)]
                 if grows:
                     part[layer] = old.new_zeros(self.capacity + self.filler, *old.shape[1:])
-                part[layer].index_copy_(0, target.to(old.device), kept)
+                part[layer].index_copy_(0, target.to(old.device), stored)
+        return grows

@@ -31,8 +31,7 @@ class CachedRow:
     start: int  # of the open block
     end: int  # of the open block, at most the row's own; the row's own if slots outside the block are asked for, too
     stop: int
-    masks: int  # left in the row
-    first_mask: int  # where the first of them is; `stop` if there is none
+    first_mask: int  # where the first mask is; `stop` if there is none
     age: int = 0  # passes since the row was computed whole; 0 in that pass
 
 

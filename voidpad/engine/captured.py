@@ -18,7 +18,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -35,7 +35,6 @@ from voidpad.decode.rows import Rows, join, send, window_of
 from voidpad.decode.rules import Rule
 from voidpad.engine.graphs import run
 from voidpad.engine.packed import (
-    NetworkInputs,
     PackedDenoiser,
     Packing,
     forward,
@@ -46,10 +45,10 @@ from voidpad.engine.packed import (
 from voidpad.errors import first_line
 from voidpad.roles import Roles
 
-WORTH = 3  # a kind of pass is captured when it comes for this time
+CAPTURE_AT = 3  # a kind of pass is captured when it comes for this time
 # What of the rows a pass needs besides ids: what it leaves as it is, and what it changes.
 FIXED = ("prompt", "stop", "key", "seed")
-COUNTERS = ("block_start", "entry", "block_passes", "idle_passes", "decoded")
+COUNTERS = ("block_start", "entry_masks", "block_passes", "idle_passes", "decoded")
 
 # Replaces the logits (B * W, V) of the windows; for studies that pay for a pass and choose its tokens.
 Steer = Callable[[Rows, Tensor, Tensor], Tensor]
@@ -81,7 +80,7 @@ def device_step(
 
 
 def propose_checked(
-    rule: ProposeRule, logits: Tensor, bans: Bans, noise: Noise, entropy: bool
+    rule: ProposeRule, logits: Tensor, bans: Bans, noise: Noise, *, entropy: bool
 ) -> SlotProposal:
     """What the rule proposes; the score is NaN where the logits are no numbers."""
     found = rule(logits, bans, noise, entropy=entropy)
@@ -121,7 +120,7 @@ def kind_of(plan: Plan) -> Hashable | None:
     ours = (plan, plan.propose, plan.commit, plan.stop, plan.length)
     leads = plan.causal is not None and plan.causal.lead
     edits = plan.trim or plan.fill or plan.leaves_blocks or plan.commit.edits or plan.penalty is not None
-    if leads or edits or not plan.length.settles_first:
+    if leads or edits or not plan.length.keeps_length:
         return None
     if not all(type(rule).__module__.startswith("voidpad.") for rule in ours):
         return None
@@ -134,57 +133,62 @@ def kind_of(plan: Plan) -> Hashable | None:
     return (*rules, plan.stop, plan.block, plan.steps, plan.patience, plan.ban, plan.mute, causal)
 
 
+@lru_cache(1024)
+def _kind_and_numbers(plan: Plan) -> tuple[Hashable | None, Tensor]:
+    """What plans that share a graph have in common, and the numbers (1, K) of this plan that are inputs of it."""
+    numbers = [*_numbers(plan.propose).values(), *_numbers(plan.commit).values()]
+    return kind_of(plan), torch.tensor([numbers], dtype=torch.float64)
+
+
 # ---------------------------------------------------------------------------------------------- a whole pass
-@dataclass(frozen=True)
-class _KnownPlan:
-    plan: Plan
-    kind: Hashable | None
-    numbers: Tensor  # (1, K) float64, the numbers of its rules that are inputs of a graph
-
-
 @dataclass
 class _OpenBlocks:
     """The rows of a pass and their windows. They serve as long as the same rows stay in the same blocks."""
 
+    kind: Hashable  # of the plans
     groups: Sequence[tuple[Plan, Rows]]
     rows: Rows  # of all groups
     where: Tensor  # (B, L) the slots of the windows
     valid: Tensor  # (B, W) which positions of the windows are slots
     # What the network is given, by the id() of the packing: what stays the same need not be sent again.
-    inputs: dict[int, tuple[Packing, NetworkInputs]] = field(default_factory=dict)
+    inputs: dict[int, tuple[Packing, Sequence[Tensor]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, groups: Sequence[tuple[Plan, Rows]]) -> _OpenBlocks:
+    def of(cls, groups: Sequence[tuple[Plan, Rows]], kind: Hashable) -> _OpenBlocks:
         rows = join([rows for _, rows in groups])
         positions = window_of(rows, groups[0][0].block)
         valid = (positions < rows.stop[:, None]) & (positions >= rows.prompt[:, None])
-        return cls(groups, rows, rows.spread(valid, torch.zeros_like(rows.slots)), valid)
+        return cls(kind, groups, rows, rows.spread(valid, torch.zeros_like(rows.slots)), valid)
 
     def serves(self, groups: Sequence[tuple[Plan, Rows]]) -> bool:
         """Whether these are the rows of these blocks as the last pass left them."""
         pairs = zip(groups, self.groups, strict=False)
         return len(groups) == len(self.groups) and all(a is c and b is d for (a, b), (c, d) in pairs)
 
-    def network(self, packing: Packing, count: int, shift: int) -> NetworkInputs:
-        """The inputs of the network for this packing, with `count` rows; `ids` says where they are in the state's."""
+    def network(self, packing: Packing, count: int, shift: int) -> Sequence[Tensor]:
+        """The inputs of the network for this packing, with `count` rows; the first says where ids are in the state."""
         if id(packing) not in self.inputs:
             size, block = self.valid.shape
-            inputs = packing.inputs(self.rows, self.where, shift)
             outputs = torch.full((count, block), len(packing) - 1)
-            outputs[:size][self.valid] = inputs.outputs
+            outputs[:size][self.valid] = packing.outputs(self.where, shift)
             source = packing.source(rounded(self.rows.ids.shape[1] + block))
-            self.inputs[id(packing)] = packing, inputs._replace(ids=source, outputs=outputs.view(-1))
+            self.inputs[id(packing)] = packing, packing.inputs(source, outputs.view(-1))
         return self.inputs[id(packing)][1]
 
     def state(self, count: int) -> list[Tensor]:
-        """The rows as the pass reads them: ids, what is fixed, counters; rows without slots fill up `count`."""
+        """The rows as the pass reads them: ids, what is fixed, counters, and the numbers of the rows' rules (B, K).
+
+        Rows without slots fill up `count`. The numbers are integers of the same bits.
+        """
         rows, (size, block) = self.rows, self.valid.shape
         columns = rows.ids.shape[1]
         spare = rounded(columns + block) - columns  # a window may reach past the end of its row
         parts = [torch.stack([getattr(rows, name) for name in names]) for names in (FIXED, COUNTERS)]
+        numbers = torch.cat([_kind_and_numbers(plan)[1].expand(len(own), -1) for plan, own in self.groups])
         return [
             pad(rows.ids, (0, spare, 0, count - size)),
             *(pad(part, (0, count - size)) for part in parts),
+            pad(numbers, (0, 0, 0, count - size), value=1.0).view(torch.int64),
         ]
 
 
@@ -194,11 +198,6 @@ class _State:
 
     tensors: list[Tensor]
     rows: Rows | None = None  # the rows that they hold
-    plans: tuple[Plan, ...] = ()
-
-    def holds(self, opened: _OpenBlocks) -> bool:
-        pairs = zip(self.plans, opened.groups, strict=False)
-        return self.rows is opened.rows and all(known is plan for known, (plan, _) in pairs)
 
 
 @dataclass
@@ -210,8 +209,7 @@ class CapturedPass:
 
     denoise: PackedDenoiser
     steer: Steer | None = None
-    _known: dict[int, _KnownPlan] = field(default_factory=dict)  # by the plan's id()
-    _seen: dict[Hashable, int] = field(default_factory=dict)
+    _times_seen: dict[Hashable, int] = field(default_factory=dict)
     _states: dict[Hashable, _State] = field(default_factory=dict)  # by the shapes of its tensors
     _opened: _OpenBlocks | None = None  # of the last pass
 
@@ -220,12 +218,12 @@ class CapturedPass:
         opened = self._opened
         if opened is None or not opened.serves(groups):
             self._opened = None
-            kinds = {self._of(plan).kind for plan, _ in groups}
+            kinds = {_kind_and_numbers(plan)[0] for plan, _ in groups}
             # The ordinary path reads lengths, and it proposes all slots of a row with a constraint together.
             outside = any(bool(rows.constraints) or bool(rows.probing.any()) for _, rows in groups)
             if len(kinds) > 1 or None in kinds or outside:
                 return None
-            opened = _OpenBlocks.of(groups)
+            opened = _OpenBlocks.of(groups, kinds.pop())
         packing, done = self.denoise.pack(opened.rows, opened.where)
         (flat, logits, _), state = self._compute(opened, packing)
         done()
@@ -238,7 +236,7 @@ class CapturedPass:
             self._opened = None
             return None
         if state is not None:
-            state.rows, state.plans = after, tuple(plan for plan, _ in groups)
+            state.rows = after
         same = torch.equal(after.block_start, opened.rows.block_start)
         opened.rows = after
         opened.groups = [(plan, step.after) for (plan, _), step in zip(groups, steps, strict=True)]
@@ -252,45 +250,27 @@ class CapturedPass:
         count = next_power(len(opened.rows)) if graphed else len(opened.rows)
         network = opened.network(packing, count, denoise.inner.shift)
         call = _DevicePass(self, plan, opened.rows.roles, packing.longest)
-        kind = (self._of(plan).kind, packing.longest, denoise.version)
-        if not (graphed and self._is_worth(kind, network)):
-            given = [*opened.state(count), self._numbers(opened, count)]
-            return run(call, [*network, *given], device), None
+        kind = (opened.kind, packing.longest, denoise.version)
+        if not (graphed and self._shall_capture(kind, network)):
+            return run(call, [*network, *opened.state(count)], device), None
         # Passes over the same rows share a state, whether they compute a block alone or the prompt as well.
-        shape = (count, rounded(opened.rows.ids.shape[1] + plan.block), self._of(plan).kind)
+        shape = (count, rounded(opened.rows.ids.shape[1] + plan.block), opened.kind)
         state = self._states.get(shape)
-        if state is None or not state.holds(opened):
-            given = [*opened.state(count), self._numbers(opened, count)]
-            if state is None:
-                state = self._states[shape] = _State([send(part, device) for part in given])
-            else:
-                for part, value in zip(state.tensors, given, strict=True):
-                    part.copy_(value)
+        if state is None:
+            state = self._states[shape] = _State([send(part, device) for part in opened.state(count)])
+        elif state.rows is not opened.rows:
+            for part, value in zip(state.tensors, opened.state(count), strict=True):
+                part.copy_(value)
         state.rows = None
         return denoise.graphs(call, network, device, key=kind, state=state.tensors), state
 
-    def _numbers(self, opened: _OpenBlocks, count: int) -> Tensor:
-        """The numbers of each row's rules that are inputs of a graph, as integers of the same bits (B, K)."""
-        numbers = torch.cat([self._of(plan).numbers.expand(len(rows), -1) for plan, rows in opened.groups])
-        return pad(numbers, (0, 0, 0, count - len(numbers)), value=1.0).view(torch.int64)
-
-    def _of(self, plan: Plan) -> _KnownPlan:
-        known = self._known.get(id(plan))
-        if known is None or known.plan is not plan:
-            if len(self._known) > 1024:
-                self._known.clear()
-            values = [*_numbers(plan.propose).values(), *_numbers(plan.commit).values()]
-            numbers = torch.tensor([values], dtype=torch.float64)
-            known = self._known[id(plan)] = _KnownPlan(plan, kind_of(plan), numbers)
-        return known
-
-    def _is_worth(self, kind: Hashable, inputs: Sequence[Tensor]) -> bool:
+    def _shall_capture(self, kind: Hashable, inputs: Sequence[Tensor]) -> bool:
         """Whether a graph for this kind of pass exists or shall be captured now."""
         name = (kind, tuple(tuple(part.shape) for part in inputs))
-        self._seen[name] = self._seen.get(name, 0) + 1
-        if len(self._seen) > 4096:
-            self._seen.clear()
-        return self._seen.get(name, 0) >= WORTH
+        self._times_seen[name] = self._times_seen.get(name, 0) + 1
+        if len(self._times_seen) > 4096:
+            self._times_seen.clear()
+        return self._times_seen.get(name, 0) >= CAPTURE_AT
 
 
 def _steps(opened: _OpenBlocks, found: Tensor, logits: Tensor) -> tuple[list[Step] | None, Rows]:
@@ -348,7 +328,7 @@ class _DevicePass:
         propose = _compiled(propose_checked) if compiled and not _numbers(plan.propose) else propose_checked
         step = _compiled(device_step) if compiled else device_step
         plan = self._with_numbers(numbers.view(torch.float64))
-        bans = resolved_bans(plan, self.roles, vocab=logits.shape[1]).on(ids.device, logits.shape[1])
+        bans = resolved_bans(plan, self.roles, vocab=logits.shape[1], device=ids.device)
         draws = (
             rows.seed[:, None],
             rows.key[:, None],

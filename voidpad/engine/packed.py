@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,12 +29,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from voidpad.decode.denoise import HFDenoiser
-from voidpad.decode.rows import Rows, horizon
+from voidpad.decode.rows import Rows, block_end
 from voidpad.engine.cache_policy import Range
 from voidpad.engine.graphs import Graphs, run
 
 HALF = (torch.float16, torch.bfloat16)
-MULTIPROCESSORS = 132  # of a GPU, about
 
 
 # ------------------------------------------------------------------------------------------- what a pass computes
@@ -56,14 +55,14 @@ class Packing:
 
     row: Tensor  # (T,) the packed tokens, without the filler
     column: Tensor  # (T,)
-    index: Tensor  # (B, L) where each token is in the sequence; -1 for those that are not computed
+    packed_at: Tensor  # (B, L) where each token is in the sequence; -1 for those that are not computed
     positions: Tensor  # (T + filler,)
     queries: Tensor  # (S + 1,) where each segment of tokens begins
     keys: Tensor  # (S + 1,) where the keys that it sees begin
     # Longest segment of tokens and of keys, rounded up so that CUDA graphs fit more often.
     longest: tuple[int, int]
-    # (T + filler,) how many keys of its segment, from the first one on, each token sees; empty if it sees all of them
-    horizons: Tensor
+    # (T + filler,) how many keys of its segment each token sees, from the first one on; empty if all tokens see all
+    visible_keys: Tensor
     stored: Tensor  # (T + filler,) places of the keys of this pass
 
     @classmethod
@@ -78,8 +77,8 @@ class Packing:
         counts = [sum(end - begin for begin, end in parts[number].ranges) for number in order]
         column = torch.cat([torch.arange(*span) for number in order for span in parts[number].ranges])
         row = torch.tensor(order).repeat_interleave(torch.tensor(counts))
-        index = torch.full((len(parts), max(part.visible for part in parts)), -1)
-        index[row, column] = torch.arange(len(row))
+        packed_at = torch.full((len(parts), max(part.visible for part in parts)), -1)
+        packed_at[row, column] = torch.arange(len(row))
         spare = -len(row) % bucket
         filler = torch.arange(spare)
         # Attention reads segments of keys: a row's visible keys, and before each row what nobody reads now.
@@ -91,21 +90,21 @@ class Packing:
         empty = [0] * (2 * (widest[0] - len(parts)))
         queries += [*empty, 0, spare]
         keys += [*empty, capacity - reached, spare]
-        positions, horizons = torch.cat([column, filler]), filler[:0]
+        positions, visible_keys = torch.cat([column, filler]), filler[:0]
         places, ends = (
             torch.tensor([getattr(part, name) for part in parts]) for name in ("place", "visible")
         )
-        if causal and bool((horizon(column, causal) < ends[row]).any()):
-            horizons = horizon(positions, causal)
+        if causal and bool((block_end(column, causal) < ends[row]).any()):
+            visible_keys = block_end(positions, causal)
         return cls(
             row=row,
             column=column,
-            index=index,
+            packed_at=packed_at,
             positions=positions,
             queries=torch.tensor(queries).cumsum(0),
             keys=torch.tensor(keys).cumsum(0),
             longest=(rounded(max(*counts, spare)), widest[1]),
-            horizons=horizons,
+            visible_keys=visible_keys,
             stored=torch.cat([places[row] + column, capacity + filler]),
         )
 
@@ -116,27 +115,16 @@ class Packing:
         """Where the packed tokens are in ids (B, columns) laid flat; the filler takes the first one's."""
         return pad(self.row * columns + self.column, (0, len(self) - len(self.row)))
 
-    def inputs(self, rows: Rows, where: Tensor, shift: int) -> NetworkInputs:
-        """What `forward` takes for these rows; the logits at the slots `where` (B, L) come out."""
-        ids = pad(rows.ids[self.row, self.column], (0, len(self) - len(self.row)), value=rows.roles.eos)
+    def outputs(self, where: Tensor, shift: int) -> Tensor:
+        """The packed tokens (N,) that give the logits at the slots `where` (B, L)."""
         row, column = where.nonzero(as_tuple=True)
-        outputs = self.index[row, column - shift]
+        outputs = self.packed_at[row, column - shift]
         assert bool((outputs >= 0).all())  # the packing left out a slot that is asked for
-        return NetworkInputs(
-            ids, self.positions, self.queries, self.keys, outputs, self.horizons, self.stored
-        )
+        return outputs
 
-
-class NetworkInputs(NamedTuple):
-    """The tensors of one pass. Those of `Packing` hold for several passes."""
-
-    ids: Tensor  # (T + filler,)
-    positions: Tensor
-    queries: Tensor
-    keys: Tensor
-    outputs: Tensor  # (N,) the packed tokens whose logits come out
-    horizons: Tensor
-    stored: Tensor
+    def inputs(self, ids: Tensor, outputs: Tensor) -> tuple[Tensor, ...]:
+        """The tensors that `forward` takes."""
+        return ids, self.positions, self.queries, self.keys, outputs, self.visible_keys, self.stored
 
 
 def next_power(n: int) -> int:
@@ -162,18 +150,19 @@ class PackedDenoiser:
     @torch.inference_mode()
     def __call__(self, rows: Rows, where: Tensor) -> Tensor:
         packing, done = self.pack(rows, where)
-        inputs, device = packing.inputs(rows, where, self.inner.shift), self.inner.device
+        ids = rows.ids.take(packing.source(rows.ids.shape[1]))
+        outputs, device = packing.outputs(where, self.inner.shift), self.inner.device
 
         def call(*tensors: Tensor) -> Tensor:
             return forward(self.inner, self.store, packing.longest, *tensors)
 
         if self.graphed(packing):
-            count = len(inputs.outputs)
+            count = len(outputs)
             spare = max(32, next_power(count)) - count  # few different shapes: few graphs
-            inputs = inputs._replace(outputs=pad(inputs.outputs, (0, spare), value=len(packing) - 1))
+            inputs = packing.inputs(ids, pad(outputs, (0, spare), value=len(packing) - 1))
             found = self.graphs(call, inputs, device, key=(packing.longest, self.version))[:count]
         else:
-            found = run(call, inputs, device)
+            found = run(call, packing.inputs(ids, outputs), device)
         done()
         return found
 
@@ -185,7 +174,7 @@ class PackedDenoiser:
     def graphed(self, packing: Packing) -> bool:
         """Whether a graph can hold this pass. Outside half precision attention reads lengths on the host."""
         half = next(self.inner.body.parameters()).dtype in HALF
-        return half and not len(packing.horizons) and self.graphs.fit(len(packing), self.inner.device)
+        return half and not len(packing.visible_keys) and self.graphs.fit(len(packing), self.inner.device)
 
     def pack(self, rows: Rows, where: Tensor) -> tuple[Packing, Callable[[], None]]:
         """The tokens of a pass, and what to call once it has been computed."""
@@ -217,7 +206,7 @@ def forward(
     queries: Tensor,
     keys: Tensor,
     outputs: Tensor,
-    horizons: Tensor,
+    visible_keys: Tensor,
     stored: Tensor,
 ) -> Tensor:
     """Logits (N, V) at `outputs` of the packed tokens; the tensors are those of `Packing`, on the network's device.
@@ -229,24 +218,20 @@ def forward(
     call = decoder_layer if joined is None else _compiled_layer()
     hidden = body.embed_tokens(ids[None])
     rotary = body.rotary_emb(hidden, positions[None])
-    fused = hidden.is_cuda and hidden.dtype in HALF and not len(horizons)
-    spans = Spans.of(queries, keys, longest, on_host=not fused)
-    # Attention in parts rounds differently, so it is for compiled passes only.
-    heads = body.config.num_attention_heads, body.config.num_key_value_heads
-    parts = split_count(spans, heads) if fused and joined is not None else 1
-    spans = spans.split(len(ids), heads[0] // heads[1], parts)
+    fused = is_fused(hidden, visible_keys)
+    segments = Segments(queries.int(), keys.int(), *longest)
     # Not on a GPU without compiling: there every product keeps the shape that it has in the plain network.
-    few = 0 < len(outputs) <= len(ids) // 2 and (joined is not None or not fused)
+    narrow = 0 < len(outputs) <= len(ids) // 2 and (joined is not None or not fused)
     needed = None
     for number, layer in enumerate(body.layers):
-        if few and number == len(body.layers) - 1:
+        if narrow and number == len(body.layers) - 1:
             needed, order = outputs.sort()
-            spans = spans.narrowed(needed).split(len(needed), heads[0] // heads[1], parts)
+            segments = segments.narrowed(needed)
         kept = None if store is None else (store.keys[number], store.values[number])
         matrices = joined[number] if joined else None
-        hidden = call(layer, matrices, hidden, rotary, spans, horizons, kept, stored, needed)
+        hidden = call(layer, matrices, hidden, rotary, segments, visible_keys, kept, stored, needed)
     hidden = body.norm(hidden)[0]
-    found: Tensor = inner.head(hidden[order.argsort()] if few else hidden[outputs])
+    found: Tensor = inner.head(hidden[order.argsort()] if narrow else hidden[outputs])
     return found
 
 
@@ -255,8 +240,8 @@ def decoder_layer(
     joined: JoinedLayer | None,
     hidden: Tensor,
     rotary: tuple[Tensor, Tensor],
-    spans: Spans,
-    horizons: Tensor,
+    segments: Segments,
+    visible_keys: Tensor,
     kept: tuple[Tensor, Tensor] | None,
     stored: Tensor,
     needed: Tensor | None,
@@ -289,8 +274,8 @@ def decoder_layer(
         k, v = kept
     if needed is not None:
         q, hidden = q[needed], hidden[:, needed]
-        horizons = horizons[needed] if len(horizons) else horizons
-    mixed = attend(q, k, v, spans, horizons)
+        visible_keys = visible_keys[needed] if len(visible_keys) else visible_keys
+    mixed = attend(q, k, v, segments, visible_keys)
     hidden = hidden + part.o_proj(mixed.flatten(1)[None])
     seen = layer.post_attention_layernorm(hidden)
     if joined is None or joined.mlp is None:
@@ -301,126 +286,63 @@ def decoder_layer(
 
 # -------------------------------------------------------------------------------------------------- attention
 @dataclass(frozen=True)
-class Spans:
+class Segments:
     """Which keys each segment of queries sees, as cumulative lengths, and the longest segments."""
 
     queries: Tensor  # (S + 1,) int32
     keys: Tensor
     longest_query: int
     longest_key: int
-    # Queries and keys as numbers, where no kernel reads them.
-    on_host: tuple[tuple[int, ...], tuple[int, ...]] | None
-    parts: KeyParts | None = None  # where the keys of a segment are read in several parts
 
-    @classmethod
-    def of(cls, queries: Tensor, keys: Tensor, longest: tuple[int, int], *, on_host: bool) -> Spans:
-        numbers = (tuple(queries.tolist()), tuple(keys.tolist())) if on_host else None
-        return cls(queries.int(), keys.int(), *longest, numbers)
-
-    def narrowed(self, outputs: Tensor) -> Spans:
-        """The spans where only these queries are left, ascending indices of packed tokens."""
+    def narrowed(self, outputs: Tensor) -> Segments:
+        """The segments where only these queries are left, ascending indices of packed tokens."""
         queries = torch.searchsorted(outputs, self.queries.to(outputs.dtype)).int()
-        numbers = None if self.on_host is None else (tuple(queries.tolist()), self.on_host[1])
-        return Spans(queries, self.keys, len(outputs), self.longest_key, numbers)
-
-    def split(self, tokens: int, groups: int, parts: int) -> Spans:
-        """The spans of so many tokens with the keys of every segment in so many parts."""
-        if parts == 1:
-            return self
-        return replace(self, parts=KeyParts.of(self.queries * groups, self.keys, tokens * groups, parts))
+        return Segments(queries, self.keys, len(outputs), self.longest_key)
 
 
-@dataclass(frozen=True)
-class KeyParts:
-    """Each segment's keys divided into parts, and its queries repeated for every part.
-
-    With few queries a GPU would read all keys of a head by one multiprocessor; in parts it reads them by several.
-    """
-
-    queries: Tensor  # (S * parts + 1,) int32, cumulative lengths of the repeated queries
-    keys: Tensor
-    source: Tensor  # (T * parts,) the query that each repeated one is
-    places: Tensor  # (T, parts) where the repetitions of each query are
-
-    @classmethod
-    def of(cls, queries: Tensor, keys: Tensor, tokens: int, parts: int) -> KeyParts:
-        """The parts of these segments, given as cumulative lengths of `tokens` queries and of keys."""
-        number = torch.arange(parts, device=queries.device)
-        starts, sizes, widths = queries[:-1], queries.diff(), keys.diff()
-        firsts = starts[:, None] * parts + sizes[:, None] * number
-        begins = keys[:-1, None] + widths[:, None] * number // parts
-        # The segment of each repeated query and of each query; segments without queries have none.
-        repeated = torch.arange(tokens * parts, device=queries.device)
-        segment = torch.searchsorted(queries * parts, repeated, right=True) - 1
-        source = starts[segment] + (repeated - starts[segment] * parts) % sizes[segment]
-        token = repeated[:tokens]
-        segment = torch.searchsorted(queries, token, right=True) - 1
-        places = firsts[segment] + (token - starts[segment])[:, None]
-        all_queries = torch.cat([firsts.flatten(), queries[-1:] * parts]).int()
-        all_keys = torch.cat([begins.flatten(), keys[-1:]]).int()
-        return cls(all_queries, all_keys, source, places)
-
-    def combined(self, mixed: Tensor, weight: Tensor) -> Tensor:
-        """The attention of whole segments, from that of the parts (T * parts, heads, size).
-
-        `weight` (heads, T * parts) is the logarithm of each part's sum of exponentials; torch has infinity for no keys.
-        """
-        weight = torch.where(weight.isinf(), -torch.inf, weight.float()).T[self.places]  # (T, parts, heads)
-        share = weight.softmax(1)[..., None]
-        return (mixed[self.places].float() * share).sum(1).to(mixed.dtype)
+def is_fused(x: Tensor, visible_keys: Tensor) -> bool:
+    """Whether one kernel computes the attention of all segments."""
+    return x.is_cuda and x.dtype in HALF and not len(visible_keys)
 
 
-def split_count(spans: Spans, heads: tuple[int, int]) -> int:
-    """In how many parts keys are read: enough to give work to every multiprocessor, at most one for 64 keys."""
-    tiles = (
-        -(-spans.longest_query * (heads[0] // heads[1]) // 128)
-        * heads[1]
-        * max(len(spans.queries) // 2 - 1, 1)
-    )
-    return max(1, min(MULTIPROCESSORS // tiles, spans.longest_key // 64, 8))
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, spans: Spans, horizons: Tensor) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, visible_keys: Tensor) -> Tensor:
     """Attention of packed queries (T, heads, size) to packed keys and values (K, key heads, size); (T, heads, size).
 
-    Where there are `horizons` (T,), a query sees only so many keys of its segment, the first ones. No token is told
-    from its neighbours by order, so query heads that share a key head are simply more queries of it.
+    `visible_keys` (T,), unless empty, says how many keys of its segment each query sees, from the first one on.
+    Attention itself knows no order of tokens, so the query heads that share a key head are passed as further queries.
     """
     groups = q.shape[1] // k.shape[1]
-    if spans.on_host is None:
-        from torch.nn.attention.varlen import AuxRequest, varlen_attn
+    if not is_fused(q, visible_keys):
+        return cast(Tensor, _attend_rows(q, k, v, segments.queries, segments.keys, visible_keys, groups))
+    from torch.nn.attention.varlen import varlen_attn
 
-        q = q.unflatten(1, (-1, groups)).transpose(1, 2).flatten(0, 1)  # (T * groups, key heads, size)
-        k, v = k.contiguous(), v.contiguous()
-        longest = spans.longest_query * groups, spans.longest_key
-        if spans.parts is None:
-            mixed = varlen_attn(q.contiguous(), k, v, spans.queries * groups, spans.keys, *longest)
-        else:
-            parts, aux = spans.parts, AuxRequest(lse=True)
-            given = parts.queries, parts.keys, *longest
-            mixed = parts.combined(*varlen_attn(q[parts.source], k, v, *given, return_aux=aux))
-        return _ungrouped(cast(Tensor, mixed), groups)
-    return cast(Tensor, _attend_rows(q, k, v, spans.on_host, horizons, groups))
+    q = q.unflatten(1, (-1, groups)).transpose(1, 2).flatten(0, 1)  # (T * groups, key heads, size)
+    bounds = segments.queries * groups, segments.keys
+    longest = segments.longest_query * groups, segments.longest_key
+    mixed = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), *bounds, *longest)
+    return _ungrouped(cast(Tensor, mixed), groups)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attend_rows(
-    q: Tensor, k: Tensor, v: Tensor, spans: tuple[tuple[int, ...], ...], horizons: Tensor, groups: int
+    q: Tensor, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, visible_keys: Tensor, groups: int
 ) -> Tensor:
+    """Attention segment by segment; the lengths are read on the host."""
+    segments = zip(pairwise(queries.tolist()), pairwise(keys.tolist()), strict=True)
     parts = [
-        _attend_segment(q[a:b], k[c:d], v[c:d], horizons[a:b], groups)
-        for (a, b), (c, d) in zip(*map(pairwise, spans), strict=True)
+        _attend_segment(q[a:b], k[c:d], v[c:d], visible_keys[a:b], groups)
+        for (a, b), (c, d) in segments
         if b > a
     ]
     return torch.cat(parts)
 
 
-def _attend_segment(q: Tensor, k: Tensor, v: Tensor, horizons: Tensor, groups: int) -> Tensor:
+def _attend_segment(q: Tensor, k: Tensor, v: Tensor, visible_keys: Tensor, groups: int) -> Tensor:
     """Attention of one segment, (n, heads, size)."""
     q = q.unflatten(1, (-1, groups)).transpose(1, 2).flatten(0, 1)
-    horizons = horizons.repeat_interleave(groups)
+    visible_keys = visible_keys.repeat_interleave(groups)
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # (1, key heads, n, size)
-    sees = torch.arange(k.shape[2], device=k.device) < horizons[:, None] if len(horizons) else None
+    sees = torch.arange(k.shape[2], device=k.device) < visible_keys[:, None] if len(visible_keys) else None
     mixed = scaled_dot_product_attention(q, k, v, attn_mask=sees)[0].transpose(0, 1)
     return _ungrouped(mixed, groups)
 
@@ -454,10 +376,9 @@ def _varlen_attention(
     groups = query.shape[1] // key.shape[1]
     q = query[0].unflatten(0, (-1, groups)).permute(2, 1, 0, 3).flatten(0, 1)  # (T * groups, key heads, size)
     k, v = (x[0].transpose(0, 1) for x in (key, value))
-    bounds = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
-    longest = kwargs["max_length_q"], kwargs["max_length_k"]
-    spans = Spans.of(*bounds, longest, on_host=not (q.is_cuda and q.dtype in HALF))
-    mixed = attend(q, k, v, spans, bounds[0][:0])
+    queries, keys = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
+    segments = Segments(queries.int(), keys.int(), kwargs["max_length_q"], kwargs["max_length_k"])
+    mixed = attend(q, k, v, segments, queries[:0])
     return _ungrouped(mixed, groups)[None], None
 
 

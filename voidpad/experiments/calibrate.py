@@ -111,8 +111,9 @@ def _tail(model: Model, prompts: Sequence[Sequence[int]], length: int, search: S
     width = max(search.windows)
     canvas = Rows.blank(prompts, length, model.roles)
     where = canvas.slots & (canvas.offset >= (canvas.stop - width)[:, None])
-    bans = Bans((), (), model.roles.mask)
-    seen = VoidExpansion().measure(model.denoiser()(canvas, where), model.roles, bans).cpu()
+    logits = model.denoiser()(canvas, where)
+    bans = Bans.of((), (), model.roles.mask, logits.shape[1], logits.device)
+    seen = VoidExpansion().measure(logits, model.roles, bans).cpu()
     grid = scatter(where, seen)
     place = canvas.stop[:, None] - width + torch.arange(width)[None]
     picked = grid.gather(1, place.clamp(min=0)[:, :, None].expand(-1, -1, 2))
@@ -123,18 +124,14 @@ def settings(seen: Survey, search: Search) -> list[Setting]:
     """Every window and pair of thresholds, replayed."""
     found = []
     for window in search.windows:
-        nonvoid, gap = measures(seen, window)
+        # What the two thresholds are compared with, (K, N) each.
+        slots = seen.lengths.clamp(max=window)[:, None].double()
+        nonvoid = seen.other[:, :, -window:].sum(2) / slots
+        gap = (seen.void - seen.other)[:, :, -window:].sum(2) / slots
         # No tail passes 0: that setting always keeps the full canvas, so every answer fits at least there.
         for upper, lower in product([0.0, *_levels(nonvoid, search.levels)], _levels(gap, search.levels)):
             found.append(_replay(seen, window, (nonvoid <= upper) & (gap >= lower), (upper, lower)))
     return found
-
-
-def measures(seen: Survey, window: int) -> tuple[Tensor, Tensor]:
-    """What the two thresholds are compared with, (K, N) each: the best token other than VOID, and VOID minus it."""
-    slots = seen.lengths.clamp(max=window)[:, None].double()
-    nonvoid = seen.other[:, :, -window:].sum(2) / slots
-    return nonvoid, (seen.void - seen.other)[:, :, -window:].sum(2) / slots
 
 
 def _levels(values: Tensor, count: int) -> list[float]:

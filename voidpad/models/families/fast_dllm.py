@@ -9,7 +9,7 @@ from typing import Any
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from voidpad.decode.commit import HighConfidence
-from voidpad.decode.presets import CausalPreset, FamilyDefaults
+from voidpad.decode.presets import FamilyDefaults, Preset
 from voidpad.decode.propose import SampledProposal
 from voidpad.errors import shown
 from voidpad.models.families.family import Family, words
@@ -39,7 +39,7 @@ FAST_DLLM = Family(
         proposal=SampledProposal,
         authors={},
         presets={
-            "small-blocks": CausalPreset(
+            "small-blocks": Preset(
                 "Fast-dLLM v2: small blocks inside a block, every slot above a threshold",
                 commit=HighConfidence,
                 small=8,

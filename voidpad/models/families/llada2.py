@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from voidpad.decode.commit import Dynamic, Editing, Static
-from voidpad.decode.presets import CausalPreset, FamilyDefaults
+from voidpad.decode.presets import FamilyDefaults, Preset
 from voidpad.decode.propose import TemperedProposal
 from voidpad.models.families.family import STOCK, Family, words
 
@@ -46,10 +46,12 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _split(name: str, tensor: Tensor, config: Any) -> dict[str, Tensor]:
-    """Queries, keys and values of the rows of `query_key_value`."""
+def _split(name: str, tensor: Any, config: Any) -> dict[str, Any]:
+    """Queries, keys and values of the rows of `query_key_value`; any other tensor as it is."""
+    if "qkv_proj" not in name:
+        return {name: tensor}
     heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
-    parts = tensor.split([config.head_dim * count for count in heads])
+    parts = tensor[:].split([config.head_dim * count for count in heads])
     return {name.replace("qkv_proj", f"{kind}_proj"): part for kind, part in zip("qkv", parts, strict=True)}
 
 
@@ -83,20 +85,15 @@ LLADA2 = Family(
     translated=_translated,
     constants={"use_qk_norm": True, "num_mtp_layers": 0},
     tensor_names=_NAMES,
-    joined="qkv_proj",
     split=_split,
     join=_join,
-    block_assumed=False,
-    name_notes={
-        r"(?i)llada2\.1": "LLaDA2.1 was trained to edit what it wrote; --plan editing is its loop, dynamic LLaDA2.0's."
-    },
     decoding=FamilyDefaults(
         proposal=TemperedProposal,
         authors={},
         presets={
-            "dynamic": CausalPreset("LLaDA2.0: every slot of a block above a threshold", commit=Dynamic),
-            "static": CausalPreset("the surest slots of a block, evenly over its passes", commit=Static),
-            "editing": CausalPreset(
+            "dynamic": Preset("LLaDA2.0: every slot of a block above a threshold", commit=Dynamic),
+            "static": Preset("the surest slots of a block, evenly over its passes", commit=Static),
+            "editing": Preset(
                 "LLaDA2.1: masks above a threshold, and written tokens of the block replaced", commit=Editing
             ),
         },

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from voidpad.decode.commit import Dynamic, Sequential, Static
-from voidpad.decode.presets import CausalPreset, FamilyDefaults
+from voidpad.decode.presets import FamilyDefaults, Preset
 from voidpad.decode.propose import TemperedProposal
 from voidpad.models.families.family import STOCK, Family, words
 from voidpad.roles import RoleNames
@@ -25,9 +25,9 @@ _DECODING = FamilyDefaults(
     proposal=TemperedProposal,
     authors={},
     presets={
-        "static": CausalPreset("SDAR: the surest slots of a block, evenly over its passes", commit=Static),
-        "dynamic": CausalPreset("SDAR: every slot of a block above a threshold", commit=Dynamic),
-        "sequential": CausalPreset("SDAR: a block from left to right", commit=Sequential),
+        "static": Preset("SDAR: the surest slots of a block, evenly over its passes", commit=Static),
+        "dynamic": Preset("SDAR: every slot of a block above a threshold", commit=Dynamic),
+        "sequential": Preset("SDAR: a block from left to right", commit=Sequential),
     },
     causal_block=4,
 )
@@ -39,7 +39,6 @@ SDAR = Family(
     net_class=Qwen3ForCausalLM,
     model_types=("sdar",),
     copied=STOCK | {"head_dim"},
-    ignored=words("debug ep_size fuse_cross_entropy micro_forward skip_checkpoint use_deepep"),
     tokenizer_class=Qwen2Tokenizer,
     role_names=RoleNames(mask=(*RoleNames.mask, "<MASK>")),
     block_field="block_size",
