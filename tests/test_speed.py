@@ -92,20 +92,6 @@ def test_ready_plans_and_block_causal_models_take_no_speed(name, tmp_path, voidp
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "command", ["generate hi --model", "serve", "eval --tasks tiny_steps --out run --model"]
-)
-def test_wrong_speeds_are_refused_before_weights_are_read(voidpad, command):
-    for options, named in (
-        ("--speed quick", "quick"),
-        ("--speed fast --cache dual", "cache=dual"),
-        ("--speed fastest --plan daedal", "daedal"),
-    ):
-        refused = voidpad(f"{command} tiny-void {options}")
-        assert refused.status == 2
-        assert named in refused.err
-
-
 def test_a_run_folder_holds_the_switches_of_its_speed(voidpad, tmp_path):
     speed = SPEEDS["fastest"]
     given = " ".join(f"--set {field}={value}" for field, value in speed.fields.items())

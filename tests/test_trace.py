@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stories import eos_first, expansion
-from voidpad.decode import CommitRule
 from voidpad.diagnose.trace import Recorder, Trace, read, records, write
 from voidpad.engine.events import Wrote
 from voidpad.errors import DataError
@@ -189,23 +188,6 @@ def test_the_least_detail_asks_for_no_extra_logits(model):
     canvas = next(model.stream("hi", "original", **PLANS["original"])).before
     assert not recorder.observe(canvas).any()
     assert all(step.p_eos is None and step.top5_ids is None for step in recorder.traces[0].passes)
-
-
-class Leftmost(CommitRule):
-    """Writes the leftmost open slot."""
-
-    def __call__(self, proposed, progress):
-        return proposed.frontier & (proposed.frontier.cumsum(1) == 1)
-
-
-def test_a_users_own_rule_is_named_in_the_trace(model, tmp_path):
-    plan = model.plan("void", canvas=16, block=8).replace(commit=Leftmost())
-    recorder = Recorder(model, plan_name="mine")
-    model.generate("hello", plan, observe=recorder.observe, listen=recorder)
-    recorder.write(tmp_path / "trace.jsonl")
-    (trace,) = read(tmp_path / "trace.jsonl")
-    assert trace.header.plan["commit"]["rule"].endswith(":Leftmost")
-    assert trace.header.plan == plan.plain()
 
 
 def untimed(result):

@@ -95,7 +95,7 @@ def evaluate(
             run.answer(folder, resources=resources, progress=show)
     else:
         if shard is not None and not re.fullmatch(r"\d+/\d+", shard):
-            raise ConfigError(f"--shard {shard!r}: write r/W, such as 0/4 for the first of four parts.")
+            raise ConfigError(f"shard={shard!r}: write r/W, such as 0/4 for the first of four parts.")
         settings = {
             "tasks": names,
             "own_tasks": own_tasks,

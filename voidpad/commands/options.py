@@ -195,9 +195,7 @@ class PlanOptions:
         for name, value in assignments("--set", self.settings, "FIELD=VALUE, for example steps=64").items():
             field = name.replace("-", "_")
             if field in found:
-                raise ConfigError(
-                    f"--set {name}={value}: {field} has an option of its own, which is given too."
-                )
+                raise ConfigError(f"--set {name}={value}: {field} is given twice.")
             try:
                 found[field] = json.loads(value)
             except ValueError:
