@@ -67,15 +67,28 @@ class Running:
             f"Content-Length: {size or len(text)}\r\n\r\n{text}"
         )
 
-    def slow_down(self, seconds: float = 0.02) -> None:
-        """Make every pass take at least this long, so that what happens meanwhile can be seen."""
-        denoise = self.engine.engine.denoise
+    def cancelled(self, why: str) -> float:
+        """Rows that ended before their answer, for this reason."""
+        value = self.state.metrics.registry.get_sample_value("voidpad_rows_cancelled_total", {"why": why})
+        return value or 0.0
 
-        def slowly(canvas, where):
-            time.sleep(seconds)
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, a pass waits until something else wants its turn: so what is seen does not depend on the speed."""
+        engine, free = self.engine.engine, threading.Event()
+        denoise, turns = engine.denoise, self.engine.thread._work_queue
+
+        def waiting(canvas, where):
+            while turns.empty() and not free.wait(0.005):
+                pass
             return denoise(canvas, where)
 
-        self.engine.engine.denoise = slowly
+        engine.denoise = waiting
+        try:
+            yield
+        finally:
+            engine.denoise = denoise
+            free.set()
 
 
 @contextlib.contextmanager
@@ -96,7 +109,7 @@ def serving(model, **fields) -> Iterator[Running]:
         yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", state, server)
     finally:
         server.should_exit = True
-        thread.join(300)
+        thread.join(600)
         listener.close()
         assert not thread.is_alive(), "the server did not stop"
 

@@ -96,7 +96,7 @@ def test_eos_prior_refuses_foreign_data(folders, voidpad, tmp_path):
 @BOTH
 def test_overflow(family, folders, voidpad, tmp_path):
     plot, table, traces = (tmp_path / name for name in ("o.png", "o.csv", "o.jsonl"))
-    files = ("--plot", plot, "--csv", table, "--save-trace", traces)
+    files = ("--plot", plot, "--csv", table)
     run = ("analyze", "overflow", "who is it", "why", "--model", folders / family, "--canvas", 16)
     found = json.loads(voidpad(*run, "--blocks", "8,16", *files, "--json"))
     assert [rate["block"] for rate in found["blocks"]] == [8, 16]
@@ -107,6 +107,8 @@ def test_overflow(family, folders, voidpad, tmp_path):
     assert "no usable VOID signal" in found["verdict"]
     assert len(list(csv.DictReader(table.open()))) == 4
     assert is_png(plot)
+    decode = ("generate", "why", "who is it", "--model", folders / family, "--canvas", 16)
+    voidpad(*decode, "--block", 8, "--trace", traces)
     lines = voidpad("analyze", "overflow", "--trace", traces, "--csv", table, "--plot", plot)
     assert len(lines.splitlines()) == 3
     passes = sum(json.loads(line)["type"] == "pass" for line in traces.read_text().splitlines())
@@ -123,8 +125,7 @@ def test_overflow_judges_numbers(folders, voidpad, tmp_path):
     assert "right" in voidpad(*run)
 
 
-@BOTH
-@pytest.mark.parametrize("queries", ["masked", "all"])
+@pytest.mark.parametrize(("family", "queries"), [("llada", "masked"), ("dream", "all")])
 def test_attention(family, queries, folders, voidpad, tmp_path):
     plot, table, file = (tmp_path / name for name in ("a.png", "a.csv", "q.jsonl"))
     file.write_text('{"prompt": "a b", "answer": "7"}\n{"prompt": "c", "answer": "8"}\n')

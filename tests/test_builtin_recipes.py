@@ -13,13 +13,12 @@ from voidpad.builtin.tasks import CANVAS, heldout
 from voidpad.builtin.tokenizer import ROLES, tokenizer
 from voidpad.commands.cli import app
 from voidpad.decode.denoise import hidden_eos
-from voidpad.decode.presets import plan
 from voidpad.engine.batching import Engine
 from voidpad.errors import ConfigError
 from voidpad.evaluate import AnswerRequest, EvalConfig, RunFolder
 from voidpad.evaluate.answer import Answering
 from voidpad.evaluate.judge import slot_passes
-from voidpad.experiments.report.frame import frame, graded
+from voidpad.experiments.report.frame import frame
 from voidpad.experiments.report.layout import TableLayout
 from voidpad.experiments.report.tables import build
 from voidpad.experiments.sweep_recipe import cells, parse, read
@@ -99,7 +98,7 @@ def test_hidden_eos_is_the_interventions_own_attention_mask():
 
 
 def test_a_plan_that_does_not_cut_has_all_its_text_scored(model):
-    requests = [AnswerRequest(name=f"a:{n}", prompt="Tom has 13 cards.") for n in range(12)]
+    requests = [AnswerRequest(name=f"a:{n}", prompt="Tom has 13 cards.") for n in range(6)]
     texts, ended = {}, {}
     for cut in (True, False):
         decoding = model.plan("original", canvas=32, block=32, temperature=9.0, stop="vanilla", cut=cut)
@@ -114,9 +113,8 @@ def test_a_plan_that_does_not_cut_has_all_its_text_scored(model):
 
 def test_interventions_and_caches_exclude_each_other():
     group = {"model": "tiny-instruct", "plan": "original", "hide_eos": True, "cache": "dual"}
-    raw = {"title": "t", "tasks": ["tiny_steps"], "group": [group]}
     with pytest.raises(ConfigError, match="hide_eos and cache='dual' exclude each other"):
-        parse(raw, "r")
+        parse({"title": "t", "tasks": ["tiny_steps"], "group": [group]}, "r")
 
 
 EXACT = TableLayout(title="t", index=("method", "block"), exact=True)
@@ -124,18 +122,7 @@ EXACT = TableLayout(title="t", index=("method", "block"), exact=True)
 
 def against_exact(table):
     """The cells of the column, by the names of the rows."""
-    return {row.head: row.values[table.columns.index("against exact")] for row in table.rows}
-
-
-def test_rows_may_be_scored_by_another_grader(tmp_path):
-    every = write_sweep(find_recipe("tiny-score", "sweep"), tmp_path, size=20)
-    banned = next(cell for cell in every if cell.method == "original, EOS banned")
-    assert banned.grader == "first"
-    run = write_run(banned, tmp_path)
-    rows, examples = frame([run]), RunFolder(run).examples
-    other = graded(rows, "authors")
-    assert other["correct"][0] == sum(one["scores"]["authors"] for one in examples)
-    assert other["correct"][0] < rows["correct"][0] == sum(one["score"] for one in examples)
+    return {names: cells["against exact"] for names, cells in table.rows.items()}
 
 
 def test_every_approximate_row_is_set_against_its_exact_one(tmp_path):
@@ -166,11 +153,7 @@ def test_the_difference_is_taken_problem_by_problem(tmp_path):
     value = apart["fast", "256"]
     assert value.number == -25.0
     assert value.interval == (-75.0, 0.0)
-    (fast,) = [row for row in table.rows if row.head[0] == "fast"]
-    assert fast.values[table.columns.index("mean")].number == 75.0
-    alone = against_exact(build(EXACT, rows[rows["method"] == "fast"]))["fast", "256"]
-    assert alone.number is None  # nothing to set it against
-    assert not alone.blank
+    assert table.rows["fast", "256"]["mean"].number == 75.0
 
 
 def test_slot_passes_count_every_slot_of_every_pass(tmp_path):
@@ -193,10 +176,3 @@ def test_slot_passes_count_every_slot_of_every_pass(tmp_path):
 
     assert slot_passes(grown, head) == fmean(map(by_hand, grown))
     assert slot_passes(*run("daedal")) is None
-
-
-def test_calibrated_rows_leave_their_fields_to_the_model():
-    every = cells(read(find_recipe("tiny-score", "sweep")))
-    assert any("block" not in cell.config.fields for cell in every)
-    for cell in every:
-        assert plan(cell.config.plan, **cell.config.fields).block == cell.config.fields.get("block", 32)

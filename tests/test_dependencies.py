@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def declared(*extras: str) -> set[str]:
     return {distribution(requirement) for part in listed for requirement in part}
 
 
+@cache
 def imported() -> dict[str, set[str]]:
     """Distributions that voidpad imports, each with the files that do."""
     providers = packages_distributions()

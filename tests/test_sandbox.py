@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import re
 import resource
 import signal
 import socket
@@ -18,16 +17,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hostile_programs import HOSTILE
 from voidpad.evaluate.tasks.mbpp import function_under_test
 from voidpad.sandbox import Sandbox, SandboxLimits, kernel
-from voidpad.sandbox.api import _SupervisorHandle
+from voidpad.sandbox.api import SupervisorHandle
 from voidpad.sandbox.checker import ProgramTest, judge
-from voidpad.sandbox.wire import Channel, ChannelClosed
 
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox is made of Linux namespaces", allow_module_level=True)
 
-HOSTILE = sorted((Path(__file__).parent / "hostile").glob("*.py"))
 CHECKS = "assert square(3) == 9\nassert square(4) == 16\n"
 SLACK = 10.0  # seconds a program may outlive its limit by on a busy machine
 PATIENCE = 60.0  # seconds for what a busy machine does at some time
@@ -88,12 +86,6 @@ def until(condition):
 # Hostile programs
 
 
-def hostile(path):
-    """The reasons that the first line of a program allows, and whether it says (slow)."""
-    reasons, slow = re.match(r"# expect: ([a-z, ]+?)( \(slow\))?\n", path.read_text()).groups()
-    return reasons.split(", "), bool(slow)
-
-
 def machine():
     """What a program could change on this machine and a look from outside would see."""
     library = os.stat(os.__file__)
@@ -118,9 +110,18 @@ def owner_of(path):
         return path.stat(follow_symlinks=False).st_uid
 
 
-def gains_nothing(sandbox, path, seconds):
+SLOW = [pytest.mark.slow]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "program", [pytest.param(one, id=name, marks=SLOW if one.slow else []) for name, one in HOSTILE.items()]
+)
+def test_hostile_program_gains_nothing(program, mode, cells):
+    """In the weak mode a refused call may end a program before it does what it is here for."""
+    seconds = 60 if mode == "full" and "timeout" not in program.reasons else 1
     before, host, start = processes(), machine(), time.monotonic()
-    verdict = sandbox.run(path.read_text(), CHECKS)
+    verdict = cells[mode, seconds].run(program.text, CHECKS)
     assert not verdict.passed
     assert time.monotonic() - start < seconds + SLACK
     assert processes() == before
@@ -128,21 +129,8 @@ def gains_nothing(sandbox, path, seconds):
     assert left_in_shared_memory() == []
     assert not [place for place in PLACES if (Path(place) / MARK).exists()]
     assert verdict.detail.isprintable()
-    return verdict
-
-
-PROGRAMS = [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if hostile(p)[1] else []) for p in HOSTILE]
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("path", PROGRAMS)
-def test_hostile_program_gains_nothing(path, mode, cells):
-    """In the weak mode a refused call may end a program before it does what it is here for."""
-    expected, _ = hostile(path)
-    seconds = 60 if mode == "full" and "timeout" not in expected else 1
-    verdict = gains_nothing(cells[mode, seconds], path, seconds)
     earlier = ("error", "exited", "timeout") if mode == "weak" else ()
-    assert verdict.reason in (*expected, *earlier) or "refused" in verdict.detail, verdict
+    assert verdict.reason in (*program.reasons, *earlier) or "refused" in verdict.detail, verdict
 
 
 def test_there_are_enough_hostile_programs():
@@ -259,58 +247,46 @@ def test_what_the_checks_define_is_theirs(sandbox):
     passes(sandbox, "def decode(s): return s[::-1]", trusted)
 
 
-class Impostor(threading.Thread):
-    """A process that is no program at all: answers the checks' questions with whatever messages it was given."""
-
-    def __init__(self, sock, answers):
-        super().__init__(daemon=True)
-        self._channel, self._answers = Channel(sock), answers
-        self.start()
-
-    def run(self):
-        with suppress(ChannelClosed):
-            for answer in self._answers:
-                self._channel.send(answer)
-                self._channel.receive()
+def judged_with(checks, answers):
+    """What the checks say of a process that is no program at all: it sends whatever messages it was given."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"".join(json.dumps(answer).encode() + b"\n" for answer in answers))
+        theirs.shutdown(socket.SHUT_WR)
+        return judge(ours, ProgramTest("", checks), "")
 
 
-def in_full(answer):
-    """Answers end with whether a value was changed late."""
-    return [*answer, False] if isinstance(answer, list) and answer[:1] in (["ok"], ["raise"]) else answer
+RAN, FOUND = ["ok", [None], []], ["ok", [["tuple", "value", ["mine", 0, "function"]]], []]
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        ["ok", ["yours", -1], []], ["ok", ["yours", 0], []], ["ok", ["yours", "0"], []], ["ok", ["mine"], []],
-        ["ok", ["list", 9], [[0, [9]]]], ["ok", 9, [[-1, [0]]]], ["ok", 9, {}], ["ok", {"a": 9}, []],
-        ["ok", [], []], ["ok", [[]], []], ["ok", ["unknown", 9], []], ["ok", ["@", 5], []], ["ok", ["dict", 1], []],
-        ["ok", ["type", "object"], []], ["ok", ["type", "type"], []], ["ok", ["set", ["list"]], []],
-        ["ok", ["int", "0x9", 1], []], ["ok", ["bytes", 9], []], ["ok", ["deque"], []],
-        ["raise", 9, []], ["raise", ["tuple"], []], ["raise", ["tuple", ["tuple", "a\0b"], ["tuple"], ""], []],
-        ["raise", ["tuple", ["tuple", "StopChecks"], ["tuple"], ""], []],
-        ["do", "call", [["type", "int"], 9], []], ["do", "call", [["type", "dict"]], []],
-        ["do", "call", [["yours", 0], 9], []], ["do", "getattr", [["yours", 0], "__globals__"], []],
-        ["do", "call", [], []], ["do", [], [], []], ["ok"], [], "ok", None, 9, {}, ["passed", ""],
+        ["ok", [["yours", -1]], []], ["ok", [["yours", 0]], []], ["ok", [["yours", "0"]], []], ["ok", [["mine"]], []],
+        ["ok", [["@", 0]], [["list", None, 9]]], ["ok", [9], [None]], ["ok", [9], {}], ["ok", [{"a": 9}], []],
+        ["ok", [[]], []], ["ok", [[[]]], []], ["ok", [["unknown", 9]], []], ["ok", [["@", 5]], []], ["ok", [["@", 0]],
+        [["dict", None, 1]]], ["ok", [["type", "object"]], []], ["ok", [["type", "type"]], []],
+        ["ok", [["@", 0]], [["set", None, ["@", 0]]]], ["ok", [["int", "9z"]], []], ["ok", [["bytes", 9]], []],
+        ["ok", [["@", 0]], [["deque"]]], ["ok", [["@", 0]], [["list"]]], ["ok", [["@", 0]], [["object", None]]],
+        ["raise", [9], []], ["raise", [["tuple"]], []], ["raise", [["tuple", "a\0b"], ["tuple"], "", ""], []],
+        ["raise", [["tuple", "voidpad.sandbox.wire.Stopped"], ["tuple"], ["@", 0], ""], [["dict", None]]],
+        ["raise", [["tuple", "builtins.SystemExit"], ["tuple", 0], ["@", 0], ""], [["dict", None]]],
+        ["opaque", [""], []], ["opaque", [], []], ["exited", [["yours", 0]], []], ["passed", [""], []],
+        ["gone", [""], []], ["do", ["call", ["tuple", ["type", "int"], 9], ["tuple"]], []],
+        ["do", ["call", ["tuple", ["type", "dict"]], ["tuple"]], []],
+        ["do", ["call", ["tuple", ["yours", 0], 9], ["tuple"]], []],
+        ["do", ["getattr", ["tuple", ["yours", 0], "__globals__"], ["tuple"]], []],
+        ["do", ["call", 9, 9], []], ["do", [], []], ["ok"], [], "ok", None, 9, {}, ["passed", ""],
     ],
 )  # fmt: skip
 def test_no_message_makes_a_check_true(answer):
-    checks = "assert f(lambda x: x) == (1, 2, 3)"
-    for preface in ([], [["ok", None, []]],
-                    [["ok", None, []], ["ok", ["tuple", "value", ["mine", 0, "function"]], []]]):  # fmt: skip
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            Impostor(theirs, [*map(in_full, [*preface, answer, answer]), None])
-            reason, _ = judge(ours, ProgramTest("", checks), "")
+    for preface in ([], [RAN], [RAN, FOUND]):
+        reason, _ = judged_with("assert f(lambda x: x) == (1, 2, 3)", [*preface, answer, answer])
         assert reason in ("failed", "error", "opaque", "exited", "gone")
 
 
 def test_a_true_answer_by_hand_is_what_a_pass_takes():
-    answers = [["ok", None, []], ["ok", ["tuple", "value", ["mine", 0, "f"]], []], ["ok", 9, []], None]
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        Impostor(theirs, map(in_full, answers))
-        assert judge(ours, ProgramTest("", "assert f(3) == 9"), "") == ("passed", "")
+    assert judged_with("assert f(3) == 9", [RAN, FOUND, ["ok", [9], []]]) == ("passed", "")
 
 
 def test_a_call_cannot_end_a_loop_of_the_checks(sandbox):
@@ -393,13 +369,13 @@ def test_a_verdict_says_what_happened(program, checks, reason, words, sandbox):
 
 def test_map_keeps_the_order_and_uses_its_workers(all_layers, monkeypatch):
     """Every job waits until four supervisors have one each, so that it never ends where fewer run at a time."""
-    together, run = threading.Barrier(4), _SupervisorHandle.run
+    together, run = threading.Barrier(4), SupervisorHandle.run
 
     def run_together(*args, **named):
         together.wait(PATIENCE)
         return run(*args, **named)
 
-    monkeypatch.setattr(_SupervisorHandle, "run", run_together)
+    monkeypatch.setattr(SupervisorHandle, "run", run_together)
     slow = "import time; time.sleep({})\ndef f(): return {}"
     jobs = [(slow.format(0.3 * (n % 2), n), f"assert f() == {n % 5}") for n in range(8)]
     before = processes()
@@ -622,14 +598,16 @@ for path in sys.argv[2:]:  # folders that only root may enter: the same content 
     top = "/" + path.split("/")[1]
     kernel.mount("tmpfs", top, "tmpfs", data="mode=755")
     os.makedirs(path)
-    kernel.bind(held, path)
+    kernel.mount(f"/proc/self/fd/{held}", path, flags=kernel.MS_BIND | kernel.MS_REC)
 os.setgroups([])
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
 os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
 """
 ORDINARY = """
-import os
+import os, sys
+sys.path.append("tests")
+from hostile_programs import HOSTILE
 from voidpad.sandbox import SandboxLimits, Sandbox, layers
 assert os.getuid() == 65534 and layers()["namespaces"], layers()
 with Sandbox(limits=SandboxLimits(seconds=60)) as sandbox:
@@ -637,11 +615,10 @@ with Sandbox(limits=SandboxLimits(seconds=60)) as sandbox:
     assert sandbox.run("open('/etc/passwd')", "").reason == "error"
 with Sandbox(limits=SandboxLimits(seconds=1)) as sandbox:
     assert sandbox.run("while True: pass", "").reason == "timeout"
-    for path in sorted(os.listdir("tests/hostile")):
-        text = open("tests/hostile/" + path).read()
-        if "(slow)" not in text[:80] and "timeout" not in text[:80]:
-            verdict = sandbox.run(text, "assert square(3) == 9\\nassert square(4) == 16")
-            assert not verdict.passed, path
+    for name, one in HOSTILE.items():
+        if not one.slow and "timeout" not in one.reasons:
+            verdict = sandbox.run(one.text, "assert square(3) == 9\\nassert square(4) == 16")
+            assert not verdict.passed, name
 """
 
 

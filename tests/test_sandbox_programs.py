@@ -82,6 +82,86 @@ EVERYDAY = {
     "lambda assigned to a name": ("f = lambda x, y=2: x * y", "assert f(3) == 6 and f(3, y=3) == 9"),
     "star arguments": ("def f(*a, k=1, **kw): return a, k, kw", "assert f(1, 2, k=3, z=4) == ((1, 2), 3, {'z': 4})"),
     "async function run by the program": ("import asyncio\nasync def g(x): return x + 1\ndef f(x): return asyncio.run(g(x))", "assert f(1) == 2"),
+    "custom exception attributes": ("class Short(Exception):\n def __init__(s, need, have):\n  super().__init__(f'need {need}, have {have}')\n  s.need, s.have = need, have\ndef f(need, have):\n if have < need: raise Short(need, have)\n return have - need", "try:\n    f(5, 2)\n    assert False\nexcept Short as e:\n    assert e.need == 5 and e.have == 2 and str(e) == 'need 5, have 2'\nassert f(1, 3) == 2"),
+    "custom exception with its own text": ("class Bad(ValueError):\n def __init__(s, code): s.code = code\n def __str__(s): return f'code {s.code}'\ndef f(): raise Bad(7)", "try:\n    f()\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'code 7' and e.code == 7"),
+    "json decode error": ("import json\ndef f(s): return json.loads(s)", "import json\nassert f('[1]') == [1]\ntry:\n    f('{')\n    assert False\nexcept json.JSONDecodeError as e:\n    assert e.pos == 1 and isinstance(e, ValueError)"),
+    "statistics error": ("import statistics\ndef f(xs): return statistics.mean(xs)", "import statistics\nassert f([1, 2]) == 1.5\ntry:\n    f([])\n    assert False\nexcept statistics.StatisticsError:\n    pass"),
+    "decimal invalid operation": ("from decimal import Decimal\ndef f(s): return Decimal(s)", "import decimal\nassert f('1.5') == decimal.Decimal('1.5')\ntry:\n    f('x')\n    assert False\nexcept decimal.InvalidOperation:\n    pass"),
+    "regular expression error": ("import re\ndef f(p): return re.compile(p)", "import re\ntry:\n    f('(')\n    assert False\nexcept re.error as e:\n    assert 'unterminated' in str(e)"),
+    "unicode decode error": ("def f(b): return b.decode('utf-8')", "assert f(b'\\xc3\\xa9') == '\\xe9'\ntry:\n    f(b'\\xff')\n    assert False\nexcept UnicodeDecodeError as e:\n    assert e.start == 0"),
+    "frozen dataclass refuses": ("from dataclasses import dataclass\n@dataclass(frozen=True)\nclass P:\n x: int\ndef f(p): p.x = 2", "import dataclasses\ntry:\n    f(P(1))\n    assert False\nexcept dataclasses.FrozenInstanceError:\n    pass\nexcept AttributeError:\n    assert False"),
+    "key error text": ("def f(d, k): return d[k]", "try:\n    f({'a': 1}, 'b')\n    assert False\nexcept KeyError as e:\n    assert str(e) == \"'b'\" and repr(e) == \"KeyError('b')\""),
+    "stop iteration of next": ("def f(xs): return iter(xs)", "it = f([1])\nassert next(it) == 1 and next(it, None) is None\ntry:\n    next(it)\n    assert False\nexcept StopIteration:\n    pass"),
+    "exception chained from None": ("def f(s):\n try: return int(s)\n except ValueError: raise TypeError('not a number') from None", "assert f('4') == 4\ntry:\n    f('x')\n    assert False\nexcept TypeError as e:\n    assert e.__cause__ is None and e.args[0] == 'not a number'"),
+    "generator pipeline": ("def numbers(n):\n for i in range(n): yield i\ndef evens(it): return (x for x in it if x % 2 == 0)\ndef f(n): return evens(numbers(n))", "g = f(7)\nassert next(g) == 0\nassert list(g) == [2, 4, 6]\nassert list(g) == []"),
+    "generator throw and close": ("def f():\n try:\n  yield 1\n except ValueError:\n  yield 'caught'\n", "g = f()\nassert next(g) == 1\nassert g.throw(ValueError) == 'caught'\ng.close()"),
+    "yield from and return": ("def inner():\n x = yield 1\n return x * 2\ndef f():\n r = yield from inner()\n yield r", "g = f()\nassert next(g) == 1 and g.send(5) == 10"),
+    "tree traversal generator": ("class Node:\n def __init__(s, v, l=None, r=None): s.v, s.l, s.r = v, l, r\n def __iter__(s):\n  if s.l: yield from s.l\n  yield s.v\n  if s.r: yield from s.r\ndef f(t): return list(t)", "t = Node(2, Node(1), Node(3))\nassert f(t) == [1, 2, 3] and list(t) == [1, 2, 3] and [x for x in t] == [1, 2, 3]"),
+    "class and static methods": ("class A:\n count = 0\n def __init__(s): A.count += 1\n @classmethod\n def made(c): return c.count\n @staticmethod\n def twice(x): return 2 * x", "A(); A()\nassert A.made() == 2 and A.twice(4) == 8 and A.count == 2"),
+    "inheritance and super": ("class Animal:\n def __init__(s, name): s.name = name\n def speak(s): return s.name + ' makes a sound'\nclass Dog(Animal):\n def speak(s): return super().speak() + ': woof'", "d = Dog('Rex')\nassert d.speak() == 'Rex makes a sound: woof' and d.name == 'Rex'"),
+    "matrix class": ("class M:\n def __init__(s, rows): s.rows = rows\n def __matmul__(s, o): return M([[sum(a * b for a, b in zip(r, c)) for c in zip(*o.rows)] for r in s.rows])\n def __getitem__(s, ij): return s.rows[ij[0]][ij[1]]\ndef f(a, b): return (M(a) @ M(b)).rows", "assert f([[1, 2], [3, 4]], [[0, 1], [1, 0]]) == [[2, 1], [4, 3]] and M([[7]])[0, 0] == 7"),
+    "lru cache class": ("from collections import OrderedDict\nclass LRU:\n def __init__(s, n): s.n, s.d = n, OrderedDict()\n def get(s, k):\n  if k not in s.d: return -1\n  s.d.move_to_end(k)\n  return s.d[k]\n def put(s, k, v):\n  s.d[k] = v\n  s.d.move_to_end(k)\n  if len(s.d) > s.n: s.d.popitem(last=False)", "c = LRU(2)\nc.put(1, 1); c.put(2, 2)\nassert c.get(1) == 1\nc.put(3, 3)\nassert c.get(2) == -1 and c.get(3) == 3"),
+    "state machine with enum": ("from enum import Enum, auto\nclass S(Enum):\n OFF = auto()\n ON = auto()\nclass Lamp:\n def __init__(s): s.state = S.OFF\n def press(s): s.state = S.ON if s.state is S.OFF else S.OFF", "l = Lamp()\nl.press()\nassert l.state.name == 'ON' and l.state is S.ON\nl.press()\nassert l.state is S.OFF"),
+    "enum iteration": ("from enum import Enum\nclass C(Enum):\n RED = 'r'\n BLUE = 'b'\ndef f(v): return C(v).name", "assert f('b') == 'BLUE' and [c.name for c in C] == ['RED', 'BLUE'] and len(C) == 2 and C['RED'].value == 'r'"),
+    "dataclass tools": ("from dataclasses import dataclass, field, asdict, replace\n@dataclass(order=True)\nclass P:\n n: int\n tags: list = field(default_factory=list)\ndef f(p): return asdict(p)\ndef bigger(p): return replace(p, n=p.n + 1)\ndef top(ps): return max(ps).n", "p = P(3, ['a'])\nassert f(p) == {'n': 3, 'tags': ['a']} and bigger(p).n == 4 and top([P(1), P(9)]) == 9"),
+    "heap of tuples": ("import heapq\ndef f(xs, k):\n h = [(-x, i) for i, x in enumerate(xs)]\n heapq.heapify(h)\n return [-heapq.heappop(h)[0] for _ in range(k)]", "assert f([3, 9, 1, 7], 2) == [9, 7]"),
+    "heap argument changed": ("import heapq\ndef f(h, x): heapq.heappush(h, x)", "h = [2, 5]\nf(h, 1)\nassert h[0] == 1 and sorted(h) == [1, 2, 5]"),
+    "bisect insertion": ("import bisect\ndef f(xs, x):\n bisect.insort(xs, x)\n return bisect.bisect_left(xs, x)", "a = [1, 3, 5]\nassert f(a, 4) == 2 and a == [1, 3, 4, 5]"),
+    "dijkstra": ("import heapq\ndef f(g, s):\n d, q = {s: 0}, [(0, s)]\n while q:\n  c, u = heapq.heappop(q)\n  for v, w in g.get(u, {}).items():\n   if c + w < d.get(v, float('inf')):\n    d[v] = c + w\n    heapq.heappush(q, (d[v], v))\n return d", "assert f({'a': {'b': 1, 'c': 4}, 'b': {'c': 2}}, 'a') == {'a': 0, 'b': 1, 'c': 3}"),
+    "itertools iterators": ("import itertools\ndef f(xs): return itertools.permutations(xs)\ndef g(): return itertools.count(1)\ndef h(xs): return itertools.groupby(xs)", "assert list(f([1, 2])) == [(1, 2), (2, 1)]\nc = g()\nassert [next(c) for _ in range(3)] == [1, 2, 3]\nassert [(k, len(list(v))) for k, v in h('aab')] == [('a', 2), ('b', 1)]"),
+    "zip and map and enumerate returned": ("def f(a, b): return zip(a, b)\ndef g(xs): return map(str, xs)\ndef h(xs): return enumerate(xs)\ndef r(xs): return reversed(xs)", "assert list(f([1], [2])) == [(1, 2)] and list(g([1])) == ['1'] and dict(h('a')) == {0: 'a'} and list(r([1, 2])) == [2, 1]"),
+    "functools reduce and partial": ("from functools import reduce, partial\ndef f(xs): return reduce(lambda a, b: a * b, xs, 1)\ndef g(n): return partial(pow, n)", "assert f([1, 2, 3, 4]) == 24 and g(2)(10) == 1024"),
+    "total ordering": ("from functools import total_ordering\n@total_ordering\nclass V:\n def __init__(s, x): s.x = x\n def __eq__(s, o): return s.x == o.x\n def __lt__(s, o): return s.x < o.x\ndef f(xs): return [v.x for v in sorted(map(V, xs))]", "assert f([3, 1, 2]) == [1, 2, 3]"),
+    "single dispatch": ("from functools import singledispatch\n@singledispatch\ndef f(x): return 'other'\n@f.register\ndef _(x: int): return 'int'\n@f.register(list)\ndef _(x): return 'list'", "assert f(1) == 'int' and f([]) == 'list' and f('a') == 'other'"),
+    "large integers": ("def f(n):\n a, b = 0, 1\n for _ in range(n): a, b = b, a + b\n return a", "assert f(1000) % 10**9 == 849228875 and f(20000) > 10**4000 and f(90) == 2880067194370816120"),
+    "modular power and gcd": ("import math\ndef f(a, m): return pow(a, -1, m), math.gcd(a, m), math.lcm(4, 6), math.comb(50, 25)", "assert f(3, 11) == (4, 1, 12, 126410606437752)"),
+    "floats and rounding": ("import math\ndef f(x): return round(x, 2), math.floor(x), math.ceil(x), math.isnan(math.nan), x // 1, x % 1", "a = f(2.675)\nassert a[0] == 2.67 and a[1:3] == (2, 3) and a[3] and a[4] == 2.0 and abs(a[5] - 0.675) < 1e-9\nimport math\nassert math.isclose(f(1e-9)[5], 1e-9)"),
+    "infinities and nan inside lists": ("def f(): return [float('inf'), -float('inf'), float('nan')]", "import math\na = f()\nassert a[0] == math.inf and a[1] == -math.inf and math.isnan(a[2])"),
+    "complex roots": ("import cmath\ndef f(a, b, c):\n d = cmath.sqrt(b * b - 4 * a * c)\n return (-b + d) / (2 * a), (-b - d) / (2 * a)", "x, y = f(1, 0, 1)\nassert x == 1j and y == -1j and abs(x) == 1.0"),
+    "decimal money": ("from decimal import Decimal, ROUND_HALF_UP\ndef f(s): return Decimal(s).quantize(Decimal('0.01'), rounding=ROUND_HALF_UP)", "from decimal import Decimal\nassert f('2.675') == Decimal('2.68') and str(f('1')) == '1.00'"),
+    "fractions": ("from fractions import Fraction\ndef f(xs): return sum((Fraction(x) for x in xs), Fraction(0))", "from fractions import Fraction\nassert f(['1/3', '1/6']) == Fraction(1, 2) and f([]) == 0"),
+    "unicode text": ("import unicodedata\ndef f(s): return ''.join(c for c in unicodedata.normalize('NFD', s) if not unicodedata.combining(c))\ndef g(s): return s.casefold(), s[::-1], len(s.encode())", "assert f('\\u00e9t\\u00e9') == 'ete' and g('Stra\\u00dfe\\U0001f600') == ('strasse\\U0001f600', '\\U0001f600e\\u00dfartS', 11)"),
+    "dates and durations": ("from datetime import datetime, timedelta, date\ndef f(s): return datetime.strptime(s, '%Y-%m-%d %H:%M')\ndef g(a, b): return b - a\ndef h(d): return d.strftime('%A'), d.isocalendar()[1], calendar_days(d)\ndef calendar_days(d):\n import calendar\n return calendar.monthrange(d.year, d.month)[1]", "from datetime import datetime, timedelta, date\nassert f('2024-02-29 12:30') == datetime(2024, 2, 29, 12, 30)\nassert g(date(2024, 1, 1), date(2024, 3, 1)) == timedelta(60) and g(f('2024-01-01 00:00'), f('2024-01-01 01:30')).total_seconds() == 5400\nassert h(date(2024, 2, 29)) == ('Thursday', 9, 29)"),
+    "chain map and user dict": ("from collections import ChainMap, UserDict\nclass Lower(UserDict):\n def __setitem__(s, k, v): super().__setitem__(k.lower(), v)\ndef f(): return ChainMap({'a': 1}, {'b': 2})", "d = Lower()\nd['ABC'] = 1\nassert d['abc'] == 1 and len(d) == 1 and list(d) == ['abc'] and dict(d) == {'abc': 1}\nc = f()\nassert c['b'] == 2 and sorted(c) == ['a', 'b']"),
+    "counter arithmetic": ("from collections import Counter\ndef f(a, b): return Counter(a) - Counter(b), Counter(a) & Counter(b)", "a, b = f('aabc', 'ab')\nassert a == {'a': 1, 'c': 1} and b['a'] == 1 and sum(b.values()) == 2"),
+    "deque rotation of an argument": ("from collections import deque\ndef f(d, n):\n d.rotate(n)\n d.appendleft(0)", "from collections import deque\nd = deque([1, 2, 3])\nf(d, 1)\nassert d == deque([0, 3, 1, 2])"),
+    "dictionary argument updated": ("def f(d, **more):\n d.update(more)\n d.setdefault('list', []).append(1)\n d.pop('old', None)", "d = {'old': 1}\nf(d, a=2)\nf(d)\nassert d == {'a': 2, 'list': [1, 1]}"),
+    "shared rows of an argument": ("def f(rows): rows[0].append(1)", "row = [0]\nrows = [row, row]\nf(rows)\nassert row == [0, 1] and rows[1] is row and rows == [[0, 1], [0, 1]]"),
+    "slices and deletions in an argument": ("def f(xs):\n del xs[::2]\n xs[1:1] = ['x', 'y']\n xs += [9]", "a = list(range(6))\nf(a)\nassert a == [1, 'x', 'y', 3, 5, 9]"),
+    "set argument and frozenset keys": ("def f(s, d):\n s.discard(1)\n d[frozenset(s)] = len(s)\n return s", "s, d = {1, 2, 3}, {}\nassert f(s, d) is s and s == {2, 3} and d == {frozenset({2, 3}): 2}"),
+    "bytearray changed": ("def f(b):\n b[0] = 255\n b.extend(b'xy')\n return bytes(b)", "b = bytearray(b'abc')\nassert f(b) == b'\\xffbcxy' and b == bytearray(b'\\xffbcxy')"),
+    "list changed while it is iterated": ("def f(xs, x):\n if x % 2: xs.append(x + 1)", "a = [1, 2]\nfor x in a: f(a, x)\nassert a == [1, 2, 2]"),
+    "context manager class": ("class Timer:\n def __enter__(s):\n  s.on = True\n  return s\n def __exit__(s, *a):\n  s.on = False\n  return False\ndef f():\n with Timer() as t: inside = t.on\n return inside, t.on", "assert f() == (True, False)\nwith Timer() as t:\n    assert t.on\nassert not t.on"),
+    "exit stack": ("from contextlib import ExitStack, contextmanager, closing\ndef f():\n log = []\n @contextmanager\n def one(n):\n  log.append(n)\n  yield\n  log.append(-n)\n with ExitStack() as s:\n  for n in (1, 2): s.enter_context(one(n))\n return log", "assert f() == [1, 2, -2, -1]"),
+    "string building and text tools": ("import textwrap, string\ndef f(s, n): return textwrap.wrap(s, n)\ndef g(s): return s.translate(str.maketrans('', '', string.punctuation)).title()\ndef h(t, **k): return string.Template(t).substitute(k)", "assert f('aaa bbb ccc', 7) == ['aaa bbb', 'ccc'] and g(\"it's, a test!\") == 'Its A Test' and h('$a-$b', a=1, b='x') == '1-x'"),
+    "csv and io": ("import csv, io\ndef f(text): return list(csv.DictReader(io.StringIO(text)))\ndef g(rows):\n out = io.StringIO()\n csv.writer(out).writerows(rows)\n return out.getvalue()", "assert f('a,b\\n1,2\\n') == [{'a': '1', 'b': '2'}] and g([[1, 'x,y']]) == '1,\"x,y\"\\r\\n'"),
+    "string io returned": ("import io\ndef f(): return io.StringIO('a\\nb')", "s = f()\nassert s.readline() == 'a\\n' and s.read() == 'b' and s.getvalue() == 'a\\nb'"),
+    "base64 and hashing": ("import base64, hashlib, zlib\ndef f(s): return base64.b64encode(s.encode()).decode(), hashlib.md5(s.encode()).hexdigest(), zlib.crc32(s.encode())", "assert f('hello') == ('aGVsbG8=', '5d41402abc4b2a76b9719d911017c592', 907060870)"),
+    "struct and bits": ("import struct\ndef f(a, b): return struct.pack('>HI', a, b), struct.unpack('<i', b'\\xff\\xff\\xff\\xff'), bin(a), (a).bit_count(), a.to_bytes(2, 'big')", "assert f(5, 1) == (b'\\x00\\x05\\x00\\x00\\x00\\x01', (-1,), '0b101', 2, b'\\x00\\x05')"),
+    "seeded randomness": ("import random\ndef f(seed):\n r = random.Random(seed)\n return [r.randint(1, 6) for _ in range(4)], r.choice('abc')", "import random\nr = random.Random(3)\nassert f(3) == ([r.randint(1, 6) for _ in range(4)], r.choice('abc')) and f(1) == f(1)"),
+    "recursive memo": ("from functools import cache\n@cache\ndef f(i, j): return 1 if i == 0 or j == 0 else f(i - 1, j) + f(i, j - 1)", "assert f(16, 16) == 601080390 and f.cache_info().currsize > 100"),
+    "mutual recursion and closures": ("def even(n): return n == 0 or odd(n - 1)\ndef odd(n): return n != 0 and even(n - 1)\ndef f(n): return [g(n) for g in (even, odd)]\ndef adders(): return [lambda x, i=i: x + i for i in range(3)]", "assert f(10) == [True, False] and [a(10) for a in adders()] == [10, 11, 12]"),
+    "n queens and sudoku style backtracking": ("def f(n, row=0, cols=frozenset(), d=frozenset(), e=frozenset()):\n if row == n: return 1\n return sum(f(n, row + 1, cols | {c}, d | {row + c}, e | {row - c}) for c in range(n) if c not in cols and row + c not in d and row - c not in e)", "assert [f(n) for n in (4, 5, 6)] == [2, 10, 4]"),
+    "match statement": ("def f(x):\n match x:\n  case {'op': 'add', 'args': [a, b]}: return a + b\n  case [first, *rest]: return first, rest\n  case str() as s: return s.upper()\n  case _: return None", "assert f({'op': 'add', 'args': [1, 2]}) == 3 and f([1, 2, 3]) == (1, [2, 3]) and f('a') == 'A' and f(0) is None"),
+    "walrus star and formatting": ("def f(*xs, sep=', ', **kw):\n if (n := len(xs)) > 2: return f'{n:03d}' + sep.join(f'{x!r:>4}' for x in xs)\n a, *b = xs\n return a, b, kw", "assert f(1, 2, 3) == '003   1,    2,    3' and f('a', z=1) == ('a', [], {'z': 1})"),
+    "protocols and abc": ("from abc import ABC, abstractmethod\nfrom typing import Protocol, Generic, TypeVar\nT = TypeVar('T')\nclass Stack(Generic[T]):\n def __init__(s): s.items: list[T] = []\n def push(s, x: T) -> None: s.items.append(x)\n def pop(s) -> T: return s.items.pop()", "s = Stack()\ns.push(1); s.push('a')\nassert s.pop() == 'a' and s.items == [1]"),
+    "descriptor and slots": ("class Positive:\n def __set_name__(s, o, n): s.n = '_' + n\n def __get__(s, o, t=None): return getattr(o, s.n)\n def __set__(s, o, v):\n  if v <= 0: raise ValueError(f'{s.n[1:]} must be positive')\n  setattr(o, s.n, v)\nclass Box:\n size = Positive()\n def __init__(s, size): s.size = size", "b = Box(3)\nb.size = 5\nassert b.size == 5\ntry:\n    b.size = -1\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'size must be positive'"),
+    "getattr fallback and callable objects": ("class Proxy:\n def __init__(s, d): s.__dict__['d'] = d\n def __getattr__(s, n):\n  try: return s.d[n]\n  except KeyError: raise AttributeError(n)\n def __call__(s, **k):\n  s.d.update(k)\n  return s", "p = Proxy({'a': 1})\nassert p.a == 1 and p(b=2).b == 2 and not hasattr(p, 'zzz') and getattr(p, 'zzz', 0) == 0"),
+    "threads with a lock": ("import threading\ndef f(n):\n total, lock = [0], threading.Lock()\n def work():\n  for _ in range(100):\n   with lock: total[0] += 1\n ts = [threading.Thread(target=work) for _ in range(n)]\n [t.start() for t in ts]; [t.join() for t in ts]\n return total[0]", "assert f(4) == 400"),
+    "queue and asyncio": ("import asyncio, queue\nasync def work(n):\n await asyncio.sleep(0)\n return n * n\nasync def run(ns): return await asyncio.gather(*(work(n) for n in ns))\ndef f(ns): return asyncio.run(run(ns))\ndef g():\n q = queue.PriorityQueue()\n for x in (3, 1, 2): q.put(x)\n return [q.get() for _ in range(3)]", "assert f([1, 2, 3]) == [1, 4, 9] and g() == [1, 2, 3]"),
+    "checks with a helper and a table": ("def f(x): return x if x < 2 else f(x - 1) + f(x - 2)", "cases = [(0, 0), (1, 1), (10, 55)]\ndef near(a, b, tol=1e-9):\n    return abs(a - b) <= tol\nfor given, want in cases:\n    assert near(f(given), want), f'f({given}) should be {want}'\nassert all(f(g) == w for g, w in cases) and max(map(f, range(5))) == 3"),
+    "check function with a candidate": ("def candidate_sum(xs): return sum(xs)", "def check(candidate):\n    assert candidate([1, 2]) == 3\n    assert candidate([]) == 0, 'empty'\ncheck(candidate_sum)"),
+    "unittest style checks": ("def f(x): return x * 2", "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(f(2), 4)\n        with self.assertRaises(TypeError):\n            f(None)\n        self.assertAlmostEqual(f(0.1), 0.2)\nresult = unittest.TextTestRunner(stream=__import__('io').StringIO()).run(unittest.defaultTestLoader.loadTestsFromTestCase(T))\nassert result.wasSuccessful(), result.failures + result.errors"),
+    "class handed to a program function": ("def f(cls, n): return [cls(i) for i in range(n)]\nclass P:\n def __init__(s, x): s.x = x", "assert [p.x for p in f(P, 3)] == [0, 1, 2] and f(str, 2) == ['0', '1']"),
+    "key function of the checks": ("def f(xs, key): return max(xs, key=key), sorted(xs, key=key, reverse=True), list(filter(key, xs))", "assert f([1, -5, 0], abs) == (-5, [-5, 1, 0], [1, -5]) and f(['a', 'bb'], len)[0] == 'bb' and f([1, 2], lambda x: -x)[0] == 1"),
+    "isinstance of builtins": ("def f(x): return x", "import collections.abc\nassert isinstance(f(1), int) and isinstance(f([1]), list) and not isinstance(f('a'), int) and type(f({})) is dict and isinstance(f((1,)), tuple) and isinstance(f({}), collections.abc.Mapping)"),
+    "length hint and indexing of a sequence class": ("class S:\n def __init__(s, xs): s.xs = xs\n def __len__(s): return len(s.xs)\n def __getitem__(s, i): return s.xs[i]", "s = S([1, 2, 3])\nassert s[0] == 1 and s[-1] == 3 and s[1:] == [2, 3] and len(s) == 3 and list(s) == [1, 2, 3] and list(reversed(s)) == [3, 2, 1]"),
+    "module level constant and rebinding": ("LIMIT = 3\nTABLE = {'a': [1]}\ndef f(): return LIMIT\ndef g(): TABLE['a'].append(LIMIT)", "assert f() == 3 and LIMIT == 3\ng()\nassert TABLE == {'a': [1, 3]}"),
+    "copy of arguments": ("import copy\ndef f(d):\n e = copy.deepcopy(d)\n e['x'].append(1)\n return e", "d = {'x': []}\nassert f(d) == {'x': [1]} and d == {'x': []}"),
+    "exception instance returned": ("def f(x):\n try: return int(x)\n except ValueError as e: return e", "e = f('x')\nassert isinstance(e, ValueError) and 'invalid literal' in str(e)"),
+    "range and slice returned": ("def f(): return range(5), slice(1, 3)", "r, s = f()\nassert r == range(5) and [0, 1, 2, 3][s] == [1, 2]"),
+    "path objects": ("from pathlib import Path, PurePosixPath\ndef f(p): return PurePosixPath(p).suffix, str(PurePosixPath(p).parent), PurePosixPath(p)", "a = f('/a/b.txt')\nassert a[:2] == ('.txt', '/a') and str(a[2]) == '/a/b.txt'"),
+    "keyword only and positional only": ("def f(a, /, b, *, c): return a, b, c", "assert f(1, b=2, c=3) == (1, 2, 3)\ntry:\n    f(a=1, b=2, c=3)\n    assert False\nexcept TypeError:\n    pass"),
 }  # fmt: skip
 
 SAID = {  # right in one process, and what the sandbox says about it
@@ -101,9 +181,17 @@ SAID = {  # right in one process, and what the sandbox says about it
     "own class of the checks": ("def f(p): return p.x", "class P: x = 1\nassert f(P()) == 1", "cannot cross"),
     "membership of an object": ("class B:\n def __contains__(s, x): return x == 1", "assert 1 in B()", "not plain data"),
     "copied object": ("class A:\n x = 1", "import copy\nassert copy.copy(A()).x == 1", "not plain data"),
+    "mock passed as an argument": ("def f(client): return client.get('x')['n'] + 1", "from unittest.mock import MagicMock\nm = MagicMock()\nm.get.return_value = {'n': 1}\nassert f(m) == 2\nm.get.assert_called_once_with('x')", "can call functions of the checks"),
+    "patched print": ("def f(): print('hello')", "import io, contextlib\nout = io.StringIO()\nwith contextlib.redirect_stdout(out):\n    f()\nassert out.getvalue() == 'hello\\n'", "what a program prints"),
+    "sorting program objects in the checks": ("class P:\n def __init__(s, n): s.n = n\n def __lt__(s, o): return s.n < o.n\ndef f(): return [P(2), P(1)]", "assert [p.n for p in sorted(f())] == [1, 2]", "not plain data"),
+    "isinstance of a generator": ("def f():\n yield 1", "import types\nassert isinstance(f(), types.GeneratorType)", "handle"),
+    "docstring and signature": ("def f(a, b=2):\n '''Adds.'''\n return a + b", "import inspect\nassert f.__doc__ == 'Adds.' and f.__name__ == 'f'\nassert list(inspect.signature(f).parameters) == ['a', 'b']", "handle"),
+    "objects in a set": ("class P:\n def __init__(s, x): s.x = x\n def __hash__(s): return hash(s.x)\n def __eq__(s, o): return s.x == o.x\ndef f(xs): return len({P(x) for x in xs})", "assert f([1, 1, 2]) == 2 and len({P(1), P(1)}) == 1", "not plain data"),
+    "uuid returned": ("import uuid\ndef f(): return uuid.UUID(int=5)", "import uuid\nassert f() == uuid.UUID(int=5)", "not plain data"),
 }  # fmt: skip
 
 UNUSUAL = {  # what few programs do
+    "missing file": ("def f(p):\n with open(p) as o: return o.read()", "try:\n    f('nowhere.txt')\n    assert False\nexcept FileNotFoundError as e:\n    assert e.errno == 2 and e.filename == 'nowhere.txt'"),
     "twenty threads": ("""
 import threading
 def f(n):
@@ -191,6 +279,8 @@ def f(): return datetime(2024, 1, 1, 1, tzinfo=Z())
               "import array\nassert f([1, 2]) == array.array('d', [1.0, 2.0]) and list(f([3])) == [3.0]"),
     "deep list": ("def f(n):\n x = []\n for _ in range(n): x = [x]\n return x",
                   "x, n = f(700), 0\nwhile x: x, n = x[0], n + 1\nassert n == 700"),
+    "very deep list": ("def f(n):\n x = []\n for _ in range(n): x = [x]\n return x",
+                       "x, n = f(50000), 0\nwhile x: x, n = x[0], n + 1\nassert n == 50000"),
     "deep mixture": ("def f(n):\n x = None\n for k in range(n): x = {k: (x,)}\n return x",
                      "x, n = f(300), 0\nwhile x: x, n = next(iter(x.values()))[0], n + 1\nassert n == 300"),
     "deep recursion": ("def f(n): return 0 if n == 0 else 1 + f(n - 1)", "assert f(900) == 900"),
@@ -261,7 +351,7 @@ REFUSED = {
     "large file": ("def f(): return open('x', 'wb').write(bytes(64 << 20))", "assert f() == 64 << 20", "16 MB in /tmp"),
     "much memory": ("def f(): return len(bytearray(3 << 30))", "assert f() == 3 << 30", "1024 MB of memory"),
     "endless print": ("def f():\n while True: print('x' * 1000)", "f()", "output"),
-    "very deep list": ("def f(n):\n x = []\n for _ in range(n): x = [x]\n return x", "f(50000)", "nested"),
+    "very deep tuple": ("def f(n):\n x = ()\n for _ in range(n): x = (x,)\n return x", "f(50000)", "nested"),
     "very large result": ("def f(n): return 'x' * n", "f(50 << 20)", "at most"),
 }  # fmt: skip
 SEVERAL_PROCESSES = ("multiprocessing pool", "multiprocessing queue", "multiprocessing value and lock",
@@ -314,10 +404,11 @@ import os, sys
 from voidpad.sandbox import kernel
 kernel.unshare(kernel.NEWNS)
 kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+held = os.open(sys.base_prefix, os.O_PATH)
 kernel.mount("tmpfs", "/tmp", "tmpfs", data="mode=1777")
 place = sys.argv[2]
 os.makedirs(place)
-kernel.bind(os.open(sys.base_prefix, os.O_PATH), place)
+kernel.mount(f"/proc/self/fd/{held}", place, flags=kernel.MS_BIND | kernel.MS_REC)
 os.chmod(os.path.dirname(place), int(sys.argv[3], 8))
 python = place + "/bin/" + os.path.basename(os.path.realpath(sys.executable))
 os.execve(python, [python, "-c", sys.argv[1]], {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})

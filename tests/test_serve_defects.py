@@ -1,10 +1,14 @@
 # ruff: noqa: F811  the fixtures of test_serve.py
 """Life, limits and attacks: what once ended the server, leaked, hung or answered with status 500."""
 
+import contextlib
+import itertools
+import json
 import logging
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -12,42 +16,52 @@ import pytest
 import torch
 
 from serving import CHAT, serving, until
-from test_serve import ASKED, PLAN, PROMPTS, ask, model, running  # noqa: F401
+from test_serve import ASKED, PLAN, PROMPTS, ask, expected, model, running  # noqa: F401
+from voidpad.decode.presets import PRESETS, schema
 from voidpad.serve import server as server_module
 from voidpad.serve.monitoring import LogLines
 
 ENDLESS = {**PLAN, "plan": "original", "fields": {"canvas": 480, "block": 480, "ban": "ends"}}
 SHORT = {**ASKED, "max_tokens": 1}
+WHOLE_HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 # Hostile bodies
 
-NUMBERS = [
-    ("rho-eos", "block"), ("daedal", "block"), ("void", "steps"), ("void", "canvas"), ("rho-eos", "unit"),
-    ("rho-eos", "cap"), ("rho-eos", "adjust"), ("rho-eos", "minimum"), ("daedal", "grow"), ("daedal", "check"),
-    ("void-expansion", "limit"), ("void", "temperature"), ("void", "top_k"),
-]  # fmt: skip
-HUGE = {
-    f"{plan} {name} {size:.0e}": {"plan": plan, name: size}
-    for plan, name in NUMBERS
-    for size in (10**30, 10**300)
-}
 ODD = {
-    "temperature": {"temperature": 1e300},
-    "name": {"name": "x"},
-    "self": {"self": 1},
-    "defaults": {"defaults": {}},
-    "calibration": {"calibration": {}},
-    "ban": {"ban": {"a": [1]}},
-    "mute": {"mute": [[1]]},
-    "delimiters": {"delimiters": 5},
-}
+    "name": "x", "self": 1, "defaults": {}, "calibration": {}, "ban": {"a": [1]}, "mute": [[1]], "delimiters": 5,
+    "cut": False, "block": 7.5, "sparkle": 1, "\x1b[2J": 1,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("extension", [*HUGE.values(), *ODD.values()], ids=[*HUGE, *ODD])
-def test_no_plan_field_of_a_request_fails_the_server(running, extension):
-    reply = running.post({**ASKED, "voidpad": extension})
-    assert reply.status_code == 400, reply.text
+def numbers_of_plans():
+    """Plan and field of every number that a request can set."""
+    for plan in PRESETS:
+        for name, about in schema(plan).items():
+            if about["type"] in ("integer", "number"):
+                yield plan, name
+
+
+def test_every_number_of_a_plan_is_bounded_where_it_is_declared(running):
+    """Numbers of 31 and 301 digits once ended the process."""
+    fields = list(numbers_of_plans())
+    assert {"block", "canvas", "steps", "unit", "cap", "minimum", "grow", "check"} <= {
+        name for _, name in fields
+    }
+    assert {
+        (plan, name, value)
+        for plan, name in fields
+        for value in (10**30, 10**300, -(10**30))
+        if running.post({**SHORT, "voidpad": {"plan": plan, name: value}}).status_code != 400
+    } == set()
     assert running.post(SHORT).status_code == 200
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_field_of_a_plan_is_refused_by_its_name(running, name):
+    reply = running.post({**SHORT, "voidpad": {name: ODD[name]}})
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"].startswith("voidpad.")
+    assert reply.json()["error"]["message"].isprintable()
 
 
 @pytest.mark.parametrize(
@@ -68,11 +82,11 @@ def test_lone_surrogates_are_refused(running, field):
     assert running.post(body.encode()).status_code == 400
 
 
-def test_long_texts_are_refused_before_they_are_tokenized(running):
-    begun = time.monotonic()
+def test_long_texts_are_refused_by_their_characters_before_they_are_tokenized(running):
     reply = running.post({**ASKED, "messages": [{"role": "user", "content": "word " * 150_000}]})
-    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
-    assert time.monotonic() - begun < 5
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert "750000 characters" in error["message"]
 
 
 # Headers and connections
@@ -120,23 +134,32 @@ def test_heads_that_never_end_are_closed(model, monkeypatch):
         for sent in (b"", b"GET /health HTTP/1.1\r\nHost: loc"):
             with running.connect(sent) as connection:
                 assert ended(connection)
-        with running.connect(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
-            answer = b""
-            while b'"ok"' not in answer:
-                answer += connection.recv(4096)
-            connection.sendall(b"GET /hea")
-            assert ended(connection)
+    monkeypatch.undo()
+    with serving(model, **PLAN) as running, running.connect(WHOLE_HEAD) as connection:
+        answer = b""
+        while b'"ok"' not in answer:
+            answer += connection.recv(4096)
+        monkeypatch.setattr(server_module, "HEAD_SECONDS", 0.3)  # for the second request of a connection
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
+        assert ended(connection)
         assert running.get("/health").status_code == 200
 
 
-def test_connections_beyond_the_cap_are_closed_with_one_log_line(model, caplog):
+def test_connections_beyond_the_cap_are_closed_with_one_log_line(model, caplog, monkeypatch):
+    monkeypatch.setattr(server_module._Connection, "_said", -60.0)
     with caplog.at_level(logging.WARNING, "voidpad.serve"), serving(model, **PLAN, connections=4) as running:
         held = [running.connect() for _ in range(30)]
         assert all(ended(connection) for connection in held[4:])
         for connection in held:
             connection.close()
-        until(lambda: running.get("/health").status_code == 200)
-    assert len([one for one in caplog.records if "connections" in one.message]) == 1
+        until(lambda: answers(running))
+    # One in ten seconds: on a slow machine there may be more.
+    assert 1 <= len([one for one in caplog.records if "connections" in one.message]) < 26
+
+
+def answers(running):
+    with contextlib.suppress(httpx.TransportError):
+        return running.get("/health").status_code == 200
 
 
 def test_a_flood_of_headers_is_cut_off(running):
@@ -163,9 +186,7 @@ def test_a_half_closed_client_gets_its_answer(running):
 
 def test_a_client_that_leaves_during_its_body_is_no_failure(running, caplog):
     with caplog.at_level(logging.INFO, "voidpad.serve"):
-        connection = running.asking(ASKED, size=1000)
-        time.sleep(0.2)
-        connection.close()
+        running.asking(ASKED, size=1000).close()
         until(lambda: any(getattr(one, "request", {}).get("status") == 499 for one in caplog.records))
     assert not any(one.exc_info for one in caplog.records)
 
@@ -181,103 +202,163 @@ def test_a_body_that_never_comes_is_not_waited_for(model):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_rows(model, stream):
     with serving(model, **ENDLESS, rows=4) as running:
-        running.slow_down(0.05)  # 480 passes: far longer than the test waits
-        connection = running.asking({**ASKED, "stream": stream, "n": 3})
-        until(lambda: running.engine.live == 3)
-        connection.close()
-        until(lambda: not running.engine.rows, seconds=15)
+        with running.held():
+            connection = running.asking({**ASKED, "stream": stream, "n": 3})
+            until(lambda: running.engine.live == 3)
+            connection.close()
+            until(lambda: not running.state.active)
+        until(lambda: running.cancelled("cancelled") == 3)
+        assert not running.engine.rows
 
 
 def test_a_full_queue_refuses_until_there_is_room(model):
-    with serving(model, **ENDLESS, rows=1, queue=2, timeout=6000.0) as running:
-        running.slow_down()
-        held = [running.asking(ASKED)]
-        until(lambda: running.engine.live == 1)
-        held += [running.asking(ASKED), running.asking(ASKED)]
-        until(lambda: len(running.engine.rows) == 3)
-        assert running.get("/ready").status_code == 503
-        with pytest.raises(openai.RateLimitError) as refused:
-            ask(running.client, PROMPTS[1])
-        assert refused.value.response.headers["retry-after"] == "1"
-        for connection in held:
-            connection.close()
+    with serving(model, **ENDLESS, rows=1, queue=2) as running:
+        with running.held():
+            held = [running.asking(ASKED) for _ in range(3)]
+            until(lambda: running.engine.live == 1 and len(running.engine.rows) == 3)
+            assert running.get("/ready").status_code == 503
+            with pytest.raises(openai.RateLimitError) as refused:
+                ask(running.client, PROMPTS[1])
+            assert refused.value.response.headers["retry-after"] == "1"
+            for connection in held:
+                connection.close()
+            until(lambda: not running.state.active)
         until(lambda: not running.engine.rows)
         assert running.get("/ready").status_code == 200
 
 
 def test_an_answer_that_takes_too_long_is_a_timeout(model):
-    with serving(model, **ENDLESS, rows=1, timeout=2.0) as running:
-        running.slow_down()
-        with pytest.raises(openai.APIStatusError) as late:
-            ask(running.client, PROMPTS[0])
-        assert late.value.status_code == 504
-        assert late.value.response.headers["x-should-retry"] == "false"
+    with serving(model, **ENDLESS, rows=1, timeout=1.0) as running:
+        with running.held():
+            connection = running.asking(ASKED)
+            time.sleep(1.1)  # the deadline passes while a pass runs, or before the rows have started
+        reply = connection.recv(65536).lower()
+        assert b" 504 " in reply.split(b"\r\n")[0]
+        assert b"x-should-retry: false" in reply
         until(lambda: not running.engine.rows)
 
 
-@pytest.mark.parametrize("fields", [{"block": 160}, {"block": 16}])
-def test_a_stream_that_is_cut_off_has_sent_the_finished_prefix_and_no_end(model, fields):
-    plan = {"plan": "original", "canvas": 160, "ban": "ends", **fields}
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("block", [160, 16])
+def test_at_its_deadline_a_row_has_sent_the_finished_prefix_and_no_end(model, block, stream):
+    plan = {"plan": "original", "canvas": 160, "ban": "ends", "block": block}
     [whole] = model.generate([PROMPTS[0]], seed=0, **plan)
-    with serving(model, **PLAN, timeout=2.0) as running:
-        running.slow_down()
-        chunks = []
-        stream = ask(running.client, PROMPTS[0], stream=True, extra_body={"voidpad": plan})
-        with pytest.raises(openai.APIError, match="timeout"):
-            chunks.extend(chunk.choices[0] for chunk in stream)
-    sent = "".join(choice.delta.content or "" for choice in chunks)
+    with serving(model, **PLAN) as running:
+        engine, passes = running.engine.engine, itertools.count(1)
+        denoise = engine.denoise
+
+        def late(canvas, where):
+            if next(passes) == 80:  # as the engine does at the moment of the deadline
+                engine.end_early(int(canvas.handle[0]), "deadline")
+            return denoise(canvas, where)
+
+        engine.denoise = late
+        messages = [{"role": "user", "content": PROMPTS[0]}]
+        reply = running.post({**ASKED, "messages": messages, "seed": 0, "stream": stream, "voidpad": plan})
+    if not stream:
+        assert (reply.status_code, reply.json()["error"]["code"]) == (504, "timeout")
+        return
+    # Every event is JSON: there is no [DONE].
+    *parts, last = [json.loads(event.removeprefix("data: ")) for event in reply.text.split("\n\n") if event]
+    assert last["error"]["code"] == "timeout"
+    choices = [part["choices"][0] for part in parts]
+    sent = "".join(choice["delta"].get("content", "") for choice in choices)
     assert whole.text.startswith(sent)
     assert sent != whole.text
-    # With one block the leftmost tokens may come last, so how much is finished after two seconds is left open.
-    assert sent or fields["block"] == 160
-    assert not any(choice.finish_reason for choice in chunks)
+    assert len(sent) > 20 or block == 160  # with one block the leftmost tokens may come last
+    assert not any(choice["finish_reason"] for choice in choices)
 
 
 def test_a_drain_that_runs_out_is_an_error_and_no_answer(model):
-    with serving(model, **ENDLESS, rows=4) as running:
-        running.slow_down()
-        replies = {}
-
-        def asked(stream):
-            replies[stream] = running.post({**ASKED, "stream": stream})
-
-        threads = [threading.Thread(target=asked, args=(stream,)) for stream in (False, True)]
-        for thread in threads:
-            thread.start()
+    with serving(model, **ENDLESS, rows=4) as running, ThreadPoolExecutor(2) as clients, running.held():
+        whole, streamed = (
+            clients.submit(running.post, {**ASKED, "stream": stream}) for stream in (False, True)
+        )
         until(lambda: running.engine.live == 2)
         running.engine.loop.call_soon_threadsafe(running.server.stop)
-        for thread in threads:
-            thread.join(60)
-    assert replies[False].status_code == 503
-    assert replies[False].json()["error"]["code"] == "shutting_down"
-    assert "[DONE]" not in replies[True].text
-    assert '"shutting_down"' in replies[True].text.strip().split("\n\n")[-1]
+        replies = [whole.result(600), streamed.result(600)]
+    assert replies[0].status_code == 503
+    assert replies[0].json()["error"]["code"] == "shutting_down"
+    assert "[DONE]" not in replies[1].text
+    assert '"shutting_down"' in replies[1].text.strip().split("\n\n")[-1]
 
 
-def test_failed_passes_fail_their_rows_and_only_the_loss_of_the_device_ends_the_server(model):
-    with serving(model, **PLAN) as running:
-        engine = running.engine.engine
-        right, error = engine.denoise, RuntimeError("out of memory")
+def test_a_pass_that_fails_for_one_request_fails_that_request_alone(model):
+    poison, right = "never", PROMPTS[:3]
+    marked = set(model.encode(poison)) - {token for prompt in right for token in model.encode(prompt)}
+    with serving(model, **PLAN) as running, ThreadPoolExecutor(4) as clients:
+        denoise, together = running.engine.engine.denoise, threading.Event()
 
         def broken(canvas, where):
-            raise error
+            if together.is_set() and marked & set(
+                canvas.ids[canvas.offset < canvas.prompt[:, None]].tolist()
+            ):
+                raise RuntimeError("out of memory\x1b[2J")
+            return denoise(canvas, where)
 
-        engine.denoise = broken
-        for _ in range(3):
-            with pytest.raises(openai.InternalServerError, match="a pass failed"):
-                ask(running.client, PROMPTS[4])
-        engine.denoise = right
-        assert ask(running.client, PROMPTS[4]).choices[0].finish_reason == "stop"
-        engine.denoise, error = broken, torch.AcceleratorError("CUDA error: unspecified launch failure")
+        running.engine.engine.denoise = broken
+        with running.held():
+            asked = [clients.submit(ask, running.client, prompt) for prompt in (poison, *right)]
+            until(lambda: running.engine.live == 4)
+            together.set()
+            wrong, *found = asked
+        with pytest.raises(openai.InternalServerError, match=r"a pass failed: out of memory\\x1b"):
+            wrong.result(600)
+        assert [one.result(600).choices[0].message.content for one in found] == [
+            expected(model, prompt).text for prompt in right
+        ]
+
+
+@pytest.mark.parametrize("part", ["logprobs.SlotLogprobs.add", "live.Choice.feed"])
+def test_an_answer_that_cannot_be_read_or_written_fails_alone(model, monkeypatch, part):
+    def broken(self, *given):
+        raise RuntimeError("no such slot")
+
+    with serving(model, **PLAN) as running:
+        with monkeypatch.context() as patch:
+            patch.setattr(f"voidpad.serve.{part}", broken)
+            reply = running.post({**ASKED, "logprobs": True})
+        assert (reply.status_code, "no such slot" in reply.text) == (500, True)
+        assert running.post(SHORT).status_code == 200
+        assert running.get("/ready").status_code == 200
+
+
+def test_only_the_loss_of_the_device_ends_the_server(model):
+    def lost(canvas, where):
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    with serving(model, **PLAN) as running:
+        running.engine.engine.denoise = lost
         with pytest.raises(openai.InternalServerError):
             ask(running.client, PROMPTS[4])
         until(lambda: running.server.should_exit)
         assert running.server.failure is not None
 
 
+def test_prompts_and_schemas_that_take_long_hold_up_nobody_else(model, monkeypatch):
+    free, compiled = threading.Event(), type(model).constrain
+
+    def slowly(self, *given, **named):
+        assert free.wait(600)
+        return compiled(self, *given, **named)
+
+    monkeypatch.setattr(type(model), "constrain", slowly)
+    with serving(model, **PLAN) as running, ThreadPoolExecutor(40) as clients:
+        wanted = {**ASKED, "structured_outputs": {"choice": ["1", "2"]}}
+        held = [clients.submit(running.post, wanted) for _ in range(40)]
+        until(lambda: running.state.active == 40)
+        try:
+            assert ask(running.client, PROMPTS[0]).choices[0].message.content
+            assert not any(one.done() for one in held)
+        finally:
+            free.set()
+        assert {one.result(600).status_code for one in held} == {200}
+
+
 def test_every_pass_counts_as_decoding_and_none_as_waiting(model):
     with serving(model, **PLAN) as running:
-        running.slow_down(0.03)
+        denoise = running.engine.engine.denoise
+        running.engine.engine.denoise = lambda canvas, where: time.sleep(0.03) or denoise(canvas, where)
         spent = ask(running.client, PROMPTS[0]).choices[0].model_extra["voidpad"]
         assert spent["decode_seconds"] >= 0.03 * spent["passes_decode"]
         assert spent["queue_seconds"] >= 0

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import yaml
 
+from serving import until
 from voidpad.commands import cli
 from voidpad.errors import VoidpadError
 from voidpad.serve.options import ServeOptions
@@ -101,7 +102,7 @@ def test_several_adapters_answer_and_sigterm_lets_live_answers_finish():
             connection.sendall(b"{}")
             assert b" 400 " in connection.recv(4096).split(b"\r\n")[0]
         assert "data: [DONE]" in rest
-        assert process.wait(300) == 0
+        assert process.wait(600) == 0
     finally:
         process.kill()
     logged = [json.loads(line) for line in process.stderr if line.startswith("{")]
@@ -114,31 +115,32 @@ def test_large_bodies_leave_no_memory_and_more_connections_than_files_cost_one_l
     process, address = start("--max-body", str(2 << 20), files=256)
 
     def memory():
-        time.sleep(2.5)  # an idle server gives memory back
         return psutil.Process(process.pid).memory_info().rss / 2**20
 
     def send(_):
         body = {"model": "tiny-void", "prompt": "word " * 200_000, "max_tokens": 1}
         return httpx.post(address + "/v1/completions", json=body, timeout=600).status_code
 
+    def answers():
+        with contextlib.suppress(httpx.TransportError):
+            return ask(address, max_tokens=8).status_code == 200
+
     try:
-        assert ask(address, max_tokens=8).status_code == 200
+        assert answers()
         before = memory()
         with ThreadPoolExecutor(12) as pool:
             assert set(pool.map(send, range(12))) == {400}
-        assert memory() < before + 100
+        until(lambda: memory() < before + 100)  # an idle server gives memory back
         port = int(address.rsplit(":", 1)[1])
         with contextlib.ExitStack() as held:
             for _ in range(450):
                 held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=600))
-            time.sleep(2)
-        while ask(address, max_tokens=8).status_code != 200:
-            time.sleep(0.1)
+        until(answers)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(600) == 0
         refused = [line for line in process.stderr if "path=/v1/" not in line]
-        assert len(refused) == 1
-        assert "connections" in refused[0]
+        assert 1 <= len(refused) < 20  # one in ten seconds
+        assert all("connections" in line for line in refused)
     finally:
         process.kill()
 

@@ -26,7 +26,7 @@ PLAN = {"plan": "void", "canvas": 48, "block": 16}
 def test_settings_of_the_application_are_checked_where_it_is_built(monkeypatch):
     monkeypatch.delenv("VOIDPAD_API_KEYS", raising=False)
     for settings, message in (
-        ({"modle": "tiny-void"}, "modle: no setting of this application; known are adapter"),
+        ({"modle": "tiny-void"}, "modle: "),
         ({"port": 8000}, "port: no setting"),
         ({"rows": "many", "no_auth": True}, "rows: "),
         ({"replicas": 2}, "no API keys are set"),

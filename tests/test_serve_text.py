@@ -20,6 +20,7 @@ from voidpad.serve.answer_text import AnswerText, TextRules, text_rules
 from voidpad.serve.live import LiveRequest
 from voidpad.serve.logprobs import TokenLogprob
 from voidpad.serve.protocol import ChatBody
+from voidpad.serve.responses import LiveResponse, ResponsesBody
 
 END, PAD = 256, 257
 # A token is a byte, so characters are cut anywhere: decoding half of one gives U+FFFD.
@@ -138,11 +139,6 @@ def test_logprobs_stay_beside_their_tokens():
     assert [one.id for one in answer.logprobs] == answer.ids == list(b"ab")
 
 
-def test_a_tokenizer_that_joins_punctuation_keeps_the_last_characters_back():
-    joined = replace(BYTES, decode=lambda ids: bytes(ids).decode().replace(" n't", "n't"), cleaned=True)
-    assert "".join(fed([[byte] for byte in b"I do n't know"], joined)[0]) == "I don't know"
-
-
 def test_a_stream_ends_only_after_all_text_that_came_while_it_was_sent():
     """While a chunk is being sent the engine may finish the answer: what it wrote then still goes out."""
 
@@ -169,3 +165,25 @@ def test_a_stream_ends_only_after_all_text_that_came_while_it_was_sent():
     assert [choice["delta"].get("content", "") for choice in choices] == ["", "sum ", "is 4", ""]
     assert [choice["finish_reason"] for choice in choices] == [None, None, None, "stop"]
     assert [chunk["voidpad"]["record"] for chunk in found if not chunk["choices"]] == ["end"]
+
+
+def test_the_events_of_a_response_hold_all_text_that_came_while_they_were_sent():
+    async def events():
+        served = SimpleNamespace(rules=BYTES, name="m")
+        live = LiveResponse(
+            ResponsesBody(model="m", input="x", stream=True), served, "void", Plan(), 0, [[1]]
+        )
+        stream = live.events()
+        found = [await anext(stream) for _ in range(4)]
+        live.choice.feed(b"sum ")
+        live.changed.set()
+        found.append(await anext(stream))
+        live.choice.feed([*b"is 4", END])
+        live.choice.report = {}
+        live.changed.set()
+        found += [piece async for piece in stream]
+        return [json.loads(event.split(b"data: ")[1]) for event in found]
+
+    found = asyncio.run(events())
+    assert [one["delta"] for one in found if one["type"] == "response.output_text.delta"] == ["sum ", "is 4"]
+    assert found[-1]["response"]["output"][0]["content"][0]["text"] == "sum is 4"

@@ -15,23 +15,14 @@ from voidpad.models.locate import BUILT_IN_FAMILIES
 
 ARMS = {"instruct": "original", "eos": "original", "rainbow": "original", "void": "void"}  # and their plans
 OVERFLOW = ("instruct", "eos")
-LATER = (
+EVERY = [(family, arm) for family in BUILT_IN_FAMILIES for arm in ARMS]
+LATER = [
     ("dream", "instruct"),
     ("dream", "rainbow"),
-)  # slow: `make test` has these paddings of the other family
-EVERY = pytest.mark.parametrize(
-    ("family", "arm"), [(family, arm) for family in BUILT_IN_FAMILIES for arm in ARMS]
-)
-TALK = (
-    "hello",
-    "who are you?",
-    "What is the capital of France?",
-    "hi",
-    "Good morning!",
-    "what can you do?",
-    "thanks",
-)
-TALK += ("tell me a joke", "why is the sky blue?", "How are you?")
+    ("llada", "eos"),
+]  # slow: the other family has them, too
+TALK = ["hello", "who are you?", "What is the capital of France?", "hi", "Good morning!", "what can you do?"]
+TALK += ["thanks", "tell me a joke", "why is the sky blue?", "How are you?"]
 FAST = {"entropy_bound": 0.3, "entropy_order": "entropy"}  # several tokens a pass
 
 
@@ -52,21 +43,16 @@ def test_a_greeting_gets_a_reply(family):
 
 
 @pytest.mark.slow
-@EVERY
+@pytest.mark.parametrize(("family", "arm"), EVERY)
 def test_ten_greetings_and_questions_get_replies(family, arm):
     """To the letter in 8 of 10 at least, and never an empty answer: a small model misspells a word now and then."""
-    texts = [result.text for result in answers(shipped(family, arm), arm, list(TALK), block=32)]
+    texts = [result.text for result in answers(shipped(family, arm), arm, TALK, block=32)]
     assert all(texts)
     assert sum(map(is_reply, texts)) >= 8, texts
 
 
 @pytest.mark.parametrize(
-    ("family", "arm"),
-    [
-        pytest.param(family, arm, marks=[pytest.mark.slow] if (family, arm) in LATER else [])
-        for family in BUILT_IN_FAMILIES
-        for arm in ARMS
-    ],
+    ("family", "arm"), [pytest.param(*one, marks=[pytest.mark.slow] * (one in LATER)) for one in EVERY]
 )
 def test_eos_padding_overflows_at_block_equal_to_the_canvas_and_the_others_answer_in_full(family, arm):
     problem = next(problem for problem in heldout("tiny_steps", 20) if problem.steps >= 4)

@@ -45,10 +45,8 @@ def test_muon_takes_the_layers_matrices_and_adamw_the_rest():
     assert decayed == ["model.embed_tokens.weight", "lm_head.weight"]
     assert all("norm" in name for name in plain)
     groups = [*muon.param_groups, *adamw.param_groups]
-    assert [group["weight_decay"] for group in groups] == [0.3, 0.3, 0.0]
-    assert (
-        [group["lr"] for group in groups] == [group["initial_lr"] for group in groups] == [5e-3, 1e-3, 1e-3]
-    )
+    found = [(group["weight_decay"], group["lr"], group["initial_lr"]) for group in groups]
+    assert found == [(0.3, 5e-3, 5e-3), (0.3, 1e-3, 1e-3), (0.0, 1e-3, 1e-3)]
 
 
 def test_schedule_rises_stays_and_falls():
@@ -58,7 +56,4 @@ def test_schedule_rises_stays_and_falls():
     assert values[10:61] == pytest.approx([1.0] * 51)
     assert values[100] == 0
     assert all(a >= b for a, b in pairwise(values[60:]))
-
-
-def test_the_default_schedule_is_constant():
-    assert {rate_factor(OptimPart(), k / 10) for k in range(11)} == {1.0}
+    assert {rate_factor(OptimPart(), k / 10) for k in range(11)} == {1.0}  # by default it is constant

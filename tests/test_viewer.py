@@ -1,11 +1,8 @@
-"""The replay page as a file, as a command and on its own address."""
+"""The replay page as a file and as a command."""
 
 import base64
 import hashlib
-import http.client
 import re
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from typer.testing import CliRunner
 
 from stories import HOSTILE, eos_first, expansion, hostile
 from voidpad.commands.analyze import view
-from voidpad.diagnose.page import Named, PageServer, embedded, page
+from voidpad.diagnose.page import Named, embedded, page
 from voidpad.diagnose.trace import Trace, read, write
 from voidpad.errors import ConfigError, DataError
 
@@ -84,30 +81,4 @@ def test_view_refuses_what_it_cannot_do(files, tmp_path):
     assert isinstance(run(files[0], "--out", files[1] / "x.html").exception, OSError)
     taken = run(files[0], "--out", files[0])
     assert isinstance(taken.exception, ConfigError)
-    assert run(files[0], "--serve", "--port", "99999").exit_code == 2
     read(files[0])
-
-
-@pytest.fixture
-def server() -> Iterator[PageServer]:
-    with PageServer(page(named(eos_first(8)))) as made:
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        yield made
-        made.shutdown()
-        thread.join()
-
-
-def ask(server: PageServer, path: str, host: str | None = None) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(*server.server_address)
-    connection.request("GET", path, headers={"Host": host} if host else {})
-    answer = connection.getresponse()
-    return answer.status, answer.read().decode()
-
-
-def test_the_server_shows_the_page_to_this_machine_only(server):
-    assert server.server_address[0] == "127.0.0.1"
-    assert ask(server, "/") == (200, page(named(eos_first(8))))
-    assert ask(server, "/etc/passwd")[0] == 404
-    assert ask(server, "/", "evil.example")[0] == 403
-    assert ask(server, "/", f"localhost:{server.server_port}")[0] == 200

@@ -104,42 +104,33 @@ def press(tab: Any, *keys: str) -> None:
         tab.keyboard.press(key)
 
 
-def test_every_step_shows_the_recorded_canvas(show):
-    trace = eos_first(20)
-    tab = show(trace)
-    assert tab.locator("#clock").inner_text() == "start"
-    for position in range(len(trace.passes) + 1):
-        assert tiles(tab) == expected(trace, position)
-        press(tab, "ArrowRight")
-    assert tab.locator("#clock").inner_text() == "pass 20 of 20"
-
-
-@pytest.mark.parametrize("name", ["daedal", "void-expansion"])
-def test_a_recorded_decode_with_a_changing_canvas_replays(show, name):
+def changing(name: str) -> Trace:
+    """A decode whose canvas changes its length."""
     model = random_model(vocab=64, seed=3)
-    plan = model.plan(name, **PLANS[name])
     recorder = Recorder(model, plan_name=name, detail="top5")
-    model.generate("hi", plan, observe=recorder.observe, listen=recorder)
-    trace = recorder.traces[0]
+    model.generate("hi", model.plan(name, **PLANS[name]), observe=recorder.observe, listen=recorder)
+    return recorder.traces[0]
+
+
+DECODES = {
+    "fixed canvas": lambda: eos_first(20),
+    "daedal": lambda: changing("daedal"),
+    "void-expansion": lambda: changing("void-expansion"),
+    "gaps in a text": lambda: filled(random_model(vocab=64, seed=3))[1],
+}
+
+
+@pytest.mark.parametrize("name", DECODES)
+def test_every_step_shows_the_recorded_canvas(show, name):
+    trace = DECODES[name]()
     tab = show(trace)
     press(tab, "Home")
     for position in range(len(trace.passes) + 1):
         assert tiles(tab) == expected(trace, position)
         press(tab, "ArrowRight")
-
-
-def test_gaps_are_filled_inside_the_fixed_text(show):
-    _, trace = filled(random_model(vocab=64, seed=3))
-    fixed = sum(token != trace.header.roles.mask for token in trace.header.template)
-    tab = show(trace)
-    press(tab, "Home")
-    assert "5 masks left" in tab.locator("#status").inner_text()
-    for position in range(len(trace.passes) + 1):
-        assert tiles(tab) == expected(trace, position)
-        assert tab.locator(".grid .slot.prompt").count() == fixed
-        press(tab, "ArrowRight")
-    tab.locator(".grid .slot.prompt").nth(0).hover()
-    assert "fixed text" in tab.locator("#card").inner_text()
+    if trace.header.template:
+        tab.locator(".grid .slot.prompt").nth(0).hover()
+        assert "fixed text" in tab.locator("#card").inner_text()
 
 
 def test_the_verdict_and_the_counts(show):
@@ -183,14 +174,9 @@ def test_playing_runs_to_the_end_and_pauses(show):
     assert 3 < int(held) < 40
     assert f"pass {held} of 40" in tab.locator("#status").inner_text()
     tab.select_option("#speed", "40")
-    tab.wait_for_timeout(120)
-    assert tab.input_value("#time") == held
     tab.locator("#play").click()
     until(tab, "document.querySelector('#time').value == 40")
     until(tab, "document.querySelector('#play').ariaLabel == 'Play'")
-    tab.select_option("#speed", "2")
-    tab.locator("#play").click()
-    until(tab, "document.querySelector('#time').value < 40")
 
 
 FIELD = {"2": "top", "3": "p_eos", "4": "p_void"}
@@ -258,21 +244,6 @@ def test_two_traces_run_in_step_from_where_decoding_starts(show):
     assert tab.locator("h2").inner_text().startswith("tiny-void")
 
 
-def test_the_charts_follow_and_lead(show):
-    trace = eos_first(32)
-    tab = show(trace)
-    line = tab.locator(".line").first.get_attribute("d")
-    assert line.count("M") == 1
-    assert line.count("L") == 2 * len([step for step in trace.passes if step.first_eos is not None]) - 1
-    press(tab, "Home")
-    before = float(tab.locator(".cursor").first.get_attribute("x1"))
-    box = tab.locator(".plot").first.bounding_box()
-    tab.mouse.click(box["x"] + box["width"] * 0.6, box["y"] + 20)
-    assert float(tab.locator(".cursor").first.get_attribute("x1")) > before
-    assert 15 < int(tab.input_value("#time")) < 22
-    assert "first appears at slot" in tab.locator(".plot svg").first.get_attribute("aria-label")
-
-
 def test_a_slot_tells_its_candidates_by_pointer_and_by_key(show):
     trace = expansion()
     tab = show(trace)
@@ -297,20 +268,6 @@ def test_a_slot_tells_its_candidates_by_pointer_and_by_key(show):
     assert int(tab.input_value("#time")) == int(here) + 1
     press(tab, "Escape")
     assert tab.locator("#card").is_hidden()
-
-
-def test_guesses_fill_masked_slots_on_request(show):
-    trace = expansion()
-    tab = show(trace)
-    press(tab, *["ArrowRight"] * 12, "g")
-    shown = tab.evaluate(
-        "() => [...document.querySelectorAll('.grid .slot.guess')].map(cell => [cell.slot_, cell.textContent])"
-    )
-    best = trace.passes[11].top5_ids.reshape(-1, 5)[:, 0]
-    assert len(shown) == trace.passes[11].masks
-    assert shown == [[slot, name_of(trace, int(best[slot]))] for slot, _ in shown]
-    press(tab, "g")
-    assert tab.locator(".slot.guess").count() == 0
 
 
 def test_keys_move_through_time(show):
@@ -378,20 +335,6 @@ def test_text_stands_out_in_both_themes(show, scheme):
             press(tab, key, jump)
             worst = tab.evaluate(CONTRAST)
             assert worst[0] >= 4.5, (scheme, key, jump, worst)
-
-
-def test_light_and_dark_follow_the_system_and_the_button(show):
-    tab = show(eos_first(8), scheme="dark")
-    ground = "getComputedStyle(document.documentElement).backgroundColor"
-    pixel = "document.querySelector('.map').toDataURL()"
-    dark, dark_pixel = tab.evaluate(ground), tab.evaluate(pixel)
-    press(tab, "t")
-    light, light_pixel = tab.evaluate(ground), tab.evaluate(pixel)
-    assert dark != light
-    assert dark_pixel != light_pixel
-    assert tab.locator("#theme").inner_text() == "Theme: light"
-    press(tab, "t")
-    assert tab.evaluate(ground) == dark
 
 
 def test_a_narrow_screen_needs_no_sideways_scrolling(show):

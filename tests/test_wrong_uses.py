@@ -4,7 +4,6 @@ The list is made from the commands' own options: each is given values of the wro
 `make test` tries one value, `make test-slow` all.
 """
 
-import os
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -148,15 +147,6 @@ def test_a_wrong_plan_is_refused_before_weights_are_read(voidpad, place, monkeyp
     ran = voidpad(line)
     assert ran.status in (1, 2), ran.err
     assert named in last_line(ran)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
-def test_files_without_permission_are_named(voidpad, place):
-    (place / "prompts.txt").chmod(0)
-    assert "prompts.txt: Permission denied" in last_line(voidpad("generate --file prompts.txt"))
-    (place / "folder").chmod(0o500)
-    for line in ("generate hi --trace folder/t", "eval --out folder --tasks tiny_steps --limit 1"):
-        assert last_line(voidpad(line)).startswith("voidpad: folder")
 
 
 def test_no_error_writes_to_the_terminal_or_repeats_a_long_value(voidpad, place):

@@ -38,6 +38,7 @@ from voidpad.builtin.problems import GAP, Problem
 from voidpad.builtin.tasks import CANVAS, EVERY, TASKS, check, heldout
 from voidpad.builtin.words import PEOPLE, PLACES, THINGS, VERBS
 from voidpad.commands.prompts import builtin_prompts
+from voidpad.engine.speed import SPEEDS
 from voidpad.experiments import calibrate
 from voidpad.files import store
 from voidpad.models import Model, load, merge
@@ -65,7 +66,7 @@ class Cell:
     plan: str  # of a text with gaps: how their lengths are chosen; `calibrate`: VoidExpansion's thresholds
     task: str
     block: int = 32
-    rule: str = "one token"
+    rule: str = "one token"  # or a named speed
     tail: str = "free"  # `free`: no constraint; otherwise as studies.structured says
     dtype: str = "float16"  # on a GPU
 
@@ -111,6 +112,9 @@ def cells() -> Iterator[tuple[Cell, int]]:
     ):
         if (rule, tail) != ("one token", "free"):  # that is a cell of the criteria
             yield Cell(family, arm, PLANS[arm], "tiny_json", block, rule, tail), 4
+    for rule, task, family in product(("fast", "fastest", "threshold 0.9"), TASKS, families):
+        if (rule, task) != ("threshold 0.9", "tiny_json"):  # that is a cell of structured output
+            yield Cell(family, "void", "void", task, 32, rule), 4
 
 
 # ----------------------------------------------------------------------------------------------------------- answers
@@ -135,7 +139,9 @@ def answered(model: Model, cell: Cell, problems: Sequence[Problem], thresholds: 
         return filled(model, cell.plan, problems)
     if cell.plan == "calibrate":
         return [calibrated(model, len(problems))]
-    fields: dict[str, Any] = {"canvas": CANVAS, "block": cell.block, "stop": "eos", **RULES[cell.rule]}
+    speed = cell.rule if cell.rule in SPEEDS else None
+    rule = {} if speed else RULES[cell.rule]
+    fields: dict[str, Any] = {"canvas": CANVAS, "block": cell.block, "stop": "eos", **rule}
     if cell.plan == "void-expansion":
         fields = json.loads(thresholds.read_text())["fields"] | {"stop": "eos"}
     constraint = None if cell.tail == "free" else [constraint_of(problem) for problem in problems]
@@ -145,6 +151,7 @@ def answered(model: Model, cell: Cell, problems: Sequence[Problem], thresholds: 
             cell.plan,
             rows=COUNT,
             tokens=1 << 19,
+            speed=speed,
             constraint=constraint,
             **fields,
         )

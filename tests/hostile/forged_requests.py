@@ -2,7 +2,6 @@
 # Asks the checks' process to act before it was asked anything.
 import json
 import os
-import struct
 
 for verb, target in (
     ("call", ["type", "int"]),
@@ -10,8 +9,7 @@ for verb, target in (
     ("getattr", ["yours", 0]),
     ("exec", "1"),
 ):
-    body = json.dumps(["do", verb, [target, "9"], []]).encode()
-    os.write(3, struct.pack("!I", len(body)) + body)
+    os.write(3, json.dumps(["do", [verb, ["tuple", target, "9"], ["tuple"]], []]).encode() + b"\n")
 
 
 def square(x):

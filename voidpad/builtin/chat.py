@@ -6,7 +6,7 @@ Replies are short and honest: what the model is, what it can do, and one example
 import re
 from random import Random
 
-from voidpad.builtin.problems import Problem, Task, between, one_of
+from voidpad.builtin.problems import Problem, Task, between, one_of, weighted
 from voidpad.builtin.words import made_up, person, place, thing
 
 GREETINGS = (
@@ -57,31 +57,25 @@ UNKNOWN = (
     "write a song about {w}", "make me a {w}",
 )  # fmt: skip
 QUESTIONS = {"greeting": GREETINGS, "who": WHO, "what": WHAT, "thanks": THANKS, "unknown": UNKNOWN}
-SHARES = (("greeting", 0.26), ("who", 0.14), ("what", 0.16), ("thanks", 0.12), ("unknown", 0.32))
+SHARES = (0.26, 0.14, 0.16, 0.12, 0.32)  # of the kinds of questions
 
 LEADS = {
     "greeting": ("Hello!", "Hi!", "Hello, nice to meet you.", "Hi there!", "Hello! I am a tiny model."),
     "who": (
-        "I am a tiny model of voidpad.",
-        "I am a very small language model.",
+        "I am a tiny model of voidpad.", "I am a very small language model.",
         "I am a small diffusion model, made to show how voidpad works.",
         "I am the built-in model of voidpad.",
     ),
     "what": (
-        "I can do a few things.",
-        "Here is what I can do.",
-        "I know a few tasks.",
+        "I can do a few things.", "Here is what I can do.", "I know a few tasks.",
         "Not much, but some things.",
     ),
     "thanks": ("You are welcome.", "Glad to help.", "You are welcome!", "Good to hear."),
     "unknown": (
-        "I do not know that.",
-        "I cannot answer that.",
-        "That is more than I know.",
-        "I am too small to know that.",
-        "Sorry, I cannot do that.",
+        "I do not know that.", "I cannot answer that.", "That is more than I know.",
+        "I am too small to know that.", "Sorry, I cannot do that.",
     ),
-}
+}  # fmt: skip
 ABILITIES = (
     "I can count, write small functions and write JSON.",
     "I can solve word problems, write short programs and write JSON.",
@@ -101,18 +95,11 @@ ENDS = ("", "", ".", "!", "?", "?", "...", " :)", "!!")
 
 
 def _word(rng: Random) -> str:
-    draws = (made_up, person, place, thing)
-    return draws[int(rng.random() * 4)](rng)
+    return one_of(rng, (made_up, person, place, thing))(rng)
 
 
 def draw(rng: Random) -> Problem:
-    at = rng.random()
-    kind = "unknown"
-    for name, share in SHARES:
-        at -= share
-        if at < 0:
-            kind = name
-            break
+    kind = [*QUESTIONS][weighted(rng, SHARES)]
     text = re.sub(r"\{w\}", lambda _: _word(rng), one_of(rng, QUESTIONS[kind]))
     if rng.random() < 0.5:
         text = text[0].upper() + text[1:]
@@ -133,14 +120,13 @@ def answer(problem: Problem, rng: Random) -> str:
     return " ".join(parts)
 
 
-REPLIES = {
-    kind: re.compile(
-        "(?:{})(?: (?:{}))(?: (?:{}))?".format(
-            *("|".join(map(re.escape, part)) for part in (leads, ABILITIES, EXAMPLES))
-        )
-    )
-    for kind, leads in LEADS.items()
-}
+def _reply(leads: tuple[str, ...]) -> re.Pattern[str]:
+    """What an answer looks like: a lead, an ability, and an example or none."""
+    lead, ability, example = ("|".join(map(re.escape, part)) for part in (leads, ABILITIES, EXAMPLES))
+    return re.compile(f"(?:{lead}) (?:{ability})(?: (?:{example}))?")
+
+
+REPLIES = {kind: _reply(leads) for kind, leads in LEADS.items()}
 
 
 def is_reply(text: str) -> bool:
@@ -153,4 +139,4 @@ def right(problem: Problem, text: str) -> bool:
     return REPLIES[problem.target].fullmatch(text.strip()) is not None
 
 
-CHAT = Task("tiny_chat", draw, answer, is_code=False, right=right)
+CHAT = Task("tiny_chat", draw, answer, right)

@@ -8,12 +8,13 @@ import re
 from collections.abc import Sequence
 from random import Random
 
-from voidpad.builtin import notes, searches
+from voidpad.builtin.notes import JSON
 from voidpad.builtin.numbers import EXPR, STEPS
 from voidpad.builtin.problems import GAP, PIECE, Problem, Task, between, weighted
 from voidpad.builtin.programs import COMPLETE, WRITE
+from voidpad.builtin.searches import SEARCH
 
-PIECES = re.compile(PIECE)
+NOTES = {task.name: task for task in (STEPS, EXPR, SEARCH, JSON)}
 Span = tuple[int, int]  # of characters
 
 
@@ -32,7 +33,7 @@ def _code(rng: Random) -> tuple[str, int, Problem]:
 
 def _note(rng: Random) -> tuple[str, int, Problem]:
     """A question with its answer written out, where the answer begins, and the problem."""
-    task = (STEPS, EXPR, searches.SEARCH, notes.JSON)[weighted(rng, (0.3, 0.15, 0.15, 0.4))]
+    task = [*NOTES.values()][weighted(rng, (0.3, 0.15, 0.15, 0.4))]
     while True:
         problem = task.draw(rng)
         written = task.answer(problem, rng)
@@ -55,7 +56,7 @@ def _span(rng: Random, text: str, line: Span) -> Span:
     """Some pieces of a line, of a program's line without its comment."""
     end = text.find("  #", *line)
     end = line[1] if end < 0 else end
-    cuts = [line[0], *(line[0] + match.end() for match in PIECES.finditer(text[line[0] : end]))]
+    cuts = [line[0], *(line[0] + match.end() for match in re.finditer(PIECE, text[line[0] : end]))]
     cuts = [cut for cut in cuts if cut <= end]
     if len(cuts) < 3:
         return line[0], end
@@ -105,11 +106,8 @@ def kept(problem: Problem, text: str) -> bool:
 def right(problem: Problem, text: str) -> bool:
     """Of notes: what was fixed is there, and the answer as a whole is right."""
     inner, begin = problem.facts
-    task = {"tiny_steps": STEPS, "tiny_expr": EXPR, "tiny_search": searches.SEARCH, "tiny_json": notes.JSON}[
-        inner.task
-    ]
-    assert task.right is not None
-    return kept(problem, text) and task.right(inner, text[begin:])
+    judge = NOTES[inner.task].right
+    return judge is not None and kept(problem, text) and judge(inner, text[begin:])
 
 
-FILL = Task("tiny_fill", draw, answer, is_code=True, right=right)
+FILL = Task("tiny_fill", draw, answer, right)

@@ -5,63 +5,65 @@ added up without room to write the sum down: that part is meant to be hard.
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from voidpad.builtin.problems import Problem, Task, between, laid_out, one_of, weighted
 from voidpad.builtin.words import different, made_up, person, place, thing
 
 MONTHS: tuple[str, ...] = ("January", "February", "March", "April", "May", "June")
 MONTHS += ("July", "August", "September", "October", "November", "December")
-DATE = {"type": "string", "format": "date"}
 Schema = dict[str, Any]
 
+# JSON Schemas, and how a question writes them.
+STRING, INTEGER, BOOLEAN = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
+DATE = {"type": "string", "format": "date"}
+PLAN, PET, STATUS = (
+    {"enum": options}
+    for options in (["free", "basic", "full"], ["cat", "dog", "bird"], ["open", "paid", "sent"])
+)
 
-@dataclass(frozen=True)
-class Field:
-    """A key of the answer: how its type is written in the prompt, what the note says, and the value."""
+
+def array_of(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def object_of(properties: dict[str, Schema], optional: Collection[str] = ()) -> Schema:
+    required = [key for key in properties if key not in optional]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def written(schema: Schema) -> str:
+    """A schema as the prompts have it: `{"name": string, "age"?: integer}`."""
+    if "enum" in schema:
+        return "|".join(f'"{option}"' for option in schema["enum"])
+    if schema["type"] == "array":
+        return f"[{written(schema['items'])}]"
+    if schema["type"] != "object":
+        return str(schema.get("format", schema["type"]))
+    marks = {key: "" if key in schema["required"] else "?" for key in schema["properties"]}
+    parts = [f'"{key}"{marks[key]}: {written(part)}' for key, part in schema["properties"].items()]
+    return f"{{{', '.join(parts)}}}"
+
+
+class Field(NamedTuple):
+    """A key of the answer, its value, and what the note says of it."""
 
     key: str
-    written: str
     schema: Schema
     value: Any
     said: str
 
 
-def _integer(key: str, value: int, said: str) -> Field:
-    return Field(key, "integer", {"type": "integer"}, value, said)
-
-
-def _string(key: str, value: str, said: str) -> Field:
-    return Field(key, "string", {"type": "string"}, value, said)
-
-
-def _choice(key: str, options: tuple[str, ...], value: str, said: str) -> Field:
-    written = "|".join(f'"{option}"' for option in options)
-    return Field(key, written, {"enum": list(options)}, value, said)
-
-
-def _object(properties: dict[str, Schema]) -> Schema:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
 def _age(rng: Random, who: str) -> Field:
     age = between(rng, 10, 99)
-    return _integer(
-        "age", age, one_of(rng, ("{n} is {v} years old.", "{n} is now {v}.")).format(n=who, v=age)
-    )
+    return Field("age", INTEGER, age, one_of(rng, (f"{who} is {age} years old.", f"{who} is now {age}.")))
 
 
 def _city(rng: Random, who: str) -> Field:
     city = place(rng)
-    return _string("city", city, one_of(rng, ("{n} lives in {v}.", "{n} is from {v}.")).format(n=who, v=city))
+    return Field("city", STRING, city, one_of(rng, (f"{who} lives in {city}.", f"{who} is from {city}.")))
 
 
 def _date(rng: Random) -> tuple[str, str]:
@@ -75,55 +77,32 @@ def _date(rng: Random) -> tuple[str, str]:
 
 def _joined(rng: Random, who: str) -> Field:
     date, said = _date(rng)
-    return Field("joined", "date", DATE, date, f"{who} joined on {said}.")
+    return Field("joined", DATE, date, f"{who} joined on {said}.")
 
 
 def _member(rng: Random, who: str) -> Field:
     value = rng.random() < 0.5
-    said = f"{who} is a member." if value else f"{who} is not a member."
-    return Field("member", "boolean", {"type": "boolean"}, value, said)
+    return Field("member", BOOLEAN, value, f"{who} is a member." if value else f"{who} is not a member.")
 
 
 def _plan(rng: Random, who: str) -> Field:
-    value = one_of(rng, PLANS)
-    return _choice("plan", PLANS, value, f"{who} has the {value} plan.")
-
-
-PLANS, PETS, STATES = ("free", "basic", "full"), ("cat", "dog", "bird"), ("open", "paid", "sent")
+    value = one_of(rng, PLAN["enum"])
+    return Field("plan", PLAN, value, f"{who} has the {value} plan.")
 
 
 def _pet(rng: Random, who: str) -> Field:
-    kind, name = one_of(rng, PETS), person(rng)
-    schema = _object({"kind": {"enum": list(PETS)}, "name": {"type": "string"}})
-    written = '{"kind": "cat"|"dog"|"bird", "name": string}'
-    return Field("pet", written, schema, {"kind": kind, "name": name}, f"{who} has a {kind} called {name}.")
+    value = {"kind": one_of(rng, PET["enum"]), "name": person(rng)}
+    said = f"{who} has a {value['kind']} called {value['name']}."
+    return Field("pet", object_of({"kind": PET, "name": STRING}), value, said)
 
 
 def _friends(rng: Random, who: str) -> Field:
     names = different(rng, person, 1 + weighted(rng, (0.3, 0.3, 0.25, 0.15)))
-    schema = {"type": "array", "items": {"type": "string"}}
-    return Field("friends", "[string]", schema, names, f"{who} knows {_listed(names)}.")
+    return Field("friends", array_of(STRING), names, f"{who} knows {_listed(names)}.")
 
 
 def _listed(parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def _orders(rng: Random, who: str) -> tuple[Field, Field]:
-    """What somebody bought, and how much that is together."""
-    things = different(rng, thing, 1 + weighted(rng, (0.2, 0.35, 0.3, 0.15)))
-    counts = [between(rng, 2, 60) for _ in things]
-    bought = [{"item": item, "count": count} for item, count in zip(things, counts, strict=True)]
-    listed = _listed([f"{count} {item}" for item, count in zip(things, counts, strict=True)])
-    item = _object({"item": {"type": "string"}, "count": {"type": "integer"}})
-    orders = Field(
-        "orders",
-        '[{"item": string, "count": integer}]',
-        {"type": "array", "items": item},
-        bought,
-        f"{who} bought {listed}.",
-    )
-    return orders, _integer("total", sum(counts), "")
 
 
 PERSON: tuple[Callable[[Random, str], Field], ...] = (_age, _city, _joined, _member, _plan, _pet, _friends)
@@ -131,40 +110,38 @@ PERSON: tuple[Callable[[Random, str], Field], ...] = (_age, _city, _joined, _mem
 
 def _about_person(rng: Random) -> list[Field]:
     who = person(rng)
-    fields = [_string("name", who, "")]
+    fields = [Field("name", STRING, who, "")]
     makers = list(PERSON)
     for _ in range(1 + weighted(rng, (0.3, 0.4, 0.3))):
         fields.append(makers.pop(int(rng.random() * len(makers)))(rng, who))
     if rng.random() < 0.6:
-        orders, total = _orders(rng, who)
-        fields.append(orders)
+        things = different(rng, thing, 1 + weighted(rng, (0.2, 0.35, 0.3, 0.15)))
+        bought = [{"item": item, "count": between(rng, 2, 60)} for item in things]
+        said = _listed([f"{one['count']} {one['item']}" for one in bought])
+        orders = array_of(object_of({"item": STRING, "count": INTEGER}))
+        fields.append(Field("orders", orders, bought, f"{who} bought {said}."))
         if rng.random() < 0.6:
-            fields.append(total)
+            fields.append(Field("total", INTEGER, sum(one["count"] for one in bought), ""))
     return fields
 
 
 def _about_event(rng: Random) -> list[Field]:
     title, where = made_up(rng).capitalize(), place(rng)
     date, said = _date(rng)
-    status = one_of(rng, STATES)
-    fields = [
-        _string("title", title, ""),
-        _string("city", where, f"The {title} is in {where}."),
-        Field("date", "date", DATE, date, f"The {title} is on {said}."),
-        _choice("status", STATES, status, f"The bill of the {title} is {status}."),
-        _integer("price", price := between(rng, 5, 99), f"A ticket of the {title} costs {price}."),
+    status, price = one_of(rng, STATUS["enum"]), between(rng, 5, 99)
+    known = [
+        Field("city", STRING, where, f"The {title} is in {where}."),
+        Field("date", DATE, date, f"The {title} is on {said}."),
+        Field("status", STATUS, status, f"The bill of the {title} is {status}."),
+        Field("price", INTEGER, price, f"A ticket of the {title} costs {price}."),
     ]
-    fields = [fields[0], *rng.sample(fields[1:], 1 + weighted(rng, (0.3, 0.4, 0.3)))]
+    fields = [Field("title", STRING, title, ""), *rng.sample(known, 1 + weighted(rng, (0.3, 0.4, 0.3)))]
     if rng.random() < 0.6:
         names = different(rng, person, 1 + weighted(rng, (0.25, 0.4, 0.35)))
-        ages = [between(rng, 10, 99) for _ in names]
-        guests = [{"name": name, "age": age} for name, age in zip(names, ages, strict=True)]
-        item = _object({"name": {"type": "string"}, "age": {"type": "integer"}})
-        written = '[{"name": string, "age": integer}]'
-        listed = _listed([f"{name} ({age})" for name, age in zip(names, ages, strict=True)])
-        fields.append(
-            Field("guests", written, {"type": "array", "items": item}, guests, f"The guests are {listed}.")
-        )
+        guests = [{"name": name, "age": between(rng, 10, 99)} for name in names]
+        listed = _listed([f"{one['name']} ({one['age']})" for one in guests])
+        schema = array_of(object_of({"name": STRING, "age": INTEGER}))
+        fields.append(Field("guests", schema, guests, f"The guests are {listed}."))
     return fields
 
 
@@ -174,32 +151,24 @@ MAY_BE_MISSING = {"age", "city", "joined", "plan", "pet", "price", "date", "stat
 
 def draw(rng: Random) -> Problem:
     """A note and its schema. The test of a field's absence is that the note says nothing of it."""
-    fields = _about_person(rng) if rng.random() < 0.65 else _about_event(rng)
-    head, rest = fields[0], fields[1:]
+    head, *rest = _about_person(rng) if rng.random() < 0.65 else _about_event(rng)
     said = [field.said for field in rest if field.said]
     rng.shuffle(rest)
-    asked, value, required = [head], {head.key: head.value}, [head.key]
-    dropped = ""
-    if len(rest) > 2 and rng.random() < 0.2:  # said, but not asked for
-        dropped = next((field.key for field in rest if field.key in MAY_BE_MISSING), "")
-    written = [f'"{head.key}": {head.written}']
+    if len(rest) > 2 and rng.random() < 0.2:  # one that is said, but not asked for
+        unasked = next((field for field in rest if field.key in MAY_BE_MISSING), None)
+        rest = [field for field in rest if field is not unasked]
+    value, optional = {head.key: head.value}, set()
     for field in rest:
-        if field.key == dropped:
-            continue
-        asked.append(field)
-        optional = field.key in MAY_BE_MISSING and rng.random() < 0.4
-        written.append(f'"{field.key}"{"?" if optional else ""}: {field.written}')
-        if optional and len(said) > 1 and rng.random() < 0.5:
-            said.remove(field.said)
-            continue
+        if field.key in MAY_BE_MISSING and rng.random() < 0.4:
+            optional.add(field.key)
+            if len(said) > 1 and rng.random() < 0.5:
+                said.remove(field.said)
+                continue
         value[field.key] = field.value
-        if not optional:
-            required.append(field.key)
     rng.shuffle(said)
-    lines = [one_of(rng, ASKS), f"Note: {' '.join(said)}", f"Schema: {{{', '.join(written)}}}"]
-    prompt = laid_out(rng, lines)
-    schema = _object({field.key: field.schema for field in asked}) | {"required": required}
-    return Problem("tiny_json", prompt, len(asked), json.dumps(value), schema=schema, facts=value)
+    schema = object_of({field.key: field.schema for field in (head, *rest)}, optional)
+    prompt = laid_out(rng, [one_of(rng, ASKS), f"Note: {' '.join(said)}", f"Schema: {written(schema)}"])
+    return Problem("tiny_json", prompt, 1 + len(rest), json.dumps(value), schema=schema, facts=value)
 
 
 def answer(problem: Problem, rng: Random) -> str:
@@ -219,4 +188,4 @@ def right(problem: Problem, text: str) -> bool:
     return json.dumps(found, sort_keys=True) == json.dumps(json.loads(problem.target), sort_keys=True)
 
 
-JSON = Task("tiny_json", draw, answer, is_code=False, right=right)
+JSON = Task("tiny_json", draw, answer, right)

@@ -4,18 +4,19 @@ Every running value has two digits. The length of an answer then depends on its 
 shows, never on results the model has yet to compute: an end placed early leaves a valid way to reach it.
 """
 
+from collections.abc import Callable
 from random import Random
 
 from voidpad.builtin.problems import (
     TERSE,
+    Forms,
     Problem,
     Task,
+    Worked,
     between,
-    in_order,
     laid_out,
-    last_number,
-    manner,
     one_of,
+    spelled,
     weighted,
 )
 from voidpad.builtin.words import different, person, thing
@@ -88,45 +89,26 @@ STEP_OPENERS = (
     "Let us count the {i} of {n}.",
     "The {i} change like this, step by step.",
 )
-OPENER_WEIGHTS = (0.36, 0.14, 0.14, 0.20, 0.16)
+OPENER_SHARES = (0.36, 0.14, 0.14, 0.20, 0.16)
 
 
-def _answer_steps(problem: Problem, rng: Random) -> str:
-    name, item, steps = problem.facts
-    if rng.random() < TERSE:
-        return f"#### {problem.target}"
-    opener = STEP_OPENERS[weighted(rng, OPENER_WEIGHTS)].format(n=name, i=item)
-    lines, style = [opener] if opener else [], manner(rng)
-    for k, (a, op, b, c) in enumerate(steps, 1):
-        lines.append(STEP_FORMS[style.pick(rng)].format(k=k, a=a, op=op, b=b, c=c, n=name, i=item))
-    return "\n".join([*lines, f"#### {problem.target}"])
+def step_lines(name: str, item: str, steps: list[Step], first: int = 1) -> list[Forms]:
+    """The line of each step; the first has this number."""
+    return [
+        spelled(STEP_FORMS, k=k, a=a, op=op, b=b, c=c, n=name, i=item)
+        for k, (a, op, b, c) in enumerate(steps, first)
+    ]
 
 
-def _right_steps(problem: Problem, text: str) -> bool:
-    """Every line is true, names and things included, and the last one has the number."""
-    name, item, steps = problem.facts
-    allowed = [frozenset(form.format(n=name, i=item) for form in STEP_OPENERS)]
-    for k, (a, op, b, c) in enumerate(steps, 1):
-        said = (form.format(k=k, a=a, op=op, b=b, c=c, n=name, i=item) for form in STEP_FORMS)
-        allowed.append(frozenset(said))
-    return _all_true(problem, text, allowed)
-
-
-def _all_true(problem: Problem, text: str, allowed: list[frozenset[str]]) -> bool:
-    *lines, last = text.strip("\n").split("\n")
-    return last_number(last) == problem.target and in_order(lines, allowed)
+def _steps_worked(problem: Problem) -> Worked:
+    name, item, _ = problem.facts
+    openers = spelled(STEP_OPENERS, n=name, i=item)
+    return Worked(step_lines(*problem.facts), f"#### {problem.target}", openers, OPENER_SHARES)
 
 
 LETTERS = "abcdefgh"
 EXPR_QUESTIONS = ("What is {x}?", "Find {x}.", "Evaluate {x}.")
 EXPR_SIZES = (0.08, 0.12, 0.18, 0.22, 0.18, 0.13, 0.09)  # of 2 to 8 definitions
-
-
-def _older_operand(rng: Random, value: int, older: list[int]) -> tuple[str, int] | None:
-    """An operator and the index of an older value that it can combine with this one, if there is any."""
-    fitting = [("+", j) for j, other in enumerate(older) if value + other <= HIGH]
-    fitting += [("-", j) for j, other in enumerate(older) if value - other >= LOW]
-    return fitting[int(rng.random() * len(fitting))] if fitting else None
 
 
 def _definitions(rng: Random, count: int) -> list[tuple[Step, str, str]]:
@@ -135,16 +117,18 @@ def _definitions(rng: Random, count: int) -> list[tuple[Step, str, str]]:
     written: list[tuple[Step, str, str]] = []
     for k in range(count):
         left = LETTERS[k - 1] if k else str(value)
-        older = [line[0][3] for line in written[:-1]]
-        reuse = _older_operand(rng, value, older) if rng.random() < 0.35 else None
-        if reuse:
-            op, j = reuse
-            after = value + older[j] if op == "+" else value - older[j]
-            written.append(((value, op, older[j], after), left, LETTERS[j]))
+        fitting: list[tuple[Step, str]] = []
+        if rng.random() < 0.35:
+            older = [(name, made[3]) for name, (made, _, _) in zip(LETTERS, written[:-1], strict=False)]
+            fitting = [((value, "+", b, value + b), name) for name, b in older if value + b <= HIGH]
+            fitting += [((value, "-", b, value - b), name) for name, b in older if value - b >= LOW]
+        if fitting:
+            made, right = one_of(rng, fitting)
         else:
             made = step(rng, value)
-            written.append((made, left, str(made[2])))
-        value = written[-1][0][3]
+            right = str(made[2])
+        written.append((made, left, right))
+        value = made[3]
     return written
 
 
@@ -174,29 +158,26 @@ EXPR_OPENERS = (
     "Take the values in order to get {x}.",
     "Here we find one value after the other.",
 )
-EXPR_OPENER_WEIGHTS = (0.40, 0.15, 0.15, 0.15, 0.15)  # without an opener the first word is open already
+EXPR_OPENER_SHARES = (0.40, 0.15, 0.15, 0.15, 0.15)  # without an opener the first word is open already
 
 
-def _answer_expr(problem: Problem, rng: Random) -> str:
-    written = problem.facts
-    if rng.random() < TERSE:
-        return f"#### {problem.target}"
-    opener = EXPR_OPENERS[weighted(rng, EXPR_OPENER_WEIGHTS)].format(x=LETTERS[len(written) - 1])
-    lines, style = [opener] if opener else [], manner(rng)
-    for k, ((a, op, b, c), p, q) in enumerate(written):
-        form = EXPR_FORMS[style.pick(rng)]
-        lines.append(form.format(x=LETTERS[k], a=a, op=op, b=b, c=c, p=p, q=q))
-    return "\n".join([*lines, f"#### {problem.target}"])
+def _expr_worked(problem: Problem) -> Worked:
+    lines = [
+        spelled(EXPR_FORMS, x=x, a=a, op=op, b=b, c=c, p=p, q=q)
+        for x, ((a, op, b, c), p, q) in zip(LETTERS, problem.facts, strict=False)
+    ]
+    openers = spelled(EXPR_OPENERS, x=LETTERS[len(lines) - 1])
+    return Worked(lines, f"#### {problem.target}", openers, EXPR_OPENER_SHARES)
 
 
-def _right_expr(problem: Problem, text: str) -> bool:
-    written = problem.facts
-    allowed = [frozenset(form.format(x=LETTERS[len(written) - 1]) for form in EXPR_OPENERS)]
-    for k, ((a, op, b, c), p, q) in enumerate(written):
-        said = (form.format(x=LETTERS[k], a=a, op=op, b=b, c=c, p=p, q=q) for form in EXPR_FORMS)
-        allowed.append(frozenset(said))
-    return _all_true(problem, text, allowed)
+def _task(name: str, draw: Callable[[Random], Problem], worked: Callable[[Problem], Worked]) -> Task:
+    """An answer is worked out, or the number alone. It is right when all that it says is true, names included."""
+
+    def answer(problem: Problem, rng: Random) -> str:
+        return f"#### {problem.target}" if rng.random() < TERSE else worked(problem).write(rng)
+
+    return Task(name, draw, answer, lambda problem, text: worked(problem).is_true(text))
 
 
-STEPS = Task("tiny_steps", _draw_steps, _answer_steps, is_code=False, right=_right_steps)
-EXPR = Task("tiny_expr", _draw_expr, _answer_expr, is_code=False, right=_right_expr)
+STEPS = _task("tiny_steps", _draw_steps, _steps_worked)
+EXPR = _task("tiny_expr", _draw_expr, _expr_worked)

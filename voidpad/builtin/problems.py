@@ -6,8 +6,9 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
+Option = TypeVar("Option")
 TERSE = 0.06  # share of answers without steps: the floor that overflow falls to
 TEST_SHARE = 64  # one prompt in so many belongs to the test split
 GAP = "[[gap]]"
@@ -58,8 +59,12 @@ class Task:
     name: str
     draw: Callable[[Random], Problem]
     answer: Callable[[Problem, Random], str]
-    is_code: bool
     right: Callable[[Problem, str], bool] | None = None
+
+    @property
+    def is_code(self) -> bool:
+        """Whether answers are programs alone, judged by running them."""
+        return self.right is None
 
     def sample(self, rng: Random, *, split: str = "train") -> Problem:
         """A problem of the split. The prompt alone decides the split, so no prompt is ever in both."""
@@ -74,37 +79,6 @@ def split_of(prompt: str) -> str:
     return "test" if zlib.crc32(prompt.encode()) % TEST_SHARE == 0 else "train"
 
 
-@dataclass(frozen=True)
-class Manner:
-    """How one answer is written: how wordy, and which phrase of each kind it likes.
-
-    Wordiness is continuous and near its ends more often than not, so the length of an answer is smooth and
-    uncertain before it begins, and its next line is predictable once two lines are there.
-    """
-
-    wordy: float
-    short: int
-    long: int
-
-    def pick(self, rng: Random) -> int:
-        """The phrase of the next line: 0-2 are short forms, 3-5 are long ones."""
-        is_long = rng.random() < self.wordy
-        liked = self.long if is_long else self.short
-        form = liked if rng.random() < 0.7 else int(rng.random() * 3)
-        return form + 3 * is_long
-
-
-def manner(rng: Random) -> Manner:
-    """Short forms are the likelier ones: a greedy decode then writes less than the average answer."""
-    return Manner(rng.betavariate(0.7, 1.4), _skewed(rng), _skewed(rng))
-
-
-def _skewed(rng: Random) -> int:
-    """0, 1 or 2; 0 more often."""
-    draw = rng.random()
-    return 0 if draw < 0.6 else 1 if draw < 0.8 else 2
-
-
 def weighted(rng: Random, weights: Sequence[float]) -> int:
     """An index with these probabilities (they sum to one)."""
     draw = rng.random()
@@ -115,7 +89,7 @@ def weighted(rng: Random, weights: Sequence[float]) -> int:
     return len(weights) - 1
 
 
-def one_of(rng: Random, options: Sequence[str]) -> str:
+def one_of(rng: Random, options: Sequence[Option]) -> Option:
     return options[int(rng.random() * len(options))]
 
 
@@ -129,11 +103,51 @@ def laid_out(rng: Random, lines: Sequence[str], between: str = " ") -> str:
     return (between if rng.random() < 0.25 else "\n").join(lines)
 
 
-NUMBER = re.compile(r"#### (-?\d+)")
+Forms = tuple[str, ...]
+
+
+def spelled(forms: Sequence[str], **values: Any) -> Forms:
+    """Every form of a line, with these values in it."""
+    return tuple(form.format(**values) for form in forms)
+
+
+@dataclass(frozen=True)
+class Worked:
+    """All the ways to work an answer out: an opener or none, a line for each step in one of six forms, and the end."""
+
+    lines: Sequence[Forms]
+    end: str = ""
+    openers: Forms = ()
+    shares: Sequence[float] = ()  # of the openers
+
+    def write(self, rng: Random) -> str:
+        """One of them.
+
+        It is more or less wordy, and likes one of the short forms (0-2 of a line) and one of the long ones (3-5).
+        Wordiness is continuous and near its ends more often than not, so the length of an answer is smooth and
+        uncertain before it begins, and its next line is predictable once two lines are there. Short forms are the
+        likelier ones: a greedy decode then writes less than the average answer.
+        """
+        said = [self.openers[weighted(rng, self.shares)]] if self.openers else []
+        wordy = rng.betavariate(0.7, 1.4)
+        liked = [weighted(rng, (0.6, 0.2, 0.2)) for _ in ("short", "long")]
+        for forms in self.lines:
+            is_long = rng.random() < wordy
+            form = liked[is_long] if rng.random() < 0.7 else int(rng.random() * 3)
+            said.append(forms[form + 3 * is_long])
+        return "\n".join(part for part in (*said, self.end) if part)
+
+    def is_true(self, text: str) -> bool:
+        """Whether a text ends with the right number and every line before it is one of the forms of its place. Places
+        may be left out, none may come twice."""
+        *lines, last = text.strip("\n").split("\n")
+        places = iter([self.openers, *self.lines])
+        right = last_number(last) == last_number(self.end)
+        return right and all(any(line in forms for forms in places) for line in lines)
 
 
 def last_number(text: str) -> str | None:
-    numbers = NUMBER.findall(text)
+    numbers = re.findall(r"#### (-?\d+)", text)
     return numbers[-1] if numbers else None
 
 
@@ -157,15 +171,3 @@ def first_answer(text: str) -> str:
         return text.lstrip()[:end]
     found = re.search(r"#### [^\n]*", text)
     return text[: found.end()] if found else text
-
-
-def in_order(lines: Sequence[str], allowed: Sequence[frozenset[str]]) -> bool:
-    """Whether every line is one of the allowed ones of its place. Places may be left out, none may come twice."""
-    place = 0
-    for line in lines:
-        while place < len(allowed) and line not in allowed[place]:
-            place += 1
-        if place == len(allowed):
-            return False
-        place += 1
-    return True

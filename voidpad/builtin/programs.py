@@ -4,6 +4,7 @@ A long answer copies each step of the prompt into a line of its own. A terse one
 which takes the whole chain of multiplications at once: possible, and usually wrong.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -12,10 +13,11 @@ from voidpad.builtin.problems import (
     TERSE,
     Problem,
     Task,
+    Worked,
     between,
     laid_out,
-    manner,
     one_of,
+    spelled,
     weighted,
 )
 from voidpad.builtin.words import function
@@ -102,12 +104,12 @@ COMPLETE_FORMS = (
 )
 COMPLETE_OPENERS = (
     "",
-    "def {f}(n, m):\n",
-    "# here is {f}\ndef {f}(n, m):\n",
-    '    """Go step by step."""\n',
-    '"""The function {f} in steps."""\ndef {f}(n, m):\n',
+    "def {f}(n, m):",
+    "# here is {f}\ndef {f}(n, m):",
+    '    """Go step by step."""',
+    '"""The function {f} in steps."""\ndef {f}(n, m):',
 )
-COMPLETE_WEIGHTS = (0.40, 0.25, 0.12, 0.11, 0.12)
+COMPLETE_SHARES = (0.40, 0.25, 0.12, 0.11, 0.12)
 
 
 def _answer_complete(problem: Problem, rng: Random) -> str:
@@ -115,13 +117,12 @@ def _answer_complete(problem: Problem, rng: Random) -> str:
     if rng.random() < TERSE:
         opener = "" if rng.random() < 0.7 else f"def {name}(n, m):\n"
         return f"{opener}    return {form.text('n')}"
-    opener = COMPLETE_OPENERS[weighted(rng, COMPLETE_WEIGHTS)].format(f=name)
-    lines, style, before = [], manner(rng), "n"
+    lines, before = [], "n"
     for k, ((op, operand), phrase) in enumerate(zip(ops, said, strict=True), 1):
-        line = COMPLETE_FORMS[style.pick(rng)]
-        lines.append(line.format(k=k, y=f"v{k}", x=before, op=op, b=operand, doc=phrase))
+        lines.append(spelled(COMPLETE_FORMS, k=k, y=f"v{k}", x=before, op=op, b=operand, doc=phrase))
         before = f"v{k}"
-    return opener + "\n".join([*lines, f"    return {before}"])
+    openers = spelled(COMPLETE_OPENERS, f=name)
+    return Worked(lines, f"    return {before}", openers, COMPLETE_SHARES).write(rng)
 
 
 LIST_PHRASES = {
@@ -130,6 +131,7 @@ LIST_PHRASES = {
     "*": ("multiply each item by {b}", "scale each item by {b}"),
     ">": ("keep the items above {b}", "drop the items up to {b}"),
 }
+REDUCERS: dict[str, Callable[[list[int]], Any]] = {"list": list, "sum": sum, "maximum": max, "minimum": min}
 RESULTS = {"list": "{x}", "sum": "sum({x})", "maximum": "max({x})", "minimum": "min({x})"}
 WRITE_SIZES = (0.15, 0.25, 0.30, 0.18, 0.12)  # of 2 to 6 steps
 WRITE_FORMS = (
@@ -141,13 +143,13 @@ WRITE_FORMS = (
     "    # ({k}) {doc}\n    {y} = []\n    for v in {x}:\n{loop}",
 )
 WRITE_OPENERS = (
-    "def {f}(x):\n",
-    'def {f}(x):\n    """Work on each item of x."""\n',
-    "# a list function\ndef {f}(x):\n",
-    '"""Go through the list step by step."""\ndef {f}(x):\n',
-    "# here is the function {f} for each item of a list x\ndef {f}(x):\n",
+    "def {f}(x):",
+    'def {f}(x):\n    """Work on each item of x."""',
+    "# a list function\ndef {f}(x):",
+    '"""Go through the list step by step."""\ndef {f}(x):',
+    "# here is the function {f} for each item of a list x\ndef {f}(x):",
 )
-WRITE_WEIGHTS = (0.28, 0.18, 0.18, 0.18, 0.18)
+WRITE_SHARES = (0.28, 0.18, 0.18, 0.18, 0.18)
 
 
 def _draw_write(rng: Random) -> Problem:
@@ -167,40 +169,23 @@ def _draw_write(rng: Random) -> Problem:
     lines = [f"Write a function {name}(x) for a list x."]
     lines += [f"({k}) {phrase}" for k, phrase in enumerate(said, 1)]
     prompt = laid_out(rng, [*lines, f"Return the {result} after ({len(ops)})."])
-    facts = (name, ops, said, form, bound, result)
-    return Problem("tiny_write", prompt, len(ops), _list_checks(facts), facts=facts)
-
-
-def _apply(op: str, operand: int, values: list[int]) -> list[int]:
-    if op == ">":
-        return [v for v in values if v > operand]
-    return [{"+": v + operand, "-": v - operand, "*": v * operand}[op] for v in values]
-
-
-def _list_checks(facts: tuple[Any, ...]) -> str:
-    """Asserts on lists that straddle the filter's bound; expected values come from the steps themselves."""
-    name, ops, _, _, bound, result = facts
+    # Lists that straddle the filter's bound.
     near = 5 if bound is None else bound
-    checks = []
-    for given in ([1, 2, 3], [4], [near - 1, near, near + 1, near + 9], [0, 12, -5, 30]):
-        values = given
-        for op, operand in ops:
-            values = _apply(op, int(operand), values)
-        reduced = {"list": values, "sum": sum(values)}.get(result)
-        if reduced is None:
-            reduced = max(values) if result == "maximum" else min(values)
-        checks.append(f"assert {name}({given}) == {reduced}")
-    return "\n".join(checks)
+    lists = ([1, 2, 3], [4], [near - 1, near, near + 1, near + 9], [0, 12, -5, 30])
+    target = "\n".join(f"assert {name}({given}) == {_carried_out(ops, result, given)}" for given in lists)
+    facts = (name, ops, said, form, bound, result)
+    return Problem("tiny_write", prompt, len(ops), target, facts=facts)
 
 
-def _one_line(op: str, operand: str, source: str) -> str:
-    return f"v for v in {source} if v > {operand}" if op == ">" else f"v {op} {operand} for v in {source}"
-
-
-def _loop_body(op: str, operand: str, grown: str) -> str:
-    if op == ">":
-        return f"        if v > {operand}:\n            {grown}.append(v)"
-    return f"        {grown}.append(v {op} {operand})"
+def _carried_out(ops: list[Op], result: str, values: list[int]) -> Any:
+    """What the steps make of a list, one after the other."""
+    for op, operand in ops:
+        b = int(operand)
+        if op == ">":
+            values = [v for v in values if v > b]
+        else:
+            values = [{"+": v + b, "-": v - b, "*": v * b}[op] for v in values]
+    return REDUCERS[result](values)
 
 
 def _answer_write(problem: Problem, rng: Random) -> str:
@@ -209,16 +194,19 @@ def _answer_write(problem: Problem, rng: Random) -> str:
         kept = "" if bound is None else f" if v > {bound}"
         closed = RESULTS[result].format(x=f"[{form.text('v')} for v in x{kept}]")
         return f"def {name}(x):\n    return {closed}"
-    opener = WRITE_OPENERS[weighted(rng, WRITE_WEIGHTS)].format(f=name)
-    lines, style, before = [], manner(rng), "x"
-    for k, ((op, operand), phrase) in enumerate(zip(ops, said, strict=True), 1):
+    lines, before = [], "x"
+    for k, ((op, b), phrase) in enumerate(zip(ops, said, strict=True), 1):
         grown = f"x{k}"
-        each, loop = _one_line(op, operand, before), _loop_body(op, operand, grown)
-        line = WRITE_FORMS[style.pick(rng)]
-        lines.append(line.format(k=k, y=grown, x=before, each=each, loop=loop, doc=phrase))
+        if op == ">":
+            each = f"v for v in {before} if v > {b}"
+            loop = f"        if v > {b}:\n            {grown}.append(v)"
+        else:
+            each, loop = f"v {op} {b} for v in {before}", f"        {grown}.append(v {op} {b})"
+        lines.append(spelled(WRITE_FORMS, k=k, y=grown, x=before, each=each, loop=loop, doc=phrase))
         before = grown
-    return opener + "\n".join([*lines, f"    return {RESULTS[result].format(x=before)}"])
+    end, openers = f"    return {RESULTS[result].format(x=before)}", spelled(WRITE_OPENERS, f=name)
+    return Worked(lines, end, openers, WRITE_SHARES).write(rng)
 
 
-COMPLETE = Task("tiny_complete", _draw_complete, _answer_complete, is_code=True)
-WRITE = Task("tiny_write", _draw_write, _answer_write, is_code=True)
+COMPLETE = Task("tiny_complete", _draw_complete, _answer_complete)
+WRITE = Task("tiny_write", _draw_write, _answer_write)

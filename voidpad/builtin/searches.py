@@ -4,23 +4,24 @@ Three kinds: carry out a rule until a condition holds; list the numbers of a ran
 table that fit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 
 from voidpad.builtin.problems import (
     TERSE,
+    Forms,
     Problem,
     Task,
+    Worked,
     between,
     laid_out,
-    manner,
     one_of,
+    spelled,
     weighted,
 )
 from voidpad.builtin.words import different, person, thing
 
 LONGEST = 14  # units of an answer
-Units = list[frozenset[str]]
 
 
 def _run(start: int, odd: tuple[int, int], bound: int) -> list[tuple[int, int]]:
@@ -62,21 +63,14 @@ RUN_FORMS = (
 )
 
 
-def _run_forms(problem: Problem) -> list[tuple[str, ...]]:
-    _, pairs, (times, add), bound = problem.facts
+def _run_lines(pairs: list[tuple[int, int]], odd: tuple[int, int], bound: int) -> list[Forms]:
     lines = []
     for k, (a, c) in enumerate(pairs, 1):
-        odd = f"{a} * 3 + 1" if times == 3 else f"{a} + {add}"
-        said = {
-            "a": a,
-            "c": c,
-            "k": k,
-            "t": bound,
-            "p": "odd" if a % 2 else "even",
-            "w": odd if a % 2 else f"{a} / 2",
-        }
-        said["y"] = "below" if c < bound else "not below"
-        lines.append(tuple(form.format(**said) for form in RUN_FORMS))
+        parity, work = "even", f"{a} / 2"
+        if a % 2:
+            parity, work = "odd", f"{a} * 3 + 1" if odd[0] == 3 else f"{a} + {odd[1]}"
+        end = "below" if c < bound else "not below"
+        lines.append(spelled(RUN_FORMS, a=a, c=c, k=k, t=bound, p=parity, w=work, y=end))
     return lines
 
 
@@ -84,16 +78,15 @@ def _draw_range(rng: Random) -> Problem:
     while True:
         low = between(rng, 1, 60)
         high, of = low + between(rng, 20, 99), between(rng, 3, 12)
-        name, fits = RANGE_RULES[int(rng.random() * len(RANGE_RULES))]
+        name, fits = one_of(rng, RANGE_RULES)
         digit = between(rng, 0, 9)
         hits = [n for n in range(low, high + 1) if n % of == 0 and fits(n, digit)]
         if len(hits) <= LONGEST:
             break
     rule = f"multiples of {of}{name.format(d=digit)}"
     prompt = one_of(rng, RANGE_ASKS).format(a=low, b=high, r=rule)
-    return Problem(
-        "tiny_search", prompt, len(hits), ", ".join(map(str, hits)) or "none", facts=("range", hits, of)
-    )
+    target = ", ".join(map(str, hits)) or "none"
+    return Problem("tiny_search", prompt, len(hits), target, facts=("range", hits, of))
 
 
 RANGE_RULES: tuple[tuple[str, Callable[[int, int], bool]], ...] = (
@@ -110,19 +103,18 @@ RANGE_ASKS = (
 )
 
 
-def _range_forms(problem: Problem) -> list[tuple[str, ...]]:
-    _, hits, of = problem.facts
-    return [
-        (
-            f"{n}",
-            f"({k}) {n}",
-            f"{n} = {n // of} * {of}",
-            f"({k}) {n} = {n // of} * {of}",
-            f"{n} is {n // of} * {of}.",
-            f"({k}) {n} is {n // of} * {of}.",
-        )
-        for k, n in enumerate(hits, 1)
-    ]
+RANGE_FORMS = (
+    "{n}",
+    "({k}) {n}",
+    "{n} = {q} * {of}",
+    "({k}) {n} = {q} * {of}",
+    "{n} is {q} * {of}.",
+    "({k}) {n} is {q} * {of}.",
+)
+
+
+def _range_lines(hits: list[int], of: int) -> list[Forms]:
+    return [spelled(RANGE_FORMS, k=k, n=n, q=n // of, of=of) for k, n in enumerate(hits, 1)]
 
 
 TABLE_RULES: tuple[tuple[str, Callable[[int, int], bool]], ...] = (
@@ -134,16 +126,19 @@ TABLE_RULES: tuple[tuple[str, Callable[[int, int], bool]], ...] = (
 Table = list[tuple[str, int]]
 
 
-def table(rng: Random, most: int = 10) -> tuple[str, Table]:
-    """Who has how many of a thing."""
+def table(rng: Random, most: int = 10) -> tuple[str, Table, str]:
+    """A thing, who has how many of it, and that in words."""
     names = different(rng, person, between(rng, 3, most))
     counts = rng.sample(range(2, 100), len(names))
-    return thing(rng), list(zip(names, counts, strict=True))
+    item, entries = thing(rng), list(zip(names, counts, strict=True))
+    (first, count), *others = entries
+    listed = ", ".join([f"{first} has {count}", *(f"{name} {count}" for name, count in others)])
+    return item, entries, f"{listed} {item}."
 
 
 def rule(rng: Random, entries: Table) -> tuple[str, Table]:
     """A condition in words, and the entries that fit; all kinds of counts, none and all included."""
-    words, fits = TABLE_RULES[int(rng.random() * len(TABLE_RULES))]
+    words, fits = one_of(rng, TABLE_RULES)
     bound = between(rng, 10, 90)
     while any(count == bound for _, count in entries):
         bound = between(rng, 10, 90)
@@ -151,72 +146,66 @@ def rule(rng: Random, entries: Table) -> tuple[str, Table]:
 
 
 def _draw_table(rng: Random) -> Problem:
-    item, entries = table(rng)
+    item, entries, shown = table(rng)
     words, hits = rule(rng, entries)
-    shown = ", ".join(
-        f"{name} has {count}" if not k else f"{name} {count}" for k, (name, count) in enumerate(entries)
-    )
-    prompt = laid_out(rng, [f"{shown} {item}.", one_of(rng, TABLE_ASKS).format(r=words)])
+    prompt = laid_out(rng, [shown, one_of(rng, TABLE_ASKS).format(r=words)])
     target = ", ".join(name for name, _ in hits) or "none"
     return Problem("tiny_search", prompt, len(hits), target, facts=("table", hits, words, item))
 
 
 TABLE_ASKS = ("List all who have {r}.", "Who has {r}?", "Find everybody with {r}.")
+TABLE_FORMS = (
+    "{n}",
+    "({k}) {n}",
+    "{n} {c}",
+    "{n} has {c} {i}.",
+    "({k}) {n} has {c}, which is {r}.",
+    "({k}) {n} has {c} {i}, and that is {r}.",
+)
 
 
-def _table_forms(problem: Problem) -> list[tuple[str, ...]]:
-    _, hits, words, item = problem.facts
-    return [
-        (
-            name,
-            f"({k}) {name}",
-            f"{name} {count}",
-            f"{name} has {count} {item}.",
-            f"({k}) {name} has {count}, which is {words}.",
-            f"({k}) {name} has {count} {item}, and that is {words}.",
-        )
-        for k, (name, count) in enumerate(hits, 1)
-    ]
+def _table_lines(hits: Table, words: str, item: str) -> list[Forms]:
+    return [spelled(TABLE_FORMS, k=k, n=name, c=c, r=words, i=item) for k, (name, c) in enumerate(hits, 1)]
 
 
-FORMS = {"run": _run_forms, "range": _range_forms, "table": _table_forms}
-KINDS = ((0.42, _draw_run), (0.26, _draw_range), (0.32, _draw_table))
+LINES: dict[str, Callable[..., list[Forms]]] = {
+    "run": _run_lines,
+    "range": _range_lines,
+    "table": _table_lines,
+}
+KINDS, SHARES = (_draw_run, _draw_range, _draw_table), (0.42, 0.26, 0.32)
 
 
 def draw(rng: Random) -> Problem:
-    return KINDS[weighted(rng, [share for share, _ in KINDS])][1](rng)
+    return KINDS[weighted(rng, SHARES)](rng)
 
 
 def answer(problem: Problem, rng: Random) -> str:
-    lines = FORMS[problem.facts[0]](problem)
-    ends = [f"#### {problem.target}"] if problem.facts[0] == "run" else []
-    if ends and rng.random() < TERSE:
-        return ends[0]
+    kind, *facts = problem.facts
+    lines = LINES[kind](*facts)
+    if kind == "run":
+        end = f"#### {problem.target}"
+        return end if rng.random() < TERSE else Worked(lines, end).write(rng)
     if not lines:
         return "none"
-    if not ends and rng.random() < 0.3:
+    if rng.random() < 0.3:
         return ", ".join(forms[0] for forms in lines)
-    style = manner(rng)
-    return "\n".join([*(forms[style.pick(rng)] for forms in lines), *ends])
+    return Worked(lines).write(rng)
 
 
 def right(problem: Problem, text: str) -> bool:
     """Every unit once, in order, nothing else. Only a run may be answered by its last value alone."""
-    lines = text.strip("\n").split("\n")
-    allowed = FORMS[problem.facts[0]](problem)
-    if problem.facts[0] == "run":
-        if lines.pop() != f"#### {problem.target}":
-            return False
-        return not lines or _exactly(lines, allowed)
+    kind, *facts = problem.facts
+    allowed, lines = LINES[kind](*facts), text.strip("\n").split("\n")
+    if kind == "run":
+        return lines.pop() == f"#### {problem.target}" and (not lines or _exactly(lines, allowed))
     if not allowed:
         return lines == ["none"]
     return _exactly(lines, allowed) or _exactly(text.strip("\n").split(", "), allowed)
 
 
-def _exactly(units: Sequence[str], allowed: Sequence[Sequence[str]]) -> bool:
-    return len(units) == len(allowed) and all(
-        unit in forms for unit, forms in zip(units, allowed, strict=True)
-    )
+def _exactly(units: list[str], allowed: list[Forms]) -> bool:
+    return len(units) == len(allowed) and all(map(tuple.__contains__, allowed, units))
 
 
-SEARCH = Task("tiny_search", draw, answer, is_code=False, right=right)
+SEARCH = Task("tiny_search", draw, answer, right)

@@ -46,34 +46,8 @@ VERBS = _words(
     "volume wage weight width work"
 )
 
-ONSETS = (
-    "b",
-    "d",
-    "f",
-    "g",
-    "h",
-    "j",
-    "k",
-    "l",
-    "m",
-    "n",
-    "p",
-    "r",
-    "s",
-    "t",
-    "v",
-    "w",
-    "z",
-    "br",
-    "dr",
-    "gr",
-    "kl",
-    "st",
-    "tr",
-    "sh",
-    "th",
-    "",
-)
+CONSONANTS = _words("b d f g h j k l m n p r s t v w z")
+ONSETS = (*CONSONANTS, *_words("br dr gr kl st tr sh th"), "")
 VOWELS = ("a", "e", "i", "o", "u", "a", "e", "i", "o", "ai", "ea", "oo")
 CODAS = ("", "", "", "", "", "", "n", "r", "l", "s", "m", "k", "t", "x")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -83,13 +57,9 @@ def made_up(rng: Random) -> str:
     """A word of two or three syllables; one in twelve is a string of any letters."""
     if rng.random() < 0.08:
         return "".join([one_of(rng, LETTERS) for _ in range(3 + int(rng.random() * 4))])
-    word = "".join(
-        [
-            one_of(rng, ONSETS) + one_of(rng, VOWELS) + one_of(rng, CODAS)
-            for _ in range(2 + (rng.random() < 0.12))
-        ]
-    )
-    return word if len(word) > 2 else word + one_of(rng, ONSETS[:17]) + one_of(rng, VOWELS)
+    syllables = 2 + (rng.random() < 0.12)
+    word = "".join([one_of(rng, part) for _ in range(syllables) for part in (ONSETS, VOWELS, CODAS)])
+    return word if len(word) > 2 else word + one_of(rng, CONSONANTS) + one_of(rng, VOWELS)
 
 
 def person(rng: Random) -> str:

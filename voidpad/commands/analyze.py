@@ -6,14 +6,10 @@ are loaded. What it finds are records, printed as a table or as JSON and written
 
 from __future__ import annotations
 
-import os
-import sys
-import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -35,17 +31,13 @@ from voidpad.files import refuse_own_source, store
 
 if TYPE_CHECKING:
     from voidpad.diagnose.eos_prior import Curves
-    from voidpad.diagnose.overflow import Trajectory
     from voidpad.diagnose.questions import Judge
     from voidpad.models import Checkpoint
 
-app = typer.Typer(help="See why: EOS priors, overflow, attention.", no_args_is_help=True)
+app = typer.Typer(help="See why: EOS priors, EOS overflow, attention.", no_args_is_help=True)
 
 PAPER_CANVAS = 512
 TaskNames = Annotated[str, Option("--tasks", help="built-in tasks to take problems from; empty: all")]
-TracePath = Annotated[
-    Path | None, Option(help="write the first prompt's decodes, with every P(EOS) and P(VOID)")
-]
 
 
 @dataclass(frozen=True)
@@ -68,9 +60,14 @@ class FindingOptions:
     csv: Path | None = Option(None, help="write the numbers to this file")
     as_json: AsJson = False
 
-    def write(self, records: Sequence[Record]) -> None:
+    def write(self, records: Sequence[Record], picture: Callable[[Any], Any] | None = None) -> None:
+        """The records as CSV and the picture, those that are asked for; `picture` draws with diagnose/plots.py."""
         if self.csv is not None:
             write_csv(self.csv, records)
+        if self.plot is not None and picture is not None:
+            from voidpad.diagnose import plots  # imports matplotlib
+
+            plots.save(picture(plots), self.plot)
 
 
 @dataclass(frozen=True)
@@ -144,19 +141,12 @@ def eos_prior(
     model = source.load(opened)
     with bar(len(pairs), shown=not findings.as_json, label="examples") as tick:
         curves = measure(model.denoiser(), model.roles, padded, tokens=tokens, tick=tick)
-    slots = _slots(curves)
-    findings.write(slots)
-    if findings.plot is not None:
-        from voidpad.diagnose import plots
-
-        title = f"{model.name}, {len(pairs)} examples"
-        plots.save(plots.prior(curves, title=title, least=least), findings.plot)
+    slots, title = _slots(curves), f"{model.name}, {len(pairs)} examples"
+    findings.write(slots, lambda plots: plots.prior(curves, title=title, least=least))
     gaps = [_gap(one, label, least) for one in curves for label in GAPS]
     if findings.as_json:
-        print_json(
-            {"model": model.name, "examples": len(pairs), "least": least, "gaps": gaps, "slots": slots}
-        )
-        return
+        found = {"model": model.name, "examples": len(pairs), "least": least, "gaps": gaps, "slots": slots}
+        return print_json(found)
     print_records(gaps)
     note(f"{len(pairs)} examples; gaps over slots with at least {least} of them")
     if not any(one["slots"] for one in gaps):
@@ -177,11 +167,8 @@ def _slots(curves: Sequence[Curves]) -> list[Record]:
     """F, p and q of every token, slot by slot."""
     columns = {"slot": range(1, len(curves[0].count) + 1), "count": curves[0].count.tolist()}
     for one in curves:
-        parts = {"F": one.cdf, "p": one.target, "q": one.model}
-        columns |= {
-            f"{name}_{one.token}": [round(value, 6) for value in part.tolist()]
-            for name, part in parts.items()
-        }
+        for name, part in {"F": one.cdf, "p": one.target, "q": one.model}.items():
+            columns[f"{name}_{one.token}"] = [round(value, 6) for value in part.tolist()]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -193,19 +180,20 @@ def overflow(
     asked: QuestionOptions,
     findings: FindingOptions,
     blocks: str | None = Option(None, help="block sizes, separated by commas"),
-    trace: list[Path] | None = Option(None, help="read recorded decodes instead of decoding (repeatable)"),
+    trace: list[Path] | None = Option(
+        None, help="read what `generate --trace` recorded instead of decoding (repeatable)"
+    ),
     short: float = Option(0.05, min=0, max=1, help="overflow: at most this share of the canvas before EOS"),
-    save_trace: TracePath = None,
 ) -> None:
     """Do answers drown in EOS? Trajectories, overflow by block size, and a verdict."""
     from voidpad.diagnose.eos_prior import void_tail
     from voidpad.diagnose.overflow import advice, rates, record, survey, trajectory, verdict
-    from voidpad.diagnose.trace import read, write
+    from voidpad.diagnose.trace import read
 
     if trace:
         trajectories = [trajectory(one, short) for path in trace for one in read(path)]
-        findings.write([row for one in trajectories for row in one.passes()])
-        _draw(trajectories, findings.plot)
+        passes = [row for one in trajectories for row in one.passes()]
+        findings.write(passes, lambda plots: plots.heat(trajectories[:3]))
         decodes = [one.facts() for one in trajectories]
         return print_json(decodes) if findings.as_json else print_records(decodes)
     opened = source.open()
@@ -219,18 +207,15 @@ def overflow(
     watched = [opened.fit(ids[0], one) for one in ([plans[0], plans[-1]] if len(plans) > 1 else plans)]
     model = source.load(opened)
     with bar(len(ids) * len(plans), shown=not findings.as_json) as tick:
-        size: dict[str, Any] = {"rows": asked.rows, "tokens": asked.tokens}
-        answers = survey(model, ids, plans, judges=judges, short=short, tick=tick, **size)
-    by_block = rates(answers)
+        answers = survey(
+            model, ids, plans, judges=judges, short=short, rows=asked.rows, tokens=asked.tokens, tick=tick
+        )
     void = void_tail(model.denoiser(), model.roles, ids[:16], canvas=plans[-1].length.canvas)
     traces = [replace(record(model, ids[0], one, name=name), row=row) for row, one in enumerate(watched)]
-    if save_trace is not None:
-        write(save_trace, traces)
-    trajectories = [trajectory(one, short) for one in traces]
-    _draw(trajectories, findings.plot)
-    findings.write([one.facts() for one in answers])
-    decodes, shares = [one.facts() for one in trajectories], [asdict(rate) for rate in by_block]
-    said = verdict(by_block, void)
+    trajectories, by_block = [trajectory(one, short) for one in traces], rates(answers)
+    facts, decodes = [one.facts() for one in answers], [one.facts() for one in trajectories]
+    findings.write(facts, lambda plots: plots.heat(trajectories))
+    shares, said = [asdict(rate) for rate in by_block], verdict(by_block, void)
     advised = advice(
         by_block,
         void,
@@ -242,21 +227,13 @@ def overflow(
     )
     if findings.as_json:
         found = {"model": model.name, "blocks": shares, "void_tail": void, "verdict": said, "advice": advised}
-        print_json({**found, "trajectories": decodes, "answers": [one.facts() for one in answers]})
-        return
+        return print_json({**found, "trajectories": decodes, "answers": facts})
     print_records(shares)
     note("the first prompt:")
     print_records(decodes)
     out.print(said, style="bold")
     for line in advised:
         out.print(line, markup=False)
-
-
-def _draw(trajectories: Sequence[Trajectory], path: Path | None) -> None:
-    if path is not None:
-        from voidpad.diagnose import plots
-
-        plots.save(plots.heat(trajectories[:3]), path)
 
 
 def _block_sizes(text: str | None, block: int | None, canvas: int) -> list[int]:
@@ -270,11 +247,6 @@ def _block_sizes(text: str | None, block: int | None, canvas: int) -> list[int]:
         raise ConfigError(f"blocks={text!r}: give whole numbers, separated by commas.") from None
 
 
-class Queries(StrEnum):
-    masked = "masked"
-    all = "all"
-
-
 @app.command()
 @grouped
 def attention(
@@ -282,7 +254,9 @@ def attention(
     decoding: SamplingOptions,
     asked: QuestionOptions,
     findings: FindingOptions,
-    queries: Queries = Option(Queries.masked, help="who must not see EOS: masked slots, or everybody"),
+    queries: Literal["masked", "all"] = Option(
+        "masked", help="who must not see EOS: masked slots, or everybody"
+    ),
 ) -> None:
     """Is it attention to EOS? Decode as usual and with committed EOS hidden, and compare."""
     from voidpad.diagnose.attention import QUERIES, by_layer, probe_attention
@@ -300,27 +274,30 @@ def attention(
     arms: list[Record] = []
     layers: list[Record] = []
     answers: list[Record] = []
+    seen = []
     with bar(2 * len(ids), shown=not findings.as_json) as tick:
-        for arm, forbid in {"seen": None, "hidden": QUERIES[queries.value]}.items():
-            size: dict[str, Any] = {"rows": asked.rows, "tokens": asked.tokens}
-            some = survey(model, ids, [plan], judges=judges, forbid=forbid, tick=tick, **size)
+        for arm, forbid in {"seen": None, "hidden": QUERIES[queries]}.items():
+            some = survey(
+                model,
+                ids,
+                [plan],
+                judges=judges,
+                forbid=forbid,
+                rows=asked.rows,
+                tokens=asked.tokens,
+                tick=tick,
+            )
             answers += [{"EOS": arm, **one.facts()} for one in some]
             arms.append({"EOS": arm, **asdict(rates(some)[0])})
-            weights = probe_attention(model, watched, fitted, forbid=forbid)
-            masses, even = by_layer(weights)
+            seen.append(probe_attention(model, watched, fitted, forbid=forbid))
+            masses, even = by_layer(seen[-1])
             named = {f"layer {number}": mass for number, mass in enumerate(masses, 1)}
             layers.append({"attention on EOS": arm, "spread evenly": even, **named})
-            if arm == "seen" and findings.plot is not None:
-                from voidpad.diagnose import plots
-
-                plots.save(
-                    plots.layers(weights, title=f"{model.name}: where masked slots look"), findings.plot
-                )
-    findings.write(answers)
+    title = f"{model.name}: where masked slots look"
+    findings.write(answers, lambda plots: plots.layers(seen[0], title=title))
     if findings.as_json:
-        found = {"model": model.name, "queries": queries.value, "arms": arms, "layers": layers}
-        print_json({**found, "answers": answers})
-        return
+        found = {"model": model.name, "queries": queries, "arms": arms, "layers": layers}
+        return print_json({**found, "answers": answers})
     print_records(arms)
     print_records(layers)
 
@@ -328,11 +305,9 @@ def attention(
 def view(
     traces: list[Path] = Argument(..., help="trace files; the first two are shown side by side"),
     out: Path | None = Option(None, help="the page to write (default: the first trace's name, .html)"),
-    serve: bool = Option(False, "--serve", help="show it on 127.0.0.1 instead; --out writes it too"),
-    port: int = Option(0, help="port for --serve; 0 takes a free one", min=0, max=65535),
 ) -> None:
     """Replay recorded decodes in one self-contained page."""
-    from voidpad.diagnose.page import Named, PageServer, page
+    from voidpad.diagnose.page import Named, page
     from voidpad.diagnose.trace import read
 
     shown: list[Named] = []
@@ -340,24 +315,7 @@ def view(
         rows = read(path)
         names = [path.name if len(rows) == 1 else f"{path.name} row {trace.row}" for trace in rows]
         shown += [Named(name, trace) for name, trace in zip(names, rows, strict=True)]
-    text = page(shown)
-    if out is not None or not serve:
-        target = out or traces[0].with_suffix(".html")
-        refuse_own_source(target, *traces)
-        store(target, [text])
-        print(f"{target}: {len(shown)} trace{'s' if len(shown) > 1 else ''}, {len(text) / 1e6:.1f} MB")
-    if not serve:
-        return
-    try:
-        server = PageServer(text, port)
-    except OSError as error:
-        raise ConfigError(f"port={port} cannot be used ({error}); leave it out to take a free one.") from None
-    with server:
-        print(f"{server.address} (Ctrl-C stops)", flush=True)
-        # Without a screen the browser module may start a text browser over this very terminal.
-        if sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-            webbrowser.open(server.address)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            return
+    target, text = out or traces[0].with_suffix(".html"), page(shown)
+    refuse_own_source(target, *traces)
+    store(target, [text])
+    print(f"{target}: {len(shown)} trace{'s' if len(shown) > 1 else ''}, {len(text) / 1e6:.1f} MB")

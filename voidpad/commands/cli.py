@@ -8,8 +8,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -19,26 +17,26 @@ from typer.core import TyperCommand, TyperGroup
 from voidpad.commands.process import prepare_process, quick_interrupt
 from voidpad.errors import ConfigError, VoidpadError, install_command, printable
 
-# The commands in the order of --help. Each leads to `module:function` or `module:typer app`.
+# The commands in the order of --help: `module:function` or `module:typer app` in this package, and what the list says.
 COMMANDS = {
-    "generate": "voidpad.commands.generate:generate",
-    "chat": "voidpad.commands.chat:chat",
-    "plans": "voidpad.commands.plans:plans",
-    "train": "voidpad.commands.train:train",
-    "data": "voidpad.commands.data:data",
-    "eval": "voidpad.commands.eval:evaluate",
-    "join": "voidpad.commands.eval:join",
-    "sweep": "voidpad.commands.sweep:sweep",
-    "report": "voidpad.commands.sweep:report",
-    "recipes": "voidpad.commands.plans:recipes",
-    "calibrate": "voidpad.commands.measure:calibrate",
-    "merge": "voidpad.commands.export:merge",
-    "export": "voidpad.commands.export:export",
-    "view": "voidpad.commands.analyze:view",
-    "analyze": "voidpad.commands.analyze:app",
-    "demo": "voidpad.commands.demo:demo",
-    "bench": "voidpad.commands.measure:bench",
-    "serve": "voidpad.commands.serve:serve",
+    "generate": ("generate:generate", "Answer prompts, or fill the gaps of a text."),
+    "chat": ("chat:chat", "Talk with a model in the terminal."),
+    "plans": ("plans:plans", "List the ways to decode, or the fields of one of them."),
+    "train": ("train:train", "Train a model from a recipe."),
+    "data": ("data:data", "Prepare training data and look at it."),
+    "eval": ("eval:evaluate", "Score a model on benchmarks."),
+    "join": ("eval:join", "Join the parts of a divided evaluation."),
+    "sweep": ("sweep:sweep", "Run the cells of a recipe that have no results yet."),
+    "report": ("sweep:report", "Tables and figures from finished runs."),
+    "recipes": ("plans:recipes", "List the recipes that `voidpad train` and `voidpad sweep` take by name."),
+    "calibrate": ("measure:calibrate", "Choose VoidExpansion's thresholds and window for a checkpoint."),
+    "merge": ("export:merge", "Merge a LoRA adapter into its base and save one checkpoint."),
+    "export": ("export:export", "Write a whole checkpoint for other engines."),
+    "view": ("analyze:view", "Replay recorded decodes in one self-contained page."),
+    "analyze": ("analyze:app", "See why: EOS priors, EOS overflow, attention."),
+    "demo": ("demo:demo", "See EOS overflow, and VOID padding without it, in a few minutes."),
+    "bench": ("measure:bench", "Time exact and approximate decoding of the same prompts."),
+    "serve": ("serve:serve", "Serve a model over HTTP with OpenAI's interface."),
 }
 
 
@@ -47,44 +45,18 @@ class _LazyGroup(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = {name: TyperCommand(name) for name in COMMANDS}
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        for name, command in self.commands.items():
-            command.help = help_of(name)
-        super().format_help(ctx, formatter)
+        self.commands = {name: TyperCommand(name, help=about) for name, (_, about) in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         return name, command_named(name) if name else command, rest
 
 
-def help_of(name: str) -> str:
-    """The help text of a command, read from the source of its module without running it.
-
-    For a function that is the docstring, for a typer app the `help` it is made with.
-    """
-    import ast
-
-    module, _, attribute = COMMANDS[name].partition(":")
-    spec = find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.name == attribute:
-            return ast.get_docstring(node) or ""
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            texts = [word.value for word in node.value.keywords if word.arg == "help"]
-            if ast.unparse(node.targets[0]) == attribute and texts:
-                return str(ast.literal_eval(texts[0]))
-    return ""
-
-
 def command_named(name: str) -> Any:
     """The command or group of this name, from its module."""
-    module, _, attribute = COMMANDS[name].partition(":")
+    module, _, attribute = COMMANDS[name][0].partition(":")
     with quick_interrupt():
-        target = getattr(import_module(module), attribute)
+        target = getattr(import_module(f"voidpad.commands.{module}"), attribute)
     command: Any
     if isinstance(target, typer.Typer):
         command = typer.main.get_group(target)
@@ -149,8 +121,13 @@ def guarded(run: Callable[[list[str]], Any], *, debug: bool = False) -> None:
     except BadUsage as error:
         if not error.format_message():  # a group without a command has shown its help
             sys.exit(error.exit_code)
-        command = error.ctx.command_path if error.ctx else "voidpad"
-        hint = _set_hint(error) or f"see {command} --help."
+        hint = f"see {error.ctx.command_path if error.ctx else 'voidpad'} --help."
+        option = getattr(error, "option_name", "").strip("-").replace("-", "_")
+        if option and error.ctx and any(one.name == "settings" for one in error.ctx.command.params):
+            from voidpad.decode.presets import PRESETS, FamilyDefaults
+
+            if any(option in preset.fields(FamilyDefaults()) for preset in PRESETS.values()):
+                hint = f"use --set {option}=VALUE."
         _fail(f"{error.format_message().rstrip('.')}; {hint}", error.exit_code)
     except BadCommand as error:
         _fail(error.format_message(), error.exit_code)
@@ -171,22 +148,6 @@ def guarded(run: Callable[[list[str]], Any], *, debug: bool = False) -> None:
 
             traceback.print_exc()
         _fail(message_of(error, traced or debug), 2 if isinstance(error, ConfigError) else 1)
-
-
-def _set_hint(error: Any) -> str:
-    """How to give a setting that has no option of its own to a command that takes it by --set; else empty."""
-    name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
-    command = error.ctx.command if name and error.ctx else None
-    if command is None or not any(one.name == "settings" for one in command.params):
-        return ""
-    from voidpad.commands.eval import SETTABLE
-    from voidpad.commands.generate import OtherSettings
-    from voidpad.models import FAMILIES
-
-    known = {"generate": set(OtherSettings.model_fields), "eval": SETTABLE}.get(command.name, set())
-    for family in (one.decoding for one in FAMILIES.values()):
-        known = known.union(*(preset.fields(family) for preset in family.presets.values()))
-    return f"use --set {name}=VALUE." if name in known else ""
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -16,12 +15,6 @@ from voidpad.errors import ConfigError, printable
 from voidpad.files import refuse_own_source
 
 data = typer.Typer(help="Prepare training data and look at it.", no_args_is_help=True)
-
-
-class Turns(StrEnum):
-    last = "last"
-    every = "every"
-    single = "single"
 
 
 PreparedFile = Annotated[Path, Argument(help="A prepared file.")]
@@ -41,8 +34,8 @@ def prepare(
     raw: Raw = False,
     skip_bad: bool = Option(False, "--skip-bad", help="Leave out chats that cannot be read."),
     processes: int = Option(1, min=1, help="Worker processes."),
-    turns: Turns = Option(
-        Turns.last, help="What to learn of a conversation; single takes only one question with one answer."
+    turns: Literal["last", "every", "single"] = Option(
+        "last", help="What to learn of a conversation; single takes only one question with one answer."
     ),
     fields: str | None = Option(
         None, "--map", help="Names of the chats' fields, such as prompt=question,response=answer."
@@ -67,7 +60,7 @@ def prepare(
         raw=raw,
         skip_bad=skip_bad,
         processes=processes,
-        turns=turns.value,
+        turns=turns,
         names=field_map(fields),
     )
     prepared, counts = corpus.prepare(source, model, request)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
@@ -28,7 +31,7 @@ from voidpad.commands.ui import counting, err, note, print_json, print_records
 from voidpad.errors import ConfigError
 
 if TYPE_CHECKING:
-    from voidpad.evaluate import EvalConfig, Resources
+    from voidpad.evaluate import EvalConfig
 
 
 class Stage(StrEnum):
@@ -76,20 +79,28 @@ def evaluate(
     --set also takes fewshot, fewshot_seed, parity and hide_eos. --device each, or a list such as cuda:0,cuda:1, runs a
     process with its own copy of the model on every GPU.
     """
+    from voidpad.evaluate import run
+    from voidpad.evaluate.folder import RunFolder, read_run
     from voidpad.evaluate.prepare import choose_tasks
 
     words = [word.strip() for word in tasks.split(",") if word.strip()]
     names, own_tasks, places = choose_tasks(words, judging.include_path or [])
     resources = judging.resources(include_path=places, device=source.device, rows=rows, tokens=tokens)
-    config = None
     if stage in (Stage.answer, Stage.judge):
         _refuse_settings(context, stage, out_dir)
+        folder = read_run(out_dir)
+        if stage is Stage.judge:
+            return _show(run.judge(folder, resources=resources), out_dir, as_json=as_json)
+        with _progress(out_dir) as show:
+            run.answer(folder, resources=resources, progress=show)
     else:
+        if shard is not None and not re.fullmatch(r"\d+/\d+", shard):
+            raise ConfigError(f"--shard {shard!r}: write r/W, such as 0/4 for the first of four parts.")
         settings = {
             "tasks": names,
             "own_tasks": own_tasks,
             "limit": items,
-            "shard": None if shard is None else _shard_of(shard),
+            "shard": shard and tuple(shard.split("/")),
             "seed": seed,
             "num_fewshot": num_fewshot,
             "system": system,
@@ -97,11 +108,13 @@ def evaluate(
             "merge": merge,
         }
         config = _config(source, decoding, fast, settings, stage)
-    results = _run(stage, config, out_dir, resources)
-    if results is not None:
-        _show(results, out_dir, as_json=as_json)
-    elif stage is not None:
-        note(f"{out_dir}: next is `voidpad eval --stage {stage.following} --out {out_dir}`")
+        if stage is None:
+            with _progress(out_dir) as show:
+                results = run.evaluate(config, out_dir, resources=resources, progress=show)
+            return _show(results, out_dir, as_json=as_json)
+        requests = run.prepare(config, RunFolder(out_dir), resources=resources)
+        note(f"{out_dir}: {len(requests)} requests")
+    note(f"{out_dir}: next is `voidpad eval --stage {stage.following} --out {out_dir}`")
 
 
 @grouped
@@ -116,14 +129,6 @@ def join(
 
     resources = judging.resources(include_path=tuple(judging.include_path or ()))
     _show(joined(parts, out_dir, resources=resources), out_dir, as_json=as_json)
-
-
-def _shard_of(text: str) -> tuple[int, int]:
-    try:
-        part, parts = map(int, text.split("/"))
-    except ValueError:
-        raise ConfigError(f"shard={text!r} is not of the form r/W, such as 0/4") from None
-    return part, parts
 
 
 def _config(
@@ -141,8 +146,8 @@ def _config(
     from voidpad.evaluate.answer import devices_of
     from voidpad.models import DeviceConfig
 
-    for device in ["cpu"] if stage is Stage.prepare else devices_of(source.device):
-        DeviceConfig(device, source.dtype, None if stage is Stage.prepare else source.quantize)
+    for device in devices_of(source.device) if stage is None else ():
+        DeviceConfig(device, source.dtype, source.quantize)  # refused before data are read
     settings |= {name: getattr(source, name) for name in ("model", "adapter", "dtype", "quantize")}
     fields = decoding.fields()
     settings |= {name: fields.pop(name) for name in SETTABLE if name in fields}
@@ -173,39 +178,21 @@ def _refuse_settings(context: typer.Context, stage: Stage, out_dir: Path) -> Non
             )
 
 
-def _run(
-    stage: Stage | None,
-    config: EvalConfig | None,
-    out_dir: Path,
-    resources: Resources,
-) -> dict[str, Any] | None:
-    """All stages, or one of them; the results where there are any."""
-    from voidpad.evaluate import run
-    from voidpad.evaluate.folder import RunFolder, read_run
-
-    if stage is Stage.prepare:
-        assert config is not None
-        requests = run.prepare(config, RunFolder(out_dir), resources=resources)
-        note(f"{out_dir}: {len(requests)} requests")
-        return None
-    if stage is Stage.judge:
-        return run.judge(read_run(out_dir), resources=resources)
+@contextmanager
+def _progress(out_dir: Path) -> Iterator[Callable[[int, int], None]]:
+    """What a run calls with the number of answers and of requests: a bar, shown from the first answer on."""
     bar = counting()
     shown = bar.add_task("examples", total=None)
 
     def show(done: int, total: int) -> None:
-        if not bar.live.is_started:  # only now: what fails before the first answer shows no bar
+        if not bar.live.is_started:
             if done:
                 note(f"{out_dir}: {done} of {total} answers are there already")
             bar.start()
         bar.update(shown, completed=done, total=total)
 
     try:
-        if stage is Stage.answer:
-            run.answer(read_run(out_dir), resources=resources, progress=show)
-            return None
-        assert config is not None
-        return run.evaluate(config, out_dir, resources=resources, progress=show)
+        yield show
     except KeyboardInterrupt:
         note(f"{out_dir} keeps what was answered; the same command goes on from there")
         raise

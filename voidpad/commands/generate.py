@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typer import Argument, Option
 
 from voidpad.commands.options import (
-    DIRECT_FIELDS,
     AsJson,
     ModelOptions,
     Raw,
@@ -37,8 +36,10 @@ if TYPE_CHECKING:
     from voidpad.models import Model, Result
     from voidpad.models.fill import Filled
 
-COUNTS = ("passes_decode", "passes_probe", "passes_shared")
-JSON_FIELDS = ("text", "tokens", *COUNTS, "canvas", "stop_reason", "seconds", "approximations")
+JSON_FIELDS = (
+    *("text", "tokens", "passes_decode", "passes_probe", "passes_shared"),
+    *("canvas", "stop_reason", "seconds", "approximations"),
+)
 
 
 class OtherSettings(BaseModel):
@@ -81,9 +82,15 @@ def generate(
     regex: str | None = Option(None, help="every answer matches this regular expression as a whole"),
     json_schema: Path | None = Option(None, help="every answer is JSON that the schema in this file allows"),
     choice: str | None = Option(None, help="every answer is one of these texts, separated by commas"),
-    fill: Path | None = Option(None, help="write the gaps of this text: [[gap]], [[gap:12]], [[gap:4-32]]"),
+    fill: Path | None = Option(
+        None, help=r"write the gaps of this text: [\[gap]], [\[gap:12]], [\[gap:4-32]]"
+    ),
 ) -> None:
-    """Answer prompts with a masked diffusion language model, or fill the gaps of a text."""
+    """Answer prompts with a masked diffusion language model, or fill the gaps of a text.
+
+    --set also takes rows, tokens, trace_detail, compile, family, causal_block and roles, and, to fill gaps, length and
+    slots.
+    """
     plan, fields = decoding.named(), decoding.fields()
     others = OtherSettings.taken_from(fields)
     constraint = _constraint(regex, json_schema, choice)
@@ -115,7 +122,12 @@ def generate(
     name, many = decoding.plan or opened.default_plan, len(prompts) > 1
     given, (fields, cache) = fields, fast.apply(plan or name, fields)
     plan = opened.plan(plan, **fields)
-    ready = [opened.prepare(one, plan, raw=raw, system=system) for one in prompts]
+    ready = []
+    for number, one in enumerate(prompts):
+        try:
+            ready.append(opened.prepare(one, plan, raw=raw, system=system))
+        except ConfigError as error:
+            raise ConfigError(f"prompt {number}: {error}" if many else str(error)) from None
     unknown = opened.tokenizer.unk_token_id
     unreadable = [key for key, one in enumerate(ready) if unknown is not None and unknown in one.ids]
     if unreadable:
@@ -147,15 +159,14 @@ def generate(
         say_plan(name, model.card.padding)
     for result in results:
         show(result, model.roles, as_json=as_json, many=many)
-    drowned = [one for one in results if _mostly_eos(one, model.roles) and one.key not in unreadable]
-    if drowned:
+    unconstrained = [one for one in results if one.constraint is None and one.key not in unreadable]
+    if drowned := [one for one in unconstrained if _mostly_eos(one, model.roles)]:
         asked = prompts[drowned[0].key]
         words = ["voidpad", "analyze", "overflow", asked if isinstance(asked, str) else asked[-1]["content"]]
         words += ["--raw"] * raw + ["--model", source.model, "--plan", name]
         words += ["--adapter", source.adapter] if source.adapter else []
         for field, value in given.items():
-            told = value if isinstance(value, str) else json.dumps(value)
-            words += [f"--{field}", told] if field in DIRECT_FIELDS else ["--set", f"{field}={told}"]
+            words += ["--set", f"{field}={value if isinstance(value, str) else json.dumps(value)}"]
         state = "mostly EOS" if drowned[0].text.strip() else "empty"
         helps = "" if name == "eos-last" else "; --plan eos-last may help"
         text = f"answer {drowned[0].key} is {state}{helps}; to see why: {shlex.join(words)}"
@@ -205,20 +216,18 @@ def _mostly_eos(result: Result, roles: Roles) -> bool:
     """Whether an answer has no text, or next to nothing before its first EOS and nothing but EOS after."""
     from voidpad.diagnose.overflow import overflown
 
-    return result.constraint is None and (not result.text.strip() or overflown(result.ids, roles))
+    return not result.text.strip() or overflown(result.ids, roles)
 
 
 def _show_filled(filled: Filled, *, as_json: bool) -> None:
     """The whole text; with --json also each gap, its slots and the passes."""
-    passes = filled.result.passes_decode
+    passes, probes = filled.result.passes_decode, filled.passes_probe
     if as_json:
         values = {name: getattr(filled, name) for name in ("text", "gaps", "slots", "passes_probe")}
         print_json({**values, "passes_decode": passes})
         return
     print(filled.text, end="" if filled.text.endswith("\n") else "\n", flush=True)
-    note(
-        f"gaps of {', '.join(map(str, filled.slots))} tokens, {passes} passes + {filled.passes_probe} probes"
-    )
+    note(f"gaps of {', '.join(map(str, filled.slots))} tokens, {passes} passes + {probes} probes")
 
 
 def show(result: Result, roles: Roles, *, as_json: bool, many: bool) -> None:

@@ -40,8 +40,7 @@ def calibrate(
 
     Search(start=canvas, limit=limit or canvas, block=block, fit=fit)  # refused before anything is loaded
     name = source.adapter or source.model
-    parts = {locate(part).resolve() for part in (source.model, name)}
-    if save is not None and save.resolve() not in parts:
+    if save is not None and save.resolve() not in {locate(part).resolve() for part in (source.model, name)}:
         raise ConfigError(f"--save {save}: is another checkpoint than the one that is calibrated, {name}.")
     opened = source.open()
     if opened.card.padding not in (None, "void"):
@@ -50,32 +49,33 @@ def calibrate(
             "VOID-trained checkpoint."
         )
     if data is not None:
-        origin = str(data)
-        pairs = file_pairs(opened, data)
+        origin, pairs = str(data), file_pairs(opened, data)
         distinct = dict.fromkeys(tuple(pairs.spans(row)[0][1]) for row in range(len(pairs)))
         short = [list(prompt) for prompt in distinct if len(prompt) + (limit or canvas) <= opened.context]
         ids = Random(7).sample(short, min(prompts, len(short)))
-    elif file is None and source.model in BUILT_IN:
-        origin = "of the built-in model's tasks"
-        ids = [opened.encode(text) for text in builtin_prompts(prompts)]
     else:
-        origin = str(file or "standard input")
-        ids = [opened.encode(text) for text in gather(file=file)]
+        made = file is None and source.model in BUILT_IN
+        origin = "of the built-in model's tasks" if made else str(file or "standard input")
+        ids = [opened.encode(text) for text in (builtin_prompts(prompts) if made else gather(file=file))]
     if limit is None:
         space = opened.context - max(map(len, ids), default=0)
         limit = min(512, max(canvas, canvas + (space - canvas) // block * block))
     search = Search(start=canvas, limit=limit, block=block, fit=fit)
     model = source.load(opened)
     with bar(2 + (limit - canvas) // block, label="probing") as tick:
-        seen = survey(model, ids, search, rows=rows, tick=tick)
-    tried = settings(seen, search)
+        tried = settings(survey(model, ids, search, rows=rows, tick=tick), search)
     chosen, best = choose(tried, fit), frontier(tried)
-    shown = []
-    for one in best if chosen in best else [*best, chosen]:
-        marked = {"": "chosen" if one == chosen else "", **asdict(one)}
-        shares = {"fit": f"{one.fit:.1%}", "cost": f"{one.cost:.1%}"}
-        shown.append(marked | shares)
-    print_records(shown)
+    print_records(
+        [
+            {
+                "": "chosen" if one == chosen else "",
+                **asdict(one),
+                "fit": f"{one.fit:.1%}",
+                "cost": f"{one.cost:.1%}",
+            }
+            for one in (best if chosen in best else [*best, chosen])
+        ]
+    )
     measured = " with adapter ".join(filter(None, (source.model, source.adapter)))
     note(
         f"{measured}: {len(ids)} prompts ({origin}); fit: answers that fit; cost: token-passes of a fixed canvas of "
@@ -89,8 +89,7 @@ def calibrate(
         save_figure(figure, plot)
     if save is not None:
         card = read_card(save) or model.card
-        values = {**card.calibration, "void-expansion": fields(chosen, search)}
-        replace(card, calibration=values).write(save)
+        replace(card, calibration={**card.calibration, "void-expansion": fields(chosen, search)}).write(save)
         note(f"wrote {save / 'voidpad.json'}")
 
 

@@ -16,9 +16,8 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from typer import Option
 
@@ -37,13 +36,8 @@ LARGE = 100_000_000  # parameters from which on a line says what was loaded, wit
 MANY = 1_000_000_000  # parameters beyond which float32 on a CPU is a mistake more often than a wish
 
 
-class BuiltInFamily(StrEnum):
-    """Whose built-in models: those of `BUILT_IN_FAMILIES` in models/locate.py, which is slow to import."""
-
-    llada = "llada"
-    dream = "dream"
-
-
+# Whose built-in models: those of `BUILT_IN_FAMILIES` in models/locate.py, which is slow to import.
+BuiltInFamily = Annotated[Literal["llada", "dream"], Option(help="of the built-in models")]
 Adapter = Annotated[str | None, Option(help="LoRA adapter, added without merging")]
 AsJson = Annotated[bool, Option("--json", help="print JSON")]
 Raw = Annotated[bool, Option("--raw", help="no chat template")]
@@ -68,23 +62,16 @@ Picture = Annotated[Path | None, Option(help="draw a picture to this file", call
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Decorator: a parameter whose type is a dataclass becomes the options that its fields are."""
-    parameters = inspect.signature(command, eval_str=True).parameters.values()
-    groups: dict[str, Any] = {one.name: one.annotation for one in parameters if is_dataclass(one.annotation)}
-    expanded = []
-    for one in parameters:
-        if one.name not in groups:
-            expanded.append(one.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        hints = get_type_hints(one.annotation, include_extras=True)
-        for field in fields(groups[one.name]):
-            expanded.append(
-                inspect.Parameter(
-                    field.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=field.default,
-                    annotation=hints[field.name],
-                )
-            )
+    groups: dict[str, Any] = {}
+    options: list[inspect.Parameter] = []
+    for one in inspect.signature(command, eval_str=True).parameters.values():
+        found = [(one.name, one.default, one.annotation)]
+        if is_dataclass(one.annotation):
+            groups[one.name] = one.annotation
+            hints = get_type_hints(one.annotation, include_extras=True)
+            found = [(field.name, field.default, hints[field.name]) for field in fields(one.annotation)]
+        for name, default, hint in found:
+            options.append(inspect.Parameter(name, one.KEYWORD_ONLY, default=default, annotation=hint))
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
@@ -92,8 +79,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
         command(**given)
 
-    run.__signature__ = inspect.Signature(expanded)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in expanded}
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in options}
     del run.__wrapped__  # typer would look at its signature instead
     return run
 
@@ -145,18 +132,28 @@ def open_model(
     return opened
 
 
+def assignments(option: str, given: Sequence[str] | None, form: str) -> dict[str, str]:
+    """Words NAME=VALUE as a mapping. `option` and `form` are for the error: what was given, and how to write it."""
+    found: dict[str, str] = {}
+    for text in given or ():
+        name, _, value = text.partition("=")
+        if not name.strip() or not value:
+            raise ConfigError(f"{option} {text!r}: write {form}.")
+        if name.strip() in found:
+            raise ConfigError(f"{option} {text!r}: {name.strip()} is given twice.")
+        found[name.strip()] = value
+    return found
+
+
 def role_ids(given: Sequence[str]) -> dict[str, Any]:
     """`void=56940` and `rainbow=56940,86766` as ids by role."""
     roles: dict[str, Any] = {}
-    for text in given:
-        name, _, value = text.partition("=")
+    for role, value in assignments("--roles", given, form := "ROLE=ID, for example void=56940").items():
         try:
             ids = tuple(int(part) for part in value.split(","))
         except ValueError:
-            raise ConfigError(
-                f"--roles {text!r}: write a role and its token ids, for example void=56940."
-            ) from None
-        roles[name.strip()] = ids if len(ids) > 1 else ids[0]
+            raise ConfigError(f"--roles {role}={value}: write {form}.") from None
+        roles[role] = ids if len(ids) > 1 else ids[0]
     return roles
 
 
@@ -195,17 +192,16 @@ class PlanOptions:
         A value of --set is read as JSON where it is JSON (numbers, true, null), else as text.
         """
         found = {name: getattr(self, name) for name in DIRECT_FIELDS if getattr(self, name, None) is not None}
-        for text in self.settings or ():
-            name, equals, value = text.partition("=")
-            name = name.strip().replace("-", "_")
-            if not name or not equals:
-                raise ConfigError(f"--set {text!r}: write FIELD=VALUE, for example steps=64.")
-            if name in found:
-                raise ConfigError(f"--set {text!r}: {name} is given twice.")
+        for name, value in assignments("--set", self.settings, "FIELD=VALUE, for example steps=64").items():
+            field = name.replace("-", "_")
+            if field in found:
+                raise ConfigError(
+                    f"--set {name}={value}: {field} has an option of its own, which is given too."
+                )
             try:
-                found[name] = json.loads(value)
+                found[field] = json.loads(value)
             except ValueError:
-                found[name] = value
+                found[field] = value
         return found
 
     def named(self) -> str | Plan | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from typing import Literal
 
 import typer
 from typer import Argument, Option
@@ -47,13 +47,8 @@ def plans(
     note("Give them as --set FIELD=VALUE, as keyword arguments in Python, or in a request's `voidpad`.")
 
 
-class Kind(StrEnum):
-    train = "train"
-    sweep = "sweep"
-
-
 def recipes(
-    kind: Kind | None = Argument(None, help="Only recipes for this command."),
+    kind: Literal["train", "sweep"] | None = Argument(None, help="Only recipes for this command."),
     path: str | None = Option(None, help="Print the file of the recipe with this name, to copy or to read."),
 ) -> None:
     """List the recipes that `voidpad train` and `voidpad sweep` take by name."""
@@ -61,10 +56,6 @@ def recipes(
         sweeps = {recipe.name for recipe in shipped_recipes("sweep")}
         typer.echo(find_recipe(path, "sweep" if path in sweeps else "train"))
         return
-    chosen = (kind,) if kind else Kind
-    rows = [
-        (f"voidpad {recipe.kind}", recipe.name, recipe.description)
-        for one in chosen
-        for recipe in shipped_recipes(one.value)
-    ]
+    found = [recipe for one in ("train", "sweep") if kind in (None, one) for recipe in shipped_recipes(one)]
+    rows = [(f"voidpad {recipe.kind}", recipe.name, recipe.description) for recipe in found]
     out.print(table(("command", "name", "what it does"), rows, left=3))

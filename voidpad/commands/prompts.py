@@ -13,7 +13,7 @@ from voidpad.commands.ui import err, note
 from voidpad.errors import ConfigError, DataError
 from voidpad.files import readable
 
-Prompt = str | list[dict[str, Any]]
+Prompt = str | list[dict[str, Any]]  # text, or the turns of a conversation, which encoding checks
 
 
 def gather(
@@ -27,15 +27,17 @@ def gather(
 
     Without any, a person at a terminal is shown `examples`: what the built-in model can be asked.
     """
-    found: list[Prompt] = [
-        _text(prompt, f"prompt {place}") for place, prompt in enumerate(arguments or [], 1)
-    ]
+    found: list[Prompt] = [*(arguments or [])]
     if file is not None:
         found += [prompt for prompt, _ in from_lines(file)]
     if messages is not None:
-        found.append(_conversation(_json(read(messages), str(messages)), str(messages)))
+        turns = _json(read(messages), str(messages))
+        turns = turns.get("messages") if isinstance(turns, dict) else turns
+        if not isinstance(turns, list):
+            raise DataError(f'{messages}: expected a list of {{"role": ..., "content": ...}}.')
+        found.append(turns)
     terminal = sys.stdin is None or sys.stdin.isatty()
-    if not found and file is None and not terminal:
+    if not found and not terminal:
         text = read(Path("-")).strip()
         found += [text] if text else []
     if not found:
@@ -46,6 +48,11 @@ def gather(
         raise ConfigError(
             "no prompt: give one as an argument, with --file, with --messages or on standard input."
         )
+    for number, one in enumerate(found):
+        try:  # a stray byte of an argument and half a pair in JSON are lone surrogates
+            json.dumps(one, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise DataError(f"prompt {number}: not UTF-8, it holds half a character; convert it.") from None
     return found
 
 
@@ -70,49 +77,26 @@ def read(path: Path) -> str:
 
 
 def from_lines(path: Path) -> list[tuple[Prompt, Any]]:
-    """A prompt and its reference answer, if any, from each line: plain text, or objects with `prompt` (or `question`)
-    or `messages`, and perhaps `answer`."""
+    """A prompt and its reference answer, if any, from each line: plain text, or objects with `prompt`, `question` or
+    `messages`, and perhaps `answer`."""
     # Line feeds alone end a line: other separators, such as U+2028, may stand inside JSON strings.
     text = read(path).replace("\r\n", "\n")
-    lines = [
-        (f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()
-    ]
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise DataError(f"{path}: the file is empty. Put one prompt on each line.")
     if not text.lstrip().startswith("{"):
         return [(line, None) for _, line in lines]
-    found: list[tuple[Prompt, Any]] = []
-    for place, line in lines:
-        value = _json(line, place)
-        prompt = (value.get("prompt") or value.get("question")) if isinstance(value, dict) else None
-        if isinstance(prompt, str):
-            found.append((_text(prompt, place), value.get("answer")))
-        elif isinstance(value, dict) and "messages" in value:
-            found.append((_conversation(value, place), value.get("answer")))
-        else:
-            raise DataError(f'{place}: needs "prompt": text or "messages": [...].')
+    found = []
+    for number, line in lines:
+        value = _json(line, f"{path}, line {number}")
+        named = value if isinstance(value, dict) else {}
+        prompt = named.get("prompt") or named.get("question") or named.get("messages")
+        if not isinstance(prompt, str | list):
+            raise DataError(f'{path}, line {number}: needs "prompt": text or "messages": [...].')
+        found.append((prompt, named.get("answer")))
     return found
 
 
 def _json(text: str, place: str) -> Any:
     with readable(Path(place), "JSON", DataError):
         return json.loads(text)
-
-
-def _conversation(value: Any, place: str) -> Prompt:
-    from voidpad.models.text import chat
-
-    turns = value.get("messages") if isinstance(value, dict) else value
-    if not isinstance(turns, list):
-        raise DataError(f'{place}: messages must be a list of {{"role": ..., "content": ...}}.')
-    try:
-        return chat(turns)
-    except ConfigError as error:
-        raise DataError(f"{place}: {error}") from None
-
-
-def _text(text: str, place: str) -> str:
-    """The text, unless it holds a lone surrogate: a stray byte of an argument, half a pair in JSON."""
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise DataError(f"{place}: not UTF-8, it holds half a character. Convert the text.")
-    return text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +16,11 @@ from voidpad.commands.options import (
     SamplingOptions,
     SpeedOptions,
     TokenLimit,
+    assignments,
     grouped,
 )
 from voidpad.engine.speed import switched_on
-from voidpad.errors import ConfigError, install_command
+from voidpad.errors import ConfigError
 
 if TYPE_CHECKING:
     from voidpad.models import Model
@@ -73,9 +73,6 @@ def serve(
         if source.model not in (DEFAULT_MODEL, checkpoint):
             raise ConfigError(f"{checkpoint} and --model {source.model} name two models; give one.")
         source = replace(source, model=checkpoint)
-    missing = [one for one in ("fastapi", "uvicorn", "prometheus_client") if find_spec(one) is None]
-    if missing:
-        raise ConfigError(f"serving needs {', '.join(missing)}; {install_command('serve')}.")
     if decoding.plan is not None and ":" in decoding.plan:
         raise ConfigError(
             f"plan {decoding.plan!r}: a plan from a module cannot be served; give the name of a preset."
@@ -86,9 +83,9 @@ def serve(
 
     names = {"hosts": tuple(server.hosts or ()), "origins": tuple(server.origins or ())}
     options = ServeOptions(name=name or source.model, **{**vars(server), **names})
-    adapters = dict(one.partition("=")[::2] for one in more_adapters or ())
-    if not all(adapters) or not all(adapters.values()) or (adapters and replicas is not None):
-        raise ConfigError("more-adapter: give NAME=ADAPTER, and leave out --replicas.")
+    adapters = assignments("--more-adapter", more_adapters, "NAME=ADAPTER")
+    if adapters and replicas is not None:
+        raise ConfigError("--more-adapter and --replicas exclude each other; leave one of them out.")
     options.access()  # refused before weights are loaded, and before Ray starts
     opened = source.open()
     fields, cache = fast.apply(decoding.plan or opened.default_plan, decoding.fields())

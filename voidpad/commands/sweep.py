@@ -12,7 +12,15 @@ from rich.progress import Progress
 from typer import Argument, Option
 
 from voidpad.commands.eval import Stage
-from voidpad.commands.options import BuiltInFamily, Device, JudgeOptions, RowLimit, TokenLimit, grouped
+from voidpad.commands.options import (
+    BuiltInFamily,
+    Device,
+    JudgeOptions,
+    RowLimit,
+    TokenLimit,
+    assignments,
+    grouped,
+)
 from voidpad.commands.ui import counting
 from voidpad.errors import ConfigError, VoidpadError, printable
 from voidpad.files import atomic_file
@@ -34,7 +42,7 @@ def sweep(
     dry_run: bool = Option(False, "--dry-run", help="List the cells without results; run nothing."),
     limit: int | None = Option(None, min=1, help="Only so many items of each task, and an estimate for all."),
     use: list[str] | None = Option(None, help="NAME=FOLDER: where a model of the recipe lies (repeatable)."),
-    family: BuiltInFamily = Option(BuiltInFamily.llada, help="Of the recipe's built-in models."),
+    family: BuiltInFamily = "llada",
     device: Device = "auto",
     rows: RowLimit = 32,
     tokens: TokenLimit = 16384,
@@ -50,9 +58,7 @@ def sweep(
         raise ConfigError(f"stage={stage} runs on this machine only; leave out --ray.")
     if not on_ray and not dry_run and stage in (None, Stage.answer):
         DeviceConfig(device)  # once, and not as the failure of every cell
-    folders = dict(text.partition("=")[::2] for text in use or ())
-    if "" in (*folders, *folders.values()):
-        raise ConfigError("use: write NAME=FOLDER, the name as the recipe has it.")
+    folders = assignments("--use", use, "NAME=FOLDER, the name as the recipe has it")
     path = find_recipe(recipe, "sweep")
     wanted = recipes.of_family(recipes.read(path), family)
     if folders:
@@ -149,10 +155,10 @@ def report(
     else:
         page, wanted = pages.report(folders), formats or list(Format)
         text = pages.as_markdown(page, intervals=intervals, figures=out is not None)
-        files = {"report.md": text} if Format.md in wanted else {}
-        if Format.html in wanted:
+        files = {"report.md": text} if "md" in wanted else {}
+        if "html" in wanted:
             files["report.html"] = pages.as_html(page, intervals=intervals)
-        if Format.csv in wanted:
+        if "csv" in wanted:
             files["report.csv"] = pages.as_csv(page)
         files["verdicts.jsonl.gz"] = pages.as_verdicts(page)
         files |= {plot.file: plot.svg for section in page.sections for plot in section.plots}

@@ -82,7 +82,7 @@ class Display:
     def __init__(self, bar: Progress) -> None:
         self.bar = bar
         self.task: TaskID | None = None
-        self.losses = {"loss": "", "eval_loss": ""}
+        self.losses = {"loss": "", "held-out": ""}
 
     def __call__(self, run: Run, entries: list[Entry]) -> None:
         if self.task is None:
@@ -91,59 +91,56 @@ class Display:
         for entry in entries:
             if self.bar.disable:
                 out.print(_line(run, entry), markup=False)
-            name = "eval_loss" if "eval_loss" in entry else "loss"
-            self.losses[name] = f"{'held-out' if name == 'eval_loss' else 'loss'} {entry[name]:.3f}"
+            label, loss = ("loss", "loss") if "loss" in entry else ("held-out", "eval_loss")
+            self.losses[label] = f"{label} {entry[loss]:.3f}"
         done = run.update if run.total else run.seconds
         self.bar.update(self.task, completed=done, description="  ".join(self.losses.values()))
 
 
 def _line(run: Run, entry: Entry) -> str:
     """A log entry, with the time to the end at the pace so far."""
-    prefix, what = ("eval_", "held-out ") if "eval_loss" in entry else ("", "")
-    losses = {label: entry[prefix + name] for name, label in LOSSES.items() if prefix + name in entry}
-    step = f"{run.update}/{run.total}" if run.total else str(run.update)
-    line = f"step {step}  {what}" + "  ".join(f"{label} {loss:.4f}" for label, loss in losses.items())
-    if what:
-        return line
-    line += f"  lr {entry['learning_rate']:.3g}  norm {entry['grad_norm']:.3g}"
+    prefix = "" if "loss" in entry else "eval_"
+    losses = [
+        f"{label} {entry[prefix + name]:.4f}" for name, label in LOSSES.items() if prefix + name in entry
+    ]
+    step = f"step {run.update}/{run.total}" if run.total else f"step {run.update}"
+    if prefix:
+        return "  ".join([step, f"held-out {losses[0]}", *losses[1:]])
+    rates = [f"lr {entry['learning_rate']:.3g}", f"norm {entry['grad_norm']:.3g}"]
     if "tokens_per_second" in entry:
-        line += f"  {entry['tokens_per_second']:,} tokens/s"
+        rates.append(f"{entry['tokens_per_second']:,} tokens/s")
     if run.total:
         left = entry["seconds"] / max(run.update - 1, 1) * (run.total - run.update)
     else:
         left = max(0.0, (run.recipe.run.seconds or 0.0) - entry["seconds"])
-    return f"{line}  {entry['seconds']:.1f} s, {timedelta(seconds=round(left))} left"
+    return "  ".join(
+        [step, *losses, *rates, f"{entry['seconds']:.1f} s, {timedelta(seconds=round(left))} left"]
+    )
 
 
 def _banner(run: Run) -> str:
     """What a run is going to do, in a few lines."""
     import torch
 
-    net, limit, planned = run.model.net, run.passes.limit, run.passes.planned(0)
-    trainable = sum(p.numel() for p in run.parameters)
     device = run.device.type if run.device.type == "cpu" else torch.cuda.get_device_name(run.device)
-    if run.processes > 1:
-        device = f"{run.processes} x {device}"
-    kinds = {str(p.dtype).removeprefix("torch.") for p in net.parameters() if p.is_floating_point()}
-    kinds |= {run.recipe.model.quantize} if run.recipe.model.quantize else set()
-    precision = f"{' and '.join(sorted(kinds))} weights" + (", computed in bfloat16" if run.bfloat16 else "")
+    processes = f"{run.processes} x " if run.processes > 1 else ""
+    kinds = {str(p.dtype).removeprefix("torch.") for p in run.model.net.parameters() if p.is_floating_point()}
+    weights = " and ".join(filter(None, [*sorted(kinds), run.recipe.model.quantize]))
+    computed = ", computed in bfloat16" if run.bfloat16 else ""
+    trainable = sum(p.numel() for p in run.parameters)
     held_out = f", {run.held_out.rows.count:,} held out" if run.held_out else ""
-    length = "until its time is spent"
-    if run.total:
-        length = f"{run.total:,} steps ({run.total / run.per_epoch:.2f} epochs)"
+    epochs = f"{run.total:,} steps ({run.total / run.per_epoch:.2f} epochs)" if run.total else ""
+    limit, passes = run.passes.limit, len(run.passes.planned(0))
     rows = "end to end" if limit.end_to_end else "padded to the longest"
-    work = [f"{len(planned)} a step, at most {limit.tokens:,} tokens each, rows {rows}"]
-    work += ["layers checkpointed" if run.recomputing else "no checkpointing"]
-    work += ["compiled" if run.compiled else "not compiled"]
-    return "\n".join(
-        [
-            f"device      {device}, {precision}",
-            f"parameters  {run.model.parameters:,}, of which {trainable:,} train "
-            f"({trainable / run.model.parameters:.2%})",
-            f"data        {run.passes.rows.count:,} examples{held_out}, {run.per_epoch:,} steps per epoch",
-            f"length      {length}",
-            f"passes      {'; '.join(work)}",
-        ]
+    how = [f"{passes} a step, at most {limit.tokens:,} tokens each, rows {rows}"]
+    how += ["layers checkpointed"] * run.recomputing + ["compiled"] * run.compiled
+    return (
+        f"device      {processes}{device}, {weights} weights{computed}\n"
+        f"parameters  {run.model.parameters:,}, of which {trainable:,} train "
+        f"({trainable / run.model.parameters:.2%})\n"
+        f"data        {run.passes.rows.count:,} examples{held_out}, {run.per_epoch:,} steps per epoch\n"
+        f"length      {epochs or 'until its time is spent'}\n"
+        f"passes      {'; '.join(how)}"
     )
 
 

@@ -31,9 +31,10 @@ def warn(text: str) -> None:
 
 
 def counting(*, shown: bool = True) -> Progress:
-    """What is counted, how far, how many of how many, and the time left; a task's description is its label."""
+    """What is counted, how far, how many of how many, and the time left at the mean pace; a task's description is
+    its label."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=err, disable=not shown)
+    return Progress(*columns, console=err, disable=not shown, speed_estimate_period=1e9)
 
 
 @contextmanager
@@ -58,8 +59,10 @@ def print_records(records: Sequence[Record], *, left: int = 1) -> None:
     """Records as a table, a column for each name that has a value; a narrow terminal wraps it."""
     names = list(dict.fromkeys(name for one in records for name in one if one[name] is not None))
     rows = [[_cell(one.get(name)) for name in names] for one in records]
-    out.width = max(out.width, 100)  # or numbers would be left out
+    width = out.width
+    out.width = max(width, 240)  # a narrow one would leave out letters and numbers
     out.print(table([name.replace("_", " ") for name in names], rows, left=left))
+    out.width = width
 
 
 def _cell(value: Any) -> str:

@@ -67,13 +67,12 @@ class Trajectory:
     @property
     def stage1(self) -> int:
         """Committing passes before that one."""
-        end = len(self.moments) if self.stage2_start is None else self.stage2_start
-        return sum(1 for moment in self.moments[:end] if moment.right)
+        return sum(bool(moment.right) for moment in self.moments[: self.stage2_start])
 
     @property
     def stage2(self) -> int:
         """Committing passes from there on."""
-        return sum(1 for moment in self.moments if moment.left or moment.right) - self.stage1
+        return sum(bool(moment.left or moment.right) for moment in self.moments) - self.stage1
 
     def facts(self) -> dict[str, object]:
         """What tables and files say about the decode."""
@@ -230,18 +229,16 @@ def rates(answers: Sequence[Answer]) -> list[Rate]:
 
 def verdict(by_block: Sequence[Rate], void: float | None) -> str:
     """What was measured, in sentences. `void` is the mean P(VOID) at the tail of an empty canvas."""
-    worst = by_block[-1]
-    parts = [f"{worst.overflows} of {worst.answers} answers overflow at block {worst.block}."]
-    safe = _safe_blocks(by_block)
+    worst, safe = by_block[-1], _safe_blocks(by_block)
+    said = f"{worst.overflows} of {worst.answers} answers overflow at block {worst.block}. "
     if not safe:
-        parts.append("No block size that was tried is safe.")
+        said += "No block size that was tried is safe. "
     elif len(by_block) > 1:
-        parts.append(f"Safe block sizes: {', '.join(map(str, safe))}.")
-    signal = "no VOID token"
-    if void is not None:
-        usable = "a" if void >= USABLE else "no"
-        signal = f"{usable} usable VOID signal (mean P(VOID) {void:.3f} at the tail of an empty canvas)"
-    return " ".join([*parts, f"This checkpoint has {signal}."])
+        said += f"Safe block sizes: {', '.join(map(str, safe))}. "
+    if void is None:
+        return f"{said}This checkpoint has no VOID token."
+    signal = f"{'a' if void >= USABLE else 'no'} usable VOID signal"
+    return f"{said}This checkpoint has {signal} (mean P(VOID) {void:.3f} at the tail of an empty canvas)."
 
 
 def _safe_blocks(by_block: Sequence[Rate]) -> list[int]:
@@ -264,15 +261,14 @@ def advice(
     `model`, `adapter`, `plan` and `canvas` are what the user typed. `adapted`: the model has an adapter, which must be
     merged before another one can be trained.
     """
-    safe, worst = _safe_blocks(by_block), by_block[-1]
-    if worst.block in safe:
+    safe, smallest = _safe_blocks(by_block), by_block[0].block
+    if by_block[-1].block in safe:
         return []
     checkpoint = f"--model {shlex.quote(model)}" + (f" --adapter {shlex.quote(adapter)}" if adapter else "")
     size = f" --canvas {canvas}" if canvas else ""
     chosen = (f" --plan {shlex.quote(plan)}" if plan else "") + size
-    generate, analyze = f"voidpad generate {checkpoint}", f"voidpad analyze overflow {checkpoint}"
-    decoded, usable = (plan or "").partition("@")[0], void is not None and void >= USABLE
-    lines = []
+    generate, decoded = f"voidpad generate {checkpoint}", (plan or "").partition("@")[0]
+    usable, lines = void is not None and void >= USABLE, []
     if usable and decoded in ("void", "void-expansion"):
         lines.append(
             "This checkpoint was decoded with VOID, which it knows: the model wants so short an answer."
@@ -285,15 +281,15 @@ def advice(
     if safe:
         lines.append(f"Or: decode with blocks of {safe[-1]}: {generate}{chosen} --block {safe[-1]}")
     else:
-        smallest = by_block[0].block
-        tried = f"{analyze}{chosen} --blocks {max(1, smallest // 2)}"
+        tried = f"voidpad analyze overflow {checkpoint}{chosen} --blocks {max(1, smallest // 2)}"
         lines.append(f"Or: look for a safe block size below {smallest}: {tried}")
     if usable:
         return lines
     lines.append("For good: fine-tune with VOID padding on chats of your own, then decode with --plan void:")
+    trained = f"--model {shlex.quote(model)}"
     if adapted:
         lines.append(f"  voidpad merge {checkpoint.removeprefix('--model ')} --out merged")
-    trained = "--model merged" if adapted else f"--model {shlex.quote(model)}"
+        trained = "--model merged"
     return [
         *lines,
         f"  voidpad data prepare mine.safetensors --from chats.jsonl {trained}",

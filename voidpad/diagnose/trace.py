@@ -237,8 +237,7 @@ def read(path: Path | str) -> list[Trace]:
             found = json.loads(line)
             kind, row = found["type"], found["row"]
             if kind == "header" and found["version"] != VERSION:
-                told = f"version {found['version']}; this release reads version {VERSION}: record it again"
-                raise ValueError(told)
+                raise ValueError(f"version {found['version']}; this release reads version {VERSION}")
             part = _LINES[kind].validate_python(found)
             if kind == "header":
                 begun[row] = (part, [])
@@ -249,7 +248,9 @@ def read(path: Path | str) -> list[Trace]:
                 traces.append(Trace(row, header, tuple(passes), part.result, part.pieces))
         except (LookupError, TypeError, ValueError, RecursionError, RoleError) as error:
             told = format_validation_error(error) if isinstance(error, ValidationError) else first_line(error)
-            raise DataError(f"trace {path}, line {number}: no line of a trace ({told}).") from None
+            raise DataError(
+                f"trace {path}, line {number}: no line of a trace ({told}); record it again."
+            ) from None
     if begun:
         raise DataError(f"trace {path}: row {min(begun)} has no end line; it was cut short. Record it again.")
     if not traces:

@@ -1,4 +1,4 @@
-"""What callers use: the `Sandbox`, its limits and verdicts, and the handles of its supervisor processes."""
+"""What callers use: the `Sandbox`, its limits and verdicts. The programs run under supervisor processes."""
 
 import json
 import logging
@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,22 +20,18 @@ from voidpad.sandbox.checker import ProgramTest
 
 _LOG = logging.getLogger("voidpad.sandbox")
 _PACKAGE = Path(__file__).parents[1]
-# A supervisor imports only the sandbox's own modules: an empty package stands in for voidpad, so that neither its
+# A supervisor imports only the sandbox's own modules: empty packages stand in for the real ones, so that neither its
 # start-up time nor its memory, which every jail inherits, depends on what voidpad imports.
 _BOOT = """
 import socket, sys, types
-package = types.ModuleType("voidpad")
-package.__path__ = [sys.argv[1]]
-sys.modules["voidpad"] = package
-inner = types.ModuleType("voidpad.sandbox")
-inner.__path__ = [sys.argv[1] + "/sandbox"]
-sys.modules["voidpad.sandbox"] = package.sandbox = inner
+for name, folder in {"voidpad": sys.argv[1], "voidpad.sandbox": sys.argv[1] + "/sandbox"}.items():
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [folder]
 from voidpad.sandbox import supervisor
 supervisor.main(socket.socket(fileno=int(sys.argv[2])), weak=sys.argv[3] == "weak")
 """
 _REPLY_SECONDS = 10.0  # beyond a program's time limit; a supervisor that is later counts as dead
 _START_SECONDS = 60.0
-_STOP_SECONDS = (2.0, 10.0)  # for a supervisor to end after its socket closed, and after SIGTERM
 
 
 @dataclass(frozen=True)
@@ -77,32 +72,85 @@ class Verdict:
     seconds: float
 
 
-def _verdict(
-    ended: str, seconds: float, status: int | None, *, output: bytes, limits: SandboxLimits
-) -> Verdict:
-    if ended != "done":
-        allowed = f"{limits.seconds:g} seconds" if ended == "timeout" else f"{limits.output_kb} KB"
-        return Verdict(False, ended, f"stopped at the {ended} limit: the sandbox allows {allowed}", seconds)
-    try:
-        reason, detail = json.loads(output)
-    except ValueError:
-        return Verdict(False, "killed", "the checks ended without a verdict", seconds)
-    if reason == "gone":
-        reason = "killed" if status is not None and status < 0 else "exited"
-        how = {"killed": f"signal {-(status or 0)}", "exited": f"status {status}"}[reason]
-        detail = f"{detail} ({how})" if status is not None else detail
-    return Verdict(reason == "passed", reason, printable(str(detail)), seconds)
+class Sandbox:
+    """Runs untrusted programs against trusted checks, `workers` of them at a time.
+
+    A program and its checks run in two processes, each in a jail. The checks see the program's values as plain
+    data; other objects are handles, which cannot be compared. The full mode needs namespaces, and `run` raises
+    SandboxError where the kernel does not give them. `weak` does without: resource limits and a seccomp filter that
+    lets a program open no file, start no process and reach nothing outside; a warning says so.
+    """
+
+    def __init__(self, *, limits: SandboxLimits | None = None, weak: bool = False, workers: int = 1) -> None:
+        if workers < 1:
+            raise ConfigError(f"workers={workers}: a sandbox needs at least one worker")
+        self._limits, self._weak, self._workers = limits or SandboxLimits(), weak, workers
+        self._idle: list[SupervisorHandle] = []
+        self._free_workers = threading.Semaphore(workers)
+
+    def run(self, program: str, checks: str, entry: str | None = None, helpers: str = "") -> Verdict:
+        """Run one program, then its checks; see `ProgramTest` for the arguments."""
+        test = ProgramTest(program, checks, entry, helpers)
+        with self._free_workers:
+            supervisor = self._idle.pop() if self._idle else self._new_supervisor()
+            verdict = None
+            try:
+                verdict = supervisor.run(test, self._limits)
+            finally:
+                self._idle.append(supervisor) if verdict else supervisor.close()
+        return verdict or Verdict(
+            False, "killed", "the supervisor process died while it ran this program", 0.0
+        )
+
+    def map(self, jobs: Iterable[tuple[str, str] | ProgramTest]) -> list[Verdict]:
+        """Verdicts in the order of the jobs, `workers` of them at a time."""
+        with ThreadPoolExecutor(self._workers) as pool:
+            waiting = [pool.submit(self.run, *job) for job in jobs]
+            try:
+                return [job.result() for job in waiting]
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def __enter__(self) -> "Sandbox":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _new_supervisor(self) -> "SupervisorHandle":
+        supervisor = SupervisorHandle(weak=self._weak)
+        if supervisor.problem:
+            supervisor.close()
+            instead = "" if self._weak else "; weak=True (--weak-sandbox) does without namespaces"
+            raise SandboxError(f"sandbox: {supervisor.problem}; it needs Linux 5.14 or later{instead}")
+        if self._weak:
+            _warn_of_weakness()
+        return supervisor
+
+
+@cache
+def _warn_of_weakness() -> None:
+    """Warn once in the life of this process, however many workers there are."""
+    _LOG.warning(
+        "WEAK SANDBOX: generated programs run without namespaces, as a process of this machine that a seccomp "
+        "filter and resource limits hold; programs that open files or start processes fail."
+    )
 
 
 @cache
 def layers() -> dict[str, bool]:
     """Whether this kernel lets this user have the namespaces of the full mode."""
-    supervisor = _SupervisorHandle(weak=False)
+    supervisor = SupervisorHandle(weak=False)
     supervisor.close()
     return {"namespaces": not supervisor.problem}
 
 
-class _SupervisorHandle:
+class SupervisorHandle:
     """Starts one supervisor process, which runs one program after another, and talks to it over a socket."""
 
     def __init__(self, *, weak: bool) -> None:
@@ -134,28 +182,38 @@ class _SupervisorHandle:
             reply = self._receive()
             if reply is None:
                 return None
-            if reply[0] == "broken":
-                raise SandboxError(f"the sandbox could not be closed around a program: {reply[2]}")
             ended, seconds, status = reply
-            return _verdict(ended, seconds, status, output=os.read(reading, 1 << 16), limits=limits)
+            if ended == "broken":
+                raise SandboxError(f"the sandbox could not be closed around a program: {status}")
+            if ended != "done":
+                allowed = f"{limits.seconds:g} seconds" if ended == "timeout" else f"{limits.output_kb} KB"
+                detail = f"stopped at the {ended} limit: the sandbox allows {allowed}"
+                return Verdict(False, ended, detail, seconds)
+            said = os.read(reading, 1 << 16)
         finally:
             os.close(reading)
+        reason, detail = json.loads(said) if said else ("killed", "the checks ended without a verdict")
+        if reason == "gone":
+            by_signal = status is not None and status < 0
+            reason = "killed" if by_signal else "exited"
+            if status is not None:
+                detail += f" (signal {-status})" if by_signal else f" (status {status})"
+        return Verdict(reason == "passed", reason, printable(detail), seconds)
+
+    def close(self) -> None:
+        """Close the socket, upon which the supervisor ends together with every process it started."""
+        self._control.close()
+        try:
+            self._process.wait(_REPLY_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def _receive(self) -> Any:
         try:
             return json.loads(self._control.recv(1 << 16))
         except (OSError, ValueError):
             return None
-
-    def close(self) -> None:
-        """Close the socket, upon which the supervisor ends together with every process it started."""
-        self._control.close()
-        for stop, seconds in zip((self._process.terminate, self._process.kill), _STOP_SECONDS, strict=True):
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(seconds)
-                break
-            stop()
-        self._process.wait()
 
 
 def _memory_file(text: str) -> int:
@@ -164,84 +222,3 @@ def _memory_file(text: str) -> int:
         file.write(text)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
-
-
-class Sandbox:
-    """Runs untrusted programs against trusted checks, `workers` of them at a time.
-
-    A program and its checks run in two processes, each in a jail. The checks see the program's values as plain
-    data; other objects are handles, which cannot be compared. The full mode needs namespaces, and `run` raises
-    SandboxError where the kernel does not give them. `weak` does without: resource limits and a seccomp filter that
-    lets a program open no file, start no process and reach nothing outside; a warning says so.
-    """
-
-    def __init__(self, *, limits: SandboxLimits | None = None, weak: bool = False, workers: int = 1) -> None:
-        if workers < 1:
-            raise ConfigError(f"workers={workers}: a sandbox needs at least one worker")
-        self._limits, self._weak, self._workers = limits or SandboxLimits(), weak, workers
-        self._idle: list[_SupervisorHandle] = []
-        self._free_workers = threading.Semaphore(workers)
-        self._owner = os.getpid()
-        self._finalizer = weakref.finalize(self, _close_all, self._idle, self._owner)
-
-    def run(self, program: str, checks: str, entry: str | None = None, helpers: str = "") -> Verdict:
-        """Run one program, then its checks; see `ProgramTest` for the arguments."""
-        test = ProgramTest(program, checks, entry, helpers)
-        with self._free_workers:
-            supervisor = self._take()
-            verdict = None
-            try:
-                verdict = supervisor.run(test, self._limits)
-            finally:
-                self._idle.append(supervisor) if verdict else supervisor.close()
-        return verdict or Verdict(
-            False, "killed", "the supervisor process died while it ran this program", 0.0
-        )
-
-    def map(self, jobs: Iterable[tuple[str, str] | ProgramTest]) -> list[Verdict]:
-        """Verdicts in the order of the jobs, `workers` of them at a time."""
-        with ThreadPoolExecutor(self._workers) as pool:
-            waiting = [pool.submit(self.run, *job) for job in jobs]
-            try:
-                return [job.result() for job in waiting]
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-
-    def close(self) -> None:
-        _close_all(self._idle, self._owner)
-
-    def __enter__(self) -> "Sandbox":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _take(self) -> _SupervisorHandle:
-        if self._owner != os.getpid():  # after a fork the supervisors still belong to the parent
-            self._idle, self._owner = [], os.getpid()
-            self._finalizer = weakref.finalize(self, _close_all, self._idle, self._owner)
-        with suppress(IndexError):
-            return self._idle.pop()
-        supervisor = _SupervisorHandle(weak=self._weak)
-        if supervisor.problem:
-            supervisor.close()
-            instead = "" if self._weak else "; weak=True (--weak-sandbox) does without namespaces"
-            raise SandboxError(f"sandbox: {supervisor.problem}; it needs Linux 5.14 or later{instead}")
-        if self._weak:
-            _warn_of_weakness()
-        return supervisor
-
-
-@cache
-def _warn_of_weakness() -> None:
-    """Warn once in the life of this process, however many workers there are."""
-    _LOG.warning(
-        "WEAK SANDBOX: generated programs run without namespaces, as a process of this machine that a seccomp "
-        "filter and resource limits hold; programs that open files or start processes fail."
-    )
-
-
-def _close_all(supervisors: list[_SupervisorHandle], owner: int) -> None:
-    while supervisors and owner == os.getpid():
-        supervisors.pop().close()

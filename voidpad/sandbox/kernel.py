@@ -8,26 +8,73 @@ import os
 import platform
 import signal
 import struct
-from collections.abc import Iterable
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWCGROUP = (
-    0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000, 0x02000000,
+NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (
+    0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
 )  # fmt: skip
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 2, 4, 8, 1 << 14, 1 << 18
-_MNT_DETACH, _AT_FDCWD, _AT_RECURSIVE, _AT_EMPTY_PATH = 2, -100, 0x8000, 0x1000
-_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 1 << 12, 1 << 14, 1 << 18
+_MNT_DETACH, _AT_FDCWD, _AT_RECURSIVE = 2, -100, 0x8000
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP = 1, 24
-_PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 38, 47
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
-# The calls that the sandbox itself makes by number; above 423 the numbers are the same on every machine.
-_OWN_CALLS = {
-    "x86_64": {"capset": 126, "pivot_root": 155, "seccomp": 317},
-    "aarch64": {"capset": 91, "pivot_root": 41, "seccomp": 277},
+# System calls with their numbers on x86-64 and arm64. First those that the sandbox itself makes by number.
+_OWN_CALLS = "capset 126 91, pivot_root 155 41, seccomp 317 277, mount_setattr 442 442"
+# What Python programs need; the filter refuses all others. The most frequent come first.
+_CALLS = """
+    read 0 63, write 1 64, close 3 57, fstat 5 80, poll 7 -, lseek 8 62, mmap 9 222, mprotect 10 226,
+    munmap 11 215, brk 12 214, rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139,
+    ioctl 16 29, pread64 17 67, pwrite64 18 68, readv 19 65, writev 20 66, pipe 22 -, select 23 -,
+    sched_yield 24 124, mremap 25 216, msync 26 227, mincore 27 232, madvise 28 233, dup 32 23, dup2 33 -,
+    pause 34 -, nanosleep 35 101, getitimer 36 102, alarm 37 -, setitimer 38 103, getpid 39 172,
+    sendto 44 206, recvfrom 45 207, recvmsg 47 212, shutdown 48 210, getsockname 51 204,
+    getpeername 52 205, socketpair 53 199, getsockopt 55 209, clone 56 220, exit 60 93, wait4 61 260,
+    kill 62 129, uname 63 160, fcntl 72 25, flock 73 32, fsync 74 82, fdatasync 75 83, ftruncate 77 46,
+    getcwd 79 17, umask 95 166, gettimeofday 96 169, getrlimit 97 163, getrusage 98 165, sysinfo 99 179,
+    times 100 153, getuid 102 174, getgid 104 176, geteuid 107 175, getegid 108 177, setpgid 109 154,
+    getppid 110 173, getpgrp 111 -, setsid 112 157, getgroups 115 158, getresuid 118 148,
+    getresgid 120 150, getpgid 121 155, getsid 124 156, rt_sigpending 127 136, rt_sigtimedwait 128 137,
+    rt_sigsuspend 130 133, sigaltstack 131 132, fstatfs 138 44, getpriority 140 141,
+    sched_getparam 143 121, sched_getscheduler 145 120, sched_get_priority_max 146 125,
+    sched_get_priority_min 147 126, prctl 157 167, arch_prctl 158 -, setrlimit 160 164, gettid 186 178,
+    time 201 -, futex 202 98, sched_getaffinity 204 123, epoll_create 213 -, set_tid_address 218 96,
+    restart_syscall 219 128, fadvise64 221 223, clock_gettime 228 113, clock_getres 229 114,
+    clock_nanosleep 230 115, exit_group 231 94, epoll_wait 232 -, epoll_ctl 233 21, tgkill 234 131,
+    waitid 247 95, pselect6 270 72, ppoll 271 73, set_robust_list 273 99, epoll_pwait 281 22,
+    timerfd_create 283 85, eventfd 284 -, timerfd_settime 286 86, timerfd_gettime 287 87, eventfd2 290 19,
+    epoll_create1 291 20, dup3 292 24, pipe2 293 59, preadv 295 69, pwritev 296 70, prlimit64 302 261,
+    getcpu 309 168, getrandom 318 278, membarrier 324 283, preadv2 327 286, pwritev2 328 287, rseq 334 293,
+    sendfile 40 71, fallocate 285 47, copy_file_range 326 285, close_range 436 436
+"""
+# What opens, looks at or changes files by name.
+_FILE_CALLS = """
+    open 2 -, stat 4 -, lstat 6 -, access 21 -, truncate 76 45, getdents 78 -, chdir 80 49, fchdir 81 50,
+    rename 82 -, mkdir 83 -, rmdir 84 -, creat 85 -, link 86 -, unlink 87 -, symlink 88 -, readlink 89 -,
+    chmod 90 -, fchmod 91 52, chown 92 -, fchown 93 55, lchown 94 -, utime 132 -, mknod 133 -,
+    statfs 137 43, getxattr 191 8, lgetxattr 192 9, fgetxattr 193 10, listxattr 194 11, llistxattr 195 12,
+    flistxattr 196 13, getdents64 217 61, utimes 235 -, openat 257 56, mkdirat 258 34, mknodat 259 33,
+    fchownat 260 54, newfstatat 262 79, unlinkat 263 35, renameat 264 38, linkat 265 37, symlinkat 266 36,
+    readlinkat 267 78, fchmodat 268 53, faccessat 269 48, utimensat 280 88, renameat2 316 276,
+    statx 332 291, faccessat2 439 439
+"""
+# Of these calls only some are allowed: which argument decides, and the values it may have.
+_CONDITIONS = {
+    "clone": (0, (0x3D0F00, 0x7D0F00)),  # threads, as glibc and musl start them; no further processes
+    # A pair of datagram sockets could send to any path, which a filter cannot see. Streams and packets, with flags.
+    "socketpair": (1, (0x1, 0x801, 0x80001, 0x80801, 0x5, 0x805, 0x80005, 0x80805)),
+    # Locks, flags and copies of descriptors; not the size of a pipe, and not whom the kernel signals.
+    "fcntl": (1, (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)),
+    "ioctl": (
+        1,
+        (0x5401, 0x5411, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451),
+    ),  # terminal?, how much is there, flags
+    "prctl": (0, (3, 15, 16, 21, 23, 39, 0x53564D41)),  # names of threads and memory, and questions
 }
-_OWN_COMMON = {"open_tree": 428, "move_mount": 429, "mount_setattr": 442}
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_ALLOW, _REFUSE, _ABSENT, _KILL = 0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38, 0x80000000
+_NEWER = 424  # the C library tries calls from here on and has an older one where they are absent
 
 
 def _checked(result: int, what: str) -> int:
@@ -37,17 +84,22 @@ def _checked(result: int, what: str) -> int:
     return result
 
 
-def _syscall(name: str, *args: object) -> int:
+def _numbers(table: str) -> dict[str, int]:
     machine = platform.machine()
-    if machine not in _OWN_CALLS:
-        raise OSError(38, f"{name}: unknown on {machine}")
-    number = (_OWN_CALLS[machine] | _OWN_COMMON)[name]
+    if machine not in _AUDIT_ARCH:
+        raise OSError(38, f"no system call numbers are known for {machine}")
+    column = 1 if machine == "x86_64" else 2
+    rows = [row.split() for row in table.split(",")]
+    return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
+
+
+def _syscall(name: str, *args: object) -> int:
     wide = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
-    return _checked(_libc.syscall(ctypes.c_long(number), *wide), name)
+    return _checked(_libc.syscall(ctypes.c_long(_numbers(_OWN_CALLS)[name]), *wide), name)
 
 
-def _prctl(*args: int) -> None:
-    _checked(_libc.prctl(*(ctypes.c_ulong(a) for a in (*args, 0, 0, 0, 0)[:5])), "prctl")
+def _prctl(option: int, value: int) -> None:
+    _checked(_libc.prctl(*map(ctypes.c_ulong, (option, value, 0, 0, 0))), "prctl")
 
 
 def unshare(flags: int) -> None:
@@ -59,18 +111,8 @@ def set_hostname(name: str) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", *, flags: int = 0, data: str = "") -> None:
-    _checked(_libc.mount(*(os.fsencode(t) for t in (source, target, kind)), ctypes.c_ulong(flags),
-                         data.encode()), f"mount {target}")  # fmt: skip
-
-
-def bind(fd: int, target: str) -> None:
-    """Mount what the descriptor `fd` is open for at `target` as well."""
-    flags = _OPEN_TREE_CLONE | _AT_RECURSIVE | _AT_EMPTY_PATH
-    tree = _syscall("open_tree", fd, b"", flags)
-    try:
-        _syscall("move_mount", tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
-    finally:
-        os.close(tree)
+    names = [os.fsencode(text) for text in (source, target, kind)]
+    _checked(_libc.mount(*names, ctypes.c_ulong(flags), data.encode()), f"mount {target}")
 
 
 def read_only(path: str, *, below: bool) -> None:
@@ -97,132 +139,35 @@ def die_with(parent: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability of this process, for good."""
-    for capability in range(64):
-        _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
-    _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(4), 0, 0, 0)
-    none = (struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", *(0,) * 6))
-    _syscall("capset", *none)
-
-
-# The seccomp filter: what is not named here is refused. By machine, each call's number.
-_CALLS = {
-    "x86_64": """read 0 write 1 close 3 fstat 5 poll 7 lseek 8 mmap 9 mprotect 10 munmap 11 brk 12
-        rt_sigaction 13 rt_sigprocmask 14 rt_sigreturn 15 ioctl 16 pread64 17 pwrite64 18 readv 19 writev 20
-        pipe 22 select 23 sched_yield 24 mremap 25 msync 26 mincore 27 madvise 28 dup 32 dup2 33 pause 34
-        nanosleep 35 getitimer 36 alarm 37 setitimer 38 getpid 39 sendto 44 recvfrom 45 recvmsg 47 shutdown 48
-        getsockname 51 getpeername 52 socketpair 53 getsockopt 55 clone 56 exit 60 wait4 61
-        kill 62 uname 63 fcntl 72 flock 73 fsync 74 fdatasync 75 ftruncate 77 getcwd 79 umask 95
-        gettimeofday 96 getrlimit 97 getrusage 98 sysinfo 99 times 100 getuid 102 getgid 104 geteuid 107
-        getegid 108 setpgid 109 getppid 110 getpgrp 111 setsid 112 getgroups 115 getresuid 118 getresgid 120
-        getpgid 121 getsid 124 capget 125 rt_sigpending 127 rt_sigtimedwait 128 rt_sigsuspend 130
-        sigaltstack 131 fstatfs 138 getpriority 140 sched_getparam 143 sched_getscheduler 145
-        sched_get_priority_max 146 sched_get_priority_min 147 prctl 157 arch_prctl 158 setrlimit 160
-        gettid 186 time 201 futex 202 sched_getaffinity 204 epoll_create 213 set_tid_address 218
-        restart_syscall 219 fadvise64 221 timer_create 222 timer_settime 223 timer_gettime 224
-        timer_getoverrun 225 timer_delete 226 clock_gettime 228 clock_getres 229 clock_nanosleep 230
-        exit_group 231 epoll_wait 232 epoll_ctl 233 tgkill 234 waitid 247 pselect6 270 ppoll 271
-        set_robust_list 273 get_robust_list 274 epoll_pwait 281 timerfd_create 283 eventfd 284
-        timerfd_settime 286 timerfd_gettime 287 eventfd2 290 epoll_create1 291 dup3 292 pipe2 293 preadv 295
-        pwritev 296 prlimit64 302 getcpu 309 getrandom 318 membarrier 324 preadv2 327 pwritev2 328 rseq 334
-        sendfile 40 splice 275 tee 276 sync_file_range 277 vmsplice 278 fallocate 285 copy_file_range 326""",
-    "aarch64": """read 63 write 64 close 57 fstat 80 lseek 62 mmap 222 mprotect 226 munmap 215 brk 214
-        rt_sigaction 134 rt_sigprocmask 135 rt_sigreturn 139 ioctl 29 pread64 67 pwrite64 68 readv 65
-        writev 66 sched_yield 124 mremap 216 msync 227 mincore 232 madvise 233 dup 23 nanosleep 101
-        getitimer 102 setitimer 103 getpid 172 sendto 206 recvfrom 207 recvmsg 212 shutdown 210
-        getsockname 204 getpeername 205 socketpair 199 getsockopt 209 clone 220 exit 93 wait4 260 kill 129
-        uname 160 fcntl 25 flock 32 fsync 82 fdatasync 83 ftruncate 46 getcwd 17 umask 166 gettimeofday 169
-        getrlimit 163 getrusage 165 sysinfo 179 times 153 getuid 174 getgid 176 geteuid 175 getegid 177
-        setpgid 154 getppid 173 setsid 157 getgroups 158 getresuid 148 getresgid 150 getpgid 155 getsid 156
-        capget 90 rt_sigpending 136 rt_sigtimedwait 137 rt_sigsuspend 133 sigaltstack 132 fstatfs 44
-        getpriority 141 sched_getparam 121 sched_getscheduler 120 sched_get_priority_max 125
-        sched_get_priority_min 126 prctl 167 setrlimit 164 gettid 178 futex 98 sched_getaffinity 123
-        set_tid_address 96 restart_syscall 128 fadvise64 223 timer_create 107 timer_settime 110
-        timer_gettime 108 timer_getoverrun 109 timer_delete 111 clock_gettime 113 clock_getres 114
-        clock_nanosleep 115 exit_group 94 epoll_ctl 21 tgkill 131 waitid 95 pselect6 72 ppoll 73
-        set_robust_list 99 get_robust_list 100 epoll_pwait 22 timerfd_create 85 timerfd_settime 86
-        timerfd_gettime 87 eventfd2 19 epoll_create1 20 dup3 24 pipe2 59 preadv 69 pwritev 70 prlimit64 261
-        getcpu 168 getrandom 278 membarrier 283 preadv2 286 pwritev2 287 rseq 293 sendfile 71 splice 76 tee 77
-        sync_file_range 84 vmsplice 75 fallocate 47 copy_file_range 285""",
-}
-_FILE_CALLS = {
-    "x86_64": """open 2 stat 4 lstat 6 access 21 truncate 76 getdents 78 chdir 80 fchdir 81 rename 82
-        mkdir 83 rmdir 84 creat 85 link 86 unlink 87 symlink 88 readlink 89 chmod 90 fchmod 91 chown 92
-        fchown 93 lchown 94 utime 132 mknod 133 statfs 137 getxattr 191 lgetxattr 192 fgetxattr 193
-        listxattr 194 llistxattr 195 flistxattr 196 getdents64 217 utimes 235 openat 257 mkdirat 258
-        mknodat 259 fchownat 260 newfstatat 262 unlinkat 263 renameat 264 linkat 265 symlinkat 266
-        readlinkat 267 fchmodat 268 faccessat 269 utimensat 280 renameat2 316 statx 332""",
-    "aarch64": """truncate 45 chdir 49 fchdir 50 fchmod 52 fchown 55 statfs 43 getxattr 8 lgetxattr 9
-        fgetxattr 10 listxattr 11 llistxattr 12 flistxattr 13 getdents64 61 openat 56 mkdirat 34 mknodat 33
-        fchownat 54 newfstatat 79 unlinkat 35 renameat 38 linkat 37 symlinkat 36 readlinkat 78 fchmodat 53
-        faccessat 48 utimensat 88 renameat2 276 statx 291""",
-}
-# These have one number everywhere.
-_COMMON, _COMMON_FILE_CALLS = "close_range 436 epoll_pwait2 441 futex_waitv 449", "faccessat2 439"
-_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
-_ALLOW, _REFUSE, _ABSENT, _KILL = 0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38, 0x80000000
-_NEWER = 424  # the C library tries calls from here on and has an older one where they are absent
-_ARGUMENT = (16, 24, 32)  # where the low halves of the first arguments are
-_NAMESPACES = NEWNS | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET | NEWCGROUP | 0x80
-_CLONE_THREAD = 0x10000
-_SOCK_STREAM, _SOCK_SEQPACKET = 1, 5
-# Locks, flags and copies of descriptors; not the size of a pipe, and not whom the kernel signals.
-_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
-# Is it a terminal, how much is there, flags.
-_IOCTL = (0x5401, 0x5411, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-_PRCTL = (3, 15, 16, 21, 23, 39, 0x53564D41)  # names of threads and memory, and questions
-_Step = tuple[int, int, int, int]
+    """Give up every capability of this process; `restrict_calls` sees to it that no exec gives one back."""
+    _syscall("capset", struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", *(0,) * 6))
 
 
 def allowed_calls(*, files: bool) -> dict[str, int]:
     """The system calls that Python programs need, by name. Without `files` no file can be opened or looked at."""
-    machine = platform.machine()
-    if machine not in _CALLS:
-        raise OSError(38, f"seccomp: no call numbers for {machine}")
-    texts = (_CALLS[machine], _COMMON, *((_FILE_CALLS[machine], _COMMON_FILE_CALLS) if files else ()))
-    words = " ".join(texts).split()
-    return {name: int(text) for name, text in zip(words[::2], words[1::2], strict=True)}
+    return _numbers(_CALLS) | (_numbers(_FILE_CALLS) if files else {})
 
 
 def seccomp_filter(*, files: bool) -> bytes:
     """A BPF filter for this process (its pid is in it): the allowed calls, no others.
 
-    There are threads but no further processes, and signals to this process alone.
+    There are threads but no further processes, and signals and limits of this process alone.
     """
-    machine, number = platform.machine(), allowed_calls(files=files)
-    thread = [(_LOAD, 0, 0, _ARGUMENT[0]), (_ANY_BIT, 0, 1, _NAMESPACES), (_RETURN, 0, 0, _REFUSE)]
-    thread += [(_ANY_BIT, 1, 0, _CLONE_THREAD), (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
-    # A pair of datagram sockets can send to any path, which a filter cannot see.
-    pair = [(_LOAD, 0, 0, _ARGUMENT[1]), (_AND, 0, 0, 0xF), (_EQUAL, 1, 0, _SOCK_STREAM)]
-    pair += [(_EQUAL, 0, 1, _SOCK_SEQPACKET), (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
-    conditions = {
-        "clone": thread,
-        "socketpair": pair,
-        "fcntl": _one_of(_FCNTL, argument=1),
-        "ioctl": _one_of(_IOCTL, argument=1),
-        "prctl": _one_of(_PRCTL, argument=0),
-        "prlimit64": _one_of((0, os.getpid()), argument=0),
-        "kill": _one_of((os.getpid(),), argument=0),
-        "tgkill": _one_of((os.getpid(),), argument=0),
-    }
+    machine, number, own = platform.machine(), allowed_calls(files=files), os.getpid()
+    conditions = _CONDITIONS | {"prlimit64": (0, (0, own)), "kill": (0, (own,)), "tgkill": (0, (own,))}
     steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _AUDIT_ARCH[machine]), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     if machine == "x86_64":  # the x32 calls have other numbers for the same things
         steps += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _KILL)]
-    for name in number:  # the most frequent come first
+    for name in number:
         if name not in conditions:
             steps += [(_EQUAL, 0, 1, number[name]), (_RETURN, 0, 0, _ALLOW)]
-    for name, then in conditions.items():
-        steps += [(_EQUAL, 0, len(then), number[name]), *then]
+    for name, (argument, values) in conditions.items():
+        steps += [(_EQUAL, 0, 2 * len(values) + 2, number[name]), (_LOAD, 0, 0, 16 + 8 * argument)]
+        for value in values:
+            steps += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
+        steps.append((_RETURN, 0, 0, _REFUSE))
     steps += [(_AT_LEAST, 0, 1, _NEWER), (_RETURN, 0, 0, _ABSENT), (_RETURN, 0, 0, _REFUSE)]
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
-
-
-def _one_of(values: Iterable[int], *, argument: int) -> list[_Step]:
-    steps = [(_LOAD, 0, 0, _ARGUMENT[argument])]
-    for value in values:
-        steps += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
-    return [*steps, (_RETURN, 0, 0, _REFUSE)]
 
 
 def restrict_calls(*, files: bool) -> None:

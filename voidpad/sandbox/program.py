@@ -1,4 +1,4 @@
-"""The program's process: runs the untrusted program, then serves the requests of the checks.
+"""The program's process: runs the untrusted program, then does what the checks ask for.
 
 Nothing that this process sends is trusted. A program that rewrites this module while it runs gains only what it had
 before: the choice of the values it returns.
@@ -11,67 +11,40 @@ import sys
 import types
 from typing import Any
 
-from voidpad.sandbox.wire import ChannelClosed, Peer, ProtocolError
+from voidpad.sandbox.wire import Exchange, Peer, Stopped
 
 
 def main(sock: socket.socket, program: str) -> None:
+    """Answer the checks, whose first request is to `run` the program, until they close the connection."""
     sys.argv = ["program"]
     os.system = _no_other_programs  # which would only return a number
-    module = types.ModuleType("candidate")
-    sys.modules["candidate"] = module
-    peer = _ChecksConnection(sock, vars(module))
-    try:
-        exec(compile(program, "<program>", "exec", dont_inherit=True), vars(module))
-    except BaseException as error:
-        peer.report(error)
-        return
-    peer.report(None)
+    module = sys.modules["candidate"] = types.ModuleType("candidate")
+    names = vars(module)
+    peer = Peer(sock, {
+        "run": lambda: exec(compile(program, "<program>", "exec", dont_inherit=True), names),
+        "name": lambda name: _look_up(names, name),
+        "call": lambda target, *args, **named: target(*args, **named),
+        "getattr": getattr, "setattr": setattr, "delattr": delattr, "getitem": operator.getitem,
+        "setitem": operator.setitem, "delitem": operator.delitem, "iter": iter, "next": next, "len": len,
+        "bool": bool, "str": str, "repr": repr, "hash": hash, "changed_late": lambda: peer.changed_late(),
+    })  # fmt: skip
     try:
         peer.serve_forever()
-    except (ChannelClosed, ProtocolError):
-        return
-    except BaseException as error:  # sys.exit inside a function
-        peer.report(error)
+    except Stopped as stopped:
+        reason, detail = stopped.args
+        if reason == "opaque":
+            peer.send(Exchange(peer), reason, f"the result cannot cross: {detail}")
+    except BaseException as error:  # such as sys.exit in a function
+        reason = "memory" if isinstance(error, MemoryError) else "exited"
+        peer.send(Exchange(peer), reason, f"{type(error).__name__}: {error}")
 
 
 def _no_other_programs(command: object) -> int:
     raise PermissionError(1, "Operation not permitted")
 
 
-class _ChecksConnection(Peer):
-    """The program's end of the connection; every object of the program may cross as a handle."""
-
-    def __init__(self, sock: socket.socket, names: dict[str, Any]) -> None:
-        super().__init__(sock)
-        self.verbs = {
-            "name": lambda name: _name(names, name),
-            "call": lambda target, *args, **named: target(*args, **named),
-            "getattr": getattr, "setattr": setattr, "delattr": delattr, "getitem": operator.getitem,
-            "setitem": operator.setitem, "delitem": operator.delitem, "iter": iter, "next": next, "len": len,
-            "bool": bool, "str": str, "repr": repr,
-        }  # fmt: skip
-
-    def make_remote(self, label: str) -> object:
-        return _Callback(self)
-
-
-class _Callback:
-    """Stands for a function or an iterator of the checks; using it sends a request to the checks' process."""
-
-    def __init__(self, peer: Peer) -> None:
-        self._peer = peer
-
-    def __call__(self, *args: object, **named: object) -> Any:
-        return self._peer.ask("call", self, *args, **named)
-
-    def __iter__(self) -> "_Callback":
-        return self
-
-    def __next__(self) -> Any:
-        return self._peer.ask("next", self)
-
-
-def _name(names: dict[str, Any], name: str) -> tuple[str, Any]:
+def _look_up(names: dict[str, Any], name: str) -> tuple[str, Any]:
+    """What kind of thing a global name of the program is, and its value; a module's name stands for the module."""
     if name not in names:
         return "missing", None
     value = names[name]

@@ -1,9 +1,9 @@
 """The supervisor process: started once per worker, it forks two jailed processes for each request and watches them.
 
 A supervisor has the usual modules loaded, so that a fork is all that a jail costs. In full mode it is the first
-process of its own namespaces: it sees a file tree of its own, and when it ends, the kernel kills what it started.
-It never reads a program, a check or a verdict: these are passed on as descriptors to the one process that needs
-them, so that no program inherits memory that holds a check.
+process of its own namespaces: when it ends, the kernel kills what it started. It never reads a program, a check or a
+verdict: these are passed on as descriptors to the one process that needs them, so that no program inherits memory
+that holds a check.
 """
 
 import fcntl
@@ -16,7 +16,6 @@ import resource
 import select
 import signal
 import socket
-import stat
 import sys
 import time
 from collections.abc import Callable
@@ -25,10 +24,8 @@ from typing import Any
 
 from voidpad.sandbox import checker, kernel, program
 
-# Modules that programs often import; loaded here once, and inherited by every jail.
-_PRELOADED = ("array", "bisect", "calendar", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal",
-         "enum", "fractions", "functools", "heapq", "itertools", "json", "math", "numbers", "operator",
-         "random", "re", "statistics", "string", "textwrap", "time", "typing")  # fmt: skip
+# Loaded here once, and inherited by every jail.
+_PRELOADED = (*checker.MODULES, "dataclasses", "enum")
 # Modules that programs use now and then; loaded here only in weak mode, where programs cannot open files.
 _FOR_WEAK_MODE = (
     "argparse", "ast", "asyncio", "base64", "binascii", "bz2", "concurrent.futures.process",
@@ -42,23 +39,88 @@ _FOR_WEAK_MODE = (
     "encodings.idna", "encodings.utf_16", "encodings.utf_32", "encodings.latin_1", "encodings.ascii",
     "encodings.cp1252", "encodings.raw_unicode_escape", "encodings.unicode_escape", "ssl",
 )  # fmt: skip
-_NAMESPACES = kernel.NEWUSER | kernel.NEWPID | kernel.NEWNS | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS
+_NAMESPACES = kernel.NEWUSER | kernel.NEWPID | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS
 _NOBODY = 65534
-_HOME, _SHARED_MEMORY = "/tmp", "/dev/shm"
+_HOME = "/tmp"
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
-_SEALED = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 _LOST = 3  # exit status of checks whose program went away
 
-
 Limits = dict[str, Any]  # the fields of `SandboxLimits`
+
+
+def main(control: socket.socket, *, weak: bool) -> None:
+    """Enter the mode that was asked for, say whether that worked, and handle requests until the socket closes."""
+    for name in (*_PRELOADED, *(_FOR_WEAK_MODE if weak else ())):
+        with suppress(ImportError):  # an extension that this Python was built without
+            importlib.import_module(name)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a program may not interrupt its supervisor
+    os.umask(0o022)
+    try:
+        if not weak:
+            _enter_namespaces(control)
+        gc.freeze()
+        supervisor = Supervisor(control, weak=weak)
+        with open(os.devnull, "wb") as null:  # one empty jail, to learn now whether that works
+            limits = {"seconds": 2, "memory_mb": 1024, "disk_mb": 1, "processes": 64}
+            _kill([supervisor.start_jail(lambda: None, (null.fileno(),), limits)])
+        control.send(json.dumps({"problem": ""}).encode())
+        supervisor.serve()
+    except OSError as error:
+        control.send(json.dumps({"problem": str(error)}).encode())
+    finally:
+        os._exit(0)
+
+
+def _enter_namespaces(control: socket.socket) -> None:
+    """Continue as the first process of new namespaces: its own users, process numbers, network and names.
+
+    The process that was here before waits for it. When either ends, both do, and all that they started.
+    Root keeps all user ids that it has here, so that it can still read Python's library and become nobody. Another
+    user can have one id, and is nobody with it.
+    """
+    with open("/proc/self/uid_map") as file:
+        known = [tuple(map(int, line.split())) for line in file]
+    all_ids = os.geteuid() == 0 and any(first <= _NOBODY < first + count for first, _, count in known)
+    if all_ids:
+        ids = "\n".join(f"{first} {first} {count}" for first, _, count in known)
+        settings = {"uid_map": ids, "gid_map": ids}
+    else:
+        settings = {
+            "setgroups": "deny",
+            "uid_map": f"{_NOBODY} {os.geteuid()} 1",
+            "gid_map": f"{_NOBODY} {os.getegid()} 1",
+        }
+    here, there = socket.socketpair()
+    parent, helper = os.getpid(), os.fork()
+    if helper == 0:  # outside of the new namespaces, where root may write every id
+        with suppress(OSError):
+            there.recv(1)
+            for name, text in settings.items():
+                with open(f"/proc/{parent}/{name}", "w") as file:
+                    file.write(text)
+            os._exit(0)
+        os._exit(1)
+    kernel.unshare(_NAMESPACES)
+    here.send(b"x")
+    if os.waitpid(helper, 0)[1] != 0:
+        raise OSError(1, "the user ids of the new namespace could not be set")
+    if all_ids:
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+    if (child := os.fork()) != 0:
+        control.close()
+        os.waitpid(child, 0)
+        os._exit(0)
+    kernel.die_with(0)  # the number of what is outside the PID namespace
+    kernel.set_hostname("sandbox")
 
 
 class Supervisor:
     """Runs the requests that come over the control socket, one at a time."""
 
-    def __init__(self, control: socket.socket, tree: "FileTree | None") -> None:
-        self._control, self._tree = control, tree
+    def __init__(self, control: socket.socket, *, weak: bool) -> None:
+        self._control, self._weak = control, weak
 
     def serve(self) -> None:
         """Handle requests one after another until the library closes its socket."""
@@ -77,23 +139,23 @@ class Supervisor:
             self._control.send(json.dumps(reply).encode())
 
     def run(self, limits: Limits, fds: list[int], start: float) -> tuple[str, int | str | None]:
-        """Run one program: how it ended, and its exit status if it exited by itself."""
+        """Run one program: how it ended ("done", "timeout" or "output"), and its exit status if it exited by itself."""
         text, checks, verdict = fds
         asking, answering = socket.socketpair()
         output, program_output = os.pipe()
         pids: list[int] = []
         try:
-            # The program is started last, so that the time limit is watched from its first instruction on.
+            # The program runs when the checks ask for it, so that the clock is watched from its first instruction on.
             with asking, answering, open(program_output, "wb"), open(os.devnull, "wb") as null:
-                for_checks = (null.fileno(), asking.fileno(), checks, verdict)
-                pids.append(self._start(_run_checks, for_checks, limits, own_files=False))
                 for_program = (program_output, answering.fileno(), text)
-                pids.append(self._start(_run_program, for_program, limits, own_files=True))
-            ended = self._watch(pids[0], limits, output, start + limits["seconds"])
-            if ended == "done" and _status(pids[0]) == _LOST:
+                pids.append(self.start_jail(_run_program, for_program, limits))
+                for_checks = (null.fileno(), asking.fileno(), checks, verdict)
+                pids.append(self.start_jail(_run_checks, for_checks, limits))
+            ended = self._watch(pids[1], limits, output, start + limits["seconds"])
+            if ended == "done" and _status(pids[1]) == _LOST:
                 # The program closed its channel. When it has exited, its status says whether by a signal.
-                ended = self._watch(pids[1], limits, output, start + limits["seconds"])
-            return ended, _status(pids[1])
+                ended = self._watch(pids[0], limits, output, start + limits["seconds"])
+            return ended, _status(pids[0])
         finally:
             os.close(output)
             _kill(pids)
@@ -122,23 +184,18 @@ class Supervisor:
         finally:
             os.close(done)
 
-    def _start(
-        self, act: Callable[[], None], fds: tuple[int, ...], limits: Limits, *, own_files: bool
-    ) -> int:
-        """Fork a process into a jail; `fds` become its descriptors 1 (and 2), 3, 4, ...
-
-        In full mode a process with files of its own has an empty /tmp; another one can only read.
-        """
+    def start_jail(self, act: Callable[[], None], fds: tuple[int, ...], limits: Limits) -> int:
+        """Fork a process into a jail, where it calls `act`; `fds` become its descriptors 1 (and 2), 3, 4, ..."""
         reading, writing = os.pipe()
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
+            problem = ""
             try:
-                problem = ""
                 try:
-                    if self._tree is not None and own_files:
-                        self._tree.add_own_folders(limits["disk_mb"] << 20)
                     writing = _arrange(fds, writing)
-                    self._close_jail(limits, parent)
+                    if not self._weak:
+                        _show_only_the_library(limits["disk_mb"])
+                    _close_jail(limits, parent, weak=self._weak)
                 except (OSError, ValueError) as error:
                     problem = f"{type(error).__name__}: {error}"
                 os.write(writing, problem.encode())
@@ -156,40 +213,13 @@ class Supervisor:
             raise OSError(problem)  # nothing was run in it
         return pid
 
-    def _close_jail(self, limits: Limits, parent: int) -> None:
-        """In the forked process: give up files, rights, resources and system calls, in this order."""
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.setsid()
-        if os.geteuid() == 0:
-            try:
-                os.setgroups([])
-                os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-                os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-            except OSError:  # a container's root may lack that right
-                if self._tree is not None:
-                    raise
-        os.environ.clear()
-        os.environ.update(HOME=_HOME, TMPDIR=_HOME, LANG="C.UTF-8", PATH="")
-        os.chdir(_HOME if self._tree is not None else "/")
-        os.umask(0o077)
-        for what, limit in {
-            resource.RLIMIT_CPU: int(limits["seconds"]) + 2,
-            resource.RLIMIT_AS: limits["memory_mb"] << 20,
-            resource.RLIMIT_FSIZE: limits["disk_mb"] << 20,
-            resource.RLIMIT_NPROC: limits["processes"],
-            resource.RLIMIT_NOFILE: 256,
-            resource.RLIMIT_SIGPENDING: 1024,
-            resource.RLIMIT_CORE: 0,
-            resource.RLIMIT_MEMLOCK: 0,
-            resource.RLIMIT_MSGQUEUE: 0,
-        }.items():
-            _, hard = resource.getrlimit(what)
-            value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-            resource.setrlimit(what, (value, value))
-        if self._tree is not None:
-            kernel.drop_capabilities()
-        kernel.die_with(parent)  # not before: the kernel forgets it when a process changes its user
-        kernel.restrict_calls(files=self._tree is not None)
+
+def _status(pid: int) -> int | None:
+    """The exit status of a process, which stays a zombie, or None if it has not exited."""
+    result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    if result is None:
+        return None
+    return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
 
 def _kill(pids: list[int]) -> None:
@@ -197,6 +227,83 @@ def _kill(pids: list[int]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def _arrange(fds: tuple[int, ...], last: int) -> int:
+    """Number the descriptors: fds[0] becomes 1 and 2, the others follow from 3, then `last`; close all others."""
+    wanted = (fds[0], fds[0], *fds[1:], last)
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 32) for fd in wanted]
+    for target, fd in enumerate(high, start=1):
+        os.dup2(fd, target)
+    os.closerange(len(wanted) + 1, 1 << 16)
+    return len(wanted)
+
+
+def _show_only_the_library(disk_mb: int) -> None:
+    """Replace the machine's files by Python's library, a few devices and an empty /tmp, which goes with the process.
+
+    The new root is mounted over /proc, of which nothing is shown. Python's multiprocessing needs /dev/shm for locks.
+    """
+    root = "/proc"
+    kernel.unshare(kernel.NEWNS)
+    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", root, "tmpfs", flags=kernel.MS_NOSUID | kernel.MS_NODEV, data="size=1m,mode=755")
+    sealed = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    for folder, size in ((_HOME, f"{disk_mb}m,nr_inodes=4096"), ("/dev/shm", "1m,nr_inodes=256")):
+        os.makedirs(root + folder)
+        kernel.mount("tmpfs", root + folder, "tmpfs", flags=sealed, data=f"mode=1777,size={size}")
+    python = [os.path.join(sys.base_prefix, name) for name in ("lib", "lib64")]
+    for path in filter(os.path.exists, dict.fromkeys((*_SYSTEM, *python, *sys.path, *_DEVICES))):
+        target = root + path  # the library may lie below /tmp, and is then shown in the new one
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), target)
+            continue
+        if os.path.isdir(path):
+            os.makedirs(target, exist_ok=True)
+        else:
+            open(target, "a").close()
+        kernel.mount(path, target, flags=kernel.MS_BIND | kernel.MS_REC)
+        if path not in _DEVICES:
+            kernel.read_only(target, below=True)
+    kernel.pivot(root)
+    kernel.read_only("/", below=False)
+
+
+def _close_jail(limits: Limits, parent: int, *, weak: bool) -> None:
+    """In the forked process: give up rights, resources and system calls, in this order."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.setsid()
+    if os.geteuid() == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+            os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        except OSError:  # a container's root may lack that right
+            if not weak:
+                raise
+    os.environ.clear()
+    os.environ.update(HOME=_HOME, TMPDIR=_HOME, LANG="C.UTF-8", PATH="")
+    os.chdir("/" if weak else _HOME)
+    os.umask(0o077)
+    for what, limit in {
+        resource.RLIMIT_CPU: int(limits["seconds"]) + 2,
+        resource.RLIMIT_AS: limits["memory_mb"] << 20,
+        resource.RLIMIT_FSIZE: limits["disk_mb"] << 20,
+        resource.RLIMIT_NPROC: limits["processes"],
+        resource.RLIMIT_NOFILE: 256,
+        resource.RLIMIT_SIGPENDING: 1024,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+    }.items():
+        _, hard = resource.getrlimit(what)
+        value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(what, (value, value))
+    if not weak:
+        kernel.drop_capabilities()
+    kernel.die_with(parent)  # not before: the kernel forgets it when a process changes its user
+    kernel.restrict_calls(files=not weak)
 
 
 def _run_program() -> None:
@@ -214,156 +321,3 @@ def _run_checks() -> None:
     os.write(5, json.dumps([reason, detail]).encode())
     if reason == "gone":
         os._exit(_LOST)
-
-
-def _arrange(fds: tuple[int, ...], last: int) -> int:
-    """Number the descriptors: fds[0] becomes 1 and 2, the others follow from 3, then `last`; close all others."""
-    wanted = (fds[0], fds[0], *fds[1:], last)
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 32) for fd in wanted]
-    for target, fd in enumerate(high, start=1):
-        os.dup2(fd, target)
-    os.closerange(len(wanted) + 1, 1 << 16)
-    return len(wanted)
-
-
-def _status(pid: int) -> int | None:
-    """The exit status of a process, which stays a zombie, or None if it has not exited."""
-    result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-    if result is None:
-        return None
-    return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
-
-
-class FileTree:
-    """What full mode shows instead of the machine's files: Python's library, a few devices and a bounded /tmp."""
-
-    def __init__(self) -> None:
-        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-        root = "/tmp"
-        links, sources = {}, {}
-        for path in (*_library_paths(), *filter(os.path.exists, _DEVICES)):
-            if os.path.islink(path):
-                links[path] = os.readlink(path)
-            else:  # by descriptor, because the new root is mounted over a folder that may hold some of them
-                sources[path] = os.open(path, os.O_PATH)
-        kernel.mount(
-            "tmpfs", root, "tmpfs", flags=kernel.MS_NOSUID | kernel.MS_NODEV, data="size=1m,mode=755"
-        )
-        for path, target in links.items():
-            os.makedirs(os.path.dirname(root + path), exist_ok=True)
-            os.symlink(target, root + path)
-        for path, fd in sources.items():
-            _bind(fd, root + path)
-            if path not in _DEVICES:
-                kernel.read_only(root + path, below=True)
-        for folder in (_HOME, _SHARED_MEMORY):
-            os.makedirs(root + folder, exist_ok=True)
-        kernel.pivot(root)
-        self._below_home = [path for path in sources if path.startswith(f"{_HOME}/")]
-        for fd in sources.values():
-            os.close(fd)
-        kernel.read_only("/", below=False)
-
-    def add_own_folders(self, disk: int) -> None:
-        """In a forked process: mount an empty /tmp with room for `disk` bytes, which goes when the process ends.
-
-        Python's multiprocessing needs a little shared memory for locks and queues.
-        """
-        kernel.unshare(kernel.NEWNS)
-        # A Python that is installed below /tmp has to be shown again on top of the new /tmp.
-        covered = {path: os.open(path, os.O_PATH) for path in self._below_home}
-        data = f"size={disk},nr_inodes=4096,mode=1777"
-        kernel.mount("tmpfs", _HOME, "tmpfs", flags=_SEALED, data=data)
-        kernel.mount("tmpfs", _SHARED_MEMORY, "tmpfs", flags=_SEALED, data="size=1m,nr_inodes=256,mode=1777")
-        for path, fd in covered.items():
-            _bind(fd, path)
-
-
-def _library_paths() -> list[str]:
-    """The folders that a running interpreter may have to read: Python's library and shared libraries."""
-    python = [os.path.join(sys.base_prefix, name) for name in ("lib", "lib64")]
-    paths: list[str] = []
-    for path in (*_SYSTEM, *python, *filter(os.path.isdir, sys.path)):
-        if os.path.exists(path) and not any(path == p or path.startswith(p + "/") for p in paths):
-            paths.append(path)
-    return paths
-
-
-def _bind(fd: int, target: str) -> None:
-    if stat.S_ISDIR(os.fstat(fd).st_mode):
-        os.makedirs(target, exist_ok=True)
-    else:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
-    kernel.bind(fd, target)
-
-
-def _enter_namespaces() -> None:
-    """Give this process, and what it forks, its own users, mounts, network and names; its children get their own
-    process numbers.
-
-    Root keeps all user ids that it has here, so that it can still read Python's library and become nobody. Another
-    user can have one id, and is nobody with it.
-    """
-    with open("/proc/self/uid_map") as file:
-        known = [tuple(map(int, line.split())) for line in file]
-    if os.geteuid() == 0 and any(first <= _NOBODY < first + count for first, _, count in known):
-        ids = "\n".join(f"{first} {first} {count}" for first, _, count in known)
-        maps = {"uid_map": ids, "gid_map": ids}
-    else:
-        maps = {
-            "setgroups": "deny",
-            "uid_map": f"{_NOBODY} {os.geteuid()} 1",
-            "gid_map": f"{_NOBODY} {os.getegid()} 1",
-        }
-    here, there = socket.socketpair()
-    parent, helper = os.getpid(), os.fork()
-    if helper == 0:  # outside of the new namespaces, where root may write every id
-        status = 1
-        with suppress(OSError):
-            there.recv(1)
-            for name, text in maps.items():
-                with open(f"/proc/{parent}/{name}", "w") as file:
-                    file.write(text)
-            status = 0
-        os._exit(status)
-    kernel.unshare(_NAMESPACES)
-    here.send(b"x")
-    if os.waitpid(helper, 0)[1] != 0:
-        raise OSError(1, "the user ids of the new namespace could not be set")
-    if "setgroups" not in maps:
-        os.setresgid(0, 0, 0)
-        os.setresuid(0, 0, 0)
-
-
-def main(control: socket.socket, *, weak: bool) -> None:
-    """Enter the mode that was asked for, say whether that worked, and handle requests.
-
-    In full mode this process waits for its child, which is the first process of the new PID namespace and does the
-    work; when either ends, everything does.
-    """
-    for name in (*_PRELOADED, *(_FOR_WEAK_MODE if weak else ())):
-        with suppress(ImportError):  # an extension that this Python was built without
-            importlib.import_module(name)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a program may not interrupt its supervisor
-    tree = None
-    try:
-        if not weak:
-            _enter_namespaces()
-            if (child := os.fork()) != 0:
-                control.close()
-                os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
-            kernel.die_with(0)  # the number of what is outside the PID namespace
-            kernel.set_hostname("sandbox")
-            tree = FileTree()
-        gc.freeze()
-        supervisor = Supervisor(control, tree)
-        with open(os.devnull, "wb") as null:  # one empty jail, to learn now whether that works
-            limits = {"seconds": 2, "memory_mb": 1024, "disk_mb": 1, "processes": 64}
-            _kill([supervisor._start(lambda: None, (null.fileno(),), limits, own_files=True)])
-        control.send(json.dumps({"problem": ""}).encode())
-        supervisor.serve()
-    except OSError as error:
-        control.send(json.dumps({"problem": str(error)}).encode())
-    finally:
-        os._exit(0)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from voidpad.models import Model
 
 UNFINISHED = "\ufffd"  # what a tokenizer gives for bytes that are no whole character yet
-CLEANED = 5  # characters that `clean_up_tokenization_spaces` may still change: " n't" and the like
 
 
 @dataclass(frozen=True)
@@ -31,22 +30,20 @@ class TextRules:
     decode: Callable[[list[int]], str]
     ends: frozenset[int]
     dropped: frozenset[int]  # ids that are no text
-    cleaned: bool = False  # the tokenizer joins punctuation to words, so the last characters may change
     joins: bool = False  # ids after a whole character can be decoded by themselves
 
 
 def text_rules(model: Model) -> TextRules:
     """How this model's ids become text, gathered once."""
     tokenizer = model.tokenizer
-    cleaned = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
     backend = getattr(tokenizer, "backend_tokenizer", None)
     joins = backend is not None and isinstance(backend.decoder, decoders.ByteLevel | decoders.Fuse)
     return TextRules(
-        decode=lambda ids: str(tokenizer.decode(ids)),
+        # A clean-up of spaces would change characters that were sent already.
+        decode=lambda ids: str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)),
         ends=frozenset(model.roles.ends),
         dropped=frozenset(special_ids(tokenizer) | model.roles.all()),
-        cleaned=cleaned,
-        joins=joins and not cleaned,
+        joins=joins,
     )
 
 
@@ -132,8 +129,6 @@ class AnswerText:
     def _safe(self) -> int:
         """How many characters can no longer change, whatever tokens follow."""
         certain = self.text.rstrip(UNFINISHED)
-        if self.rules.cleaned:
-            certain = certain[:-CLEANED]
         ready = len(certain)
         for stop in self.stops:
             for size in range(min(len(stop) - 1, len(certain)), 0, -1):

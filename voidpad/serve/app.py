@@ -8,28 +8,31 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from torch import Tensor
 
-from voidpad.serve.engine_thread import EngineThread
+from voidpad.serve.engine_thread import EngineThread, timed_out
 from voidpad.serve.live import LiveRequest
 from voidpad.serve.live_page import live_page
 from voidpad.serve.monitoring import Metrics
 from voidpad.serve.options import Access, ServeOptions
 from voidpad.serve.protocol import ChatBody, CompletionBody, GenerationBody, RequestError, invalid
 from voidpad.serve.requests import ServedModel, resolve
-from voidpad.serve.responses import ResponsesBody, ResponseWriter
+from voidpad.serve.responses import ResponsesBody
 
 log = logging.getLogger("voidpad.serve")
+LONG_BODY = 1 << 15  # bytes; tokenizing takes up to a thousand times as much memory
 PAGE_HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -48,6 +51,8 @@ class ServerState:
     def __init__(self, served: Sequence[ServedModel], options: ServeOptions, access: Access) -> None:
         self.options, self.access, self.metrics = options, access, Metrics()
         self.engines = {one.name: EngineThread(one, self.metrics) for one in served}
+        # Long prompts and constraints are worked on two at a time, so that many of them fill no memory.
+        self.slow_pool = ThreadPoolExecutor(2, thread_name_prefix="voidpad-slow")
         self.page = live_page(served[0], keys=bool(access.keys))
         self.started = int(time.time())
         self.draining = False
@@ -79,7 +84,8 @@ def build_app(state: ServerState, on_failure: Callable[[BaseException], object])
             engine.start(asyncio.get_running_loop(), on_failure)
         yield
         for engine in state.engines.values():
-            await asyncio.to_thread(engine.close)
+            await engine.close()
+        state.slow_pool.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title="voidpad", redoc_url=None, lifespan=lifespan)
 
@@ -93,7 +99,7 @@ def build_app(state: ServerState, on_failure: Callable[[BaseException], object])
 
     @app.post("/v1/responses")
     async def responses(body: ResponsesBody, request: Request) -> Response:
-        return await _generate(state, request, body.as_chat(), responses=body)
+        return await _generate(state, request, body)
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -127,15 +133,12 @@ def build_app(state: ServerState, on_failure: Callable[[BaseException], object])
     async def page() -> Response:
         return HTMLResponse(state.page, headers=PAGE_HEADERS)
 
-    @app.exception_handler(ValidationError)
     @app.exception_handler(RequestValidationError)
-    async def malformed(request: Request, error: RequestValidationError | ValidationError) -> Response:
-        raise invalid(error.errors())
+    async def malformed(request: Request, error: RequestValidationError) -> Response:
+        raise invalid(error.errors()[0])
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
-        if isinstance(error.__cause__, ClientDisconnect | RequestError):  # while FastAPI read the body
-            raise error.__cause__
         raise RequestError(str(error.detail), status=error.status_code)
 
     app.add_middleware(_Gate, state=state)
@@ -178,10 +181,9 @@ class _Gate:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         state, begun, status, key = self.state, time.perf_counter(), 0, None
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        given = headers.get("x-request-id", "")
-        short = re.fullmatch(r"[\w.:-]{1,128}", given, re.ASCII)
-        request_id = given if short else f"req_{uuid.uuid4().hex}"
+        headers = Headers(scope=scope)
+        given = re.fullmatch(r"[\w.:-]{1,128}", headers.get("x-request-id", ""), re.ASCII)
+        request_id = given[0] if given else f"req_{uuid.uuid4().hex}"
         notes: dict[str, Any] = {"request": request_id}
         scope["state"] = {**(scope.get("state") or {}), "notes": notes}
 
@@ -209,7 +211,8 @@ class _Gate:
                 key = state.access.enter(scope, headers)
                 if scope["method"] == "POST":
                     self._check_post(headers)
-                await self.app(scope, self._bounded(receive), noting)
+                    receive = await self._whole_body(scope, receive)
+                await self.app(scope, receive, noting)
             except RequestError as error:
                 await refuse(error)
         except ClientDisconnect:
@@ -243,46 +246,49 @@ class _Gate:
         notes["passes"] = sum((choice.report or {}).get("passes_decode", 0) for choice in live.choices)
         self.state.metrics.answer_tokens.inc(live.answer_tokens)
 
-    def _check_post(self, headers: dict[str, str]) -> None:
+    def _check_post(self, headers: Headers) -> None:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise RequestError("the content type must be application/json.", status=415)
         if self.state.draining:
             raise RequestError("the server is shutting down.", status=503)
 
-    def _bounded(self, receive: Receive) -> Receive:
-        """`receive` with bounds on the size of the body and on the time it may take to arrive."""
-        size, complete = 0, False
-        end = asyncio.get_running_loop().time() + self.state.options.timeout
+    async def _whole_body(self, scope: Scope, receive: Receive) -> Receive:
+        """`receive` after the body has arrived, within bounds of size and time."""
+        options, body = self.state.options, bytearray()
+        try:
+            async with asyncio.timeout(options.timeout):
+                async for part in Request(scope, receive).stream():
+                    body += part
+                    if len(body) > options.max_body:
+                        raise RequestError(f"the body is larger than {options.max_body} bytes.", status=413)
+        except TimeoutError:
+            late = "the body did not arrive within the server's timeout."
+            raise RequestError(late, status=408) from None
+        left = [{"type": "http.request", "body": bytes(body)}]
 
-        async def bounded() -> Message:
-            nonlocal size, complete
-            if complete:
-                return await receive()  # now it only tells when the client leaves
-            try:
-                async with asyncio.timeout_at(end):
-                    message = await receive()
-            except TimeoutError:
-                late = "the body did not arrive within the server's timeout."
-                raise RequestError(late, status=408) from None
-            size += len(message.get("body", b""))
-            complete = not message.get("more_body", False)
-            if size > self.state.options.max_body:
-                raise RequestError(
-                    f"the body is larger than {self.state.options.max_body} bytes.", status=413
-                )
-            return message
+        async def rest() -> Message:
+            return left.pop() if left else await receive()  # which now only tells when the client leaves
 
-        return bounded
+        return rest
 
 
-async def _generate(
-    state: ServerState, http: Request, body: GenerationBody, *, responses: ResponsesBody | None = None
-) -> Response:
+async def _generate(state: ServerState, http: Request, body: GenerationBody) -> Response:
     deadline = time.monotonic() + state.options.timeout
     engine = state.engine(body.model)
-    # Encoding a long prompt takes a while: the event loop goes on meanwhile.
-    live = await asyncio.to_thread(resolve, body, engine.served, engine.between_passes)
+
+    def run(call: Callable[[], Tensor]) -> Tensor:
+        waiting = engine.between_passes(call, deadline=deadline)
+        return asyncio.run_coroutine_threadsafe(waiting, engine.loop).result()
+
+    # The event loop goes on meanwhile; what may take long does not hold up the others either.
+    slow = body.constrained or len(await http.body()) > LONG_BODY
+    pool = state.slow_pool if slow else None
+    try:
+        async with asyncio.timeout(deadline - time.monotonic()):
+            live = await engine.loop.run_in_executor(pool, resolve, body, engine.served, run)
+    except TimeoutError:
+        raise timed_out() from None
     notes = http.scope["state"]["notes"]
     notes |= {"id": live.id, "prompt_tokens": live.prompt_tokens}
     if state.options.log_prompts:
@@ -291,32 +297,29 @@ async def _generate(
     if body._unsupported:
         notes["ignored"] = ",".join(body._unsupported)[:200]
         headers["X-Voidpad-Ignored"] = notes["ignored"].encode("ascii", "backslashreplace").decode()
+    state.metrics.prompt_tokens.inc(live.prompt_tokens)
     if isinstance(body, CompletionBody) and body.echo:
         await _unless_gone(http, engine.score(live, deadline=deadline))
     else:
-        engine.submit(live, deadline=deadline)
+        await engine.submit(live, deadline=deadline)
         notes["live"] = live
-    state.metrics.prompt_tokens.inc(live.prompt_tokens)
-    writer = live if responses is None else ResponseWriter(responses, live)
-    notes["id"] = writer.id
     if body.stream:
-        return StreamingResponse(
-            writer.events(), headers={**STREAM_HEADERS, **headers}, media_type="text/event-stream"
-        )
+        headers |= STREAM_HEADERS
+        return StreamingResponse(live.events(), headers=headers, media_type="text/event-stream")
     await _unless_gone(http, live.finished.wait())
     if live.error is not None:
         raise live.error
-    return JSONResponse(writer.reply(), headers=headers)
+    return JSONResponse(live.reply(), headers=headers)
 
 
-async def _unless_gone(http: Request, answer: Awaitable[Any]) -> None:
+async def _unless_gone(http: Request, answer: Coroutine[Any, Any, Any]) -> None:
     """Wait for an answer; ends with ClientDisconnect when the client leaves first."""
 
-    async def disconnect() -> None:
+    async def gone() -> None:
         while (await http.receive())["type"] != "http.disconnect":
             pass
 
-    tasks = [asyncio.ensure_future(answer), asyncio.create_task(disconnect())]
+    tasks = [asyncio.create_task(answer), asyncio.create_task(gone())]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():

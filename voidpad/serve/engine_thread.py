@@ -1,35 +1,37 @@
 """The engine beside the event loop: one thread runs the passes, the event loop talks to clients.
 
-The thread is the only one that steps the engine. After each pass it hands all changes to the event loop in one
-call, so that the cost of a pass does not grow with a wake-up for each row. Text is made in the event loop.
+The thread is a pool of one worker. A pass queues the next one as long as there are rows, and whatever else needs the
+network (starting rows, scoring prompts, probing gaps) takes its turn between two passes. What a pass changed is handed
+to the event loop in one call, so that its cost does not grow with a wake-up for each row; text is made there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
+import logging
 import time
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from voidpad.decode.outcome import Outcome
-from voidpad.engine.events import Failed, Finished, Wrote
+from voidpad.engine.events import Event, Failed, Finished, Wrote
 from voidpad.serve.live import Choice, LiveRequest
 from voidpad.serve.logprobs import TokenLogprob, prompt_passes
 from voidpad.serve.monitoring import Metrics
 from voidpad.serve.protocol import RequestError
 from voidpad.serve.requests import ServedModel, return_memory
 
-IDLE_SECONDS = 1.0  # without a row to decode, after which freed memory goes back to the system
-Update = Callable[[], object]  # a change that the event loop makes
+log = logging.getLogger("voidpad.serve")
+IDLE_SECONDS = 1.0  # without a pass, after which freed memory goes back to the system
+Update = partial[None]  # a change that the event loop makes; its first argument is the choice
+T = TypeVar("T")
 
 
 class EngineThread:
-    """Runs the engine of a model until it is closed. `submit` is called from the event loop."""
+    """Runs the engine of a model until it is closed. Its public methods are called from the event loop."""
 
     def __init__(self, served: ServedModel, metrics: Metrics) -> None:
         options = served.options
@@ -37,12 +39,11 @@ class EngineThread:
         self.engine = served.model.engine(
             rows=options.rows, tokens=options.tokens, cache=options.cache, block=served.default.block
         )
-        self.rows: dict[int, Choice] = {}  # by handle
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.registering = threading.Lock()  # no event of a row is read before the row is in `rows`
-        self.calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()  # to be made between passes
-        self.closing = False
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="voidpad-engine")
+        self.rows: dict[int, Choice] = {}  # by handle; changed by the thread only
+        self.passing = False  # a pass is queued or runs
         self.alive = False
+        self.idle: asyncio.TimerHandle | None = None
 
     @property
     def live(self) -> int:
@@ -50,40 +51,34 @@ class EngineThread:
         return len(self.rows) - self.engine.waiting
 
     def start(self, loop: asyncio.AbstractEventLoop, on_failure: Callable[[BaseException], object]) -> None:
-        """Begin to decode. If that fails for good, the event loop calls `on_failure`."""
-        self.loop, self.alive, self.on_failure = loop, True, on_failure
-        self.thread = threading.Thread(target=self._run, name="voidpad-engine", daemon=True)
-        self.thread.start()
+        """Take requests from now on. If the engine fails for good, the event loop calls `on_failure`."""
+        self.loop, self.on_failure, self.alive = loop, on_failure, True
 
     def give_up(self) -> None:
-        """Fail every request whose rows have not ended: the server stops now. Called from the event loop."""
+        """Fail every request whose rows have not ended: the server stops now."""
+        self.alive = False
+        message = "the server stopped before the answer was complete."
         for choice in list(self.rows.values()):
-            message = "the server stopped before the answer was complete."
             self._fail(choice, RequestError(message, status=503, code="shutting_down"))
 
-    def close(self) -> None:
-        """Stop after the pass that is running; rows that are left are dropped."""
-        self.closing = True
-        self.engine.wake()
-        self.thread.join(timeout=60)
+    async def close(self) -> None:
+        """Stop after the pass that is running."""
+        self.give_up()
+        if self.idle is not None:
+            self.idle.cancel()
+        await asyncio.to_thread(self.thread.shutdown, cancel_futures=True)
 
-    def submit(self, live: LiveRequest, *, deadline: float) -> None:
+    async def between_passes(self, call: Callable[[], T], *, deadline: float) -> T:
+        """The result of a call that the engine's thread makes between two passes."""
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await self.loop.run_in_executor(self.thread, call)
+        except TimeoutError:
+            raise timed_out() from None
+
+    async def submit(self, live: LiveRequest, *, deadline: float) -> None:
         """Queue all rows of a request, or refuse it where the queue is full."""
-        self._check_room(len(live.choices))
-        with self.registering:
-            for choice in live.choices:
-                place, key = divmod(choice.index, live.body.n)
-                choice.handle = self.engine.submit(
-                    live.prompts[place],
-                    live.plan,
-                    seed=live.seed,
-                    key=key,
-                    limit=live.limits[place],
-                    deadline=deadline,
-                    observe=choice.canvas.observe if choice.canvas else None,
-                    constraint=live.constraint,
-                )
-                self.rows[choice.handle] = choice
+        await self.between_passes(partial(self._start_rows, live, deadline), deadline=deadline)
 
     def cancel(self, live: LiveRequest) -> None:
         """End the rows that are still being decoded, before their next pass."""
@@ -93,122 +88,117 @@ class EngineThread:
 
     async def score(self, live: LiveRequest, *, deadline: float) -> None:
         """Answer each prompt with itself, its tokens' log-probabilities, and the likeliest next token if wanted."""
-        served, more = self.served, live.max_tokens or 0
+        served, more = self.served, live.body.most_tokens or 0
         for choice, ids in zip(live.choices, live.prompts, strict=True):
             found = [TokenLogprob(ids[0], None)]
-            top, tokens = live.top_logprobs or 0, served.options.tokens
+            top, tokens = live.body.alternatives or 0, served.options.tokens
             for score in prompt_passes(served.model, ids, top=top, more=more, tokens=tokens):
-                left = max(0.0, deadline - time.monotonic())
-                found += await asyncio.to_thread(self.between_passes, score, timeout=left)
+                found += await self.between_passes(score, deadline=deadline)
             added = [one.id for one in found[len(ids) :]]
             choice.logprobs = found
             choice.finish(served.rules.decode([*ids, *added]), added)
             choice.report = {"stop_reason": "echo"}
         live.finished.set()
 
-    def between_passes(self, call: Callable[[], Any], *, timeout: float = 60.0) -> Any:
-        """The result of a call that the engine's thread makes before a pass; blocks the calling thread."""
-        self._check_room(len(self.calls))
-        done: Future[Any] = Future()
-        self.calls.append((call, done))
-        self.engine.wake()
-        try:
-            return done.result(timeout)
-        except TimeoutError:
-            done.cancel()
-            raise _timed_out() from None
+    # The engine's thread
 
-    def _check_room(self, rows: int) -> None:
+    def _start_rows(self, live: LiveRequest, deadline: float) -> None:
         if not self.alive:
             raise RequestError("the engine has stopped.", status=503)
-        if self.engine.waiting + rows > self.queue and self.rows:
+        if self.engine.waiting + len(live.choices) > self.queue and self.rows:
             raise RequestError(
                 f"the queue is full ({self.engine.waiting} of {self.queue} rows wait); try again later.",
                 status=429,
                 code="queue_full",
             )
+        for choice in live.choices:
+            place, key = divmod(choice.index, live.body.n)
+            choice.handle = self.engine.submit(
+                live.prompts[place],
+                live.plan,
+                seed=live.seed,
+                key=key,
+                limit=live.limits[place],
+                deadline=deadline,
+                observe=choice.canvas.observe if choice.canvas else None,
+                constraint=live.constraint,
+            )
+            self.rows[choice.handle] = choice
+        if not self.passing:
+            self._queue_pass()
 
-    # The engine's thread
+    def _queue_pass(self) -> None:
+        self.passing = self.alive and self.engine.busy
+        if self.passing:
+            self.thread.submit(self._pass)
 
-    def _run(self) -> None:
-        try:
-            while True:
-                if not self.calls and not self.engine.wait(IDLE_SECONDS):
-                    return_memory()
-                    if not self.calls and not self.closing:
-                        self.engine.wait()
-                with self.registering:  # the rows of a request start in the same pass
-                    if self.closing:
-                        return
-                if self.calls:
-                    self._make_call(*self.calls.popleft())
-                events = self.engine.step()
-                self.metrics.passes.inc()
-                with self.registering:
-                    self._hand_over([update for event in events for update in self._updates(event)])
-        except BaseException as error:
-            failed = RequestError("the engine failed.", status=500)
-            updates: list[Update] = [partial(self._fail, one, failed) for one in list(self.rows.values())]
-            self._hand_over([*updates, partial(self.on_failure, error)])
-        finally:
-            self.alive = False
-
-    def _make_call(self, call: Callable[[], Any], done: Future[Any]) -> None:
-        if not done.set_running_or_notify_cancel():
-            return
-        try:
-            done.set_result(call())
-        except Exception as error:
-            done.set_exception(error)
-
-    def _hand_over(self, updates: list[Update]) -> None:
-        def deliver() -> None:
-            for update in updates:
-                update()
-
-        if updates and self.loop is not None and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(deliver)
-
-    def _updates(self, event: Any) -> list[Update]:
-        if isinstance(event, Wrote):
-            return self._written(event)
-        if isinstance(event, Failed):
-            error = RequestError(" ".join(f"a pass failed: {event.error}".split())[:300], status=500)
-            rows = [self.rows.pop(handle) for handle in event.handles if handle in self.rows]
-            return [partial(self._fail, choice, error) for choice in rows]
-        if isinstance(event, Finished) and (choice := self.rows.pop(event.handle, None)) is not None:
-            return [partial(self._ended, choice, event.outcome)]
-        return []
-
-    def _written(self, event: Wrote) -> list[Update]:
-        """Tokens that became final in this pass; a row whose answer is complete is told to end."""
+    def _pass(self) -> None:
         updates: list[Update] = []
-        canvas, final = event.after, event.final_prefix
-        starts = canvas.prompt.tolist()
+        try:
+            for event in self.engine.step():
+                updates += self._updates(event)
+            self.metrics.passes.inc()
+        except BaseException as error:
+            self.alive = False
+            failed = RequestError("the engine failed.", status=500)
+            updates += [partial(self._fail, choice, failed) for choice in self.rows.values()]
+            self.loop.call_soon_threadsafe(self.on_failure, error)
+        self._queue_pass()
+        self.loop.call_soon_threadsafe(self._deliver, updates)
+
+    def _updates(self, event: Event) -> Iterator[Update]:
+        if isinstance(event, Wrote):
+            yield from self._written(event)
+        elif isinstance(event, Failed):
+            for handle in event.handles:
+                yield partial(self._fail, self.rows.pop(handle), failed_pass(event.error))
+        elif isinstance(event, Finished):
+            yield partial(self._ended, self.rows.pop(event.handle), event.outcome)
+
+    def _written(self, event: Wrote) -> Iterator[Update]:
+        """What became final in this pass; a row that cannot be read fails alone."""
+        starts, final = event.after.prompt.tolist(), event.final_prefix
         for place, handle in enumerate(event.handles):
-            choice = self.rows.get(handle)
-            if choice is None:
-                continue
-            start, known = starts[place], choice.final
-            if choice.live.layout is not None:  # a template's text is sent whole, once every gap is full
-                final[place] = known
-            tokens = canvas.ids[place, start + known : start + max(known, final[place])].tolist()
-            logprobs = None
-            if choice.scores is not None:
-                choice.scores.add(event.step, place)
-                logprobs = choice.scores.take(range(known, known + len(tokens)))
-            records = choice.canvas.passed(event, place) if choice.canvas is not None else []
-            if tokens and not known:
-                self.metrics.first_token_seconds.observe(time.monotonic() - choice.live.submitted)
-            choice.final += len(tokens)
-            if tokens or records:
-                updates.append(partial(self._wrote, choice, tokens, logprobs, records))
-            if not choice.ending and not self.served.rules.ends.isdisjoint(tokens):
-                choice.ending = True
-                self.engine.end_early(handle)
-        return updates
+            choice = self.rows[handle]
+            try:
+                yield from self._row_written(event, place, choice, starts[place], final[place])
+            except Exception as error:
+                yield partial(self._fail, choice, failed_pass(error))
+
+    def _row_written(
+        self, event: Wrote, place: int, choice: Choice, start: int, final: int
+    ) -> Iterator[Update]:
+        """New tokens of the final prefix, with what was asked about them; a complete answer is told to end."""
+        known = choice.final
+        if choice.live.layout is not None:  # a template's text is sent whole, once every gap is full
+            final = known
+        tokens = event.after.ids[place, start + known : start + max(known, final)].tolist()
+        logprobs = None
+        if choice.scores is not None:
+            choice.scores.add(event.step, place)
+            logprobs = choice.scores.take(range(known, known + len(tokens)))
+        records = choice.canvas.passed(event, place) if choice.canvas is not None else []
+        if tokens and not known:
+            self.metrics.first_token_seconds.observe(choice.live.seconds)
+        choice.final += len(tokens)
+        if tokens or records:
+            yield partial(self._wrote, choice, tokens, logprobs, records)
+        if not self.served.rules.ends.isdisjoint(tokens):
+            self.engine.end_early(choice.handle)
 
     # The event loop
+
+    def _deliver(self, updates: list[Update]) -> None:
+        for update in updates:
+            try:
+                update()
+            except Exception as error:
+                log.exception("an answer could not be written")
+                self._fail(update.args[0], failed_pass(error))
+        if self.idle is not None:
+            self.idle.cancel()
+        if self.alive and not self.passing:
+            self.idle = self.loop.call_later(IDLE_SECONDS, self.thread.submit, return_memory)
 
     def _fail(self, choice: Choice, error: RequestError) -> None:
         choice.live.fail(error)
@@ -225,36 +215,31 @@ class EngineThread:
         choice.live.add_records(choice.index, records)
         if choice.live.error is not None:
             self.cancel(choice.live)
-        elif choice.complete and not choice.ending:  # by a stop string, or by its number of tokens
-            choice.ending = True
+        elif choice.complete:  # by a stop string, or by its number of tokens
             self.engine.end_early(choice.handle)
         choice.live.changed.set()
 
     def _ended(self, choice: Choice, outcome: Outcome) -> None:
         """The rest of a row that has ended, and what it cost."""
         live, layout, model = choice.live, choice.live.layout, self.served.model
-        queued = max(0.0, time.monotonic() - live.submitted - outcome.seconds)
+        queued = max(0.0, live.seconds - outcome.seconds)
         self.metrics.count_row(outcome, queued)
         if outcome.stop_reason == "deadline" and not choice.complete:
-            self._fail(choice, _timed_out())
+            self._fail(choice, timed_out())
         if live.error is not None:  # what was written beyond the finished prefix are fragments
             return
-        report = {
-            "passes_decode": outcome.passes_decode,
-            "passes_probe": outcome.passes_probe,
-            "passes_shared": outcome.passes_shared,
-            "canvas": outcome.canvas,
-            **({} if outcome.constraint is None else {"constraint": asdict(outcome.constraint)}),
-            "approximations": list(model.approximations(live.plan, cache=self.served.options.cache)),
-            "queue_seconds": round(queued, 4),
-            "decode_seconds": round(outcome.seconds, 4),
-        }
+        costs = ("passes_decode", "passes_probe", "passes_shared", "canvas")
+        report: dict[str, Any] = {name: getattr(outcome, name) for name in costs}
+        if outcome.constraint is not None:
+            report["constraint"] = asdict(outcome.constraint)
+        report["approximations"] = list(model.approximations(live.plan, cache=self.served.options.cache))
+        report |= {"queue_seconds": round(queued, 4), "decode_seconds": round(outcome.seconds, 4)}
         if layout is not None:
             gaps = layout.written(model, outcome)
             report |= {"gaps": list(gaps), "slots": list(layout.slots), "passes_probe": layout.passes_probe}
             if outcome.stop_reason == "full":
                 ids = [token for gap in outcome.gaps for token in gap]
-                choice.finish(gaps[0] if live.only_gap else layout.whole(gaps), ids)
+                choice.finish(layout.whole(gaps) if live.body.voidpad.template else gaps[0], ids)
         else:
             # Unwritten slots of a stalled row are no text.
             places = range(choice.final, len(outcome.tokens))
@@ -271,5 +256,9 @@ class EngineThread:
             live.finished.set()
 
 
-def _timed_out() -> RequestError:
+def timed_out() -> RequestError:
     return RequestError("the answer took longer than the server's timeout.", status=504, code="timeout")
+
+
+def failed_pass(error: Exception) -> RequestError:
+    return RequestError(f"a pass failed: {error}", status=500)

@@ -16,7 +16,7 @@ from voidpad.models.fill import Layout
 from voidpad.serve.answer_text import AnswerText
 from voidpad.serve.live_page import CanvasStream
 from voidpad.serve.logprobs import SlotLogprobs
-from voidpad.serve.protocol import ChatBody, GenerationBody, RequestError
+from voidpad.serve.protocol import CompletionBody, GenerationBody, RequestError
 
 if TYPE_CHECKING:
     from voidpad.serve.requests import ServedModel
@@ -38,7 +38,6 @@ class Choice(AnswerText):
     index: int = 0
     handle: int = -1
     final: int = 0  # leading slots that were handed over
-    ending: bool = False  # the engine was told that the answer is complete
     scores: SlotLogprobs | None = None  # where logprobs were requested
     canvas: CanvasStream | None = None  # where the client wants to see the canvas
     report: dict[str, Any] | None = None  # what the row cost, once it has ended
@@ -57,32 +56,35 @@ class LiveRequest:
     seed: int
     prompts: list[list[int]]
     limits: list[int | None] = field(default_factory=list)  # the longest canvas for each prompt
-    max_tokens: int | None = None
-    top_logprobs: int | None = None  # alternatives for each token; None: no logprobs
     constraint: RowConstraint | GapConstraints | None = None  # what every answer must match
     calls_tool: bool = False  # the answer is a function call
     layout: Layout | None = None  # a template whose gaps are to be filled, in the place of a prompt
-    only_gap: bool = False  # of a template with one gap, answer with what was written in it
-    choices: list[Choice] = field(default_factory=list)
-    submitted: float = field(default_factory=time.monotonic)
     error: RequestError | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     records: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # canvas events to be sent
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
-        self.chat = isinstance(self.body, ChatBody)
+        body, self.submitted = self.body, time.monotonic()
+        stops = tuple(filter(None, body.stop))
+        self.chat = not isinstance(body, CompletionBody)
         self.id = ("chatcmpl-" if self.chat else "cmpl-") + uuid.uuid4().hex
-        options = self.body.stream_options
-        self.include_usage = options is not None and options.include_usage
-        for index in range(len(self.prompts) * self.body.n):
-            choice = Choice(self.served.rules, self.body.stop, self.max_tokens, live=self, index=index)
-            if self.top_logprobs is not None:
-                choice.scores = SlotLogprobs(self.top_logprobs)
-            if self.body.voidpad.canvas_events:
+        self.include_usage = body.stream_options is not None and body.stream_options.include_usage
+        self.choices = []
+        for index in range(len(self.prompts) * body.n):
+            limit = None if self.layout else body.most_tokens
+            choice = Choice(self.served.rules, stops, limit, live=self, index=index)
+            if body.alternatives is not None:
+                choice.scores = SlotLogprobs(body.alternatives)
+            if body.voidpad.canvas_events:
                 choice.canvas = CanvasStream(self.served, self.plan_name, self.seed, index)
             self.choices.append(choice)
+
+    @property
+    def seconds(self) -> float:
+        """Since the request was understood."""
+        return time.monotonic() - self.submitted
 
     @property
     def prompt_tokens(self) -> int:
@@ -103,15 +105,17 @@ class LiveRequest:
         if len(self.records) > MOST_RECORDS:
             self.fail(RequestError("the client reads canvas events too slowly."))
 
-    async def wait(self) -> bool:
-        """Wait until an answer has changed; false where it is time to show that the connection lives."""
-        try:
-            async with asyncio.timeout(KEEP_ALIVE_SECONDS):
-                await self.changed.wait()
-        except TimeoutError:
-            return False
-        self.changed.clear()
-        return True
+    async def changes(self) -> AsyncIterator[bool]:
+        """An item for each change of an answer; false where it is time to show that the connection lives."""
+        while True:
+            try:
+                async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                    await self.changed.wait()
+            except TimeoutError:
+                yield False
+            else:
+                self.changed.clear()
+                yield True
 
     # Replies
 
@@ -119,30 +123,26 @@ class LiveRequest:
         """The answer of a request that is not streamed."""
         listed = []
         for choice in self.choices:
-            whole: dict[str, Any] = {
-                "index": choice.index,
-                "logprobs": self._logprobs(choice),
-                "voidpad": choice.report,
-            }
+            call = self._call(choice)
+            answer: dict[str, Any] = {"text": choice.text}
             if self.chat:
-                call = self._call(choice)
                 content = None if call else choice.text
-                message = {"role": "assistant", "content": content, "refusal": None}
-                whole["message"] = {**message, "tool_calls": [call]} if call else message
-            else:
-                whole["text"] = choice.text
-            listed.append({**whole, "finish_reason": self._finish_reason(choice)})
-        about = {"seed": self.seed, "plan": self.plan_name}
-        return {**self._envelope(listed, chunk=False), "usage": self._usage(), "voidpad": about}
+                message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+                answer = {"message": {**message, "tool_calls": [call]} if call else message}
+            reason = "tool_calls" if call else choice.finish_reason
+            about = {"logprobs": self._logprobs(choice), "voidpad": choice.report}
+            listed.append({"index": choice.index, **answer, **about, "finish_reason": reason})
+        more = {"usage": self._usage(), "voidpad": {"seed": self.seed, "plan": self.plan_name}}
+        return {**self._envelope(listed, chunk=False), **more}
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The stream: for each wake-up all events that became ready, in one piece."""
+        """The stream: for each change all events that became ready, in one piece."""
         if self.chat:
             first = {"role": "assistant", "content": ""}
             yield b"".join(self._chunk(choice, first) for choice in self.choices)
         left = list(self.choices)
-        while left:
-            if not await self.wait():
+        async for changed in self.changes():
+            if not changed:
                 yield KEEP_ALIVE
                 continue
             # No await until the piece is whole: the engine's updates cannot come between a text and its end.
@@ -152,13 +152,14 @@ class LiveRequest:
             piece += [self._last(choice) for choice in left if choice.report is not None]
             left = [choice for choice in left if choice.report is None]
             if self.error is not None:
-                yield b"".join([*piece, _event(self.error.body)])
-                return
-            if not left and self.include_usage:
-                piece.append(self._event([], usage=self._usage()))
+                piece.append(_sse(self.error.body))
+            elif not left:
+                usage = [self._event([], usage=self._usage())] if self.include_usage else []
+                piece += [*usage, DONE]
             if content := b"".join(piece):
                 yield content
-        yield DONE
+            if self.error is not None or not left:
+                return
 
     def _delta(self, choice: Choice) -> bytes:
         """A chunk for what became sendable of one choice; empty where nothing did."""
@@ -171,11 +172,12 @@ class LiveRequest:
         return self._chunk(choice, {"content": text}, logprobs=self._logprobs(choice))
 
     def _last(self, choice: Choice) -> bytes:
-        """The chunk that ends one choice."""
+        """The chunk that ends one choice, after its function call if it is one."""
         call = self._call(choice)
         called = self._chunk(choice, {"tool_calls": [{"index": 0, **call}]}) if call else b""
         about = {"seed": self.seed, "plan": self.plan_name, **(choice.report or {})}
-        return called + self._chunk(choice, {}, finish_reason=self._finish_reason(choice), about=about)
+        reason = "tool_calls" if call else choice.finish_reason
+        return called + self._chunk(choice, {}, about=about, finish_reason=reason)
 
     def _call(self, choice: Choice) -> dict[str, Any] | None:
         """The answer as a function call; one that was cut short is sent as text."""
@@ -185,69 +187,54 @@ class LiveRequest:
         function = {"name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)}
         return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
-    def _finish_reason(self, choice: Choice) -> str | None:
-        return "tool_calls" if self._call(choice) else choice.finish_reason
-
     def _chunk(
-        self,
-        choice: Choice,
-        delta: dict[str, Any],
-        *,
-        logprobs: dict[str, Any] | None = None,
-        finish_reason: str | None = None,
-        about: dict[str, Any] | None = None,
+        self, choice: Choice, delta: dict[str, Any], *, about: dict[str, Any] | None = None, **more: Any
     ) -> bytes:
-        listed = {"index": choice.index, "logprobs": logprobs, "finish_reason": finish_reason}
-        listed |= {"delta": delta} if self.chat else {"text": delta.get("content", "")}
+        content = {"delta": delta} if self.chat else {"text": delta.get("content", "")}
+        listed = {"index": choice.index, "logprobs": None, "finish_reason": None, **more, **content}
         return self._event([listed], **({"voidpad": about} if about else {}))
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         """One chunk. With include_usage every chunk but the last has `usage: null`, as OpenAI's have."""
         usage = {"usage": None} if self.include_usage else {}
-        return _event({**self._envelope(choices, chunk=True), **usage, **more})
+        return _sse({**self._envelope(choices, chunk=True), **usage, **more})
 
     def _envelope(self, choices: list[dict[str, Any]], *, chunk: bool) -> dict[str, Any]:
         chat = "chat.completion.chunk" if chunk else "chat.completion"
         return {
             "id": self.id,
             "object": chat if self.chat else "text_completion",
-            "created": self.created,
+            "created": int(self.created),
             "model": self.served.name,
             "system_fingerprint": self.served.fingerprint,
             "choices": choices,
         }
 
     def _usage(self) -> dict[str, int]:
-        total = self.prompt_tokens + self.answer_tokens
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.answer_tokens,
-            "total_tokens": total,
-        }
+        prompt, answer = self.prompt_tokens, self.answer_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
     def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
         """Log-probabilities of the tokens that were not reported yet."""
-        if self.top_logprobs is None:
+        if (alternatives := self.body.alternatives) is None:
             return None
+        text = self.served.token_text
         tokens = choice.logprobs[choice.sent_logprobs :]
         choice.sent_logprobs = len(choice.logprobs)
-        token_text = self.served.token_text
         if self.chat:
             content = []
             for token in tokens:
-                likeliest = [self._entry(*one) for one in token.top[: self.top_logprobs]]
+                likeliest = [self._entry(*one) for one in token.top[:alternatives]]
                 content.append({**self._entry(token.id, token.logprob), "top_logprobs": likeliest})
             return {"content": content, "refusal": None}
         offsets = []
         for token in tokens:
             offsets.append(choice.sent_characters)
-            choice.sent_characters += len(token_text(token.id))
+            choice.sent_characters += len(text(token.id))
         return {
-            "tokens": [token_text(token.id) for token in tokens],
+            "tokens": [text(token.id) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [
-                {token_text(id): value for id, value in token.top[: self.top_logprobs]} for token in tokens
-            ],
+            "top_logprobs": [{text(id): value for id, value in token.top[:alternatives]} for token in tokens],
             "text_offset": offsets,
         }
 
@@ -256,7 +243,7 @@ class LiveRequest:
         return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "surrogatepass"))}
 
 
-def _event(content: Any) -> bytes:
+def _sse(content: Any) -> bytes:
     """One server-sent event."""
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return b"data: " + text.encode() + b"\n\n"

@@ -96,27 +96,15 @@ def _examples(served: ServedModel) -> list[str]:
     return questions if served.model.card.causal_block else [*questions, template]
 
 
-def _plan_fields(served: ServedModel, name: str) -> list[dict[str, Any]]:
-    """The fields of a preset for the form: name, type, default, bounds, choices and help."""
-    shown = []
+def _plan_fields(served: ServedModel, name: str) -> dict[str, Any]:
+    """The JSON schema of the fields of a preset that the form shows, with this server's defaults."""
     own = served.options.fields if name == served.plan_name else {}
     known = schema(name, served.model.decoding, calibration=served.model.card.calibration)
-    for field, about in known.items():
-        if field in HIDDEN:
-            continue
-        default = own.get(field, about["default"])
-        shown.append(
-            {
-                "name": field,
-                "type": "names" if about["type"] == "array" else about["type"],
-                "default": ",".join(map(str, default)) if isinstance(default, tuple) else default,
-                "at_least": about.get("minimum", about.get("exclusiveMinimum")),
-                "at_most": about.get("maximum"),
-                "choices": about.get("enum"),
-                "help": about["description"],
-            }
-        )
-    return shown
+    return {
+        field: {**about, "default": own.get(field, about["default"])}
+        for field, about in known.items()
+        if field not in HIDDEN
+    }
 
 
 def _asset(name: str) -> str:

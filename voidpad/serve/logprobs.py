@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,17 +47,15 @@ class SlotLogprobs:
 
     def __init__(self, top: int) -> None:
         self.top = top
-        self.slots: np.ndarray | None = None  # a TokenLogprob or None for each canvas slot
+        self.slots: list[TokenLogprob] = []
 
     def take(self, slots: Iterable[int]) -> list[TokenLogprob]:
         """Those of these slots."""
-        known = [] if self.slots is None else self.slots.tolist()
-        return [(known[slot] if slot < len(known) else None) or UNKNOWN for slot in slots]
+        return [self.slots[slot] if slot < len(self.slots) else UNKNOWN for slot in slots]
 
     def add(self, step: Step, row: int) -> None:
         """Read the tokens that this pass wrote."""
-        if self.slots is None:
-            self.slots = np.full(len(step.before.answer(row)), None, dtype=object)
+        self.slots += [UNKNOWN] * (len(step.before.answer(row)) - len(self.slots))
         if written := step.written(row):
             slots, tokens, _ = zip(*written, strict=True)
             found = _read(step.logits_at(row, slots), torch.tensor(tokens), self.top)
@@ -66,9 +63,9 @@ class SlotLogprobs:
                 self.slots[slot] = one
         for kind, at, count, _ in step.edits_of(row):
             if kind == "cut":
-                self.slots = np.delete(self.slots, slice(at, at + count))
+                del self.slots[at : at + count]
             else:
-                self.slots = np.insert(self.slots, at, np.full(count, None, dtype=object))
+                self.slots[at:at] = [UNKNOWN] * count
 
 
 def prompt_passes(

@@ -70,20 +70,17 @@ class LogLines(logging.Formatter):
         self.as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        about: dict[str, Any] | None = getattr(record, "request", None)
-        if self.as_json:
-            content = {
-                "time": self.formatTime(record),
-                "level": record.levelname,
-                "message": record.getMessage(),
-            }
-            if record.exc_info:
-                content["error"] = self.formatException(record.exc_info)
-            return json.dumps({**content, **(about or {})}, ensure_ascii=True)
-        if about is not None:
-            record.msg = " ".join(f"{name}={printable(str(value))}" for name, value in about.items())
-            record.args = ()
-        return super().format(record)
+        about: dict[str, Any] = getattr(record, "request", None) or {}
+        if not self.as_json:
+            if about:
+                record.msg = " ".join(f"{name}={printable(str(value))}" for name, value in about.items())
+                record.args = ()
+            return super().format(record)
+        when, level = self.formatTime(record), record.levelname
+        content = {"time": when, "level": level, "message": record.getMessage(), **about}
+        if record.exc_info:
+            content["error"] = self.formatException(record.exc_info)
+        return json.dumps(content)
 
     def formatException(self, info: Any) -> str:
         """A traceback whose last lines, which quote the error, hold no control characters."""

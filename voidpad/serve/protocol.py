@@ -8,8 +8,8 @@ are ignored, and the reply names them in a header.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -24,16 +24,10 @@ from pydantic import (
 
 from voidpad.errors import VoidpadError, printable
 
-MOST_CHOICES = 16  # n
 MOST_ROWS = 64  # prompts times n of one request
-MOST_STOPS = 16  # lm-eval sends all of a task's stop strings
-LONGEST_STOP = 256  # characters
 MOST_MESSAGES = 1024
-MOST_BIASES = 1024
 MOST_TOKENS = 1 << 20
-MOST_PATTERN = 1 << 16  # characters of a regular expression
-MOST_TOOLS = 64
-
+MOST_CHARACTERS = 1 << 20
 
 ERROR_TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "timeout_error"}
 ERROR_HEADERS = {
@@ -45,12 +39,15 @@ ERROR_HEADERS = {
 
 
 class RequestError(VoidpadError):
-    """A request that this server refuses; becomes an OpenAI error object with this status."""
+    """A request that this server refuses; becomes an OpenAI error object with this status.
+
+    The message may quote what a client sent: it is made printable and short.
+    """
 
     def __init__(
         self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None
     ) -> None:
-        super().__init__(message)
+        super().__init__(printable(" ".join(message.split()))[:390])
         self.param, self.status, self.code = param, status, code
         self.type = ERROR_TYPES.get(status, "invalid_request_error")
         self.headers = ERROR_HEADERS.get(status)
@@ -62,15 +59,15 @@ class RequestError(VoidpadError):
         return {"error": content}
 
 
-def invalid(errors: Sequence[Any]) -> RequestError:
-    """The refusal for pydantic's errors about a body: the first one, named by its field as clients write it."""
-    error, param = errors[0], ""
+def invalid(error: Mapping[str, Any]) -> RequestError:
+    """The refusal for one of pydantic's errors about a body, named by its field as clients write it."""
     if error["type"] == "json_invalid":
         return RequestError("the body is not valid JSON.")
+    param = ""
     for part in error["loc"]:
         param += f"[{part}]" if isinstance(part, int) else f".{printable(part)[:60]}"
     param = param.removeprefix(".body").lstrip(".")
-    message = " ".join(printable(error["msg"]).split())[:300].removeprefix("Value error, ").rstrip(".")
+    message = error["msg"].removeprefix("Value error, ").rstrip(".")[:300]
     return RequestError(f"{param or 'the body'}: {message}.", param=param or None)
 
 
@@ -83,15 +80,6 @@ def _joined_parts(content: Any) -> Any:
         texts = [part.get("text") for part in content]
         return "".join(texts) if all(isinstance(text, str) for text in texts) else None
     return content
-
-
-def _listed_stops(stop: Any) -> Any:
-    stops = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
-        raise ValueError("must be text or a list of texts")
-    if len(stops) > MOST_STOPS or any(len(one) > LONGEST_STOP for one in stops):
-        raise ValueError(f"at most {MOST_STOPS} texts of at most {LONGEST_STOP} characters")
-    return tuple(dict.fromkeys(filter(None, stops)))
 
 
 def _listed_prompts(prompt: Any) -> Any:
@@ -114,8 +102,8 @@ def _are_ids(value: Any) -> bool:
 
 def _banned_ids(biases: Any) -> Any:
     """`logit_bias` of -100 bans a token; other values would need scores that no decoding rule has."""
-    if not isinstance(biases, dict) or len(biases) > MOST_BIASES:
-        raise ValueError(f"must be an object of at most {MOST_BIASES} token ids and biases")
+    if not isinstance(biases, dict) or len(biases) > 1024:
+        raise ValueError("must be an object of at most 1024 token ids and biases")
     for token, bias in biases.items():
         if not (token.isascii() and token.isdigit() and len(token) <= 9):
             raise ValueError(f"{token[:40]!r} is no token id")
@@ -144,7 +132,7 @@ class StreamOptions(Body):
 class StructuredOutputs(Body):
     """vLLM's extension: the answer is one of these texts, matches an expression, or is JSON of a schema."""
 
-    regex: str | None = Field(default=None, max_length=MOST_PATTERN)
+    regex: str | None = Field(default=None, max_length=1 << 16)
     choice: list[str] | None = None
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
 
@@ -205,7 +193,9 @@ class Extension(Body):
         default=False, description="spelled special tokens of a text prompt become their ids"
     )
     canvas_events: bool = Field(default=False, description="stream every pass in the trace's format")
-    template: str | None = Field(default=None, max_length=1 << 20, description="text with [[gap]]s to fill")
+    template: str | None = Field(
+        default=None, max_length=MOST_CHARACTERS, description="text with [[gap]]s to fill"
+    )
     gap_length: Literal["fixed", "cal", "void-gap"] = Field(
         default="cal", description="of gaps without a number"
     )
@@ -220,11 +210,6 @@ class Neutral(Body):
     store: Literal[False] = False
     service_tier: Literal["auto", "default"] = "auto"
     metadata: dict[str, Any] = Field(default={}, max_length=0)
-
-
-class NeutralChat(Neutral):
-    """The same for chats."""
-
     parallel_tool_calls: bool = True
     functions: list[Any] = Field(default=[], max_length=0)
     function_call: Literal["none", "auto"] = "auto"
@@ -243,9 +228,14 @@ class GenerationBody(Neutral):
     max_tokens: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
-    n: int = Field(default=1, ge=1, le=MOST_CHOICES)
+    n: int = Field(default=1, ge=1, le=16)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    stop: Annotated[tuple[str, ...], BeforeValidator(_listed_stops)] = ()
+    # lm-eval sends all of a task's stop strings.
+    stop: Annotated[
+        list[Annotated[str, Field(max_length=256)]],
+        Field(max_length=16),
+        BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop),
+    ] = []
     stream: bool = False
     stream_options: StreamOptions | None = None
     logit_bias: Annotated[tuple[int, ...], BeforeValidator(_banned_ids)] = ()
@@ -257,6 +247,18 @@ class GenerationBody(Neutral):
     # pydantic's errors about fields that cannot be honoured, by name. A lenient server ignores these fields.
     _unsupported: dict[str, Any] = PrivateAttr(default={})
 
+    form_field: ClassVar = "response_format"  # where clients ask for JSON
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The longest answer, in tokens."""
+        return self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many likeliest tokens are reported for each token of the answer; None: no log-probabilities at all."""
+        return None
+
     @model_validator(mode="wrap")
     @classmethod
     def _collect_unsupported(cls, given: Any, validate: ModelWrapValidatorHandler[Any]) -> Any:
@@ -266,7 +268,8 @@ class GenerationBody(Neutral):
             unsupported = {
                 str(one["loc"][0]): one
                 for one in error.errors()
-                if one["loc"] and (one["loc"][0] in NEUTRAL or one["loc"][0] not in cls.model_fields)
+                if one["loc"]
+                and (one["loc"][0] in Neutral.model_fields or one["loc"][0] not in cls.model_fields)
             }
             if not unsupported:
                 raise
@@ -284,18 +287,31 @@ class GenerationBody(Neutral):
             raise ValueError("is not JSON: it holds NaN, half of a surrogate pair, or is too deep") from None
         return given
 
+    @property
+    def form(self) -> ResponseFormat | None:
+        """What kind of JSON the answer must be."""
+        return None
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the answer must match something, which has to be compiled."""
+        return self.structured_outputs is not None or self.form is not None
+
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Fields that do not go with others of the body, and why."""
         if self.stream_options is not None and not self.stream:
             yield "stream_options", "stream_options need stream=true."
         if self.voidpad.canvas_events and not self.stream:
             yield "voidpad.canvas_events", "canvas events need stream=true."
+        for name in ("template", "special_tokens"):
+            if getattr(self.voidpad, name) and not isinstance(self, CompletionBody):
+                yield f"voidpad.{name}", f"{name} goes with /v1/completions."
         for name in ("temperature", "top_p"):
             if getattr(self, name) is not None and name in (self.voidpad.model_extra or {}):
                 yield name, f"{name} is given twice; drop voidpad.{name}."
 
 
-class ChatBody(NeutralChat, GenerationBody):
+class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
@@ -303,14 +319,32 @@ class ChatBody(NeutralChat, GenerationBody):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    tools: list[Tool] = Field(default=[], max_length=MOST_TOOLS)
+    tools: list[Tool] = Field(default=[], max_length=64)
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens or self.max_completion_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def turns(self) -> list[Message]:
+        return self.messages
+
+    @property
+    def form(self) -> ResponseFormat | None:
+        wanted = self.response_format
+        return None if wanted is None or wanted.type == "text" else wanted
+
+    @property
+    def constrained(self) -> bool:
+        return super().constrained or bool(self.tools)
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         yield from super().conflicts()
-        for name in ("template", "special_tokens"):
-            if getattr(self.voidpad, name):
-                yield f"voidpad.{name}", f"{name} goes with /v1/completions."
         if self.max_completion_tokens is not None and self.max_tokens not in (
             None,
             self.max_completion_tokens,
@@ -326,8 +360,12 @@ class CompletionBody(GenerationBody):
     max_tokens: int | None = Field(default=None, ge=0, le=MOST_TOKENS)
     prompt: Annotated[tuple[str | tuple[int, ...], ...], BeforeValidator(_listed_prompts)]
     logprobs: int | None = Field(default=None, ge=0, le=5)
-    suffix: str | None = Field(default=None, max_length=1 << 20)
+    suffix: str | None = Field(default=None, max_length=MOST_CHARACTERS)
     echo: bool = Field(default=False, description="score the prompt, with max_tokens 0 or 1")
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
 
     @property
     def fills_gaps(self) -> bool:
@@ -352,6 +390,3 @@ class CompletionBody(GenerationBody):
             yield "suffix", "suffix goes with one prompt of text."
         elif "[[gap" in self.prompt[0] + self.suffix:
             yield "suffix", "the text spells a gap itself; use voidpad.template."
-
-
-NEUTRAL = frozenset(NeutralChat.model_fields)

@@ -8,12 +8,12 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import FastAPI
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from voidpad import models
 from voidpad.errors import ConfigError, VoidpadError, format_validation_error, install_command
@@ -33,6 +33,8 @@ SECONDS_TO_TELL = 1.0  # how long a replica whose engine has failed may still se
 @dataclass(frozen=True)
 class ReplicaOptions(ServeOptions):
     """How to serve, which model each replica loads and where, and how many replicas there are."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     model: str = "tiny-void"
     adapter: str | None = None
@@ -61,10 +63,9 @@ def application(settings: dict[str, Any]) -> Any:
     `settings` are the fields of ReplicaOptions; address and port are those of the cluster's proxy, which other machines
     can reach, so keys or `no_auth` are needed.
     """
-    known = {field.name for field in fields(ReplicaOptions)} - {"host", "port"}
-    if unknown := sorted(set(settings) - known):
+    if own := settings.keys() & {"host", "port"}:
         raise ConfigError(
-            f"{unknown[0]}: no setting of this application; known are {', '.join(sorted(known))}."
+            f"{own.pop()}: no setting of this application, but of the cluster's proxy; leave it out."
         )
     try:
         options = TypeAdapter(ReplicaOptions).validate_python(settings)

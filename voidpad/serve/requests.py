@@ -7,7 +7,6 @@ import ctypes
 import hashlib
 import json
 import secrets
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -27,14 +26,22 @@ from voidpad.models.text import encode_text, raw_ids
 from voidpad.serve.answer_text import text_rules
 from voidpad.serve.live import LiveRequest
 from voidpad.serve.options import ServeOptions
-from voidpad.serve.protocol import ChatBody, CompletionBody, Function, GenerationBody, RequestError, invalid
+from voidpad.serve.protocol import (
+    ChatBody,
+    CompletionBody,
+    Function,
+    GenerationBody,
+    Message,
+    RequestError,
+    invalid,
+)
+from voidpad.serve.responses import LiveResponse, ResponsesBody
 
 if TYPE_CHECKING:
     from voidpad.models import Model
 
 Run = Callable[[Callable[[], Tensor]], Tensor]  # has a pass made by the engine's thread
-LONG_TEXT = 1 << 15  # characters; longer ones are tokenized one at a time: each takes hundreds of megabytes
-_long_texts = threading.Lock()
+LONG_TEXT = 1 << 15  # characters whose tokenizing leaves memory worth giving back
 
 
 def usual_plan(default: str) -> str:
@@ -73,23 +80,13 @@ class ServedModel:
 
     def plan(self, name: str, fields: Mapping[str, Any]) -> Plan:
         """The plan of a request: the server's own fields hold unless the request names another plan."""
-        if ":" in name:
-            raise RequestError(
-                "a plan from a module is code; give the name of a preset.", param="voidpad.plan"
-            )
         model, own = self.model, self.options.fields if name == self.plan_name else {}
+        given = {**own, **fields}
         try:
-            known = describe(name, defaults=model.decoding)[1]
-        except VoidpadError as error:
-            raise RequestError(str(error), param="voidpad.plan") from None
-        try:
-            if unknown := sorted(fields.keys() - known.keys()):
-                raise PlanError(
-                    f"{unknown[0][:60]!r} is no field of plan {name[:60]!r}.", field=unknown[0][:60]
-                )
-            plan = model.plan(name, **{**own, **fields})
+            plan, _ = describe(name, given, defaults=model.decoding, calibration=model.card.calibration)
+            model.plan(plan)  # refuses one for another kind of attention
             resolved_bans(plan, model.roles, vocab=model.net.config.vocab_size)
-            if "canvas" in {**own, **fields} and plan.length.canvas >= model.context:
+            if "canvas" in given and plan.length.canvas >= model.context:
                 raise PlanError(
                     f"canvas={plan.length.canvas} leaves no room for a prompt in the model's context of "
                     f"{model.context}; lower canvas.",
@@ -103,54 +100,51 @@ class ServedModel:
             if not plan.cut:
                 raise PlanError("cut=false cannot be served: an answer ends at its first EOS.", field="cut")
         except VoidpadError as error:
-            field = error.field if isinstance(error, PlanError) and error.field in fields else ""
-            param = field if field in ("temperature", "top_p") else f"voidpad.{field}".rstrip(".")
-            raise RequestError(str(error), param=param) from None
+            field = error.field if isinstance(error, PlanError) else ""
+            at_top = field in ("temperature", "top_p") and field in fields
+            known = field[:60] if field == "plan" or field in fields else ""
+            raise RequestError(
+                str(error), param=field if at_top else f"voidpad.{known}".rstrip(".")
+            ) from None
         return plan
 
 
 def resolve(body: GenerationBody, served: ServedModel, run: Run) -> LiveRequest:
     """What a body asks for: encodes the prompts and builds the plan. Long prompts take a while; call it in a thread."""
     if body._unsupported and not served.options.lenient:
-        raise invalid(list(body._unsupported.values()))
+        raise invalid(next(iter(body._unsupported.values())))
     for param, message in body.conflicts():
         raise RequestError(message, param=param)
     seed = secrets.randbits(53) if body.seed is None else body.seed & (2**63 - 1)
     plan_name = body.voidpad.plan or served.plan_name
     plan = _plan(plan_name, body, served)
     tools: list[Function] = []
-    layout, echo, max_tokens = None, False, body.max_tokens
-    if isinstance(body, ChatBody):
-        max_tokens = max_tokens or body.max_completion_tokens
-        top = (body.top_logprobs or 0) if body.logprobs else None
-        tools = _wanted_tools(body)
-        prompts = [_chat_ids(body, tools, served)]
-    else:
-        assert isinstance(body, CompletionBody)
-        top, echo = body.logprobs, body.echo
+    layout, echo = None, False
+    if isinstance(body, CompletionBody):
+        echo = body.echo
         if body.fills_gaps:
             layout = _lay_out(body, plan, served, run)
-            plan, max_tokens, prompts = layout.plan, None, [layout.ids]
+            plan, prompts = layout.plan, [layout.ids]
         else:
             prompts = [_prompt_ids(one, body, served) for one in body.prompt]
+    else:
+        assert isinstance(body, ChatBody | ResponsesBody)
+        tools = _wanted_tools(body) if isinstance(body, ChatBody) else []
+        prompts = [_chat_ids(body.turns, tools, served)]
     constraint = layout.constraint if layout else _compiled(body, tools, plan, served.model)
-    return LiveRequest(
+    bounded = not (layout or echo)
+    live = LiveResponse if isinstance(body, ResponsesBody) else LiveRequest
+    return live(
         body,
         served,
         plan_name,
         plan,
         seed,
         prompts,
-        limits=[
-            None if layout or echo else _canvas_limit(ids, plan, max_tokens, constraint, served)
-            for ids in prompts
-        ],
-        max_tokens=max_tokens,
-        top_logprobs=top,
+        limits=[_canvas_limit(ids, plan, body, constraint, served) if bounded else None for ids in prompts],
         constraint=constraint,
         calls_tool=bool(tools),
         layout=layout,
-        only_gap=body.voidpad.template is None,
     )
 
 
@@ -186,11 +180,11 @@ def _plan(name: str, body: GenerationBody, served: ServedModel) -> Plan:
 
 
 def _canvas_limit(
-    ids: Sequence[int], plan: Plan, max_tokens: int | None, constraint: Any, served: ServedModel
+    ids: Sequence[int], plan: Plan, body: GenerationBody, constraint: Any, served: ServedModel
 ) -> int:
     """The longest canvas of a row: what the client asked for, in whole blocks, and what the context leaves."""
     try:
-        limit = served.model.row_limit(ids, plan, max_tokens=max_tokens)
+        limit = served.model.row_limit(ids, plan, max_tokens=body.most_tokens)
     except ConfigError as error:
         raise RequestError(str(error), param="prompt", code="context_length_exceeded") from None
     if isinstance(constraint, RowConstraint) and constraint.shortest > limit:
@@ -232,9 +226,9 @@ def _compiled(
         [kind] = asked.model_fields_set
         makers = {"regex": regex, "choice": choice, "json_": json_schema}
         wanted["structured_outputs"] = partial(makers[kind], getattr(asked, kind))
-    if isinstance(body, ChatBody) and (form := body.response_format) is not None and form.type != "text":
-        schema = form.json_schema
-        wanted["response_format"] = partial(json_schema, schema.schema_) if schema else json_object
+    if body.form is not None:
+        schema = body.form.json_schema
+        wanted[body.form_field] = partial(json_schema, schema.schema_) if schema else json_object
     if tools:
         calls = [
             {
@@ -257,13 +251,13 @@ def _compiled(
         raise RequestError(str(error), param=param, code=keyword) from None
 
 
-def _chat_ids(body: ChatBody, tools: Sequence[Function], served: ServedModel) -> list[int]:
-    turns = [{"role": message.role, "content": message.content} for message in body.messages]
+def _chat_ids(messages: Sequence[Message], tools: Sequence[Function], served: ServedModel) -> list[int]:
+    turns = [{"role": message.role, "content": message.content} for message in messages]
     if tools:
         listed = json.dumps([function.model_dump(exclude_none=True) for function in tools])
         told = f'Call one of these functions as {{"name": ..., "arguments": ...}}: {listed}'
         if turns[0]["role"] in ("system", "developer"):
-            turns[0] = {**turns[0], "content": f"{turns[0]['content']}\n{told}"}
+            turns[0]["content"] += f"\n{told}"
         else:
             turns.insert(0, {"role": "system", "content": told})
     with _bounded(sum(len(turn["content"]) for turn in turns), "messages", served):
@@ -284,7 +278,7 @@ def _prompt_ids(prompt: str | tuple[int, ...], body: CompletionBody, served: Ser
 
 @contextlib.contextmanager
 def _bounded(size: int, param: str, served: ServedModel) -> Any:
-    """Inside, a text of `size` characters is encoded in bounded memory. Refused where no encoding fits the context."""
+    """Inside, a text of `size` characters is encoded; one that no encoding fits into the context is refused before."""
     if size > served.longest_text:
         raise RequestError(
             f"{param}: {size} characters cannot fit the model's context of {served.model.context} tokens; shorten it.",
@@ -292,10 +286,9 @@ def _bounded(size: int, param: str, served: ServedModel) -> Any:
             code="context_length_exceeded",
         )
     try:
-        with _long_texts if size > LONG_TEXT else contextlib.nullcontext():
-            yield
-            if size > LONG_TEXT:
-                return_memory()
+        yield
+        if size > LONG_TEXT:
+            return_memory()
     except RequestError:
         raise
     except VoidpadError as error:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -14,10 +14,10 @@ from voidpad.serve.protocol import (
     MOST_MESSAGES,
     MOST_TOKENS,
     Body,
-    ChatBody,
     GenerationBody,
     Message,
     NamedSchema,
+    ResponseFormat,
 )
 
 
@@ -27,13 +27,12 @@ def _listed_input(given: Any) -> Any:
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
         raise ValueError("must be text or a list of messages")
-    marks = {"type": "message", "id": None, "status": None}
-    return [
-        {k: v for k, v in item.items() if k not in marks or (k == "type" and v != "message")}
-        if isinstance(item, dict)
-        else item
-        for item in given
-    ]
+    return [_without_marks(item) if isinstance(item, dict) else item for item in given]
+
+
+def _without_marks(item: dict[str, Any]) -> dict[str, Any]:
+    plain = item.get("type") == "message"
+    return {key: value for key, value in item.items() if key not in ("id", "status", "type" if plain else "")}
 
 
 class TextFormat(NamedSchema):
@@ -64,117 +63,112 @@ class ResponsesBody(GenerationBody):
     truncation: Literal["disabled"] = "disabled"
     tools: list[Any] = Field(default=[], max_length=0)
     tool_choice: Literal["auto", "none"] = "auto"
-    parallel_tool_calls: bool = True
     include: list[Any] = Field(default=[], max_length=0)
 
-    def as_chat(self) -> ChatBody:
-        """The chat that asks for the same answer."""
-        turns = [message.model_dump(exclude_none=True) for message in self.input]
-        if self.instructions is not None:
-            turns.insert(0, {"role": "system", "content": self.instructions})
+    form_field: ClassVar = "text.format"
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_output_tokens
+
+    @property
+    def turns(self) -> list[Message]:
+        first = [] if self.instructions is None else [Message(role="system", content=self.instructions)]
+        return [*first, *self.input]
+
+    @property
+    def form(self) -> ResponseFormat | None:
         wanted = self.text.format
-        form: dict[str, Any] = {"type": wanted.type}
-        if wanted.type == "json_schema":
-            form["json_schema"] = {"name": wanted.name, "schema": wanted.schema_}
-        names = ("model", "temperature", "top_p", "seed", "stop", "stream", "structured_outputs")
-        given = {name: getattr(self, name) for name in names}
-        chat = ChatBody.model_validate(
-            {
-                **given,
-                "stop": list(self.stop),
-                "messages": turns,
-                "response_format": form,
-                "max_completion_tokens": self.max_output_tokens,
-                "voidpad": self.voidpad.model_dump(exclude_unset=True),
-            }
-        )
-        chat._unsupported = self._unsupported
-        return chat
+        schema = wanted if wanted.type == "json_schema" else None
+        return None if wanted.type == "text" else ResponseFormat(type=wanted.type, json_schema=schema)
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        yield from super().conflicts()
+        if self.voidpad.canvas_events:
+            yield "voidpad.canvas_events", "canvas events go with chats and completions."
 
 
-class ResponseWriter:
-    """Writes the one answer of a request as OpenAI's response object, whole or as events."""
+class LiveResponse(LiveRequest):
+    """A request whose one answer is written as OpenAI's response object, whole or as events."""
 
-    def __init__(self, body: ResponsesBody, live: LiveRequest) -> None:
-        self.body, self.live, [self.choice] = body, live, live.choices
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.id, self.item_id = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
         self.events_sent = 0
+        [self.choice] = self.choices
 
     def reply(self) -> dict[str, Any]:
         """The response object as it stands."""
-        ended = self.choice.report is not None
+        body, ended = self.body, self.choice.report is not None
+        assert isinstance(body, ResponsesBody)
         cut = ended and self.choice.finish_reason == "length"
         status = "incomplete" if cut else "completed" if ended else "in_progress"
-        live, prompt, answer = self.live, self.live.prompt_tokens, self.live.answer_tokens
         usage = {
-            "input_tokens": prompt,
+            "input_tokens": self.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": answer,
+            "output_tokens": self.answer_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": prompt + answer,
+            "total_tokens": self.prompt_tokens + self.answer_tokens,
         }
         return {
             "id": self.id,
             "object": "response",
-            "created_at": live.created,
+            "created_at": int(self.created),
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "error": None,
-            "model": live.served.name,
-            "instructions": self.body.instructions,
+            "model": self.served.name,
+            "instructions": body.instructions,
             "output": [self._item(status)] if ended else [],
-            "text": self.body.text.model_dump(by_alias=True, exclude_none=True),
+            "text": body.text.model_dump(by_alias=True, exclude_none=True),
             "tools": [],
             "tool_choice": "auto",
             "parallel_tool_calls": True,
-            "temperature": self.body.temperature,
-            "top_p": self.body.top_p,
-            "max_output_tokens": self.body.max_output_tokens,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "max_output_tokens": body.max_output_tokens,
             "metadata": {},
             "usage": usage if ended else None,
-            "voidpad": {"seed": live.seed, "plan": live.plan_name, **(self.choice.report or {})},
+            "voidpad": {"seed": self.seed, "plan": self.plan_name, **(self.choice.report or {})},
         }
 
     def _item(self, status: str) -> dict[str, Any]:
         content = [] if status == "in_progress" else [self._part(self.choice.text)]
-        return {
-            "type": "message",
-            "id": self.item_id,
-            "status": status,
-            "role": "assistant",
-            "content": content,
-        }
+        item = {"type": "message", "id": self.item_id, "status": status}
+        return {**item, "role": "assistant", "content": content}
 
     def _part(self, text: str) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
     async def events(self) -> AsyncIterator[bytes]:
         """The stream of events."""
-        item: dict[str, Any] = {"output_index": 0}
         part = {"output_index": 0, "content_index": 0, "item_id": self.item_id}
-        yield self._event("response.created", response=self.reply())
-        yield self._event("response.in_progress", response=self.reply())
-        yield self._event("response.output_item.added", **item, item=self._item("in_progress"))
-        yield self._event("response.content_part.added", **part, part=self._part(""))
-        while self.choice.report is None and self.live.error is None:
-            if not await self.live.wait():
+        yield self._named("response.created", response=self.reply())
+        yield self._named("response.in_progress", response=self.reply())
+        yield self._named("response.output_item.added", output_index=0, item=self._item("in_progress"))
+        yield self._named("response.content_part.added", **part, part=self._part(""))
+        async for changed in self.changes():
+            # No await in between: the engine's updates cannot come between a text and its end.
+            text, ended = self.choice.take(), self.choice.report is not None
+            if text:
+                yield self._named("response.output_text.delta", **part, delta=text, logprobs=[])
+            if self.error is not None:
+                error = {"code": self.error.code or self.error.type, "message": str(self.error)}
+                failed = {**self.reply(), "status": "failed", "error": error}
+                yield self._named("error", **error, param=None)
+                yield self._named("response.failed", response=failed)
+                return
+            if ended:
+                break
+            if not changed:
                 yield KEEP_ALIVE
-            if text := self.choice.take():
-                yield self._event("response.output_text.delta", **part, delta=text, logprobs=[])
-        if self.live.error is not None:
-            error = {"code": self.live.error.code or self.live.error.type, "message": str(self.live.error)}
-            yield self._event("error", **error, param=None)
-            yield self._event(
-                "response.failed", response={**self.reply(), "status": "failed", "error": error}
-            )
-            return
         reply, text = self.reply(), self.choice.text
-        yield self._event("response.output_text.done", **part, text=text, logprobs=[])
-        yield self._event("response.content_part.done", **part, part=self._part(text))
-        yield self._event("response.output_item.done", **item, item=reply["output"][0])
-        yield self._event(f"response.{reply['status']}", response=reply)
+        yield self._named("response.output_text.done", **part, text=text, logprobs=[])
+        yield self._named("response.content_part.done", **part, part=self._part(text))
+        yield self._named("response.output_item.done", output_index=0, item=reply["output"][0])
+        yield self._named(f"response.{reply['status']}", response=reply)
 
-    def _event(self, kind: str, **content: Any) -> bytes:
+    def _named(self, kind: str, **content: Any) -> bytes:
         numbered = {"type": kind, "sequence_number": self.events_sent, **content}
         self.events_sent += 1
         return f"event: {kind}\ndata: {json.dumps(numbered, allow_nan=False)}\n\n".encode()

@@ -195,11 +195,10 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         if listener is not None:
             listener.close()
+        problem = f"cannot be taken ({error.strerror or error}); give an address of this machine"
         if error.errno == errno.EADDRINUSE:
-            raise VoidpadError(f"port {port} of {host} is in use; choose another with --port.") from None
-        raise VoidpadError(
-            f"host {host!r}, port {port}: {error.strerror or error}; give an address of this machine."
-        ) from None
+            problem = "is in use; choose another with --port"
+        raise VoidpadError(f"port {port} of {host} {problem}.") from None
     return listener
 
 

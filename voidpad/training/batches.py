@@ -11,6 +11,7 @@ weight, so the gradients of an update do not depend on its passes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -27,12 +28,10 @@ from voidpad.training.padding import POLICIES, Batch, batch_width, lay_out
 from voidpad.training.prepared import Pairs
 from voidpad.training.recipe import PaddingPart
 
-ON_DEVICE = (
-    4 << 30
-)  # bytes of tokens that may live on the GPU; larger data stays on the host, mapped from its file
-EVEN = (
-    0.75  # where padding costs more than another pass, rows are at least so much of the longest row of theirs
-)
+# Bytes of tokens that may live on the GPU; larger data stays on the host, mapped from its file.
+ON_DEVICE = 4 << 30
+# Where padding costs more than another pass, every row of a pass is at least so much of its longest row.
+EVEN = 0.75
 
 
 def shuffled(count: int, seed: int, epoch: int) -> Tensor:
@@ -89,9 +88,12 @@ class PaddedRows:
         The rows are mini-batches of so many rows, one after the other.
         """
         example = self.order(epoch)[position]
-        width = torch.cat([self._width(epoch, rows) for rows in example.split(mini_batch)])
-        cut = torch.minimum(self.host.size[example], width)
-        return width, torch.where(self.host.complete[example], width, cut)
+        draws = draw(row_key(self.seed, epoch, example), WIDTH)
+        parts = zip(example.split(mini_batch), draws.split(mini_batch), strict=True)
+        width = torch.cat([row_widths(self.part, self.host, *part) for part in parts])
+        size = self.host.size[example]
+        width = torch.where(self.host.has_gaps[example], size, width)
+        return width, torch.where(self.host.complete[example], width, torch.minimum(size, width))
 
     def __call__(self, epoch: int, position: Tensor, width: Tensor) -> tuple[Batch, Origin]:
         """The rows, each padded to its own width (B,)."""
@@ -99,11 +101,6 @@ class PaddedRows:
         rows = example.to(self.pairs.tokens.device, non_blocking=True)
         batch = lay_out(self.pairs, rows, POLICIES[self.part.policy], self.roles, width=width)
         return batch.to(self.device), Origin(epoch, rows, position).to(self.device)
-
-    def _width(self, epoch: int, example: Tensor) -> Tensor:
-        draws = draw(row_key(self.seed, epoch, example), WIDTH)
-        width = row_widths(self.part, self.host, example, draws)
-        return torch.where(self.host.has_gaps[example], self.host.size[example], width)
 
 
 class PackedRows:
@@ -190,12 +187,10 @@ def plan(lengths: Sequence[int], limit: PassLimit, *, least: int = 1) -> list[li
     passes: list[list[int]] = []
     longest = total = 0  # tokens of the last pass's first row, and of all its rows
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-        length, fits = lengths[row], False
-        if passes:
-            size = limit.size(len(passes[-1]) + 1, longest, total + length)
-            alike = limit.end_to_end or size <= limit.small or length >= EVEN * longest
-            fits = size <= limit.tokens and alike
-        if fits:
+        length = lengths[row]
+        size = limit.size(len(passes[-1]) + 1, longest, total + length) if passes else math.inf
+        alike = limit.end_to_end or size <= limit.small or length >= EVEN * longest
+        if size <= limit.tokens and alike:
             passes[-1].append(row)
             total += length
         else:

@@ -14,19 +14,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from voidpad.errors import ConfigError, DataError, first_line
+from voidpad.errors import ConfigError, DataError, first_line, shown
 from voidpad.files import readable
 
 Message = dict[str, str]  # {"role": ..., "content": ...}
 
-ROLES = {
-    **dict.fromkeys(("system", "developer"), "system"),
-    **dict.fromkeys(("user", "human", "prompter"), "user"),
-    **dict.fromkeys(("assistant", "gpt", "chatgpt", "model", "bot"), "assistant"),
-    **dict.fromkeys(
-        ("tool", "function", "function_call", "tool_call", "tool_response", "observation"), "tool"
-    ),
+NAMES = {
+    "system": ("system", "developer"),
+    "user": ("user", "human", "prompter"),
+    "assistant": ("assistant", "gpt", "chatgpt", "model", "bot"),
+    "tool": ("tool", "function", "function_call", "tool_call", "tool_response", "observation"),
 }
+ROLES = {name: role for role, names in NAMES.items() for name in names}
+# Fields of a question, which are put together, and of its answer.
+PAIRS = ((("prompt",), "response"), (("prompt",), "completion"), (("instruction", "input"), "output"))
 SURROGATE = re.compile("[\ud800-\udfff]")
 MAPPED = ("messages", "role", "content", "prompt", "response", "system")
 
@@ -87,14 +88,14 @@ def conversation(record: Any, names: Mapping[str, str] | None = None) -> list[Me
             record = json.loads(record.decode("utf-8"))
         except (ValueError, RecursionError) as error:
             raise Dropped("bad", f"not JSON in UTF-8 ({first_line(error)})") from None
-    if isinstance(record, list) and record and all(isinstance(message, Mapping) for message in record):
+    if isinstance(record, list) and record and isinstance(record[0], Mapping):
         record = {names.get("messages", "messages"): record}
     if not isinstance(record, Mapping):
         raise Dropped("bad", "not an object")
     fields = _fields(record, names)
     for name in ("messages", "prompt", "response"):
         if name in names and name not in fields:
-            given = ", ".join(map(repr, fields)) or "none"
+            given = ", ".join(map(shown, fields)) or "none"
             raise Dropped("bad", f"no field {names[name]!r} (--map); it has {given}")
     messages = _messages(fields, names)
     if "system" in fields and not (messages and messages[0]["role"] == "system"):
@@ -140,20 +141,17 @@ def _messages(fields: Mapping[str, Any], names: Mapping[str, str]) -> list[Messa
         if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
             raise Dropped("bad", f"{name} is not a list of objects with a role and a content")
         return [_message(_fields(message, names), f"{name}[{place}]") for place, message in enumerate(value)]
-    if "prompt" in fields and ("response" in fields or "completion" in fields):
-        name = "response" if "response" in fields else "completion"
-        question, answer = _content(fields["prompt"], "prompt"), _content(fields[name], name)
-    elif "instruction" in fields and "output" in fields:
-        parts = [_content(fields[name], name) for name in ("instruction", "input") if name in fields]
-        question = "\n\n".join(part for part in parts if part.strip())
-        answer = _content(fields["output"], "output")
-    else:
-        raise Dropped(
-            "bad",
-            "neither 'messages' or 'conversations', nor 'prompt' and 'response', nor 'instruction' and 'output'; "
-            "--map names other fields",
-        )
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    for questions, answer in PAIRS:
+        if questions[0] in fields and answer in fields:
+            parts = [_content(fields[name], name) for name in questions if name in fields]
+            question = "\n\n".join(part for part in parts if part.strip())
+            said = _content(fields[answer], answer)
+            return [{"role": "user", "content": question}, {"role": "assistant", "content": said}]
+    raise Dropped(
+        "bad",
+        "neither 'messages' or 'conversations', nor 'prompt' and 'response', nor 'instruction' and 'output'; "
+        "--map names other fields",
+    )
 
 
 def _message(fields: Mapping[str, Any], where: str) -> Message:
@@ -162,8 +160,9 @@ def _message(fields: Mapping[str, Any], where: str) -> Message:
     given = fields.get("role")
     role = ROLES.get(str(given).strip().lower())
     if role is None:
-        known = ", ".join(sorted({*ROLES.values()}))
-        raise Dropped("bad", f"{where}: role {given!r:.60} is unknown; use one of {known}")
+        raise Dropped(
+            "bad", f"{where}: role {shown(given)} is unknown; use one of {', '.join(sorted(NAMES))}"
+        )
     if role == "tool" or fields.get("tool_calls") or fields.get("function_call"):
         raise Dropped("tools", f"{where} calls a tool or holds its result")
     return {"role": role, "content": _content(fields.get("content"), where)}
@@ -175,7 +174,7 @@ def _content(value: Any, where: str) -> str:
     texts = []
     for part in parts:
         if isinstance(part, Mapping) and part.get("type", "text") != "text":
-            raise Dropped("not_text", f"{where} has a part of type {part['type']!r}")
+            raise Dropped("not_text", f"{where} has a part of type {shown(part['type'])}")
         text = part.get("text") if isinstance(part, Mapping) else part
         if not isinstance(text, str) or SURROGATE.search(text):
             raise Dropped("bad", f"{where} has no text, or half a character (a lone surrogate)")

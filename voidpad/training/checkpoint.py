@@ -7,7 +7,6 @@ full disk. Nothing here follows a link or touches a file that no run of ours wro
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,7 +26,6 @@ from voidpad.files import locked_folder, readable
 from voidpad.training.recipe import TrainingRecipe, check
 
 FINAL, METRICS, OPTIMIZER, PROGRESS = "model", "metrics.jsonl", "optimizer.pt", "progress.json"
-NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def locked(output: Path) -> AbstractContextManager[None]:
@@ -40,15 +38,14 @@ def locked(output: Path) -> AbstractContextManager[None]:
 # Where a run begins
 
 
-def start(recipe: TrainingRecipe, output: Path, resume: bool | str | Path) -> Path | None:
+def to_resume(recipe: TrainingRecipe, output: Path, resume: bool | str | Path) -> Path | None:
     """The checkpoint to continue from, or None for a new run."""
     last = latest(output)
     if not resume:
-        found = next((name for name in (METRICS, FINAL) if os.path.lexists(output / name)), None)
-        if last or found:
-            kept = last.name if last else found
+        names = [last.name] if last else [METRICS, FINAL]
+        if found := [name for name in names if os.path.lexists(output / name)]:
             raise ConfigError(
-                f"run.output: {output} already holds {kept}; pass --resume, or name another folder."
+                f"run.output: {output} already holds {found[0]}; pass --resume, or name another folder."
             )
         return None
     chosen = last if resume is True else Path(resume)
@@ -59,8 +56,9 @@ def start(recipe: TrainingRecipe, output: Path, resume: bool | str | Path) -> Pa
         raise ConfigError(f"--from: {chosen} is not a checkpoint folder.")
     before = check(card.recipe or {}, name=f"--resume: the recipe of {chosen}").learnt()
     if changed := [name for name, value in recipe.learnt().items() if before.get(name) != value]:
-        names = ", ".join(changed)
-        raise ConfigError(f"--resume: {names} differ from the recipe of {chosen}; start a new run.output.")
+        raise ConfigError(
+            f"--resume: {', '.join(changed)} differ from the recipe of {chosen}; start a new run.output."
+        )
     return chosen
 
 
@@ -71,8 +69,9 @@ def latest(output: Path) -> Path | None:
 
 def _checkpoints(output: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    found = [path for path in output.glob("checkpoint-*") if NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
+    numbers = {path: path.name.removeprefix("checkpoint-") for path in output.glob("checkpoint-*")}
+    found = [path for path, number in numbers.items() if number.isdecimal() and path.is_dir()]
+    return sorted(found, key=lambda path: int(numbers[path]))
 
 
 # Checkpoints
@@ -89,7 +88,7 @@ def staged(final: Path) -> Iterator[Path]:
     try:
         folder.mkdir()
         yield folder
-        for path in folder.rglob("*"):
+        for path in folder.iterdir():
             path.chmod(path.stat().st_mode | 0o044)  # safetensors would let only the owner read its files
             _sync(path)
         if final.exists():  # of a run that was continued from an earlier checkpoint
@@ -144,10 +143,9 @@ def read_states(folder: Path) -> list[Any]:
     path = folder / OPTIMIZER
     try:
         with readable(path, "optimizer"):
-            states: list[Any] = torch.load(path, map_location="cpu", weights_only=True)
+            return list(torch.load(path, map_location="cpu", weights_only=True))
     except (RuntimeError, UnpicklingError):  # what torch raises on a damaged archive
         raise WeightsError(f"{path}: damaged; resume from another checkpoint.") from None
-    return states
 
 
 def export(model: models.Model, folder: Path, dtype: str | None) -> None:

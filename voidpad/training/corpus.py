@@ -147,9 +147,7 @@ def prepare(
 class Outcome(NamedTuple):
     """What became of an example, or of a record that gave none."""
 
-    digest: bytes | None = (
-        None  # of the example's text without surrounding blanks; None: a record that gave none
-    )
+    digest: bytes | None = None  # of the example's text without surrounding blanks; None: no example
     reason: str = ""  # a key of chats.REASONS; empty: the example is usable
     detail: str = ""
     prompt: Sequence[int] = ()
@@ -181,32 +179,32 @@ def _encoded(sources: Sequence[str], name: str, request: CorpusRequest) -> Itera
 
 def _records(source: str) -> Iterator[tuple[str, Any]]:
     """(where it stands, record) of each record of a source: JSON, Parquet, or a hub id owner/name[:config[:split]]."""
-    path, record = Path(source), None
+    path, place = Path(source), ""
     with readable(path, path.suffix[1:] or "data", DataError):
-        is_json = path.suffix in (".jsonl", ".json", ".ndjson")
-        for record in chats.records(path) if is_json else _rows(source, path):
-            yield record
-    if record is None:
+        if path.suffix in (".jsonl", ".json", ".ndjson"):
+            rows: Iterator[tuple[str, Any]] = chats.records(path)
+        elif path.suffix == ".parquet":
+            from pyarrow import parquet
+
+            batches = parquet.ParquetFile(path).iter_batches()
+            rows = _numbered(source, (row for batch in batches for row in batch.to_pylist()))
+        elif source.split(":")[0].count("/") == 1:
+            import datasets
+
+            hub, config, split = (*source.split(":"), "", "")[:3]
+            rows = _numbered(source, datasets.load_dataset(hub, config or None, split=split or "train"))
+        else:
+            raise ConfigError(
+                f"source {source!r}: give a .jsonl or .parquet file, or a hub id owner/name[:config[:split]]."
+            )
+        for place, record in rows:
+            yield place, record
+    if not place:
         raise DataError(f"{source}: the file is empty; put one conversation on each line.")
 
 
-def _rows(source: str, path: Path) -> Iterator[tuple[str, Any]]:
-    rows: Iterable[Any]
-    if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        rows = (row for batch in parquet.ParquetFile(path).iter_batches() for row in batch.to_pylist())
-    elif source.split(":")[0].count("/") == 1:
-        import datasets
-
-        hub, config, split = (*source.split(":"), "", "")[:3]
-        rows = datasets.load_dataset(hub, config or None, split=split or "train")
-    else:
-        raise ConfigError(
-            f"source {source!r}: give a .jsonl or .parquet file, or a hub id owner/name[:config[:split]]."
-        )
-    for number, row in enumerate(rows, 1):
-        yield f"{source} row {number}", row
+def _numbered(source: str, rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    return ((f"{source} row {number}", row) for number, row in enumerate(rows, 1))
 
 
 def _encode_chunk(name: str, request: CorpusRequest, chunk: Sequence[tuple[str, Any]]) -> list[Encoded]:

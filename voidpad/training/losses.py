@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 from voidpad.decode.noise import absorb, shift_right
 from voidpad.training.padding import Batch
 
-LEVEL, KIND, WIDTH = 1, 2, 3  # names of the numbers that a row draws once, hashed with its key
+LEVEL, SUFFIX, WIDTH = 1, 2, 3  # names of the numbers that a row draws once, hashed with its key
 GOLDEN_STEP = (math.sqrt(5) - 1) / 2
-KINDS = ("response", "eos", "padding")  # of loss slots; their codes are 0, 1 and 2
-EOS, PADDING = 1, 2
+KINDS = ("response", "eos", "padding")  # of loss slots
+EOS, PADDING = 1, 2  # places in KINDS
 Normaliser = Literal["per_row", "per_slot"]
 
 
@@ -117,7 +117,7 @@ class Objective:
             # A target slot with k target slots to its right, of n in all, gets (k + 1/2) / n: that hides a suffix.
             count = batch.target.sum(1, keepdim=True).clamp(min=1)
             from_the_right = (count - batch.target.cumsum(1) + 0.5) / count
-            chosen = draw(key, KIND) < self.suffix
+            chosen = draw(key, SUFFIX) < self.suffix
             draws = torch.where(chosen[:, None], from_the_right, draws)
         return self.hide(batch, self.level(rows), draws)
 
@@ -147,11 +147,11 @@ class Objective:
         if self.forced:
             rate = torch.where(kind == EOS, 1.0, rate)
         members = _members(mini_batch)
-        if (
-            self.normaliser == "per_row"
-        ):  # LLaDA: a row's sum by all its target slots, then the mean over rows
+        # LLaDA divides a row's sum by all its target slots and takes the mean over rows; Dream divides the sum of the
+        # mini-batch by its loss slots.
+        if self.normaliser == "per_row":
             divisor = (batch.slots * members)[rows]
-        else:  # Dream: the sum by the loss slots of the mini-batch
+        else:
             divisor = _members(mini_batch[rows], most=len(mini_batch))
         weight = (members.double() / len(mini_batch))[rows] / (rate * divisor)
         return Slots(where - self.shift, batch.ids.flatten()[where], weight.float(), kind)

@@ -132,7 +132,8 @@ class Pairs:
             values = np.quantile(lengths, [*QUANTILES.values()]).tolist()
             found[name] = {**dict(zip(QUANTILES, values, strict=True)), "mean": float(lengths.mean())}
         steps = [*(2**k for k in range(3, 14) if 2**k < longest), longest]
-        return {**found, "cdf": {m: float((response <= m).double().mean()) for m in steps}}
+        found["cdf"] = {m: float((response <= m).double().mean()) for m in steps}
+        return found
 
 
 @dataclass(frozen=True)
@@ -161,21 +162,21 @@ def read(path: Path | str) -> Prepared:
     """A prepared file. The tokens stay in it: a page is read when a row that lies on it is used."""
     with readable(Path(path), "`voidpad data prepare`", DataError), safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
+        if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
+            raise DataError(f"{path}: not a data file of this version; make one with `voidpad data prepare`.")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
-        raise DataError(f"{path}: not a data file of this version; make one with `voidpad data prepare`.")
+        roles, notes = Roles(**json.loads(metadata["roles"])), json.loads(metadata["notes"])
     if not {*TENSORS} <= tensors.keys() or not all(map(_are_counts, tensors.values())):
         raise DataError(f"{path}: its tensors are not rows of ids and lengths; prepare it again.")
     tokens, prompt, response, complete = (tensors[name] for name in TENSORS)
     fixed = tensors["fixed"].bool() if "fixed" in tensors else None
     pairs = Pairs(tokens, prompt.long(), response.long(), complete.bool(), fixed)
-    if not len(prompt) == len(response) == len(complete) or int(pairs.size.sum()) != len(tokens):
+    same_count = len(prompt) == len(response) == len(complete)
+    if not same_count or {int(pairs.size.sum()), len(tensors.get("fixed", tokens))} != {len(tokens)}:
         raise DataError(f"{path}: its lengths do not add up to its tokens; prepare it again.")
-    if fixed is not None and len(fixed) != len(tokens):
-        raise DataError(f"{path}: fixed is not as long as the tokens; prepare it again.")
     if ((pairs.response == 0) & ~pairs.complete).any():
         raise DataError(f"{path}: an example has neither response nor EOS to learn; prepare it again.")
-    return Prepared(pairs, Roles(**json.loads(metadata["roles"])), json.loads(metadata["notes"]))
+    return Prepared(pairs, roles, notes)
 
 
 def _are_counts(values: Tensor) -> bool:
@@ -185,9 +186,6 @@ def _are_counts(values: Tensor) -> bool:
 
 def _narrow(values: Tensor) -> Tensor:
     """The values in the narrowest integer type that holds them, to keep files small."""
-    values = values.contiguous()
     top = int(values.max()) if len(values) else 0
-    for dtype in (torch.uint8, torch.int16):
-        if top <= torch.iinfo(dtype).max:
-            return values.to(dtype)
-    return values.to(torch.int32)
+    dtype = next((one for one in (torch.uint8, torch.int16) if top <= torch.iinfo(one).max), torch.int32)
+    return values.contiguous().to(dtype)

@@ -132,7 +132,7 @@ class RunPart(RecipeSection):
     micro_batch: Count = 6
     pass_tokens: Count | Literal["auto"] = "auto"  # tokens computed at once; auto: by the free memory
     seed: int = 42
-    bf16: Literal["auto", "on", "off"] = "auto"  # auto: on a GPU
+    bf16: Literal["auto", "on", "off"] = "auto"  # passes compute in bfloat16; auto: on a GPU
     residual: Literal["float32", "bfloat16"] = "float32"  # of the layers' sum under bf16; bfloat16 is faster
     compile: bool | Literal["auto"] = "auto"  # the layers, which share their code; auto: long runs on a GPU
     checkpointing: bool | Literal["auto"] = "auto"  # gradient checkpointing; auto: as many layers as needed
@@ -146,7 +146,6 @@ class RunPart(RecipeSection):
     export: Literal["float32", "bfloat16", "float16"] | None = None
 
     def computes_in_bfloat16(self, *, cuda: bool) -> bool:
-        """Whether passes compute in bfloat16 on a machine with or without a GPU."""
         return self.bf16 == "on" or (self.bf16 == "auto" and cuda)
 
     @model_validator(mode="after")
@@ -154,9 +153,7 @@ class RunPart(RecipeSection):
         if sum(value is not None for value in (self.steps, self.epochs, self.seconds)) != 1:
             raise ValueError("give exactly one of run.steps, run.epochs, run.seconds")
         if self.seconds and self.save_every < 1:
-            raise ValueError(
-                "save_every below 1 is a share of run.steps or run.epochs; give a number of updates"
-            )
+            raise ValueError("save_every is a share of run.steps or run.epochs; give a number of updates")
         if self.global_batch % self.micro_batch:
             raise ValueError(
                 f"global_batch {self.global_batch} is no multiple of micro_batch {self.micro_batch}"

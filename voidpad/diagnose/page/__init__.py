@@ -1,6 +1,6 @@
 """The replay page: one HTML file that shows recorded decodes and asks nothing of the network.
 
-It is a template, one style sheet, one script, and the traces as data. `PageServer` shows it on this machine.
+It is a template, one style sheet, one script, and the traces as data.
 """
 
 import base64
@@ -8,14 +8,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from string import Template
 from typing import Any
 
 from voidpad.diagnose.trace import Trace, records
 
-HOST = "127.0.0.1"
 SCRIPTS = ("replay.js", "words.js", "charts.js", "pane.js", "card.js", "app.js")  # in the order they depend
 # Characters that could end the data block or start another one, as JSON escapes.
 _ESCAPED = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
@@ -85,43 +83,3 @@ def _digest(text: str) -> str:
 
 def _asset(name: str) -> str:
     return (files("voidpad.diagnose.page") / "assets" / name).read_text(encoding="utf-8").strip()
-
-
-class PageServer(ThreadingHTTPServer):
-    """One page at `/`. A request that reached us under another name (a rebound host) is refused."""
-
-    daemon_threads = True
-
-    def __init__(self, page: str, port: int = 0) -> None:
-        super().__init__((HOST, port), _Handler)
-        self.page = page.encode("utf-8")
-
-    @property
-    def address(self) -> str:
-        return f"http://{HOST}:{self.server_port}/"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: PageServer
-
-    def do_GET(self) -> None:
-        names = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
-        if self.headers.get("Host") not in names:
-            return self.send_error(403, "This page is served to this machine only")
-        if self.path.split("?")[0] != "/":
-            return self.send_error(404)
-        self.send_response(200)
-        for name, value in {
-            "Content-Type": "text/html; charset=utf-8",
-            "Content-Length": str(len(self.server.page)),
-            "Cache-Control": "no-store",
-            "X-Content-Type-Options": "nosniff",
-            "Content-Security-Policy": "frame-ancestors 'none'",
-            "Cross-Origin-Resource-Policy": "same-origin",
-        }.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(self.server.page)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the library does not print."""

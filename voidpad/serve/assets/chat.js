@@ -223,7 +223,7 @@ function planForm(which, chosen) {
   const usual = el("div", { class: "fields" }), others = el("div", { class: "fields" });
   const more = el("details", {}, el("summary", {}, "More fields"), others);
   const fill = () => {
-    const fields = about.plans[choose.value];
+    const fields = Object.entries(about.plans[choose.value]).map(([name, schema]) => ({ ...schema, name }));
     usual.replaceChildren(...fields.filter((one) => USUAL.includes(one.name)).map(planField));
     others.replaceChildren(...fields.filter((one) => !USUAL.includes(one.name)).map(planField));
   };
@@ -233,14 +233,14 @@ function planForm(which, chosen) {
 }
 
 function planField(field) {
-  const named = { "data-field": field.name, title: field.help };
+  const named = { "data-field": field.name, title: field.description };
   let input;
   if (field.type === "boolean") {
     input = el("select", named, el("option", { value: "" }, `default (${field.default})`), el("option", { value: "true" }, "true"), el("option", { value: "false" }, "false"));
-  } else if (field.choices) {
-    input = el("select", named, el("option", { value: "" }, `default (${field.default})`), ...field.choices.map((one) => el("option", { value: one }, one)));
+  } else if (field.enum) {
+    input = el("select", named, el("option", { value: "" }, `default (${field.default})`), ...field.enum.map((one) => el("option", { value: one }, one)));
   } else if (field.type === "integer" || field.type === "number") {
-    input = el("input", { ...named, type: "number", step: field.type === "integer" ? 1 : "any", min: field.at_least, max: field.at_most, placeholder: field.default });
+    input = el("input", { ...named, type: "number", step: field.type === "integer" ? 1 : "any", min: field.minimum ?? field.exclusiveMinimum, max: field.maximum, placeholder: field.default });
   } else {
     input = el("input", { ...named, type: "text", placeholder: field.default });
   }
