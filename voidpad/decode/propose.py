@@ -282,7 +282,7 @@ def propose_in_tiles(
         own = rule.with_tensors(**numbers) if numbers else rule
         z = penalised(logits[part], eos, None if penalty is None else penalty[part])
         given = (z, bans, draws)
-        found.append(own(*given, entropy=entropy) if call is None else call(own, *given, entropy=entropy))
+        found.append(own(*given, entropy=entropy) if call is None else call(own, *given, entropy))
     return found[0] if len(found) == 1 else SlotProposal.cat(found)
 
 
