@@ -135,6 +135,37 @@ def test_a_reader_that_has_gone_is_no_error(arguments):
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+def test_the_end_of_a_command_loses_nothing(tmp_path):
+    """The process ends without Python's last collection: files are written, threads and child processes awaited."""
+    code = f"""
+import atexit, multiprocessing, threading, time
+from voidpad.commands import cli
+
+kept = open({str(tmp_path / "buffered")!r}, "w")
+kept.write("whole")
+
+def later(name):
+    time.sleep(0.5)
+    open(name, "w").write("done")
+
+def run(arguments):
+    threading.Thread(target=later, args=[{str(tmp_path / "thread")!r}]).start()
+    multiprocessing.get_context("fork").Process(target=later, args=[{str(tmp_path / "child")!r}]).start()
+    print("the end", end="")
+
+atexit.register(lambda: open({str(tmp_path / "exit")!r}, "w").write("done"))
+cli.app = lambda *_, **__: run([])
+"""
+    ran = python(code, "plans")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "the end", "")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "buffered": "whole",
+        "thread": "done",
+        "child": "done",
+        "exit": "done",
+    }
+
+
 # Extras
 
 

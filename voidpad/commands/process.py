@@ -1,4 +1,4 @@
-"""What a command sets up in its own process; a library leaves this to its caller.
+"""What a command sets up in its own process, and how it ends; a library leaves this to its caller.
 
 CPU threads and how they wait are the engine's affair (`engine/host.py`).
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import atexit
 import gc
+import io
 import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 from voidpad.engine.host import keep_freed_memory
 
@@ -22,8 +24,22 @@ def prepare_process() -> None:
     # Imports create half a million objects that stay. With the default threshold of 700 the collector walks over
     # them again and again, which is a quarter of the start-up time.
     gc.set_threshold(100_000, 20, 20)
-    # Nor is it worth a second to collect them when the process ends.
-    atexit.register(gc.freeze)
+
+
+def leave(status: int) -> NoReturn:
+    """End the process of a command without Python's last collection.
+
+    That would walk over all objects for a second. Freezing the objects instead leaves them to libraries that report
+    what is left: with torch 2.15, nanobind prints thirty lines. What a program may rely on is done as usual: threads
+    are awaited, functions registered for the exit run (they also await child processes), and open files are flushed.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for one in gc.get_objects():
+        if issubclass(type(one), io.BufferedWriter | io.BufferedRandom | io.TextIOWrapper):
+            with suppress(OSError, ValueError):  # closed, or its reader has gone
+                one.flush()
+    os._exit(status)
 
 
 @contextmanager
