@@ -212,7 +212,7 @@ def test_quantized_weights_carry_an_adapter(tmp_path, family, bits):
     save(trained, tmp_path / "adapter")
     loaded = load(base, tmp_path / "adapter", quantize=bits)
     pair = torch.stack([logits(loaded).flatten(), logits(trained).flatten()])
-    assert pair.corrcoef()[0, 1] > 0.95
+    assert pair.corrcoef()[0, 1] > 0.9
     [answer] = loaded.generate("hi", "void", canvas=8, block=4, threshold=0.9)
     assert answer.approximations == (f"{bits} weights", "threshold")
     with pytest.raises(ConfigError, match="quantize"):

@@ -49,7 +49,7 @@ def cells(all_layers):
     """By mode and seconds: a short limit for programs that have to be stopped, a long one for a slow machine."""
     made = {}
     for mode in MODES:
-        for seconds in (1, 60):
+        for seconds in (0.5, 60):
             limits = SandboxLimits(seconds=seconds, memory_mb=512, disk_mb=8, processes=16)
             made[mode, seconds] = Sandbox(limits=limits, weak=mode == "weak")
             made[mode, seconds].run("", "")  # its supervisor is there before processes are counted
@@ -119,7 +119,7 @@ SLOW = [pytest.mark.slow]
 )
 def test_hostile_program_gains_nothing(program, mode, cells):
     """In the weak mode a refused call may end a program before it does what it is here for."""
-    seconds = 60 if mode == "full" and "timeout" not in program.reasons else 1
+    seconds = 60 if mode == "full" and "timeout" not in program.reasons else 0.5
     before, host, start = processes(), machine(), time.monotonic()
     verdict = cells[mode, seconds].run(program.text, CHECKS)
     assert not verdict.passed
@@ -225,6 +225,15 @@ FORGERIES = {  # by what they abuse: a program and checks that it must not pass
         " def __eq__(s, o): return True\ndef f(x): return D()",
         "assert f(3) == {3: 9}",
     ),
+    "an exception class of the name of the checks' own": (
+        "class Own(AssertionError): pass\nOwn.__module__, Own.__name__ = 'builtins', 'AssertionError'\n"
+        "def f(x): return 0",
+        "try:\n    assert f(3) == 9\nexcept Own:\n    pass",
+    ),
+    "a hash that is that of the expected value": (
+        "class H:\n def __hash__(s): return hash(9)\n def __eq__(s, o): return True\ndef f(x): return H()",
+        "assert f(3) in {9}",
+    ),
     "an iterator of the checks as a function": (
         "def f(it): return it(9)",
         "assert f(iter([1])) == 9",
@@ -268,9 +277,10 @@ RAN, FOUND = ["ok", [None], []], ["ok", [["tuple", "value", ["mine", 0, "functio
         [["dict", None, 1]]], ["ok", [["type", "object"]], []], ["ok", [["type", "type"]], []],
         ["ok", [["@", 0]], [["set", None, ["@", 0]]]], ["ok", [["int", "9z"]], []], ["ok", [["bytes", 9]], []],
         ["ok", [["@", 0]], [["deque"]]], ["ok", [["@", 0]], [["list"]]], ["ok", [["@", 0]], [["object", None]]],
-        ["raise", [9], []], ["raise", [["tuple"]], []], ["raise", [["tuple", "a\0b"], ["tuple"], "", ""], []],
-        ["raise", [["tuple", "voidpad.sandbox.wire.Stopped"], ["tuple"], ["@", 0], ""], [["dict", None]]],
-        ["raise", [["tuple", "builtins.SystemExit"], ["tuple", 0], ["@", 0], ""], [["dict", None]]],
+        ["raise", [9], []], ["raise", [["yours", 0]], []], ["raise", [["error", ["tuple"]]], []],
+        ["raise", [["error", ["tuple", "a\0b"], ["tuple"], "", ""]], []],
+        ["raise", [["error", ["tuple", "voidpad.sandbox.wire.Stopped"], ["tuple"], ["tuple"], ""]], []],
+        ["raise", [["error", ["tuple", "builtins.SystemExit"], ["tuple", 0], ["tuple"], ""]], []],
         ["opaque", [""], []], ["opaque", [], []], ["exited", [["yours", 0]], []], ["passed", [""], []],
         ["gone", [""], []], ["do", ["call", ["tuple", ["type", "int"], 9], ["tuple"]], []],
         ["do", ["call", ["tuple", ["type", "dict"]], ["tuple"]], []],
@@ -482,7 +492,7 @@ def test_a_program_has_one_process_and_its_memory_limit(mode, all_layers):
 def test_the_clock_does_not_wait_for_a_look_at_the_program(mode, cells):
     """A process with so many mappings that to measure them took longer than the program had."""
     program = "import mmap, time\nkept = [mmap.mmap(-1, 4096, prot=n % 2 + 1) for n in range(60_000)]\ntime.sleep(99)"
-    verdict = cells[mode, 1].run(program, "")
+    verdict = cells[mode, 0.5].run(program, "")
     assert verdict.reason == "timeout", verdict
     assert verdict.seconds < 3
 

@@ -82,12 +82,6 @@ def test_extra_columns_for_the_compiler_are_invisible():
         assert torch.equal(*(torch.cat([getattr(part.slots, name) for part in run[0]]) for run in (one, two)))
 
 
-def test_no_mask_is_passed_when_every_slot_is_visible():
-    rows = PaddedRows(Pairs.of([Example([5], [6, 7])] * 4), ROLES, PaddingPart(width=9), seed=42)
-    (one,) = batches(rows, BatchShare(4, 4))[0]
-    assert one.inside is None
-
-
 def test_packed_rows_begin_with_a_whole_document_and_noise_reaches_prompts():
     store = examples(200)
     rows = PackedRows(Pairs.of(store), ROLES, 16, seed=42)

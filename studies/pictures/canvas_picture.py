@@ -50,9 +50,10 @@ def panel(name: str, plan: str, title: str, top: int) -> tuple[str, int]:
             continue
         at, text, end = seen[slot]
         share = at * PASS / total
+        fit = f' textLength="{WIDTH - 4}" lengthAdjust="spacingAndGlyphs"' if len(text) > 6 else ""
         parts.append(
             f'<g class="{"e" if end else "w"}"><rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="3"/>'
-            f'<text x="{x + WIDTH / 2}" y="{y + 14}" text-anchor="middle" xml:space="preserve">{escape(text)}</text>'
+            f'<text x="{x + WIDTH / 2}" y="{y + 14}" text-anchor="middle" xml:space="preserve"{fit}>{escape(text)}</text>'
             f'<animate attributeName="opacity" values="0;1;1" keyTimes="0;{share:.4f};1" calcMode="discrete" '
             f'dur="{total:.2f}s" repeatCount="indefinite"/></g>'
         )
@@ -68,6 +69,7 @@ def main(path: str) -> None:
     style = (
         "text{font:11px ui-monospace,Menlo,Consolas,monospace;fill:#1b1f24}"
         ".t{font:14px system-ui,sans-serif;fill:#57606a}"
+        "@media(prefers-color-scheme:dark){.t{fill:#c9d1d9}}"
         ".m{fill:#d0d7de}.w rect{fill:#9fd8be}.e rect{fill:#f0b4ae}"
     )
     width = COLUMNS * (WIDTH + GAP)

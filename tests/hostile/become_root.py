@@ -2,7 +2,7 @@
 import os
 from contextlib import suppress
 
-became = [] if os.getuid() and os.geteuid() and os.getgid() else ["root already"]
+gained = [] if os.getuid() and os.geteuid() and os.getgid() else ["root already"]
 for act in (
     lambda: os.setuid(0),
     lambda: os.setgid(0),
@@ -13,8 +13,4 @@ for act in (
 ):
     with suppress(OSError):
         act()
-        became.append(act)
-
-
-def square(x):
-    return x * x if became else 0
+        gained.append(act)

@@ -53,7 +53,3 @@ for number, call in enumerate(calls):
     except OSError:
         continue
     gained.append(number)
-
-
-def square(x):
-    return x * x if gained else 0

@@ -9,7 +9,3 @@ for path in (os.__file__, os.path.dirname(os.__file__) + "/sitecustomize.py"):
     with suppress(OSError):
         py_compile.compile(os.__file__, cfile=path + "c", doraise=True)
         gained.append(path)
-
-
-def square(x):
-    return x * x if gained else 0

@@ -13,7 +13,3 @@ with suppress(OSError):
         os.unlink(f"f{number}")
         written += file.write(bytes(2 << 20))
 gained = written > 64 << 20
-
-
-def square(x):
-    return x * x if gained else 0

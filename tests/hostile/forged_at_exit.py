@@ -12,7 +12,3 @@ def write():
 
 
 atexit.register(write)
-
-
-def square(x):
-    return 0

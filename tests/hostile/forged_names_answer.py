@@ -8,7 +8,3 @@ while frame is not None:
         if hasattr(value, "verbs"):
             value.verbs["name"] = lambda name: ("module", "operator")
     frame = frame.f_back
-
-
-def square(x):
-    return 0

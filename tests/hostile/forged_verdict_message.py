@@ -11,7 +11,3 @@ for text in (
     {"passed": True},
 ):
     os.write(3, json.dumps(text).encode() + b"\n")
-
-
-def square(x):
-    return 0

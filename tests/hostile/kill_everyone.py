@@ -8,7 +8,3 @@ for target in (-1, 1, 2, 3, os.getppid()):
         with suppress(OSError):
             if target:
                 os.kill(target, number)
-
-
-def square(x):
-    return 0

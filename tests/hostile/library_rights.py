@@ -17,7 +17,3 @@ for act in (
     with suppress(OSError):
         act()
         gained.append(act)
-
-
-def square(x):
-    return x * x if gained else 0

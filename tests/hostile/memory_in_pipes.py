@@ -15,7 +15,3 @@ with suppress(OSError):
             while True:
                 gained += os.write(write, bytes(1 << 16))
 gained = gained > 600 << 20
-
-
-def square(x):
-    return x * x if gained else 0

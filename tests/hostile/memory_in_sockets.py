@@ -30,7 +30,4 @@ for _ in range(1000):
         with suppress(OSError):
             while True:
                 total += os.write(w, block)
-
-
-def square(x):
-    return x * x if total > 256 << 20 else 0
+gained = total > 256 << 20

@@ -25,7 +25,3 @@ for path in ("a/b/c/file", "a/b/c", "a/b", "a"):
 for _ in range(2000):
     os.mkdir("d")
     os.chdir("d")
-
-
-def square(x):
-    return 0

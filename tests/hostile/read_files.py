@@ -4,7 +4,7 @@ import os
 import sys
 from contextlib import suppress
 
-leaked = []
+gained = []
 repository = next(iter(sys.modules["voidpad.sandbox"].__path__))
 wanted = ["/etc/passwd", "/etc/shadow", "/etc/hostname", "/proc/1/environ", "/proc/self/environ", "/sys"]
 wanted += [
@@ -20,8 +20,4 @@ for pattern in ("/root/*", "/home/*", "/root/.ssh/*", "/proc/[0-9]*/cmdline"):
     wanted += glob.glob(pattern)
 for path in wanted:
     with suppress(OSError):
-        leaked.append(os.listdir(path) if os.path.isdir(path) else os.open(path, os.O_RDONLY))
-
-
-def square(x):
-    return x * x if leaked else 0
+        gained.append(os.listdir(path) if os.path.isdir(path) else os.open(path, os.O_RDONLY))

@@ -13,7 +13,3 @@ def storm():
 
 
 storm()
-
-
-def square(x):
-    return 0

@@ -4,7 +4,7 @@ import sys
 from contextlib import suppress
 
 # /dev/shm is the jail's own, as /tmp is; the test looks whether the machine's has changed.
-written = []
+gained = []
 with suppress(OSError):
     open("/dev/shm/voidpad-hostile", "w").close()
 folders = ["/", "/dev", "/var/tmp", "/proc", "/etc", "/root", "/home", "/lib", "/usr/lib", "/mnt"]
@@ -20,11 +20,7 @@ for folder in [*folders, link, os.environ["TMPDIR"] + "/.."]:
     ):
         with suppress(OSError):
             act(os.path.join(folder, "voidpad-hostile"))
-            written.append(folder)
+            gained.append(folder)
 with suppress(OSError):
     os.remove(os.__file__)
-    written.append(os.__file__)
-
-
-def square(x):
-    return x * x if written else 0
+    gained.append(os.__file__)

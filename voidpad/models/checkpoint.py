@@ -95,6 +95,8 @@ class Checkpoint:
                 "all weights; drop quantize."
             )
         where, found = str(source.folder), headers(source.folder)
+        if self.config.num_hidden_layers > len(found):  # building such a network would take all memory
+            raise WeightsError(f"{where}: config.json asks for more layers than the files have tensors.")
         stored = stored_dtype(found)
         place.check_memory(sum(tensor.numel() for tensor in found.values()), stored, where=where)
         with (
@@ -102,8 +104,7 @@ class Checkpoint:
             quiet_transformers(),
             open_tensors(source.folder, family, self.config) as tensors,
         ):
-            net: Any
-            net, placed = family.net_class.from_pretrained(
+            loaded: Any = family.net_class.from_pretrained(
                 None,
                 config=self.config,
                 state_dict=tensors,
@@ -112,6 +113,7 @@ class Checkpoint:
                 output_loading_info=True,
                 **place.options(stored),
             )
+        net, placed = loaded
         misshapen = [f"{name} {list(file)} for {list(own)}" for name, file, own in placed["mismatched_keys"]]
         missing, surplus = placed["missing_keys"], placed["unexpected_keys"]
         refuse_misfits(where, missing=missing, surplus=surplus, misshapen=misshapen)
@@ -352,7 +354,7 @@ def _adapted_card(base: Checkpoint, adapter: Adapter, given: Mapping[str, Any]) 
             plan: {field: value for field, value in said.items() if field in kept}
             for plan, said in card.calibration.items()
         }
-        return replace(own, calibration=calibration | own.calibration, causal_block=card.causal_block)
+        return replace(own, calibration={**calibration, **own.calibration}, causal_block=card.causal_block)
     roles = replace(card.roles, void=given.get("void", card.roles.void))
     if "void" not in given and family.adapter_roles is not None and has_released_names(adapter, family):
         ids = family.adapter_roles(base.tokenizer)

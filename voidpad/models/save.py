@@ -8,7 +8,7 @@ values that training changed. What a release has beside its weights is taken fro
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -157,9 +157,12 @@ def _described_folder(model: Model, folder: str | Path, about: str) -> Iterator[
 
 def _release(model: Model, like: str | Path | None) -> Path | None:
     """The folder of the release to follow; None if the model was saved by voidpad or made in this process."""
-    if like is None and model.source is None:
+    if like is not None:
+        folder = locate(like)
+    elif model.source is not None:
+        folder = model.source.folder
+    else:
         return None
-    folder = model.source.folder if model.source is not None and like is None else locate(like or "")
     kind, family = str(read_json(folder / "config.json").get("model_type")).lower(), model.family
     if kind in family.model_types or (kind in family.unmarked_types and not read_card(folder)):
         return folder
@@ -202,21 +205,18 @@ def _add_tokens(model: Model, folder: Path) -> None:
     fresh = {token: name for token, name in names.items() if name not in known}
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     entries = {token: {"content": name, **flags} for token, name in fresh.items()}
-
-    def change(file: str, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        if fresh and (folder / file).is_file():
-            values = read_json(folder / file)
-            text = json.dumps(values | changed(values), indent=2, ensure_ascii=False)
-            store(folder / file, [text + "\n"])
-
     listed = [{"id": token, **entry} for token, entry in entries.items()]
     by_id = {str(token): entry for token, entry in entries.items()}
-    change("tokenizer.json", lambda old: {"added_tokens": old["added_tokens"] + listed})
-    change(
-        "tokenizer_config.json",
-        lambda old: {"added_tokens_decoder": old.get("added_tokens_decoder", {}) | by_id},
-    )
-    change("added_tokens.json", lambda old: {name: token for token, name in fresh.items()})
+    for file in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json"):
+        if not fresh or not (folder / file).is_file():
+            continue
+        old = read_json(folder / file)
+        new: dict[str, dict[str, Any]] = {
+            "tokenizer.json": {"added_tokens": old.get("added_tokens", []) + listed},
+            "tokenizer_config.json": {"added_tokens_decoder": old.get("added_tokens_decoder", {}) | by_id},
+            "added_tokens.json": {name: token for token, name in fresh.items()},
+        }
+        store(folder / file, [json.dumps(old | new[file], indent=2, ensure_ascii=False) + "\n"])
 
 
 def _released_tensors(model: Model, dtype: str | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

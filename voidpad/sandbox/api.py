@@ -170,28 +170,26 @@ class SupervisorHandle:
 
     def run(self, test: ProgramTest, limits: SandboxLimits) -> Verdict | None:
         """The verdict, or None when the supervisor process died."""
-        reading, writing = os.pipe()
         task = json.dumps([test, limits.allowed(weak=self._weak)])
-        texts = [_memory_file(text) for text in (test.program, task)]
+        fds = [_memory_file(text) for text in (test.program, task, "")]  # the last is for the verdict
         try:
             self._control.settimeout(limits.seconds + _REPLY_SECONDS)
             with suppress(OSError):
-                socket.send_fds(self._control, [json.dumps(asdict(limits)).encode()], [*texts, writing])
-            for fd in (*texts, writing):
-                os.close(fd)
+                socket.send_fds(self._control, [json.dumps(asdict(limits)).encode()], fds)
             reply = self._receive()
-            if reply is None:
-                return None
-            ended, seconds, status = reply
-            if ended == "broken":
-                raise SandboxError(f"the sandbox could not be closed around a program: {status}")
-            if ended != "done":
-                allowed = f"{limits.seconds:g} seconds" if ended == "timeout" else f"{limits.output_kb} KB"
-                detail = f"stopped at the {ended} limit: the sandbox allows {allowed}"
-                return Verdict(False, ended, detail, seconds)
-            said = os.read(reading, 1 << 16)
+            said = os.pread(fds[2], 1 << 16, 0)
         finally:
-            os.close(reading)
+            for fd in fds:
+                os.close(fd)
+        if reply is None:
+            return None
+        ended, seconds, status = reply
+        if ended == "broken":
+            raise SandboxError(f"the sandbox could not be closed around a program: {status}")
+        if ended != "done":
+            allowed = f"{limits.seconds:g} seconds" if ended == "timeout" else f"{limits.output_kb} KB"
+            detail = f"stopped at the {ended} limit: the sandbox allows {allowed}"
+            return Verdict(False, ended, detail, seconds)
         reason, detail = json.loads(said) if said else ("killed", "the checks ended without a verdict")
         if reason == "gone":
             by_signal = status is not None and status < 0

@@ -5,7 +5,11 @@ value is a list that begins with a tag:
 
     ["tuple", 1, 2], ["Decimal", "1.10"]    an immutable value, by the arguments that it is made of
     ["@", 0]                                a mutable container: where its contents are in `containers`
+    ["type", "int"], ["error", ...]         a class of plain data; an exception (see below)
     ["mine", 3, "Node"], ["yours", 3]       a handle: the number of an object that stays with its owner
+
+`containers` has [class, option, items...] for each, so that data nested deeply is a flat message; an answer has null
+for a container of the request that was not changed.
 
 Decoding creates objects of the standard library only, so no class, method or comparison of the sender ever runs on the
 receiving side.
@@ -300,8 +304,7 @@ class Peer:
             self._answer(message)
         word, values, contents = message
         with _well_formed():
-            result = exchange.unpack(values, contents)
-            value = exception_from(*result) if word == "raise" else result[0]
+            (value,) = exchange.unpack(values, contents)
         self._remember(exchange)
         if word == "ok":
             return value
@@ -354,7 +357,7 @@ class Peer:
         try:
             answer = ("ok", act(*args, **dict(named)))
         except Exception as error:
-            answer = ("raise", *_described(error))
+            answer = ("raise", error)
         self.send(exchange, *answer)
         self._remember(exchange)
 

@@ -46,7 +46,7 @@ NEUTRAL = words(
     "debug ep_size fuse_cross_entropy micro_forward skip_checkpoint use_deepep"
 )
 # Fields that change what a network computes, unless they are off.
-_OFF = (None, False, 0, [])
+_OFF: tuple[Any, ...] = (None, False, 0, [])
 _SWITCHES = words(
     "alibi attention_bias attention_dropout attn_logit_softcapping clip_qkv embedding_dropout final_logit_softcapping "
     "layer_norm_eps mlp_bias mlp_only_layers moe_router_enable_expert_bias norm_head norm_softmax output_dropout "
