@@ -95,7 +95,7 @@ def narrowed(
     for group in recipe.groups:
         placed: dict[str, Any] = {}
         if model:
-            placed = {"model": model, "adapter": adapter}
+            placed = {"model": [model], "adapter": adapter}
         if not only or group.method in (EXACT, *only):
             groups.append(group.model_copy(update=placed))
     changed = {"groups": groups, "tasks": list(tasks) if tasks else recipe.tasks}

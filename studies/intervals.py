@@ -13,9 +13,10 @@ import gzip
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from voidpad.evaluate.intervals import mcnemar, mean, mean_of_tasks, paired_bootstrap, wilson
+from voidpad.evaluate.intervals import mcnemar, mean_of_tasks, paired_bootstrap, wilson
 
 Line = dict[str, Any]
 
@@ -40,7 +41,7 @@ def means(lines: Sequence[Line]) -> Iterator[str]:
             low, high = wilson(right, count)
             shares.append((100 * right / count, (100 * low, 100 * high)))
         low, high = mean_of_tasks(shares)
-        yield f"{' | '.join(name)} | {mean([share for share, _ in shares]):.2f} [{low:.1f}, {high:.1f}]"
+        yield f"{' | '.join(name)} | {fmean([share for share, _ in shares]):.2f} [{low:.1f}, {high:.1f}]"
 
 
 def paired(lines: Sequence[Line], first: str, second: str) -> Iterator[str]:
@@ -58,7 +59,7 @@ def paired(lines: Sequence[Line], first: str, second: str) -> Iterator[str]:
     for at, found in changes.items():
         low, high = paired_bootstrap(found)
         lost, won = sum(change < 0 for change in found), sum(change > 0 for change in found)
-        shown = f"{mean(found):+.2f} [{low:+.2f}, {high:+.2f}] points"
+        shown = f"{fmean(found):+.2f} [{low:+.2f}, {high:+.2f}] points"
         yield f"{at} | {shown} | {lost} lost, {won} won, McNemar p {mcnemar(lost, won):.3g}"
 
 

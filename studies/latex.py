@@ -33,12 +33,10 @@ def latex(table: Table) -> str:
     """A booktabs table: needs \\usepackage{booktabs} and, for wide ones, graphicx."""
     shape = "l" * len(table.heads) + "r" * len(table.columns)
     body = [r"\toprule", " & ".join(map(tex, [*table.heads, *table.columns])) + r" \\"]
-    group = None
-    for row in table.rows:
-        if row.group != group or group is None:
-            body.append(r"\midrule")
-            group = row.group
-        body.append(" & ".join([*map(tex, row.head), *map(cell, row.values)]) + r" \\")
+    for group in table.groups:
+        body.append(r"\midrule")
+        for names, values in group.items():
+            body.append(" & ".join([*map(tex, names), *map(cell, values.values())]) + r" \\")
     inner = "\n".join([rf"\begin{{tabular}}{{{shape}}}", *body, r"\bottomrule", r"\end{tabular}"])
     facts = [*table.notes, *(f"{name}: {text}." for name, text in origins(table.runs))]
     return "\n".join(

@@ -20,13 +20,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
 import voidpad
 from voidpad.builtin.tasks import heldout
 from voidpad.constrain.messages import TokenTables
-from voidpad.evaluate.intervals import mean
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs" / "results" / "tiny-decide.jsonl.gz"
@@ -113,7 +113,7 @@ def kept() -> list[Verdict]:
 def decisions() -> Iterator[Sequence[str]]:
     """The rows of the table."""
     for one in kept():
-        right, error = f"{100 * mean(one['right']):.1f}", f"{calibration_error(one):.3f}"
+        right, error = f"{100 * fmean(one['right']):.1f}", f"{calibration_error(one):.3f}"
         yield f"`{one['model']}`", one["estimate"], str(len(one["right"])), right, error
 
 
@@ -128,7 +128,7 @@ def reliability(found: Verdict, bins: int = 10) -> list[tuple[float, float, int]
     for sure, right in zip(found["probability"], found["right"], strict=True):
         groups.setdefault(min(int(sure * bins), bins - 1), []).append((sure, right))
     return [
-        (mean([sure for sure, _ in group]), mean([right for _, right in group]), len(group))
+        (fmean([sure for sure, _ in group]), fmean([right for _, right in group]), len(group))
         for _, group in sorted(groups.items())
     ]
 

@@ -4,42 +4,32 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from voidpad.decode.presets import describe
 from voidpad.engine.cache_policy import CachePolicy
 from voidpad.evaluate.folder import VERSION, RunFolder
-from voidpad.evaluate.intervals import mean
 from voidpad.evaluate.judge import summary
 from voidpad.experiments.sweep import begin
 from voidpad.experiments.sweep_recipe import SweepCell, read
 from voidpad.models import FAMILIES
 
 PROVENANCE = {
-    "voidpad": "0.1.0",
-    "commit": "0123456789abcdef0123456789abcdef01234567",
-    "dirty": False,
-    "python": "3.11.9",
-    "torch": "2.13.0",
-    "transformers": "5.22.2",
-    "lm_eval": "0.4.13",
-    "math_verify": "0.9.0",
-    "device": "cpu",
-    "device_count": 1,
-    "dtype": "float32",
-    "rows": 32,
-    "tokens": 16384,
-    "family": "llada",
-    "padding": None,
-    "data": "local",
-    "probes_counted": False,
-    "sandbox": {"allowed": True, "weak": False, "layers": {}},
-    "started": "2026-01-01T00:00:00+00:00",
+    **{"voidpad": "0.1.0", "commit": "0123456789abcdef0123456789abcdef01234567", "dirty": False},
+    **{
+        "python": "3.11.9",
+        "torch": "2.13.0",
+        "transformers": "5.22.2",
+        "lm_eval": "0.4.13",
+        "math_verify": "0.9.0",
+    },
+    **{"device": "cpu", "device_count": 1, "dtype": "float32", "rows": 32, "tokens": 16384},
+    **{"family": "llada", "padding": None, "data": "local", "probes_counted": False},
+    **{"sandbox": {"allowed": True, "weak": False, "layers": {}}, "started": "2026-01-01T00:00:00+00:00"},
 }
 GRADERS = {"gsm8k": ("flexible-extract", "strict-match")}
-Draw = Callable[
-    [SweepCell, int], list[float]
-]  # (cell, size) -> for each example a number in [0, 1): its luck
+Draw = Callable[[SweepCell, int], list[float]]  # for each of so many examples a number in [0, 1): its luck
 
 
 def drawn(cell: SweepCell, size: int) -> list[float]:
@@ -97,7 +87,7 @@ def write_run(cell: SweepCell, out: Path, *, size: int = 40, draw: Draw = drawn)
     results = {
         "version": VERSION,
         "tasks": {cell.task: entry},
-        "mean": {"score": entry["score"], "passes_decode": mean([one["passes_decode"] for one in lines])},
+        "mean": {"score": entry["score"], "passes_decode": fmean([one["passes_decode"] for one in lines])},
         "wall_seconds": entry["seconds"],
         "provenance": provenance,
         "finished": "2026-01-01T00:10:00+00:00",

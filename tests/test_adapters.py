@@ -14,7 +14,6 @@ from voidpad.models import Card, Model, load, merge, random_model, save
 from voidpad.models.families.dream import AUTHORS_RAINBOW
 from voidpad.roles import Roles
 
-BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
 BLOCKS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 VOID = 4
 
@@ -48,8 +47,7 @@ KINDS = {
 }
 
 
-@BOTH
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("family", "kind"), [*(("llada", kind) for kind in KINDS), ("dream", "head")])
 def test_an_adapter_loads_and_merges(bases, tmp_path, family, kind):
     trained = tuned(family, **KINDS[kind])
     wanted = logits(trained)
@@ -87,21 +85,6 @@ def test_an_adapter_folder_names_its_base(bases, tmp_path):
     set_config(folder, base_model_name_or_path=None)
     with pytest.raises(WeightsError, match="names no base"):
         load(folder)
-
-
-def test_built_in_names(tmp_path, monkeypatch):
-    monkeypatch.setattr("voidpad.models.locate.ASSETS", tmp_path)
-    base, trained = plain("llada"), tuned("llada")
-    base.net.half()
-    save(base, tmp_path / "tiny-instruct")
-    trained.net.peft_config["default"].base_model_name_or_path = "tiny-instruct"
-    save(trained, tmp_path / "tiny-void")
-    loaded = load("tiny-void")
-    assert (loaded.name, load("tiny-instruct").name) == ("tiny-void", "tiny-instruct")
-    assert loaded.net.dtype == torch.float32
-    assert (logits(loaded) - logits(load("tiny-instruct", "tiny-void"))).abs().max() == 0.0
-    with pytest.raises(WeightsError, match="tiny-eos"):
-        load("tiny-eos")
 
 
 def test_the_adapters_card_wins(bases, tmp_path):
@@ -157,14 +140,6 @@ PAPER_NAMES = ["q_proj", "k_proj", "v_proj", "ff_proj", "up_proj", "ff_out"]
         (PAPER, {"target_modules": PAPER_NAMES}),
         ({"target_modules": ["o_proj", "down_proj"]}, {"target_modules": r".*blocks.*(attn_out|ff_out)"}),
         (
-            PAPER | {"rank_pattern": {"lm_head": 2, "down_proj": 3}, "alpha_pattern": {"lm_head": 32}},
-            {
-                "target_modules": PAPER_NAMES,
-                "rank_pattern": {r"transformer\.ff_out": 2, "ff_out": 3},
-                "alpha_pattern": {r"transformer\.ff_out": 32},
-            },
-        ),
-        (
             {"target_modules": ["q_proj"], "trainable_token_indices": TOKENS},
             {"target_modules": ["q_proj"], "trainable_token_indices": {"wte": [VOID, 5], "ff_out": [VOID]}},
         ),
@@ -173,7 +148,7 @@ PAPER_NAMES = ["q_proj", "k_proj", "v_proj", "ff_proj", "up_proj", "ff_out"]
             {"target_modules": ["q_proj"], "modules_to_save": ["wte"]},
         ),
     ],
-    ids=["paper", "regex", "patterns", "token rows", "saved module"],
+    ids=["paper", "regex", "token rows", "saved module"],
 )
 def test_original_names_are_translated(tmp_path, ours, theirs):
     trained = tuned("llada", **ours)
@@ -211,8 +186,8 @@ def test_adapters_that_do_not_fit(bases, tmp_path):
     whole = load_file(path)
     first = sorted(whole)[0]
     for tensors, message in (
-        ({name: tensor for name, tensor in whole.items() if name != first}, f"missing .*{first}"),
-        (whole | {"base_model.model.other.lora_A.weight": torch.zeros(4, 4)}, "surplus .*other.lora_A"),
+        ({name: tensor for name, tensor in whole.items() if name != first}, f"missing: {first}"),
+        (whole | {"base_model.model.other.lora_A.weight": torch.zeros(4, 4)}, "surplus: .*other.lora_A"),
         (whole | {first: torch.zeros(4, 7)}, "does not fit"),
     ):
         save_file(tensors, path)
@@ -224,14 +199,13 @@ def test_adapters_that_do_not_fit(bases, tmp_path):
     set_config(folder, layer_replication=[[0, 1]])
     with pytest.raises(WeightsError, match="layer_replication"):
         load(bases["llada"], folder)
-    with pytest.raises(ConfigError, match="whole model"):
+    with pytest.raises(WeightsError, match=r"adapter_config.json: no such file"):
         load(bases["llada"], bases["llada"])
     with pytest.raises(ConfigError, match="no adapter to merge"):
         merge(random_model())
 
 
-@BOTH
-@pytest.mark.parametrize("bits", ["8bit", "4bit"])
+@pytest.mark.parametrize(("family", "bits"), [("llada", "8bit"), ("dream", "4bit")])
 def test_quantized_weights_carry_an_adapter(tmp_path, family, bits):
     trained = tuned(family)
     base = write_original(plain(family), tmp_path / "base")
@@ -265,7 +239,7 @@ def wrapped_adapter(trained: Model, folder) -> None:
 
 @pytest.mark.parametrize(
     ("family", "settings"),
-    [("llada", PAPER), *(("dream", KINDS[kind]) for kind in ("blocks", "head", "void rows", "ranks"))],
+    [("llada", PAPER), *(("dream", KINDS[kind]) for kind in ("blocks", "head", "void rows"))],
 )
 def test_adapters_of_a_training_wrapper(tmp_path, family, settings):
     trained = tuned(family, **settings)
@@ -276,6 +250,15 @@ def test_adapters_of_a_training_wrapper(tmp_path, family, settings):
     save(loaded, tmp_path / "again")
     again = load(base, tmp_path / "again")
     assert (logits(again) - logits(trained)).abs().max() == 0.0
+
+
+def test_ranks_by_module_are_refused_under_released_names(tmp_path):
+    """Their patterns name modules that are called otherwise in the stock class."""
+    trained = tuned("llada", **PAPER, alpha_pattern={"lm_head": 32})
+    write_original_adapter(trained, tmp_path / "adapter", target_modules=PAPER_NAMES)
+    base = write_original(plain("llada"), tmp_path / "base")
+    with pytest.raises(WeightsError, match="alpha_pattern"):
+        load(base, tmp_path / "adapter")
 
 
 def test_a_wrapped_dream_adapter_asks_for_its_void_id(tmp_path):

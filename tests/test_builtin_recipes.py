@@ -18,7 +18,7 @@ from voidpad.errors import ConfigError
 from voidpad.evaluate import AnswerRequest, EvalConfig, RunFolder
 from voidpad.evaluate.answer import Answering
 from voidpad.evaluate.judge import slot_passes
-from voidpad.experiments.report.frame import frame, graded
+from voidpad.experiments.report.frame import frame
 from voidpad.experiments.report.layout import TableLayout
 from voidpad.experiments.report.tables import build
 from voidpad.experiments.sweep_recipe import cells, parse, read
@@ -85,7 +85,7 @@ def model():
 
 def test_hidden_eos_is_the_interventions_own_attention_mask():
     tuned = load("tiny-instruct")
-    decoding = tuned.plan("original", canvas=32, block=32)
+    decoding = tuned.plan("original", canvas=64, block=64)
     request = AnswerRequest(name="a", prompt=heldout("tiny_expr", 1)[0].prompt)
     hidden, plain = (
         [record for done in Answering(tuned, decoding, config).run([request]) for record in done]
@@ -122,18 +122,7 @@ EXACT = TableLayout(title="t", index=("method", "block"), exact=True)
 
 def against_exact(table):
     """The cells of the column, by the names of the rows."""
-    return {row.head: row.values[table.columns.index("against exact")] for row in table.rows}
-
-
-def test_rows_may_be_scored_by_another_grader(tmp_path):
-    every = cells(read(find_recipe("tiny-score", "sweep")))
-    banned = next(cell for cell in every if cell.method == "original, EOS banned")
-    assert banned.grader == "first"
-    run = write_run(banned, tmp_path)
-    rows, examples = frame([run]), RunFolder(run).examples
-    other = graded(rows, "authors")
-    assert other["correct"][0] == sum(one["scores"]["authors"] for one in examples)
-    assert other["correct"][0] < rows["correct"][0] == sum(one["score"] for one in examples)
+    return {names: cells["against exact"] for names, cells in table.rows.items()}
 
 
 def test_every_approximate_row_is_set_against_its_exact_one(tmp_path):
@@ -164,8 +153,7 @@ def test_the_difference_is_taken_problem_by_problem(tmp_path):
     value = apart["fast", "256"]
     assert value.number == -25.0
     assert value.interval == (-75.0, 0.0)
-    (fast,) = [row for row in table.rows if row.head[0] == "fast"]
-    assert fast.values[table.columns.index("mean")].number == 75.0
+    assert table.rows["fast", "256"]["mean"].number == 75.0
 
 
 def test_slot_passes_count_every_slot_of_every_pass(tmp_path):

@@ -7,8 +7,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from toys import LOW, SEPARATOR, Toy, World
-from voidpad.decode import plan
 from voidpad.engine.batching import Engine
 from voidpad.errors import ConfigError, RoleError
 from voidpad.experiments.calibrate import Search, Setting, Survey, choose, fields, frontier, settings, survey
@@ -115,43 +113,6 @@ def test_a_chosen_setting_becomes_the_checkpoints_default(model, seen):
     assert {**values, "block": kept.block} == fields(chosen, SEARCH)
     assert replace(model, card=card).plan("void-expansion", window=3).length.window == 3  # the caller wins
     assert replace(model, card=card).plan("void").length == model.plan("void").length
-
-
-def test_a_model_whose_tail_says_void_gets_short_canvases():
-    """On a world of short answers padded with VOID, the choice keeps them whole at a fraction of the cost."""
-    world = World(LOW, 5, "void", lengths=(2, 5), doubt=0.01, jitter=0.1)
-    model = WorldModel(world)
-    rng = random.Random(2)
-    prompts = [[rng.randrange(5, 13) for _ in range(4)] + [SEPARATOR[LOW]] for _ in range(12)]
-    search = Search(start=4, limit=48, block=4, windows=(4,), levels=8, fit=1.0)
-    best = choose(settings(survey(model, prompts, search), search), search.fit)
-    assert best.fit == 1.0
-    assert best.canvas < 16
-    assert best.cost < 0.4
-
-
-class WorldModel:
-    """A toy where calibration expects a Model."""
-
-    roles, name = LOW, "world"
-
-    def __init__(self, world: World) -> None:
-        self.toy = Toy(world)
-
-    def denoiser(self):
-        return self.toy
-
-    def engine(self, **limits) -> Engine:
-        return Engine(self.toy, self.roles, **limits)
-
-    def plan(self, name: str, **fields):
-        return plan(name, **fields)
-
-    def check_prompt(self, ids, *, canvas: int) -> None:
-        pass
-
-    def require_full_attention(self, what: str) -> None:
-        pass
 
 
 def test_models_and_prompts_that_cannot_be_calibrated_are_refused(model):

@@ -5,14 +5,13 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from originals import adapted, write_original
 from voidpad.errors import VoidpadError
 from voidpad.files import read_json
 from voidpad.models import load, random_model, save
 
-INDEX = "model.safetensors.index.json"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @pytest.fixture(scope="module")
@@ -71,25 +70,26 @@ FILES = [
 ]
 
 
+DAMAGED = {"tokenizer.json": "tokenizer"}
+MISSING = {  # what is looked for instead, or what is unknown then
+    "tokenizer.json": "vocab.json",
+    "adapter_config.json": "config.json",
+    "voidpad.json": "model_type 'llama'",
+    INDEX: WHOLE,
+}
+
+
 @pytest.mark.parametrize(("kind", "name"), FILES)
-@pytest.mark.parametrize("damage", ["cut", "empty", "binary"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "binary", "missing"])
 def test_a_damaged_file(folder, kind, name, damage):
     path = folder(kind)
     content = (path / name).read_bytes()
-    (path / name).write_bytes(
-        {"cut": content[: len(content) // 2], "empty": b"", "binary": b"\xff\xfe" + content[2:]}[damage]
-    )
-    refused(path, "tokenizer" if name == "tokenizer.json" else name)
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [pair for pair in FILES if pair[1] not in ("voidpad.json", "adapter_config.json", INDEX)],
-)
-def test_a_missing_file(folder, kind, name):
-    path = folder(kind)
-    (path / name).unlink()
-    refused(path, name)
+    damaged = {"cut": content[: len(content) // 2], "empty": b"", "binary": b"\xff\xfe" + content[2:]}
+    if damage == "missing":
+        (path / name).unlink()
+    else:
+        (path / name).write_bytes(damaged[damage])
+    refused(path, MISSING.get(name, name) if damage == "missing" else DAMAGED.get(name, name))
 
 
 @pytest.mark.parametrize("content", ["null", "3", "[]", '"x"', "[" * 100_000])
@@ -103,13 +103,11 @@ def test_json_that_is_no_object(folder, content):
 @pytest.mark.parametrize(
     ("kind", "field", "value", "mention"),
     [
-        ("llada", "n_layers", 10**6, "layers"),
-        ("dream", "num_hidden_layers", 3, "missing tensor(s)"),
-        ("dream", "vocab_size", 65, "instead of [65, 32]"),
+        ("dream", "num_hidden_layers", 3, "missing: model.layers.2"),
+        ("dream", "vocab_size", 65, "for [65, 32]"),
         ("dream", "num_key_value_heads", 3, "config"),
         ("llada", "embedding_size", "64", "config.json"),
         ("llada", "rope_theta", None, "config.json"),
-        ("experts", "num_experts", 99_999, "weights than the files hold"),
         ("experts", "num_experts", 5, "experts"),
         ("saved", "hidden_size", None, "config.json"),
     ],
@@ -167,21 +165,6 @@ def test_an_adapter_starts_no_computation(folder):
     before = load(path).net(torch.tensor([[7, 20]])).logits
     change(path / "adapter_config.json", init_lora_weights="pissa")
     assert torch.equal(load(path).net(torch.tensor([[7, 20]])).logits, before)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers(folder, value):
-    path = folder("saved")
-    tensors = load_file(path / "model.safetensors")
-    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = value
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    refused(path, "model.layers.1.mlp.up_proj.weight")
-    adapter = folder("adapter")
-    tensors = load_file(adapter / "adapter_model.safetensors")
-    name = sorted(tensors)[1]
-    tensors[name][0, 0] = value
-    save_file(tensors, adapter / "adapter_model.safetensors")
-    refused(adapter, name)
 
 
 def test_a_tokenizer_beyond_the_embedding(folder):

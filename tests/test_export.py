@@ -119,9 +119,8 @@ def test_released_fields_are_undone(data_dir, name):
 
 @EVERY
 def test_shards_and_their_index(models, tmp_path, family):
-    seen = []
     model = load(write_original(models[family], tmp_path / "released"))
-    export(model, tmp_path / "out", shard=20_000, progress=lambda done, total: seen.append((done, total)))
+    export(model, tmp_path / "out", shard=20_000)
     index = read_json(tmp_path / "out" / "model.safetensors.index.json")
     files = sorted(set(index["weight_map"].values()))
     assert len(files) > 2
@@ -129,8 +128,6 @@ def test_shards_and_their_index(models, tmp_path, family):
     tensors = stored(tmp_path / "out")
     assert index["weight_map"].keys() == tensors.keys()
     assert index["metadata"]["total_size"] == sum(4 * tensor.numel() for tensor in tensors.values())
-    assert [total for _, total in seen] == [len(tensors)] * len(files)
-    assert seen[-1][0] == len(tensors)
     assert torch.equal(logits(load(tmp_path / "out")), logits(model))
 
 
@@ -221,20 +218,6 @@ def test_nothing_is_overwritten_and_nothing_is_loaded_first(models, tmp_path, mo
     with pytest.raises(ConfigError, match="already exists"):
         run(tmp_path / "saved", "--out", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["notes"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--dtype", "int8"),
-        ("--device", "tpu"),
-    ],
-)
-def test_options_that_are_not_known(models, tmp_path, words):
-    save(models["llada"], tmp_path / "saved")
-    with pytest.raises(ConfigError, match=words[-1]):
-        run(tmp_path / "saved", *words, "--out", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_exported(models, tmp_path):

@@ -5,7 +5,6 @@ import io
 import json
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,7 @@ from voidpad.errors import ConfigError, PlanError
 from voidpad.evaluate import EvalConfig, Resources
 from voidpad.experiments.sweep import run_local
 from voidpad.experiments.sweep_recipe import SweepCell, parse
-from voidpad.models import Model, load, read_card, save
-from voidpad.models.fresh import random_model
+from voidpad.models import Model, load
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extend.md").read_text(encoding="utf-8")
 
@@ -120,15 +118,6 @@ def test_modules_are_refused_everywhere_but_on_the_command_line(rules, tmp_path)
     with pytest.raises(PlanError) as wrong:
         plan("void", calibration={"void": {"commit": "my_rules:Leftmost"}})
     assert wrong.value.field == "commit"
-
-
-def test_a_card_cannot_name_a_module(rules, tmp_path):
-    save(random_model("llada", context=64), tmp_path / "model")
-    card = read_card(tmp_path / "model")
-    replace(card, calibration={"void": {"score": "my_rules:Favour"}}).write(tmp_path / "model")
-    with pytest.raises(PlanError) as refused:
-        load(tmp_path / "model").generate("hi", "void", canvas=8, block=8)
-    assert refused.value.field == "score"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from lm_eval.api.instance import Instance
 
 from voidpad.errors import ConfigError
 from voidpad.evaluate.answer import Answering
-from voidpad.evaluate.likelihood import Bound, estimate, hidden_canvas, hide
+from voidpad.evaluate.likelihood import Bound, estimate, hide
 from voidpad.evaluate.lm_eval import VoidpadLM
 from voidpad.models import random_model
 
@@ -44,8 +44,7 @@ def test_context_free_probabilities_give_the_exact_likelihood(model):
 
 def test_one_token_needs_no_sampling(model):
     pair = ([12, 13, 14], [20])
-    canvas, where = hidden_canvas(pair, torch.tensor([[True]]), model.roles)
-    exact = float(model.denoiser()(canvas, where).log_softmax(-1)[0, 20])
+    exact = estimate(model.denoiser(), model.roles, pair, torch.tensor([[True]]), tokens=99)
     assert Bound(model, samples=3)._estimate(pair) == pytest.approx(exact)
 
 

@@ -11,7 +11,7 @@ import torch
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate import EvalConfig, Resources, RunFolder, evaluate, read_run
 from voidpad.evaluate.prepare import build_requests, choose_tasks, find_tasks, load_tasks
-from voidpad.evaluate.run import answer, judge, prepare
+from voidpad.evaluate.run import judge, prepare
 from voidpad.models import random_model
 
 TASK = """
@@ -81,6 +81,9 @@ def trusted(folder: Path) -> Resources:
 def test_a_task_of_ones_own_is_a_run_like_any_other(model, folder, tmp_path):
     results = evaluate(settings(folder, limit=3), tmp_path / "run", model=model, resources=trusted(folder))
     run, found = read_run(tmp_path / "run"), results["tasks"]["sums"]
+    with pytest.raises(ConfigError, match="task sums is not voidpad's: pass --include-path"):
+        judge(run)
+    assert judge(run, resources=trusted(folder))["tasks"] == results["tasks"]
     assert [found[name] for name in ("n", "test_size", "metric", "filter")] == [3, 5, "right", "none"]
     outputs = [one["output"] for one in run.examples]
     assert [one["score"] for one in run.examples] == [len(text) % 2 for text in outputs]
@@ -133,15 +136,6 @@ def test_the_place_of_a_folder_is_not_part_of_a_task(folder, tmp_path):
     shutil.copy(folder / "sums.yaml", folder / "again.yaml")
     with pytest.raises(ConfigError, match=r"task 'sums' is in .*again.yaml too"):
         find_tasks([folder])
-
-
-def test_stages_apart_ask_for_the_file_again(model, folder, tmp_path):
-    run, whole = RunFolder(tmp_path / "run"), settings(folder, limit=2)
-    prepare(whole, run, resources=trusted(folder))
-    answer(run, model=model)
-    with pytest.raises(ConfigError, match="task sums is not voidpad's: pass --include-path"):
-        judge(run)
-    assert judge(run, resources=trusted(folder))["tasks"]["sums"]["n"] == 2
 
 
 @pytest.mark.parametrize(

@@ -33,25 +33,6 @@ def test_every_derived_number_recomputes():
     assert [check for check in checks if not check.agrees] == []
 
 
-def test_the_checks_cover_every_kind_of_derived_number():
-    printed = {
-        "table1-llada: mean void over tasks, block 64": 51.13,
-        "table1-dream: mean void mean": 60.21,
-        "appendix-blocks-base: gsm8k eos worst": 7.88,
-        "table2-reduction: mbpp": 84.6,
-        "abstract: Dream NFE reduction": 55.7,
-        "readme-reduction: humaneval": 80.4,
-        "table3b-speedup: void-expansion mean from seconds": 2.12,
-        "table3b-speedup: rho-eos geomean": 1.81,
-        "table5: void difference": 9.64,
-        "table5: void NFE reduction": 63.8,
-        "table6: thresholds largest nfe": 175.5,
-        "table6: window smallest score": 51.4,
-        "claim: Dream: VOID over original": 17.84,
-    }
-    assert printed.items() <= {check.what: check.printed for check in recomputed(published())}.items()
-
-
 @pytest.mark.parametrize("column", range(4))
 def test_a_wrong_digit_in_a_table_is_found(column):
     values = RAW["sheet"][0]["cells"]["gsm8k"]["void"]

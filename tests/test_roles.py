@@ -75,10 +75,17 @@ def test_llada_takes_reserved_entries(data_dir):
     assert roles.ends == (126081, 126348)
 
 
-def test_llada_names_of_the_authors_and_of_the_base():
-    names = {f"<|pad_{n}|>": 100 + n for n in (2, 10, 0, 1, 3, 4, 5, 6, 7)} | {"<|mdm_mask|>": 9}
-    roles = resolve(Named(names, eos=1), {}, rows=200)
-    assert (roles.mask, roles.void, roles.rainbow) == (9, 100, tuple(range(100, 107)))
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [("<|pad_{}|>", [*range(100, 107)]), ("<pad_{}>", AUTHORS_RAINBOW)],
+    ids=["llada", "dream"],
+)
+def test_the_authors_names_are_read_in_the_order_of_their_numbers(name, ids):
+    names = {name.format(n): token for n, token in [(10, 99), *reversed(list(enumerate(ids)))]} | {
+        "<|mdm_mask|>": 9
+    }
+    roles = resolve(Named(names, eos=1), {}, rows=DREAM_ROWS)
+    assert (roles.mask, roles.void, roles.rainbow) == (9, ids[0], tuple(ids))
     assert roles.ends == (1,)  # no turn end among its names
 
 
@@ -137,9 +144,3 @@ def test_dreamon_keeps_its_expand_token(fresh_dream):
     roles = resolve(fresh_dream, {"mask_token_id": 151666}, rows=DREAM_ROWS, names=DREAM.role_names)
     assert (roles.void, roles.never) == (151668, (151667,))
     assert 151667 in roles.all()
-
-
-def test_the_authors_names_for_dream_are_read():
-    names = {f"<pad_{n}>": token for n, token in enumerate(AUTHORS_RAINBOW)} | {"<|mask|>": 151666}
-    roles = resolve(Named(names, eos=151643), {}, rows=DREAM_ROWS)
-    assert (roles.void, roles.rainbow) == (56940, AUTHORS_RAINBOW)

@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import re
 import resource
 import signal
 import socket
@@ -18,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hostile_programs import HOSTILE
 from voidpad.evaluate.tasks.mbpp import function_under_test
 from voidpad.sandbox import Sandbox, SandboxLimits, kernel
 from voidpad.sandbox.api import SupervisorHandle
@@ -26,7 +26,6 @@ from voidpad.sandbox.checker import ProgramTest, judge
 if not sys.platform.startswith("linux"):
     pytest.skip("the sandbox is made of Linux namespaces", allow_module_level=True)
 
-HOSTILE = sorted((Path(__file__).parent / "hostile").glob("*.py"))
 CHECKS = "assert square(3) == 9\nassert square(4) == 16\n"
 SLACK = 10.0  # seconds a program may outlive its limit by on a busy machine
 PATIENCE = 60.0  # seconds for what a busy machine does at some time
@@ -87,12 +86,6 @@ def until(condition):
 # Hostile programs
 
 
-def hostile(path):
-    """The reasons that the first line of a program allows, and whether it says (slow)."""
-    reasons, slow = re.match(r"# expect: ([a-z, ]+?)( \(slow\))?\n", path.read_text()).groups()
-    return reasons.split(", "), bool(slow)
-
-
 def machine():
     """What a program could change on this machine and a look from outside would see."""
     library = os.stat(os.__file__)
@@ -117,9 +110,18 @@ def owner_of(path):
         return path.stat(follow_symlinks=False).st_uid
 
 
-def gains_nothing(sandbox, path, seconds):
+SLOW = [pytest.mark.slow]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "program", [pytest.param(one, id=name, marks=SLOW if one.slow else []) for name, one in HOSTILE.items()]
+)
+def test_hostile_program_gains_nothing(program, mode, cells):
+    """In the weak mode a refused call may end a program before it does what it is here for."""
+    seconds = 60 if mode == "full" and "timeout" not in program.reasons else 1
     before, host, start = processes(), machine(), time.monotonic()
-    verdict = sandbox.run(path.read_text(), CHECKS)
+    verdict = cells[mode, seconds].run(program.text, CHECKS)
     assert not verdict.passed
     assert time.monotonic() - start < seconds + SLACK
     assert processes() == before
@@ -127,21 +129,8 @@ def gains_nothing(sandbox, path, seconds):
     assert left_in_shared_memory() == []
     assert not [place for place in PLACES if (Path(place) / MARK).exists()]
     assert verdict.detail.isprintable()
-    return verdict
-
-
-PROGRAMS = [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if hostile(p)[1] else []) for p in HOSTILE]
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("path", PROGRAMS)
-def test_hostile_program_gains_nothing(path, mode, cells):
-    """In the weak mode a refused call may end a program before it does what it is here for."""
-    expected, _ = hostile(path)
-    seconds = 60 if mode == "full" and "timeout" not in expected else 1
-    verdict = gains_nothing(cells[mode, seconds], path, seconds)
     earlier = ("error", "exited", "timeout") if mode == "weak" else ()
-    assert verdict.reason in (*expected, *earlier) or "refused" in verdict.detail, verdict
+    assert verdict.reason in (*program.reasons, *earlier) or "refused" in verdict.detail, verdict
 
 
 def test_there_are_enough_hostile_programs():
@@ -616,7 +605,9 @@ os.setresuid(65534, 65534, 65534)
 os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
 """
 ORDINARY = """
-import os
+import os, sys
+sys.path.append("tests")
+from hostile_programs import HOSTILE
 from voidpad.sandbox import SandboxLimits, Sandbox, layers
 assert os.getuid() == 65534 and layers()["namespaces"], layers()
 with Sandbox(limits=SandboxLimits(seconds=60)) as sandbox:
@@ -624,11 +615,10 @@ with Sandbox(limits=SandboxLimits(seconds=60)) as sandbox:
     assert sandbox.run("open('/etc/passwd')", "").reason == "error"
 with Sandbox(limits=SandboxLimits(seconds=1)) as sandbox:
     assert sandbox.run("while True: pass", "").reason == "timeout"
-    for path in sorted(os.listdir("tests/hostile")):
-        text = open("tests/hostile/" + path).read()
-        if "(slow)" not in text[:80] and "timeout" not in text[:80]:
-            verdict = sandbox.run(text, "assert square(3) == 9\\nassert square(4) == 16")
-            assert not verdict.passed, path
+    for name, one in HOSTILE.items():
+        if not one.slow and "timeout" not in one.reasons:
+            verdict = sandbox.run(one.text, "assert square(3) == 9\\nassert square(4) == 16")
+            assert not verdict.passed, name
 """
 
 

@@ -71,30 +71,25 @@ def rows(device) -> Rows:
     return Rows.of(ids, zero + 2, zero + 9, LOW, key=zero)
 
 
+def by_row(rule, count: int, device):
+    """The rule with a value for each row or slot in place of its numbers."""
+    floats = {name: value for name, value in vars(rule).items() if isinstance(value, float)}
+    full = {name: torch.full((count, 1), v, dtype=torch.float64, device=device) for name, v in floats.items()}
+    return rule.with_tensors(**full)
+
+
 def run_everything(device) -> None:
     """Every rule once, with numbers and with a value for each row."""
     for rule in COMMITS:
-        chosen = rule(proposed(device), progress(device, 4))
-        assert chosen.shape == (B, W)
-        floats = {name: value for name, value in vars(rule).items() if isinstance(value, float)}
-        each = {
-            name: torch.full((B, 1), value, dtype=torch.float64, device=device)
-            for name, value in floats.items()
-        }
+        assert rule(proposed(device), progress(device, 4)).shape == (B, W)
         steps = torch.full((B,), 4, device=device)
-        assert rule.with_tensors(**each)(proposed(device), progress(device, steps)).shape == (B, W)
+        assert by_row(rule, B, device)(proposed(device), progress(device, steps)).shape == (B, W)
+    logits = torch.randn(B * W, V, device=device)
+    bans = Bans.of((LOW.eos,), (LOW.void,), LOW.mask, V, logits.device)
     for rule in PROPOSALS:
-        logits = torch.randn(B * W, V, device=device)
-        bans = Bans.of((LOW.eos,), (LOW.void,), LOW.mask, V, logits.device)
-        found = rule(logits, bans, noise(device, B * W), entropy=rule.gives_entropy)
-        assert found.tokens.shape == found.score.shape == (B * W,)
-        floats = {name: value for name, value in vars(rule).items() if isinstance(value, float)}
-        each = {
-            name: torch.full((B * W, 1), value, dtype=torch.float64, device=device)
-            for name, value in floats.items()
-        }
-        found = rule.with_tensors(**each)(logits, bans, noise(device, B * W), entropy=rule.gives_entropy)
-        assert found.tokens.shape == (B * W,)
+        for one in (rule, by_row(rule, B * W, device)):
+            found = one(logits, bans, noise(device, B * W), entropy=rule.gives_entropy)
+            assert found.tokens.shape == found.score.shape == (B * W,)
     for rule in STOPS:
         assert rule(rows(device)).shape == (B,)
     for annealing in ("constant", "linear", "dream-coder"):
@@ -133,10 +128,8 @@ def test_a_value_for_each_row_gives_what_the_number_gives(temperature):
         TemperedProposal(temperature=temperature),
         SampledProposal(temperature=temperature, top_p=0.8, score="confidence"),
     ):
-        each = {"temperature": torch.full((6, 1), temperature, dtype=torch.float64)}
-        alone, rowwise = (
-            one(logits, bans, noise("cpu", 6), entropy=True) for one in (rule, rule.with_tensors(**each))
-        )
+        both = (rule, by_row(rule, 6, "cpu"))
+        alone, rowwise = (one(logits, bans, noise("cpu", 6), entropy=True) for one in both)
         assert alone.tokens.tolist() == rowwise.tokens.tolist()
         assert torch.equal(alone.score, rowwise.score)
         assert torch.equal(alone.entropy, rowwise.entropy)

@@ -8,11 +8,11 @@ import pytest
 from lm_eval.tasks import TaskManager
 
 from voidpad.builtin.tasks import TASKS, heldout
-from voidpad.errors import ConfigError, DataError
+from voidpad.errors import DataError
 from voidpad.evaluate import EvalConfig, Resources
 from voidpad.evaluate.config import known_tasks
 from voidpad.evaluate.prepare import build_requests, load_tasks
-from voidpad.evaluate.tasks import FOLDER, gsm8k, humaneval, math500, mbpp
+from voidpad.evaluate.tasks import FOLDER, gsm8k, math500
 from voidpad.evaluate.tasks.gsm8k import final_number
 
 SIZES = {"gsm8k": 1319, "math500": 500, "humaneval": 164, "mbpp": 500, "mbpp_974": 974}
@@ -55,12 +55,8 @@ def wrong(task, answer, limit=None) -> dict[str, list]:
     return found
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_sizes_of_the_test_sets(load, name):
-    assert len(load(name).eval_docs) == SIZES[name]
-
-
 def test_every_yaml_is_a_task_and_every_builtin_task_has_one(load):
+    assert {name: len(load(name).eval_docs) for name in SIZES} == SIZES
     assert set(known_tasks()) == {*SIZES, *ONE_TURN}
     manager = TaskManager(include_path=FOLDER, include_defaults=False)
     assert set(manager.all_subtasks) == set(known_tasks())
@@ -193,11 +189,6 @@ def test_gold_of_the_built_in_tasks(load, name):
     assert wrong(load(name), lambda doc: "#### 123456", limit=2) == {"last": [0, 1], "first": [0, 1]}
 
 
-def test_code_runs_only_where_it_was_allowed(data_dir):
-    with pytest.raises(ConfigError, match="humaneval runs generated code: pass --allow-code-execution"):
-        load_tasks(EvalConfig(model="none", tasks=("humaneval",)), Resources(data=data_dir / "benchmarks"))
-
-
 def test_math500_as_the_hub_has_it(tmp_path):
     """The hub's file has the short answer beside the solution."""
     line = {"problem": "1+1?", "solution": r"It is \boxed{3}, no, \boxed{2}.", "answer": "2"}
@@ -241,23 +232,16 @@ def test_what_the_graders_of_gsm8k_forgive(gsm8k_task, text, flexible, strict):
 
 
 @pytest.mark.parametrize(
-    ("content", "named"),
+    ("name", "content", "fault"),
     [
-        (b"", "is empty"),
-        (b'{"question": "q"}\n', "gsm8k_train.jsonl:1: .*answer"),
-        (b'{"question": "q", "answer": "a"}\n\n', "gsm8k_train.jsonl"),
-        (b'{"question": "\xff", "answer": "a"}\n', "gsm8k_train.jsonl"),
+        ("gsm8k_train.jsonl", b"", "gsm8k_train.jsonl is empty"),
+        ("gsm8k_train.jsonl", b'{"question": "q"}\n', "gsm8k_train.jsonl:1: .*answer"),
+        ("gsm8k_train.jsonl", b'{"question": "\xff", "answer": "a"}\n', "gsm8k_train.jsonl"),
+        ("gsm8k_train.jsonl.gz", b"no archive", "gsm8k_train.jsonl.gz"),
+        ("other.jsonl", b"", "no gsm8k_train.jsonl in"),
     ],
 )
-def test_damaged_files_are_named(tmp_path, content, named):
-    (tmp_path / "gsm8k_train.jsonl").write_bytes(content)
-    with pytest.raises(DataError, match=named):
+def test_damaged_files_are_named(tmp_path, name, content, fault):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=fault):
         gsm8k.items(tmp_path)
-
-
-def test_a_damaged_archive_is_named(tmp_path):
-    (tmp_path / "HumanEval.jsonl.gz").write_bytes(b"no archive")
-    with pytest.raises(DataError, match=r"HumanEval.jsonl.gz"):
-        humaneval.items(tmp_path)
-    with pytest.raises(DataError, match=r"no mbpp.jsonl in"):
-        mbpp.items(tmp_path)

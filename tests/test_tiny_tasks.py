@@ -106,15 +106,15 @@ def test_an_answer_about_somebody_else_is_wrong(name):
     assert wrong > 10
 
 
-@pytest.mark.parametrize("name", ["tiny_search", "tiny_turns"])
-def test_a_list_that_ends_early_is_wrong(name):
+def test_a_list_that_ends_early_is_wrong():
     cut = 0
-    for problem, text in answers(EVERY[name], 100, seed=5):
-        lines = text.split("\n")
-        if len(lines) > 1 and problem.facts[0] in ("range", "table"):
-            cut += 1
-            assert not check(problem, "\n".join(lines[:-1]))
-    assert cut > 5
+    for name in ("tiny_search", "tiny_turns"):
+        for problem, text in answers(EVERY[name], 100, seed=5):
+            *lines, _ = text.split("\n")
+            if lines and problem.facts[0] in ("range", "table"):
+                cut += 1
+                assert not check(problem, "\n".join(lines))
+    assert cut > 10
 
 
 def test_wrong_answers_are_wrong():
@@ -164,16 +164,11 @@ def test_a_terse_answer_has_no_steps_and_is_rare(name):
 def test_no_test_prompt_is_in_the_training_data(name):
     rng, task = Random(1), EVERY[name]
     train = {task.sample(rng).whole for _ in range(1000)}
-    test = {problem.whole for problem in heldout(name, 200)}
-    assert len(test) == 200
-    assert not train & test
+    test = [problem.whole for problem in heldout(name, 60)]
+    assert len(set(test)) == 60
     assert {split_of(prompt) for prompt in train} == {"train"}
     assert {split_of(prompt) for prompt in test} == {"test"}
-
-
-def test_test_sets_are_stable_and_grow_at_the_end():
-    assert heldout("tiny_steps", 20) == heldout("tiny_steps", 30)[:20]
-    assert heldout("tiny_steps", 20) != heldout("tiny_steps", 20, seed=1)
+    assert [problem.whole for problem in heldout(name, 20)] == test[:20]  # a larger test set grows at its end
 
 
 def test_prepared_examples_are_training_examples():

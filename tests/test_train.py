@@ -18,7 +18,7 @@ from voidpad.errors import ConfigError, DataError, RoleError, WeightsError
 from voidpad.models import load, merge, random_model, read_card
 from voidpad.training import prepared as data
 from voidpad.training.recipe import check
-from voidpad.training.setup import network
+from voidpad.training.setup import model_to_train
 from voidpad.training.train import Run, train
 
 ROOT = Path(__file__).parents[1]
@@ -283,7 +283,7 @@ def test_a_finished_run_has_its_last_checkpoints_and_is_not_trained_again(folder
 @pytest.mark.parametrize("parts", [{}, {"lora": LORA}])
 def test_a_model_in_training_does_not_report_the_weights_it_started_from(folder, parts):
     settings = recipe(folder, **parts)
-    model = network(settings, data.read(settings.data.path), torch.device("cpu"))
+    model = model_to_train(settings, data.read(settings.data.path), torch.device("cpu"))
     before = model.fingerprint
     assert before != load(folder / "start").fingerprint
     with torch.no_grad():

@@ -84,5 +84,5 @@ def gradients(run: Run, update: int = 0) -> tuple[dict, float]:
     with pytest.MonkeyPatch.context() as patch:
         for optimizer in run.optimizers:
             patch.setattr(optimizer, "step", note)
-        run._update()
+        run._make_update()
     return found, float(run._sums[0, 0])

@@ -13,22 +13,6 @@ if TYPE_CHECKING:
 
 wait_passively()  # OpenMP reads how its threads wait when torch is imported
 
-# Resolved on first use (PEP 562), so that `import voidpad` and the command line's help stay quick.
-_HOMES = {
-    "Model": "voidpad.models",
-    "Result": "voidpad.models",
-    "Roles": "voidpad.roles",
-    "choice": "voidpad.constrain",
-    "json_object": "voidpad.constrain",
-    "json_schema": "voidpad.constrain",
-    "load": "voidpad.models",
-    "merge": "voidpad.models",
-    "open_checkpoint": "voidpad.models",
-    "plan": "voidpad.decode.presets",
-    "random_model": "voidpad.models",
-    "regex": "voidpad.constrain",
-    "save": "voidpad.models",
-}
 __all__ = [
     "Model",
     "Result",
@@ -44,12 +28,18 @@ __all__ = [
     "regex",
     "save",
 ]
+_HOMES = {
+    "Roles": "voidpad.roles",
+    "plan": "voidpad.decode.presets",
+    **dict.fromkeys(("choice", "json_object", "json_schema", "regex"), "voidpad.constrain"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    """A public name, imported on first use (PEP 562): `import voidpad` and the command line's help stay quick."""
+    if name not in __all__:
         raise AttributeError(f"module 'voidpad' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_HOMES.get(name, "voidpad.models")), name)
 
 
 def __dir__() -> list[str]:

@@ -28,13 +28,6 @@ class PlanError(ConfigError):
         super().__init__(message)
         self.field = field
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _plan_error, (str(self), self.field)
-
-
-def _plan_error(message: str, field: str) -> PlanError:
-    return PlanError(message, field=field)
-
 
 class RoleError(VoidpadError):
     """A token role (mask, eos, void, rainbow) that is missing or ambiguous."""
@@ -67,7 +60,10 @@ class SandboxError(VoidpadError):
 
 def first_line(error: BaseException) -> str:
     """What another library says went wrong, for the end of a message: its first line, at most 200 characters."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
+    from pydantic import ValidationError
+
+    text = format_validation_error(error) if isinstance(error, ValidationError) else str(error)
+    lines = text.strip().splitlines() or [type(error).__name__]
     return printable(lines[0])[:200]
 
 

@@ -7,10 +7,8 @@ import json
 import os
 import platform
 import shutil
-import sys
 import tempfile
 import threading
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,29 +19,24 @@ from voidpad.errors import ConfigError, VoidpadError, WeightsError, first_line
 
 @contextmanager
 def readable(path: Path, kind: str, error: type[VoidpadError] = WeightsError) -> Iterator[None]:
-    """Inside, what goes wrong while a file is opened and parsed becomes one line that names the file.
+    """Inside, what goes wrong while a file or folder is read becomes one line that names it.
 
-    `kind` says what the file should be, such as "JSON"; `error` is the class to raise. Covered are errors of the
-    operating system and of the parsers of JSON, TOML, YAML and safetensors; anything else passes through unchanged.
+    `kind` says what it should be, such as "JSON"; `error` is the class to raise. Parsers raise many types of exception
+    on damaged files; voidpad's own errors pass through unchanged, and so does a lack of memory.
     """
     try:
         yield
+    except (VoidpadError, MemoryError):
+        raise
     except FileNotFoundError:
         raise error(f"{path}: no such file.") from None
     except OSError as problem:
         raise error(f"{path}: cannot be read ({problem.strerror or first_line(problem)}).") from None
-    except _parser_errors() as problem:
-        raise error(f"{path}: damaged {kind} file ({first_line(problem)}); copy or write it again.") from None
-
-
-def _parser_errors() -> tuple[type[Exception], ...]:
-    """What parsers raise on damaged files; a library that was not imported can have raised nothing."""
-    # Of json and tomllib, of text that is not UTF-8, and of gzip.
-    errors: list[type[Exception]] = [ValueError, RecursionError, EOFError, zlib.error]
-    for module, name in (("yaml", "YAMLError"), ("safetensors", "SafetensorError")):
-        if module in sys.modules:
-            errors.append(getattr(sys.modules[module], name))
-    return tuple(errors)
+    except Exception as problem:
+        if type(problem).__name__ == "OutOfMemoryError":  # torch's
+            raise
+        what = f"{type(problem).__name__}: {first_line(problem)}"
+        raise error(f"{path}: damaged {kind} file ({what}); copy or write it again.") from problem
 
 
 def read_json(path: Path, error: type[VoidpadError] = WeightsError) -> dict[str, Any]:

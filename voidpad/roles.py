@@ -65,7 +65,10 @@ class Roles:
             if isinstance(name, int):
                 ids.append(name)
                 continue
-            check_role_name(name)
+            if name not in ROLE_NAMES:
+                raise RoleError(
+                    f"role {name!r} is unknown; use one of {', '.join(ROLE_NAMES)} or a token id."
+                )
             value = getattr(self, name)
             if value is None or value == ():
                 raise RoleError(
@@ -79,12 +82,6 @@ class Roles:
         """Every id that has a role: none of them is text."""
         void = () if self.void is None else (self.void,)
         return frozenset((self.mask, *self.ends, *void, *self.rainbow, *self.never))
-
-
-def check_role_name(name: str) -> None:
-    """Refuse a name that no checkpoint has a role for."""
-    if name not in ROLE_NAMES:
-        raise RoleError(f"role {name!r} is unknown; use one of {', '.join(ROLE_NAMES)} or a token id.")
 
 
 def resolve(
@@ -101,24 +98,26 @@ def resolve(
     family's mask and eos where neither config nor tokenizer name them. A tokenizer without a reserved entry gets
     `<|void|>` and the rainbow names as new special tokens where the embedding has spare rows for them.
     """
-    names, vocab = names or RoleNames(), tokenizer.get_vocab()
-    usual = ids or {}
-    mask = _first(
-        config.get("mask_token_id"), tokenizer.mask_token_id, *map(vocab.get, names.mask), usual.get("mask")
-    )
-    eos = _first(tokenizer.eos_token_id, config.get("eos_token_id"), usual.get("eos"))
-    named = next((vocab[name] for name in (VOID_NAME, *names.void) if name in vocab), None)
-    if named is not None:
-        padding = (named, *(vocab[name] for name in RAINBOW_NAMES if name in vocab))
+    names, usual, vocab = names or RoleNames(), ids or {}, tokenizer.get_vocab()
+    masks = [
+        config.get("mask_token_id"),
+        tokenizer.mask_token_id,
+        *map(vocab.get, names.mask),
+        usual.get("mask"),
+    ]
+    eos = [tokenizer.eos_token_id, config.get("eos_token_id"), usual.get("eos")]
+    padding = [vocab[name] for name in (VOID_NAME, *names.void) if name in vocab][:1]
+    if padding:
+        padding += [vocab[name] for name in RAINBOW_NAMES if name in vocab]
     else:
         padding = _reserved(vocab) or _added(tokenizer, rows)
     values = {
-        "mask": mask,
-        "eos": eos,
-        "ends": tuple(vocab[name] for name in names.ends if name in vocab),
+        "mask": next((token for token in masks if token is not None), None),
+        "eos": next((token for token in eos if token is not None), None),
+        "ends": [vocab[name] for name in names.ends if name in vocab],
         "void": padding[0] if padding else None,
         "rainbow": padding,
-        "never": tuple(vocab[name] for name in names.never if name in vocab),
+        "never": [vocab[name] for name in names.never if name in vocab],
     }
     return build(values, rows=rows)
 
@@ -143,23 +142,15 @@ def build(values: Mapping[str, Any], *, rows: int) -> Roles:
     return roles
 
 
-def _first(*candidates: int | None) -> int | None:
-    return next((candidate for candidate in candidates if candidate is not None), None)
-
-
-def _reserved(vocab: Mapping[str, int]) -> tuple[int, ...]:
+def _reserved(vocab: Mapping[str, int]) -> list[int]:
     """The first seven reserved entries, in the order of their numbers."""
-    entries = [
-        (int(match[1] or match[2]), token)
-        for name, token in vocab.items()
-        if (match := RESERVED.fullmatch(name))
-    ]
-    return tuple(token for _, token in sorted(entries)[: 1 + len(RAINBOW_NAMES)])
+    matches = ((RESERVED.fullmatch(name), token) for name, token in vocab.items())
+    entries = [(int(match[1] or match[2]), token) for match, token in matches if match]
+    return [token for _, token in sorted(entries)[: 1 + len(RAINBOW_NAMES)]]
 
 
-def _added(tokenizer: Any, rows: int) -> tuple[int, ...]:
+def _added(tokenizer: Any, rows: int) -> list[int]:
     """New special tokens in spare embedding rows; no row is added and no entry renamed."""
-    spare = max(0, rows - len(tokenizer))
-    names = list((VOID_NAME, *RAINBOW_NAMES)[:spare])
+    names = [VOID_NAME, *RAINBOW_NAMES][: max(0, rows - len(tokenizer))]
     tokenizer.add_tokens(names, special_tokens=True)
-    return tuple(tokenizer.convert_tokens_to_ids(names))
+    return list(tokenizer.convert_tokens_to_ids(names))

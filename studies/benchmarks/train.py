@@ -219,7 +219,7 @@ def profile(run: Run) -> None:
     from torch.profiler import profile as record
 
     with record(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-        spent = seconds(lambda: [run._update() for _ in range(10)] and None)
+        spent = seconds(lambda: [run._make_update() for _ in range(10)] and None)
     events = found.key_averages()
     busy = sum(event.self_device_time_total for event in events) / 1e6
     report(bench="profile", wall_s=spent, device_s=busy)

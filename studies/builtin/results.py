@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from studies import structured
 from studies.builtin import score
 from voidpad.builtin.tasks import CANVAS, TASKS
 from voidpad.engine.speed import SPEEDS
-from voidpad.evaluate.intervals import mean, mean_of_tasks, paired_bootstrap, wilson
+from voidpad.evaluate.intervals import mean_of_tasks, paired_bootstrap, wilson
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("tiny.md", "evidence.md", "structured-results.md", "infilling.md", "fast.md")
@@ -63,25 +64,25 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Lines:
 
 def share(right: Sequence[int]) -> str:
     low, high = wilson(sum(right), len(right))
-    return f"{100 * mean(right):.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    return f"{100 * fmean(right):.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> str:
     """In points, paired, over the problems that both have."""
     apart = [100.0 * (a - b) for a, b in zip(one, other, strict=False)]
     low, high = paired_bootstrap(apart)
-    return f"{mean(apart):+.1f} [{low:+.1f}, {high:+.1f}]"
+    return f"{fmean(apart):+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def over_tasks(cells: Sequence[dict[str, Any]]) -> str:
     """The mean of several tasks' shares."""
-    shares = [(mean(one["right"]), wilson(sum(one["right"]), len(one["right"]))) for one in cells]
+    shares = [(fmean(one["right"]), wilson(sum(one["right"]), len(one["right"]))) for one in cells]
     low, high = mean_of_tasks(shares)
-    return f"{100 * mean([value for value, _ in shares]):.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    return f"{100 * fmean([value for value, _ in shares]):.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def passes(cells: Sequence[dict[str, Any]]) -> float:
-    return mean([mean(one["passes"]) for one in cells])
+    return fmean([fmean(one["passes"]) for one in cells])
 
 
 # -------------------------------------------------------------------------------------------------------- the tables
@@ -120,12 +121,12 @@ def averaged(family: str, arm: str) -> tuple[list[float], float, list[str]] | No
         if not all(cells):
             return None
         few = min(len(one["right"]) for one in cells)
-        problems += [mean([one["right"][k] for one in cells]) for k in range(few)]
+        problems += [fmean([one["right"][k] for one in cells]) for k in range(few)]
         costs.append(passes(cells))
     for block in score.BLOCKS:
         cells = [found(family, arm, task, block) for task in TASKS]
-        means.append(f"{100 * mean([mean(one['right']) for one in cells]):.1f}")
-    return problems, mean(costs), means
+        means.append(f"{100 * fmean([fmean(one['right']) for one in cells]):.1f}")
+    return problems, fmean(costs), means
 
 
 def headline() -> Lines:
@@ -144,7 +145,7 @@ def headline() -> Lines:
                     FAMILIES[family],
                     METHODS[arm],
                     *one[2],
-                    f"{100 * mean(one[0]):.1f}",
+                    f"{100 * fmean(one[0]):.1f}",
                     f"{one[1]:.1f}",
                     apart,
                     fewer,
@@ -164,7 +165,7 @@ def eos_last() -> Lines:
         void = found(family, "void", task, CANVAS)
         if plain and last and void:
             ways = [share(one["right"]) for one in (plain, last, void)]
-            costs = f"{mean(last['passes']):.0f}, {mean(void['passes']):.0f}"
+            costs = f"{fmean(last['passes']):.0f}, {fmean(void['passes']):.0f}"
             rows.append(
                 [FAMILIES[family], f"`{task}`", *ways, difference(void["right"], last["right"]), costs]
             )
@@ -229,8 +230,8 @@ def structured_output() -> Lines:
             few = min(len(one["passes"]), len(free["passes"]))
             fewer = sum(free["passes"][:few]) / sum(one["passes"][:few])
             against = [difference(one["right"], free["right"]), f"{fewer:.1f}"]
-        shares = [f"{100 * mean(one[name]):.1f}" for name in ("right", "valid", "matched")]
-        work = [f"{mean(one['passes']):.1f}", f"{sum(one['tokens']) / sum(one['passes']):.1f}"]
+        shares = [f"{100 * fmean(one[name]):.1f}" for name in ("right", "valid", "matched")]
+        work = [f"{fmean(one['passes']):.1f}", f"{sum(one['tokens']) / sum(one['passes']):.1f}"]
         first = [FAMILIES[family], METHODS[arm], rule, str(block), tail, str(len(one["right"]))]
         rows.append([*first, *shares, *work, *against])
     head = [
@@ -268,7 +269,7 @@ def speeds() -> Lines:
                 FAMILIES[family],
                 f"`{rule}`" if rule in SPEEDS else rule,
                 str(len(pairs[0])),
-                *(f"{100 * mean(side):.1f}" for side in reversed(pairs)),
+                *(f"{100 * fmean(side):.1f}" for side in reversed(pairs)),
                 difference(*pairs),
                 f"`{worst[0]}` {difference(worst[1]['right'][:few], worst[2]['right'][:few])}",
                 f"{written[0] / written[1]:.2f}",
@@ -303,7 +304,7 @@ def gaps() -> Lines:
     for arm, rule, family in product(("instruct", "void-gap"), GAP_RULES, FAMILIES):
         one = found(family, arm, "tiny_fill", plan=rule)
         if one:
-            work = [f"{mean(one[name]):.1f}" for name in ("probes", "passes")]
+            work = [f"{fmean(one[name]):.1f}" for name in ("probes", "passes")]
             rows.append([FAMILIES[family], f"`{arm}`", GAP_RULES[rule], share(one["right"]), *work])
     return table(["family", "weights", "length of each gap", "right %", "probes", "passes"], rows)
 
@@ -382,7 +383,7 @@ def picture() -> None:
         for arm, colour in (("instruct", "tab:red"), ("rainbow", "tab:orange"), ("void", "tab:blue")):
             scale = 100 if name == "right" else 1
             means = [
-                scale * mean([mean(found(family, arm, task, block)[name]) for task in TASKS])
+                scale * fmean([fmean(found(family, arm, task, block)[name]) for task in TASKS])
                 for block in score.BLOCKS
             ]
             title = {"instruct": "EOS padding", "rainbow": "Rainbow", "void": "VOID padding"}[arm]

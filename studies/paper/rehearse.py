@@ -125,7 +125,7 @@ def stand_ins(recipes: Sequence[SweepRecipe], data: Path, folder: Path) -> dict[
     made: dict[str, Path] = {}
     for recipe in recipes:
         for group in recipe.groups:
-            for model in [group.model] if isinstance(group.model, str) else group.model:
+            for model in group.model:
                 family = DREAM if "dream" in model.lower() else LLADA
                 made.setdefault(model, folder / model.replace("/", "--"))
                 if not made[model].is_dir():
@@ -143,7 +143,7 @@ def commands(
 ) -> tuple[list[str], list[str]]:
     """The two commands of the documentation, with the stand-ins in the place of the weights."""
     groups = recipe.groups
-    named = {m for g in groups for m in ([g.model] if isinstance(g.model, str) else g.model)}
+    named = {model for group in groups for model in group.model}
     named |= {g.config["adapter"] for g in groups if g.config.get("adapter")}
     use = [word for one in sorted(named) for word in ("--use", f"{one}={places[one]}")]
     sweep = ["sweep", name, "--out", str(out), *use, "--allow-code-execution", *options]

@@ -4,6 +4,7 @@ Every running value has two digits. The length of an answer then depends on its 
 shows, never on results the model has yet to compute: an end placed early leaves a valid way to reach it.
 """
 
+from collections.abc import Callable
 from random import Random
 
 from voidpad.builtin.problems import (
@@ -11,13 +12,12 @@ from voidpad.builtin.problems import (
     Forms,
     Problem,
     Task,
+    Worked,
     between,
-    is_worked,
     laid_out,
     one_of,
     spelled,
     weighted,
-    worked,
 )
 from voidpad.builtin.words import different, person, thing
 
@@ -100,18 +100,10 @@ def step_lines(name: str, item: str, steps: list[Step], first: int = 1) -> list[
     ]
 
 
-def _answer_steps(problem: Problem, rng: Random) -> str:
+def _steps_worked(problem: Problem) -> Worked:
     name, item, _ = problem.facts
-    if rng.random() < TERSE:
-        return f"#### {problem.target}"
-    openers, lines = spelled(STEP_OPENERS, n=name, i=item), step_lines(*problem.facts)
-    return worked(rng, lines, f"#### {problem.target}", openers=openers, shares=OPENER_SHARES)
-
-
-def _right_steps(problem: Problem, text: str) -> bool:
-    """Every line is true, names and things included, and the last one has the number."""
-    name, item, _ = problem.facts
-    return is_worked(problem, text, [spelled(STEP_OPENERS, n=name, i=item), *step_lines(*problem.facts)])
+    openers = spelled(STEP_OPENERS, n=name, i=item)
+    return Worked(step_lines(*problem.facts), f"#### {problem.target}", openers, OPENER_SHARES)
 
 
 LETTERS = "abcdefgh"
@@ -169,28 +161,23 @@ EXPR_OPENERS = (
 EXPR_OPENER_SHARES = (0.40, 0.15, 0.15, 0.15, 0.15)  # without an opener the first word is open already
 
 
-def _expr_lines(problem: Problem) -> list[Forms]:
-    return [
+def _expr_worked(problem: Problem) -> Worked:
+    lines = [
         spelled(EXPR_FORMS, x=x, a=a, op=op, b=b, c=c, p=p, q=q)
         for x, ((a, op, b, c), p, q) in zip(LETTERS, problem.facts, strict=False)
     ]
+    openers = spelled(EXPR_OPENERS, x=LETTERS[len(lines) - 1])
+    return Worked(lines, f"#### {problem.target}", openers, EXPR_OPENER_SHARES)
 
 
-def _expr_openers(problem: Problem) -> Forms:
-    return spelled(EXPR_OPENERS, x=LETTERS[len(problem.facts) - 1])
+def _task(name: str, draw: Callable[[Random], Problem], worked: Callable[[Problem], Worked]) -> Task:
+    """An answer is worked out, or the number alone. It is right when all that it says is true, names included."""
+
+    def answer(problem: Problem, rng: Random) -> str:
+        return f"#### {problem.target}" if rng.random() < TERSE else worked(problem).write(rng)
+
+    return Task(name, draw, answer, lambda problem, text: worked(problem).is_true(text))
 
 
-def _answer_expr(problem: Problem, rng: Random) -> str:
-    end = f"#### {problem.target}"
-    if rng.random() < TERSE:
-        return end
-    openers = _expr_openers(problem)
-    return worked(rng, _expr_lines(problem), end, openers=openers, shares=EXPR_OPENER_SHARES)
-
-
-def _right_expr(problem: Problem, text: str) -> bool:
-    return is_worked(problem, text, [_expr_openers(problem), *_expr_lines(problem)])
-
-
-STEPS = Task("tiny_steps", _draw_steps, _answer_steps, _right_steps)
-EXPR = Task("tiny_expr", _draw_expr, _answer_expr, _right_expr)
+STEPS = _task("tiny_steps", _draw_steps, _steps_worked)
+EXPR = _task("tiny_expr", _draw_expr, _expr_worked)

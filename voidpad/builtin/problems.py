@@ -103,7 +103,6 @@ def laid_out(rng: Random, lines: Sequence[str], between: str = " ") -> str:
     return (between if rng.random() < 0.25 else "\n").join(lines)
 
 
-# Worked answers: an opener or none, then a line for each step, which can be written in six forms.
 Forms = tuple[str, ...]
 
 
@@ -112,35 +111,39 @@ def spelled(forms: Sequence[str], **values: Any) -> Forms:
     return tuple(form.format(**values) for form in forms)
 
 
-def worked(
-    rng: Random, lines: Sequence[Forms], *end: str, openers: Forms = (), shares: Sequence[float] = ()
-) -> str:
-    """An answer of these lines; `shares` are those of the openers.
+@dataclass(frozen=True)
+class Worked:
+    """All the ways to work an answer out: an opener or none, a line for each step in one of six forms, and the end."""
 
-    An answer is more or less wordy, and likes one of the short forms (0-2 of a line) and one of the long ones (3-5).
-    Wordiness is continuous and near its ends more often than not, so the length of an answer is smooth and uncertain
-    before it begins, and its next line is predictable once two lines are there. Short forms are the likelier ones: a
-    greedy decode then writes less than the average answer.
-    """
-    opener = openers[weighted(rng, shares)] if openers else ""
-    wordy = rng.betavariate(0.7, 1.4)
-    liked = [weighted(rng, (0.6, 0.2, 0.2)) for _ in ("short", "long")]
-    said = [opener] if opener else []
-    for forms in lines:
-        is_long = rng.random() < wordy
-        form = liked[is_long] if rng.random() < 0.7 else int(rng.random() * 3)
-        said.append(forms[form + 3 * is_long])
-    return "\n".join([*said, *end])
+    lines: Sequence[Forms]
+    end: str = ""
+    openers: Forms = ()
+    shares: Sequence[float] = ()  # of the openers
 
+    def write(self, rng: Random) -> str:
+        """One of them.
 
-def is_worked(problem: Problem, text: str, allowed: Sequence[Forms]) -> bool:
-    """Whether the answer ends with the right number and all lines before it are true: each is one of the forms allowed
-    at its place. Places may be left out, none may come twice."""
-    *lines, last = text.strip("\n").split("\n")
-    if last_number(last) != problem.target:
-        return False
-    places = iter(allowed)
-    return all(any(line in forms for forms in places) for line in lines)
+        It is more or less wordy, and likes one of the short forms (0-2 of a line) and one of the long ones (3-5).
+        Wordiness is continuous and near its ends more often than not, so the length of an answer is smooth and
+        uncertain before it begins, and its next line is predictable once two lines are there. Short forms are the
+        likelier ones: a greedy decode then writes less than the average answer.
+        """
+        said = [self.openers[weighted(rng, self.shares)]] if self.openers else []
+        wordy = rng.betavariate(0.7, 1.4)
+        liked = [weighted(rng, (0.6, 0.2, 0.2)) for _ in ("short", "long")]
+        for forms in self.lines:
+            is_long = rng.random() < wordy
+            form = liked[is_long] if rng.random() < 0.7 else int(rng.random() * 3)
+            said.append(forms[form + 3 * is_long])
+        return "\n".join(part for part in (*said, self.end) if part)
+
+    def is_true(self, text: str) -> bool:
+        """Whether a text ends with the right number and every line before it is one of the forms of its place. Places
+        may be left out, none may come twice."""
+        *lines, last = text.strip("\n").split("\n")
+        places = iter([self.openers, *self.lines])
+        right = last_number(last) == last_number(self.end)
+        return right and all(any(line in forms for forms in places) for line in lines)
 
 
 def last_number(text: str) -> str | None:

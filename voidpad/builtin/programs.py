@@ -4,19 +4,21 @@ A long answer copies each step of the prompt into a line of its own. A terse one
 which takes the whole chain of multiplications at once: possible, and usually wrong.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from voidpad.builtin.problems import (
     TERSE,
     Problem,
     Task,
+    Worked,
     between,
     laid_out,
     one_of,
     spelled,
     weighted,
-    worked,
 )
 from voidpad.builtin.words import function
 
@@ -120,7 +122,7 @@ def _answer_complete(problem: Problem, rng: Random) -> str:
         lines.append(spelled(COMPLETE_FORMS, k=k, y=f"v{k}", x=before, op=op, b=operand, doc=phrase))
         before = f"v{k}"
     openers = spelled(COMPLETE_OPENERS, f=name)
-    return worked(rng, lines, f"    return {before}", openers=openers, shares=COMPLETE_SHARES)
+    return Worked(lines, f"    return {before}", openers, COMPLETE_SHARES).write(rng)
 
 
 LIST_PHRASES = {
@@ -129,6 +131,7 @@ LIST_PHRASES = {
     "*": ("multiply each item by {b}", "scale each item by {b}"),
     ">": ("keep the items above {b}", "drop the items up to {b}"),
 }
+REDUCERS: dict[str, Callable[[list[int]], Any]] = {"list": list, "sum": sum, "maximum": max, "minimum": min}
 RESULTS = {"list": "{x}", "sum": "sum({x})", "maximum": "max({x})", "minimum": "min({x})"}
 WRITE_SIZES = (0.15, 0.25, 0.30, 0.18, 0.12)  # of 2 to 6 steps
 WRITE_FORMS = (
@@ -174,7 +177,7 @@ def _draw_write(rng: Random) -> Problem:
     return Problem("tiny_write", prompt, len(ops), target, facts=facts)
 
 
-def _carried_out(ops: list[Op], result: str, values: list[int]) -> int | list[int]:
+def _carried_out(ops: list[Op], result: str, values: list[int]) -> Any:
     """What the steps make of a list, one after the other."""
     for op, operand in ops:
         b = int(operand)
@@ -182,7 +185,7 @@ def _carried_out(ops: list[Op], result: str, values: list[int]) -> int | list[in
             values = [v for v in values if v > b]
         else:
             values = [{"+": v + b, "-": v - b, "*": v * b}[op] for v in values]
-    return {"list": list, "sum": sum, "maximum": max, "minimum": min}[result](values)
+    return REDUCERS[result](values)
 
 
 def _answer_write(problem: Problem, rng: Random) -> str:
@@ -202,7 +205,7 @@ def _answer_write(problem: Problem, rng: Random) -> str:
         lines.append(spelled(WRITE_FORMS, k=k, y=grown, x=before, each=each, loop=loop, doc=phrase))
         before = grown
     end, openers = f"    return {RESULTS[result].format(x=before)}", spelled(WRITE_OPENERS, f=name)
-    return worked(rng, lines, end, openers=openers, shares=WRITE_SHARES)
+    return Worked(lines, end, openers, WRITE_SHARES).write(rng)
 
 
 COMPLETE = Task("tiny_complete", _draw_complete, _answer_complete)

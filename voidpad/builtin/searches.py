@@ -12,12 +12,12 @@ from voidpad.builtin.problems import (
     Forms,
     Problem,
     Task,
+    Worked,
     between,
     laid_out,
     one_of,
     spelled,
     weighted,
-    worked,
 )
 from voidpad.builtin.words import different, person, thing
 
@@ -185,12 +185,12 @@ def answer(problem: Problem, rng: Random) -> str:
     lines = LINES[kind](*facts)
     if kind == "run":
         end = f"#### {problem.target}"
-        return end if rng.random() < TERSE else worked(rng, lines, end)
+        return end if rng.random() < TERSE else Worked(lines, end).write(rng)
     if not lines:
         return "none"
     if rng.random() < 0.3:
         return ", ".join(forms[0] for forms in lines)
-    return worked(rng, lines)
+    return Worked(lines).write(rng)
 
 
 def right(problem: Problem, text: str) -> bool:

@@ -6,17 +6,7 @@ from typing import Any
 
 from voidpad.builtin import notes, searches
 from voidpad.builtin.numbers import EVENTS, STEPS, Step, step, step_lines
-from voidpad.builtin.problems import (
-    Problem,
-    Task,
-    between,
-    is_worked,
-    laid_out,
-    one_of,
-    spelled,
-    weighted,
-    worked,
-)
+from voidpad.builtin.problems import Problem, Task, Worked, between, laid_out, one_of, spelled, weighted
 
 SCHEMA = notes.object_of({"name": notes.STRING, "item": notes.STRING, "count": notes.INTEGER})
 AFTER_FORMS = ("After ({k}) it was {c}.", "After ({k}) {n} had {c} {i}.", "{n} had {c} {i} after ({k}).")
@@ -99,7 +89,7 @@ def answer(problem: Problem, rng: Random) -> str:
         return json.dumps(facts[0], indent=2) if rng.random() < 0.35 else json.dumps(facts[0])
     end = f"#### {problem.target}"
     if kind == "more":
-        return worked(rng, step_lines(*facts), end)
+        return Worked(step_lines(*facts), end).write(rng)
     return f"{one_of(rng, _after_forms(*facts))}\n{end}" if rng.random() < 0.85 else end
 
 
@@ -109,7 +99,8 @@ def right(problem: Problem, text: str) -> bool:
         return searches.right(problem, text)
     if kind == "json":
         return notes.right(problem, text)
-    return is_worked(problem, text, step_lines(*facts) if kind == "more" else [_after_forms(*facts)])
+    lines = step_lines(*facts) if kind == "more" else [_after_forms(*facts)]
+    return Worked(lines, f"#### {problem.target}").is_true(text)
 
 
 TURNS = Task("tiny_turns", draw, answer, right)

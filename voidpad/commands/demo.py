@@ -47,9 +47,11 @@ def demo(
         run(recipe, Path(folder), resources)
         page = pages.report([Path(folder)])
         results = page.sections[0].tables[0]
-        heads = (*results.heads, *results.columns)
-        rows = [(*row.head, *(value.text for value in row.values)) for row in results.rows]
-        print_records([dict(zip(heads, row, strict=True)) for row in rows], left=len(results.heads))
+        rows = []
+        for names, cells in results.rows.items():
+            named = dict(zip(results.heads, names, strict=True))
+            rows.append(named | {head: value.text for head, value in cells.items()})
+        print_records(rows, left=len(results.heads))
         shown = lost_and_kept(page.frame) | structured_and_filled(family, device)
         for title, text in shown.items():
             out.print(Panel(Text(text or "(nothing)"), title=title, title_align="left"))

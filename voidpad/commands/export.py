@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from typer import Argument, Option
 
 from voidpad.commands.options import Adapter, Device, grouped, open_model
-from voidpad.commands.ui import counting, err, note
+from voidpad.commands.ui import note
 from voidpad.files import check_new_folder
 
 if TYPE_CHECKING:
@@ -76,15 +76,7 @@ def export(
     from voidpad import models
 
     model, _, said = whole.load()
-    with counting(shown=err.is_terminal) as bar:
-        task = bar.add_task("tensors", total=None)
-        models.export(
-            model,
-            whole.out,
-            like=like,
-            dtype=None if whole.dtype == "auto" else whole.dtype,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    models.export(model, whole.out, like=like, dtype=None if whole.dtype == "auto" else whole.dtype)
     note(said)
 
 

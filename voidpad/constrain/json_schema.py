@@ -145,7 +145,7 @@ class Schema(BaseModel):
 def schema_pattern(schema: Any, *, depth: int = DEFAULT_DEPTH) -> Pattern:
     """The pattern of a schema's JSON texts; `depth` bounds values about which the schema says nothing."""
     try:
-        return _Translator(schema, depth).value(_read(schema, "#"), "#", ())
+        return _Translator(schema, depth).value(_read(schema, "#"), "#")
     except RecursionError:
         raise refused("#", "schema", "is nested too deeply") from None
 
@@ -178,14 +178,15 @@ def _read(schema: Any, path: str) -> Schema:
 
 
 class _Translator:
-    """Walks a schema. `path` says where in the schema we are; `references` are the $refs that led here."""
+    """Walks a schema. `path` says where in the schema we are."""
 
     def __init__(self, root: Any, depth: int) -> None:
         self.root = root
         self.depth = depth
         self.definitions: dict[str, Pattern] = {}
+        self.references: list[str] = []  # the $refs that led to where we are
 
-    def value(self, schema: Schema, path: str, references: tuple[str, ...]) -> Pattern:
+    def value(self, schema: Schema, path: str) -> Pattern:
         if path.count("/") > 2 * _DEEPEST:
             raise refused(path, "schema", "is nested too deeply")
         for keyword in ("$ref", "const", "enum", "anyOf", "oneOf", "allOf"):  # they say all there is to say
@@ -193,20 +194,21 @@ class _Translator:
                 if beside := sorted(schema.given - {keyword, "type"}):
                     raise refused(path, beside[0], f"beside {keyword} is not supported")
                 if keyword == "$ref":
-                    return self._reference(schema.ref, path, references)
+                    return self._reference(schema.ref, path)
                 if schema.values is not None:
                     return _listed(keyword, schema.values, schema.types, path)
-                return self._options(keyword, schema, path, references)
-        return self._typed(schema, path, references)
+                return self._options(keyword, schema, path)
+        return self._typed(schema, path)
 
-    def _reference(self, target: str, path: str, references: tuple[str, ...]) -> Pattern:
-        if target in references or target == "#":
+    def _reference(self, target: str, path: str) -> Pattern:
+        if target in self.references or target == "#":
             raise refused(path, "$ref", f"{target!r:.60} is recursive, which is not supported")
-        if len(references) > _DEEPEST:
+        if len(self.references) > _DEEPEST:
             raise refused(path, "$ref", "is nested too deeply")
         if target not in self.definitions:
-            found = self._resolved(target, path)
-            self.definitions[target] = self.value(found, target, (*references, target))
+            self.references.append(target)
+            self.definitions[target] = self.value(self._resolved(target, path), target)
+            self.references.pop()
         return self.definitions[target]
 
     def _resolved(self, target: str, path: str) -> Schema:
@@ -220,9 +222,9 @@ class _Translator:
             found = found[step]
         return _read(found, target)
 
-    def _options(self, keyword: str, schema: Schema, path: str, references: tuple[str, ...]) -> Pattern:
+    def _options(self, keyword: str, schema: Schema, path: str) -> Pattern:
         options = schema.any_of or schema.one_of or schema.all_of
-        patterns = [self.value(one, f"{path}/{keyword}/{n}", references) for n, one in enumerate(options)]
+        patterns = [self.value(one, f"{path}/{keyword}/{n}") for n, one in enumerate(options)]
         # Of oneOf, no value may fit two options: their types differ, or a required constant does.
         facts = [self._facts(option, path) for option in schema.one_of]
         for index, (types, constants) in enumerate(facts):
@@ -247,7 +249,7 @@ class _Translator:
                 constants[name] = {spelled(value) for value in inner.values}
         return types, constants
 
-    def _typed(self, schema: Schema, path: str, references: tuple[str, ...]) -> Pattern:
+    def _typed(self, schema: Schema, path: str) -> Pattern:
         given, types = schema.given - {"type"}, schema.types
         if "type" not in schema.given:
             if not given:
@@ -258,14 +260,14 @@ class _Translator:
         for keyword in sorted(given):
             if not any(keyword in _OF_TYPE[name] for name in types):
                 raise refused(path, keyword, f"does not go with type {', '.join(types)}")
-        return one_of(*(self._of_type(name, schema, path, references) for name in types))
+        return one_of(*(self._of_type(name, schema, path) for name in types))
 
-    def _of_type(self, name: str, schema: Schema, path: str, references: tuple[str, ...]) -> Pattern:
+    def _of_type(self, name: str, schema: Schema, path: str) -> Pattern:
         match name:
             case "object":
-                return self._object(schema, path, references)
+                return self._object(schema, path)
             case "array":
-                return self._array(schema, path, references)
+                return self._array(schema, path)
             case "string":
                 return _string(schema, path)
             case "boolean":
@@ -274,7 +276,7 @@ class _Translator:
                 return literal("null")
         return _number(schema, path, whole=name == "integer")
 
-    def _object(self, schema: Schema, path: str, references: tuple[str, ...]) -> Pattern:
+    def _object(self, schema: Schema, path: str) -> Pattern:
         properties, further = schema.properties, schema.additional_properties
         least, most = schema.min_properties, schema.max_properties
         missing = [name for name in schema.required if name not in (properties or {})]
@@ -289,7 +291,7 @@ class _Translator:
                 raise refused(path, "maxProperties", "below the number of properties is not supported")
             members = []
             for name, inner in properties.items():
-                value = self.value(inner, f"{path}/properties/{name}", references)
+                value = self.value(inner, f"{path}/properties/{name}")
                 members.append((sequence(f"{spelled(name)}: ", value), name in schema.required))
             return sequence("{", Listed(tuple(members), literal(", ")), "}")
         if further is False or properties is not None:
@@ -298,13 +300,12 @@ class _Translator:
             raise refused(path, "minProperties", "above 1 needs properties beside it")
         if further is None:
             return _map(_any_value(self.depth - 2), least, most)
-        return _map(self.value(further, f"{path}/additionalProperties", references), least, most)
+        return _map(self.value(further, f"{path}/additionalProperties"), least, most)
 
-    def _array(self, schema: Schema, path: str, references: tuple[str, ...]) -> Pattern:
+    def _array(self, schema: Schema, path: str) -> Pattern:
         least, most = schema.min_items, schema.max_items
         first = [
-            self.value(one, f"{path}/prefixItems/{index}", references)
-            for index, one in enumerate(schema.prefix_items)
+            self.value(one, f"{path}/prefixItems/{index}") for index, one in enumerate(schema.prefix_items)
         ]
         if first or schema.items is False:
             if schema.items or least > len(first):
@@ -319,7 +320,7 @@ class _Translator:
                 tail = head if index <= least else optional(head)
             return sequence("[", tail, "]")
         if schema.items:
-            inner = self.value(schema.items, f"{path}/items", references)
+            inner = self.value(schema.items, f"{path}/items")
         else:
             inner = _any_value(self.depth - 2)
         return sequence("[", separated(inner, least, most), "]")

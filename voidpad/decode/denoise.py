@@ -60,13 +60,11 @@ class HFDenoiser:
             sees = sees & (rows.offset < block_end(rows.offset, self.causal_block).T)
         if self.forbid is not None:
             sees = sees & ~self.forbid(rows)
-        return _additive(sees[:, None], self.body)
-
-
-def _additive(visible: Tensor, body: nn.Module) -> Tensor:
-    """A boolean attention mask as numbers to add to the attention scores, which every attention kernel accepts."""
-    dtype = next(body.parameters()).dtype
-    return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
+        # As numbers to add to the attention scores, which every attention kernel accepts: (B, 1, L, L).
+        dtype = next(self.body.parameters()).dtype
+        return torch.zeros(sees[:, None].shape, dtype=dtype).masked_fill(
+            ~sees[:, None], torch.finfo(dtype).min
+        )
 
 
 # ------------------------------------------------------------------------------------- attention interventions

@@ -196,20 +196,14 @@ class SampledProposal(TemperedProposal):
     top_k: int = Field(default=0, ge=0, le=1 << 24, description="top-k filter, after top-p (0 is off)")
 
     def filtered(self, z: Tensor, ban: Tensor) -> Tensor:
-        filters = isinstance(self.top_p, Tensor) or self.top_p < 1 or is_on(self.top_k)
-        if not filters:
+        if not (isinstance(self.top_p, Tensor) or self.top_p < 1 or self.top_k):
             return z
         ordered, order = without(z, ban).sort(dim=1, descending=True, stable=True)
         rank = torch.arange(z.shape[1], device=z.device)[None]
         p = softmax(ordered)
         out = p.cumsum(1) - p >= self.top_p
-        if is_on(self.top_k):
-            most = (
-                self.top_k
-                if isinstance(self.top_k, int)
-                else torch.where(self.top_k > 0, self.top_k, z.shape[1])
-            )
-            out = out | (rank >= most)
+        if self.top_k:
+            out = out | (rank >= self.top_k)
         out = out & (rank > 0) & ordered.isfinite()
         return z.masked_fill(torch.zeros_like(out).scatter(1, order, out), -torch.inf)
 

@@ -10,6 +10,7 @@ makes such a rule, so that rows of many plans can share one captured pass. Rules
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Self, TypeGuard
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -86,12 +87,10 @@ def _parsed_names(given: Any) -> Any:
     parts = given.split(",") if isinstance(given, str) else given
     stripped = [part.strip() if isinstance(part, str) else part for part in parts]
     return tuple(
-        int(part) if isinstance(part, str) and _is_id(part) else part for part in stripped if part != ""
+        int(part) if isinstance(part, str) and re.fullmatch("[0-9]{1,9}", part) else part
+        for part in stripped
+        if part != ""
     )
-
-
-def _is_id(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 10
 
 
 Names = Annotated[tuple[str | int, ...], BeforeValidator(_parsed_names)]  # such as ("void", 126081)

@@ -250,7 +250,11 @@ class Engine:
         sizes = [size for rows in chosen.values() for size in rows.stop.tolist()]
         self.rows_read, self.tokens_read = len(sizes), sum(sizes)
         with threads_for(self.parameters * self.tokens_read):
-            groups = self._captured_pass(chosen) or self._ordinary_pass(chosen)
+            groups = self._captured_pass(chosen)
+            if not groups:
+                groups = _isolated([_Group(plan, rows) for plan, rows in chosen.items()], self._compute)
+                failed = [group for group in groups if group.error is not None]
+                groups = failed + _isolated([group for group in groups if not group.error], self._apply_rules)
         for group in groups:
             events += self._fail(group.rows, group.error) if group.error else self._record_step(group)
         return events
@@ -269,12 +273,6 @@ class Engine:
             _release(error)
             return []
         return [_Group(plan, step.before, step=step) for plan, step in zip(chosen, steps, strict=False)]
-
-    def _ordinary_pass(self, chosen: dict[Plan, Rows]) -> list[_Group]:
-        """All rows after one pass, those at fault with their error."""
-        computed = _isolated([_Group(plan, rows) for plan, rows in chosen.items()], self._compute)
-        failed = [group for group in computed if group.error is not None]
-        return failed + _isolated([group for group in computed if group.error is None], self._apply_rules)
 
     def _compute(self, groups: list[_Group]) -> list[_Group]:
         """The groups with the logits that they need, from one pass of the network over all of them."""

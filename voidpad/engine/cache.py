@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -46,7 +47,12 @@ class CachedDenoiser(PackedDenoiser):
     def pack(self, rows: Rows, where: Tensor) -> tuple[Packing, Callable[[], None]]:
         """The tokens of a pass, and what to call once it has been computed: a failed pass leaves nothing to reuse."""
         handles, now = rows.handle.tolist(), self._cached_rows(rows, where)
-        self._reserve({handle: row.stop for handle, row in zip(handles, now, strict=True)})
+        try:
+            if self.store.reserve({handle: row.stop for handle, row in zip(handles, now, strict=True)}):
+                self.graphs.forget()
+        except Exception:
+            self.clear()  # out of memory, with half of the layers moved
+            raise
         parts = tuple(self._part(handle, row) for handle, row in zip(handles, now, strict=True))
         return self.packing(parts, self.store.capacity), lambda: self.entries.update(
             zip(handles, now, strict=True)
@@ -98,18 +104,6 @@ class CachedDenoiser(PackedDenoiser):
             found.append(row)
         return found
 
-    def _reserve(self, sizes: Mapping[int, int]) -> None:
-        """Make room for the keys of these rows. The keys of a row that is computed whole need not be moved."""
-        for handle, size in sizes.items():
-            if handle not in self.entries and len(self.store.places.get(handle, ())) != size:
-                self.store.release(handle)
-        try:
-            if self.store.reserve(sizes):
-                self.graphs.forget()
-        except Exception:
-            self.clear()  # out of memory, with half of the layers moved
-            raise
-
     def _part(self, handle: int, row: CachedRow) -> Part:
         """What this pass computes of a row."""
         visible, stored = self.policy.visible(row), self.entries.get(handle)
@@ -146,15 +140,18 @@ class Arena:
         return cls(len(body.layers), heads, size, like=body.embed_tokens.weight.detach(), filler=filler)
 
     def reserve(self, sizes: Mapping[int, int]) -> bool:
-        """Give each of these rows a place of its size, with the keys that it has. True if the tensors moved."""
-        for handle, size in sizes.items():
-            place = self.places.get(handle)
-            if place is not None and len(place) == size:
-                continue
-            begin = self._hole(size)
+        """Give each of these rows a place of its size. True if the tensors moved.
+
+        A row that has such a place keeps its keys; a row whose size has changed loses them.
+        """
+        missing = [handle for handle, size in sizes.items() if len(self.places.get(handle, ())) != size]
+        for handle in missing:
+            self.release(handle)
+        for handle in missing:
+            begin = self._hole(sizes[handle])
             if begin is None:
                 return self._rearrange({row: len(place) for row, place in self.places.items()} | dict(sizes))
-            self._move({handle: range(begin, begin + size)})
+            self.places[handle] = range(begin, begin + sizes[handle])
         return False
 
     def release(self, handle: int) -> None:
@@ -172,33 +169,24 @@ class Arena:
         return min(((b - a, a) for a, b in edges if b - a >= size), default=(0, None))[1]
 
     def _rearrange(self, sizes: Mapping[int, int]) -> bool:
-        """Lay all rows end to end, in a larger arena if they need one."""
+        """Lay all rows end to end, with the keys that they have, in a larger arena if they need one."""
         needed, capacity = sum(sizes.values()), self.capacity
         if needed > capacity:  # with a tenth to spare: growing copies all
             capacity = -(-(needed + needed // 10) // STEP) * STEP
-        places, begin = {}, 0
-        for handle in sorted(sizes, key=lambda row: self.places.get(row, range(capacity, capacity)).start):
-            places[handle] = range(begin, begin + sizes[handle])
-            begin += sizes[handle]
-        grows = capacity > self.capacity
-        self.capacity, self.version = capacity, self.version + grows
-        self._move(places, grows=grows)
-        return grows
-
-    def _move(self, places: Mapping[int, range], *, grows: bool = False) -> None:
-        """Give rows new places and take their keys along, into new tensors if the arena grows."""
-        moved = {row: place for row, place in places.items() if row in self.places}
-        sizes = {row: min(len(self.places[row]), len(place)) for row, place in moved.items()}
+        order = sorted(sizes, key=lambda row: self.places.get(row, range(capacity, capacity)).start)
+        ends = accumulate(sizes[row] for row in order)
+        places = {row: range(end - sizes[row], end) for row, end in zip(order, ends, strict=True)}
+        kept = [row for row in order if row in self.places]
         source, target = (
-            torch.tensor([at for row, size in sizes.items() for at in side[row][:size]], dtype=torch.long)
-            for side in (self.places, moved)
+            torch.tensor([at for row in kept for at in side[row]], dtype=torch.long)
+            for side in (self.places, places)
         )
-        self.places |= places
-        if not (moved or grows):
-            return
+        grows = capacity > self.capacity
+        self.capacity, self.version, self.places = capacity, self.version + grows, places
         for part in (self.keys, self.values):
             for layer, old in enumerate(part):  # one at a time: there may not be room for all of them twice
-                kept = old[source.to(old.device)]
+                stored = old[source.to(old.device)]
                 if grows:
                     part[layer] = old.new_zeros(self.capacity + self.filler, *old.shape[1:])
-                part[layer].index_copy_(0, target.to(old.device), kept)
+                part[layer].index_copy_(0, target.to(old.device), stored)
+        return grows

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -80,8 +79,14 @@ class Graphs:
         torch.cuda.current_stream().wait_stream(stream)
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with _uncollected(), torch.cuda.graph(graph, pool=self.pool):
-            output = call(*_unflatten(buffer, shapes), *state)
+        enabled = gc.isenabled()
+        gc.disable()  # collecting an old graph while another is captured spoils the capture
+        try:
+            with torch.cuda.graph(graph, pool=self.pool):
+                output = call(*_unflatten(buffer, shapes), *state)
+        finally:
+            if enabled:
+                gc.enable()
         for part, value in zip(state, before, strict=True):
             part.copy_(value)
         return CapturedGraph(graph, on_host, buffer, output)
@@ -107,18 +112,6 @@ class CapturedGraph:
             self.inputs = inputs
         self.graph.replay()
         return self.output
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection inside: collecting an old graph while another is captured spoils the capture."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 def run(call: Callable[..., T], inputs: Sequence[Tensor], device: torch.device) -> T:

@@ -308,8 +308,8 @@ def is_fused(x: Tensor, visible_keys: Tensor) -> bool:
 def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, visible_keys: Tensor) -> Tensor:
     """Attention of packed queries (T, heads, size) to packed keys and values (K, key heads, size); (T, heads, size).
 
-    `visible_keys` (T,), unless empty, says how many keys of its segment each query sees, from the first one on. Attention
-    itself knows no order of tokens, so the query heads that share a key head are passed as further queries.
+    `visible_keys` (T,), unless empty, says how many keys of its segment each query sees, from the first one on.
+    Attention itself knows no order of tokens, so the query heads that share a key head are passed as further queries.
     """
     groups = q.shape[1] // k.shape[1]
     if not is_fused(q, visible_keys):

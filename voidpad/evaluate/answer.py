@@ -13,11 +13,12 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any, Self
 
 import torch
@@ -186,52 +187,25 @@ class Workers:
     They divide the requests among them and send their records back; only the first process writes the folder.
     """
 
-    def __init__(self, config: EvalConfig, resources: Resources, devices: Sequence[str]) -> None:
-        context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-        self.processes: dict[Connection, Any] = {}
-        is_set = "PYTHONSAFEPATH" in os.environ
-        os.environ.setdefault("PYTHONSAFEPATH", "1")  # they import nothing from the current folder
-        try:
-            for device in devices:
-                mine, theirs = context.Pipe()
-                work = (theirs, config, replace(resources, device=device))
-                self.processes[mine] = context.Process(target=_work, args=work, name=device, daemon=True)
-                self.processes[mine].start()
-                theirs.close()
-        finally:
-            if not is_set:
-                del os.environ["PYTHONSAFEPATH"]
-
-    def __enter__(self) -> Self:
-        try:
-            loaded = [self._receive(pipe) for pipe in self.processes]
-        except BaseException:
-            self.__exit__()
-            raise
+    def __init__(self, processes: Mapping[Connection, BaseProcess]) -> None:
+        self.processes = processes
+        loaded = [self._receive(pipe) for pipe in processes]
         self.config, self.plan_fields, self.provenance = loaded[0]
         self.provenance["devices"] = [provenance["device"] for _, _, provenance in loaded]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for pipe, process in self.processes.items():
-            pipe.close()
-            process.terminate()
-            process.join()
 
     def run(self, requests: Sequence[AnswerRequest]) -> Iterator[list[AnswerRecord]]:
         """Answer each request once, on one of the devices; yields records in the order they end."""
         busy = list(self.processes)
         for part, pipe in enumerate(busy):
             with suppress(BrokenPipeError):  # a dead process is named when its records are read
-                pipe.send(requests[part :: len(self.processes)])
+                pipe.send(requests[part :: len(busy)])
         while busy:
             for ready in wait(busy):
                 assert isinstance(ready, Connection)
-                done = self._receive(ready)
-                if done is None:
-                    busy.remove(ready)
-                else:
+                if done := self._receive(ready):
                     yield done
+                else:
+                    busy.remove(ready)
 
     def _receive(self, pipe: Connection) -> Any:
         """What a process sent. An error of its own is raised here, and so is its sudden end."""
@@ -254,9 +228,9 @@ def _work(pipe: Connection, config: EvalConfig, resources: Resources) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends this one
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # as on the command line: it warns at import
     try:
-        run = Answering.load(config, resources)
-        pipe.send((run.config, run.plan_fields, run.provenance))
-        for done in run.run(pipe.recv()):
+        answering = Answering.load(config, resources)
+        pipe.send((answering.config, answering.plan_fields, answering.provenance))
+        for done in answering.run(pipe.recv()):
             pipe.send(done)
         pipe.send(None)
     except VoidpadError as error:
@@ -277,18 +251,38 @@ def devices_of(names: str) -> list[str]:
     return [f"cuda:{at}" for at in range(count)]
 
 
+@contextmanager
 def opened(
     config: EvalConfig, resources: Resources, model: Model | None = None
-) -> AbstractContextManager[Answering | Workers]:
+) -> Iterator[Answering | Workers]:
     """What answers a run for as long as the context lasts: here, or in a process for each of several devices."""
     devices = devices_of(resources.device)
-    if model is None and len(devices) > 1:
-        return Workers(config, resources, devices)
-    return nullcontext(Answering.load(config, replace(resources, device=devices[0]), model=model))
+    if model is not None or len(devices) == 1:
+        yield Answering.load(config, replace(resources, device=devices[0]), model=model)
+        return
+    context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+    processes: dict[Connection, BaseProcess] = {}
+    is_set = "PYTHONSAFEPATH" in os.environ
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # they import nothing from the current folder
+    try:
+        for device in devices:
+            mine, theirs = context.Pipe()
+            work = (theirs, config, replace(resources, device=device))
+            processes[mine] = context.Process(target=_work, args=work, name=device, daemon=True)
+            processes[mine].start()
+            theirs.close()
+        yield Workers(processes)
+    finally:
+        if not is_set:
+            del os.environ["PYTHONSAFEPATH"]
+        for pipe, process in processes.items():
+            pipe.close()
+            process.terminate()
+            process.join()
 
 
 def answer_requests(
-    run: Answering | Workers,
+    answering: Answering | Workers,
     requests: Sequence[AnswerRequest],
     journal: Journal,
     progress: Progress | None = None,
@@ -299,7 +293,7 @@ def answer_requests(
     done = len(requests) - len(missing)
     show = progress or (lambda done, total: None)
     show(done, len(requests))
-    for records in run.run(missing) if missing else ():
+    for records in answering.run(missing) if missing else ():
         journal.append(replace(record, attempt=journal.attempt) for record in records)
         done += len(records)
         show(done, len(requests))

@@ -2,16 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 
 Interval = tuple[float, float]
 Z95 = 1.959963984540054  # the normal quantile of a two-sided 95 % interval
 RESAMPLES = 20_000
-
-
-def mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def wilson(correct: float, count: int, z: float = Z95) -> Interval:
@@ -30,7 +27,7 @@ def mean_of_tasks(shares: Sequence[tuple[float, Interval]]) -> Interval:
     Zou and Donner's MOVER: the distances from each share to the ends of its interval add up in squares.
     """
     count = len(shares)
-    middle = mean([share for share, _ in shares])
+    middle = fmean([share for share, _ in shares])
     down = math.sqrt(sum((share - low) ** 2 for share, (low, _) in shares)) / count
     up = math.sqrt(sum((high - share) ** 2 for share, (_, high) in shares)) / count
     return middle - down, middle + up

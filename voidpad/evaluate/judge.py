@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from voidpad.errors import DataError
 from voidpad.evaluate.folder import VERSION, AnswerRecord, AnswerRequest, Journal
-from voidpad.evaluate.intervals import mean, wilson
+from voidpad.evaluate.intervals import wilson
 from voidpad.evaluate.prepare import naming
 from voidpad.evaluate.provenance import now
 
@@ -40,12 +41,12 @@ def score_run(
             "metric": metric,
             "filter": primary,
             **summary(lines, head),
-            "extra": {f"{other}_share": mean(values) for other, values in extra.items()},
+            "extra": extra,
         }
     return examples, {
         "version": VERSION,
         "tasks": by_task,
-        "mean": {key: mean([task[key] for task in by_task.values()]) for key in ("score", "passes_decode")},
+        "mean": {key: fmean([task[key] for task in by_task.values()]) for key in ("score", "passes_decode")},
         "wall_seconds": journal.wall_seconds,
         "provenance": head["provenance"],
         "finished": now(),
@@ -54,28 +55,27 @@ def score_run(
 
 def _grade_task(
     task: Benchmark, requests: Sequence[AnswerRequest], records: Mapping[str, AnswerRecord]
-) -> tuple[list[dict[str, Any]], dict[str, list[float]]]:
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """The lines of a task: prompt and gold, what was generated, and every grader's score of it.
 
-    The second value holds the primary grader's other metrics, such as math500's fallbacks.
+    The second value holds the means of the primary grader's other metrics, such as math500's fallbacks.
     """
     metric, primary = task.primary
     docs = [task.eval_docs[request.index] for request in requests]
     graded = task.grade(docs, [records[request.name].output for request in requests])
-    extra: dict[str, list[float]] = {other: [] for other in task.metrics[1:]}
+    others: dict[str, list[float]] = {name: [] for name in task.metrics[1:]}
     lines = []
     for request, doc, by_grader in zip(requests, docs, graded, strict=True):
         with naming(f"{request.name}: no score"):
             found = {grader: task.process_results(doc, [value]) for grader, value in by_grader.items()}
             scores = {grader: float(metrics[metric]) for grader, metrics in found.items()}
-            for other, values in extra.items():
-                values.append(float(found[primary][other]))
+            for name, values in others.items():
+                values.append(float(found[primary][name]))
         if not all(0 <= score <= 1 for score in scores.values()):
             raise DataError(
                 f"{request.name}: {metric}={scores[primary]}, the first metric must be from 0 to 1"
             )
-        record = records[request.name]
-        detail = by_grader[primary]
+        record, detail = records[request.name], by_grader[primary]
         line = {
             "task": request.task,
             "index": request.index,
@@ -88,8 +88,7 @@ def _grade_task(
             "canvas": record.canvas,
         }
         lines.append(line)
-    lines.sort(key=lambda line: line["index"])
-    return lines, extra
+    return lines, {f"{name}_share": fmean(values) for name, values in others.items()}
 
 
 def summary(examples: Sequence[Mapping[str, Any]], head: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,10 +96,10 @@ def summary(examples: Sequence[Mapping[str, Any]], head: Mapping[str, Any]) -> d
     graders = examples[0]["scores"]
     numbers: dict[str, Any] = {"n": len(examples), **_scored([one["score"] for one in examples])}
     numbers["scores"] = {name: _scored([one["scores"][name] for one in examples]) for name in graders}
-    numbers |= {name: mean([one[name] for one in examples]) for name in MEANS}
+    numbers |= {name: fmean([one[name] for one in examples]) for name in MEANS}
     numbers["passes_total"] = numbers["passes_decode"] + numbers["passes_probe"] - numbers["passes_shared"]
-    numbers["share_at_cap"] = mean([one["at_cap"] for one in examples])
-    numbers["share_without_eos"] = mean([not one["eos"] for one in examples])
+    numbers["share_at_cap"] = fmean([one["at_cap"] for one in examples])
+    numbers["share_without_eos"] = fmean([not one["eos"] for one in examples])
     numbers["slot_passes"] = slot_passes(examples, head)
     numbers["seconds"] = math.fsum(one["seconds"] for one in examples)
     return numbers
@@ -122,7 +121,7 @@ def slot_passes(examples: Sequence[Mapping[str, Any]], head: Mapping[str, Any]) 
         probes, decoded = one["passes_probe"], one["passes_decode"] - one["passes_shared"]
         shorter = growth * (probes * (probes - 1) // 2)  # slots that earlier probes did not have
         costs.append(one["canvas"] * (decoded + probes) - shorter)
-    return mean(costs)
+    return fmean(costs)
 
 
 def _scored(values: Sequence[float]) -> dict[str, Any]:

@@ -108,23 +108,15 @@ def estimate(denoise: Denoiser, roles: Roles, pair: Pair, hidden: Tensor, *, tok
     """The mean over the rows of `hidden` (samples, size)."""
     context, continuation = pair
     size, width = len(continuation), len(context) + len(continuation)
+    ids, truth = torch.tensor(context + continuation), torch.tensor(continuation)
     total = 0.0
     for part in hidden.split(max(1, tokens // width)):
-        canvas, where = hidden_canvas(pair, part, roles)
+        where = torch.nn.functional.pad(part, (len(context), 0))
+        prompt, stop = (torch.full((len(part),), place) for place in (len(context), width))
+        canvas = Rows.of(ids.repeat(len(part), 1).masked_fill(where, roles.mask), prompt, stop, roles)
         logits = denoise(canvas, where).double().log_softmax(-1)
         row, slot = part.nonzero(as_tuple=True)
-        truth = torch.tensor(continuation)[slot].to(logits.device)
         weight = size / part.sum(1)[row].double()
-        total += float((logits.gather(1, truth[:, None])[:, 0].cpu() * weight).sum())
+        found = logits.gather(1, truth[slot].to(logits.device)[:, None])[:, 0]
+        total += float((found.cpu() * weight).sum())
     return total / len(hidden)
-
-
-def hidden_canvas(pair: Pair, hidden: Tensor, roles: Roles) -> tuple[Rows, Tensor]:
-    """A row per sample, masks at its hidden positions; and those positions, as the denoiser wants them."""
-    context, continuation = pair
-    count = len(hidden)
-    ids = torch.tensor(context + continuation).repeat(count, 1)
-    where = torch.nn.functional.pad(hidden, (len(context), 0))
-    prompt = torch.full((count,), len(context))
-    stop = torch.full((count,), ids.shape[1])
-    return Rows.of(ids.masked_fill(where, roles.mask), prompt, stop, roles), where

@@ -93,14 +93,14 @@ def choose_tasks(
     words: Sequence[str], include_path: Sequence[Path]
 ) -> tuple[tuple[str, ...], dict[str, str], tuple[Path, ...]]:
     """Task names from names and paths of YAML files: the names, the digests of own tasks, and where these are."""
-    if not include_path and not any(word.endswith(ENDINGS) for word in words):
-        return tuple(words), {}, ()
     files = {word: Path(word).expanduser() for word in words if word.endswith(ENDINGS)}
     places = (*include_path, *files.values())
-    there = find_tasks([FOLDER, *places])
-    named = {file.path: name for name, file in there.items()}
+    if not places:
+        return tuple(words), {}, ()
+    found = find_tasks([FOLDER, *places])
+    named = {file.path: name for name, file in found.items()}
     names = tuple(named[files[word].resolve()] if word in files else word for word in words)
-    own = {name: there[name] for name in names if name in there and there[name].is_own}
+    own = {name: found[name] for name in names if name in found and found[name].is_own}
     for file in own.values():
         if faults := list(file.faults()):
             raise ConfigError(f"{file.path}: {'; '.join(faults)}")
@@ -120,13 +120,13 @@ def load_tasks(config: EvalConfig, resources: Resources, *, judging: bool = True
 
     if not config.tasks:
         raise ConfigError(f"tasks: none given; use some of {', '.join(known_tasks())}")
-    there = find_tasks([FOLDER, *resources.include_path])
+    found = find_tasks([FOLDER, *resources.include_path])
     for name in config.tasks:
-        if name not in there:
+        if name not in found:
             raise ConfigError(
                 f"task {name} is not voidpad's: pass --include-path with the folder of its YAML file"
             )
-        file = there[name]
+        file = found[name]
         if file.is_own and file.digest != config.own_tasks[name]:
             raise ConfigError(f"{file.path}: task {name} has changed since this run began; use another --out")
         if file.is_own and not resources.trust_tasks:
@@ -144,7 +144,7 @@ def load_tasks(config: EvalConfig, resources: Resources, *, judging: bool = True
     manager = TaskManager(include_defaults=False, metadata=options)
     tasks = {}
     for name in config.tasks:
-        path = there[name].path
+        path = found[name].path
         with naming(f"{path}: task {name}"):
             tasks[name] = manager.load([{"class": Benchmark, **load_yaml(path)}])["tasks"][name]
         if not isinstance(tasks[name], Benchmark):

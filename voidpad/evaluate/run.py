@@ -12,13 +12,7 @@ from typing import Any
 from voidpad.errors import ConfigError
 from voidpad.evaluate.answer import Progress, answer_requests, opened
 from voidpad.evaluate.config import DEFAULT_RESOURCES, EvalConfig, Resources
-from voidpad.evaluate.folder import (
-    AnswerRecord,
-    AnswerRequest,
-    RunFolder,
-    check_answers,
-    read_run,
-)
+from voidpad.evaluate.folder import AnswerRecord, AnswerRequest, RunFolder, check_answers, read_run
 from voidpad.evaluate.judge import score_run
 from voidpad.evaluate.prepare import build_requests, load_tasks
 from voidpad.evaluate.provenance import judge_provenance
@@ -40,11 +34,11 @@ def evaluate(
     tasks = load_tasks(config, resources)
     requests = build_requests(tasks, config)
     folder = RunFolder(out)
-    with opened(config, resources, model) as run, folder.writing():
-        provenance = run.provenance | judge_provenance(config.tasks, resources)
-        head = folder.begin(run.config, provenance, run.plan_fields, requests)
+    with opened(config, resources, model) as answering, folder.writing():
+        provenance = answering.provenance | judge_provenance(config.tasks, resources)
+        head = folder.begin(answering.config, provenance, answering.plan_fields, requests)
         journal = folder.journal
-        answer_requests(run, requests, journal, progress)
+        answer_requests(answering, requests, journal, progress)
         return folder.write_results(*score_run(head, tasks, requests, journal))
 
 
@@ -70,10 +64,10 @@ def answer(
     progress: Progress | None = None,
 ) -> None:
     """The second stage: answer the requests of a folder that have no answer yet. It needs no lm-eval."""
-    with opened(folder.config, resources, model) as run, folder.writing():
-        requests, prepared = folder.requests, folder.head["provenance"]
-        folder.begin(run.config, prepared | run.provenance, run.plan_fields)
-        answer_requests(run, requests, folder.journal, progress)
+    with opened(folder.config, resources, model) as answering, folder.writing():
+        provenance = folder.head["provenance"] | answering.provenance
+        folder.begin(answering.config, provenance, answering.plan_fields)
+        answer_requests(answering, folder.requests, folder.journal, progress)
 
 
 def judge(folder: RunFolder, *, resources: Resources = DEFAULT_RESOURCES) -> dict[str, Any]:

@@ -124,18 +124,14 @@ def settings(seen: Survey, search: Search) -> list[Setting]:
     """Every window and pair of thresholds, replayed."""
     found = []
     for window in search.windows:
-        nonvoid, gap = measures(seen, window)
+        # What the two thresholds are compared with, (K, N) each.
+        slots = seen.lengths.clamp(max=window)[:, None].double()
+        nonvoid = seen.other[:, :, -window:].sum(2) / slots
+        gap = (seen.void - seen.other)[:, :, -window:].sum(2) / slots
         # No tail passes 0: that setting always keeps the full canvas, so every answer fits at least there.
         for upper, lower in product([0.0, *_levels(nonvoid, search.levels)], _levels(gap, search.levels)):
             found.append(_replay(seen, window, (nonvoid <= upper) & (gap >= lower), (upper, lower)))
     return found
-
-
-def measures(seen: Survey, window: int) -> tuple[Tensor, Tensor]:
-    """What the two thresholds are compared with, (K, N) each: the best token other than VOID, and VOID minus it."""
-    slots = seen.lengths.clamp(max=window)[:, None].double()
-    nonvoid = seen.other[:, :, -window:].sum(2) / slots
-    return nonvoid, (seen.void - seen.other)[:, :, -window:].sum(2) / slots
 
 
 def _levels(values: Tensor, count: int) -> list[float]:

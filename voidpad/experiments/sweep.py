@@ -32,21 +32,16 @@ class CellOutcome:
     cell: SweepCell
     results: dict[str, Any] | None = None  # none either where only one stage ran
     error: VoidpadError | None = None
-    loads: int = 0  # on a cluster, the models that the worker has loaded so far
 
 
 def begin(recipe: SweepRecipe, name: str, out: Path, *, download: bool = False) -> list[SweepCell]:
     """Write NAME.sweep.json, which tells the report what the cells are; return the cells."""
     every = cells(recipe, download=download)
-    names = ("folder", "model", "method", "grader", "labels", "plan")
-    rows = [
-        {**{name: getattr(cell, name) for name in names}, "config": cell.config.plain()} for cell in every
-    ]
     content = {
         "version": VERSION,
         "title": recipe.title,
         "reference": recipe.reference,
-        "cells": rows,
+        "cells": [{**vars(cell), "folder": cell.folder, "config": cell.config.plain()} for cell in every],
         "tables": [table.model_dump(mode="json") for table in recipe.tables],
         "figures": [figure.model_dump(mode="json") for figure in recipe.figures],
     }
@@ -62,8 +57,7 @@ def stored_cells(name: str, out: Path) -> list[SweepCell]:
     with damaged(path, "run the sweep again"):
         for row in rows:
             del row["folder"]  # follows from the config
-            row["config"] = EvalConfig(**row["config"])
-        return [SweepCell(**row) for row in rows]
+        return [SweepCell(**{**row, "config": EvalConfig(**row["config"])}) for row in rows]
 
 
 def missing(every: Iterable[SweepCell], out: Path) -> list[SweepCell]:
@@ -78,8 +72,7 @@ def full_seconds(every: Iterable[SweepCell], out: Path) -> float:
     """Seconds that decoding all items of these finished cells would take, judged by the items that were decoded."""
     total = 0.0
     for folder in {cell.folder for cell in every}:
-        results = RunFolder(out / folder).results
-        assert results is not None
+        results = read_versioned(out / folder / "results.json")
         [task] = results["tasks"].values()
         total += results["wall_seconds"] * task["test_size"] / task["n"]
     return total
@@ -107,14 +100,13 @@ class Loader:
     def __init__(self) -> None:
         self.key: tuple[Any, ...] = ()
         self.model: Model | None = None
-        self.loads = 0
 
     def __call__(self, config: EvalConfig, resources: Resources) -> Model:
         wanted = (*_weights_of(config), resources.device)
         if self.model is None or self.key != wanted:
             self.model = None  # before the next one takes its memory
             self.model = load_model(config, resources)
-            self.key, self.loads = wanted, self.loads + 1
+            self.key = wanted
         return self.model
 
 
@@ -152,13 +144,12 @@ def run_local(
 _LOADER = Loader()  # of this worker process
 
 
-def _evaluate_cell(config: EvalConfig, resources: Resources) -> tuple[dict[str, bytes], int]:
-    """The files of the run folder, which travel back because nodes need not share a disk; and the models loaded."""
+def _evaluate_cell(config: EvalConfig, resources: Resources) -> dict[str, bytes]:
+    """The files of the run folder, which travel back because nodes need not share a disk."""
     model = _LOADER(config, resources)
     with tempfile.TemporaryDirectory(prefix="voidpad-") as folder:
         evaluate(config, Path(folder), model=model, resources=resources)
-        files = {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
-    return files, _LOADER.loads
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
 
 
 def run_ray(
@@ -186,7 +177,7 @@ def run_ray(
             (ready,), _ = ray.wait(list(running))
             cell = running.pop(ready)
             try:
-                files, loads = ray.get(ready)
+                files = ray.get(ready)
             except ray.exceptions.RayTaskError as fault:
                 if not isinstance(fault.cause, VoidpadError):
                     raise
@@ -197,7 +188,7 @@ def run_ray(
             with fresh_folder(folder) as draft:
                 for name, content in files.items():
                     (draft / name).write_bytes(content)
-            yield CellOutcome(cell, RunFolder(folder).results, loads=loads)
+            yield CellOutcome(cell, RunFolder(folder).results)
     finally:
         if started:
             ray.shutdown()

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from voidpad.decode.presets import describe
 from voidpad.errors import ConfigError, VoidpadError, format_validation_error
@@ -26,6 +26,7 @@ from voidpad.models.locate import ARMS, BUILT_IN_FAMILIES
 
 Fields = dict[str, Any]  # plan fields; the plan itself checks them
 Grid = dict[str, list[Any]]
+Names = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
 
 class _Part(BaseModel):
@@ -44,8 +45,8 @@ class _Part(BaseModel):
 class Group(_Part):
     """Rows that share a name: every model with every plan at every point of the grid, on every task."""
 
-    model: str | list[str]
-    plan: str | list[str]
+    model: Names
+    plan: Names
     method: str | None = None  # the rows' name in the report; the plan's if not given
     of: str | None = None  # the model the rows stand under in the report; the model itself if not given
     grader: str = ""  # score the rows by this grader of the tasks; by the first one if empty
@@ -57,13 +58,14 @@ class Group(_Part):
 class SweepRecipe(_Part):
     """A sweep. `fields`, `grid` and `tasks` hold for every group unless it says otherwise."""
 
-    title: str
+    title: str = Field(min_length=1)
     reference: str = ""
     tasks: list[str] = Field(min_length=1)
     limit: int | None = None  # the first so many items of each task
     groups: list[Group] = Field(alias="group", min_length=1)
     # By family: `scores` of `void` and `void-expansion` in rows that do not set it. Shipped results pin it here.
     family_scores: dict[str, Literal["unbanned", "renormalised"]] = {}
+    places: dict[str, str] = {}  # where models and adapters lie, by the names that the groups give them
     tables: list[TableLayout] = Field(default=[], alias="table")
     figures: list[FigureLayout] = Field(default=[], alias="figure")
 
@@ -119,17 +121,11 @@ def parse(raw: Mapping[str, Any], name: str) -> SweepRecipe:
 
 def with_folders(recipe: SweepRecipe, folders: Mapping[str, str]) -> SweepRecipe:
     """The recipe with other places for the models and adapters it names; its rows keep their names."""
-    adapters = [group.config.get("adapter") for group in recipe.groups]
-    named = {name for group in recipe.groups for name in _listed(group.model)} | set(filter(None, adapters))
+    named = {name for group in recipe.groups for name in group.model}
+    named |= {str(group.config["adapter"]) for group in recipe.groups if group.config.get("adapter")}
     if unknown := sorted(folders.keys() - named):
         raise ConfigError(f"use={unknown[0]}: the recipe names {', '.join(sorted(named))}.")
-    groups = []
-    for group, adapter in zip(recipe.groups, adapters, strict=True):
-        for model in _listed(group.model):
-            moved = {"model": folders.get(model, model), "of": group.of or model}
-            moved |= {"adapter": folders.get(adapter, adapter)} if adapter else {}
-            groups.append(group.model_copy(update=moved))
-    return recipe.model_copy(update={"groups": groups})
+    return recipe.model_copy(update={"places": {**recipe.places, **folders}})
 
 
 def of_family(recipe: SweepRecipe, family: str) -> SweepRecipe:
@@ -141,16 +137,14 @@ def of_family(recipe: SweepRecipe, family: str) -> SweepRecipe:
     groups = [group for group in recipe.groups if group.family in (None, family)]
     if not groups:
         raise ConfigError(f"family={family}: all rows of the recipe are for the other family.")
-    recipe = recipe.model_copy(update={"groups": groups})
     if own == "tiny":
-        return recipe
+        return recipe.model_copy(update={"groups": groups})
     places = {f"tiny-{arm}": f"{own}-{arm}" for arm in ARMS}
-    named = {model for group in recipe.groups for model in _listed(group.model)} & places.keys()
-    if not named:
+    if not any(name in places for group in groups for name in group.model):
         raise ConfigError(f"family={family}: the recipe names no built-in model; use --use NAME=FOLDER.")
-    moved = with_folders(recipe, {name: places[name] for name in named})
-    groups = [group.model_copy(update={"of": own}) if group.of == "tiny" else group for group in moved.groups]
-    return moved.model_copy(update={"groups": groups, "title": f"{recipe.title} ({family} family)"})
+    groups = [group.model_copy(update={"of": own}) if group.of == "tiny" else group for group in groups]
+    title = f"{recipe.title} ({family} family)"
+    return recipe.model_copy(update={"groups": groups, "places": places, "title": title})
 
 
 # ---------------------------------------------------------------------------------------------------------- cells
@@ -175,14 +169,17 @@ def _combinations(recipe: SweepRecipe) -> Iterator[SweepCell]:
     """Models x plans x the grid x tasks of every group. A group's own field or axis replaces the recipe's."""
     known: dict[str, list[str]] = {}  # model -> the families it may be of
     for at, group in enumerate(recipe.groups):
-        models, tasks = _listed(group.model), group.tasks or recipe.tasks
+        tasks = group.tasks or recipe.tasks
         shared = {**recipe.fields, **group.fields}
         grid = {**{name: recipe.grid[name] for name in recipe.grid if name not in group.fields}, **group.grid}
+        settings = {"limit": recipe.limit, **recipe.config, **group.config, "model": "", "tasks": tasks}
+        if settings.get("adapter"):
+            settings["adapter"] = recipe.places.get(settings["adapter"], settings["adapter"])
         try:
-            settings = {"limit": recipe.limit, **recipe.config, **group.config}
-            base = EvalConfig(**{**settings, "model": models[0], "tasks": tasks})
-            known |= {model: families(model) for model in models if model not in known}
-            for model, plan, values in product(models, _listed(group.plan), product(*grid.values())):
+            base = EvalConfig(**settings)
+            for name, plan, values in product(group.model, group.plan, product(*grid.values())):
+                model = recipe.places.get(name, name)
+                known |= {model: families(model)} if model not in known else {}
                 fields = {**shared, **dict(zip(grid, values, strict=True))}
                 if len(known[model]) == 1 and plan in ("void", "void-expansion") and "scores" not in fields:
                     pinned = recipe.family_scores.get(known[model][0])
@@ -193,7 +190,7 @@ def _combinations(recipe: SweepRecipe) -> Iterator[SweepCell]:
                 method = group.method or " ".join([plan, *changed, *(["hide_eos"] if base.hide_eos else [])])
                 for task in tasks:
                     config = point.model_copy(update={"tasks": (task,)})
-                    yield SweepCell(group.of or model, method, config, group.grader, group.labels, resolved)
+                    yield SweepCell(group.of or name, method, config, group.grader, group.labels, resolved)
         except VoidpadError as error:
             raise ConfigError(f"group {at}: {error}") from None
 
@@ -215,7 +212,3 @@ def _resolved(plan: str, fields: Fields, families: Sequence[str]) -> Fields:
         except VoidpadError as error:
             refused.append(error)
     raise refused[0]
-
-
-def _listed(value: str | Sequence[str]) -> Sequence[str]:
-    return [value] if isinstance(value, str) else value

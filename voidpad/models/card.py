@@ -4,18 +4,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from voidpad.errors import RoleError, WeightsError, format_validation_error
-from voidpad.files import read_json, store
+from voidpad.errors import WeightsError
+from voidpad.files import read_json, readable, store
 from voidpad.models.families import FAMILIES
 from voidpad.roles import Roles
 
 CARD = "voidpad.json"
-VERSION = 1
 # The plan that fits each padding policy; `original` decodes the canvas to its end and bans nothing.
 PLANS = {"void": "void", "rainbow": "original", "eos": "original"}
 
@@ -31,13 +30,14 @@ class Card:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     calibration: Mapping[str, Any] = field(default_factory=dict)  # plan -> field -> value
     causal_block: int = 0  # size of the blocks of block-causal attention; 0 for full attention
+    version: Literal[1] = 1  # of the file
 
     def write(self, folder: Path) -> None:
         """A reader never sees half a card."""
-        values = asdict(self) | {"roles": self.roles.stored()}
+        values = {"version": self.version} | asdict(self) | {"roles": self.roles.stored()}
         if not self.causal_block:
             del values["causal_block"]
-        store(folder / CARD, [json.dumps({"version": VERSION, **values}, indent=2) + "\n"])
+        store(folder / CARD, [json.dumps(values, indent=2) + "\n"])
 
 
 def read_card(folder: Path) -> Card | None:
@@ -46,15 +46,8 @@ def read_card(folder: Path) -> Card | None:
     if not path.is_file():
         return None
     values = read_json(path)
-    if values.pop("version", None) != VERSION:
-        raise WeightsError(
-            f"{path}: card version is not {VERSION}; update voidpad or save the checkpoint again."
-        )
-    try:
+    with readable(path, "card"):
         card: Card = TypeAdapter(Card).validate_python(values)
-    except (ValidationError, RoleError) as error:
-        what = format_validation_error(error) if isinstance(error, ValidationError) else str(error)
-        raise WeightsError(f"{path}: {what}; save the checkpoint again.") from None
     if card.family not in FAMILIES or card.padding not in (None, *PLANS):
         raise WeightsError(f"{path}: family {card.family!r} or padding {card.padding!r} is unknown.")
     return card

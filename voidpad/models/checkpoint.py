@@ -2,28 +2,29 @@
 
 `open_checkpoint` reads config.json, voidpad.json and the tokenizer once each. Everything that needs no network works
 on the result: the default plan, plans and their checks, prompts as token ids. So a wrong plan or a prompt that is too
-long is refused at once, before gigabytes of weights are read.
+long is refused at once, before gigabytes of weights are read. `Checkpoint.load_weights` reads those; `load` does both.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from voidpad.constrain.row import Compiler, RowConstraint
 from voidpad.decode.constrained import check_constrained
 from voidpad.decode.plan import Plan
 from voidpad.decode.presets import FamilyDefaults, describe
 from voidpad.errors import ConfigError, WeightsError, warn_assumed
-from voidpad.models.adapter import has_original_names
+from voidpad.files import readable
+from voidpad.models.adapter import attach, has_released_names
 from voidpad.models.card import PLANS, Card, read_card
 from voidpad.models.device import DeviceConfig
 from voidpad.models.families import FAMILIES, Family, recognise
 from voidpad.models.locate import Adapter, Source, find_source, is_adapter, locate
 from voidpad.models.text import Messages, chat, encode_chat, raw_ids, read_tokenizer, special_ids
+from voidpad.models.weights import headers, open_tensors, quiet_transformers, refuse_misfits, stored_dtype
 from voidpad.roles import Roles, build, resolve
 
 if TYPE_CHECKING:
@@ -83,9 +84,47 @@ class Checkpoint:
 
     def load_weights(self, device: str = "cpu", dtype: str = "auto", quantize: str | None = None) -> "Model":
         """The model: this checkpoint with its network, an adapter included. `load` explains the options."""
-        from voidpad.models.load import load_weights
+        from voidpad.models.model import Model
 
-        return load_weights(self, DeviceConfig(device, dtype, quantize))
+        place, source, family = DeviceConfig(device, dtype, quantize), self.source, self.family
+        if source is None:
+            raise ConfigError(f"{self.name}: was made in this process and has no files to load.")
+        if quantize is not None and family.experts:
+            raise ConfigError(
+                f"{self.name}: quantize={quantize!r} reaches linear layers only, not the experts, which hold nearly "
+                "all weights; drop quantize."
+            )
+        where, found = str(source.folder), headers(source.folder)
+        stored = stored_dtype(found)
+        place.check_memory(sum(tensor.numel() for tensor in found.values()), stored, where=where)
+        with (
+            readable(source.folder, "checkpoint"),
+            quiet_transformers(),
+            open_tensors(source.folder, family, self.config) as tensors,
+        ):
+            net: Any
+            net, placed = family.net_class.from_pretrained(
+                None,
+                config=self.config,
+                state_dict=tensors,
+                generation_config=GenerationConfig(),  # a release's own is about its remote decoding code
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **place.options(stored),
+            )
+        misshapen = [f"{name} {list(file)} for {list(own)}" for name, file, own in placed["mismatched_keys"]]
+        missing, surplus = placed["missing_keys"], placed["unexpected_keys"]
+        refuse_misfits(where, missing=missing, surplus=surplus, misshapen=misshapen)
+        net.name_or_path = source.name  # peft and the hub quote it
+        # Forget the old names, or a later save_pretrained by a trainer writes them beside our config.
+        net.__dict__.pop("_weight_conversions", None)
+        net = place.move(net)
+        if source.adapter is not None:
+            net = attach(net, source.adapter, family, source.name, quantized=quantize is not None)
+        model = Model(**vars(self), net=net, scheme=place.scheme)
+        if place.scheme is not None and place.scheme.convert is not None:
+            place.scheme.convert(model.base)
+        return model
 
     # Plans
 
@@ -213,6 +252,28 @@ class Checkpoint:
 # Opening
 
 
+def load(
+    name: str | Path,
+    adapter: str | Path | None = None,
+    *,
+    device: str = "cpu",
+    dtype: str = "auto",
+    quantize: str | None = None,
+    family: str | None = None,
+    roles: Mapping[str, Any] | None = None,
+    causal_block: int | None = None,
+) -> "Model":
+    """A model by built-in name, folder or hub id, with or without a LoRA adapter.
+
+    `device` is cpu, cuda, cuda:<n>, mps, auto (the best of this machine) or spread (over all GPUs). `dtype` is
+    float32, bfloat16 or auto (float32 on a CPU, else bfloat16 where the weights are). `quantize` is 8bit, 4bit or fp8.
+    `open_checkpoint` explains the other options.
+    """
+    DeviceConfig(device, dtype, quantize)  # refused, if at all, before a file is read
+    opened = open_checkpoint(name, adapter, family=family, roles=roles, causal_block=causal_block)
+    return opened.load_weights(device, dtype, quantize)
+
+
 def open_checkpoint(
     name: str | Path,
     adapter: str | Path | None = None,
@@ -258,14 +319,13 @@ def _open_base(source: Source, family: str | None, causal_block: int | None) -> 
     released = card is None or str(values.get("model_type")).lower() in known.model_types
     config = known.read_config(values, where=where, released=released)
     tokenizer = read_tokenizer(folder, known.tokenizer_class)
-    for pattern, note in known.name_notes.items():
-        if re.search(pattern, f"{name} {folder.name}"):
-            warn_assumed(f"{where}: {note}")
     if causal_block is None:
         causal_block = card.causal_block if card else known.stated_block(values, name)
-    if causal_block is None:  # a wrong one is a wrong network
+    if causal_block is None:
         causal_block = known.causal_block
-        if causal_block and known.block_assumed:
+        if (
+            known.block_field is not None
+        ):  # there are checkpoints with other sizes, and a wrong one is a wrong network
             warn_assumed(
                 f"{where}: does not say in which blocks its attention runs; {causal_block} is the usual size "
                 "(--set causal_block=N of generate, --causal-block N of merge)."
@@ -274,12 +334,11 @@ def _open_base(source: Source, family: str | None, causal_block: int | None) -> 
     if card is None:
         roles = resolve(tokenizer, values, rows=config.vocab_size, names=known.role_names, ids=known.role_ids)
         card = Card(known.name, roles)
-    card = replace(card, causal_block=causal_block)
-    return Checkpoint(config, tokenizer, card, name, source)
+    return Checkpoint(config, tokenizer, replace(card, causal_block=causal_block), name, source)
 
 
 def _adapted_card(base: Checkpoint, adapter: Adapter, given: Mapping[str, Any]) -> Card:
-    """The adapter's card, or the base's with what can be known about an adapter that has none."""
+    """The adapter's card; one without gets its base's, with what its tensors and the given roles show."""
     own, card, family = adapter.card, base.card, base.family
     if own is not None:
         if own.family != family.name:
@@ -293,11 +352,9 @@ def _adapted_card(base: Checkpoint, adapter: Adapter, given: Mapping[str, Any]) 
             plan: {field: value for field, value in said.items() if field in kept}
             for plan, said in card.calibration.items()
         }
-        return replace(own, calibration={**calibration, **own.calibration}, causal_block=card.causal_block)
-    roles = card.roles
-    if "void" in given:
-        roles = replace(roles, void=given["void"])
-    elif has_original_names(adapter, family) and family.adapter_roles is not None:
+        return replace(own, calibration=calibration | own.calibration, causal_block=card.causal_block)
+    roles = replace(card.roles, void=given.get("void", card.roles.void))
+    if "void" not in given and family.adapter_roles is not None and has_released_names(adapter, family):
         ids = family.adapter_roles(base.tokenizer)
         if not ids:
             raise ConfigError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,40 +22,36 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class QuantScheme:
-    """How a kind of quantization stores weights, and what such a network can do."""
+    """How a kind of quantization stores weights, and what such a network can do.
+
+    It is either made by from_pretrained, with the settings of bitsandbytes that `config` makes for the dtype of the
+    matrix products, or by `convert`, which changes a loaded network in place.
+    """
 
     name: str
     weight_bytes: float  # memory of one weight, at most, while it is loaded
-    # The dtype of the matrix products -> the argument of from_pretrained; None if `convert` does all.
     config: Callable[[torch.dtype], Any] | None = None
-    convert: Callable[[Any], None] | None = None  # changes a loaded network in place
+    convert: Callable[[Any], None] | None = None
     dtype: str | None = None  # of everything else in the network, if no other will do
-    packages: tuple[str, ...] = ()
     rounds: str = "weights"  # what is approximate
     packs: bool = False  # whether packed passes and CUDA graphs were made to work with it
-
-
-def _eight_bits(compute: torch.dtype) -> BitsAndBytesConfig:
-    return BitsAndBytesConfig(load_in_8bit=True)
 
 
 def _four_bits(compute: torch.dtype) -> BitsAndBytesConfig:
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
 
 
-_BITSANDBYTES = ("bitsandbytes", "accelerate")
-_FP8 = QuantScheme(
-    "fp8",
-    weight_bytes=2.0,  # they are loaded in bfloat16, then changed layer by layer
-    convert=fp8.quantize_layers,
-    dtype="bfloat16",
-    rounds="weights and activations",
-    packs=True,
-)
 SCHEMES = {
-    "8bit": QuantScheme("8bit", weight_bytes=1.0, config=_eight_bits, packages=_BITSANDBYTES),
-    "4bit": QuantScheme("4bit", weight_bytes=0.5, config=_four_bits, packages=_BITSANDBYTES),
-    "fp8": _FP8,
+    "8bit": QuantScheme("8bit", weight_bytes=1.0, config=lambda _: BitsAndBytesConfig(load_in_8bit=True)),
+    "4bit": QuantScheme("4bit", weight_bytes=0.5, config=_four_bits),
+    "fp8": QuantScheme(
+        "fp8",
+        weight_bytes=2.0,  # they are loaded in bfloat16, then changed layer by layer
+        convert=fp8.quantize_layers,
+        dtype="bfloat16",
+        rounds="weights and activations",
+        packs=True,
+    ),
 }
 
 
@@ -69,27 +65,29 @@ class DeviceConfig:
     device: str = "cpu"
     dtype: str = "auto"
     quantize: str | None = None
-    spread: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", *DTYPES):
             raise ConfigError(f"dtype {self.dtype!r} is unknown; use auto, {' or '.join(DTYPES)}.")
-        if self.quantize is not None and self.quantize not in SCHEMES:
+        if self.quantize not in (None, *SCHEMES):
             raise ConfigError(f"quantize {self.quantize!r} is unknown; use one of {', '.join(SCHEMES)}.")
-        object.__setattr__(self, "spread", self.device == "spread")
         object.__setattr__(self, "device", _device(self.device))
-        scheme = self.scheme
-        for package in (*(scheme.packages if scheme else ()), *(["accelerate"] if self.spread else [])):
-            if find_spec(package) is None:
-                raise ConfigError(f"device or quantize needs {package}; pip install {package}.")
+        scheme, fault = self.scheme, None
         if scheme is not None and scheme.convert is not None:
-            fault = fp8.device_fault(self.device)
             if self.spread:
                 fault = "needs the network on one device; drop device=spread"
             elif self.dtype not in ("auto", scheme.dtype):
                 fault = f"computes in {scheme.dtype}; drop dtype={self.dtype!r}"
-            if fault:
-                raise ConfigError(f"quantize={self.quantize!r} {fault}.")
+            else:
+                fault = fp8.device_fault(self.device)
+        elif scheme is not None and find_spec("bitsandbytes") is None:
+            fault = "needs bitsandbytes; pip install bitsandbytes accelerate"
+        if fault:
+            raise ConfigError(f"quantize={self.quantize!r} {fault}.")
+
+    @property
+    def spread(self) -> bool:
+        return self.device == "spread"
 
     @property
     def scheme(self) -> QuantScheme | None:
@@ -97,10 +95,9 @@ class DeviceConfig:
 
     def options(self, stored: torch.dtype) -> dict[str, Any]:
         """Arguments of from_pretrained for weights stored in this dtype."""
-        dtype = self.torch_dtype(stored)
-        options: dict[str, Any] = {"dtype": dtype}
+        options: dict[str, Any] = {"dtype": self.torch_dtype(stored)}
         if self.scheme is not None and self.scheme.config is not None:
-            options["quantization_config"] = self.scheme.config(dtype)
+            options["quantization_config"] = self.scheme.config(options["dtype"])
             options["device_map"] = {"": self.device}
         if self.spread:
             options["device_map"] = "auto"
@@ -124,7 +121,7 @@ class DeviceConfig:
         """Refuse weights that cannot fit into the memory of the device, before any of it is taken."""
         size = parameters * (self.scheme.weight_bytes if self.scheme else self.torch_dtype(stored).itemsize)
         room = 0
-        if self.device.startswith("cuda") and not self.spread:
+        if self.device.startswith("cuda"):
             room = torch.cuda.get_device_properties(torch.device(self.device)).total_memory
         elif self.device.startswith("cpu") and hasattr(os, "sysconf"):
             room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -136,7 +133,7 @@ class DeviceConfig:
 
 
 def _device(name: str) -> str:
-    """A device name of torch; auto and spread become the best device of this machine."""
+    """The name of a device that is here; `auto` becomes the best one."""
     counts = {
         "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
         "mps": int(torch.backends.mps.is_available()),
@@ -144,15 +141,14 @@ def _device(name: str) -> str:
     }
     if name == "auto":
         return next(kind for kind, count in counts.items() if count)
-    wanted = "cuda" if name == "spread" else name
-    kind, _, number = wanted.partition(":")
+    kind, _, number = name.replace("spread", "cuda").partition(":")
     if kind not in counts or (number and not number.isdecimal()):
         raise ConfigError(f"device {name!r} is unknown; use auto, cpu, cuda, cuda:<n>, mps or spread.")
     if int(number or 0) >= counts[kind]:
         raise ConfigError(
             f"device {name!r}: this machine has {counts[kind]} {kind.upper()} device(s); use auto or cpu."
         )
-    return wanted
+    return name
 
 
 def gpus_per_task(device: str, cluster: Mapping[str, float]) -> int:

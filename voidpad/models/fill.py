@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 
 LengthRule = Literal["fixed", "cal", "void-gap"]
 MOST_GAPS, MOST_SLOTS = 16, 64
-VOID_PROBE = (
-    24  # slots that `void-gap` probes where the template sets no bounds: as many as training left over
-)
+# Slots that `void-gap` probes where the template sets no bounds: the most that its training left over.
+VOID_PROBE = 24
 FIRST_LENGTH, PATIENCE = 8, 4  # of `cal`: where it starts, and how many lengths without a gain end it
 
 

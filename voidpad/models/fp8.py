@@ -72,32 +72,23 @@ class Fp8Linear(nn.Module):
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
-def _replace_linears(module: nn.Module) -> int:
-    """Put an `Fp8Linear` in the place of every linear layer below `module` whose sizes allow it; returns their number.
+def quantize_layers(net: Any) -> None:
+    """Change the decoder layers of transformers' network to float8 in place; embedding and head stay as they are.
 
-    Under a LoRA adapter the layer inside is replaced, and the adapter's own small matrices stay as they are.
+    Linear layers of other sizes stay too. Under a LoRA adapter the layer inside is replaced, and the adapter's own
+    small matrices stay as they are.
     """
-    if getattr(module, "lora_variant", None):
-        raise ConfigError(
-            "quantize='fp8' cannot go under an adapter that reads the weights it changes, such as DoRA; merge it first."
-        )
-    replaced = 0
-    for name, child in list(module.named_children()):
-        if type(child) is nn.Linear:
+    for path, module in list(net.model.layers.named_modules()):
+        if getattr(module, "lora_variant", None):
+            raise ConfigError(
+                "quantize='fp8' cannot go under an adapter that reads the weights it changes, such as DoRA; merge it "
+                "first."
+            )
+        for name, child in list(module.named_children()):
+            if type(child) is not nn.Linear or "lora_" in path:
+                continue
             if child.in_features % MULTIPLE == child.out_features % MULTIPLE == 0:
                 setattr(module, name, Fp8Linear(child))
-                replaced += 1
-        elif not name.startswith("lora_"):
-            replaced += _replace_linears(child)
-    return replaced
-
-
-def quantize_layers(net: Any) -> None:
-    """Change the decoder layers of transformers' network to float8 in place; embedding and head stay as they are."""
-    if not _replace_linears(net.model.layers):
-        raise ConfigError(
-            f"quantize='fp8': no layer of this network has sizes that are multiples of {MULTIPLE}."
-        )
 
 
 def device_fault(device: str) -> str | None:

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from voidpad.errors import ConfigError
 from voidpad.models.card import Card
-from voidpad.models.families import FAMILIES
+from voidpad.models.families import family_named
 from voidpad.models.model import Model
 from voidpad.roles import RAINBOW_NAMES, VOID_NAME, resolve
 
@@ -63,13 +63,7 @@ def random_model(
     `experts` is for families that have them; `intermediate` is then the size of one, and two see each token.
     `causal_block` is for families with block-causal attention; without it their usual one is taken.
     """
-    if family not in FAMILIES:
-        raise ConfigError(f"family {family!r} is unknown; use one of {', '.join(FAMILIES)}.")
-    if hidden % heads or heads % (kv_heads or heads):
-        raise ConfigError(
-            f"heads {heads} must divide hidden {hidden}, and kv_heads {kv_heads} must divide heads."
-        )
-    known, tokenizer = FAMILIES[family], character_tokenizer(vocab)
+    known, tokenizer = family_named(family), character_tokenizer(vocab)
     sizes = {
         "vocab_size": vocab,
         "hidden_size": hidden,

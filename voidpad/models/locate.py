@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ from typing import Any
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from voidpad.errors import ConfigError, ModelNotFoundError, WeightsError, first_line, shown
+from voidpad.errors import ConfigError, ModelNotFoundError, WeightsError, first_line, printable
 from voidpad.files import read_json, readable
 from voidpad.models.card import Card, read_card
-from voidpad.models.weights import read_headers, required, weight_files
+from voidpad.models.weights import read_headers, weight_files
 
 ASSETS = Path(str(files("voidpad"))) / "builtin" / "assets"
 # What the names of a family's built-in models begin with.
@@ -41,23 +42,12 @@ _ORIGINS = (
 
 def locate(name: str | Path, *, download: bool = True) -> Path:
     """The folder of a model or adapter. A hub id is downloaded; without `download` it must have been before."""
-    if name in BUILT_IN:
-        if not (ASSETS / str(name)).is_dir():
-            raise WeightsError(f"{name}: the built-in weights are not in this installation.")
-        return ASSETS / str(name)
-    try:
-        folder = Path(name).expanduser()
-        if folder.is_dir():
-            return folder
-        if folder.exists():
-            raise ModelNotFoundError(f"{name}: is a file; give the folder with config.json and the weights.")
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL inside, a home that is unknown
+    folder = ASSETS / str(name) if name in BUILT_IN else Path(os.path.expanduser(name))
+    if os.path.isdir(folder):
+        return folder
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(name)) or os.path.exists(folder):
         raise ModelNotFoundError(
-            f"{shown(str(name))}: is no name of a folder ({first_line(error)})."
-        ) from None
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(name)):
-        raise ModelNotFoundError(
-            f"{name}: no such folder; use {', '.join(BUILT_IN)}, a folder, or a hub id (owner/name)."
+            f"{printable(str(name))}: no such folder; use {', '.join(BUILT_IN)}, a folder, or a hub id (owner/name)."
         )
     try:
         return Path(snapshot_download(str(name), allow_patterns=PATTERNS, local_files_only=not download))
@@ -66,25 +56,9 @@ def locate(name: str | Path, *, download: bool = True) -> Path:
         raise ModelNotFoundError(f"{name}: no such folder, and the hub gave nothing ({why}).") from error
 
 
-def base_folder(name: str | Path) -> Path:
-    """The folder with the whole model or the tokenizer: the base's, if the name leads to an adapter."""
-    folder = locate(name)
-    return locate(base_of(folder, read_json(folder / ADAPTER_CONFIG))) if is_adapter(folder) else folder
-
-
 def is_adapter(folder: Path) -> bool:
     """An adapter folder, as opposed to a whole checkpoint."""
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
-
-
-def base_of(folder: Path, config: Mapping[str, Any]) -> str:
-    """The base model that the adapter_config.json of a folder names."""
-    base = config.get("base_model_name_or_path")
-    if not base:
-        raise WeightsError(
-            f"{folder}: {ADAPTER_CONFIG} names no base; load the base and pass adapter={folder}."
-        )
-    return str(base)
 
 
 def refuse_adapter(name: str) -> None:
@@ -119,8 +93,12 @@ class Source:
 
     name: str  # of the whole model, as the user or the adapter wrote it
     folder: Path  # of the whole model
-    config: Mapping[str, Any]  # its config.json as it stands
     adapter: Adapter | None = None
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The config.json of the whole model as it stands."""
+        return read_json(self.folder / "config.json")
 
     @property
     def fingerprint(self) -> str:
@@ -144,24 +122,24 @@ def find_source(name: str | Path, adapter: str | Path | None = None, *, download
         if tuned is not None:
             raise ConfigError(f"{name}: is an adapter itself; give its base as the model.")
         tuned = _open_adapter(folder)
-        base = base_of(folder, tuned.config)
+        base = str(tuned.config.get("base_model_name_or_path") or "")
+        if not base:
+            raise WeightsError(
+                f"{folder}: {ADAPTER_CONFIG} names no base; give the base and this as its adapter."
+            )
         folder = locate(base, download=download)
-    return Source(base, folder, read_json(folder / "config.json"), tuned)
+    return Source(base, folder, tuned)
 
 
 def _open_adapter(folder: Path) -> Adapter:
     """The adapter of a folder; one that is no LoRA adapter, or that our base networks cannot carry, is refused."""
-    if not (folder / ADAPTER_CONFIG).is_file():
-        whole = (folder / "config.json").is_file()
-        hint = "it is a whole model; give it as the model" if whole else "a training run has it in model/"
-        raise ConfigError(f"{folder}: holds no {ADAPTER_CONFIG}; {hint}.")
     config = read_json(folder / ADAPTER_CONFIG)
-    refused = next((field for field in _NOT_COVERED if config.get(field)), None)
+    refused = [field for field in _NOT_COVERED if config.get(field)]
     if refused or config.get("peft_type") != "LORA":
         raise WeightsError(
-            f"{folder / ADAPTER_CONFIG}: {refused or 'peft_type'} is not covered; use a plain LoRA adapter."
+            f"{folder / ADAPTER_CONFIG}: {', '.join(refused) or 'peft_type'} is not covered; use a plain LoRA adapter."
         )
-    return Adapter(folder, config, read_card(folder), tuple(read_headers(required(folder / ADAPTER_TENSORS))))
+    return Adapter(folder, config, read_card(folder), tuple(read_headers(folder / ADAPTER_TENSORS)))
 
 
 def _settings(config: Mapping[str, Any]) -> str:

@@ -116,14 +116,14 @@ class Model(Checkpoint):
         or a list with one (or None) for each prompt. Each result's `constraint` says what became of it.
         """
         single = isinstance(prompts, str | PreparedPrompt) or (prompts and isinstance(prompts[0], Mapping))
-        given = [cast(Prompt, prompts)] if single else list(cast(Sequence[Prompt], prompts))
-        engine, ready, cache = self._start(
-            given, plan, seed=seed, rows=rows, tokens=tokens, raw=raw, system=system, cache=cache, speed=speed,
+        several = [cast(Prompt, prompts)] if single else list(cast(Sequence[Prompt], prompts))
+        engine, prepared, cache = self._start(
+            several, plan, seed=seed, rows=rows, tokens=tokens, raw=raw, system=system, cache=cache, speed=speed,
             observe=observe, constraint=constraint, **fields,
         )  # fmt: skip
         results: list[Result] = []
         for _, outcome in engine.outcomes(listen):
-            results.append(self.result(outcome, ready[outcome.key].plan, cache=cache))
+            results.append(self.result(outcome, prepared[outcome.key].plan, cache=cache))
             if progress is not None:
                 progress(results[-1])
         return sorted(results, key=lambda result: result.key)
@@ -171,21 +171,23 @@ class Model(Checkpoint):
     ) -> tuple[Engine, list[PreparedPrompt], str | None]:
         """An engine with all prompts submitted, the prompts as prepared, and the cache that the speed chose."""
         fields, cache = with_speed(speed, plan or self.default_plan, fields, cache)
-        ready = [prompt for prompt in prompts if isinstance(prompt, PreparedPrompt)]
-        if ready and (plan is not None or fields):
+        prepared = [prompt for prompt in prompts if isinstance(prompt, PreparedPrompt)]
+        if prepared and (plan is not None or fields):
             raise ConfigError("prepared prompts bring their own plan; drop the plan and its fields.")
-        if len(ready) < len(prompts) or not prompts:
+        if len(prepared) < len(prompts) or not prompts:
             chosen = self.plan(plan, **fields)
-            ready = [self.prepare(prompt, chosen, raw=raw, system=system) for prompt in prompts]
-        given = list(constraint) if isinstance(constraint, list | tuple) else [constraint] * len(ready)
-        if len(given) != len(ready):
-            raise ConfigError(f"constraint: {len(given)} for {len(ready)} prompts; give one for each.")
-        block = ready[0].plan.block if ready else 32
+            prepared = [self.prepare(prompt, chosen, raw=raw, system=system) for prompt in prompts]
+        constraints = constraint if isinstance(constraint, list | tuple) else [constraint] * len(prepared)
+        if len(constraints) != len(prepared):
+            raise ConfigError(
+                f"constraint: {len(constraints)} for {len(prepared)} prompts; give one for each."
+            )
+        block = prepared[0].plan.block if prepared else 32
         engine = self.engine(cache=cache, block=block, rows=rows, tokens=tokens)
-        for key, (one, wanted) in enumerate(zip(ready, given, strict=True)):
+        for key, (one, wanted) in enumerate(zip(prepared, constraints, strict=True)):
             held = None if wanted is None else self.constrain(wanted, one.plan)
             engine.submit(list(one.ids), one.plan, seed=seed, key=key, observe=observe, constraint=held)
-        return engine, ready, cache
+        return engine, prepared, cache
 
     fill = fill
     decide = decide

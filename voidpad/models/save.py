@@ -96,21 +96,20 @@ def export(
     like: str | Path | None = None,
     dtype: str | None = None,
     shard: int = SHARD,
-    progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write the whole model the way its family was released; `load` reads the folder too.
 
     `like` is the release (a folder or a hub id) that gives the fields of config.json, the tokenizer files and
     generation_config.json; by default it is what the model was loaded from, if that was a release. Without any, the
     family writes the fields, and the tokenizer is saved as transformers saves it. `dtype` None keeps the dtype of every
-    stored tensor. `progress` is called with the number of tensors written and the number of all.
+    stored tensor.
     """
     if model.adapted:
         raise ConfigError(f"{model.name}: has an adapter that is not merged; merge it first.")
     _refuse_quantized(model)
     release = _release(model, like)
-    tensors, wanted = _released_tensors(model, dtype)
     config = _released_config(model, release)
+    tensors, wanted = _released_tensors(model, dtype)
     usual = Counter(one.dtype for one in wanted.values()).most_common(1)[0][0]
     if release is None or dtype is not None:
         known = [name for name in ("torch_dtype", "dtype") if name in config] or ["torch_dtype"]
@@ -125,7 +124,7 @@ def export(
                 if (release / name).is_file():
                     shutil.copyfile(release / name, draft / name)
             _add_tokens(model, draft)
-        _write_tensors(tensors, wanted, draft, shard, progress)
+        _write_tensors(tensors, wanted, draft, shard)
 
 
 def _refuse_quantized(model: Model) -> None:
@@ -158,18 +157,14 @@ def _described_folder(model: Model, folder: str | Path, about: str) -> Iterator[
 
 def _release(model: Model, like: str | Path | None) -> Path | None:
     """The folder of the release to follow; None if the model was saved by voidpad or made in this process."""
-    if like is not None:
-        folder = locate(like)
-        config: Mapping[str, Any] = read_json(folder / "config.json")
-    elif model.source is not None:
-        folder, config = model.source.folder, model.source.config
-    else:
+    if like is None and model.source is None:
         return None
-    kind = str(config.get("model_type")).lower()
-    if kind in model.family.model_types or (kind in model.family.unmarked_types and not read_card(folder)):
+    folder = model.source.folder if model.source is not None and like is None else locate(like or "")
+    kind, family = str(read_json(folder / "config.json").get("model_type")).lower(), model.family
+    if kind in family.model_types or (kind in family.unmarked_types and not read_card(folder)):
         return folder
     if like is not None:
-        raise ConfigError(f"{folder}: is no released {model.family.name} checkpoint; give one, or drop like.")
+        raise ConfigError(f"{folder}: is no released {family.name} checkpoint; give one, or drop like.")
     return None
 
 
@@ -203,23 +198,25 @@ def _add_tokens(model: Model, folder: Path) -> None:
     """Add padding tokens that training gave a meaning to every tokenizer file that lists added tokens."""
     known = read_tokenizer(folder, model.family.tokenizer_class).get_vocab()
     used = {"void": (model.roles.void,), "rainbow": model.roles.rainbow}.get(model.card.padding or "", ())
-    fresh = {token: str(model.tokenizer.convert_ids_to_tokens(token)) for token in used if token is not None}
-    fresh = {token: name for token, name in fresh.items() if name not in known}
+    names = {token: str(model.tokenizer.convert_ids_to_tokens(token)) for token in used if token is not None}
+    fresh = {token: name for token, name in names.items() if name not in known}
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
-    for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json"):
-        if not fresh or not (folder / name).is_file():
-            continue
-        values = read_json(folder / name)
-        if name == "tokenizer.json":
-            values["added_tokens"] += [
-                {"id": token, "content": text, **flags} for token, text in fresh.items()
-            ]
-        elif name == "tokenizer_config.json":
-            listed = {str(token): {"content": text, **flags} for token, text in fresh.items()}
-            values["added_tokens_decoder"] = {**values.get("added_tokens_decoder", {}), **listed}
-        else:
-            values |= {text: token for token, text in fresh.items()}
-        store(folder / name, [json.dumps(values, indent=2, ensure_ascii=False) + "\n"])
+    entries = {token: {"content": name, **flags} for token, name in fresh.items()}
+
+    def change(file: str, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        if fresh and (folder / file).is_file():
+            values = read_json(folder / file)
+            text = json.dumps(values | changed(values), indent=2, ensure_ascii=False)
+            store(folder / file, [text + "\n"])
+
+    listed = [{"id": token, **entry} for token, entry in entries.items()]
+    by_id = {str(token): entry for token, entry in entries.items()}
+    change("tokenizer.json", lambda old: {"added_tokens": old["added_tokens"] + listed})
+    change(
+        "tokenizer_config.json",
+        lambda old: {"added_tokens_decoder": old.get("added_tokens_decoder", {}) | by_id},
+    )
+    change("added_tokens.json", lambda old: {name: token for token, name in fresh.items()})
 
 
 def _released_tensors(model: Model, dtype: str | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -233,18 +230,15 @@ def _released_tensors(model: Model, dtype: str | None) -> tuple[dict[str, Tensor
 
     def released(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         # transformers fuses the experts of a layer while it loads them; releases store their matrices apart.
-        parts = revert_weight_conversion(net, dict(state))
-        parts = family.join(parts) if family.join else parts
+        parts = family.join(revert_weight_conversion(net, dict(state)))
         return {family.released_name(name): part for name, part in parts.items()}
 
     state = net.state_dict()
     if net.config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
     # The files have the names of the release, or those of the network if voidpad saved them.
-    blank = {
-        name: torch.empty_like(one, dtype=stored.get(name), device="meta") for name, one in state.items()
-    }
-    wanted = {
+    blank = {name: one.to("meta", stored.get(name)) for name, one in state.items()}
+    wanted = {  # new tensors, because a part of another one counts as all of it when files are filled
         name: torch.empty_like(one, dtype=DTYPES[dtype] if dtype else stored.get(name))
         for name, one in released(blank).items()
     }
@@ -252,24 +246,17 @@ def _released_tensors(model: Model, dtype: str | None) -> tuple[dict[str, Tensor
 
 
 def _write_tensors(
-    tensors: Mapping[str, Tensor],
-    wanted: Mapping[str, Tensor],
-    folder: Path,
-    shard: int,
-    progress: Callable[[int, int], None] | None,
+    tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], folder: Path, shard: int
 ) -> None:
-    """Safetensors files of about `shard` bytes in the dtypes of `wanted`, with an index if there are several."""
+    """Safetensors files of about `shard` bytes in the dtypes of `wanted`, with an index if there are several.
+
+    A file is written before the tensors of the next one are copied: a large model has no memory for all copies.
+    """
     split = split_torch_state_dict_into_shards(dict(wanted), max_shard_size=shard)
-    written = 0
     for file, names in split.filename_to_tensors.items():
         copies = {name: tensors[name].detach().to("cpu", wanted[name].dtype) for name in names}
-        copies = {
-            name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in copies.items()
-        }
+        copies = {name: copy.clone(memory_format=torch.contiguous_format) for name, copy in copies.items()}
         save_file(copies, folder / file, metadata={"format": "pt"})
-        written += len(names)
-        if progress is not None:
-            progress(written, len(tensors))
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": dict(sorted(split.tensor_to_filename.items()))}
         store(folder / INDEX, [json.dumps(index, indent=2) + "\n"])

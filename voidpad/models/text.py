@@ -36,28 +36,25 @@ TOKENIZER_FILES = (
 
 
 def read_tokenizer(
-    folder: Path, spelled: type[PreTrainedTokenizerBase] = Qwen2Tokenizer
+    folder: Path, without_json: type[PreTrainedTokenizerBase] = Qwen2Tokenizer
 ) -> PreTrainedTokenizerBase:
-    """The folder's tokenizer: tokenizer.json, or vocab.json and merges.txt in the class `spelled`."""
+    """The folder's tokenizer: tokenizer.json, or where there is none vocab.json and merges.txt in the given class."""
     kind: type[PreTrainedTokenizerBase] = PreTrainedTokenizerFast
     if not (folder / "tokenizer.json").is_file():
-        if not (folder / "vocab.json").is_file():
-            raise WeightsError(f"{folder}: has no tokenizer.json, and no vocab.json with merges.txt.")
-        vocab, kind = read_json(folder / "vocab.json"), spelled
+        vocab, kind = read_json(folder / "vocab.json"), without_json
         if "<pad_0>" in vocab:
             raise WeightsError(
                 f"{folder}: vocab.json renames entries that merges.txt needs, as the tokenizer_dream folder of the "
                 "paper's authors does; use the base model's own tokenizer files and "
-                f"give the id: roles={{'void': {vocab['<pad_0>']}}} (--roles void={vocab['<pad_0>']})."
+                f"give the id: --roles void={vocab['<pad_0>']} (roles={{'void': {vocab['<pad_0>']}}})."
             )
     try:
         tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(
             str(folder), trust_remote_code=False, local_files_only=True
         )
-    # The Rust parser raises bare Exception on damaged files, and its panics are no Exception at all.
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
-            raise
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the Rust parser is no Exception
         raise WeightsError(f"{folder}: damaged tokenizer files ({first_line(error)}).") from None
     tokenizer.init_kwargs.pop("auto_map", None)  # it names remote code, which no copy of ours may ask for
     return tokenizer
@@ -68,7 +65,7 @@ def read_tokenizer(
 
 @lru_cache(maxsize=16)
 def _added_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[dict[int, str], frozenset[int]]:
-    """(every added token with its spelling, those of them that are special); one that grew is read again."""
+    """(every added token with its spelling, those that are special); a tokenizer whose size changed is read again."""
     entries, named = tokenizer.added_tokens_decoder, set(tokenizer.all_special_ids)
     spelled = {token: str(tokenizer.convert_ids_to_tokens(token)) for token in named | entries.keys()}
     return spelled, frozenset(named | {token for token, entry in entries.items() if entry.special})
@@ -166,10 +163,9 @@ def encode_chat(
     own = [token for part in parts[::2] for token in raw_ids(tokenizer, part) if token in reserved]
     spelled = _added_tokens(tokenizer, len(tokenizer))[0]
     names = [spelled.get(token) or str(tokenizer.decode([token])) for token in reserved]
+    typed = any(name and name in content for name in names for content in contents)
     ids = raw_ids(tokenizer, text)
-    if [token for token in ids if token in reserved] == own and not any(
-        name and name in content for content in contents for name in names
-    ):
+    if not typed and [token for token in ids if token in reserved] == own:
         return ids
     for strip in (str, str.strip, lambda content: content.strip("\n")):
         pieces = [strip(contents[int(part)]) if n % 2 else part for n, part in enumerate(parts)]
@@ -198,22 +194,23 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, contents: Se
 
 def chat(prompt: str | Messages, *, system: str | None = None) -> list[dict[str, str]]:
     """A prompt as checked messages, the system prompt first. `developer` is another word for `system`."""
-    given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    given: Messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if system is not None:
+        given = [{"role": "system", "content": system}, *given]
     turns: list[dict[str, str]] = []
     for index, turn in enumerate(given):
-        fields = turn if isinstance(turn, Mapping) else {}
-        if not isinstance(fields.get("role"), str) or not isinstance(fields.get("content"), str):
-            raise ConfigError(f"messages[{index}]: {shown(turn)} needs the text fields 'role' and 'content'.")
-        if fields["role"] not in CHAT_ROLES:
+        role, content = (
+            turn.get(name) if isinstance(turn, Mapping) else None for name in ("role", "content")
+        )
+        if role not in CHAT_ROLES or not isinstance(content, str):
             raise ConfigError(
-                f"messages[{index}]: role {shown(fields['role'])} is unknown; use one of {', '.join(CHAT_ROLES)}."
+                f"messages[{index}]: role must be one of {', '.join(CHAT_ROLES)}, and content text: {shown(turn)}."
             )
-        role = "system" if fields["role"] == "developer" else fields["role"]
-        turns.append({"role": role, "content": fields["content"]})
+        turns.append({"role": "system" if role == "developer" else role, "content": content})
     if not turns or not turns[-1]["content"].strip():
         raise ConfigError("prompt is empty; give at least one character.")
     if turns[-1]["role"] == "assistant":
         raise ConfigError(f"messages[{len(turns) - 1}] is an assistant turn; end with the turn to answer.")
-    if system is not None and turns[0]["role"] == "system":
+    if system is not None and [turn["role"] for turn in turns[:2]] == ["system", "system"]:
         raise ConfigError("system prompt given twice: drop system=... or messages[0].")
-    return turns if system is None else [{"role": "system", "content": system}, *turns]
+    return turns

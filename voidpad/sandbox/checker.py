@@ -101,9 +101,6 @@ class RemoteObject:
         object.__setattr__(self, "_RemoteObject__program", program)
         object.__setattr__(self, "_RemoteObject__label", label)
 
-    def __hash__(self) -> int:
-        return id(self)
-
     def __enter__(self) -> Any:
         return self.__program.ask("getattr", self, "__enter__")()
 
@@ -135,7 +132,7 @@ def _refusing(what: str) -> Callable[..., Any]:
 
 
 for _verb in ("call", "getattr", "setattr", "delattr", "getitem", "setitem", "delitem", "iter", "next", "len",
-              "bool", "str", "repr"):  # fmt: skip
+              "bool", "str", "repr", "hash"):  # fmt: skip
     setattr(RemoteObject, f"__{_verb}__", _asking(_verb))
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul", "and", "or",
                "xor", "lshift", "rshift")  # fmt: skip
@@ -253,8 +250,10 @@ def _hints(
         late = program.ask("changed_late") is True
     if late:
         yield "the program changes a value after the call, and the checks have a copy"
-    if program.handles and re.search(r"\btype\(|__class__|\bcallable\(|\bawait\b|asyncio", check):
+    if program.handles and re.search(r"\b(isinstance|type|callable|await|asyncio|inspect|__\w+__)\b", check):
         yield f"the checks see a handle of the program's {', '.join(program.handles)}"
+    if re.search(r"getvalue|stdout|captured", check):
+        yield "the checks do not see what a program prints"
     restricted = "can't start new thread" in message or type(error).__name__ == "ZoneInfoNotFoundError"
     if is_programs(error) and (restricted or isinstance(error, OSError | ImportError | MemoryError)):
         yield allowed

@@ -26,7 +26,7 @@ def main(sock: socket.socket, program: str) -> None:
         "call": lambda target, *args, **named: target(*args, **named),
         "getattr": getattr, "setattr": setattr, "delattr": delattr, "getitem": operator.getitem,
         "setitem": operator.setitem, "delitem": operator.delitem, "iter": iter, "next": next, "len": len,
-        "bool": bool, "str": str, "repr": repr, "changed_late": lambda: peer.changed_late(),
+        "bool": bool, "str": str, "repr": repr, "hash": hash, "changed_late": lambda: peer.changed_late(),
     })  # fmt: skip
     try:
         peer.serve_forever()

@@ -38,7 +38,7 @@ def locked(output: Path) -> AbstractContextManager[None]:
 # Where a run begins
 
 
-def start(recipe: TrainingRecipe, output: Path, resume: bool | str | Path) -> Path | None:
+def to_resume(recipe: TrainingRecipe, output: Path, resume: bool | str | Path) -> Path | None:
     """The checkpoint to continue from, or None for a new run."""
     last = latest(output)
     if not resume:
@@ -56,8 +56,9 @@ def start(recipe: TrainingRecipe, output: Path, resume: bool | str | Path) -> Pa
         raise ConfigError(f"--from: {chosen} is not a checkpoint folder.")
     before = check(card.recipe or {}, name=f"--resume: the recipe of {chosen}").learnt()
     if changed := [name for name, value in recipe.learnt().items() if before.get(name) != value]:
-        names = ", ".join(changed)
-        raise ConfigError(f"--resume: {names} differ from the recipe of {chosen}; start a new run.output.")
+        raise ConfigError(
+            f"--resume: {', '.join(changed)} differ from the recipe of {chosen}; start a new run.output."
+        )
     return chosen
 
 
@@ -68,8 +69,9 @@ def latest(output: Path) -> Path | None:
 
 def _checkpoints(output: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    found = [path for path in output.glob("checkpoint-*") if path.name[11:].isdecimal() and path.is_dir()]
-    return sorted(found, key=lambda folder: int(folder.name[11:]))
+    numbers = {path: path.name.removeprefix("checkpoint-") for path in output.glob("checkpoint-*")}
+    found = [path for path, number in numbers.items() if number.isdecimal() and path.is_dir()]
+    return sorted(found, key=lambda path: int(numbers[path]))
 
 
 # Checkpoints

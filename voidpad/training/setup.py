@@ -16,7 +16,7 @@ from voidpad import models
 from voidpad.engine import packed
 from voidpad.errors import ConfigError, DataError
 from voidpad.models.fresh import random_net
-from voidpad.models.locate import base_folder, refuse_adapter
+from voidpad.models.locate import find_source, refuse_adapter
 from voidpad.models.text import read_tokenizer
 from voidpad.models.weights import headers, stored_dtype
 from voidpad.training.batches import BatchShare, PackedRows, PaddedRows, PassLimit, UpdatePasses, shuffled
@@ -38,7 +38,7 @@ ENOUGH = 5e13
 # The network
 
 
-def network(recipe: TrainingRecipe, prepared: Prepared, device: torch.device) -> models.Model:
+def model_to_train(recipe: TrainingRecipe, prepared: Prepared, device: torch.device) -> models.Model:
     """The model to train, with the card that its checkpoints will carry. Only quantized weights are on `device` yet."""
     scratch, policy = recipe.model.scratch, recipe.policy
     model = _from_scratch(recipe, scratch, prepared) if scratch else _from_checkpoint(recipe, device)
@@ -74,7 +74,7 @@ def _from_checkpoint(recipe: TrainingRecipe, device: torch.device) -> models.Mod
         refuse_adapter(part.adapter or name)
     if dtype == "auto":
         frozen = recipe.lora and torch.cuda.is_available()
-        half = frozen and stored_dtype(headers(base_folder(name))) == torch.bfloat16
+        half = frozen and stored_dtype(headers(find_source(name).folder)) == torch.bfloat16
         dtype = "bfloat16" if half else "float32"
     where = str(device) if part.quantize else "cpu"
     model = models.load(name, part.adapter, device=where, dtype=dtype, quantize=part.quantize)
@@ -90,7 +90,7 @@ def _from_scratch(recipe: TrainingRecipe, part: Scratch, prepared: Prepared) -> 
     if part.family not in dense:
         raise ConfigError(f"model.scratch.family: {part.family!r} is not one of {', '.join(dense)}.")
     family = models.FAMILIES[part.family]
-    tokenizer = read_tokenizer(base_folder(recipe.model.tokenizer or ""))
+    tokenizer = read_tokenizer(find_source(recipe.model.tokenizer or "").folder)
     config = family.config(
         {
             "vocab_size": part.vocab or len(tokenizer),
@@ -182,11 +182,11 @@ def update_passes(
     )
     if recipe.padding.truncated_gets_eos:
         pairs = replace(pairs, complete=~pairs.has_gaps)
-    place: Any = {"seed": run.seed, "device": accelerator.device}
+    common: Any = {"seed": run.seed, "device": accelerator.device}
     rows: PackedRows | PaddedRows
     held_out = None
     if policy is None:
-        rows = PackedRows(pairs, model.roles, recipe.data.length or 0, **place)
+        rows = PackedRows(pairs, model.roles, recipe.data.length or 0, **common)
     else:
         width, needed, count = recipe.padding.width, int(pairs.size.max()) + 1, recipe.data.held_out
         if isinstance(width, int) and needed > width:
@@ -197,8 +197,8 @@ def update_passes(
             order = shuffled(len(pairs), run.seed, -1)
             kept = pairs.select(order[:count].sort().values)
             pairs = pairs.select(order[count:].sort().values)
-            held_out = PaddedRows(kept, model.roles, recipe.padding, **place)
-        rows = PaddedRows(pairs, model.roles, recipe.padding, **place)
+            held_out = PaddedRows(kept, model.roles, recipe.padding, **common)
+        rows = PaddedRows(pairs, model.roles, recipe.padding, **common)
     longest = max(rows.longest, held_out.longest if held_out else 0)
     if longest > context:
         raise ConfigError(f"rows of {longest} slots are longer than the model's context of {context}.")

@@ -1,9 +1,9 @@
 """Training from a recipe: `train(recipe)`, or `voidpad train RECIPE`, alone or under `accelerate launch`.
 
 Read from top to bottom: `train` is a run from its start, or its last checkpoint, to the final model. `Run` builds what
-the recipe names. `Run.updates` is the loop: each round makes one update (`_update`: the passes of this process, forward
-and backward, the mean over processes, the optimizers' step) and, where it is due, a log entry (`_log`), the loss on the
-held-out examples (`evaluate`) and a checkpoint (`save`). `load` is the way back from a checkpoint.
+the recipe names. `Run.updates` is the loop: each round makes one update (`_make_update`: the passes of this process,
+forward and backward, the mean over processes, the optimizers' step) and, where it is due, a log entry (`_log`), the
+loss on the held-out examples (`evaluate`) and a checkpoint (`save`). `load` is the way back from a checkpoint.
 
 A restart is exact. Rows, noise, dropout and learning rate are functions of the seed and of the number of the update, so
 a checkpoint holds weights, the optimizers' state and how far the run has come.
@@ -39,7 +39,7 @@ from torch.distributed.tensor import DTensor
 from voidpad.engine.packed import compile_layers
 from voidpad.errors import ConfigError
 from voidpad.files import read_json, store
-from voidpad.models.load import load
+from voidpad.models.checkpoint import load
 from voidpad.models.save import write_network
 from voidpad.training import checkpoint, setup
 from voidpad.training.losses import KINDS, Pass, SlotLoss
@@ -81,7 +81,7 @@ def train(
     output = Path(recipe.run.output)
     prepared = read(recipe.data.path)
     with checkpoint.locked(output):
-        start = checkpoint.start(recipe, output, resume)
+        start = checkpoint.to_resume(recipe, output, resume)
         run = Run(recipe, prepared)
         if start:
             run.load(start)
@@ -106,7 +106,7 @@ class Run:
         )
         self.device, self.processes = self.accelerator.device, self.accelerator.num_processes
         self.bfloat16 = run.computes_in_bfloat16(cuda=cuda)
-        self.model = setup.network(recipe, prepared, self.device)
+        self.model = setup.model_to_train(recipe, prepared, self.device)
         self.compiled = setup.compiles(recipe, examples=len(prepared.pairs))
         self.passes, self.held_out = setup.update_passes(
             recipe, self.model, prepared, self.accelerator, compiled=self.compiled
@@ -170,7 +170,7 @@ class Run:
         self._start_reports()
         stop = self.finished
         while not stop:
-            gradient_norm = self._update()
+            gradient_norm = self._make_update()
             self.update += 1
             if self._timed_from is None:
                 self._timed_from = time.monotonic()
@@ -203,7 +203,7 @@ class Run:
         asked = self.update % self.recipe.run.log_every == 0
         return asked and bool(self.accelerator.reduce(torch.tensor(float(late), device=self.device), "sum"))
 
-    def _update(self) -> Tensor:
+    def _make_update(self) -> Tensor:
         """One update of the weights; returns the norm of its gradient.
 
         When a pass does not fit into memory the update begins again in smaller ones. Its gradients stay the same.

@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,10 +24,9 @@ Doc = dict[str, Any]
 Filter = Callable[[Sequence[Sequence[str]], Sequence[Doc]], list[Any]]
 Grader = Callable[[str, Doc], Any]
 Wrong = Callable[[str], Any]  # from a reason to what the grader gives for a wrong answer
-SECONDS = 20.0  # for one answer; more than the sum of math-verify's own limits
+SECONDS = 20  # of CPU time for one answer; more than the sum of math-verify's own limits
 MEMORY = 4 << 30  # bytes for one child process
 PROCESSES = 8  # at most, and not more than there are cores
-START_SECONDS = 120.0
 
 
 def no_program(reason: str) -> str:
@@ -34,11 +34,11 @@ def no_program(reason: str) -> str:
     return f"raise ValueError({'the answer is not a program: ' + reason!r})"
 
 
-def isolated(grade: Grader, wrong: Wrong, *, seconds: float = SECONDS) -> Filter:
+def isolated(grade: Grader, wrong: Wrong, *, seconds: int = SECONDS) -> Filter:
     """A filter that hands the first (only) answer of every item, with its item, to `grade`, in child processes.
 
-    An answer that takes longer than `seconds` or too much memory is wrong. The child imports `grade` by its module and
-    name, so `grade` must be a function of a module.
+    An answer that takes more than `seconds` of CPU time or too much memory is wrong. The child imports `grade` by its
+    module and name, so `grade` must be a function of a module.
     """
 
     def apply(answers: Sequence[Sequence[str]], docs: Sequence[Doc]) -> list[Any]:
@@ -47,9 +47,9 @@ def isolated(grade: Grader, wrong: Wrong, *, seconds: float = SECONDS) -> Filter
 
         def judge(answer: Sequence[str], doc: Doc) -> Any:
             if not hasattr(mine, "child"):
-                mine.child = _Child(grade)
+                mine.child = _Child(grade, seconds)
                 children.append(mine.child)
-            outcome, value = mine.child.grade(answer[0], doc, seconds)
+            outcome, value = mine.child.grade(answer[0], doc)
             return wrong(value) if outcome == "raised" else value
 
         count = max(1, min(len(answers), len(os.sched_getaffinity(0)), PROCESSES))
@@ -65,29 +65,35 @@ def isolated(grade: Grader, wrong: Wrong, *, seconds: float = SECONDS) -> Filter
 
 
 class _Child:
-    """A child process that grades; started when first used, and again after it was stopped."""
+    """A child process that grades; started when first used, and again after it died."""
 
-    def __init__(self, grade: Grader) -> None:
-        self._grader = (grade.__module__, grade.__name__)
+    def __init__(self, grade: Grader, seconds: int) -> None:
+        self._serves = (grade.__module__, grade.__name__, seconds)
         self._process: Any = None
 
-    def grade(self, answer: str, doc: Doc, seconds: float) -> tuple[str, Any]:
-        """The grader's value, or the reason why there is none."""
+    def grade(self, answer: str, doc: Doc) -> tuple[str, Any]:
+        """("value", the grader's value), or ("raised", the reason why there is none)."""
         if self._process is None:
             self._start()
-        reply = self._ask(json.dumps([answer, doc]), seconds)
+        reply = ""
+        with suppress(OSError):  # it is dying
+            self._process.stdin.write(json.dumps([answer, doc]) + "\n")
+            self._process.stdin.flush()
+            reply = self._process.stdout.readline()
         if not reply:
             self.stop()
-            return "raised", f"grading was stopped: it takes over {seconds:g} seconds or too much memory"
+            seconds = self._serves[-1]
+            return "raised", f"grading was stopped: it takes over {seconds} seconds or too much memory"
         outcome, value = json.loads(reply)
         return outcome, value
 
     def _start(self) -> None:
-        # Python's own library comes first, then our modules: a file in the current folder hides neither.
+        # Python's own library comes first, then what this process imports from: the child grades with the same
+        # modules, and a file in the current folder hides none of the library's.
         paths = [os.path.abspath(path) for path in sys.path]
-        code = f"import sys; sys.path += {paths}; from {__name__} import serve; serve{self._grader}"
+        code = f"import sys; sys.path += {paths}; from {__name__} import serve; serve{self._serves}"
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", code],
+            [sys.executable, "-I", "-S", "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -95,22 +101,9 @@ class _Child:
             cwd="/",
             start_new_session=True,  # an interrupt at the terminal is for the parent, which stops its children
         )
-        if not self._ask("", START_SECONDS):
+        if not self._process.stdout.readline():
             self.stop()
-            raise VoidpadError(f"the grading process for {self._grader[0]} did not start")
-
-    def _ask(self, line: str, seconds: float) -> str:
-        """The reply to a line; empty if the process died, or was killed because it took too long."""
-        timer = threading.Timer(seconds, self._process.kill)
-        timer.start()
-        try:
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-            return str(self._process.stdout.readline())
-        except OSError:
-            return ""
-        finally:
-            timer.cancel()
+            raise VoidpadError(f"the grading process for {self._serves[0]} did not start")
 
     def stop(self) -> None:
         process, self._process = self._process, None
@@ -120,20 +113,22 @@ class _Child:
                 pass
 
 
-def serve(module: str, name: str) -> None:
-    """In a child process: reply to each line with a line, until the parent goes away."""
+def serve(module: str, name: str, seconds: int) -> None:
+    """In a child process: say that it is ready, then reply to each line with a line, until the parent goes away."""
     with os.fdopen(os.dup(1), "w") as replies:
         os.dup2(2, 1)  # what a library prints is no reply
         grade = getattr(importlib.import_module(module), name)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        print("ready", file=replies, flush=True)
         for line in sys.stdin:
-            reply: Any = "ready"
-            if line.strip():
-                try:
-                    reply = "value", grade(*json.loads(line))
-                except Exception as error:
-                    reply = "raised", _reason(error)
+            # The system ends the process there: no library can hold it up.
+            last, hard = int(time.process_time()) + seconds + 1, resource.getrlimit(resource.RLIMIT_CPU)[1]
+            resource.setrlimit(resource.RLIMIT_CPU, (last, hard))
+            try:
+                reply = "value", grade(*json.loads(line))
+            except Exception as error:
+                reply = "raised", _reason(error)
             print(json.dumps(reply), file=replies, flush=True)
 
 

@@ -77,29 +77,21 @@ class CodeBenchmark(Benchmark):
 
     def apply_filters(self) -> None:
         super().apply_filters()
-        tests = [
-            {
-                grader: program_test(program, self.doc_to_target(one.doc), one.doc)
-                for grader, program in one.filtered_resps.items()
-            }
-            for one in self.instances
-        ]
-        jobs = dict.fromkeys(test for by_grader in tests for test in by_grader.values())
+        jobs: dict[ProgramTest, list[tuple[Instance, str]]] = {}  # equal programs run once
+        for one in self.instances:
+            for grader, program in one.filtered_resps.items():
+                test = program_test(program, self.doc_to_target(one.doc), one.doc)
+                jobs.setdefault(test, []).append((one, grader))
         sandbox = Sandbox(
             limits=SandboxLimits(seconds=self.options["seconds"]),
             weak=bool(self.options.get("weak_sandbox", False)),
             workers=int(self.options.get("workers", 1)),
         )
         with sandbox:
-            verdicts = dict(zip(jobs, sandbox.map(jobs), strict=True))
-        for one, by_grader in zip(self.instances, tests, strict=True):
-            for grader, test in by_grader.items():
-                said = verdicts[test]
-                one.filtered_resps[grader] = {
-                    "passed": said.passed,
-                    "reason": said.reason,
-                    "detail": said.detail,
-                }
+            for said, places in zip(sandbox.map(jobs), jobs.values(), strict=True):
+                verdict = {"passed": said.passed, "reason": said.reason, "detail": said.detail}
+                for one, grader in places:
+                    one.filtered_resps[grader] = verdict
 
 
 def program_test(program: str, checks: str, doc: Doc) -> ProgramTest:
@@ -109,7 +101,5 @@ def program_test(program: str, checks: str, doc: Doc) -> ProgramTest:
 
 def pass_at_1(doc: Doc, verdicts: list[dict[str, Any]]) -> dict[str, float]:
     """The metrics of a `CodeBenchmark`, for `process_results` in its YAML."""
-    return {
-        "pass@1": float(verdicts[0]["passed"]),
-        "timeout": float(verdicts[0]["reason"] == "timeout"),
-    }
+    verdict = verdicts[0]
+    return {"pass@1": float(verdict["passed"]), "timeout": float(verdict["reason"] == "timeout")}

@@ -7,7 +7,7 @@ the objects `provenance` and `scores` (by grader). A cell of a sweep that has no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +19,7 @@ from voidpad.decode.presets import APPROXIMATE_FIELDS
 from voidpad.errors import DataError
 from voidpad.evaluate.folder import RunFolder, damaged, read_versioned
 from voidpad.evaluate.intervals import Interval, mean_of_tasks, wilson
-from voidpad.experiments.report.layout import METRICS, SUFFIX
+from voidpad.experiments.report.layout import METRICS, SUFFIX, FigureLayout, TableLayout
 
 # Fields that make another method of a preset: replaced rules, and what approximates or changes it.
 _REPLACED = ("stop", "ban", "mute", "eos_penalty", "eos_annealing", "position_decay")
@@ -29,11 +29,13 @@ _BESIDE_THE_PLAN = ("cache", "quantize", "hide_eos")
 # ---------------------------------------------------------------------------------------------------- reading folders
 @dataclass(frozen=True)
 class Source:
-    """One sweep, or run folders without one."""
+    """The runs of one sweep with what its recipe wants to see, or run folders without a recipe."""
 
     name: str
     frame: pd.DataFrame
-    sweep: Mapping[str, Any] | None = None  # NAME.sweep.json: title, cells, tables and figures
+    title: str = ""  # empty for runs without a recipe
+    tables: Sequence[TableLayout] = ()
+    figures: Sequence[FigureLayout] = ()
 
 
 def frame(folders: Iterable[Path]) -> pd.DataFrame:
@@ -56,19 +58,20 @@ def read(path: Path) -> list[Source]:
 def _read_sweep(path: Path) -> Source:
     sweep = read_versioned(path)
     with damaged(path, "run the sweep again"):
-        rows = [
-            row for cell in sweep["cells"] for row in _rows(RunFolder(path.parent / cell["folder"]), cell)
-        ]
-    return Source(path.name.removesuffix(SUFFIX), _table(rows), sweep)
+        cells = [(RunFolder(path.parent / cell["folder"]), cell) for cell in sweep["cells"]]
+        rows = [row for run, cell in cells for row in _rows(run, cell)]
+        tables = [TableLayout(**layout) for layout in sweep["tables"]]
+        figures = [FigureLayout(**layout) for layout in sweep["figures"]]
+        return Source(path.name.removesuffix(SUFFIX), _table(rows), sweep["title"], tables, figures)
 
 
 def _table(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Numbers as numbers, also where no run has finished; everything else as it is in the files."""
     found = pd.DataFrame(list(rows), dtype=object)
-    measured = [name for name in METRICS if name not in ("tokens_per_pass", "speedup")]  # these are computed
-    for name in (*measured, "n", "test_size", "correct"):
-        found[name] = pd.to_numeric(found[name]) if name in found else float("nan")
-    return graded(found, found["grader"]) if "scores" in found else found
+    for name in (*METRICS, "n", "test_size", "correct"):
+        if name not in ("tokens_per_pass", "speedup"):  # these are computed from several rows
+            found[name] = pd.to_numeric(found[name]) if name in found else float("nan")
+    return found
 
 
 def _rows(run: RunFolder, cell: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -93,9 +96,8 @@ def _rows(run: RunFolder, cell: Mapping[str, Any]) -> list[dict[str, Any]]:
         facts = results["provenance"]
         # An adaptive length has no number of passes to the end of its canvas.
         steps = head["plan"].get("steps") if facts["probe_growth"] == 0 else None
-        # Tasks that shared a run have no wall time of their own.
-        wall = results["wall_seconds"] if len(results["tasks"]) == 1 else None
         for task, found in results["tasks"].items():
+            scores = {name: one["correct"] for name, one in found["scores"].items()}
             n, size, nfe = found["n"], found["test_size"], found["passes_decode"]
             row = {
                 **named,
@@ -104,10 +106,8 @@ def _rows(run: RunFolder, cell: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "n": n,
                 "test_size": size,
                 "examples": str(n) if n == size else f"{n} of {size}",
-                "scores": {name: one["correct"] for name, one in found["scores"].items()},
-                "filter": found["filter"],
-                "correct": found["correct"],
-                "score": 100 * found["correct"] / n,
+                "scores": scores,
+                **_score(scores, n, named["grader"] if named["grader"] in scores else found["filter"]),
                 "nfe": nfe,
                 "nfe_reduction": 100 * (1 - nfe / steps) if steps else None,
                 "probes": found["passes_probe"],
@@ -117,21 +117,25 @@ def _rows(run: RunFolder, cell: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "slot_passes": found["slot_passes"],
                 "at_cap": 100 * found["share_at_cap"],
                 "without_eos": 100 * found["share_without_eos"],
-                "wall": wall,
+                # Tasks that shared a run have no wall time of their own.
+                "wall": results["wall_seconds"] if len(results["tasks"]) == 1 else None,
             }
             rows.append(row)
     return rows
 
 
-def graded(rows: pd.DataFrame, grader: str | pd.Series[Any]) -> pd.DataFrame:
+def _score(scores: Mapping[str, float], n: int, grader: str) -> dict[str, Any]:
+    return {"filter": grader, "correct": scores[grader], "score": 100 * scores[grader] / n}
+
+
+def graded(rows: pd.DataFrame, grader: str) -> pd.DataFrame:
     """The same generations under another grader of their tasks; a task without it keeps its own."""
-    wanted = pd.Series(grader, index=rows.index, dtype=object)
-    pairs = zip(rows["scores"], wanted, strict=True)
-    found = [scores.get(name) if isinstance(scores, dict) else None for scores, name in pairs]
-    correct = pd.Series(found, index=rows.index, dtype=float)
-    known = correct.notna()
-    changed = {"correct": correct, "score": 100 * correct / rows["n"], "filter": wanted, "grader": wanted}
-    return rows.assign(**{name: values.where(known, rows[name]) for name, values in changed.items()})
+    rows = rows.copy()
+    for at, row in rows[rows["n"].notna()].iterrows():
+        if grader in row["scores"]:
+            for name, value in {"grader": grader, **_score(row["scores"], row["n"], grader)}.items():
+                rows.at[at, name] = value
+    return rows
 
 
 def _method_label(config: Mapping[str, Any]) -> str:
@@ -156,26 +160,25 @@ def verdicts(row: Mapping[str, Any]) -> dict[int, float]:
 
 # -------------------------------------------------------------------------------------------------- choosing, combining
 def column(rows: pd.DataFrame, name: str) -> pd.Series[Any]:
-    """A column by the name that layouts use; lists become texts, so that values can be compared."""
+    """A column by the name that layouts use; lists become texts, so that values can be compared.
+
+    `setting` is the plan fields that differ between the rows, as text.
+    """
+    values: list[Any] | None = None
     if name == "setting":
-        return _settings(rows)
+        plans = {full[5:]: column(rows, full) for full in rows if full.startswith("plan.")}
+        moving = {field: found for field, found in plans.items() if found.nunique() > 1}
+        values = [
+            ", ".join(f"{field}={found[at]}" for field, found in moving.items() if not pd.isna(found[at]))
+            for at in rows.index
+        ]
+        return pd.Series(values, index=rows.index, dtype=object)
     for full in (name, f"plan.{name}", f"config.{name}"):
         # Names of metrics are names of plan fields too (`canvas`, `score`), and layouts mean the plan's.
         if full in rows and full not in METRICS:
             values = [str(value) if isinstance(value, (list, dict)) else value for value in rows[full]]
-            return pd.Series(values, index=rows.index, dtype=object)
-    return pd.Series(None, index=rows.index, dtype=object)
-
-
-def _settings(rows: pd.DataFrame) -> pd.Series[Any]:
-    """The plan fields that differ between the rows, as text."""
-    plans = {name[5:]: column(rows, name) for name in rows if name.startswith("plan.")}
-    moving = {name: values for name, values in plans.items() if values.nunique() > 1}
-    texts = [
-        ", ".join(f"{name}={values[at]}" for name, values in moving.items() if not pd.isna(values[at]))
-        for at in rows.index
-    ]
-    return pd.Series(texts, index=rows.index, dtype=object)
+            break
+    return pd.Series(values, index=rows.index, dtype=object)
 
 
 def select(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
@@ -214,15 +217,12 @@ def combined(rows: pd.DataFrame, name: str, task_count: int = 1) -> Value:
     Unknown until every run has finished, and while there are fewer tasks than `task_count`.
     """
     metric = METRICS[name]
-    unknown = Value(decimals=metric.decimals)
-    groups = [group for _, group in rows.groupby("task", sort=False)]
-    if len(groups) < task_count:
-        return unknown
     if name == "tokens_per_pass":
         answer, nfe = (combined(rows, part, task_count).number for part in ("answer", "nfe"))
-        return Value(answer / nfe, metric.decimals) if answer is not None and nfe else unknown
-    if rows[name].isna().any():
-        return unknown
+        return Value(answer / nfe if answer is not None and nfe else None, metric.decimals)
+    groups = [group for _, group in rows.groupby("task", sort=False)]
+    if len(groups) < task_count or rows[name].isna().any():
+        return Value(decimals=metric.decimals)
     means = [fmean(group[name]) for group in groups]
     interval = None
     if name == "score":

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from markdown_it import MarkdownIt
 
 from voidpad.errors import ConfigError, DataError, printable
 from voidpad.evaluate.config import EvalConfig
-from voidpad.evaluate.folder import damaged, read_run
+from voidpad.evaluate.folder import read_run
 from voidpad.evaluate.intervals import mcnemar, paired_bootstrap
 from voidpad.experiments.report.figures import Plot, plots
 from voidpad.experiments.report.frame import Source, plan_label, read, select, verdicts
@@ -38,15 +39,15 @@ class Section:
     """The tables and figures of one sweep, or of the runs no sweep describes."""
 
     title: str
-    tables: tuple[Table, ...]
-    plots: tuple[Plot, ...] = ()
-    notes: tuple[str, ...] = ()
+    tables: Sequence[Table]
+    plots: Sequence[Plot] = ()
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Report:
     title: str
-    sections: tuple[Section, ...]
+    sections: Sequence[Section]
     frame: pd.DataFrame  # every task of every run once
 
 
@@ -56,40 +57,39 @@ def report(folders: Sequence[Path]) -> Report:
     rows = pd.concat([source.frame for source in sources], ignore_index=True)
     if not rows["n"].notna().any():
         raise DataError(f"{', '.join(map(str, folders))}: no finished run yet; finish one, then report.")
-    sections = [_section(source) for source in sources if source.sweep]
-    if loose := [source.frame for source in sources if not source.sweep]:
+    sections = [_section(source) for source in sources if source.title]
+    if loose := [source.frame for source in sources if not source.title]:
         # Loose runs are one set, so that they are compared with each other.
-        sections.append(_section(Source("runs", pd.concat(loose, ignore_index=True))))
+        sections.append(_section(_with_layouts(pd.concat(loose, ignore_index=True))))
     title = sections[0].title if len(sections) == 1 else f"{len(sections)} sweeps"
     rows = rows.drop_duplicates(["path", "task"], ignore_index=True)
     every = build(DETAILS, rows[rows["n"].notna()])
-    return Report(title, (*sections, Section("All runs", (every,))), rows)
+    return Report(title, [*sections, Section("All runs", [every])], rows)
+
+
+def _with_layouts(rows: pd.DataFrame) -> Source:
+    """Runs without a recipe, and what their settings suggest to show of them."""
+    tables = [TableLayout(title="Score and NFE", values=("score", "nfe"))]
+    if "plan.block" in rows and rows["plan.block"].nunique() > 1:
+        by_block: dict[str, Any] = {"index": ("model", "task", "method"), "columns": "block"}
+        score = TableLayout(title="Score by block size", **by_block)
+        tables = [score, TableLayout(title="NFE by block size", values=("nfe",), **by_block)]
+    return Source("runs", rows, "Evaluation", tables, [FigureLayout(kind="bars", title="Score by task")])
 
 
 def _section(source: Source) -> Section:
     """The layouts of a source over its rows, as far as they have finished."""
-    rows, sweep = source.frame, source.sweep
-    if sweep:
-        with damaged(f"{source.name}.sweep.json", "run the sweep again"):
-            tables = [TableLayout(**table) for table in sweep["tables"]]
-            figures = [FigureLayout(**figure) for figure in sweep["figures"]]
-    else:
-        tables = [TableLayout(title="Score and NFE", values=("score", "nfe"))]
-        if "plan.block" in rows and rows["plan.block"].nunique() > 1:
-            by_block: dict[str, Any] = {"index": ("model", "task", "method"), "columns": "block"}
-            score = TableLayout(title="Score by block size", **by_block)
-            tables = [score, TableLayout(title="NFE by block size", values=("nfe",), **by_block)]
-        figures = [FigureLayout(kind="bars", title="Score by task")]
+    rows, name = source.frame, source.name
 
     def finished(layout: Layout) -> bool:
         return bool(select(rows, layout.where)["n"].notna().any())
 
     left = int(rows["n"].isna().sum())
     return Section(
-        sweep["title"] if sweep else "Evaluation",
-        tuple(build(layout, rows) for layout in tables if finished(layout)),
-        tuple(plot for layout in figures if finished(layout) for plot in plots(layout, rows, source.name)),
-        (f"{source.name}: {left} cells have not finished.",) if left else (),
+        source.title,
+        [build(layout, rows) for layout in source.tables if finished(layout)],
+        [plot for layout in source.figures if finished(layout) for plot in plots(layout, rows, name)],
+        [f"{name}: {left} cells have not finished."] if left else [],
     )
 
 
@@ -138,15 +138,15 @@ def _markdown(table: Table, intervals: bool) -> str:
     caption = f"{table.title} ({table.reference})" if table.reference else table.title
     marks = ("{}", "**{}**", "<u>{}</u>")
     rows, above = [], ("",) * len(table.heads)
-    for row in table.rows:
-        shown = list(row.head)
-        for at, name in enumerate(row.head[:-1]):  # leading names that the row above has too are left out
+    for names, values in table.rows.items():
+        shown = list(names)
+        for at, name in enumerate(names[:-1]):  # leading names that the row above has too are left out
             if above[at] != name:
                 break
             shown[at] = ""
-        above = row.head
+        above = names
         cells = []
-        for value in row.values:
+        for value in values.values():
             low, high = value.interval or (0.0, 0.0)
             beside = f" [{low:.1f}, {high:.1f}]" if value.interval and intervals else ""
             cells.append(marks[value.place].format(value.text) + beside)
@@ -224,7 +224,8 @@ def compare_runs(first: Path, second: Path) -> tuple[str, str]:
             f"compare {first} {second}: item {row['index']} of {row['task']} has two prompts; "
             "use runs with equal shots and templates."
         )
-    names = _run_names(first, second)
+    above = os.path.commonpath([path.resolve().parent for path in (first, second)])
+    names = [os.path.relpath(path.resolve(), above) for path in (first, second)]
     before, after = map(md, names)
     mine, theirs = (run.config.plain() for run in runs)
     text = [f"# {after} against {before}", ""]
@@ -247,15 +248,6 @@ def compare_runs(first: Path, second: Path) -> tuple[str, str]:
     return " against ".join(reversed(names)), "\n".join(text) + "\n"
 
 
-def _run_names(first: Path, second: Path) -> tuple[str, str]:
-    """The names of the run folders: the last parts of their paths, as many as make them differ."""
-    one, other = first.resolve().parts, second.resolve().parts
-    depth = 1
-    while one[-depth:] == other[-depth:] and depth < min(len(one), len(other)):
-        depth += 1
-    return "/".join(one[-depth:]), "/".join(other[-depth:])
-
-
 # ------------------------------------------------------------------------------------ where a table's numbers come from
 ELSEWHERE = ("model", "adapter", "tasks", "plan", "fields", "weights", "own_tasks")  # not among the settings
 MADE_WITH = ("voidpad", "commit", "dirty", "python", "torch", "transformers", "lm_eval", "math_verify", "device",
@@ -266,37 +258,38 @@ def origins(runs: pd.DataFrame) -> list[tuple[str, str]]:
     """Facts under a table, by name. A fact that differs between the runs lists every value."""
     done = runs[runs["n"].notna()].to_dict("records")
     facts = [row["provenance"] for row in done]
-    models, sizes, settings = [], [], []
-    plans: dict[str, dict[str, dict[str, None]]] = {}  # preset -> field that was given -> its values
+    plans: dict[str, dict[str, list[str]]] = {}  # preset -> field that was given -> its values
     for row in done:
-        models.append(" with adapter ".join(filter(None, (row["config.model"], row["config.adapter"]))))
-        sizes.append(f"{row['task']} {row['n']:.0f} of {row['test_size']:.0f}")
         given = plans.setdefault(plan_label(row["config.plan"]), {})
         for name, value in row["config.fields"].items():
-            given.setdefault(name, {})[str(value)] = None
-    for name, field in EvalConfig.model_fields.items():
-        values = [] if name in ELSEWHERE else [row[f"config.{name}"] for row in done]
-        if any(value != field.default for value in values):
-            settings.append(f"{name}={_distinct(map(json.dumps, values), ' / ')}")
+            given.setdefault(name, []).append(str(value))
+    named = [filter(None, (row["config.model"], row["config.adapter"])) for row in done]
     made = {name: [fact.get(name) for fact in facts] for name in MADE_WITH}
     made["sandbox"] = [
-        ("weak" if one["weak"] else "full") if one["allowed"] else "off"
-        for one in (fact["sandbox"] for fact in facts)
+        ("weak" if box["weak"] else "full") if box["allowed"] else "off"
+        for box in (fact["sandbox"] for fact in facts)
+    ]
+    changed = {
+        name: [json.dumps(row[f"config.{name}"]) for row in done]
+        for name, field in EvalConfig.model_fields.items()
+        if name not in ELSEWHERE and any(row[f"config.{name}"] != field.default for row in done)
+    }
+    settings = [f"{name}={_distinct(values, ' / ')}" for name, values in changed.items()]
+    with_what = [
+        f"{name} {_distinct(map(str, values), ' / ')}" for name, values in made.items() if any(values)
     ]
     return [
         ("Runs", f"{len({row['path'] for row in done})} finished of {runs['path'].nunique()}"),
-        ("Models", _distinct(models)),
+        ("Models", _distinct(map(" with adapter ".join, named))),
         ("Plans", "; ".join(_plan(name, plans[name]) for name in sorted(plans))),
         ("Settings other than the defaults", ", ".join(settings) or "none"),
-        ("Test sets", _distinct(sizes, ", ")),
+        (
+            "Test sets",
+            _distinct((f"{row['task']} {row['n']:.0f} of {row['test_size']:.0f}" for row in done), ", "),
+        ),
         ("Graders", _distinct((f"{row['task']} {row['filter']}" for row in done), ", ")),
         ("Passes", "NFE counts decoding passes; probe passes are not in it and are listed in the details"),
-        (
-            "Made with",
-            ", ".join(
-                f"{n} {_distinct(map(str, values), ' / ')}" for n, values in made.items() if any(values)
-            ),
-        ),
+        ("Made with", ", ".join(with_what)),
         (
             "Intervals",
             "95 %: Wilson's for a task, combined over tasks for a mean, paired bootstrap for a difference",
@@ -309,5 +302,5 @@ def _distinct(values: Iterable[str], between: str = "; ") -> str:
 
 
 def _plan(name: str, given: Mapping[str, Iterable[str]]) -> str:
-    fields = ", ".join(f"{field} {'/'.join(values)}" for field, values in given.items())
+    fields = ", ".join(f"{field} {_distinct(values, '/')}" for field, values in given.items())
     return f"{name} ({fields})" if fields else name

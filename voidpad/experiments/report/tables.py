@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -17,27 +17,28 @@ from voidpad.experiments.report.frame import Value, column, combined, graded, or
 from voidpad.experiments.report.layout import METRICS, TableLayout
 
 _OUTER = ("model", "metric", "task")  # rows that agree in these are compared with each other
-
-
-@dataclass(frozen=True)
-class TableRow:
-    head: tuple[str, ...]
-    values: tuple[Value, ...]
-    group: tuple[str, ...]  # model, metric and task, as far as the table has them
-    metric: str  # by which it is ranked
+Cells = dict[str, Value]  # of one row, by the head of their column
+Group = dict[tuple[str, ...], Cells]  # rows that are compared with each other, by their names
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table before it is drawn; rows of one group are set apart by a rule."""
+    """A table before it is drawn; groups of rows are set apart by a rule."""
 
     title: str
-    heads: tuple[str, ...]
-    columns: tuple[str, ...]
-    rows: tuple[TableRow, ...]
-    reference: str = ""
-    notes: tuple[str, ...] = ()
-    runs: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False, compare=False)
+    reference: str
+    heads: tuple[str, ...]  # of the names of a row
+    groups: tuple[Group, ...]
+    notes: tuple[str, ...]
+    runs: pd.DataFrame
+
+    @property
+    def rows(self) -> Group:
+        return {names: cells for group in self.groups for names, cells in group.items()}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(next(iter(self.groups[0].values())))
 
 
 def build(layout: TableLayout, rows: pd.DataFrame) -> Table:
@@ -54,40 +55,35 @@ def build(layout: TableLayout, rows: pd.DataFrame) -> Table:
     every = rows
     if "task" in names and layout.columns and rows["task"].nunique() > 1:
         every = pd.concat([rows, rows.assign(**{"at.task": "mean"})])
-    found: list[TableRow] = []
-    heads: dict[str, None] = {}
+    groups: dict[tuple[str, ...], Group] = {}
     for metric in layout.values if "metric" in layout.index else [None]:
         for key, mine in every.groupby([f"at.{name}" for name in names], sort=False, dropna=False):
             known = dict(zip(names, key, strict=True))
             known["metric"] = METRICS[metric].title if metric else None
             inside = rows[rows["model"] == known["model"]] if "model" in known else rows
             tasks = ordered(inside["task"]) if known.get("task", "mean") == "mean" else [known["task"]]
+            shown = {name: "" if pd.isna(known[name]) else str(known[name]) for name in layout.index}
+            outer = (metric or layout.values[0], *(shown[name] for name in layout.index if name in _OUTER))
             cells = _cells(layout, [metric] if metric else layout.values, mine, rows, tasks)
-            heads |= dict.fromkeys(cells)
-            head = tuple("" if pd.isna(known[name]) else str(known[name]) for name in layout.index)
-            group = tuple(text for name, text in zip(layout.index, head, strict=True) if name in _OUTER)
-            found.append(TableRow(head, tuple(cells.values()), group, metric or layout.values[0]))
-    # Rows of one model, metric and task stand together, each of these in the order in which it came first.
-    places = {name: at for at, name in enumerate(dict.fromkeys(name for row in found for name in row.group))}
-    found.sort(key=lambda row: [places[name] for name in row.group])
+            groups.setdefault(outer, {})[tuple(shown.values())] = cells
     if "method" in layout.index[1:] and layout.columns and not layout.only_aggregates:
-        found = [_ranked(row, found) for row in found]
+        for (ranked_by, *_), group in groups.items():
+            _rank(group, METRICS[ranked_by].better)
+    # Groups of one model stand together, then those of one metric or task, each in the order in which it came first.
+    places = {
+        name: at for at, name in enumerate(dict.fromkeys(name for outer in groups for name in outer[1:]))
+    }
+    in_order = [groups[key] for key in sorted(groups, key=lambda outer: [places[name] for name in outer[1:]])]
     notes = []
     if "speedup" in layout.values:
         notes.append(
             f"Speed-ups are seconds of {layout.baseline} over seconds of the method; their mean is geometric."
         )
-    if unknown := sum(value.number is None and not value.blank for row in found for value in row.values):
+    values = [value for group in groups.values() for cells in group.values() for value in cells.values()]
+    if unknown := sum(value.number is None and not value.blank for value in values):
         notes.append(f"{unknown} values are not known yet, or were not timed alone.")
-    return Table(
-        layout.title,
-        tuple(name.capitalize() if name in (*_OUTER, "method") else name for name in layout.index),
-        tuple(heads),
-        tuple(found),
-        layout.reference,
-        tuple(notes),
-        rows,
-    )
+    heads = tuple(name.capitalize() if name in (*_OUTER, "method") else name for name in layout.index)
+    return Table(layout.title, layout.reference, heads, tuple(in_order), tuple(notes), rows)
 
 
 def _cells(
@@ -96,16 +92,16 @@ def _cells(
     mine: pd.DataFrame,
     rows: pd.DataFrame,
     tasks: Sequence[str],
-) -> dict[str, Value]:
-    """The cells of one row by the heads of their columns. `tasks` are those that the row's model has."""
-    cells: dict[str, Value] = {}
+) -> Cells:
+    """The cells of one row. `tasks` are those that the row's model has."""
+    cells: Cells = {}
     for name in metrics:
         title = METRICS[name].title
         if not layout.columns:
             cells[title] = combined(mine, name)
             continue
         prefix = f"{title}: " if len(metrics) > 1 else ""
-        along: dict[str, Value] = {}
+        along: Cells = {}
         for at in ordered(rows[f"at.{layout.columns}"]):
             here = mine[mine[f"at.{layout.columns}"] == at]
             if layout.columns == "task":
@@ -116,7 +112,8 @@ def _cells(
         if not layout.only_aggregates:
             cells |= {f"{prefix}{label}": value for label, value in along.items()}
         for kind in layout.aggregate:
-            cells[f"{prefix}{kind}"] = _aggregate(kind, list(along.values()), mine, name, len(tasks))
+            mean = combined(mine, name, len(tasks))
+            cells[f"{prefix}{kind}"] = _aggregate(kind, list(along.values()), mean, METRICS[name].better)
     if layout.exact:
         change = against_exact(mine, rows)
         cells["against exact"] = Value(decimals=1, blank=change is not None)
@@ -125,33 +122,29 @@ def _cells(
     return cells | {METRICS[name].title: combined(mine, name, len(tasks)) for name in layout.extra}
 
 
-def _aggregate(kind: str, along: Sequence[Value], mine: pd.DataFrame, name: str, tasks: int) -> Value:
-    """A summary of a row's cells, known when all of them are; the mean is taken over the runs."""
-    metric = METRICS[name]
+def _aggregate(kind: str, along: Sequence[Value], mean: Value, better: int) -> Value:
+    """A summary of a row's cells, known when all of them are. The mean is that of the runs."""
     wanted = [value for value in along if not value.blank]
     known = [value for value in wanted if value.number is not None]
-    numbers = [value.number for value in known if value.number is not None]
     if not known or (len(known) < len(wanted) and kind not in ("min", "max")):
-        return Value(decimals=metric.decimals)
+        return Value(decimals=mean.decimals)
     if kind == "mean":
-        return combined(mine, name, tasks)
+        return mean
+    numbers = [value.number or 0.0 for value in known]
     if kind == "difference":
-        return Value(numbers[-1] - numbers[0], metric.decimals)
-    largest = kind == "max" or kind == ("best" if metric.better >= 0 else "worst")
+        return Value(numbers[-1] - numbers[0], mean.decimals)
+    largest = kind == "max" or kind == ("best" if better >= 0 else "worst")
     return known[numbers.index(max(numbers) if largest else min(numbers))]
 
 
-def _ranked(row: TableRow, rows: Sequence[TableRow]) -> TableRow:
-    """The row with the best and second best values of its group marked; what prints alike shares a place."""
-    mates = [other for other in rows if other.group == row.group]
-    better = METRICS[row.metric].better
-    values = []
-    for at, value in enumerate(row.values):
-        printed = {float(mate.values[at].text) for mate in mates if mate.values[at].number is not None}
-        best = sorted(printed, reverse=better > 0)[:2]
-        ranked = better and len(printed) > 1 and value.number is not None and float(value.text) in best
-        values.append(replace(value, place=1 + best.index(float(value.text))) if ranked else value)
-    return replace(row, values=tuple(values))
+def _rank(group: Group, better: int) -> None:
+    """Mark the best and the second best value of every column; what prints alike shares a place."""
+    for head in next(iter(group.values())) if better else ():
+        known = [cells for cells in group.values() if cells[head].number is not None]
+        printed = sorted({float(cells[head].text) for cells in known}, reverse=better > 0)
+        for cells in known if len(printed) > 1 else ():
+            place = 1 + printed.index(float(cells[head].text))
+            cells[head] = replace(cells[head], place=place if place <= 2 else 0)
 
 
 # ----------------------------------------------------------------------------------- approximations against exact runs
@@ -180,10 +173,9 @@ def against_exact(mine: pd.DataFrame, rows: pd.DataFrame) -> list[float] | None:
     return differences or None
 
 
-def _without_approximations(row: dict[str, Any]) -> str:
+def _without_approximations(row: Mapping[str, Any]) -> str:
     """Everything that decides a run but its approximations and the fields that set them."""
-    config = {name: row[name] for name in row if name.startswith("config.")}
-    config |= {"config.cache": None, "config.quantize": None}
-    given = row["config.fields"]
-    config["config.fields"] = {name: given[name] for name in given if name not in APPROXIMATE_FIELDS}
+    given = {name: value for name, value in row["config.fields"].items() if name not in APPROXIMATE_FIELDS}
+    changed = {"config.cache": None, "config.quantize": None, "config.fields": given}
+    config = {name: value for name, value in row.items() if name.startswith("config.")} | changed
     return json.dumps([config, row["task"], row["grader"]], sort_keys=True, default=str)

@@ -13,11 +13,18 @@ from voidpad.models.families.llada2 import LLADA2
 from voidpad.models.families.llada_moe import LLADA_MOE
 from voidpad.models.families.sdar import SDAR, SDAR_MOE
 
-__all__ = ["DREAM", "FAMILIES", "LLADA", "Family", "recognise"]
+__all__ = ["DREAM", "FAMILIES", "LLADA", "Family", "family_named", "recognise"]
 
 FAMILIES: dict[str, Family] = {
     family.name: family for family in (LLADA, DREAM, ILLADA, LLADA_MOE, SDAR, SDAR_MOE, FAST_DLLM, LLADA2)
 }
+
+
+def family_named(name: str) -> Family:
+    """The family of this name, which a user gave."""
+    if name not in FAMILIES:
+        raise ConfigError(f"family {name!r} is unknown; use one of {', '.join(FAMILIES)}.")
+    return FAMILIES[name]
 
 
 def recognise(config: Mapping[str, Any], *, where: str, name: str = "", given: str | None = None) -> Family:
@@ -26,21 +33,17 @@ def recognise(config: Mapping[str, Any], *, where: str, name: str = "", given: s
     `name` is what the user typed (some hub checkpoints are known by it), `given` the family the user named. Dense
     models and mixtures of experts may carry the same model_type (LLaDA-MoE says `llada`): the experts tell them apart.
     """
-    if given is not None and given not in FAMILIES:
-        raise ConfigError(f"family {given!r} is unknown; use one of {', '.join(FAMILIES)}.")
+    tried = [family_named(given)] if given else list(FAMILIES.values())
     kind = str(config.get("model_type")).lower()
-    names = [kind, *(config.get("architectures") or [])]
-    experts = "num_experts" in config or any("moe" in str(name).lower() for name in names)
-    for family in FAMILIES.values():
-        named = given == family.name or name in family.hub_ids
-        marked = kind in family.model_types and given in (None, family.name)
-        if family.experts == experts and (marked or (named and kind in family.unmarked_types)):
+    architectures = config.get("architectures") or []
+    experts = "num_experts" in config or any("moe" in str(one).lower() for one in [kind, *architectures])
+    for family in tried:
+        unmarked = kind in family.unmarked_types and (given or name in family.hub_ids)
+        if family.experts == experts and (kind in family.model_types or unmarked):
             return family
-    said = f"{where}: model_type {shown(kind)}{' with experts' if experts else ''}"
-    if given is not None:
-        raise WeightsError(f"{said} cannot be read as family {given!r}; drop family.")
-    hint = next((family.name for family in FAMILIES.values() if kind in family.unmarked_types), None)
-    fix = f"; if it is a masked diffusion model, name its family (--family {hint})" if hint else ""
+    hints = [f"--family {family.name}" for family in tried if kind in family.unmarked_types]
+    fix = f", or name the family of a masked diffusion model ({', '.join(hints)})" if hints else ""
     raise WeightsError(
-        f"{said} is not covered; use a released checkpoint, or a folder saved by voidpad{fix}."
+        f"{where}: model_type {shown(kind)}{' with experts' if experts else ''} is not covered"
+        f"{f' as family {given!r}' if given else ''}; use a released checkpoint or a folder saved by voidpad{fix}."
     )

@@ -2,18 +2,23 @@
 
 A family's file (llada.py, dream.py) makes one `Family`; the table in `voidpad.models.families` lists them. The rest of
 the package asks the family and never compares its name.
+
+Two sets of names meet here. The *released* ones are those of the authors' config.json and tensors; the *stock* ones are
+those of the class of transformers that computes the same network.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from voidpad.decode.presets import FamilyDefaults
-from voidpad.errors import WeightsError, first_line, shown, warn_assumed
+from voidpad.errors import WeightsError, shown, warn_assumed
+from voidpad.files import readable
 from voidpad.roles import RoleNames
 
 
@@ -26,54 +31,40 @@ STOCK = words(
     "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size "
     "max_position_embeddings rms_norm_eps tie_word_embeddings"
 )
-# Fields that reach no forward pass: origins, training, initialisation, kernels, ids that the roles resolve. The size of
-# a sliding window counts only with `use_sliding_window`, which is refused.
+# Fields that no forward pass reads: origins, training, initialisation, kernels, ids that the roles resolve. The size of
+# a sliding window counts only with `use_sliding_window`, which is refused. A family that copies one of them reads it.
 NEUTRAL = words(
     "architectures auto_map model_type transformers_version use_cache torch_dtype dtype _name_or_path "
     "bos_token_id eos_token_id pad_token_id mask_token_id initializer_range train_max_sequence_length "
-    "output_router_logits router_aux_loss_coef max_window_layers attn_implementation sliding_window"
+    "output_router_logits router_aux_loss_coef max_window_layers attn_implementation sliding_window rope_theta "
+    # of LLaDA
+    "alibi_bias_max attention_layer_norm_with_affine flash_attention flash_attn_varlen init_cutoff_factor init_device "
+    "init_fn init_std precision "
+    # of LLaDA-MoE
+    "moe_router_score_function routed_scaling_factor router_num_group router_topk_group norm_topk_prob "
+    # of SDAR
+    "debug ep_size fuse_cross_entropy micro_forward skip_checkpoint use_deepep"
 )
-# Fields that change the function, and the values with which they do not.
+# Fields that change what a network computes, unless they are off.
+_OFF = (None, False, 0, [])
+_SWITCHES = words(
+    "alibi attention_bias attention_dropout attn_logit_softcapping clip_qkv embedding_dropout final_logit_softcapping "
+    "layer_norm_eps mlp_bias mlp_only_layers moe_router_enable_expert_bias norm_head norm_softmax output_dropout "
+    "quantization_config query_pre_attn_scalar rope_scaling scale_logits use_bias use_mrope use_qkv_bias "
+    "use_sliding_window using_split_qkv_in_self_attention"
+)
+_FACTORS = words(
+    "attention_multiplier embedding_multiplier logit_scale logits_scaling partial_rotary_factor residual_multiplier"
+)
+# All fields that change what a network computes, and the values with which they do not.
 FUNCTION_FIELDS: dict[str, tuple[Any, ...]] = {
-    "alibi": (False, None),
-    "attention_bias": (False, None),
-    "attention_dropout": (0.0, None),
-    "attention_multiplier": (None, 1.0),
-    "attn_logit_softcapping": (None,),
-    "clip_qkv": (None,),
+    **dict.fromkeys(_SWITCHES, _OFF),
+    **dict.fromkeys(_FACTORS, (None, 1)),
     "decoder_sparse_step": (1,),
-    "embedding_dropout": (0.0,),
-    "embedding_multiplier": (None, 1.0),
-    "final_logit_softcapping": (None,),
     "hidden_act": ("silu",),
-    "layer_norm_eps": (None,),  # with a number there, iLLaDA's code uses LayerNorm
-    "logit_scale": (None, 1.0),
-    "logits_scaling": (None, 1.0),
-    "mlp_bias": (False, None),
-    "mlp_only_layers": ([],),
-    "moe_router_enable_expert_bias": (False, None),
-    "norm_head": (False,),
-    "norm_softmax": (False,),
-    "output_dropout": (0.0,),
-    "partial_rotary_factor": (1.0, None),
-    "quantization_config": (None,),
-    "query_pre_attn_scalar": (None,),
-    "residual_multiplier": (None, 1.0),
-    "rope_scaling": (None,),
     "router_dtype": ("fp32",),
-    "scale_logits": (False, None),
-    "use_bias": (False,),
-    "use_mrope": (False,),
-    "use_qkv_bias": (False,),
     "use_rmsnorm": (True,),
-    "use_sliding_window": (False, None),
-    "using_split_qkv_in_self_attention": (False,),
 }
-
-
-def _same(value: Any, allowed: Any) -> bool:
-    """Equal, where 0 and False are two values: JSON has both."""
-    return isinstance(value, bool) == isinstance(allowed, bool) and value == allowed
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,43 +79,38 @@ class Family:
 
     # Released files
     model_types: tuple[str, ...]  # model_type in a released config.json, lower case
-    # Fields of a released config.json: those that config_class has under the same name, those that must be there with
-    # one of these values, others that `translated` reads, and those that no forward pass reads.
+    unmarked_types: tuple[str, ...] = ()  # model types that count only when the user names the family
+    hub_ids: tuple[str, ...] = ()  # hub checkpoints whose config.json does not name the family
+    # Fields of a released config.json: those that the stock class has under the same name, those that must be there
+    # with one of these values, and others that `translated` reads.
     copied: frozenset[str] = STOCK
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     read: frozenset[str] = frozenset()
-    ignored: frozenset[str] = frozenset()
-    # Released fields -> fields of config_class, beside those that are copied.
+    # A released config.json -> stock fields, beside those that are copied.
     translated: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
-    # Fields of config_class that are always the same.
+    # Stock fields that are always the same.
     constants: Mapping[str, Any] = field(default_factory=dict)
-    # The way back, for models that were trained from scratch: a config of config_class as released fields, those that
-    # are always the same left out. None: `export` needs the config.json of a release.
+    # A stock config -> released fields, beside those that are fixed. None: `export` needs the config.json of a release.
     released: Callable[[PretrainedConfig], dict[str, Any]] | None = None
-    unmarked_types: tuple[str, ...] = ()  # model types that count only when the user names the family
-    hub_ids: tuple[str, ...] = ()  # hub checkpoints whose config.json does not name the family
-    # How released tensor names begin -> how those of the stock class do. # stands for the number of a layer.
+    # How released tensor names begin -> how stock names do. # stands for the number of a layer.
     tensor_names: Mapping[str, str] = field(default_factory=dict)
-    # A module whose released tensor holds the rows of several tensors of the stock class: its name after renaming, how
-    # to take the tensor apart by name in the stock class, and how to join the tensors of a network again.
-    joined: str | None = None
-    split: Callable[[str, Tensor, PretrainedConfig], dict[str, Tensor]] | None = None
-    join: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
-    # The class of the tokenizer where there is no tokenizer.json.
-    tokenizer_class: type[PreTrainedTokenizerBase] = PreTrainedTokenizerFast
+    # For a release that stores several stock tensors in one: the stock tensors in one of its tensors, by name, and all
+    # tensors of a network with those joined again.
+    split: Callable[[str, Any, PretrainedConfig], dict[str, Any]] = lambda name, tensor, config: {
+        name: tensor
+    }
+    join: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
+    tokenizer_class: type[PreTrainedTokenizerBase] = (
+        PreTrainedTokenizerFast  # where there is no tokenizer.json
+    )
     role_names: RoleNames = RoleNames()
-    # Ids of mask and eos where neither config nor tokenizer name them.
-    role_ids: Mapping[str, int] = field(default_factory=dict)
-    # Pattern of a checkpoint's name -> a line to say when it is opened.
-    name_notes: Mapping[str, str] = field(default_factory=dict)
-    # Where the size of the blocks of block-causal attention may be found: a field of config.json, and a pattern for
+    role_ids: Mapping[str, int] = field(default_factory=dict)  # mask and eos, where nothing else names them
+    # Where a release states the size of the blocks of block-causal attention: a field of config.json, and a pattern for
     # the name of the checkpoint.
     block_field: str | None = None
     block_name: str | None = None
-    block_assumed: bool = True  # whether a size that nobody states is a guess, because others are about
-
-    # Roles of an adapter that carries no card and has original names. None: the base's own roles are right. A
-    # function returns the ids by role, or an empty mapping where the tokenizer does not fit them.
+    # Ids by role of an adapter of the authors' training code, which carries no card; none where the tokenizer does not
+    # fit them. None: the base's own roles are right.
     adapter_roles: Callable[[PreTrainedTokenizerBase], Mapping[str, Any]] | None = None
 
     # Training
@@ -156,7 +142,7 @@ class Family:
             )
 
     def config(self, values: Mapping[str, Any]) -> PretrainedConfig:
-        """A bidirectional config of this family.
+        """A bidirectional stock config.
 
         No pad_token_id: transformers would make it the embedding's padding_idx, and where it is EOS, as in
         both releases, that row would start at zero and never learn.
@@ -167,41 +153,37 @@ class Family:
     def read_config(
         self, values: Mapping[str, Any], *, where: str, released: bool = True
     ) -> PretrainedConfig:
-        """The config of a config.json, released or saved by voidpad."""
-        if released:
-            self._check_fields(values, where)
-        try:
-            return self.config(
-                self.stock_fields(values) if released else self.config_class.from_dict(dict(values)).to_dict()
-            )
-        except KeyError as missing:
-            raise WeightsError(f"{where}: config.json has no field {missing}.") from None
-        except Exception as error:  # transformers validates fields with many exception types
-            raise WeightsError(f"{where}: config.json is not covered ({first_line(error)}).") from None
+        """The stock config of a config.json, released or saved by voidpad.
 
-    def _check_fields(self, config: Mapping[str, Any], where: str) -> None:
-        """Refuse a released field that changes the function in a way that the stock class cannot follow.
-
-        Others that we do not know give one warning.
+        A released field that changes the function in a way that the stock class cannot follow is refused. Fields that
+        voidpad does not know give one warning.
         """
-        faults = [f"{name} is missing" for name in sorted(self.fixed.keys() - config.keys())]
-        limits = {**FUNCTION_FIELDS, **self.fixed}
-        known = {"rope_theta", self.block_field, *self.copied, *self.read, *self.ignored, *NEUTRAL}
-        given = sorted(config.keys() - known)
-        for name in given:
-            if name in limits and not any(_same(config[name], ok) for ok in limits[name]):
-                faults.append(f"{name}={shown(config[name])} (covered: {limits[name][0]!r})")
-        if faults:
-            raise WeightsError(f"{where}: config.json is not covered: {'; '.join(faults)}.")
-        unknown = [name for name in given if name not in limits]
-        if unknown:
-            warn_assumed(
-                f"{where}: config.json has fields that voidpad does not know ({', '.join(unknown)}); they are taken "
-                "to change nothing in the network."
-            )
+        with readable(Path(where) / "config.json", "configuration"):
+            if not released:
+                return self.config(self.config_class.from_dict(dict(values)).to_dict())
+            limits = {**FUNCTION_FIELDS, **self.fixed}
+            known = {self.block_field, *self.copied, *self.read, *NEUTRAL}
+            faults = [
+                f"{name}={shown(values.get(name))} (covered: {' or '.join(map(str, limits[name]))})"
+                for name in sorted((values.keys() - known) & limits.keys() | self.fixed.keys())
+                if values.get(name) not in limits[name]
+            ]
+            if faults:
+                raise WeightsError(f"{where}: config.json is not covered: {'; '.join(faults)}.")
+            unknown = sorted(values.keys() - known - limits.keys())
+            if unknown:
+                warn_assumed(
+                    f"{where}: config.json has fields that voidpad does not know ({', '.join(unknown)}); they are "
+                    "taken to change nothing in the network."
+                )
+            try:
+                fields = self.stock_fields(values)
+            except ValueError as error:  # of `translated`
+                raise WeightsError(f"{where}: config.json is not covered: {error}.") from None
+            return self.config(fields)
 
     def stock_fields(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of config_class from those of a released config.json."""
+        """Stock fields from those of a released config.json."""
         return {
             **{name: config[name] for name in sorted(self.copied)},
             **{name: config.get(name) for name in ("bos_token_id", "eos_token_id")},
@@ -209,20 +191,13 @@ class Family:
             **self.translated(config),
         }
 
-    def tensor_name(self, name: str) -> str:
-        """A released tensor name as the stock class spells it; any other name is returned unchanged."""
+    def stock_name(self, name: str) -> str:
+        """The stock name of a released tensor; any other name is returned unchanged."""
         return _renamed(name, self.tensor_names)
 
     def released_name(self, name: str) -> str:
-        """A tensor name of the stock class as the release spells it: the inverse of `tensor_name`."""
+        """The released name of a stock tensor: the inverse of `stock_name`."""
         return _renamed(name, {new: old for old, new in self.tensor_names.items()})
-
-    def adapter_name(self, name: str) -> str:
-        """A tensor name of an adapter, without peft's prefix, as the stock class spells it.
-
-        The authors' training wrapper puts one `model.` more before every name.
-        """
-        return self.tensor_name(re.sub(r"^(?:model\.)+(?=model\.|lm_head\b)", "", name))
 
 
 def _renamed(name: str, names: Mapping[str, str]) -> str:

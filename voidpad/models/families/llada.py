@@ -96,11 +96,6 @@ LLADA = Family(
         "scale_logits": (False,),
     },
     read=words("multi_query_attention mlp_ratio vocab_size") | _FIELDS.keys(),
-    # Initialisation, training and the choice of a kernel: none of these changes a trained forward pass.
-    ignored=words(
-        "alibi_bias_max attention_layer_norm_with_affine flash_attention flash_attn_varlen "
-        "init_cutoff_factor init_device init_fn init_std precision"
-    ),
     translated=_translated,
     released=_released,
     tensor_names=_NAMES,

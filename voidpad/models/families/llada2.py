@@ -46,10 +46,12 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _split(name: str, tensor: Tensor, config: Any) -> dict[str, Tensor]:
-    """Queries, keys and values of the rows of `query_key_value`."""
+def _split(name: str, tensor: Any, config: Any) -> dict[str, Any]:
+    """Queries, keys and values of the rows of `query_key_value`; any other tensor as it is."""
+    if "qkv_proj" not in name:
+        return {name: tensor}
     heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
-    parts = tensor.split([config.head_dim * count for count in heads])
+    parts = tensor[:].split([config.head_dim * count for count in heads])
     return {name.replace("qkv_proj", f"{kind}_proj"): part for kind, part in zip("qkv", parts, strict=True)}
 
 
@@ -83,13 +85,8 @@ LLADA2 = Family(
     translated=_translated,
     constants={"use_qk_norm": True, "num_mtp_layers": 0},
     tensor_names=_NAMES,
-    joined="qkv_proj",
     split=_split,
     join=_join,
-    block_assumed=False,
-    name_notes={
-        r"(?i)llada2\.1": "LLaDA2.1 was trained to edit what it wrote; --plan editing is its loop, dynamic LLaDA2.0's."
-    },
     decoding=FamilyDefaults(
         proposal=TemperedProposal,
         authors={},

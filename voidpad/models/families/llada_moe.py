@@ -46,10 +46,6 @@ LLADA_MOE = Family(
         "partial_rotary_factor": (1,),
     },
     read=words("num_key_value_heads expert_intermediate_size dense_intermediate_size moe_layer_freq"),
-    # The released forward pass reads none of these.
-    ignored=words(
-        "moe_router_score_function routed_scaling_factor router_num_group router_topk_group norm_topk_prob"
-    ),
     translated=_translated,
     decoding=LLADA.decoding,  # the same sampler; the thresholds of VoidExpansion are those of the dense model
     lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"),  # the experts are fused tensors, not linear layers

@@ -39,7 +39,6 @@ SDAR = Family(
     net_class=Qwen3ForCausalLM,
     model_types=("sdar",),
     copied=STOCK | {"head_dim"},
-    ignored=words("debug ep_size fuse_cross_entropy micro_forward skip_checkpoint use_deepep"),
     tokenizer_class=Qwen2Tokenizer,
     role_names=RoleNames(mask=(*RoleNames.mask, "<MASK>")),
     block_field="block_size",

@@ -1,4 +1,0 @@
-# expect: killed
-import os
-
-os.abort()

@@ -1,7 +1,0 @@
-# expect: exited
-class Quiet(BaseException):
-    pass
-
-
-def square(x):
-    raise Quiet

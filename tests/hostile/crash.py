@@ -1,4 +1,0 @@
-# expect: killed
-import ctypes
-
-ctypes.string_at(0)

@@ -1,3 +1,0 @@
-# expect: timeout
-while True:
-    pass

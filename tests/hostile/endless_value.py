@@ -1,6 +1,0 @@
-# expect: opaque
-import itertools
-
-
-def square(x):
-    return itertools.count()

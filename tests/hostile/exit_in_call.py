@@ -1,6 +1,0 @@
-# expect: exited
-import sys
-
-
-def square(x):
-    sys.exit(0)

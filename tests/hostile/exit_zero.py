@@ -1,4 +1,0 @@
-# expect: exited
-import sys
-
-sys.exit(0)

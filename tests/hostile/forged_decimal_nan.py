@@ -1,6 +1,0 @@
-# expect: failed
-from decimal import Decimal
-
-
-def square(x):
-    return Decimal("NaN")

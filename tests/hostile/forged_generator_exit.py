@@ -1,5 +1,0 @@
-# expect: exited
-
-
-def square(x):
-    raise GeneratorExit

@@ -1,5 +1,0 @@
-# expect: failed
-
-
-def square(x):
-    return float("nan")

@@ -1,4 +1,0 @@
-# expect: exited
-import os
-
-os._exit(0)

@@ -1,5 +1,0 @@
-# expect: timeout, memory (slow)
-
-
-def square(x):
-    return 9 ** (9**9)

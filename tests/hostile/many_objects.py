@@ -1,5 +1,0 @@
-# expect: memory, timeout (slow)
-
-kept = []
-while True:
-    kept.append([])

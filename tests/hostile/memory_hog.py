@@ -1,4 +1,0 @@
-# expect: memory
-hoard = []
-while True:
-    hoard.append(bytearray(1 << 24))

@@ -1,2 +1,0 @@
-# expect: error
-square = int(input("the answer? "))

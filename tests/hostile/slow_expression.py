@@ -1,6 +1,0 @@
-# expect: timeout (slow)
-import re
-
-
-def square(x):
-    return len(re.findall(r"(a+)+$", "a" * 40 + "b"))

@@ -1,7 +1,0 @@
-# expect: failed
-
-
-def square(x):
-    value = {}
-    value["self"] = [value, (value,)]
-    return value
