@@ -241,7 +241,7 @@ def test_the_plan_follows_the_padding_of_the_checkpoint(voidpad, weights, tmp_pa
         ("--tasks tiny_steps --set block=8 --block 8", "--set block=8"),
         ("--tasks tiny_steps --set colour=red", "colour"),
         ("--tasks tiny_steps --set parity=gpt", "parity"),
-        ("--tasks tiny_steps --shard 1-2", "--shard '1-2'"),
+        ("--tasks tiny_steps --shard 1-2", "shard='1-2'"),
         ("--tasks gsm8k --data /nowhere", "no gsm8k_train.jsonl in /nowhere"),
         ("--tasks tiny_expr --stage prepare --model owner/absent", "name --plan"),
     ],
