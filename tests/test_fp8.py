@@ -3,6 +3,7 @@
 import copy
 import random
 from dataclasses import replace
+from weakref import ref
 
 import pytest
 import torch
@@ -116,6 +117,22 @@ def test_layers_are_changed_and_nothing_else(family):
     assert sizes[1] < sizes[0] / 3
 
 
+def test_replaced_layers_are_freed_before_the_next_ones(monkeypatch):
+    """Memory on a GPU: the network is never there in both formats."""
+    net = random_model("llada", hidden=48, heads=3, intermediate=48, vocab=64).net
+    kept = [ref(part) for part in net.model.modules() if type(part) is nn.Linear]
+    left = []
+
+    class Counted(Fp8Linear):
+        def __init__(self, linear):
+            left.append(sum(part() is not None for part in kept))
+            super().__init__(linear)
+
+    monkeypatch.setattr(fp8, "Fp8Linear", Counted)
+    fp8.quantize_layers(net)
+    assert all(alive <= len(kept) - number + 3 for number, alive in enumerate(left))  # 4 of an attention
+
+
 def check_denoisers_agree(family: str, *, device: str, dtype: torch.dtype) -> None:
     """Plain, packed and cached passes in float8 against the plain pass without, on a half filled canvas."""
     model = random_model(family, **SHAPE, seed=2, dtype=dtype, device=device)
@@ -134,8 +151,8 @@ def check_denoisers_agree(family: str, *, device: str, dtype: torch.dtype) -> No
             policy = CachePolicy(keep)
             ways.append(CachedDenoiser(other.denoiser(), 32, policy, bucket=64, graphs=Graphs(graphs)))
         for denoise in ways:
-            for _ in range(3):  # a cache: a refresh, then block passes
-                logits = denoise(canvas, where).clone()
+            for number in range(3):  # a cache: a refresh, then block passes
+                logits = denoise(replace(canvas, decoded=canvas.decoded + number), where).clone()
                 assert apart(logits, alone) < slack
                 assert apart(logits, wanted) < NEAR
             assert bool(denoise.graphs.captured) == (device == "cuda" and graphs > 0)
