@@ -3,6 +3,7 @@
 import copy
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from weakref import ref
 
 import pytest
@@ -16,7 +17,7 @@ from voidpad.decode import plan
 from voidpad.engine.cache import CachedDenoiser
 from voidpad.engine.cache_policy import CachePolicy
 from voidpad.engine.graphs import Graphs
-from voidpad.engine.packed import Joined, PackedDenoiser
+from voidpad.engine.packed import Joined, JoinedLayer, PackedDenoiser
 from voidpad.errors import ConfigError
 from voidpad.models import DeviceConfig, Model, fp8, load, merge, random_model, save
 from voidpad.models.device import SCHEMES
@@ -349,6 +350,12 @@ def test_a_folder_is_loaded_in_float8(family, tmp_path):
             [answer] = loaded.generate("hi", "void", canvas=32, block=32, cache=cache)
             assert answer.approximations[0] == "fp8 weights and activations"
             assert len(answer.ids) == 32
+
+
+def test_a_float8_layer_does_not_join_a_plain_one():
+    """Where only some sizes are multiples of 16."""
+    layers = SimpleNamespace(gate_proj=Fp8Linear(linear(32, 16)), up_proj=linear(32, 8))
+    assert JoinedLayer._join(layers, ("gate_proj", "up_proj")) is None
 
 
 @pytest.mark.parametrize("bias", [False, True])

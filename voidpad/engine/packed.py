@@ -430,7 +430,8 @@ class JoinedLayer(nn.Module):
     @staticmethod
     def _join(owner: nn.Module, names: Sequence[str]) -> Joined | None:
         parts = [getattr(owner, name, None) for name in names]
-        joins = all(type(part) is nn.Linear or getattr(part, "joins", False) for part in parts)
+        joins = type(parts[0]) is nn.Linear or getattr(parts[0], "joins", False)
+        joins = joins and all(type(part) is type(parts[0]) for part in parts)
         return Joined(parts) if joins else None
 
 
