@@ -133,6 +133,21 @@ def test_replayed_passes_go_on_from_the_state_that_the_last_one_left(family, cac
     assert replays > 8
 
 
+def test_bans_that_clients_make_up_take_no_memory_for_ever(monkeypatch):
+    monkeypatch.setattr(Graphs, "_capture", lambda self, call, *given: Replayed(call, state=given[2]))
+    monkeypatch.setattr(PackedDenoiser, "graphed", lambda self, packing: True)
+    monkeypatch.setattr(captured, "MOST_STATES", 2)
+    model = tiny("llada", 1)
+    plans = [model.plan("void", canvas=16, block=8, ban=("void", 11 + n)) for n in range(4)]
+    denoise = PackedDenoiser(model.denoiser())
+    taken = CapturedPass(denoise)
+    for one in (*plans, *plans):
+        found, _ = run(Engine(denoise, model.roles, captured=taken), [[12, 13]], [one])
+        assert found == run(Engine(PackedDenoiser(model.denoiser()), model.roles), [[12, 13]], [one])[0]
+        assert len(taken._states) <= 2
+        assert denoise.graphs.captured
+
+
 @BOTH
 def test_plans_with_other_numbers_share_a_pass_and_other_kinds_do_not(family):
     model, prompts = tiny(family, 2), ragged(random.Random(2), 4)

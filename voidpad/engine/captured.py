@@ -46,6 +46,7 @@ from voidpad.errors import first_line
 from voidpad.roles import Roles
 
 CAPTURE_AT = 3  # a kind of pass is captured when it comes for this time
+MOST_STATES = 256  # more kinds and sizes of rows begin anew: bans come from clients
 # What of the rows a pass needs besides ids: what it leaves as it is, and what it changes.
 FIXED = ("prompt", "stop", "key", "seed")
 COUNTERS = ("block_start", "entry_masks", "block_passes", "idle_passes", "decoded")
@@ -257,6 +258,9 @@ class CapturedPass:
         shape = (count, rounded(opened.rows.ids.shape[1] + plan.block), opened.kind)
         state = self._states.get(shape)
         if state is None:
+            if len(self._states) >= MOST_STATES:  # graphs know them by their addresses, which others may get
+                self._states.clear()
+                denoise.graphs.forget()
             state = self._states[shape] = _State([send(part, device) for part in opened.state(count)])
         elif state.rows is not opened.rows:
             for part, value in zip(state.tensors, opened.state(count), strict=True):
