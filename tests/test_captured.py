@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from toys import LOW
 from voidpad.decode import Plan, Rows, plan
 from voidpad.decode.commit import EntropyBound, Factor, Threshold, TopK
 from voidpad.decode.loop import begin
+from voidpad.decode.noise import Noise
+from voidpad.decode.propose import Bans, GumbelProposal, TemperedProposal, propose_in_tiles
 from voidpad.engine import captured
 from voidpad.engine.batching import Engine
 from voidpad.engine.cache import CachedDenoiser
@@ -183,6 +186,17 @@ def test_a_step_has_static_shapes_and_never_reads_the_device(commit):
         entropy = numbers if commit.reads_entropy else None
         small, *_ = device_step(Plan(commit=commit, block=width), state, numbers.long(), numbers, entropy)
     assert small.shape == (rows, 3 * width + 7)
+
+
+def test_a_compiled_proposal_is_the_rules_own(monkeypatch):
+    """One graph without a break, whether tokens are muted or not."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
+    propose = captured._compiled.__wrapped__(captured.propose_checked)
+    noise, logits = Noise((torch.arange(6),) * 4, torch.device("cpu")), torch.randn(6, 14)
+    for rule, mute in ((GumbelProposal(), ()), (TemperedProposal(score="margin"), (LOW.void,))):
+        bans = Bans.of((LOW.eos,), mute, LOW.mask, 14, logits.device)
+        found = propose_in_tiles(rule, logits, bans, noise, entropy=True, call=propose)
+        assert torch.equal(found.stacked(), rule(logits, bans, noise, entropy=True).stacked())
 
 
 @pytest.mark.parametrize("fields", [{"threshold": 0.3, "temperature": 0.7}, {"entropy_bound": 0.7}, {}])

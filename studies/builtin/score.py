@@ -50,6 +50,8 @@ KEPT = Path(__file__).parents[2] / "docs" / "results" / "tiny-answers.jsonl.gz"
 PLANS = {"instruct": "original", "eos": "original", "rainbow": "original", "void": "void", "void-gap": "void"}
 BLOCKS = (16, 32, 64, 128, CANVAS)
 COUNT = 512
+SHORT = {"canvas": 48, "limit": CANVAS, "block": 16}  # of methods that find the length themselves
+MIRRORED = ("tiny_steps", "tiny_expr", "tiny_complete", "tiny_write")  # tasks like those of the paper
 SEARCH = calibrate.Search(start=48, limit=CANVAS, block=16)  # of VoidExpansion's thresholds
 OPEN = frozenset(word for words in (PEOPLE, PLACES, THINGS, VERBS) for word in words)
 WORD = re.compile(r"[A-Za-z]{3,}")
@@ -115,6 +117,8 @@ def cells() -> Iterator[tuple[Cell, int]]:
     for rule, task, family in product(("fast", "fastest", "threshold 0.9"), TASKS, families):
         if (rule, task) != ("threshold 0.9", "tiny_json"):  # that is a cell of structured output
             yield Cell(family, "void", "void", task, 32, rule), 4
+    for plan, task, family in product(("daedal", "rho-eos"), MIRRORED, families):
+        yield Cell(family, "instruct", plan, task, 16), 2
 
 
 # ----------------------------------------------------------------------------------------------------------- answers
@@ -144,6 +148,8 @@ def answered(model: Model, cell: Cell, problems: Sequence[Problem], thresholds: 
     fields: dict[str, Any] = {"canvas": CANVAS, "block": cell.block, "stop": "eos", **rule}
     if cell.plan == "void-expansion":
         fields = json.loads(thresholds.read_text())["fields"] | {"stop": "eos"}
+    elif cell.plan in ("daedal", "rho-eos"):
+        fields = SHORT
     constraint = None if cell.tail == "free" else [constraint_of(problem) for problem in problems]
     with tail_of_weight_one() if cell.tail == "one" else nullcontext():
         results = model.generate(
@@ -251,16 +257,10 @@ def answer(options: argparse.Namespace) -> None:
 
 def wall_time(options: argparse.Namespace) -> None:
     """One process, one batch of problems of the four mirrored tasks, each method twice; the second time counts."""
-    tasks = ("tiny_steps", "tiny_expr", "tiny_complete", "tiny_write")
-    asked = [p.messages for task in tasks for p in heldout(task, options.count // len(tasks))]
+    asked = [p.messages for task in MIRRORED for p in heldout(task, options.count // len(MIRRORED))]
     given = (str(options.runs) if options.runs else None, options.device, options.commit)
     file = options.out / f"{Cell(options.family, 'void', 'calibrate', 'tiny_steps').name}.0.jsonl"
-    growing = (
-        json.loads(file.read_text())["fields"]
-        if file.exists()
-        else {"canvas": 48, "limit": CANVAS, "block": 16}
-    )
-    short = {"canvas": 48, "limit": CANVAS, "block": 16}
+    growing = json.loads(file.read_text())["fields"] if file.exists() else SHORT
     fixed = {"canvas": CANVAS, "block": 32}
     methods: dict[str, tuple[str, str, dict[str, Any]]] = {
         "original": ("instruct", "original", fixed),
@@ -268,8 +268,8 @@ def wall_time(options: argparse.Namespace) -> None:
         "Rainbow, stopped at EOS": ("rainbow", "original", {**fixed, "stop": "eos"}),
         "VOID": ("void", "void", {**fixed, "stop": "eos"}),
         "VOID, expanding": ("void", "void-expansion", {**growing, "stop": "eos"}),
-        "DAEDAL": ("instruct", "daedal", short),
-        "rho-EOS": ("instruct", "rho-eos", short),
+        "DAEDAL": ("instruct", "daedal", SHORT),
+        "rho-EOS": ("instruct", "rho-eos", SHORT),
     }
     for again, (method, (arm, plan, fields)) in product((0, 1), methods.items()):
         model, weights = opened(given, options.family, arm, "float16")

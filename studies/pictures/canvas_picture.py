@@ -53,7 +53,8 @@ def panel(name: str, plan: str, title: str, top: int) -> tuple[str, int]:
         fit = f' textLength="{WIDTH - 4}" lengthAdjust="spacingAndGlyphs"' if len(text) > 6 else ""
         parts.append(
             f'<g class="{"e" if end else "w"}"><rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="3"/>'
-            f'<text x="{x + WIDTH / 2}" y="{y + 14}" text-anchor="middle" xml:space="preserve"{fit}>{escape(text)}</text>'
+            f'<text x="{x + WIDTH / 2}" y="{y + 14}" text-anchor="middle" xml:space="preserve"{fit}>'
+            f"{escape(text)}</text>"
             f'<animate attributeName="opacity" values="0;1;1" keyTimes="0;{share:.4f};1" calcMode="discrete" '
             f'dur="{total:.2f}s" repeatCount="indefinite"/></g>'
         )

@@ -229,7 +229,7 @@ class VoidExpansion(GrowingRule):
 
     def measure(self, logits: Tensor, roles: Roles, bans: Bans) -> Tensor:
         p = softmax(logits.double())
-        rest = p.masked_fill(marked(tuple(roles.ids(self.ignored)), p.shape[1], p.device), 0.0)
+        rest = torch.where(marked(tuple(roles.ids(self.ignored)), p.shape[1], p.device), 0.0, p)
         return torch.stack([p[:, roles.ids(["void"])[0]], rest.max(1).values], 1)
 
     def read(self, rows: Rows, grid: Tensor) -> Signal:

@@ -80,7 +80,7 @@ def device_step(
 
 
 def propose_checked(
-    rule: ProposeRule, logits: Tensor, bans: Bans, noise: Noise, *, entropy: bool
+    rule: ProposeRule, logits: Tensor, bans: Bans, noise: Noise, entropy: bool
 ) -> SlotProposal:
     """What the rule proposes; the score is NaN where the logits are no numbers."""
     found = rule(logits, bans, noise, entropy=entropy)

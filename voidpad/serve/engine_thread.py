@@ -120,7 +120,7 @@ class EngineThread:
                 key=key,
                 limit=live.limits[place],
                 deadline=deadline,
-                observe=choice.canvas.observe if choice.canvas else None,
+                observe=choice.canvas.recorder.observe if choice.canvas else None,
                 constraint=live.constraint,
             )
             self.rows[choice.handle] = choice

@@ -5,13 +5,10 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from voidpad.builtin.tasks import TASKS, heldout
 from voidpad.decode.outcome import Outcome
 from voidpad.decode.plan import Plan
 from voidpad.decode.presets import schema
-from voidpad.decode.rows import Rows
 from voidpad.diagnose.page import PageExtension, page
 from voidpad.diagnose.questions import has_builtin_vocab
 from voidpad.diagnose.trace import End, Header, Pass, Recorder, record
@@ -32,9 +29,6 @@ class CanvasStream:
         self.recorder = Recorder(served.model, plan_name=plan_name, seed=seed, cache=served.options.cache)
         self.passes = 0
         self.named: set[int] = set()  # tokens whose text the client has
-
-    def observe(self, canvas: Rows) -> Tensor:
-        return self.recorder.observe(canvas)
 
     def passed(self, event: Wrote, place: int) -> list[dict[str, Any]]:
         """The lines that a pass adds."""

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from voidpad.errors import ConfigError
 from voidpad.files import readable
@@ -86,21 +85,28 @@ class Access:
 
     def enter(self, scope: Mapping[str, Any], headers: Mapping[str, str]) -> bytes | None:
         """Refuse who may not ask; the digest of the key if `leave` must be called when the request has ended."""
-        host, origin = headers.get("host"), headers.get("origin")
-        probe = host is None and scope["http_version"] == "1.0" and scope["path"] in ("/health", "/ready")
-        if self.hosts and not probe and re.sub(r":\d*$", "", (host or "").lower()) not in self.hosts:
+        host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
+        probe = not host and scope["http_version"] == "1.0" and scope["path"] in ("/health", "/ready")
+        if self.hosts and not probe and re.sub(r":\d*$", "", host) not in self.hosts:
             raise RequestError(
                 "this server does not answer under that host name; start it with --allowed-host NAME.",
                 status=403,
             )
-        if origin is not None and not self._allows_origin(origin.lower(), host):
+        # A browser says from which page a request comes: from this server's own, or from a trusted one.
+        if origin and origin not in {f"http://{host}", f"https://{host}", *self.origins}:
             raise RequestError(
                 "requests from other web pages are refused; start the server with --allowed-origin ORIGIN.",
                 status=403,
             )
         if not self.keys or scope["path"] in OPEN_PATHS:
             return None
-        key = self._key(headers.get("authorization", ""))
+        scheme, _, key_text = headers.get("authorization", "").partition(" ")
+        key = _digest(key_text.strip())
+        known = [hmac.compare_digest(key, one) for one in self.keys]  # every one, in constant time
+        if scheme.lower() != "bearer" or not any(known):
+            raise RequestError(
+                "a valid API key is needed: Authorization: Bearer KEY.", status=401, code="invalid_api_key"
+            )
         if scope["method"] != "POST" or self.key_requests is None:
             return None
         if self.open_requests[key] >= self.key_requests:
@@ -116,28 +122,6 @@ class Access:
         """A request that `enter` counted has ended."""
         if key is not None:
             self.open_requests[key] -= 1
-
-    def _key(self, authorization: str) -> bytes:
-        """The digest of the header's key; every known key is compared, in constant time."""
-        scheme, _, key = authorization.partition(" ")
-        given = _digest(key.strip())
-        matches = [hmac.compare_digest(given, known) for known in self.keys]
-        if scheme.lower() != "bearer" or not any(matches):
-            raise RequestError(
-                "a valid API key is needed: Authorization: Bearer KEY.",
-                status=401,
-                code="invalid_api_key",
-            )
-        return given
-
-    def _allows_origin(self, origin: str, host: str | None) -> bool:
-        """Whether a browser's request comes from this server's own page or from a trusted one."""
-        try:
-            own = urlsplit(origin)
-        except ValueError:
-            return False
-        same = own.scheme in ("http", "https") and own.netloc == (host or "").lower()
-        return same or origin in self.origins
 
 
 def _is_loopback(address: str) -> bool:

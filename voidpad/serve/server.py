@@ -67,14 +67,13 @@ def serve(
 class _Connection(H11Protocol):
     """uvicorn's connection with a cap on their number, a time limit for heads, and answers for half-closed clients."""
 
-    _head_timer: asyncio.TimerHandle | None = None
     _said = -60.0  # when refused connections were last logged
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.abort)
         most = self.config.limit_concurrency or 0
         if len(self.connections) < most:
-            self._await_head()
             return
         if time.monotonic() - _Connection._said > 10:
             _Connection._said = time.monotonic()
@@ -83,13 +82,13 @@ class _Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.conn.their_state is h11.IDLE:
-            self._await_head()
-        else:
-            self._forget_head()
+        if self.conn.their_state is not h11.IDLE:
+            self._head_timer.cancel()
+        elif self._head_timer.cancelled():
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_head()
+        self._head_timer.cancel()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -110,15 +109,6 @@ class _Connection(H11Protocol):
             return
         self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
         self.loop.call_later(PROBE_SECONDS, self._probe)
-
-    def _await_head(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
-
-    def _forget_head(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
 
 
 def _most_connections(most: int) -> int:
