@@ -337,7 +337,9 @@ MALFORMED = {
     "messages[0].content": [
         {"messages": said(content=content)} for content in (5, [{"type": "image_url"}], [{"type": "text"}])
     ],
-    "messages[0].tool_calls": [{"messages": said(tool_calls=[1])}],
+    "messages[0].tool_calls": [
+        {"messages": said(role="assistant", tool_calls=[1], content=content)} for content in (None, "x")
+    ],
     "temperature": [-1, "hot", 1e300, True, *HUGE],
     "top_p": [0.5, 7, *HUGE],
     "max_tokens": [0, 1.5, 10**30, {"max_tokens": 4, "max_completion_tokens": 5}, *HUGE],

@@ -110,6 +110,16 @@ def _banned_ids(biases: Any) -> Any:
         if isinstance(bias, bool) or bias not in (-100, 0):
             raise ValueError(f"{token}={str(bias)[:40]} cannot be honoured; only -100 (never write it) can")
     return tuple(int(token) for token, bias in biases.items() if bias)
+def _outside_tool_loops(given: Any) -> Any:
+    """A role or a list of tool calls; those that report a call or its result are refused."""
+    if given == "tool" or (isinstance(given, list) and given):
+        raise ValueError(
+            "assistant messages with tool_calls and messages of role tool are not supported; "
+            "send the call and its result as text"
+        )
+    return given
+
+
 
 
 class Body(BaseModel):
@@ -178,7 +188,9 @@ class Tool(Body):
 class Message(Body):
     """One turn of a chat. Text in it never becomes a special token."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_outside_tool_loops)]
+    # Before the content, which a call leaves out.
+    tool_calls: Annotated[list[Any], Field(max_length=0), BeforeValidator(_outside_tool_loops)] = []
     content: Annotated[str, BeforeValidator(_joined_parts)]
     name: str | None = None
     refusal: str | None = None
