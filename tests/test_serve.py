@@ -440,9 +440,11 @@ def test_neutral_values_that_clients_send_are_accepted(client):
 
 def test_a_lenient_server_names_what_it_ignores(model, caplog):
     with caplog.at_level(logging.INFO, "voidpad.serve"), serving(model, **PLAN, lenient=True) as running:
-        reply = running.post({**ASKED, "max_tokens": 1, "frequency_penalty": 0.5, "top_k": 3})
+        tools = [{"type": "function", "function": {"name": "invite"}}]
+        reply = running.post({**ASKED, "max_tokens": 1, "frequency_penalty": 0.5, "top_k": 3, "tools": tools})
         assert reply.status_code == 200
-        assert set(reply.headers["x-voidpad-ignored"].split(",")) == {"frequency_penalty", "top_k"}
+        assert reply.json()["choices"][0]["message"]["content"] is not None
+        assert set(reply.headers["x-voidpad-ignored"].split(",")) == {"frequency_penalty", "top_k", "tools"}
         until(lambda: any(hasattr(one, "request") for one in caplog.records))
         [logged] = [one.request["ignored"] for one in caplog.records if hasattr(one, "request")]
         assert logged == reply.headers["x-voidpad-ignored"]

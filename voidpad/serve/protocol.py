@@ -362,6 +362,18 @@ class ChatBody(GenerationBody):
             self.max_completion_tokens,
         ):
             yield "max_tokens", "max_tokens and max_completion_tokens differ; give one."
+    @model_validator(mode="after")
+    def _without_choice_of_the_model(self) -> ChatBody:
+        """Refuse tools under `auto`, the default: the model has no way to choose between text and a call."""
+        if self.tools and self.tool_choice in (None, "auto"):
+            message = (
+                "this server cannot leave to the model whether it calls a tool; send required, none, or the name of a "
+                "function"
+            )
+            error = {"type": "value_error", "loc": ("tool_choice",), "msg": message}
+            self.tools, self._unsupported = [], {**self._unsupported, "tools": error}
+        return self
+
         if self.top_logprobs is not None and not self.logprobs:
             yield "top_logprobs", "top_logprobs needs logprobs=true."
 
