@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import threading
+from importlib.metadata import version
 
 import openai
 import pytest
@@ -484,7 +485,10 @@ def test_models_health_ready_metrics_and_page(running, client):
         assert f"voidpad_{name}" in text
     page = running.get("/")
     assert page.headers["content-type"].startswith("text/html")
-    assert "/v1/chat/completions" in running.get("/openapi.json").json()["paths"]
+    specification = running.get("/openapi.json").json()
+    assert specification["info"]["version"] == version("voidpad")
+    assert "securitySchemes" not in specification["components"]
+    assert set(specification["paths"][CHAT]["post"]["responses"]) == {"200", "400", "default"}
 
 
 def test_several_models_are_chosen_by_name(model):
@@ -533,6 +537,10 @@ def test_lm_evals_clients_get_what_generate_gives(running, model):
     from lm_eval.models.openai_completions import LocalChatCompletion, LocalCompletionsAPI
 
     shared = {"model": "tiny-void", "tokenizer_backend": None, "num_concurrent": 2, "max_retries": 1}
+        specification = running.get("/openapi.json", headers={"Authorization": "Bearer let-me-in"}).json()
+        assert specification["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
+        assert specification["paths"][CHAT]["post"]["security"] == [{"HTTPBearer": []}]
+        assert "security" not in specification["paths"]["/health"]["get"]
     options = {"until": ["###"], "max_gen_toks": 24}
     limits = {**PLAN["fields"], "canvas": 24}
     plain = LocalCompletionsAPI(base_url=running.url + COMPLETIONS, tokenized_requests=False, **shared)

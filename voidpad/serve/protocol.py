@@ -67,6 +67,21 @@ def invalid(error: Mapping[str, Any]) -> RequestError:
     for part in error["loc"]:
         param += f"[{part}]" if isinstance(part, int) else f".{printable(part)[:60]}"
     param = param.removeprefix(".body").lstrip(".")
+class ErrorObject(BaseModel):
+    """OpenAI's error object, for the OpenAPI page."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """The body of every refusal."""
+
+    error: ErrorObject
+
+
     message = error["msg"].removeprefix("Value error, ").rstrip(".")[:300]
     return RequestError(f"{param or 'the body'}: {message}.", param=param or None)
 
