@@ -370,6 +370,8 @@ MALFORMED = {
     "voidpad.canvas": [{"voidpad": {"canvas": canvas}} for canvas in (True, 99968)],
     "voidpad.canvas_events": [{"voidpad": {"canvas_events": True}}],
     "voidpad.ban": [{"voidpad": {"ban": "99999999"}}],
+    "voidpad.mute": [{"voidpad": {"mute": [[1]]}}],
+    "tool_choice": [5],
 }
 MALFORMED_COMPLETIONS = {
     "prompt": [None, [], [1, "x"], [[1], "x", 3], [10**6], [-1], "", ["x"] * 1000],
