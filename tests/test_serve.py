@@ -400,6 +400,20 @@ def test_a_malformed_request_is_refused_by_the_fields_name(running, path, param)
         assert len(error["message"]) < 400
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"store": True}, "false"),
+        ({"audio": {}}, "null"),
+        ({"bogus": 1}, "unknown field"),
+        ({"voidpad": 7}, "object"),
+        ({"messages": 5}, "array"),
+    ],
+)
+def test_a_refusal_is_in_the_words_of_json(running, fields, said):
+    assert said in running.post({**ASKED, **fields}).json()["error"]["message"]
+
+
 BODIES = {
     "empty": b"",
     "no JSON": b"{",
@@ -523,6 +537,10 @@ def test_keys(model, tmp_path):
             running.client.models.list()
         right = running.client.with_options(api_key="let-me-in")
         assert [one.id for one in right.models.list().data] == ["tiny-void"]
+        specification = running.get("/openapi.json", headers={"Authorization": "Bearer let-me-in"}).json()
+        assert specification["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
+        assert specification["paths"][CHAT]["post"]["security"] == [{"HTTPBearer": []}]
+        assert "security" not in specification["paths"]["/health"]["get"]
 
 
 # lm-eval's own clients
@@ -539,10 +557,6 @@ def test_lm_evals_clients_get_what_generate_gives(running, model):
     from lm_eval.models.openai_completions import LocalChatCompletion, LocalCompletionsAPI
 
     shared = {"model": "tiny-void", "tokenizer_backend": None, "num_concurrent": 2, "max_retries": 1}
-        specification = running.get("/openapi.json", headers={"Authorization": "Bearer let-me-in"}).json()
-        assert specification["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
-        assert specification["paths"][CHAT]["post"]["security"] == [{"HTTPBearer": []}]
-        assert "security" not in specification["paths"]["/health"]["get"]
     options = {"until": ["###"], "max_gen_toks": 24}
     limits = {**PLAN["fields"], "canvas": 24}
     plain = LocalCompletionsAPI(base_url=running.url + COMPLETIONS, tokenized_requests=False, **shared)

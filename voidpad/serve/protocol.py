@@ -36,6 +36,14 @@ ERROR_HEADERS = {
     503: {"Retry-After": "5"},
     504: {"X-Should-Retry": "false"},
 }
+# pydantic's errors whose messages speak of Python.
+IN_JSON = {
+    "extra_forbidden": "unknown field",
+    "none_required": "Input should be null",
+    "dict_type": "Input should be an object",
+    "model_type": "Input should be an object",
+    "list_type": "Input should be an array",
+}
 
 
 class RequestError(VoidpadError):
@@ -59,14 +67,6 @@ class RequestError(VoidpadError):
         return {"error": content}
 
 
-def invalid(error: Mapping[str, Any]) -> RequestError:
-    """The refusal for one of pydantic's errors about a body, named by its field as clients write it."""
-    if error["type"] == "json_invalid":
-        return RequestError("the body is not valid JSON.")
-    param = ""
-    for part in error["loc"]:
-        param += f"[{part}]" if isinstance(part, int) else f".{printable(part)[:60]}"
-    param = param.removeprefix(".body").lstrip(".")
 class ErrorObject(BaseModel):
     """OpenAI's error object, for the OpenAPI page."""
 
@@ -82,8 +82,21 @@ class ErrorReply(BaseModel):
     error: ErrorObject
 
 
-    message = error["msg"].removeprefix("Value error, ").rstrip(".")[:300]
-    return RequestError(f"{param or 'the body'}: {message}.", param=param or None)
+def invalid(error: Mapping[str, Any]) -> RequestError:
+    """The refusal for one of pydantic's errors about a body, named by its field as clients write it."""
+    kind, message = error["type"], error["msg"].removeprefix("Value error, ").rstrip(".")[:300]
+    if kind == "json_invalid":
+        return RequestError("the body is not valid JSON.")
+    param = ""
+    for part in error["loc"]:
+        if isinstance(part, int):
+            param += f"[{part}]"
+        elif kind == "extra_forbidden" or not part.startswith(("literal[", "dict[")):  # members of a union
+            param += f".{printable(part)[:60]}"
+    param = param.removeprefix(".body").lstrip(".")
+    if kind == "literal_error":
+        message = message.replace("False", "false")
+    return RequestError(f"{param or 'the body'}: {IN_JSON.get(kind, message)}.", param=param or None)
 
 
 def _joined_parts(content: Any) -> Any:
@@ -95,6 +108,16 @@ def _joined_parts(content: Any) -> Any:
         texts = [part.get("text") for part in content]
         return "".join(texts) if all(isinstance(text, str) for text in texts) else None
     return content
+
+
+def _outside_tool_loops(given: Any) -> Any:
+    """A role or a list of tool calls; those that report a call or its result are refused."""
+    if given == "tool" or (isinstance(given, list) and given):
+        raise ValueError(
+            "assistant messages with tool_calls and messages of role tool are not supported; "
+            "send the call and its result as text"
+        )
+    return given
 
 
 def _listed_prompts(prompt: Any) -> Any:
@@ -125,16 +148,6 @@ def _banned_ids(biases: Any) -> Any:
         if isinstance(bias, bool) or bias not in (-100, 0):
             raise ValueError(f"{token}={str(bias)[:40]} cannot be honoured; only -100 (never write it) can")
     return tuple(int(token) for token, bias in biases.items() if bias)
-def _outside_tool_loops(given: Any) -> Any:
-    """A role or a list of tool calls; those that report a call or its result are refused."""
-    if given == "tool" or (isinstance(given, list) and given):
-        raise ValueError(
-            "assistant messages with tool_calls and messages of role tool are not supported; "
-            "send the call and its result as text"
-        )
-    return given
-
-
 
 
 class Body(BaseModel):
@@ -349,6 +362,18 @@ class ChatBody(GenerationBody):
     tools: list[Tool] = Field(default=[], max_length=64)
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
 
+    @model_validator(mode="after")
+    def _without_choice_of_the_model(self) -> ChatBody:
+        """Refuse tools under `auto`, the default: the model has no way to choose between text and a call."""
+        if self.tools and self.tool_choice in (None, "auto"):
+            message = (
+                "this server cannot leave to the model whether it calls a tool; send required, none, or the name of a "
+                "function"
+            )
+            error = {"type": "value_error", "loc": ("tool_choice",), "msg": message}
+            self.tools, self._unsupported = [], {**self._unsupported, "tools": error}
+        return self
+
     @property
     def most_tokens(self) -> int | None:
         return self.max_tokens or self.max_completion_tokens
@@ -377,18 +402,6 @@ class ChatBody(GenerationBody):
             self.max_completion_tokens,
         ):
             yield "max_tokens", "max_tokens and max_completion_tokens differ; give one."
-    @model_validator(mode="after")
-    def _without_choice_of_the_model(self) -> ChatBody:
-        """Refuse tools under `auto`, the default: the model has no way to choose between text and a call."""
-        if self.tools and self.tool_choice in (None, "auto"):
-            message = (
-                "this server cannot leave to the model whether it calls a tool; send required, none, or the name of a "
-                "function"
-            )
-            error = {"type": "value_error", "loc": ("tool_choice",), "msg": message}
-            self.tools, self._unsupported = [], {**self._unsupported, "tools": error}
-        return self
-
         if self.top_logprobs is not None and not self.logprobs:
             yield "top_logprobs", "top_logprobs needs logprobs=true."
 
