@@ -398,7 +398,7 @@ def test_wrong_usage(generate, tmp_path, monkeypatch, options):
     [
         ("", "prompt is empty"),
         ("x" * 200, "context of 128"),
-        ("x" * 103, "prompt of 121 tokens and canvas 8 make 129"),
+        ("x" * 103, "context of 128 leaves room for 120 at most"),
     ],
 )
 def test_prompts_that_cannot_be_answered(generate, prompt, named):
