@@ -175,6 +175,18 @@ def test_a_row_whose_every_token_is_banned_fails_alone():
     assert sum(isinstance(event, Finished) for event in events) == 2
 
 
+def test_a_captured_pass_that_fails_is_no_secret():
+    model, prompts = tiny("llada", 0), ragged(random.Random(0), 2)
+    chosen = model.plan("void", canvas=8, block=4)
+    denoise = PackedDenoiser(model.denoiser())
+    broken = CapturedPass(denoise, steer=lambda *given: [][0])
+    with pytest.warns(UserWarning, match="captured pass failed") as said:
+        found, _ = run(Engine(denoise, model.roles, captured=broken), prompts, [chosen] * 2)
+    wanted, _ = run(Engine(denoise, model.roles), prompts, [chosen] * 2)
+    assert found == wanted
+    assert len(said) == 1  # not once a pass
+
+
 @pytest.mark.parametrize("commit", [TopK(), Threshold(), Factor(), EntropyBound(), TopK(schedule="dream")])
 def test_a_step_has_static_shapes_and_never_reads_the_device(commit):
     """Fake tensors have no values: whatever looked at one would fail."""

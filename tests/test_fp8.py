@@ -3,6 +3,8 @@
 import copy
 import random
 from dataclasses import replace
+from types import SimpleNamespace
+from weakref import ref
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from voidpad.decode import plan
 from voidpad.engine.cache import CachedDenoiser
 from voidpad.engine.cache_policy import CachePolicy
 from voidpad.engine.graphs import Graphs
-from voidpad.engine.packed import Joined, PackedDenoiser
+from voidpad.engine.packed import Joined, JoinedLayer, PackedDenoiser
 from voidpad.errors import ConfigError
 from voidpad.models import DeviceConfig, Model, fp8, load, merge, random_model, save
 from voidpad.models.device import SCHEMES
@@ -116,6 +118,22 @@ def test_layers_are_changed_and_nothing_else(family):
     assert sizes[1] < sizes[0] / 3
 
 
+def test_replaced_layers_are_freed_before_the_next_ones(monkeypatch):
+    """Memory on a GPU: the network is never there in both formats."""
+    net = random_model("llada", hidden=48, heads=3, intermediate=48, vocab=64).net
+    kept = [ref(part) for part in net.model.modules() if type(part) is nn.Linear]
+    left = []
+
+    class Counted(Fp8Linear):
+        def __init__(self, linear):
+            left.append(sum(part() is not None for part in kept))
+            super().__init__(linear)
+
+    monkeypatch.setattr(fp8, "Fp8Linear", Counted)
+    fp8.quantize_layers(net)
+    assert all(alive <= len(kept) - number + 3 for number, alive in enumerate(left))  # 4 of an attention
+
+
 def check_denoisers_agree(family: str, *, device: str, dtype: torch.dtype) -> None:
     """Plain, packed and cached passes in float8 against the plain pass without, on a half filled canvas."""
     model = random_model(family, **SHAPE, seed=2, dtype=dtype, device=device)
@@ -134,8 +152,8 @@ def check_denoisers_agree(family: str, *, device: str, dtype: torch.dtype) -> No
             policy = CachePolicy(keep)
             ways.append(CachedDenoiser(other.denoiser(), 32, policy, bucket=64, graphs=Graphs(graphs)))
         for denoise in ways:
-            for _ in range(3):  # a cache: a refresh, then block passes
-                logits = denoise(canvas, where).clone()
+            for number in range(3):  # a cache: a refresh, then block passes
+                logits = denoise(replace(canvas, decoded=canvas.decoded + number), where).clone()
                 assert apart(logits, alone) < slack
                 assert apart(logits, wanted) < NEAR
             assert bool(denoise.graphs.captured) == (device == "cuda" and graphs > 0)
@@ -332,6 +350,12 @@ def test_a_folder_is_loaded_in_float8(family, tmp_path):
             [answer] = loaded.generate("hi", "void", canvas=32, block=32, cache=cache)
             assert answer.approximations[0] == "fp8 weights and activations"
             assert len(answer.ids) == 32
+
+
+def test_a_float8_layer_does_not_join_a_plain_one():
+    """Where only some sizes are multiples of 16."""
+    layers = SimpleNamespace(gate_proj=Fp8Linear(linear(32, 16)), up_proj=linear(32, 8))
+    assert JoinedLayer._join(layers, ("gate_proj", "up_proj")) is None
 
 
 @pytest.mark.parametrize("bias", [False, True])

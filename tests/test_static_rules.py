@@ -5,6 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from toys import LOW
+from voidpad.decode import propose
 from voidpad.decode.authors import AuthorsFactor, AuthorsGumbel, AuthorsSampled
 from voidpad.decode.commit import (
     BlockProgress,
@@ -107,6 +108,14 @@ def test_no_rule_reads_the_device_or_has_a_shape_that_depends_on_values():
             run_everything("cpu")
     finally:
         marked.cache_clear()
+
+
+def test_no_proposal_marks_tokens_of_its_own(monkeypatch):
+    """A mask made inside a rule would be sent while a graph is captured, or compiled into it."""
+    bans = Bans.of((LOW.eos,), (LOW.void,), LOW.mask, V, torch.device("cpu"))
+    monkeypatch.setattr(propose, "marked", None)
+    for rule in PROPOSALS:
+        rule(torch.randn(B * W, V), bans, noise("cpu", B * W), entropy=rule.gives_entropy)
 
 
 @pytest.mark.gpu

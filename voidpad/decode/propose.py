@@ -244,8 +244,7 @@ class MaskLast(ProposeRule):
         z = logits.double()
         tokens, words = pick(without(z, bans.ban)), pick(without(z, bans.choice))
         score = chance(softmax(z), tokens)
-        masked = marked((bans.mask,), z.shape[1], z.device)
-        late = chance(softmax(without(z, masked)), words) - 2.0
+        late = chance(softmax(without(z, bans.choice & ~bans.ban)), words) - 2.0  # MASK alone is left out
         waits = tokens == bans.mask
         return SlotProposal(torch.where(waits, words, tokens), torch.where(waits, late, score))
 
@@ -300,7 +299,7 @@ def without(z: Tensor, tokens: Tensor | None) -> Tensor:
     )  # on a CPU much faster than masked_fill
 
 
-@lru_cache(64)
+@lru_cache(256)
 def marked(ids: tuple[int, ...], vocab: int, device: torch.device) -> Tensor:
     """True at these ids, (V,), on the device; cached, because each transfer would make the host wait for it."""
     with torch.inference_mode(False):  # for callers that differentiate, too

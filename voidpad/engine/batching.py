@@ -10,6 +10,7 @@ import math
 import threading
 import time
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from voidpad.decode.plan import Plan
 from voidpad.decode.rows import Rows, join
 from voidpad.engine.events import Event, Failed, Finished, Started, Wrote
 from voidpad.engine.host import threads_for
-from voidpad.errors import ConfigError, VoidpadError
+from voidpad.errors import ConfigError, VoidpadError, first_line
 from voidpad.roles import Roles
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class Engine:
         self.passes = 0
         self.rows_read = 0  # rows of the last pass
         self.tokens_read = 0  # tokens of the last pass
+        self._warned = False  # that captured passes fail
         # What other threads change, all of it under `_changed`.
         self._changed = threading.Condition()
         self._requests: dict[int, Request] = {}  # all that have not ended, in the order of their handles
@@ -270,6 +272,11 @@ class Engine:
         except torch.AcceleratorError:
             raise
         except Exception as error:  # the ordinary way finds the rows at fault
+            if not self._warned and not isinstance(error, VoidpadError | torch.OutOfMemoryError):
+                self._warned = True
+                warnings.warn(
+                    f"a captured pass failed, and passes are slower: {first_line(error)}", stacklevel=2
+                )
             _release(error)
             return []
         return [_Group(plan, step.before, step=step) for plan, step in zip(chosen, steps, strict=False)]

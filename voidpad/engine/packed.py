@@ -219,7 +219,8 @@ def forward(
     hidden = body.embed_tokens(ids[None])
     rotary = body.rotary_emb(hidden, positions[None])
     fused = is_fused(hidden, visible_keys)
-    segments = Segments(queries.int(), keys.int(), *longest)
+    where = hidden.device if fused else "cpu"  # rows attend one by one by lengths that are sent once
+    segments = Segments(queries.int().to(where), keys.int().to(where), *longest)
     # Not on a GPU without compiling: there every product keeps the shape that it has in the plain network.
     narrow = 0 < len(outputs) <= len(ids) // 2 and (joined is not None or not fused)
     needed = None
@@ -296,7 +297,7 @@ class Segments:
 
     def narrowed(self, outputs: Tensor) -> Segments:
         """The segments where only these queries are left, ascending indices of packed tokens."""
-        queries = torch.searchsorted(outputs, self.queries.to(outputs.dtype)).int()
+        queries = torch.searchsorted(outputs, self.queries.to(outputs)).int().to(self.queries.device)
         return Segments(queries, self.keys, len(outputs), self.longest_key)
 
 
@@ -430,7 +431,8 @@ class JoinedLayer(nn.Module):
     @staticmethod
     def _join(owner: nn.Module, names: Sequence[str]) -> Joined | None:
         parts = [getattr(owner, name, None) for name in names]
-        joins = all(type(part) is nn.Linear or getattr(part, "joins", False) for part in parts)
+        joins = type(parts[0]) is nn.Linear or getattr(parts[0], "joins", False)
+        joins = joins and all(type(part) is type(parts[0]) for part in parts)
         return Joined(parts) if joins else None
 
 

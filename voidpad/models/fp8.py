@@ -78,7 +78,9 @@ def quantize_layers(net: Any) -> None:
     Linear layers of other sizes stay too. Under a LoRA adapter the layer inside is replaced, and the adapter's own
     small matrices stay as they are.
     """
-    for path, module in list(net.model.layers.named_modules()):
+    # The list holds no linear layer: weights are freed as soon as their module has been changed.
+    modules = [(path, one) for path, one in net.model.layers.named_modules() if type(one) is not nn.Linear]
+    for path, module in modules:
         if getattr(module, "lora_variant", None):
             raise ConfigError(
                 "quantize='fp8' cannot go under an adapter that reads the weights it changes, such as DoRA; merge it "
