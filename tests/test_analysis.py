@@ -139,8 +139,11 @@ def test_overflow_flag():
     assert overflown([9] * 5 + [1] * 86 + [7] * 9, roles)
     assert not overflown([9] * 5 + [1] * 85 + [7] * 10, roles)  # the rest is not EOS
     assert not overflown([9] * 100, roles)
-    assert overflown([9] * 2 + [1] + [0] * 97, roles)  # an early stop leaves the tail unwritten
-    assert not overflown([9] * 2 + [1] + [0] * 97, roles, short=0.01)
+    # An early stop leaves the tail unwritten: a terse answer and its EOS, nothing at all, a block full of EOS.
+    assert not overflown([9] * 2 + [1] + [0] * 97, roles)
+    assert overflown([1] + [0] * 99, roles)
+    assert overflown([9] * 2 + [1] * 14 + [0] * 84, roles)
+    assert not overflown([9] * 2 + [1] * 14 + [0] * 84, roles, short=0.01)
 
 
 def recorded(family: str, **fields) -> tuple[Trace, object]:

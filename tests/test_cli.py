@@ -309,7 +309,7 @@ def test_the_live_view_draws_masks_and_written_eos(models):
 
 
 def test_a_chat_keeps_its_turns_and_draws_other_answers(voidpad, folders, models):
-    lines = b"hi\nso\n/again\n/new\nhi\n/quit\nnever\n"
+    lines = b"hi\nso\n/again\n/gain\n/new\nhi \\\nso\n/help\n/quit\nnever\n"
     ran = voidpad(f"chat --model {folders['llada']} {SMALL} --temperature 1.5", given=lines)
     assert ran.status == 0, ran.err
 
@@ -320,7 +320,11 @@ def test_a_chat_keeps_its_turns_and_draws_other_answers(voidpad, folders, models
     first = answer("hi", seed=0)
     told = [first, answer("hi", first, "so", seed=0), answer("hi", first, "so", seed=1)]
     assert told[1] != told[2]
-    assert ran.out == "".join(f"> {text}\n" for text in told) + f"> > {answer('hi', seed=1)}\n> "
+    told.append(answer("hi \nso", seed=1))
+    prompts = ("> ", "> ", "> ", "> > > . ")  # commands print nothing there; the last message has two lines
+    assert ran.out == "".join(map("{}{}\n".format, prompts, told)) + "> > "
+    assert "/gain is unknown" in ran.err
+    assert ran.err.count("/new starts over") == 2  # the greeting, and /help
 
 
 def test_watched_rows_keep_their_own_canvas_bound(generate):
@@ -394,7 +398,7 @@ def test_wrong_usage(generate, tmp_path, monkeypatch, options):
     [
         ("", "prompt is empty"),
         ("x" * 200, "context of 128"),
-        ("x" * 103, "prompt of 121 tokens and canvas 8 make 129"),
+        ("x" * 103, "context of 128 leaves room for 120 at most"),
     ],
 )
 def test_prompts_that_cannot_be_answered(generate, prompt, named):

@@ -94,7 +94,7 @@ def test_what_needs_no_weights_works_without_them(saved, tmp_path):
         whole.default_plan,
     )
     assert opened.plan("void", block=8) == whole.plan("void", block=8)
-    with pytest.raises(ConfigError, match="over the model's context"):
+    with pytest.raises(ConfigError, match="the model's context of"):
         opened.prepare("hi", opened.plan("original", canvas=1024, block=32))
     assert vocabulary(str(folder))[1] == whole.roles
     with pytest.raises(WeightsError, match=r"model\.safetensors: no such file"):

@@ -34,6 +34,7 @@ from voidpad.models import FAMILIES
         (lambda: Threshold(threshold=float("nan")), "threshold"),
         (lambda: Plan(block=10**30), "block"),
         (lambda: Plan(colour="red"), "colour"),
+        (lambda: Plan(mute=[[1]]), "mute"),
         (lambda: Plan(propose="greedy"), "propose"),
         (lambda: Plan(length=Everything()), "length"),
         (lambda: Plan(trim=True, stop=Vanilla()), "trim"),

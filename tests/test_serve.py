@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import threading
+from importlib.metadata import version
 
 import openai
 import pytest
@@ -337,7 +338,9 @@ MALFORMED = {
     "messages[0].content": [
         {"messages": said(content=content)} for content in (5, [{"type": "image_url"}], [{"type": "text"}])
     ],
-    "messages[0].tool_calls": [{"messages": said(tool_calls=[1])}],
+    "messages[0].tool_calls": [
+        {"messages": said(role="assistant", tool_calls=[1], content=content)} for content in (None, "x")
+    ],
     "temperature": [-1, "hot", 1e300, True, *HUGE],
     "top_p": [0.5, 7, *HUGE],
     "max_tokens": [0, 1.5, 10**30, {"max_tokens": 4, "max_completion_tokens": 5}, *HUGE],
@@ -367,6 +370,8 @@ MALFORMED = {
     "voidpad.canvas": [{"voidpad": {"canvas": canvas}} for canvas in (True, 99968)],
     "voidpad.canvas_events": [{"voidpad": {"canvas_events": True}}],
     "voidpad.ban": [{"voidpad": {"ban": "99999999"}}],
+    "voidpad.mute": [{"voidpad": {"mute": [[1]]}}],
+    "tool_choice": [5],
 }
 MALFORMED_COMPLETIONS = {
     "prompt": [None, [], [1, "x"], [[1], "x", 3], [10**6], [-1], "", ["x"] * 1000],
@@ -393,6 +398,20 @@ def test_a_malformed_request_is_refused_by_the_fields_name(running, path, param)
         assert set(error) == {"message", "type", "param", "code"}
         assert "\n" not in error["message"]
         assert len(error["message"]) < 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"store": True}, "false"),
+        ({"audio": {}}, "null"),
+        ({"bogus": 1}, "unknown field"),
+        ({"voidpad": 7}, "object"),
+        ({"messages": 5}, "array"),
+    ],
+)
+def test_a_refusal_is_in_the_words_of_json(running, fields, said):
+    assert said in running.post({**ASKED, **fields}).json()["error"]["message"]
 
 
 BODIES = {
@@ -438,9 +457,11 @@ def test_neutral_values_that_clients_send_are_accepted(client):
 
 def test_a_lenient_server_names_what_it_ignores(model, caplog):
     with caplog.at_level(logging.INFO, "voidpad.serve"), serving(model, **PLAN, lenient=True) as running:
-        reply = running.post({**ASKED, "max_tokens": 1, "frequency_penalty": 0.5, "top_k": 3})
+        tools = [{"type": "function", "function": {"name": "invite"}}]
+        reply = running.post({**ASKED, "max_tokens": 1, "frequency_penalty": 0.5, "top_k": 3, "tools": tools})
         assert reply.status_code == 200
-        assert set(reply.headers["x-voidpad-ignored"].split(",")) == {"frequency_penalty", "top_k"}
+        assert reply.json()["choices"][0]["message"]["content"] is not None
+        assert set(reply.headers["x-voidpad-ignored"].split(",")) == {"frequency_penalty", "top_k", "tools"}
         until(lambda: any(hasattr(one, "request") for one in caplog.records))
         [logged] = [one.request["ignored"] for one in caplog.records if hasattr(one, "request")]
         assert logged == reply.headers["x-voidpad-ignored"]
@@ -480,7 +501,10 @@ def test_models_health_ready_metrics_and_page(running, client):
         assert f"voidpad_{name}" in text
     page = running.get("/")
     assert page.headers["content-type"].startswith("text/html")
-    assert "/v1/chat/completions" in running.get("/openapi.json").json()["paths"]
+    specification = running.get("/openapi.json").json()
+    assert specification["info"]["version"] == version("voidpad")
+    assert "securitySchemes" not in specification["components"]
+    assert set(specification["paths"][CHAT]["post"]["responses"]) == {"200", "400", "default"}
 
 
 def test_several_models_are_chosen_by_name(model):
@@ -513,6 +537,10 @@ def test_keys(model, tmp_path):
             running.client.models.list()
         right = running.client.with_options(api_key="let-me-in")
         assert [one.id for one in right.models.list().data] == ["tiny-void"]
+        specification = running.get("/openapi.json", headers={"Authorization": "Bearer let-me-in"}).json()
+        assert specification["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
+        assert specification["paths"][CHAT]["post"]["security"] == [{"HTTPBearer": []}]
+        assert "security" not in specification["paths"]["/health"]["get"]
 
 
 # lm-eval's own clients

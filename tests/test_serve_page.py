@@ -137,18 +137,36 @@ def test_an_example_is_asked_with_one_click(tab):
     assert tab.locator("#examples").is_hidden()
 
 
-def test_on_a_phone_the_canvas_is_seen_first_and_nothing_is_cut_off(tab):
+def test_on_a_phone_canvas_answer_and_message_field_are_in_view_and_nothing_is_cut_off(tab):
     tab.set_viewport_size({"width": 390, "height": 844})
     assert tab.locator("#bar").is_hidden()  # there is nothing to play yet
     tab.locator("#examples button").first.click()
     answered(tab, 1)
-    canvas, chat = tab.locator("#panes").bounding_box(), tab.locator(".chat").bounding_box()
-    assert 0 <= canvas["y"] < 422 < 844 < chat["y"]
-    assert tab.locator("#bar").is_visible()
+    names = ("#bar", "#panes .grid", "#panes .text", "#ask", "#talk")
+    bar, canvas, answer, form, talk = (tab.locator(name).bounding_box() for name in names)
+    assert 0 <= bar["y"] < canvas["y"] < 422
+    assert canvas["y"] < answer["y"] < answer["y"] + answer["height"] <= min(form["y"], talk["y"])
+    assert form["y"] + form["height"] == pytest.approx(844, abs=1)
+    assert tab.locator(".charts").is_hidden()
+    tab.click(".plots summary")
+    assert tab.locator(".charts svg").first.bounding_box()["width"] > 200
     assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert tab.evaluate(
         "(({ scrollHeight, clientHeight }) => scrollHeight <= clientHeight)(document.querySelector('.text'))"
     )
+
+
+def test_a_refused_key_says_where_to_enter_one_and_leaves_the_examples(tab):
+    tab.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=401, json={"error": {"message": "Authorization: Bearer KEY"}}),
+    )
+    tab.locator("#examples button").first.click()
+    tab.wait_for_selector("#trouble:not([hidden])", timeout=120_000)
+    assert "API key" in tab.locator("#trouble").inner_text()
+    assert "Bearer" not in tab.locator("#trouble").inner_text()
+    assert tab.locator("#key").is_visible()
+    assert tab.locator("#examples").is_visible()
 
 
 def test_gaps_of_a_text_are_filled_on_the_canvas(tab, tmp_path, running):

@@ -140,9 +140,11 @@ def test_every_wrong_option_is_one_line(voidpad, place, name):
         ("eval --tasks tiny_steps --out run --speed fastest --plan daedal", "daedal"),
         ("analyze overflow hi --block 0", "block"),
         ("analyze overflow --tasks none", "none"),
+        ("eval --tasks tiny_complete --out run", "--allow-code-execution"),
+        ("eval --tasks tiny_turns --out run", "studies.builtin.score"),
     ],
 )
-def test_a_wrong_plan_is_refused_before_weights_are_read(voidpad, place, monkeypatch, line, named):
+def test_what_cannot_run_is_refused_before_weights_are_read(voidpad, place, monkeypatch, line, named):
     def too_late(*_, **__):
         raise AssertionError("weights were read")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,16 @@ from voidpad.errors import ConfigError
 if TYPE_CHECKING:
     from voidpad.models import Model
 
-HELP = "Type a message; an empty line, Ctrl-D or /quit ends the chat. /new starts over, /again draws another answer."
+COMMANDS = {
+    "/new": "starts over",
+    "/again": "draws another answer",
+    "/help": "prints these lines",
+    "/quit": "ends the chat, as Ctrl-D and an empty line do",
+}
+HELP = (
+    "Type a message. A line that ends in a backslash goes on in the next one; in most terminals, pasted lines are one "
+    f"message. {'; '.join(f'{name} {what}' for name, what in COMMANDS.items())}."
+)
 
 
 @grouped
@@ -37,8 +47,19 @@ def chat(
     plan = opened.plan(wanted, **fields)
     model = source.load(opened)
     note(HELP)
+    _take_pasted_lines()
     turns: list[dict[str, str]] = []
-    while text := _typed():
+    while (text := _typed()) not in ("", "/quit"):
+        if re.match(r"/\w*(\s|$)", text) and text not in COMMANDS:
+            err.print(
+                f"{text.split()[0]} is unknown; use one of {', '.join(COMMANDS)}",
+                style="yellow",
+                markup=False,
+            )
+            continue
+        if text == "/help":
+            note(HELP)
+            continue
         if text == "/new":
             turns = []
             continue
@@ -66,12 +87,23 @@ def chat(
 
 
 def _typed() -> str:
-    """The next message; empty at the end of the input."""
+    """The next message, of one or several lines; empty at the end of the input."""
     try:
-        text = input("> ").strip()
+        text = input("> ")
+        while text.endswith("\\"):
+            text = f"{text[:-1]}\n{input('. ')}"
     except (EOFError, KeyboardInterrupt):
         return ""
-    return "" if text == "/quit" else text
+    return text.strip()
+
+
+def _take_pasted_lines() -> None:
+    """Let a terminal hand over pasted lines as one message, where Python has GNU readline."""
+    try:
+        import readline
+    except ImportError:  # Windows
+        return
+    readline.parse_and_bind("set enable-bracketed-paste on")
 
 
 class LiveView:

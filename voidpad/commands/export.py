@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from typer import Argument, Option
 
-from voidpad.commands.options import Adapter, Device, grouped, open_model
+from voidpad.commands.options import Device, grouped, open_model
 from voidpad.commands.ui import note
 from voidpad.files import check_new_folder
 
@@ -24,9 +24,9 @@ class WholeCheckpoint:
 
     model: str = Argument(..., help="base: built-in name, hub id or folder")
     out: Path = Option(..., help="folder to write")
-    adapter: Adapter = None
+    adapter: str | None = Option(None, help="LoRA adapter, merged into the base")
     dtype: str = Option(
-        "auto", help="of the files written: float32, bfloat16 or auto (as the base is stored)"
+        "auto", help="of the files written: float32, bfloat16, or auto (as the base is stored, float16 too)"
     )
     device: Device = "cpu"
     family: str | None = Option(None, help="of a checkpoint whose config does not say it")

@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from voidpad.commands.ui import note, out, table
-from voidpad.decode.presets import PRESETS, schema
+from voidpad.decode.presets import ALIASES, PRESETS, schema
 from voidpad.errors import ConfigError
 from voidpad.recipes import find_recipe, shipped_recipes
 
@@ -30,7 +30,8 @@ def plans(
             opened = open_checkpoint(model)
             defaults, calibration = opened.decoding, opened.card.calibration
     if name is None:
-        known = [(key, preset.about) for key, preset in (defaults.presets if defaults else PRESETS).items()]
+        presets = defaults.presets if defaults else PRESETS
+        known = [(_with_aliases(key), preset.about) for key, preset in presets.items()]
         known.append(("<plan>@authors", "with the switches as the authors' code has them"))
         out.print(table(("plan", "what it does"), known, left=2))
         return
@@ -45,6 +46,12 @@ def plans(
         fields.append((field, shown, bounds, about["description"]))
     out.print(table(("field", "default", "range", "meaning"), fields, left=4))
     note("Give them as --set FIELD=VALUE, as keyword arguments in Python, or in a request's `voidpad`.")
+
+
+def _with_aliases(name: str) -> str:
+    """The name of a plan, and its other names."""
+    others = [alias for alias, base in ALIASES.items() if base == name]
+    return f"{name} (also {', '.join(others)})" if others else name
 
 
 def recipes(

@@ -72,11 +72,12 @@ def name_of(rule: object) -> str:
 def plan_error(error: ValidationError) -> PlanError:
     """The first thing that pydantic found wrong, on one line, with the name of its field."""
     first = error.errors()[0]
-    field = str(first["loc"][-1])[:60] if first["loc"] else ""
+    field = str(first["loc"][0])[:60] if first["loc"] else ""
     if first["type"] in ("extra_forbidden", "missing"):
         return PlanError(f"{format_validation_error(first)}.", field=field)
     given, said = shown(first["input"]), first["msg"].removeprefix("Input ")
-    return PlanError(f"{field}={given}: it {said}.", field=field)
+    place = "".join(f"[{part}]" for part in first["loc"][1:] if isinstance(part, int))
+    return PlanError(f"{field}{place}={given}: it {said}.", field=field)
 
 
 # ------------------------------------------------------------------------------------- names of tokens

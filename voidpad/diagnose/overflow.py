@@ -18,7 +18,9 @@ from voidpad.engine.batching import Engine
 from voidpad.models import Model, PreparedPrompt
 from voidpad.roles import Roles
 
-# An answer overflows if it has next to nothing before its first EOS, and next to nothing but EOS after.
+# An answer overflows if it has next to nothing before its first EOS, next to nothing but EOS after, and more EOS than
+# words. The last only matters where an early stop left the tail unwritten: a terse answer and the EOS that ended it are
+# no overflow, a block filled with EOS is one.
 SHORT, FILLED = 0.05, 0.9  # at most this share of the canvas before, at least this share of the rest after
 SAFE = 0.02  # share of overflown answers up to which a block size counts as safe
 USABLE = 0.5  # mean P(VOID) at the tail of an empty canvas from which a length can be read off
@@ -35,7 +37,8 @@ def overflown(ids: Sequence[int], roles: Roles, short: float = SHORT) -> bool:
     rest = [token for token in ids[length:] if token != roles.mask]
     if length > short * len(ids) or not rest:
         return False
-    return sum(token == roles.eos for token in rest) >= FILLED * len(rest)
+    ends = sum(token == roles.eos for token in rest)
+    return ends >= FILLED * len(rest) and ends > length
 
 
 @dataclass(frozen=True)

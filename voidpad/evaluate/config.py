@@ -73,6 +73,8 @@ class EvalConfig(BaseModel):
         for task in self.tasks:
             if task not in known and task not in self.own_tasks:
                 others = "--include-path finds tasks of your own, python -m voidpad.evaluate.lm_eval runs lm-eval's"
+                if task in ("tiny_turns", "tiny_fill"):  # chats of two turns and texts with gaps
+                    others = "python -m studies.builtin.score, in voidpad's repository, judges this one"
                 faults.append(f"task {task!r} is unknown; use one of {', '.join(known)} ({others})")
         if len(set(self.tasks)) < len(self.tasks):
             faults.append(f"tasks: {', '.join(self.tasks)} names one twice")

@@ -197,8 +197,8 @@ class Checkpoint:
             )
         if len(ids) + canvas > self.context:
             raise ConfigError(
-                f"prompt of {len(ids)} tokens and canvas {canvas} make {len(ids) + canvas}, "
-                f"over the model's context of {self.context}; shorten the prompt or the canvas."
+                f"prompt of {len(ids)} tokens: the model's context of {self.context} leaves room for "
+                f"{max(self.context - canvas, 0)} at most beside the answer; shorten the prompt or the canvas."
             )
         return list(ids)
 

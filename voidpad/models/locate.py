@@ -119,10 +119,12 @@ def find_source(name: str | Path, adapter: str | Path | None = None, *, download
     folder, base = locate(name, download=download), str(name)
     tuned = None if adapter is None else _open_adapter(locate(adapter, download=download))
     if is_adapter(folder):
-        if tuned is not None:
-            raise ConfigError(f"{name}: is an adapter itself; give its base as the model.")
-        tuned = _open_adapter(folder)
+        other, tuned = tuned, _open_adapter(folder)
         base = str(tuned.config.get("base_model_name_or_path") or "")
+        if other is not None:
+            raise ConfigError(
+                f"{name}: is an adapter itself; give its base{base and f', {base},'} as the model."
+            )
         if not base:
             raise WeightsError(
                 f"{folder}: {ADAPTER_CONFIG} names no base; give the base and this as its adapter."

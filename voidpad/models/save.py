@@ -34,7 +34,7 @@ SHARD = 5_000_000_000  # bytes of one file of weights, about
 _ADVICE = {
     "void": "Trained with void padding: decode with plan `void`, or `void-expansion` to let it choose its canvas.",
     "rainbow": "Trained with rainbow padding: decode with plan `original`.",
-    "eos": "Trained with eos padding: decode with plan `original` and small blocks, against EOS overflow.",
+    "eos": "Trained with eos padding: decode with plan `eos-last`, or `original` and small blocks.",
 }
 _README = """---
 {front}

@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPBearer
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -22,12 +23,20 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 
+from voidpad.evaluate.provenance import installed_version
 from voidpad.serve.engine_thread import EngineThread, timed_out
 from voidpad.serve.live import LiveRequest
 from voidpad.serve.live_page import live_page
 from voidpad.serve.monitoring import Metrics
 from voidpad.serve.options import Access, ServeOptions
-from voidpad.serve.protocol import ChatBody, CompletionBody, GenerationBody, RequestError, invalid
+from voidpad.serve.protocol import (
+    ChatBody,
+    CompletionBody,
+    ErrorReply,
+    GenerationBody,
+    RequestError,
+    invalid,
+)
 from voidpad.serve.requests import ServedModel, resolve
 from voidpad.serve.responses import ResponsesBody
 
@@ -38,6 +47,10 @@ PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
+}
+ERRORS: dict[int | str, dict[str, Any]] = {  # for the OpenAPI page
+    400: {"model": ErrorReply, "description": "a field that is wrong or cannot be honoured"},
+    "default": {"model": ErrorReply, "description": "every other refusal"},
 }
 STREAM_HEADERS = {
     "Cache-Control": "no-cache",
@@ -87,27 +100,31 @@ def build_app(state: ServerState, on_failure: Callable[[BaseException], object])
             await engine.close()
         state.slow_pool.shutdown(wait=False, cancel_futures=True)
 
-    app = FastAPI(title="voidpad", redoc_url=None, lifespan=lifespan)
+    version = installed_version("voidpad") or "unknown"
+    app = FastAPI(title="voidpad", version=version, redoc_url=None, lifespan=lifespan)
+    # The gate below checks keys, also those of paths without a route; this is for the OpenAPI page.
+    keyed = [Depends(HTTPBearer(auto_error=False))] if state.access.keys else []
+    api = APIRouter(dependencies=keyed, responses=ERRORS)
 
-    @app.post("/v1/chat/completions")
+    @api.post("/v1/chat/completions")
     async def chat(body: ChatBody, request: Request) -> Response:
         return await _generate(state, request, body)
 
-    @app.post("/v1/completions")
+    @api.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
         return await _generate(state, request, body)
 
-    @app.post("/v1/responses")
+    @api.post("/v1/responses")
     async def responses(body: ResponsesBody, request: Request) -> Response:
         return await _generate(state, request, body)
 
-    @app.get("/v1/models")
+    @api.get("/v1/models")
     async def models() -> Response:
         return JSONResponse(
             {"object": "list", "data": [_model_object(state, name) for name in state.engines]}
         )
 
-    @app.get("/v1/models/{name:path}")
+    @api.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         return JSONResponse(_model_object(state, name))
 
@@ -125,7 +142,7 @@ def build_app(state: ServerState, on_failure: Callable[[BaseException], object])
         content = {"ready": usable, "waiting": waiting, "queue": limit, "draining": state.draining}
         return JSONResponse(content, status_code=200 if usable else 503)
 
-    @app.get("/metrics")
+    @api.get("/metrics")
     async def metrics() -> Response:
         return PlainTextResponse(state.metrics.text(), media_type="text/plain; version=0.0.4")
 
@@ -141,6 +158,7 @@ def build_app(state: ServerState, on_failure: Callable[[BaseException], object])
     async def unknown(request: Request, error: HTTPException) -> Response:
         raise RequestError(str(error.detail), status=error.status_code)
 
+    app.include_router(api)
     app.add_middleware(_Gate, state=state)
     if state.access.origins:
         app.add_middleware(

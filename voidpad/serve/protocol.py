@@ -36,6 +36,14 @@ ERROR_HEADERS = {
     503: {"Retry-After": "5"},
     504: {"X-Should-Retry": "false"},
 }
+# pydantic's errors whose messages speak of Python.
+IN_JSON = {
+    "extra_forbidden": "unknown field",
+    "none_required": "Input should be null",
+    "dict_type": "Input should be an object",
+    "model_type": "Input should be an object",
+    "list_type": "Input should be an array",
+}
 
 
 class RequestError(VoidpadError):
@@ -59,16 +67,36 @@ class RequestError(VoidpadError):
         return {"error": content}
 
 
+class ErrorObject(BaseModel):
+    """OpenAI's error object, for the OpenAPI page."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """The body of every refusal."""
+
+    error: ErrorObject
+
+
 def invalid(error: Mapping[str, Any]) -> RequestError:
     """The refusal for one of pydantic's errors about a body, named by its field as clients write it."""
-    if error["type"] == "json_invalid":
+    kind, message = error["type"], error["msg"].removeprefix("Value error, ").rstrip(".")[:300]
+    if kind == "json_invalid":
         return RequestError("the body is not valid JSON.")
     param = ""
     for part in error["loc"]:
-        param += f"[{part}]" if isinstance(part, int) else f".{printable(part)[:60]}"
+        if isinstance(part, int):
+            param += f"[{part}]"
+        elif kind == "extra_forbidden" or not part.startswith(("literal[", "dict[")):  # members of a union
+            param += f".{printable(part)[:60]}"
     param = param.removeprefix(".body").lstrip(".")
-    message = error["msg"].removeprefix("Value error, ").rstrip(".")[:300]
-    return RequestError(f"{param or 'the body'}: {message}.", param=param or None)
+    if kind == "literal_error":
+        message = message.replace("False", "false")
+    return RequestError(f"{param or 'the body'}: {IN_JSON.get(kind, message)}.", param=param or None)
 
 
 def _joined_parts(content: Any) -> Any:
@@ -80,6 +108,16 @@ def _joined_parts(content: Any) -> Any:
         texts = [part.get("text") for part in content]
         return "".join(texts) if all(isinstance(text, str) for text in texts) else None
     return content
+
+
+def _outside_tool_loops(given: Any) -> Any:
+    """A role or a list of tool calls; those that report a call or its result are refused."""
+    if given == "tool" or (isinstance(given, list) and given):
+        raise ValueError(
+            "assistant messages with tool_calls and messages of role tool are not supported; "
+            "send the call and its result as text"
+        )
+    return given
 
 
 def _listed_prompts(prompt: Any) -> Any:
@@ -178,7 +216,9 @@ class Tool(Body):
 class Message(Body):
     """One turn of a chat. Text in it never becomes a special token."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_outside_tool_loops)]
+    # Before the content, which a call leaves out.
+    tool_calls: Annotated[list[Any], Field(max_length=0), BeforeValidator(_outside_tool_loops)] = []
     content: Annotated[str, BeforeValidator(_joined_parts)]
     name: str | None = None
     refusal: str | None = None
@@ -321,6 +361,18 @@ class ChatBody(GenerationBody):
     response_format: ResponseFormat | None = None
     tools: list[Tool] = Field(default=[], max_length=64)
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _without_choice_of_the_model(self) -> ChatBody:
+        """Refuse tools under `auto`, the default: the model has no way to choose between text and a call."""
+        if self.tools and self.tool_choice in (None, "auto"):
+            message = (
+                "this server cannot leave to the model whether it calls a tool; send required, none, or the name of a "
+                "function"
+            )
+            error = {"type": "value_error", "loc": ("tool_choice",), "msg": message}
+            self.tools, self._unsupported = [], {**self._unsupported, "tools": error}
+        return self
 
     @property
     def most_tokens(self) -> int | None:

@@ -201,12 +201,6 @@ def _wanted_tools(body: ChatBody) -> list[Function]:
     chosen = body.tool_choice
     if not body.tools or chosen == "none":
         return []
-    if chosen in (None, "auto"):
-        raise RequestError(
-            "tool_choice: this server cannot leave to the model whether it calls a tool; send required, none, or the "
-            "name of a function.",
-            param="tool_choice",
-        )
     functions = [tool.function for tool in body.tools]
     if chosen == "required":
         return functions

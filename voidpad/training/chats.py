@@ -160,9 +160,7 @@ def _message(fields: Mapping[str, Any], where: str) -> Message:
     given = fields.get("role")
     role = ROLES.get(str(given).strip().lower())
     if role is None:
-        raise Dropped(
-            "bad", f"{where}: role {shown(given)} is unknown; use one of {', '.join(sorted(NAMES))}"
-        )
+        raise Dropped("bad", f"{where}: role {shown(given)} is unknown; use system, user or assistant")
     if role == "tool" or fields.get("tool_calls") or fields.get("function_call"):
         raise Dropped("tools", f"{where} calls a tool or holds its result")
     return {"role": role, "content": _content(fields.get("content"), where)}

@@ -160,7 +160,7 @@ def write(path: Path | str, pairs: Pairs, roles: Roles, *, notes: Mapping[str, A
 
 def read(path: Path | str) -> Prepared:
     """A prepared file. The tokens stay in it: a page is read when a row that lies on it is used."""
-    with readable(Path(path), "`voidpad data prepare`", DataError), safe_open(path, framework="pt") as file:
+    with readable(Path(path), "prepared data", DataError), safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
             raise DataError(f"{path}: not a data file of this version; make one with `voidpad data prepare`.")

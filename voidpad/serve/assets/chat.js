@@ -3,9 +3,10 @@
 const about = JSON.parse(byId("data").textContent).server;
 const USUAL = ["canvas", "limit", "block", "temperature", "threshold", "entropy_bound"]; // plan fields that are not folded away
 const MARKER = /\[\[gap(?::\d{1,4}(?:-\d{1,4})?)?\]\]/; // a message that holds one is a text to fill, not a turn of the chat
-const NARROW = matchMedia("(max-width: 1000px)"); // there the canvas is above the chat, and one of them is in view
+const NARROW = matchMedia("(max-width: 1000px)"); // there the canvas is above the chat
+const TOUCH = matchMedia("(pointer: coarse)"); // no Shift+Enter there: Enter starts a new line, and the button sends
 const REDRAW = 120; // milliseconds between two drawings of a canvas that is still changing
-const chat = { turns: [], runs: [], stop: null, drawn: 0, pending: false };
+const chat = { turns: [], runs: [], stop: null, drawn: 0, pending: false, plots: false };
 
 // One request and the trace that its canvas events make.
 class LiveRun {
@@ -48,10 +49,20 @@ function draw(done) {
   menus();
   byId("pick").hidden = true;
   assemble();
+  if (NARROW.matches) state.panes.forEach(foldPlots);
   if (mode !== state.mode) colour(mode);
   chat.drawn = at + 1;
   seek(Infinity);
-  if (done) announce();
+  if (!done) return;
+  announce();
+  if (NARROW.matches) state.panes[0].text.scrollIntoView({ block: "nearest" });
+}
+
+function foldPlots(pane) {
+  const fold = el("details", { class: "plots", open: chat.plots ? "" : null }, el("summary", {}, "Plots"));
+  pane.charts.element.replaceWith(fold);
+  fold.append(pane.charts.element);
+  fold.addEventListener("toggle", () => { chat.plots = fold.open; });
 }
 
 function drawSoon() {
@@ -116,9 +127,13 @@ async function decode(run, signal) {
   const response = await fetch(path, { method: "POST", headers: headers(), body: JSON.stringify(asked), signal });
   if (!response.ok) {
     const problem = await response.json().catch(() => null);
-    if (response.status === 401) byId("keyline").hidden = false;
+    if (response.status === 401) {
+      byId("keyline").hidden = false;
+      throw new Error("This server answers with a valid API key only. Enter yours in the field \u201cAPI key\u201d and send again.");
+    }
     throw new Error(problem?.error?.message ?? `The server answered ${response.status}.`);
   }
+  byId("keyline").hidden = true;  // the key is good; a refusal brings the field back
   let finished = false;
   for await (const data of events(response)) {
     if (data === "[DONE]") { finished = true; continue; }
@@ -182,6 +197,7 @@ async function ask(event) {
       if (chat.runs.every((run) => !run.text)) {  // the message is still in the field: nothing of the failed turn stays
         chat.runs.forEach((run) => run.bubble.remove());
         said.remove();
+        byId("examples").hidden = byId("talk").children.length > 0;
       }
     }
   }
@@ -212,6 +228,7 @@ function restart() {
   byId("talk").replaceChildren();
   byId("trouble").hidden = byId("save").hidden = true;
   byId("examples").hidden = false;
+  byId("keyline").hidden = !about.key;
   byId("prompt").focus();
 }
 
@@ -262,8 +279,9 @@ function setting(which) {
 planForm("a", about.plan);
 planForm("b", about.plan === "original" ? Object.keys(about.plans)[0] : "original");
 byId("ask").addEventListener("submit", ask);
+if (NARROW.matches) byId("prompt").placeholder = "A message, or a text with [[gap]]s";
 byId("prompt").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing || TOUCH.matches) return;
   event.preventDefault();
   byId("ask").requestSubmit();
 });

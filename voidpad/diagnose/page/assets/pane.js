@@ -59,7 +59,7 @@ class Pane {
   }
 
   layout() {
-    const room = this.grid.clientWidth - GUTTER, least = this.letters * 7.4 + 8 + GAP;
+    const room = this.grid.clientWidth - GUTTER, least = (innerWidth > 620 ? this.letters * 7.4 + 8 : this.letters * 6.4 + 4) + GAP;
     let columns = 4;
     while (columns < 64 && columns < this.replay.longest && room / (columns * 2) >= least) columns *= 2;
     if (columns === this.columns) return;
