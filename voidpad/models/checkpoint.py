@@ -198,7 +198,8 @@ class Checkpoint:
         if len(ids) + canvas > self.context:
             raise ConfigError(
                 f"prompt of {len(ids)} tokens: the model's context of {self.context} leaves room for "
-                f"{max(self.context - canvas, 0)} at most beside the answer; shorten the prompt or the canvas."
+                f"{max(self.context - canvas, 0)} at most beside an answer of canvas {canvas}; shorten the prompt or "
+                "the canvas."
             )
         return list(ids)
 
