@@ -142,6 +142,8 @@ def test_on_a_phone_canvas_answer_and_message_field_are_in_view_and_nothing_is_c
     assert tab.locator("#bar").is_hidden()  # there is nothing to play yet
     tab.locator("#examples button").first.click()
     answered(tab, 1)
+    # The page scrolls once it has drawn the answer, and draws the plots once they are shown: wait for both.
+    tab.wait_for_function("document.querySelector('#panes .grid').getBoundingClientRect().y < 422")
     names = ("#bar", "#panes .grid", "#panes .text", "#ask", "#talk")
     bar, canvas, answer, form, talk = (tab.locator(name).bounding_box() for name in names)
     assert 0 <= bar["y"] < canvas["y"] < 422
@@ -149,7 +151,7 @@ def test_on_a_phone_canvas_answer_and_message_field_are_in_view_and_nothing_is_c
     assert form["y"] + form["height"] == pytest.approx(844, abs=1)
     assert tab.locator(".charts").is_hidden()
     tab.click(".plots summary")
-    assert tab.locator(".charts svg").first.bounding_box()["width"] > 200
+    tab.wait_for_function("document.querySelector('.charts svg')?.getBoundingClientRect().width > 200")
     assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert tab.evaluate(
         "(({ scrollHeight, clientHeight }) => scrollHeight <= clientHeight)(document.querySelector('.text'))"
