@@ -142,10 +142,14 @@ def test_on_a_phone_canvas_answer_and_message_field_are_in_view_and_nothing_is_c
     assert tab.locator("#bar").is_hidden()  # there is nothing to play yet
     tab.locator("#examples button").first.click()
     answered(tab, 1)
-    # The page scrolls once it has drawn the answer, and draws the plots once they are shown: wait for both.
-    tab.wait_for_function("document.querySelector('#panes .grid').getBoundingClientRect().y < 422")
+    # The page draws the answer anew and scrolls when it ends: look until everything is there.
     names = ("#bar", "#panes .grid", "#panes .text", "#ask", "#talk")
-    bar, canvas, answer, form, talk = (tab.locator(name).bounding_box() for name in names)
+    for _ in range(200):
+        boxes = [tab.locator(name).bounding_box() for name in names]
+        if all(boxes) and boxes[2]["y"] + boxes[2]["height"] <= min(boxes[3]["y"], boxes[4]["y"]):
+            break
+        tab.wait_for_timeout(100)
+    bar, canvas, answer, form, talk = boxes
     assert 0 <= bar["y"] < canvas["y"] < 422
     assert canvas["y"] < answer["y"] < answer["y"] + answer["height"] <= min(form["y"], talk["y"])
     assert form["y"] + form["height"] == pytest.approx(844, abs=1)
