@@ -55,7 +55,7 @@ class SlotLogprobs:
 
     def add(self, step: Step, row: int) -> None:
         """Read the tokens that this pass wrote."""
-        self.slots += [UNKNOWN] * (len(step.before.answer(row)) - len(self.slots))
+        self.slots += [UNKNOWN] * (int(step.before.length[row]) - len(self.slots))
         if written := step.written(row):
             slots, tokens, _ = zip(*written, strict=True)
             found = _read(step.logits_at(row, slots), torch.tensor(tokens), self.top)
