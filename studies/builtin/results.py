@@ -73,6 +73,12 @@ def difference(one: Sequence[float], other: Sequence[float]) -> str:
     return f"{fmean(apart):+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
+def on_same_problems(cells: Sequence[Any], others: Sequence[Any]) -> list[list[int]]:
+    """The verdicts of two rows of cells, task after task, over the problems that all of them have."""
+    few = min(len(one["right"]) for one in (*cells, *others))
+    return [[value for one in side for value in one["right"][:few]] for side in (cells, others)]
+
+
 def over_tasks(cells: Sequence[dict[str, Any]]) -> str:
     """The mean of several tasks' shares."""
     shares = [(fmean(one["right"]), wilson(sum(one["right"]), len(one["right"]))) for one in cells]
@@ -192,7 +198,7 @@ def expansion() -> Lines:
             sum(a * b for one in cells for a, b in zip(one["passes"], one["canvas"], strict=True))
             for cells in (grown, fixed)
         ]
-        pairs = [[value for one in cells for value in one["right"]] for cells in (grown, fixed)]
+        pairs = on_same_problems(grown, fixed)
         rows.append(
             [
                 FAMILIES[family],
@@ -256,8 +262,8 @@ def speeds() -> Lines:
         exact = [found(family, "void", task) for task in TASKS]
         if not (all(cells) and all(exact)):
             continue
-        few = min(len(one["right"]) for one in cells)
-        pairs = [[value for one in group for value in one["right"][:few]] for group in (cells, exact)]
+        pairs = on_same_problems(cells, exact)
+        few = len(pairs[0]) // len(TASKS)
         worst = min(
             zip(TASKS, cells, exact, strict=True),
             key=lambda of: sum(of[1]["right"][:few]) - sum(of[2]["right"][:few]),
@@ -336,8 +342,7 @@ def rivals() -> Lines:
         grown = [found(family, "void", task, 16, plan="void-expansion") for task in score.MIRRORED]
         if not (all(cells) and all(grown)):
             continue
-        few = min(len(one["right"]) for one in cells)
-        pairs = [[value for one in group for value in one["right"][:few]] for group in (cells, grown)]
+        pairs = on_same_problems(cells, grown)
         apart = difference(*pairs) if plan != "void-expansion" else ""
         rows.append(
             [FAMILIES[family], method, str(len(pairs[0])), over_tasks(cells), f"{passes(cells):.1f}", apart]

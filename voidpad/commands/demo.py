@@ -33,7 +33,9 @@ def demo(
     weak_sandbox: bool = Option(False, help="run generated code with the layers this machine has"),
 ) -> None:
     """Decode the same problems with EOS and with VOID padding, at a small block and at block = canvas."""
-    note("three problems of each task take three to four minutes on two CPU cores; the bar says what is left")
+    note(
+        "three problems of each task take about three minutes on two idle CPU cores; the bar says what is left"
+    )
     from voidpad.evaluate import Resources
     from voidpad.experiments.report import pages
     from voidpad.experiments.sweep_recipe import of_family, read

@@ -294,9 +294,8 @@ def divisor(temperature: float | Tensor) -> float | Tensor:
 
 def without(z: Tensor, tokens: Tensor | None) -> Tensor:
     """Logits (N, V) with minus infinity at the tokens that a mask (V,) marks."""
-    return (
-        z if tokens is None else torch.where(tokens, -torch.inf, z)
-    )  # on a CPU much faster than masked_fill
+    # On a CPU much faster than masked_fill.
+    return z if tokens is None else torch.where(tokens, -torch.inf, z)
 
 
 @lru_cache(256)

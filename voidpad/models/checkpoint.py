@@ -326,9 +326,8 @@ def _open_base(source: Source, family: str | None, causal_block: int | None) -> 
         causal_block = card.causal_block if card else known.stated_block(values, name)
     if causal_block is None:
         causal_block = known.causal_block
-        if (
-            known.block_field is not None
-        ):  # there are checkpoints with other sizes, and a wrong one is a wrong network
+        # There are checkpoints with other sizes, and a wrong size is a wrong network.
+        if known.block_field is not None:
             warn_assumed(
                 f"{where}: does not say in which blocks its attention runs; {causal_block} is the usual size "
                 "(--set causal_block=N of generate, --causal-block N of merge)."

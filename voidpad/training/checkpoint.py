@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -141,11 +140,8 @@ def read_weights(folder: Path, model: models.Model) -> dict[str, Tensor]:
 def read_states(folder: Path) -> list[Any]:
     """The states of a checkpoint's optimizers."""
     path = folder / OPTIMIZER
-    try:
-        with readable(path, "optimizer"):
-            return list(torch.load(path, map_location="cpu", weights_only=True))
-    except (RuntimeError, UnpicklingError):  # what torch raises on a damaged archive
-        raise WeightsError(f"{path}: damaged; resume from another checkpoint.") from None
+    with readable(path, "optimizer"):
+        return list(torch.load(path, map_location="cpu", weights_only=True))
 
 
 def export(model: models.Model, folder: Path, dtype: str | None) -> None:

@@ -100,9 +100,8 @@ class Family:
         name: tensor
     }
     join: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
-    tokenizer_class: type[PreTrainedTokenizerBase] = (
-        PreTrainedTokenizerFast  # where there is no tokenizer.json
-    )
+    # The class of the tokenizer where there is no tokenizer.json.
+    tokenizer_class: type[PreTrainedTokenizerBase] = PreTrainedTokenizerFast
     role_names: RoleNames = RoleNames()
     role_ids: Mapping[str, int] = field(default_factory=dict)  # mask and eos, where nothing else names them
     # Where a release states the size of the blocks of block-causal attention: a field of config.json, and a pattern for
