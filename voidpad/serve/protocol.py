@@ -36,6 +36,7 @@ ERROR_HEADERS = {
     503: {"Retry-After": "5"},
     504: {"X-Should-Retry": "false"},
 }
+TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 # pydantic's errors whose messages speak of Python.
 IN_JSON = {
     "extra_forbidden": "unknown field",
@@ -67,21 +68,6 @@ class RequestError(VoidpadError):
         return {"error": content}
 
 
-class ErrorObject(BaseModel):
-    """OpenAI's error object, for the OpenAPI page."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorReply(BaseModel):
-    """The body of every refusal."""
-
-    error: ErrorObject
-
-
 def invalid(error: Mapping[str, Any]) -> RequestError:
     """The refusal for one of pydantic's errors about a body, named by its field as clients write it."""
     kind, message = error["type"], error["msg"].removeprefix("Value error, ").rstrip(".")[:300]
@@ -110,16 +96,6 @@ def _joined_parts(content: Any) -> Any:
     return content
 
 
-def _outside_tool_loops(given: Any) -> Any:
-    """A role or a list of tool calls; those that report a call or its result are refused."""
-    if given == "tool" or (isinstance(given, list) and given):
-        raise ValueError(
-            "assistant messages with tool_calls and messages of role tool are not supported; "
-            "send the call and its result as text"
-        )
-    return given
-
-
 def _listed_prompts(prompt: Any) -> Any:
     """A string, a list of strings, token ids, or a list of lists of token ids, as a tuple of prompts."""
     prompts = [prompt] if isinstance(prompt, str) or _are_ids(prompt) else prompt
@@ -136,18 +112,6 @@ def _listed_prompts(prompt: Any) -> Any:
 
 def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
-
-
-def _banned_ids(biases: Any) -> Any:
-    """`logit_bias` of -100 bans a token; other values would need scores that no decoding rule has."""
-    if not isinstance(biases, dict) or len(biases) > 1024:
-        raise ValueError("must be an object of at most 1024 token ids and biases")
-    for token, bias in biases.items():
-        if not (token.isascii() and token.isdigit() and len(token) <= 9):
-            raise ValueError(f"{token[:40]!r} is no token id")
-        if isinstance(bias, bool) or bias not in (-100, 0):
-            raise ValueError(f"{token}={str(bias)[:40]} cannot be honoured; only -100 (never write it) can")
-    return tuple(int(token) for token, bias in biases.items() if bias)
 
 
 class Body(BaseModel):
@@ -214,11 +178,13 @@ class Tool(Body):
 
 
 class Message(Body):
-    """One turn of a chat. Text in it never becomes a special token."""
+    """One turn of a chat. Text in it never becomes a special token.
 
-    role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_outside_tool_loops)]
-    # Before the content, which a call leaves out.
-    tool_calls: Annotated[list[Any], Field(max_length=0), BeforeValidator(_outside_tool_loops)] = []
+    A tool loop cannot be closed: there are no results of tools, and calls of earlier turns are refused.
+    """
+
+    role: Literal["system", "developer", "user", "assistant"]
+    tool_calls: list[Any] = Field(default=[], max_length=0)  # named before `content`, which a call leaves out
     content: Annotated[str, BeforeValidator(_joined_parts)]
     name: str | None = None
     refusal: str | None = None
@@ -278,7 +244,8 @@ class GenerationBody(Neutral):
     ] = []
     stream: bool = False
     stream_options: StreamOptions | None = None
-    logit_bias: Annotated[tuple[int, ...], BeforeValidator(_banned_ids)] = ()
+    # -100 bans a token; other biases would need scores that no decoding rule has.
+    logit_bias: dict[TokenId, Literal[-100, 0]] = Field(default={}, max_length=1024)
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -293,6 +260,11 @@ class GenerationBody(Neutral):
     def most_tokens(self) -> int | None:
         """The longest answer, in tokens."""
         return self.max_tokens
+
+    @property
+    def banned(self) -> tuple[int, ...]:
+        """The tokens that `logit_bias` bans."""
+        return tuple(int(token) for token, bias in self.logit_bias.items() if bias)
 
     @property
     def alternatives(self) -> int | None:
