@@ -161,9 +161,9 @@ def test_one_process_reads_nothing_from_the_folder_that_it_writes(model, tmp_pat
     read = set()
 
     def watch(event, arguments):
-        if event == "open" and str(arguments[0]).startswith(f"{tmp_path}/"):
-            if not arguments[2] & (os.O_WRONLY | os.O_RDWR):
-                read.add(Path(arguments[0]).name)
+        inside = event == "open" and str(arguments[0]).startswith(f"{tmp_path}/")
+        if inside and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
+            read.add(Path(arguments[0]).name)
 
     sys.addaudithook(watch)  # it stays as long as the process; no other test has this folder
     evaluate(SETTINGS, tmp_path, model=model, resources=CODE)
