@@ -3,35 +3,12 @@
 Open-dCoder belongs here too, but its config.json says plain `qwen2`: the user must name the family.
 """
 
-from typing import Any
-
-from transformers import (
-    PretrainedConfig,
-    PreTrainedTokenizerBase,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2Tokenizer,
-)
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from voidpad.decode.presets import FamilyDefaults
 from voidpad.decode.propose import SampledProposal
-from voidpad.models.families.family import STOCK, Family
+from voidpad.models.families.family import Family
 from voidpad.roles import RoleNames
-
-def _released(config: PretrainedConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in sorted(STOCK)} | {
-        "architectures": ["DreamModel"],
-        "auto_map": {
-            "AutoConfig": "configuration_dream.DreamConfig",
-            "AutoModel": "modeling_dream.DreamModel",
-        },
-        "model_type": "Dream",
-        "hidden_act": "silu",
-        "rope_theta": config.rope_parameters["rope_theta"],
-        "rope_scaling": None,
-        "use_sliding_window": False,
-    }
-
 
 DREAM = Family(
     "dream",
@@ -40,7 +17,6 @@ DREAM = Family(
     net_class=Qwen2ForCausalLM,
     model_types=("dream",),
     unmarked_types=("qwen2",),
-    released=_released,
     tokenizer_class=Qwen2Tokenizer,
     role_names=RoleNames(
         void=("<|dlm_pad|>",),  # DiffuCoder fills the tail of an answer with it

@@ -89,8 +89,6 @@ class Family:
     translated: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
     # Stock fields that are always the same.
     constants: Mapping[str, Any] = field(default_factory=dict)
-    # A stock config -> released fields, beside those that are fixed. None: `export` needs the config.json of a release.
-    released: Callable[[PretrainedConfig], dict[str, Any]] | None = None
     # How released tensor names begin -> how stock names do. # stands for the number of a layer.
     tensor_names: Mapping[str, str] = field(default_factory=dict)
     # For a release that stores several stock tensors in one: the stock tensors in one of its tensors, by name, and all
