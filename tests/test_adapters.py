@@ -241,7 +241,9 @@ def test_adapters_of_a_training_wrapper(tmp_path, family, settings):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"alpha_pattern": {"q_proj": 32}}, {"trainable_token_indices": TOKENS}], ids=["alpha", "rows"]
+    "settings",
+    [{"alpha_pattern": {"q_proj": 32}}, {"trainable_token_indices": TOKENS}],
+    ids=["alpha", "rows"],
 )
 def test_what_is_refused_under_released_names(tmp_path, settings):
     """Patterns and rows name modules that are called otherwise in the stock class."""
