@@ -198,7 +198,7 @@ class _Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        state, begun, status = self.state, time.perf_counter(), 0
+        state, begun, status, key = self.state, time.perf_counter(), 0, None
         headers = Headers(scope=scope)
         given = re.fullmatch(r"[\w.:-]{1,128}", headers.get("x-request-id", ""), re.ASCII)
         request_id = given[0] if given else f"req_{uuid.uuid4().hex}"
@@ -226,7 +226,7 @@ class _Gate:
         state.active += 1
         try:
             try:
-                state.access.check(scope["path"], headers)
+                key = state.access.enter(scope, headers)
                 if scope["method"] == "POST":
                     self._check_post(headers)
                     receive = await self._whole_body(scope, receive)
@@ -242,6 +242,7 @@ class _Gate:
                 await refuse(RequestError(f"the server failed: {name}.", status=500))
         finally:
             state.active -= 1
+            state.access.leave(key)
             if live := notes.pop("live", None):
                 self._close(live, notes)
             path, route = scope["path"], getattr(scope.get("route"), "path", "other")
