@@ -16,7 +16,6 @@ if not sys.platform.startswith("linux"):
 
 EVERYDAY = {
     "missing key of a defaultdict": ("from collections import defaultdict\ndef f(xs):\n d = defaultdict(int)\n for x in xs: d[x] += 1\n return d", "d = f('aab')\nassert d['a'] == 2 and d['z'] == 0 and d == {'a': 2, 'b': 1, 'z': 0}"),
-    "defaultdict of lists": ("from collections import defaultdict\ndef f(xs):\n d = defaultdict(list)\n for x in xs: d[len(x)].append(x)\n return d", "d = f(['a', 'bb'])\nassert d[1] == ['a'] and d[9] == []"),
     "defaultdict with a lambda": ("from collections import defaultdict\ndef f(): return defaultdict(lambda: 7)", "assert f()['x'] == 7"),
     "named tuple methods": ("from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)", "p = f()\nassert p.x == 1 and p._asdict() == {'x': 1, 'y': 2} and p._replace(x=5) == (5, 2) and p._fields == ('x', 'y')"),
     "typed named tuple": ("from typing import NamedTuple\nclass P(NamedTuple):\n x: int\n y: int = 3\ndef f(): return P(1)", "p = f()\nassert p == (1, 3) and p.y == 3 and p[0] == 1"),
@@ -27,37 +26,27 @@ EVERYDAY = {
     "own exception caught by its name": ("class Empty(Exception): pass\ndef f(x):\n if not x: raise Empty('nothing')\n return x[0]", "try:\n    f([])\n    assert False\nexcept Empty as e:\n    assert str(e) == 'nothing'\nassert f([1]) == 1"),
     "own exception caught by its base": ("class A(ValueError): pass\ndef f(): raise A('x')", "try:\n    f()\n    assert False\nexcept ValueError as e:\n    assert type(e).__name__ == 'A' and isinstance(e, A)"),
     "exception class as a value": ("def f(): return KeyError", "assert f() is KeyError and issubclass(f(), LookupError)"),
-    "context manager in the checks": ("class C:\n def __init__(s): s.log = []\n def __enter__(s):\n  s.log.append('in')\n  return s\n def __exit__(s, *a): s.log.append('out')", "c = C()\nwith c as d:\n    assert d.log == ['in']\nassert c.log == ['in', 'out']"),
-    "contextlib in the program": ("from contextlib import contextmanager\nlog = []\n@contextmanager\ndef f(x):\n log.append(x)\n yield x + 1\n log.append(-x)", "with f(3) as y:\n    assert y == 4\nassert log == [3, -3]"),
     "list subclass with methods": ("class Stack(list):\n def peek(self): return self[-1]\n def push(self, x): self.append(x)", "s = Stack()\ns.push(1)\ns.push(2)\nassert s.peek() == 2 and len(s) == 2 and list(s) == [1, 2]"),
-    "dict subclass with methods": ("class Config(dict):\n def on(self, k): return bool(self.get(k))", "c = Config(a=1)\nassert c.on('a') and not c.on('b') and c['a'] == 1"),
     "generator as an argument": ("def f(xs): return sum(xs)", "assert f(x * x for x in range(4)) == 14"),
     "iterator as an argument": ("def f(it): return next(it), list(it)", "assert f(iter([1, 2, 3])) == (1, [2, 3])"),
     "map and zip as arguments": ("def f(a, b): return [x + y for x, y in zip(a, b)]", "assert f(map(int, '12'), iter([3, 4])) == [4, 6]"),
     "file object as an argument": ("def f(lines): return [line.strip() for line in lines]", "import io\nassert f(io.StringIO('a\\nb\\n')) == ['a', 'b']"),
-    "partial as an argument": ("def f(g, x): return g(x)", "import functools\nassert f(functools.partial(pow, 2), 5) == 32"),
     "itemgetter as a key": ("def f(xs, key): return sorted(xs, key=key)", "from operator import itemgetter\nassert f([(1, 2), (2, 1)], itemgetter(1)) == [(2, 1), (1, 2)]"),
     "class as an argument": ("def f(kind, x): return kind(x)", "assert f(int, '5') == 5 and f(list, 'ab') == ['a', 'b']"),
     "sorting objects by an attribute": ("class P:\n def __init__(s, n): s.n = n\ndef f(): return [P(3), P(1)]", "assert [p.n for p in sorted(f(), key=lambda p: p.n)] == [1, 3]"),
     "deleting an item": ("class D:\n def __init__(s): s.d = {1: 2}\n def __delitem__(s, k): del s.d[k]\n def __len__(s): return len(s.d)", "d = D()\ndel d[1]\nassert len(d) == 0"),
     "deleting an attribute": ("class A: pass\ndef f():\n a = A(); a.x = 1\n return a", "a = f()\ndel a.x\nassert not hasattr(a, 'x')"),
     "attribute with a default": ("class A:\n x = 1", "assert getattr(A(), 'y', 5) == 5 and getattr(A(), 'x') == 1"),
-    "linked list": ("class Node:\n def __init__(s, v, n=None): s.v, s.n = v, n\ndef f(n):\n out = []\n while n: out.append(n.v); n = n.n\n return out", "assert f(Node(1, Node(2))) == [1, 2]"),
     "tree built by the checks": ("class T:\n def __init__(s, v): s.v, s.l, s.r = v, None, None\ndef f(t): return 0 if t is None else 1 + max(f(t.l), f(t.r))", "t = T(1)\nt.l = T(2)\nt.l.r = T(3)\nassert f(t) == 3"),
-    "bank account": ("class Account:\n def __init__(s, b=0): s.b = b\n def pay(s, x):\n  if x > s.b: raise ValueError('insufficient')\n  s.b -= x\n  return s.b", "a = Account(10)\nassert a.pay(3) == 7\ntry:\n    a.pay(99)\n    assert False\nexcept ValueError as e:\n    assert 'insufficient' in str(e)"),
     "queue class": ("class Q:\n def __init__(s): s.x = []\n def put(s, v): s.x.append(v)\n def get(s): return s.x.pop(0)\n def __len__(s): return len(s.x)\n def __bool__(s): return bool(s.x)", "q = Q()\nq.put(1); q.put(2)\nassert q.get() == 1 and len(q) == 1 and q"),
-    "iterable class": ("class R:\n def __init__(s, n): s.n = n\n def __iter__(s):\n  for i in range(s.n): yield i", "assert list(R(3)) == [0, 1, 2] and sum(R(4)) == 6 and max(R(2)) == 1"),
     "iterator class": ("class R:\n def __init__(s, n): s.n = n\n def __iter__(s): return s\n def __next__(s):\n  if s.n == 0: raise StopIteration\n  s.n -= 1\n  return s.n", "assert list(R(3)) == [2, 1, 0]"),
     "callable class": ("class Add:\n def __init__(s, n): s.n = n\n def __call__(s, x): return x + s.n", "assert Add(2)(3) == 5 and list(map(Add(1), [1, 2])) == [2, 3]"),
-    "memoize decorator": ("def memo(g):\n c = {}\n def h(n):\n  if n not in c: c[n] = g(n)\n  return c[n]\n return h\n@memo\ndef f(n): return n if n < 2 else f(n - 1) + f(n - 2)", "assert f(30) == 832040"),
     "decorator used by the checks": ("def twice(g):\n def h(*a): return g(*a) * 2\n return h", "@twice\ndef three(): return 3\nassert three() == 6"),
     "cache info": ("from functools import lru_cache\n@lru_cache\ndef f(n): return n", "f(1); f(1)\nassert f.cache_info().hits == 1"),
     "counter": ("from collections import Counter\ndef f(s): return Counter(s)", "c = f('aab')\nassert c['a'] == 2 and c['z'] == 0 and c.most_common(1) == [('a', 2)]"),
     "ordered dictionary": ("from collections import OrderedDict\ndef f(): return OrderedDict(a=1, b=2)", "d = f()\nd.move_to_end('a')\nassert list(d) == ['b', 'a']"),
     "deque": ("from collections import deque\ndef f(xs): return deque(xs, maxlen=2)", "assert list(f([1, 2, 3])) == [2, 3] and f([]).maxlen == 2"),
     "enum value and name": ("from enum import Enum\nclass C(Enum):\n RED = 1\ndef f(): return C.RED", "assert f().value == 1 and f().name == 'RED'"),
-    "name of an integer enum": ("from enum import IntEnum\nclass C(IntEnum):\n RED = 1\ndef f(): return C.RED", "assert f().name == 'RED' and f().value == 1"),
-    "dataclass": ("from dataclasses import dataclass, field\n@dataclass\nclass P:\n x: int\n tags: list = field(default_factory=list)\ndef f(): return P(1)", "p = f()\nassert p.x == 1 and p.tags == []"),
     "property and setter": ("class A:\n def __init__(s): s._x = 1\n @property\n def x(s): return s._x\n @x.setter\n def x(s, v): s._x = v * 2", "a = A()\na.x = 4\nassert a.x == 8"),
     "abstract class": ("from abc import ABC, abstractmethod\nclass S(ABC):\n @abstractmethod\n def area(s): ...\nclass Q(S):\n def __init__(s, a): s.a = a\n def area(s): return s.a ** 2", "assert Q(3).area() == 9\ntry:\n    S()\n    assert False\nexcept TypeError:\n    pass"),
     "argument sorted in place": ("def f(xs): xs.sort()", "a = [3, 1, 2]\nassert f(a) is None and a == [1, 2, 3]"),
@@ -66,89 +55,41 @@ EVERYDAY = {
     "default argument that remembers": ("def f(x, seen=[]):\n seen.append(x)\n return seen", "assert f(1) == [1] and f(2) == [1, 2]"),
     "generator protocol": ("def f():\n total = 0\n while True:\n  x = yield total\n  total += x", "g = f()\nnext(g)\nassert g.send(2) == 2 and g.send(3) == 5\ng.close()"),
     "printed output": ("def f(n):\n for i in range(n): print(i)\n return n", "assert f(3) == 3"),
-    "math and rounding": ("import math\ndef f(r): return math.pi * r ** 2", "assert math.isclose(f(2), 12.566370614359172) and round(f(1), 2) == 3.14 and abs(f(1) - 3.14159) < 1e-4"),
-    "regular expression": ("import re\ndef f(s): return re.findall(r'\\d+', s)", "assert f('a1b22') == ['1', '22']"),
     "match object": ("import re\ndef f(s): return re.match(r'(\\w)(\\d)', s)", "m = f('a1')\nassert m.group(1) == 'a' and m.groups() == ('a', '1') and f('?') is None"),
-    "date arithmetic": ("from datetime import date, timedelta\ndef f(d): return d + timedelta(days=1)", "from datetime import date\nassert f(date(2024, 2, 28)) == date(2024, 2, 29)"),
-    "set operations": ("def f(a, b): return a & b, a | b, a - b", "assert f({1, 2}, {2, 3}) == ({2}, {1, 2, 3}, {1})"),
-    "frozen set in a dictionary": ("def f(xs): return {frozenset(x): len(x) for x in xs}", "assert f([[1, 2], [3]]) == {frozenset({1, 2}): 2, frozenset({3}): 1}"),
     "closure with state": ("def f():\n n = 0\n def g():\n  nonlocal n\n  n += 1\n  return n\n return g", "g = f()\ng()\nassert g() == 2"),
     "monkey patched attribute": ("class A:\n def f(s): return 1\ndef g(a): return a.f()", "a = A()\na.f = lambda: 5\nassert g(a) == 5"),
     "class attribute changed": ("class A:\n n = 0\n def inc(s): A.n += 1", "A().inc()\nA().inc()\nassert A.n == 2"),
     "string formatting of an object": ("class P:\n def __init__(s, x): s.x = x\n def __repr__(s): return f'P({s.x})'", "assert repr(P(1)) == 'P(1)' and str(P(2)) == 'P(2)' and f'{P(3)}' == 'P(3)'"),
     "assertion raised by the program": ("def f(x):\n assert x > 0, 'positive'\n return x", "try:\n    f(-1)\nexcept AssertionError as e:\n    assert str(e) == 'positive'\nelse:\n    raise ValueError"),
-    "exception with a cause": ("def f():\n try: {}['a']\n except KeyError as e: raise RuntimeError('wrapped') from e", "try:\n    f()\n    assert False\nexcept RuntimeError as e:\n    assert str(e) == 'wrapped'"),
     "checks that import": ("def f(x): return x ** 0.5", "import math\nfrom collections import Counter\nassert math.isclose(f(2), math.sqrt(2)) and Counter('a')['a'] == 1"),
-    "lambda assigned to a name": ("f = lambda x, y=2: x * y", "assert f(3) == 6 and f(3, y=3) == 9"),
     "star arguments": ("def f(*a, k=1, **kw): return a, k, kw", "assert f(1, 2, k=3, z=4) == ((1, 2), 3, {'z': 4})"),
     "async function run by the program": ("import asyncio\nasync def g(x): return x + 1\ndef f(x): return asyncio.run(g(x))", "assert f(1) == 2"),
     "custom exception attributes": ("class Short(Exception):\n def __init__(s, need, have):\n  super().__init__(f'need {need}, have {have}')\n  s.need, s.have = need, have\ndef f(need, have):\n if have < need: raise Short(need, have)\n return have - need", "try:\n    f(5, 2)\n    assert False\nexcept Short as e:\n    assert e.need == 5 and e.have == 2 and str(e) == 'need 5, have 2'\nassert f(1, 3) == 2"),
     "custom exception with its own text": ("class Bad(ValueError):\n def __init__(s, code): s.code = code\n def __str__(s): return f'code {s.code}'\ndef f(): raise Bad(7)", "try:\n    f()\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'code 7' and e.code == 7"),
     "json decode error": ("import json\ndef f(s): return json.loads(s)", "import json\nassert f('[1]') == [1]\ntry:\n    f('{')\n    assert False\nexcept json.JSONDecodeError as e:\n    assert e.pos == 1 and isinstance(e, ValueError)"),
-    "statistics error": ("import statistics\ndef f(xs): return statistics.mean(xs)", "import statistics\nassert f([1, 2]) == 1.5\ntry:\n    f([])\n    assert False\nexcept statistics.StatisticsError:\n    pass"),
-    "decimal invalid operation": ("from decimal import Decimal\ndef f(s): return Decimal(s)", "import decimal\nassert f('1.5') == decimal.Decimal('1.5')\ntry:\n    f('x')\n    assert False\nexcept decimal.InvalidOperation:\n    pass"),
-    "regular expression error": ("import re\ndef f(p): return re.compile(p)", "import re\ntry:\n    f('(')\n    assert False\nexcept re.error as e:\n    assert 'unterminated' in str(e)"),
     "unicode decode error": ("def f(b): return b.decode('utf-8')", "assert f(b'\\xc3\\xa9') == '\\xe9'\ntry:\n    f(b'\\xff')\n    assert False\nexcept UnicodeDecodeError as e:\n    assert e.start == 0"),
     "frozen dataclass refuses": ("from dataclasses import dataclass\n@dataclass(frozen=True)\nclass P:\n x: int\ndef f(p): p.x = 2", "import dataclasses\ntry:\n    f(P(1))\n    assert False\nexcept dataclasses.FrozenInstanceError:\n    pass\nexcept AttributeError:\n    assert False"),
     "key error text": ("def f(d, k): return d[k]", "try:\n    f({'a': 1}, 'b')\n    assert False\nexcept KeyError as e:\n    assert str(e) == \"'b'\" and repr(e) == \"KeyError('b')\""),
     "stop iteration of next": ("def f(xs): return iter(xs)", "it = f([1])\nassert next(it) == 1 and next(it, None) is None\ntry:\n    next(it)\n    assert False\nexcept StopIteration:\n    pass"),
-    "exception chained from None": ("def f(s):\n try: return int(s)\n except ValueError: raise TypeError('not a number') from None", "assert f('4') == 4\ntry:\n    f('x')\n    assert False\nexcept TypeError as e:\n    assert e.__cause__ is None and e.args[0] == 'not a number'"),
-    "generator pipeline": ("def numbers(n):\n for i in range(n): yield i\ndef evens(it): return (x for x in it if x % 2 == 0)\ndef f(n): return evens(numbers(n))", "g = f(7)\nassert next(g) == 0\nassert list(g) == [2, 4, 6]\nassert list(g) == []"),
     "generator throw and close": ("def f():\n try:\n  yield 1\n except ValueError:\n  yield 'caught'\n", "g = f()\nassert next(g) == 1\nassert g.throw(ValueError) == 'caught'\ng.close()"),
-    "yield from and return": ("def inner():\n x = yield 1\n return x * 2\ndef f():\n r = yield from inner()\n yield r", "g = f()\nassert next(g) == 1 and g.send(5) == 10"),
     "tree traversal generator": ("class Node:\n def __init__(s, v, l=None, r=None): s.v, s.l, s.r = v, l, r\n def __iter__(s):\n  if s.l: yield from s.l\n  yield s.v\n  if s.r: yield from s.r\ndef f(t): return list(t)", "t = Node(2, Node(1), Node(3))\nassert f(t) == [1, 2, 3] and list(t) == [1, 2, 3] and [x for x in t] == [1, 2, 3]"),
-    "class and static methods": ("class A:\n count = 0\n def __init__(s): A.count += 1\n @classmethod\n def made(c): return c.count\n @staticmethod\n def twice(x): return 2 * x", "A(); A()\nassert A.made() == 2 and A.twice(4) == 8 and A.count == 2"),
-    "inheritance and super": ("class Animal:\n def __init__(s, name): s.name = name\n def speak(s): return s.name + ' makes a sound'\nclass Dog(Animal):\n def speak(s): return super().speak() + ': woof'", "d = Dog('Rex')\nassert d.speak() == 'Rex makes a sound: woof' and d.name == 'Rex'"),
     "matrix class": ("class M:\n def __init__(s, rows): s.rows = rows\n def __matmul__(s, o): return M([[sum(a * b for a, b in zip(r, c)) for c in zip(*o.rows)] for r in s.rows])\n def __getitem__(s, ij): return s.rows[ij[0]][ij[1]]\ndef f(a, b): return (M(a) @ M(b)).rows", "assert f([[1, 2], [3, 4]], [[0, 1], [1, 0]]) == [[2, 1], [4, 3]] and M([[7]])[0, 0] == 7"),
-    "lru cache class": ("from collections import OrderedDict\nclass LRU:\n def __init__(s, n): s.n, s.d = n, OrderedDict()\n def get(s, k):\n  if k not in s.d: return -1\n  s.d.move_to_end(k)\n  return s.d[k]\n def put(s, k, v):\n  s.d[k] = v\n  s.d.move_to_end(k)\n  if len(s.d) > s.n: s.d.popitem(last=False)", "c = LRU(2)\nc.put(1, 1); c.put(2, 2)\nassert c.get(1) == 1\nc.put(3, 3)\nassert c.get(2) == -1 and c.get(3) == 3"),
     "state machine with enum": ("from enum import Enum, auto\nclass S(Enum):\n OFF = auto()\n ON = auto()\nclass Lamp:\n def __init__(s): s.state = S.OFF\n def press(s): s.state = S.ON if s.state is S.OFF else S.OFF", "l = Lamp()\nl.press()\nassert l.state.name == 'ON' and l.state is S.ON\nl.press()\nassert l.state is S.OFF"),
     "enum iteration": ("from enum import Enum\nclass C(Enum):\n RED = 'r'\n BLUE = 'b'\ndef f(v): return C(v).name", "assert f('b') == 'BLUE' and [c.name for c in C] == ['RED', 'BLUE'] and len(C) == 2 and C['RED'].value == 'r'"),
     "dataclass tools": ("from dataclasses import dataclass, field, asdict, replace\n@dataclass(order=True)\nclass P:\n n: int\n tags: list = field(default_factory=list)\ndef f(p): return asdict(p)\ndef bigger(p): return replace(p, n=p.n + 1)\ndef top(ps): return max(ps).n", "p = P(3, ['a'])\nassert f(p) == {'n': 3, 'tags': ['a']} and bigger(p).n == 4 and top([P(1), P(9)]) == 9"),
-    "heap of tuples": ("import heapq\ndef f(xs, k):\n h = [(-x, i) for i, x in enumerate(xs)]\n heapq.heapify(h)\n return [-heapq.heappop(h)[0] for _ in range(k)]", "assert f([3, 9, 1, 7], 2) == [9, 7]"),
     "heap argument changed": ("import heapq\ndef f(h, x): heapq.heappush(h, x)", "h = [2, 5]\nf(h, 1)\nassert h[0] == 1 and sorted(h) == [1, 2, 5]"),
-    "bisect insertion": ("import bisect\ndef f(xs, x):\n bisect.insort(xs, x)\n return bisect.bisect_left(xs, x)", "a = [1, 3, 5]\nassert f(a, 4) == 2 and a == [1, 3, 4, 5]"),
-    "dijkstra": ("import heapq\ndef f(g, s):\n d, q = {s: 0}, [(0, s)]\n while q:\n  c, u = heapq.heappop(q)\n  for v, w in g.get(u, {}).items():\n   if c + w < d.get(v, float('inf')):\n    d[v] = c + w\n    heapq.heappush(q, (d[v], v))\n return d", "assert f({'a': {'b': 1, 'c': 4}, 'b': {'c': 2}}, 'a') == {'a': 0, 'b': 1, 'c': 3}"),
     "itertools iterators": ("import itertools\ndef f(xs): return itertools.permutations(xs)\ndef g(): return itertools.count(1)\ndef h(xs): return itertools.groupby(xs)", "assert list(f([1, 2])) == [(1, 2), (2, 1)]\nc = g()\nassert [next(c) for _ in range(3)] == [1, 2, 3]\nassert [(k, len(list(v))) for k, v in h('aab')] == [('a', 2), ('b', 1)]"),
     "zip and map and enumerate returned": ("def f(a, b): return zip(a, b)\ndef g(xs): return map(str, xs)\ndef h(xs): return enumerate(xs)\ndef r(xs): return reversed(xs)", "assert list(f([1], [2])) == [(1, 2)] and list(g([1])) == ['1'] and dict(h('a')) == {0: 'a'} and list(r([1, 2])) == [2, 1]"),
     "functools reduce and partial": ("from functools import reduce, partial\ndef f(xs): return reduce(lambda a, b: a * b, xs, 1)\ndef g(n): return partial(pow, n)", "assert f([1, 2, 3, 4]) == 24 and g(2)(10) == 1024"),
-    "total ordering": ("from functools import total_ordering\n@total_ordering\nclass V:\n def __init__(s, x): s.x = x\n def __eq__(s, o): return s.x == o.x\n def __lt__(s, o): return s.x < o.x\ndef f(xs): return [v.x for v in sorted(map(V, xs))]", "assert f([3, 1, 2]) == [1, 2, 3]"),
-    "single dispatch": ("from functools import singledispatch\n@singledispatch\ndef f(x): return 'other'\n@f.register\ndef _(x: int): return 'int'\n@f.register(list)\ndef _(x): return 'list'", "assert f(1) == 'int' and f([]) == 'list' and f('a') == 'other'"),
-    "large integers": ("def f(n):\n a, b = 0, 1\n for _ in range(n): a, b = b, a + b\n return a", "assert f(1000) % 10**9 == 849228875 and f(20000) > 10**4000 and f(90) == 2880067194370816120"),
-    "modular power and gcd": ("import math\ndef f(a, m): return pow(a, -1, m), math.gcd(a, m), math.lcm(4, 6), math.comb(50, 25)", "assert f(3, 11) == (4, 1, 12, 126410606437752)"),
-    "floats and rounding": ("import math\ndef f(x): return round(x, 2), math.floor(x), math.ceil(x), math.isnan(math.nan), x // 1, x % 1", "a = f(2.675)\nassert a[0] == 2.67 and a[1:3] == (2, 3) and a[3] and a[4] == 2.0 and abs(a[5] - 0.675) < 1e-9\nimport math\nassert math.isclose(f(1e-9)[5], 1e-9)"),
-    "infinities and nan inside lists": ("def f(): return [float('inf'), -float('inf'), float('nan')]", "import math\na = f()\nassert a[0] == math.inf and a[1] == -math.inf and math.isnan(a[2])"),
-    "complex roots": ("import cmath\ndef f(a, b, c):\n d = cmath.sqrt(b * b - 4 * a * c)\n return (-b + d) / (2 * a), (-b - d) / (2 * a)", "x, y = f(1, 0, 1)\nassert x == 1j and y == -1j and abs(x) == 1.0"),
-    "decimal money": ("from decimal import Decimal, ROUND_HALF_UP\ndef f(s): return Decimal(s).quantize(Decimal('0.01'), rounding=ROUND_HALF_UP)", "from decimal import Decimal\nassert f('2.675') == Decimal('2.68') and str(f('1')) == '1.00'"),
-    "fractions": ("from fractions import Fraction\ndef f(xs): return sum((Fraction(x) for x in xs), Fraction(0))", "from fractions import Fraction\nassert f(['1/3', '1/6']) == Fraction(1, 2) and f([]) == 0"),
-    "unicode text": ("import unicodedata\ndef f(s): return ''.join(c for c in unicodedata.normalize('NFD', s) if not unicodedata.combining(c))\ndef g(s): return s.casefold(), s[::-1], len(s.encode())", "assert f('\\u00e9t\\u00e9') == 'ete' and g('Stra\\u00dfe\\U0001f600') == ('strasse\\U0001f600', '\\U0001f600e\\u00dfartS', 11)"),
-    "dates and durations": ("from datetime import datetime, timedelta, date\ndef f(s): return datetime.strptime(s, '%Y-%m-%d %H:%M')\ndef g(a, b): return b - a\ndef h(d): return d.strftime('%A'), d.isocalendar()[1], calendar_days(d)\ndef calendar_days(d):\n import calendar\n return calendar.monthrange(d.year, d.month)[1]", "from datetime import datetime, timedelta, date\nassert f('2024-02-29 12:30') == datetime(2024, 2, 29, 12, 30)\nassert g(date(2024, 1, 1), date(2024, 3, 1)) == timedelta(60) and g(f('2024-01-01 00:00'), f('2024-01-01 01:30')).total_seconds() == 5400\nassert h(date(2024, 2, 29)) == ('Thursday', 9, 29)"),
     "chain map and user dict": ("from collections import ChainMap, UserDict\nclass Lower(UserDict):\n def __setitem__(s, k, v): super().__setitem__(k.lower(), v)\ndef f(): return ChainMap({'a': 1}, {'b': 2})", "d = Lower()\nd['ABC'] = 1\nassert d['abc'] == 1 and len(d) == 1 and list(d) == ['abc'] and dict(d) == {'abc': 1}\nc = f()\nassert c['b'] == 2 and sorted(c) == ['a', 'b']"),
-    "counter arithmetic": ("from collections import Counter\ndef f(a, b): return Counter(a) - Counter(b), Counter(a) & Counter(b)", "a, b = f('aabc', 'ab')\nassert a == {'a': 1, 'c': 1} and b['a'] == 1 and sum(b.values()) == 2"),
-    "deque rotation of an argument": ("from collections import deque\ndef f(d, n):\n d.rotate(n)\n d.appendleft(0)", "from collections import deque\nd = deque([1, 2, 3])\nf(d, 1)\nassert d == deque([0, 3, 1, 2])"),
-    "dictionary argument updated": ("def f(d, **more):\n d.update(more)\n d.setdefault('list', []).append(1)\n d.pop('old', None)", "d = {'old': 1}\nf(d, a=2)\nf(d)\nassert d == {'a': 2, 'list': [1, 1]}"),
     "shared rows of an argument": ("def f(rows): rows[0].append(1)", "row = [0]\nrows = [row, row]\nf(rows)\nassert row == [0, 1] and rows[1] is row and rows == [[0, 1], [0, 1]]"),
-    "slices and deletions in an argument": ("def f(xs):\n del xs[::2]\n xs[1:1] = ['x', 'y']\n xs += [9]", "a = list(range(6))\nf(a)\nassert a == [1, 'x', 'y', 3, 5, 9]"),
-    "set argument and frozenset keys": ("def f(s, d):\n s.discard(1)\n d[frozenset(s)] = len(s)\n return s", "s, d = {1, 2, 3}, {}\nassert f(s, d) is s and s == {2, 3} and d == {frozenset({2, 3}): 2}"),
-    "bytearray changed": ("def f(b):\n b[0] = 255\n b.extend(b'xy')\n return bytes(b)", "b = bytearray(b'abc')\nassert f(b) == b'\\xffbcxy' and b == bytearray(b'\\xffbcxy')"),
     "list changed while it is iterated": ("def f(xs, x):\n if x % 2: xs.append(x + 1)", "a = [1, 2]\nfor x in a: f(a, x)\nassert a == [1, 2, 2]"),
-    "context manager class": ("class Timer:\n def __enter__(s):\n  s.on = True\n  return s\n def __exit__(s, *a):\n  s.on = False\n  return False\ndef f():\n with Timer() as t: inside = t.on\n return inside, t.on", "assert f() == (True, False)\nwith Timer() as t:\n    assert t.on\nassert not t.on"),
-    "exit stack": ("from contextlib import ExitStack, contextmanager, closing\ndef f():\n log = []\n @contextmanager\n def one(n):\n  log.append(n)\n  yield\n  log.append(-n)\n with ExitStack() as s:\n  for n in (1, 2): s.enter_context(one(n))\n return log", "assert f() == [1, 2, -2, -1]"),
-    "string building and text tools": ("import textwrap, string\ndef f(s, n): return textwrap.wrap(s, n)\ndef g(s): return s.translate(str.maketrans('', '', string.punctuation)).title()\ndef h(t, **k): return string.Template(t).substitute(k)", "assert f('aaa bbb ccc', 7) == ['aaa bbb', 'ccc'] and g(\"it's, a test!\") == 'Its A Test' and h('$a-$b', a=1, b='x') == '1-x'"),
     "csv and io": ("import csv, io\ndef f(text): return list(csv.DictReader(io.StringIO(text)))\ndef g(rows):\n out = io.StringIO()\n csv.writer(out).writerows(rows)\n return out.getvalue()", "assert f('a,b\\n1,2\\n') == [{'a': '1', 'b': '2'}] and g([[1, 'x,y']]) == '1,\"x,y\"\\r\\n'"),
     "string io returned": ("import io\ndef f(): return io.StringIO('a\\nb')", "s = f()\nassert s.readline() == 'a\\n' and s.read() == 'b' and s.getvalue() == 'a\\nb'"),
     "base64 and hashing": ("import base64, hashlib, zlib\ndef f(s): return base64.b64encode(s.encode()).decode(), hashlib.md5(s.encode()).hexdigest(), zlib.crc32(s.encode())", "assert f('hello') == ('aGVsbG8=', '5d41402abc4b2a76b9719d911017c592', 907060870)"),
-    "struct and bits": ("import struct\ndef f(a, b): return struct.pack('>HI', a, b), struct.unpack('<i', b'\\xff\\xff\\xff\\xff'), bin(a), (a).bit_count(), a.to_bytes(2, 'big')", "assert f(5, 1) == (b'\\x00\\x05\\x00\\x00\\x00\\x01', (-1,), '0b101', 2, b'\\x00\\x05')"),
-    "seeded randomness": ("import random\ndef f(seed):\n r = random.Random(seed)\n return [r.randint(1, 6) for _ in range(4)], r.choice('abc')", "import random\nr = random.Random(3)\nassert f(3) == ([r.randint(1, 6) for _ in range(4)], r.choice('abc')) and f(1) == f(1)"),
-    "recursive memo": ("from functools import cache\n@cache\ndef f(i, j): return 1 if i == 0 or j == 0 else f(i - 1, j) + f(i, j - 1)", "assert f(16, 16) == 601080390 and f.cache_info().currsize > 100"),
     "mutual recursion and closures": ("def even(n): return n == 0 or odd(n - 1)\ndef odd(n): return n != 0 and even(n - 1)\ndef f(n): return [g(n) for g in (even, odd)]\ndef adders(): return [lambda x, i=i: x + i for i in range(3)]", "assert f(10) == [True, False] and [a(10) for a in adders()] == [10, 11, 12]"),
-    "n queens and sudoku style backtracking": ("def f(n, row=0, cols=frozenset(), d=frozenset(), e=frozenset()):\n if row == n: return 1\n return sum(f(n, row + 1, cols | {c}, d | {row + c}, e | {row - c}) for c in range(n) if c not in cols and row + c not in d and row - c not in e)", "assert [f(n) for n in (4, 5, 6)] == [2, 10, 4]"),
-    "match statement": ("def f(x):\n match x:\n  case {'op': 'add', 'args': [a, b]}: return a + b\n  case [first, *rest]: return first, rest\n  case str() as s: return s.upper()\n  case _: return None", "assert f({'op': 'add', 'args': [1, 2]}) == 3 and f([1, 2, 3]) == (1, [2, 3]) and f('a') == 'A' and f(0) is None"),
-    "walrus star and formatting": ("def f(*xs, sep=', ', **kw):\n if (n := len(xs)) > 2: return f'{n:03d}' + sep.join(f'{x!r:>4}' for x in xs)\n a, *b = xs\n return a, b, kw", "assert f(1, 2, 3) == '003   1,    2,    3' and f('a', z=1) == ('a', [], {'z': 1})"),
-    "protocols and abc": ("from abc import ABC, abstractmethod\nfrom typing import Protocol, Generic, TypeVar\nT = TypeVar('T')\nclass Stack(Generic[T]):\n def __init__(s): s.items: list[T] = []\n def push(s, x: T) -> None: s.items.append(x)\n def pop(s) -> T: return s.items.pop()", "s = Stack()\ns.push(1); s.push('a')\nassert s.pop() == 'a' and s.items == [1]"),
     "descriptor and slots": ("class Positive:\n def __set_name__(s, o, n): s.n = '_' + n\n def __get__(s, o, t=None): return getattr(o, s.n)\n def __set__(s, o, v):\n  if v <= 0: raise ValueError(f'{s.n[1:]} must be positive')\n  setattr(o, s.n, v)\nclass Box:\n size = Positive()\n def __init__(s, size): s.size = size", "b = Box(3)\nb.size = 5\nassert b.size == 5\ntry:\n    b.size = -1\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'size must be positive'"),
     "getattr fallback and callable objects": ("class Proxy:\n def __init__(s, d): s.__dict__['d'] = d\n def __getattr__(s, n):\n  try: return s.d[n]\n  except KeyError: raise AttributeError(n)\n def __call__(s, **k):\n  s.d.update(k)\n  return s", "p = Proxy({'a': 1})\nassert p.a == 1 and p(b=2).b == 2 and not hasattr(p, 'zzz') and getattr(p, 'zzz', 0) == 0"),
-    "threads with a lock": ("import threading\ndef f(n):\n total, lock = [0], threading.Lock()\n def work():\n  for _ in range(100):\n   with lock: total[0] += 1\n ts = [threading.Thread(target=work) for _ in range(n)]\n [t.start() for t in ts]; [t.join() for t in ts]\n return total[0]", "assert f(4) == 400"),
-    "queue and asyncio": ("import asyncio, queue\nasync def work(n):\n await asyncio.sleep(0)\n return n * n\nasync def run(ns): return await asyncio.gather(*(work(n) for n in ns))\ndef f(ns): return asyncio.run(run(ns))\ndef g():\n q = queue.PriorityQueue()\n for x in (3, 1, 2): q.put(x)\n return [q.get() for _ in range(3)]", "assert f([1, 2, 3]) == [1, 4, 9] and g() == [1, 2, 3]"),
     "checks with a helper and a table": ("def f(x): return x if x < 2 else f(x - 1) + f(x - 2)", "cases = [(0, 0), (1, 1), (10, 55)]\ndef near(a, b, tol=1e-9):\n    return abs(a - b) <= tol\nfor given, want in cases:\n    assert near(f(given), want), f'f({given}) should be {want}'\nassert all(f(g) == w for g, w in cases) and max(map(f, range(5))) == 3"),
     "check function with a candidate": ("def candidate_sum(xs): return sum(xs)", "def check(candidate):\n    assert candidate([1, 2]) == 3\n    assert candidate([]) == 0, 'empty'\ncheck(candidate_sum)"),
     "unittest style checks": ("def f(x): return x * 2", "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(f(2), 4)\n        with self.assertRaises(TypeError):\n            f(None)\n        self.assertAlmostEqual(f(0.1), 0.2)\nresult = unittest.TextTestRunner(stream=__import__('io').StringIO()).run(unittest.defaultTestLoader.loadTestsFromTestCase(T))\nassert result.wasSuccessful(), result.failures + result.errors"),
@@ -157,7 +98,6 @@ EVERYDAY = {
     "isinstance of builtins": ("def f(x): return x", "import collections.abc\nassert isinstance(f(1), int) and isinstance(f([1]), list) and not isinstance(f('a'), int) and type(f({})) is dict and isinstance(f((1,)), tuple) and isinstance(f({}), collections.abc.Mapping)"),
     "length hint and indexing of a sequence class": ("class S:\n def __init__(s, xs): s.xs = xs\n def __len__(s): return len(s.xs)\n def __getitem__(s, i): return s.xs[i]", "s = S([1, 2, 3])\nassert s[0] == 1 and s[-1] == 3 and s[1:] == [2, 3] and len(s) == 3 and list(s) == [1, 2, 3] and list(reversed(s)) == [3, 2, 1]"),
     "module level constant and rebinding": ("LIMIT = 3\nTABLE = {'a': [1]}\ndef f(): return LIMIT\ndef g(): TABLE['a'].append(LIMIT)", "assert f() == 3 and LIMIT == 3\ng()\nassert TABLE == {'a': [1, 3]}"),
-    "copy of arguments": ("import copy\ndef f(d):\n e = copy.deepcopy(d)\n e['x'].append(1)\n return e", "d = {'x': []}\nassert f(d) == {'x': [1]} and d == {'x': []}"),
     "exception instance returned": ("def f(x):\n try: return int(x)\n except ValueError as e: return e", "e = f('x')\nassert isinstance(e, ValueError) and 'invalid literal' in str(e)"),
     "range and slice returned": ("def f(): return range(5), slice(1, 3)", "r, s = f()\nassert r == range(5) and [0, 1, 2, 3][s] == [1, 2]"),
     "path objects": ("from pathlib import Path, PurePosixPath\ndef f(p): return PurePosixPath(p).suffix, str(PurePosixPath(p).parent), PurePosixPath(p)", "a = f('/a/b.txt')\nassert a[:2] == ('.txt', '/a') and str(a[2]) == '/a/b.txt'"),
@@ -165,9 +105,7 @@ EVERYDAY = {
 }  # fmt: skip
 
 SAID = {  # right in one process, and what the sandbox says about it
-    "late change of an argument": ("kept = []\ndef f(xs): kept.append(xs)\ndef g(): kept[0].append(9)", "a = [1]\nf(a)\ng()\nassert a == [1, 9]", "after the call"),
-    "value changed after it was passed": ("class S:\n def __init__(s, xs): s.xs = xs\n def total(s): return sum(s.xs)", "a = [1]\ns = S(a)\na.append(2)\nassert s.total() == 3", "after they have passed it"),
-    "list read before a change": ("class S:\n def __init__(s): s.xs = []\n def add(s, x): s.xs.append(x)", "s = S()\nxs = s.xs\ns.add(1)\nassert xs == [1]", "copy"),
+    "context manager in the checks": ("class C:\n def __enter__(s): return 1\n def __exit__(s, *a): return False", "with C() as x:\n    assert x == 1", "enter a C"),
     "subclass in the checks": ("class A:\n def f(s): return 1", "class B(A):\n    pass\nassert B().f() == 1", "subclass"),
     "objects compared": ("from dataclasses import dataclass\n@dataclass\nclass P:\n x: int", "assert P(1) == P(1)", "not plain data"),
     "objects added": ("class V:\n def __init__(s, x): s.x = x\n def __add__(s, o): return V(s.x + o.x)", "assert (V(1) + V(2)).x == 3", "not plain data"),
@@ -177,11 +115,9 @@ SAID = {  # right in one process, and what the sandbox says about it
     "integer enum compared": ("from enum import IntEnum\nclass C(IntEnum):\n RED = 1\ndef f(): return C.RED", "assert f() == 1", "not plain data"),
     "tuple subclass with operators": ("class V(tuple):\n def __add__(s, o): return V(a + b for a, b in zip(s, o))\ndef f(): return V((1, 2))", "assert f() + f() == (2, 4)", "not plain data"),
     "coroutine in the checks": ("async def f(x): return x", "import asyncio\nasync def main(): return await f(1)\nassert asyncio.run(main()) == 1", "await"),
-    "suppressed exception": ("from contextlib import suppress\ndef g(): return suppress(ValueError)\ndef f(): raise ValueError", "with g():\n    f()", "suppress"),
     "own class of the checks": ("def f(p): return p.x", "class P: x = 1\nassert f(P()) == 1", "cannot cross"),
     "membership of an object": ("class B:\n def __contains__(s, x): return x == 1", "assert 1 in B()", "not plain data"),
     "copied object": ("class A:\n x = 1", "import copy\nassert copy.copy(A()).x == 1", "not plain data"),
-    "mock passed as an argument": ("def f(client): return client.get('x')['n'] + 1", "from unittest.mock import MagicMock\nm = MagicMock()\nm.get.return_value = {'n': 1}\nassert f(m) == 2\nm.get.assert_called_once_with('x')", "can call functions of the checks"),
     "patched print": ("def f(): print('hello')", "import io, contextlib\nout = io.StringIO()\nwith contextlib.redirect_stdout(out):\n    f()\nassert out.getvalue() == 'hello\\n'", "what a program prints"),
     "sorting program objects in the checks": ("class P:\n def __init__(s, n): s.n = n\n def __lt__(s, o): return s.n < o.n\ndef f(): return [P(2), P(1)]", "assert [p.n for p in sorted(f())] == [1, 2]", "not plain data"),
     "isinstance of a generator": ("def f():\n yield 1", "import types\nassert isinstance(f(), types.GeneratorType)", "handle"),
@@ -215,32 +151,6 @@ def f(xs):
     with multiprocessing.Pool(2) as pool:
         return pool.map(square, xs)
 """, "assert f([1, 2, 3]) == [1, 4, 9]"),
-    "multiprocessing queue": ("""
-from multiprocessing import Process, Queue
-def work(queue, x): queue.put(x + 1)
-def f(x):
-    queue = Queue()
-    process = Process(target=work, args=(queue, x)); process.start()
-    result = queue.get(); process.join()
-    return result
-""", "assert f(4) == 5"),
-    "multiprocessing value and lock": ("""
-from multiprocessing import Process, Value, Lock
-def work(v, lock):
-    for _ in range(50):
-        with lock: v.value += 1
-def f():
-    v, lock = Value("i", 0), Lock()
-    ps = [Process(target=work, args=(v, lock)) for _ in range(3)]
-    [p.start() for p in ps]; [p.join() for p in ps]
-    return v.value
-""", "assert f() == 150"),
-    "process pool executor": ("""
-from concurrent.futures import ProcessPoolExecutor
-def f(xs):
-    with ProcessPoolExecutor(2) as pool:
-        return sum(pool.map(abs, xs))
-""", "assert f([-1, -2]) == 3"),
     "fork and pipe": ("""
 import os
 def f(x):
@@ -274,28 +184,20 @@ class Z(tzinfo):
     def dst(self, d): return timedelta(0)
 def f(): return datetime(2024, 1, 1, 1, tzinfo=Z())
 """, "from datetime import datetime, timezone\nassert f() == datetime(2024, 1, 1, tzinfo=timezone.utc)"),
-    "memoryview": ("def f(b): return memoryview(b)[1:3]", "assert f(b'abcd') == b'bc' and bytes(f(b'abcd')) == b'bc'"),
     "array": ("import array\ndef f(xs): return array.array('d', xs)",
               "import array\nassert f([1, 2]) == array.array('d', [1.0, 2.0]) and list(f([3])) == [3.0]"),
-    "deep list": ("def f(n):\n x = []\n for _ in range(n): x = [x]\n return x",
-                  "x, n = f(700), 0\nwhile x: x, n = x[0], n + 1\nassert n == 700"),
     "very deep list": ("def f(n):\n x = []\n for _ in range(n): x = [x]\n return x",
                        "x, n = f(50000), 0\nwhile x: x, n = x[0], n + 1\nassert n == 50000"),
     "deep mixture": ("def f(n):\n x = None\n for k in range(n): x = {k: (x,)}\n return x",
                      "x, n = f(300), 0\nwhile x: x, n = next(iter(x.values()))[0], n + 1\nassert n == 300"),
-    "deep recursion": ("def f(n): return 0 if n == 0 else 1 + f(n - 1)", "assert f(900) == 900"),
     "raised recursion limit": ("import sys\nsys.setrecursionlimit(20000)\ndef f(n): return 0 if n == 0 else 1 + f(n - 1)",
                                "assert f(9000) == 9000"),
     "recursion error is caught": ("def g(): return g()\ndef f():\n try: g()\n except RecursionError: return 'deep'",
                                   "assert f() == 'deep'"),
     "huge integer": ("def f(n): return 7 ** n", "assert f(20000) == 7 ** 20000"),
-    "integer text limit": ("import sys\ndef f(n):\n sys.set_int_max_str_digits(0)\n return len(str(7 ** n))",
-                           "assert f(9000) == 7606"),
     "signed zero and nan": ("def f(): return -0.0, float('nan')",
                             "import math\na, b = f()\nassert math.copysign(1, a) == -1 and b != b"),
     "surrogates": ("def f(s): return s[::-1]", "assert f('a\\ud800') == '\\ud800a'"),
-    "metaclass": ("class M(type):\n def __len__(c): return 7\nclass A(metaclass=M): pass\ndef f(): return len(A)",
-                  "assert f() == 7"),
     "callback that calls back": ("def f(g, n): return n if n == 0 else g(f, g, n - 1) + 1",
                                  "assert f(lambda f, g, n: f(g, n), 5) == 5"),
     "exception group": ("def f(): raise ExceptionGroup('g', [ValueError(1)])",
@@ -309,14 +211,10 @@ def f(): return datetime(2024, 1, 1, 1, tzinfo=Z())
                                     "assert f() == 'hi'"),
     "temporary folder": ("import tempfile, os\ndef f():\n with tempfile.TemporaryDirectory() as d:\n"
                          "  p = os.path.join(d, 'x'); open(p, 'w').close()\n  return os.listdir(d)", "assert f() == ['x']"),
-    "file in /tmp": ("import pathlib\ndef f():\n p = pathlib.Path('/tmp/a'); p.write_text('b'); return p.read_text()",
-                     "assert f() == 'b'"),
     "sqlite": ("import sqlite3\ndef f():\n c = sqlite3.connect(':memory:')\n return c.execute('select 1 + 1').fetchone()",
                "assert f() == (2,)"),
     "pickle of an own class": ("import pickle\nclass A:\n x = 1\ndef f(): return pickle.loads(pickle.dumps(A())).x",
                                "assert f() == 1"),
-    "decimal context": ("from decimal import Decimal, getcontext\ndef f():\n getcontext().prec = 40\n return Decimal(1) / 7",
-                        "assert str(f()).startswith('0.142857142857142857142857142857142857')"),
     "secrets and uuid": ("import secrets, uuid, hashlib\ndef f(): return len(secrets.token_hex(4)), uuid.uuid5(uuid.NAMESPACE_DNS,"
                          " 'a').hex[:4], hashlib.sha256(b'').hexdigest()[:4]", "a, b, c = f()\nassert a == 8 and c == 'e3b0'"),
     "signal handler": ("import signal\ndef f():\n seen = []\n signal.signal(signal.SIGALRM, lambda *a: seen.append(1))\n"
@@ -328,34 +226,29 @@ def f(): return datetime(2024, 1, 1, 1, tzinfo=Z())
                   " s.register(r, selectors.EVENT_READ); os.write(w, b'x'); return len(s.select(1))", "assert f() == 1"),
     "mmap": ("import mmap\ndef f():\n m = mmap.mmap(-1, 4096); m[:2] = b'ab'; return bytes(m[:2])", "assert f() == b'ab'"),
     "ctypes": ("import ctypes\ndef f(): return ctypes.c_uint8(300).value", "assert f() == 44"),
-    "exec and eval": ("def f(s):\n d = {}\n exec(s, d)\n return eval('x + 1', d)", "assert f('x = 4') == 5"),
     "frames": ("import inspect\ndef f(): return inspect.currentframe().f_code.co_name, len(inspect.signature(f).parameters)",
                "assert f() == ('f', 0)"),
     "standard input is empty": ("import sys\ndef f(): return sys.stdin.read()", "assert f() == ''"),
     "many small calls": ("def f(x): return x + 1", "assert sum(f(n) for n in range(3000)) == 4501500"),
     "large result": ("def f(n): return list(range(n))", "assert len(f(200000)) == 200000"),
-    "large text": ("def f(n): return 'x' * n", "assert len(f(3000000)) == 3000000"),
 }  # fmt: skip
 
 REFUSED = {
     "third-party module": ("import numpy as np\ndef f(): return 1", "assert f() == 1", "only Python's standard library"),
     "subprocess": ("import subprocess\ndef f(): return subprocess.run(['echo'])", "f()", "in the sandbox"),
-    "os.system": ("import os\ndef f(): return os.system('true')", "assert f() == 0", "refused"),
     "internet": ("import socket\ndef f(): return socket.create_connection(('1.1.1.1', 80), 1)", "f()", "in the sandbox"),
     "name lookup": ("import socket\ndef f(): return socket.gethostbyname('localhost')", "f()", "in the sandbox"),
-    "file of the system": ("def f(): return open('/etc/passwd').read()", "f()", "no other files"),
+    "file of the system": ("def f(): return open('/etc/passwd').read()", "f()", "in the sandbox"),
     "file outside": ("def f(): open('/home/x', 'w')", "f()", "in the sandbox"),
     "two hundred threads": ("import threading, time\ndef f(n):\n ts = [threading.Thread(target=time.sleep, args=(1,)) for _ in range(n)]\n"
-                            " [t.start() for t in ts]; [t.join() for t in ts]\n return n", "assert f(200) == 200", "64 threads"),
-    "many descriptors": ("def f(): return len([open('/dev/null') for _ in range(500)])", "assert f() == 500", "256 open files"),
-    "large file": ("def f(): return open('x', 'wb').write(bytes(64 << 20))", "assert f() == 64 << 20", "16 MB in /tmp"),
-    "much memory": ("def f(): return len(bytearray(3 << 30))", "assert f() == 3 << 30", "1024 MB of memory"),
-    "endless print": ("def f():\n while True: print('x' * 1000)", "f()", "output"),
+                            " [t.start() for t in ts]; [t.join() for t in ts]\n return n", "assert f(200) == 200", "in the sandbox"),
+    "many descriptors": ("def f(): return len([open('/dev/null') for _ in range(500)])", "assert f() == 500", "in the sandbox"),
+    "large file": ("def f(): return open('x', 'wb').write(bytes(64 << 20))", "assert f() == 64 << 20", "in the sandbox"),
+    "much memory": ("def f(): return len(bytearray(3 << 30))", "assert f() == 3 << 30", "in the sandbox"),
     "very deep tuple": ("def f(n):\n x = ()\n for _ in range(n): x = (x,)\n return x", "f(50000)", "nested"),
     "very large result": ("def f(n): return 'x' * n", "f(50 << 20)", "at most"),
 }  # fmt: skip
-SEVERAL_PROCESSES = ("multiprocessing pool", "multiprocessing queue", "multiprocessing value and lock",
-                     "process pool executor", "fork and pipe")  # fmt: skip
+SEVERAL_PROCESSES = ("multiprocessing pool", "fork and pipe")
 
 
 @pytest.fixture(scope="module")
