@@ -405,6 +405,20 @@ def test_a_malformed_request_is_refused_by_the_fields_name(running, path, param)
         assert len(error["message"]) < 400
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"store": True}, "false"),
+        ({"audio": {}}, "null"),
+        ({"bogus": 1}, "unknown field"),
+        ({"voidpad": 7}, "object"),
+        ({"messages": 5}, "array"),
+    ],
+)
+def test_a_refusal_is_in_the_words_of_json(running, fields, said):
+    assert said in running.post({**ASKED, **fields}).json()["error"]["message"]
+
+
 BODIES = {
     "empty": b"",
     "no JSON": b"{",
@@ -498,7 +512,7 @@ def test_models_health_ready_metrics_and_page(running, client):
     specification = running.get("/openapi.json").json()
     assert specification["info"]["version"] == version("voidpad")
     assert "securitySchemes" not in specification["components"]
-    assert set(specification["paths"][CHAT]["post"]["responses"]) == {"200", "default"}
+    assert set(specification["paths"][CHAT]["post"]["responses"]) == {"200", "400", "default"}
 
 
 def test_several_models_are_chosen_by_name(model):

@@ -115,14 +115,13 @@ def test_a_tool_is_called(client, choice, stream):
     assert 1 <= arguments["seats"] <= 9
 
 
-def test_the_turns_of_a_tool_loop_are_refused(client):
+def test_a_tool_loop_is_refused_in_words(client):
     """Both turns that the client sends after a call: its own copy of the message, and the result."""
     called = ask(client, tools=[TOOL], tool_choice="required").choices[0].message
     result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "done"}
-    for turn, param in ((called.model_dump(exclude_none=True), "tool_calls"), (result, "role")):
-        with pytest.raises(openai.BadRequestError) as refused:
+    for turn in (called.model_dump(exclude_none=True), called.model_dump(), result):
+        with pytest.raises(openai.BadRequestError, match="role tool are not supported"):
             client.chat.completions.create(model="mine", messages=[*MESSAGES, turn])
-        assert refused.value.param == f"messages[1].{param}"
 
 
 def form(schema):

@@ -32,6 +32,7 @@ from voidpad.serve.options import Access, ServeOptions
 from voidpad.serve.protocol import (
     ChatBody,
     CompletionBody,
+    ErrorReply,
     GenerationBody,
     RequestError,
     invalid,
@@ -46,6 +47,10 @@ PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
+}
+ERRORS: dict[int | str, dict[str, Any]] = {  # for the OpenAPI page
+    400: {"model": ErrorReply, "description": "a field that is wrong or cannot be honoured"},
+    "default": {"model": ErrorReply, "description": "every other refusal"},
 }
 STREAM_HEADERS = {
     "Cache-Control": "no-cache",
@@ -99,7 +104,7 @@ def build_app(state: ServerState, on_failure: Callable[[BaseException], object])
     app = FastAPI(title="voidpad", version=version, redoc_url=None, lifespan=lifespan)
     # The gate below checks keys, also those of paths without a route; this is for the OpenAPI page.
     keyed = [Depends(HTTPBearer(auto_error=False))] if state.access.keys else []
-    api = APIRouter(dependencies=keyed, responses={"default": {"description": "OpenAI's error object"}})
+    api = APIRouter(dependencies=keyed, responses=ERRORS)
 
     @api.post("/v1/chat/completions")
     async def chat(body: ChatBody, request: Request) -> Response:

@@ -68,6 +68,21 @@ class RequestError(VoidpadError):
         return {"error": content}
 
 
+class ErrorObject(BaseModel):
+    """OpenAI's error object, for the OpenAPI page."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """The body of every refusal."""
+
+    error: ErrorObject
+
+
 def invalid(error: Mapping[str, Any]) -> RequestError:
     """The refusal for one of pydantic's errors about a body, named by its field as clients write it."""
     kind, message = error["type"], error["msg"].removeprefix("Value error, ").rstrip(".")[:300]
@@ -94,6 +109,16 @@ def _joined_parts(content: Any) -> Any:
         texts = [part.get("text") for part in content]
         return "".join(texts) if all(isinstance(text, str) for text in texts) else None
     return content
+
+
+def _outside_tool_loops(given: Any) -> Any:
+    """A role or a list of tool calls; those that report a call or its result are refused."""
+    if given == "tool" or (isinstance(given, list) and given):
+        raise ValueError(
+            "assistant messages with tool_calls and messages of role tool are not supported; "
+            "send the call and its result as text"
+        )
+    return given
 
 
 def _listed_prompts(prompt: Any) -> Any:
@@ -178,13 +203,11 @@ class Tool(Body):
 
 
 class Message(Body):
-    """One turn of a chat. Text in it never becomes a special token.
+    """One turn of a chat. Text in it never becomes a special token."""
 
-    A tool loop cannot be closed: there are no results of tools, and calls of earlier turns are refused.
-    """
-
-    role: Literal["system", "developer", "user", "assistant"]
-    tool_calls: list[Any] = Field(default=[], max_length=0)  # named before `content`, which a call leaves out
+    role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_outside_tool_loops)]
+    # Before the content, which a call leaves out.
+    tool_calls: Annotated[list[Any], Field(max_length=0), BeforeValidator(_outside_tool_loops)] = []
     content: Annotated[str, BeforeValidator(_joined_parts)]
     name: str | None = None
     refusal: str | None = None
