@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from voidpad.errors import DataError
 from voidpad.evaluate.folder import VERSION, AnswerRecord, AnswerRequest, Journal
 from voidpad.evaluate.intervals import wilson
-from voidpad.evaluate.prepare import naming
+from voidpad.evaluate.prepare import naming_errors
 from voidpad.evaluate.provenance import now
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _grade_task(
     others: dict[str, list[float]] = {name: [] for name in task.metrics[1:]}
     lines = []
     for request, doc, by_grader in zip(requests, docs, graded, strict=True):
-        with naming(f"{request.name}: no score"):
+        with naming_errors(f"{request.name}: no score"):
             found = {grader: task.process_results(doc, [value]) for grader, value in by_grader.items()}
             scores = {grader: float(metrics[metric]) for grader, metrics in found.items()}
             for name, values in others.items():

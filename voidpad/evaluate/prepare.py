@@ -95,7 +95,7 @@ def load_tasks(config: EvalConfig, resources: Resources, *, judging: bool = True
     manager = TaskManager(include_defaults=False, metadata=options)
     tasks = {}
     for name, path in paths.items():
-        with naming(f"{path}: task {name}"):
+        with naming_errors(f"{path}: task {name}"):
             tasks[name] = manager.load([{"class": Benchmark, **load_yaml(path)}])["tasks"][name]
         if not isinstance(tasks[name], Benchmark):
             raise ConfigError(f"{path}: class must be a subclass of voidpad.evaluate.tasks.task.Benchmark")
@@ -121,7 +121,7 @@ def build_requests(tasks: Mapping[str, Benchmark], config: EvalConfig) -> list[A
             if config.fewshot == "keyed":
                 digest = sha256(f"{config.fewshot_seed}:{index}".encode()).digest()
                 task.set_fewshot_seed(int.from_bytes(digest[:8], "big"))
-            with naming(f"{name}:{index}: no prompt"):
+            with naming_errors(f"{name}:{index}: no prompt"):
                 doc = docs[index]
                 prompt = task.fewshot_context(doc, num_fewshot=shots, gen_prefix=task.doc_to_prefix(doc))
                 gold = task.doc_to_target(doc)
@@ -141,7 +141,7 @@ def stop_strings(where: str, options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
+def naming_errors(what: str) -> Iterator[None]:
     """Inside, whatever a user's functions, templates and data raise becomes one line that names task and item."""
     try:
         yield
