@@ -17,8 +17,8 @@ from voidpad.evaluate.provenance import now
 if TYPE_CHECKING:
     from voidpad.evaluate.tasks.task import Benchmark
 
-# Fields of a journal record that an example's line leaves out.
-_UNSCORED = ("name", "key", "ids", "tokens", "attempt", "elapsed")
+# Fields of the journal that an example's line leaves out.
+_JOURNAL_ONLY = ("name", "key", "ids", "tokens", "attempt", "elapsed")
 MEANS = ("passes_decode", "passes_probe", "passes_shared", "canvas", "answer_tokens")
 
 
@@ -84,7 +84,7 @@ def _grade_task(
             "detail": detail if isinstance(detail, dict) else {"extracted": str(detail)},
             "prompt": request.prompt,
             "gold": request.gold,
-            **{name: value for name, value in asdict(record).items() if name not in _UNSCORED},
+            **{name: value for name, value in asdict(record).items() if name not in _JOURNAL_ONLY},
             "canvas": record.canvas,
         }
         lines.append(line)

@@ -22,8 +22,9 @@ from voidpad.files import readable
 if TYPE_CHECKING:
     from voidpad.evaluate.tasks.task import Benchmark
 
-_GREEDY = {"do_sample": False, "temperature": 0.0}  # what the plan does anyway
-_NOT_OURS = {"until", "max_gen_toks"}  # stop strings are cut from the text; the plan sets the canvas
+# Generation options of lm-eval that change nothing: stop strings are cut from the text, and the canvas bounds it.
+_HARMLESS = {"until", "max_gen_toks"}
+_GREEDY = {"do_sample": False, "temperature": 0.0}  # harmless with these values
 
 
 def choose_tasks(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -132,7 +133,7 @@ def build_requests(tasks: Mapping[str, Benchmark], config: EvalConfig) -> list[A
 def stop_strings(where: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """The stop strings of lm-eval's generation options; other options are refused, because the plan decides."""
     for option, value in options.items():
-        if option not in _NOT_OURS and not (option in _GREEDY and value == _GREEDY[option]):
+        if option not in _HARMLESS and (option, value) not in _GREEDY.items():
             raise ConfigError(
                 f"{where}: gen_kwargs {option}={value!r}: decoding is set by the plan; pass it in model_args"
             )
