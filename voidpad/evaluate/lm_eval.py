@@ -115,9 +115,8 @@ class VoidpadLM(LM):  # type: ignore[misc]  # lm-eval has no types
 
 def with_our_tasks(arguments: list[str]) -> list[str]:
     """The arguments, with our task folder unless the user names one."""
-    named = any(word.split("=")[0] == "--include_path" for word in arguments)
-    asks_for_help = not arguments or {"-h", "--help"} & set(arguments)
-    return arguments if named or asks_for_help else [*arguments, "--include_path", str(FOLDER)]
+    named = any(word.startswith("--include_path") for word in arguments)
+    return arguments if named or not arguments else [*arguments, "--include_path", str(FOLDER)]
 
 
 def main() -> None:
