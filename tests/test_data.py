@@ -1,7 +1,6 @@
 """Prepared files, and the way from conversations to one."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -253,14 +252,6 @@ def test_a_file_with_nothing_to_learn_says_why(prepare):
     dropped = r"dropped: 1 \(prompt and response are too long together\)"
     with pytest.raises(DataError, match=f"nothing to learn in 1 conversations; {dropped}"):
         prepare([pair("a", "b" * 50)], drop_longer=10, max_length=10)
-
-
-def test_a_file_that_changed_is_read_again(tmp_path, prepare):
-    """Also where neither its size nor its time tells."""
-    for answer in ("yes", "not"):
-        source = lines(tmp_path / "x.jsonl", [pair("a", answer)])
-        os.utime(source, (10**9, 10**9))
-        assert texts(prepare(source)[0]) == [("a", answer)]
 
 
 def test_statistics_of_the_spec_example():

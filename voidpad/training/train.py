@@ -291,7 +291,7 @@ class Run:
         if self.sharded:  # the other processes wait inside this very pass
             raise ConfigError(f"out of memory in {largest:,} tokens; lower run.pass_tokens.") from error
         single_rows = len(passes) == self.passes.share.global_batch // self.processes
-        small = largest <= setup.ON_GPU or single_rows
+        small = largest <= setup.LEAST_GPU_TOKENS or single_rows
         if small and self.recipe.run.checkpointing == "auto" and not self.recomputing:
             self._recompute_layers()
         elif not single_rows:
